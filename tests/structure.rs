@@ -213,7 +213,7 @@ const FLOORS: &[Floors] = &[
             // What a server keeps while it runs.
             "cors in_flight flow_control metrics aggregation discovery event_leases node_usage state",
             // What it does with a request.
-            "verbs resource_metrics integrity custom health endpoints walk chain",
+            "hooks verbs subresources resource_metrics integrity custom health endpoints walk chain",
             // What it does by itself.
             "loopback api_services bootstrap server_leases answers args server",
         ],
@@ -224,7 +224,7 @@ const FLOORS: &[Floors] = &[
         order: &[
             "backoff metrics parts state qos resources file_watch logs plan env containers objects volumes names exchange dns pod_fields pod_source",
             "config cgroups runtime error resize status images status_writer probes hooks thresholds shutdown_state cpu_manager pass node",
-            "kubelet usage gc worker static_pods shutdown eviction admit apply_resize cpu_sets terminate sync",
+            "kubelet usage gc worker static_pods shutdown eviction admit apply_resize cpu_sets housekeeping terminate sync",
             "certificates pleg plugins process server run",
         ],
         upward: &[],
@@ -247,6 +247,21 @@ fn modules_use_only_those_below_them() {
         assert!(new.is_empty(), "{}: lower modules use higher ones: {new:?}", floors.of);
         let gone: Vec<_> = known.difference(&upward).collect();
         assert!(gone.is_empty(), "{}: no longer so, take them off the list: {gone:?}", floors.of);
+    }
+}
+
+/// What a kind has of its own is in its strategy, in `hooks` or in `subresources`.
+#[test]
+fn generic_verbs_name_no_kind() {
+    let folder = Path::new(ROOT).join("crates/apiserver/src/verbs");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        for kind in ["k8s_openapi::api::", ".plural ==", ".plural !=", ".kind ==", "store_prefix ==", "store_prefix !="]
+        {
+            assert!(!text.contains(kind), "{}: generic verbs know rows, but here is {kind:?}", path.display());
+        }
     }
 }
 

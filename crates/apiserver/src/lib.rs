@@ -32,6 +32,7 @@ mod flow_control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod health;
+mod hooks;
 mod in_flight;
 mod initializers;
 mod integrity;
@@ -49,6 +50,7 @@ mod server_leases;
 mod stamp;
 mod state;
 mod status;
+mod subresources;
 mod verbs;
 mod versions;
 mod walk;

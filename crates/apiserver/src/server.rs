@@ -37,7 +37,7 @@ use crate::metrics::RequestMetrics;
 use crate::remote::{KubeletClient, Services};
 use crate::seal::{Foreign, Sealed, Seals};
 use crate::state::State;
-use crate::verbs::Own;
+use crate::subresources::Own;
 use crate::watch_cache;
 
 /// Open requests get this long to finish when the server stops.

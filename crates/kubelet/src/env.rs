@@ -6,8 +6,27 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service};
 
-use crate::resources::{self, ResourceList};
+use crate::resources::{self, ResourceList, UnsupportedResource};
 use crate::state;
+
+/// Why a container's variable, or a field of its pod, has no value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EnvError {
+    #[error("{kind} \"{name}\" not found")]
+    NoObject { kind: &'static str, name: String },
+    #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
+    NoKey { kind: &'static str, namespace: String, name: String, key: String },
+    #[error("container {0} not found")]
+    NoContainer(String),
+    #[error("missing value for {0}")]
+    NoValue(String),
+    #[error("invalid path {0:?}: does not support subscript")]
+    NoSubscript(String),
+    #[error("unsupported fieldPath: {0}")]
+    FieldPath(String),
+    #[error(transparent)]
+    Resource(#[from] UnsupportedResource),
+}
 
 /// Replaces `$(NAME)` by its value. `$$` is a plain `$`, an unknown name stays as it is.
 pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> String {
@@ -43,7 +62,7 @@ pub(crate) fn expand_with(text: &str, env: &[(String, String)]) -> String {
 }
 
 /// Like [`expand_with`], but every variable must be there and say something.
-pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<String, String> {
+pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<String, EnvError> {
     let missing = std::cell::RefCell::new(BTreeSet::new());
     let expanded = expand(text, &|name| {
         let value = env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone());
@@ -56,7 +75,7 @@ pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<St
     if missing.is_empty() {
         return Ok(expanded);
     }
-    Err(format!("missing value for {}", Vec::from_iter(missing).join(", ")))
+    Err(EnvError::NoValue(Vec::from_iter(missing).join(", ")))
 }
 
 /// Objects that environment variables refer to, by name; a missing entry does not exist.
@@ -75,13 +94,19 @@ pub(crate) struct Context<'a> {
     pub(crate) services: &'a [(String, String)],
 }
 
-/// The variables of one container, in order; an error is a `CreateContainerConfigError`.
+/// The variables of one container, in order.
 pub(crate) fn environment(
     container: &Container,
     context: &Context<'_>,
     sources: &Sources,
-) -> Result<Vec<(String, String)>, String> {
-    let namespace = state::namespace(context.pod);
+) -> Result<Vec<(String, String)>, EnvError> {
+    let no_object = |kind: &'static str, name: &str| EnvError::NoObject { kind, name: name.to_owned() };
+    let no_key = |kind: &'static str, name: &str, key: &str| EnvError::NoKey {
+        kind,
+        namespace: state::namespace(context.pod).to_owned(),
+        name: name.to_owned(),
+        key: key.to_owned(),
+    };
     let mut result: Vec<(String, String)> = Vec::new();
     let set = |result: &mut Vec<(String, String)>, key: String, value: String| match result
         .iter_mut()
@@ -102,7 +127,7 @@ pub(crate) fn environment(
                     }
                 }
                 None if reference.optional == Some(true) => {}
-                None => return Err(format!("configmap \"{name}\" not found")),
+                None => return Err(no_object("configmap", name)),
             }
         }
         if let Some(reference) = &from.secret_ref {
@@ -114,7 +139,7 @@ pub(crate) fn environment(
                     }
                 }
                 None if reference.optional == Some(true) => {}
-                None => return Err(format!("secret \"{name}\" not found")),
+                None => return Err(no_object("secret", name)),
             }
         }
     }
@@ -138,7 +163,7 @@ pub(crate) fn environment(
                     Some(name) => state::all_containers(context.pod)
                         .into_iter()
                         .find(|c| c.name == name)
-                        .ok_or_else(|| format!("container {name} not found"))?,
+                        .ok_or_else(|| EnvError::NoContainer(name.to_owned()))?,
                 };
                 value =
                     Some(resources::field_value(&owner, &field.resource, field.divisor.as_ref(), context.allocatable)?);
@@ -146,13 +171,11 @@ pub(crate) fn environment(
                 let optional = key.optional == Some(true);
                 value = match sources.config_maps.get(&key.name) {
                     None if optional => None,
-                    None => return Err(format!("configmap \"{}\" not found", key.name)),
+                    None => return Err(no_object("configmap", &key.name)),
                     Some(map) => match map.data.as_ref().and_then(|data| data.get(&key.key)) {
                         Some(found) => Some(found.clone()),
                         None if optional => None,
-                        None => {
-                            return Err(format!("couldn't find key {} in ConfigMap {namespace}/{}", key.key, key.name));
-                        }
+                        None => return Err(no_key("ConfigMap", &key.name, &key.key)),
                     },
                 };
                 if value.is_none() {
@@ -162,13 +185,11 @@ pub(crate) fn environment(
                 let optional = key.optional == Some(true);
                 value = match sources.secrets.get(&key.name) {
                     None if optional => None,
-                    None => return Err(format!("secret \"{}\" not found", key.name)),
+                    None => return Err(no_object("secret", &key.name)),
                     Some(secret) => match secret.data.as_ref().and_then(|data| data.get(&key.key)) {
                         Some(found) => Some(String::from_utf8_lossy(&found.0).into_owned()),
                         None if optional => None,
-                        None => {
-                            return Err(format!("couldn't find key {} in Secret {namespace}/{}", key.key, key.name));
-                        }
+                        None => return Err(no_key("Secret", &key.name, &key.key)),
                     },
                 };
                 if value.is_none() {
@@ -202,14 +223,14 @@ pub(crate) fn referenced(container: &Container) -> (Vec<String>, Vec<String>) {
 }
 
 /// A `fieldRef` of the downward API.
-pub(crate) fn field_value(path: &str, context: &Context<'_>) -> Result<String, String> {
+pub(crate) fn field_value(path: &str, context: &Context<'_>) -> Result<String, EnvError> {
     let pod = context.pod;
     let spec = pod.spec.as_ref();
     if let Some((map, key)) = path.strip_suffix("']").and_then(|rest| rest.split_once("['")) {
         let entries = match map {
             "metadata.labels" => pod.metadata.labels.as_ref(),
             "metadata.annotations" => pod.metadata.annotations.as_ref(),
-            _ => return Err(format!("invalid path {path:?}: does not support subscript")),
+            _ => return Err(EnvError::NoSubscript(path.to_owned())),
         };
         return Ok(entries.and_then(|entries| entries.get(key)).cloned().unwrap_or_default());
     }
@@ -225,7 +246,7 @@ pub(crate) fn field_value(path: &str, context: &Context<'_>) -> Result<String, S
         "status.hostIPs" => context.host_ips.join(","),
         "status.podIP" => context.pod_ips.first().cloned().unwrap_or_default(),
         "status.podIPs" => context.pod_ips.join(","),
-        _ => return Err(format!("unsupported fieldPath: {path}")),
+        _ => return Err(EnvError::FieldPath(path.to_owned())),
     };
     Ok(value)
 }
@@ -322,7 +343,7 @@ mod tests {
             [("$(A)/y", Ok("x/y")), ("$$(A)", Ok("$(A)")), ("$(B)$(EMPTY)$(A)", Err("missing value for B, EMPTY"))]
         {
             let got = expand_strictly(text, &env);
-            assert_eq!(got.as_deref().map_err(String::as_str), expected, "{text}");
+            assert_eq!(got.as_deref().map_err(ToString::to_string), expected.map_err(str::to_owned), "{text}");
         }
     }
 
@@ -355,7 +376,9 @@ mod tests {
         };
         let context = Context { pod: &pod, pod_ips: &[], host_ips: &[], allocatable: &BTreeMap::new(), services: &[] };
         let mut sources = Sources::default();
-        assert_eq!(environment(&container, &context, &sources), Err("configmap \"cm\" not found".into()));
+        let missing = environment(&container, &context, &sources).unwrap_err();
+        assert_eq!(missing, EnvError::NoObject { kind: "configmap", name: "cm".into() });
+        assert_eq!(missing.to_string(), "configmap \"cm\" not found");
         sources.config_maps.insert(
             "cm".into(),
             ConfigMap { data: Some(BTreeMap::from([("key".into(), "v".into())])), ..Default::default() },

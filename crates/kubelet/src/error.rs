@@ -3,6 +3,7 @@
 //! Not here: why a container is not started (`status::Waiting`), and volumes (`volumes::VolumeError`).
 
 use crate::dns::ResolverError;
+use crate::env::EnvError;
 use crate::runtime::CallError;
 use crate::volumes::VolumeError;
 
@@ -59,6 +60,61 @@ impl SandboxError {
     }
 }
 
+/// Why there is no configuration to make a container from; it waits with [`ConfigError::REASON`].
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error(transparent)]
+    Image(CallError),
+    #[error(transparent)]
+    Resolver(#[from] ResolverError),
+    #[error("seccomp profile {0}")]
+    Profile(String),
+    /// Something that the pod asks for cannot be had here.
+    #[error("{0}")]
+    Refused(String),
+    /// ConfigMaps or Secrets could not be read.
+    #[error("{0}")]
+    Objects(String),
+    #[error(transparent)]
+    Env(#[from] EnvError),
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error("unable to find target container {0}")]
+    NoTarget(String),
+}
+
+impl ConfigError {
+    /// Why the container waits.
+    pub(crate) const REASON: &str = "CreateContainerConfigError";
+}
+
+/// Why a container cannot have a volume or a file of the kubelet's.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MountError {
+    #[error("cannot find volume \"{volume}\" to mount into container \"{container}\"")]
+    NoVolume { volume: String, container: String },
+    #[error("cannot find volume \"{volume}\" to pass into container \"{container}\"")]
+    NoDevice { volume: String, container: String },
+    #[error("volume {0} has volumeMode Block, but is specified in volumeMounts")]
+    IsDevice(String),
+    #[error(transparent)]
+    Expression(#[from] EnvError),
+    #[error("error SubPath `{0}` must not be an absolute path")]
+    AbsoluteSubPath(String),
+    #[error("unable to provision SubPath `{0}`: must not contain '..'")]
+    SubPathLeaves(String),
+    /// The cause would tell the pod's owner about the node's file system.
+    #[error("failed to prepare subPath for volumeMount \"{volume}\" of container \"{container}\"")]
+    SubPath { volume: String, container: String },
+    #[error("{0}")]
+    Image(String),
+    #[error("{0}")]
+    ReadOnly(String),
+    /// The hosts file or the termination message file could not be made.
+    #[error("{0}")]
+    File(String),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +134,12 @@ mod tests {
             assert_eq!(error.message(), format!("Failed to create pod sandbox: {message}"));
             assert_eq!(SyncError::from(error).to_string(), message);
         }
+        let missing = EnvError::NoObject { kind: "secret", name: "s".into() };
+        let config = ConfigError::from(MountError::from(missing.clone()));
+        assert_eq!(
+            (config.to_string(), ConfigError::from(missing).to_string()),
+            ("secret \"s\" not found".to_string(), "secret \"s\" not found".to_string())
+        );
         let ensure = SyncError::from(CgroupError::Ensure("full".into()));
         assert_eq!(ensure.to_string(), "unable to ensure pod container exists: full");
     }

@@ -25,6 +25,7 @@ mod exchange;
 mod file_watch;
 mod gc;
 mod hooks;
+mod housekeeping;
 mod images;
 mod kubelet;
 mod logs;

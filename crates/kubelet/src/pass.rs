@@ -6,8 +6,23 @@ use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::env::Context;
 use crate::resize;
+use crate::state::PodState;
 use crate::status::Waiting;
+use crate::volumes::Mounted;
+
+/// One pass over one pod, once its volumes are mounted and its sandbox runs.
+pub(crate) struct Pass<'a> {
+    pub(crate) pod: &'a Pod,
+    /// What the runtime has of it.
+    pub(crate) state: &'a PodState,
+    pub(crate) memory: &'a mut Memory,
+    /// What environment variables may refer to.
+    pub(crate) context: &'a Context<'a>,
+    /// Its volumes, by name.
+    pub(crate) mounted: &'a HashMap<String, Mounted>,
+}
 
 /// What a worker remembers between passes; nothing that a restart would miss.
 #[derive(Default)]

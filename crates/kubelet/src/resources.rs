@@ -126,6 +126,11 @@ pub(crate) fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {
     pod_resources::with_overhead(spec, pod_resources::Side::Limits).remove(name)
 }
 
+/// A `resourceFieldRef` that names nothing a container has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unsupported container resource : {0}")]
+pub(crate) struct UnsupportedResource(String);
+
 /// A `resourceFieldRef`: the container's own number, or the node's allocatable when it sets no
 /// limit, divided and rounded up.
 pub(crate) fn field_value(
@@ -133,14 +138,14 @@ pub(crate) fn field_value(
     resource: &str,
     divisor: Option<&ApiQuantity>,
     allocatable: &ResourceList,
-) -> Result<String, String> {
-    let (kind, name) =
-        resource.split_once('.').ok_or_else(|| format!("unsupported container resource : {resource}"))?;
+) -> Result<String, UnsupportedResource> {
+    let unsupported = || UnsupportedResource(resource.to_owned());
+    let (kind, name) = resource.split_once('.').ok_or_else(unsupported)?;
     let from_node = || from_list(Some(allocatable), name).unwrap_or_default();
     let value = match kind {
         "limits" => limit(container, name).filter(|q| q.milli_value() != 0).unwrap_or_else(from_node),
         "requests" => request(container, name).unwrap_or_default(),
-        _ => return Err(format!("unsupported container resource : {resource}")),
+        _ => return Err(unsupported()),
     };
     let divisor = divisor.and_then(parse).filter(|q| q.milli_value() > 0);
     let divided = if name == "cpu" {

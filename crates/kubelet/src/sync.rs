@@ -3,7 +3,10 @@
 //! Flow: `worker` -> [`Kubelet::sync`] -> directories, volumes, sandbox, containers -> status. Running it
 //! again is always safe; whatever it could not do comes back as a time to try again.
 
-use std::path::PathBuf;
+mod mounts;
+mod old_containers;
+mod sandbox;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,18 +15,17 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
 use trace::{Stage, Work};
 
-use crate::containers::{self, ContainerParts, SandboxParts};
-use crate::dns::ResolverError;
+use crate::containers::{self, ContainerParts};
 use crate::env::{self, Context, Sources};
-use crate::error::{CgroupError, SandboxError, SyncError};
+use crate::error::{CgroupError, ConfigError, SyncError};
 use crate::kubelet::Kubelet;
-use crate::pass::Memory;
+use crate::pass::{Memory, Pass};
 use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
 use crate::status::{Waiting, is_restart_of_all};
 use crate::terminate::Victim;
-use crate::volumes::{Mounted, blocking, subpath};
-use crate::{dns, hooks, images, names, pod_fields, probes, resize, resources, terminate};
+use crate::volumes::blocking;
+use crate::{hooks, images, names, pod_fields, probes, resize, resources, terminate};
 
 /// How a pass ended.
 #[derive(Debug, Default)]
@@ -159,7 +161,8 @@ impl Kubelet {
         }
         let pod_ips = self.pod_ips(pod, &state);
         let context = Context { pod_ips: &pod_ips, ..context };
-        self.start_containers(pod, &actions, &state, memory, &context, &mounted, &mut next).await?;
+        let mut pass = Pass { pod, state: &state, memory, context: &context, mounted: &mounted };
+        self.start_containers(&mut pass, &actions, &mut next).await;
 
         let state = self.runtime.pod_state(uid).await?;
         self.prober.reconcile(pod, &state, false);
@@ -206,73 +209,8 @@ impl Kubelet {
         env::service_variables(pod, services.iter().map(|service| service.as_ref()))
     }
 
-    async fn make_directories(&self, pod: &Pod) -> Result<(), SyncError> {
-        let (dir, logs) = (self.pod_dir(pod), self.log_dir(pod));
-        let containers: Vec<String> = state::all_containers(pod).into_iter().map(|container| container.name).collect();
-        blocking(move || {
-            for sub in ["volumes", "plugins", "containers"] {
-                std::fs::create_dir_all(dir.join(sub))?;
-            }
-            // Each container logs below a directory of its name.
-            containers.iter().try_for_each(|name| std::fs::create_dir_all(logs.join(name)))
-        })
-        .await
-        .map_err(SyncError::Directories)
-    }
-
-    async fn sandbox_config(&self, pod: &Pod, attempt: u32) -> Result<v1::PodSandboxConfig, ResolverError> {
-        let host = self.dns.host().await?;
-        let (hostname, _) = dns::hostname(pod, &self.dns.cluster_domain);
-        Ok(containers::sandbox_config(
-            pod,
-            SandboxParts {
-                attempt,
-                hostname,
-                log_directory: self.log_dir(pod).to_string_lossy().into_owned(),
-                dns: dns::for_pod(pod, &self.dns, &host),
-                cgroup_parent: self.cgroups.as_ref().map(|cgroups| cgroups.pod_path(pod)).unwrap_or_default(),
-            },
-        ))
-    }
-
-    async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SandboxError> {
-        let made = self.run_sandbox(pod, attempt).await;
-        if let Err(error) = &made {
-            self.recorder.warning(&client::reference(pod), SandboxError::REASON, error.message());
-        }
-        made
-    }
-
-    async fn run_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SandboxError> {
-        let handler = match pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()) {
-            None | Some("") => String::new(),
-            Some(name) => {
-                let class = self.client.all::<k8s_openapi::api::node::v1::RuntimeClass>().get(name).await;
-                let class = class.map_err(|source| match source.is_not_found() {
-                    true => SandboxError::NoRuntimeClass(source),
-                    false => SandboxError::RuntimeClass { name: name.to_owned(), source },
-                });
-                class?.handler
-            }
-        };
-        let config = self.sandbox_config(pod, attempt).await?;
-        let work = Work::begin(Stage::Sandbox, state::ACTOR, state::traced_name(pod)).announce();
-        let made = work.result(Box::pin(self.runtime.run_sandbox(config, &handler))).await;
-        self.runtime.metrics.pod_start_attempted(made.is_err());
-        Ok(made?)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the context of one pass, used nowhere else")]
-    async fn start_containers(
-        &self,
-        pod: &Pod,
-        actions: &Actions,
-        state: &PodState,
-        memory: &mut Memory,
-        context: &Context<'_>,
-        mounted: &std::collections::HashMap<String, Mounted>,
-        next: &mut Next,
-    ) -> Result<(), SyncError> {
+    async fn start_containers(&self, pass: &mut Pass<'_>, actions: &Actions, next: &mut Next) {
+        let (pod, state) = (pass.pod, pass.state);
         let spec = pod.spec.clone().unwrap_or_default();
         let init = spec.init_containers.unwrap_or_default();
         let ephemeral: Vec<Container> = spec.ephemeral_containers.iter().flatten().map(state::from_ephemeral).collect();
@@ -287,21 +225,21 @@ impl Kubelet {
             .chain(actions.start_init.iter().filter_map(|index| init.get(*index)))
             .chain(actions.start.iter().filter_map(|index| spec.containers.get(*index)));
         let running: Vec<&str> = state.containers.iter().filter(|c| c.is_running()).map(|c| c.name.as_str()).collect();
-        memory.waiting.retain(|name, _| !running.contains(&name.as_str()));
+        pass.memory.waiting.retain(|name, _| !running.contains(&name.as_str()));
         for container in chosen {
-            if let Some(wait) = self.restart_delay(pod, container, state, memory) {
+            if let Some(wait) = self.restart_delay(pass, container, Timestamp::now()) {
                 next.sooner(wait);
                 if holds_up(container) {
                     break;
                 }
                 continue;
             }
-            let started = self.start_container(pod, container, state, context, mounted).await;
+            let started = self.start_container(pass, container).await;
             let error = started.as_ref().err().map(|waiting| waiting.reason);
             self.runtime.metrics.container_start_attempted(state::container_type(pod, &container.name), error);
             match started {
                 Ok(()) => {
-                    memory.waiting.remove(&container.name);
+                    pass.memory.waiting.remove(&container.name);
                 }
                 Err(waiting) => {
                     tracing::info!(
@@ -316,28 +254,22 @@ impl Kubelet {
                         "ImagePullBackOff" => self.images.retry_in(state::uid(pod), image).unwrap_or(RETRY),
                         _ => RETRY,
                     });
-                    memory.waiting.insert(container.name.clone(), waiting);
+                    pass.memory.waiting.insert(container.name.clone(), waiting);
                     if holds_up(container) {
                         break;
                     }
                 }
             }
         }
-        Ok(())
     }
 
     /// Whether a container that ended must wait before it is started again.
-    fn restart_delay(
-        &self,
-        pod: &Pod,
-        container: &Container,
-        state: &PodState,
-        memory: &mut Memory,
-    ) -> Option<Duration> {
+    fn restart_delay(&self, pass: &mut Pass<'_>, container: &Container, now: Timestamp) -> Option<Duration> {
+        let Pass { pod, state, memory, .. } = pass;
         let past = state.container(&container.name).filter(|c| c.phase == Phase::Exited)?;
         let key = format!("{}_{}_{}", state::uid(pod), container.name, state::container_hash(container));
         let ended = Timestamp::from_nanosecond(past.finished_at.into()).unwrap_or_default();
-        let ago = Duration::try_from(Timestamp::now().duration_since(ended)).unwrap_or_default();
+        let ago = Duration::try_from(now.duration_since(ended)).unwrap_or_default();
         let Some((left, whole)) = self.restarts.remaining(&key, ago) else {
             self.restarts.next(&key);
             return None;
@@ -363,14 +295,8 @@ impl Kubelet {
         Some(left)
     }
 
-    async fn start_container(
-        &self,
-        pod: &Pod,
-        container: &Container,
-        state: &PodState,
-        context: &Context<'_>,
-        mounted: &std::collections::HashMap<String, Mounted>,
-    ) -> Result<(), Waiting> {
+    async fn start_container(&self, pass: &Pass<'_>, container: &Container) -> Result<(), Waiting> {
+        let Pass { pod, state, context, .. } = pass;
         let reference = probes::container_reference(pod, &container.name);
         let failed = |reason: &'static str, message: String| {
             self.recorder.warning(&reference, "Failed", format!("Error: {message}"));
@@ -381,7 +307,7 @@ impl Kubelet {
         let sandbox_config = self
             .sandbox_config(pod, sandbox.attempt)
             .await
-            .map_err(|error| failed("CreateContainerConfigError", error.to_string()))?;
+            .map_err(|error| failed(ConfigError::REASON, error.to_string()))?;
         let secrets = self.pull_secrets(pod).await;
         let image = self
             .images
@@ -395,9 +321,9 @@ impl Kubelet {
             })
             .await?;
         let config = self
-            .container_config(pod, container, state, context, mounted, image)
+            .container_config(pass, container, image)
             .await
-            .map_err(|message| failed("CreateContainerConfigError", message))?;
+            .map_err(|error| failed(ConfigError::REASON, error.to_string()))?;
         let work = |stage| Work::begin(stage, state::ACTOR, state::traced_name(pod)).with_detail(&container.name);
         let id = work(Stage::Create)
             .result(Box::pin(self.runtime.create_container(&sandbox.id, config, sandbox_config)))
@@ -458,30 +384,29 @@ impl Kubelet {
 
     async fn container_config(
         &self,
-        pod: &Pod,
+        pass: &Pass<'_>,
         container: &Container,
-        state: &PodState,
-        context: &Context<'_>,
-        mounted: &std::collections::HashMap<String, Mounted>,
         image: String,
-    ) -> Result<v1::ContainerConfig, String> {
-        let inspected = self.runtime.image_status(&image).await.map_err(|error| error.to_string())?.unwrap_or_default();
+    ) -> Result<v1::ContainerConfig, ConfigError> {
+        let Pass { pod, state, context, mounted, .. } = pass;
+        let inspected = self.runtime.image_status(&image).await.map_err(ConfigError::Image)?.unwrap_or_default();
         // An image that names nobody runs as root.
         let names_nobody = inspected.uid.is_none() && inspected.username.is_empty();
         let image_uid = inspected.uid.map(|uid| uid.value).or(names_nobody.then_some(0));
         if let Some(path) = containers::localhost_profile(pod, container) {
-            names::check_relative_path(path.as_str()).map_err(|why| format!("seccomp profile {why}"))?;
+            names::check_relative_path(path.as_str()).map_err(ConfigError::Profile)?;
         }
-        containers::check_non_root(pod, container, image_uid, &inspected.username)?;
-        pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))?;
+        containers::check_non_root(pod, container, image_uid, &inspected.username).map_err(ConfigError::Refused)?;
+        pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))
+            .map_err(ConfigError::Refused)?;
         let restart_count = match state.container(&container.name) {
             Some(past) => past.restart_count + 1,
             None => told_restart_count(self.status.latest(state::uid(pod)).as_ref(), &container.name),
         };
-        let sources = self.env_sources(pod, container).await?;
+        let sources = self.env_sources(pod, container).await.map_err(ConfigError::Objects)?;
         let env = env::environment(container, context, &sources)?;
-        let mounts = self.mounts(pod, container, context, mounted, &env).await?;
-        let devices = devices(container, mounted)?;
+        let mounts = self.mounts(pass, container, &env).await?;
+        let devices = mounts::devices(container, mounted)?;
         let target_id = pod
             .spec
             .iter()
@@ -494,7 +419,7 @@ impl Kubelet {
                     .container(name)
                     .filter(|c| c.is_running())
                     .map(|c| c.id.clone())
-                    .ok_or_else(|| format!("unable to find target container {name}"))
+                    .ok_or_else(|| ConfigError::NoTarget(name.to_owned()))
             })
             .transpose()?;
         let mut resources = resources::for_container(pod, container, self.node_memory);
@@ -536,189 +461,12 @@ impl Kubelet {
         }
         Ok(sources)
     }
-
-    /// Volume mounts, the managed hosts file and the termination message file.
-    async fn mounts(
-        &self,
-        pod: &Pod,
-        container: &Container,
-        context: &Context<'_>,
-        mounted: &std::collections::HashMap<String, Mounted>,
-        env: &[(String, String)],
-    ) -> Result<Vec<v1::Mount>, String> {
-        let mut mounts = Vec::new();
-        let own_dir = self.pod_dir(pod);
-        for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
-            let volume = mounted.get(&mount.name).ok_or_else(|| {
-                format!("cannot find volume \"{}\" to mount into container \"{}\"", mount.name, container.name)
-            })?;
-            let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
-                (_, Some(expression)) if !expression.is_empty() => Some(env::expand_strictly(expression, env)?),
-                (Some(path), _) if !path.is_empty() => Some(path.clone()),
-                _ => None,
-            };
-            if let Some(path) = &sub_path {
-                if path.starts_with('/') {
-                    return Err(format!("error SubPath `{path}` must not be an absolute path"));
-                }
-                if path.split('/').any(|part| part == "..") {
-                    return Err(format!("unable to provision SubPath `{path}`: must not contain '..'"));
-                }
-            }
-            let (path, volume_read_only) = match volume {
-                Mounted::Image { reference, policy } => {
-                    let secrets = self.pull_secrets(pod).await;
-                    let object = probes::container_reference(pod, &container.name);
-                    self.images
-                        .ensure(images::Wanted {
-                            pod_uid: state::uid(pod),
-                            reference: &object,
-                            image: reference,
-                            policy: policy.as_deref(),
-                            secrets: &secrets,
-                            sandbox_config: None,
-                        })
-                        .await
-                        .map_err(|waiting| waiting.message)?;
-                    mounts.push(v1::Mount {
-                        container_path: absolute(&mount.mount_path),
-                        readonly: true,
-                        image: Some(crate::runtime::spec(reference)),
-                        image_sub_path: sub_path.unwrap_or_default(),
-                        ..Default::default()
-                    });
-                    continue;
-                }
-                Mounted::Device { .. } => {
-                    return Err(format!(
-                        "volume {} has volumeMode Block, but is specified in volumeMounts",
-                        mount.name
-                    ));
-                }
-                Mounted::Path { path, read_only } => (path.clone(), *read_only),
-            };
-            let host_path = match sub_path {
-                None => path,
-                Some(sub_path) => {
-                    let at =
-                        own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
-                    blocking(move || subpath::bind(&path, &sub_path, &at)).await.map_err(|error| {
-                        // The cause would tell the pod's owner about the node's file system.
-                        tracing::warn!(pod = state::full_name(pod), volume = mount.name, %error, "subPath not prepared");
-                        format!(
-                            "failed to prepare subPath for volumeMount \"{}\" of container \"{}\"",
-                            mount.name, container.name
-                        )
-                    })?
-                }
-            };
-            mounts.push(v1::Mount {
-                container_path: absolute(&mount.mount_path),
-                host_path: host_path.to_string_lossy().into_owned(),
-                readonly: mount.read_only == Some(true) || volume_read_only,
-                propagation: containers::propagation(mount.mount_propagation.as_deref()),
-                recursive_read_only: containers::is_recursively_read_only(mount, self.runtime.recursive_read_only)?,
-                ..Default::default()
-            });
-        }
-        let has = |path: &str| mounts.iter().any(|mount| mount.container_path == path);
-        if !has("/etc/hosts") && !context.pod_ips.is_empty() {
-            let path = self.write_hosts(pod, context.pod_ips).await?;
-            mounts.push(v1::Mount {
-                container_path: "/etc/hosts".into(),
-                host_path: path.to_string_lossy().into_owned(),
-                ..Default::default()
-            });
-        }
-        let message_path = container.termination_message_path.clone().unwrap_or_else(|| "/dev/termination-log".into());
-        if !message_path.is_empty() {
-            let file = own_dir.join("containers").join(&container.name).join(format!("{:08x}", rand::random::<u32>()));
-            let made = file.clone();
-            blocking(move || {
-                if let Some(parent) = made.parent() {
-                    std::fs::create_dir_all(parent)?;
-                }
-                std::fs::write(&made, "")?;
-                // Whoever the container runs as may write it.
-                std::fs::set_permissions(&made, std::os::unix::fs::PermissionsExt::from_mode(0o666))
-            })
-            .await?;
-            mounts.push(v1::Mount {
-                container_path: message_path,
-                host_path: file.to_string_lossy().into_owned(),
-                ..Default::default()
-            });
-        }
-        Ok(mounts)
-    }
-
-    async fn write_hosts(&self, pod: &Pod, ips: &[String]) -> Result<PathBuf, String> {
-        let path = self.pod_dir(pod).join("etc-hosts");
-        let text = if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
-            let host = tokio::fs::read_to_string("/etc/hosts").await.map_err(|error| format!("/etc/hosts: {error}"))?;
-            dns::host_network_hosts_file(pod, &host)
-        } else {
-            let (hostname, domain) = dns::hostname(pod, &self.dns.cluster_domain);
-            dns::hosts_file(pod, ips, &hostname, domain.as_deref())
-        };
-        let written = path.clone();
-        let result = blocking(move || dns::write_hosts_file(&written, &text)).await;
-        result.map_err(|error| format!("{}: {error}", path.display())).map(|()| path)
-    }
-
-    /// Keeps one ended container per name for its logs and last state, and no empty old sandbox.
-    async fn remove_old_containers(&self, state: &PodState) {
-        let mut kept: std::collections::HashMap<&str, u32> = std::collections::HashMap::new();
-        let mut removed = Vec::new();
-        for container in &state.containers {
-            let count = kept.entry(container.name.as_str()).or_default();
-            *count += 1;
-            if *count > 2 && container.phase != Phase::Running {
-                removed.push(container.id.as_str());
-                if let Err(error) = self.runtime.remove_container(&container.id).await {
-                    tracing::warn!(container = container.id, %error, "old container not removed");
-                    continue;
-                }
-                if let Err(error) = tokio::fs::remove_file(&container.log_path).await {
-                    tracing::debug!(path = container.log_path, %error, "old log not removed");
-                }
-            }
-        }
-        for sandbox in state.sandboxes.iter().skip(1).filter(|sandbox| !sandbox.ready) {
-            let in_use =
-                state.containers.iter().any(|c| c.sandbox_id == sandbox.id && !removed.contains(&c.id.as_str()));
-            if !in_use && let Err(error) = self.runtime.remove_sandbox(&sandbox.id).await {
-                tracing::warn!(sandbox = sandbox.id, %error, "old sandbox not removed");
-            }
-        }
-    }
 }
 
 /// Go's `10s`, `1m20s`, `5m0s`.
 fn go_seconds(duration: Duration) -> String {
     let seconds = duration.as_secs();
     if seconds < 60 { format!("{seconds}s") } else { format!("{}m{}s", seconds / 60, seconds % 60) }
-}
-
-/// Block volumes, as devices.
-fn devices(
-    container: &Container,
-    mounted: &std::collections::HashMap<String, Mounted>,
-) -> Result<Vec<v1::Device>, String> {
-    let all = container.volume_devices.iter().flatten();
-    all.map(|device| match mounted.get(&device.name) {
-        Some(Mounted::Device { path, read_only }) => Ok(v1::Device {
-            container_path: device.device_path.clone(),
-            host_path: path.to_string_lossy().into_owned(),
-            permissions: if *read_only { "r" } else { "mrw" }.into(),
-        }),
-        _ => Err(format!("cannot find volume \"{}\" to pass into container \"{}\"", device.name, container.name)),
-    })
-    .collect()
-}
-
-fn absolute(path: &str) -> String {
-    if path.starts_with('/') { path.to_string() } else { format!("/{path}") }
 }
 
 fn probe_grace(probe: Option<&k8s_openapi::api::core::v1::Probe>) -> Option<Duration> {

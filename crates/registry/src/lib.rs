@@ -17,6 +17,7 @@ pub mod priority;
 #[cfg(test)]
 mod random;
 pub mod resource;
+pub mod scale;
 pub mod strategy;
 pub mod table;
 pub mod unset;

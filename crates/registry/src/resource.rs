@@ -199,6 +199,8 @@ pub struct Resource {
     pub initializers: bool,
     /// A delete is answered with the object as it was last, not with a status.
     pub returns_deleted: bool,
+    /// Objects go away by themselves after a while (`--event-ttl`).
+    pub expires: bool,
     /// The kind of a list, where it is not that of its elements and `List`.
     pub list_kind: Option<Text>,
     /// Described by a CustomResourceDefinition.
@@ -282,6 +284,7 @@ impl Resource {
             describe,
             initializers: false,
             returns_deleted: false,
+            expires: false,
             list_kind: None,
             is_custom: false,
             scale: None,
@@ -335,6 +338,11 @@ impl Resource {
         self
     }
 
+    pub fn expires(mut self) -> Self {
+        self.expires = true;
+        self
+    }
+
     /// Replaces the do-nothing strategy of a new row.
     pub fn strategy(mut self, strategy: impl Strategy) -> Self {
         self.strategy = Arc::new(strategy);
@@ -362,6 +370,7 @@ impl Resource {
             describe: Arc::new(describe::<K>),
             initializers: self.initializers,
             returns_deleted: self.returns_deleted,
+            expires: self.expires,
             list_kind: self.list_kind.clone(),
             is_custom: self.is_custom,
             scale: self.scale.clone(),
@@ -390,6 +399,11 @@ impl Resource {
 
     pub fn is_namespaced(&self) -> bool {
         self.scope == Scope::Namespaced
+    }
+
+    /// The namespace that decides about an object: its own, and a namespace is in itself.
+    pub fn namespace_of<'a>(&self, namespace: &'a str, name: &'a str) -> &'a str {
+        if self.group.is_empty() && self.plural == "namespaces" { name } else { namespace }
     }
 
     pub fn has_verb(&self, verb: &Verb) -> bool {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::column::{Column, NAME_AND_AGE};
 use super::object::{AnyObject, Object, Typed};
-use super::resource::Resource;
+use super::resource::{Action, Resource};
 
 /// Who asks, and when: all that a strategy may know of a request beyond the objects.
 #[derive(Clone, Copy)]
@@ -137,6 +137,22 @@ pub trait Strategy: Send + Sync + 'static {
     fn deprecation(&self) -> Option<&str> {
         None
     }
+    /// What a write to the subresource of `action` makes of its parent: `old` with one part taken from `new`. None where
+    /// the kind has no such part.
+    fn with_part(
+        &self,
+        _action: Action,
+        _new: &Self::Object,
+        _old: &Self::Object,
+        _now: Timestamp,
+    ) -> Option<Self::Object> {
+        None
+    }
+    /// Normalises such a write, once nobody else changes it.
+    fn prepare_for_part_update(&self, _action: Action, _new: &mut Self::Object, _old: &Self::Object) {}
+    fn validate_part_update(&self, _action: Action, _new: &Self::Object, _old: &Self::Object) -> FieldErrors {
+        FieldErrors::default()
+    }
 
     /// Warnings shown to the client (`Warning:` header) for a create or, with `old`, an update.
     fn warnings(&self, _object: &Self::Object, _old: Option<&Self::Object>) -> Vec<String> {
@@ -151,6 +167,11 @@ pub trait Strategy: Send + Sync + 'static {
     /// Has a say before an object is deleted, and may take the decision into its own hands.
     fn before_delete(&self, _object: &mut Self::Object, _now: Timestamp) -> Option<Deletion> {
         None
+    }
+
+    /// Whether something besides finalizers and grace keeps an object that is being deleted.
+    fn is_held(&self, _object: &Self::Object) -> bool {
+        false
     }
 
     fn name_rule(&self) -> NameRule {
@@ -220,6 +241,16 @@ pub trait AnyStrategy: Send + Sync {
     fn prepare_for_status_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object);
     fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
     fn deprecation(&self) -> Option<&str>;
+    fn with_part(&self, _: Action, _new: &dyn Object, _old: &dyn Object, _now: Timestamp) -> Option<AnyObject> {
+        None
+    }
+    fn prepare_for_part_update(&self, _: Action, _new: &mut dyn Object, _old: &dyn Object) {}
+    fn validate_part_update(&self, _: Action, _new: &dyn Object, _old: &dyn Object) -> FieldErrors {
+        FieldErrors::default()
+    }
+    fn is_held(&self, _: &dyn Object) -> bool {
+        false
+    }
     fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String>;
     fn grace(&self, object: &dyn Object, requested: Option<i64>) -> Grace;
     fn before_delete(&self, object: &mut dyn Object, now: Timestamp) -> Option<Deletion>;
@@ -318,6 +349,22 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn deprecation(&self) -> Option<&str> {
         Strategy::deprecation(self)
+    }
+
+    fn with_part(&self, action: Action, new: &dyn Object, old: &dyn Object, now: Timestamp) -> Option<AnyObject> {
+        Strategy::with_part(self, action, typed(new), typed(old), now).map(|object| Box::new(object) as AnyObject)
+    }
+
+    fn prepare_for_part_update(&self, action: Action, new: &mut dyn Object, old: &dyn Object) {
+        Strategy::prepare_for_part_update(self, action, typed_mut(new), typed(old));
+    }
+
+    fn validate_part_update(&self, action: Action, new: &dyn Object, old: &dyn Object) -> FieldErrors {
+        Strategy::validate_part_update(self, action, typed(new), typed(old))
+    }
+
+    fn is_held(&self, object: &dyn Object) -> bool {
+        Strategy::is_held(self, typed(object))
     }
 
     fn warnings(&self, object: &dyn Object, old: Option<&dyn Object>) -> Vec<String> {

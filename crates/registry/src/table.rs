@@ -171,7 +171,10 @@ fn core_group() -> Vec<Resource> {
 
 /// Events are stored once, in the core form, and served in two groups.
 fn event() -> Resource {
-    Resource::namespaced::<core::v1::Event>("event").strategy(super::core::event::EventStrategy).short(&["ev"])
+    Resource::namespaced::<core::v1::Event>("event")
+        .strategy(super::core::event::EventStrategy)
+        .short(&["ev"])
+        .expires()
 }
 
 fn apiregistration_group() -> Vec<Resource> {

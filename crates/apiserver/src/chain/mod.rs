@@ -359,7 +359,7 @@ async fn run(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -
     match operation.resource.serving {
         registry::Serving::ComponentStatuses if is_read => crate::health::component_statuses(&operation).await,
         registry::Serving::Metrics(of) if is_read => crate::resource_metrics::serve(&operation, of).await,
-        _ => crate::verbs::run(operation, upgrade).await,
+        _ => crate::subresources::run(operation, upgrade).await,
     }
 }
 

@@ -13,6 +13,7 @@ use super::write::{self, body_object, ensure_namespace, validate_meta};
 use crate::admission::managed_fields::RecordedFields;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
+use crate::hooks::{self, Write};
 use crate::stamp::{generate_name, unique_id};
 use crate::state::Operation;
 use crate::watch_cache::{inner_key, store_key};
@@ -127,23 +128,23 @@ async fn create_once(
         // Before anything is allocated for it.
         return Err(Status::already_exists(&operation.group_resource(), &name));
     }
-    let undo = super::hooks::before_create(operation, &mut *object, dry_run).await?;
+    let undo = hooks::before_write(Write { operation, new: &mut *object, old: None, dry_run }).await?;
     trace::lap(Stage::Allocate);
     let made = write::encode(resource, &mut *object, managed_fields)?;
     let stored = super::convert::to_storage(operation, &made).await?;
     trace::lap(Stage::Encode);
     if dry_run {
-        undo.run(&operation.state).await;
+        undo.run(&operation.state.cluster).await;
         return Ok(made);
     }
-    match super::hooks::put(operation, &store_key(resource, &key), stored, 0).await {
+    match super::commit::put(operation, &store_key(resource, &key), stored, 0).await {
         Ok(revision) => write::with_revision(&made, revision.0),
         Err(StoreError::Conflict { .. }) => {
-            undo.run(&operation.state).await;
+            undo.run(&operation.state.cluster).await;
             Err(Status::already_exists(&operation.group_resource(), &name))
         }
         Err(error) => {
-            undo.run(&operation.state).await;
+            undo.run(&operation.state.cluster).await;
             Err(crate::status::from_store(error))
         }
     }
@@ -155,8 +156,7 @@ fn attributes<'a>(
     dry_run: bool,
     (object, managed_fields): (&'a mut AnyObject, &'a RecordedFields),
 ) -> Attributes<'a> {
-    let is_namespace = operation.resource.group.is_empty() && operation.resource.plural == "namespaces";
-    let namespace = if is_namespace { name } else { &operation.info.namespace };
+    let namespace = operation.resource.namespace_of(&operation.info.namespace, name);
     let (object, managed_fields) = (Some(object), Some(managed_fields));
     Attributes { namespace, name, object, managed_fields, ..operation.attributes(Verb::Create, dry_run) }
 }

@@ -100,7 +100,7 @@ async fn delete_unreadable(operation: &Operation) -> Result<Response<Body>, Stat
         let kind = api::GroupKind { group: info.group.clone().into(), kind: info.resource.clone().into() };
         return Err(Status::invalid(&kind, &info.name, errors));
     }
-    match super::hooks::remove(operation, &store_key(resource, &inner), found.revision).await {
+    match super::commit::remove(operation, &store_key(resource, &inner), found.revision).await {
         Ok(_) => {}
         Err(StoreError::Conflict { .. }) => return Err(Status::modified(&operation.group_resource(), &info.name)),
         Err(error) => return Err(crate::status::from_store(error)),
@@ -179,7 +179,7 @@ pub(crate) async fn delete_object(
                     return Ok(Deleted::Marked(write::with_revision(&stored, current.revision)?));
                 }
                 let converted = super::convert::to_storage(operation, &stored).await?;
-                match super::hooks::put(operation, &key, converted, current.revision).await {
+                match super::commit::put(operation, &key, converted, current.revision).await {
                     Ok(revision) => return Ok(Deleted::Marked(write::with_revision(&stored, revision.0)?)),
                     Err(error) => error,
                 }
@@ -189,9 +189,9 @@ pub(crate) async fn delete_object(
                     let revision = current.revision;
                     return Ok(Deleted::Gone(current, revision));
                 }
-                match super::hooks::remove(operation, &key, current.revision).await {
+                match super::commit::remove(operation, &key, current.revision).await {
                     Ok(revision) => {
-                        super::hooks::after_delete(operation, &*old).await;
+                        crate::hooks::after_delete(operation, &*old).await;
                         return Ok(Deleted::Gone(current, revision.0));
                     }
                     Err(error) => error,

@@ -1,47 +1,37 @@
-//! The generic REST implementation: one function per verb, for every resource.
+//! The generic REST implementation: one function per verb, for every resource. It knows rows, never kinds: what a kind has
+//! of its own is in its strategy (pure), in `hooks` (what reaches beyond the object) or in `subresources`.
 
-mod binding;
-mod connect;
-mod connect_options;
+mod commit;
 mod convert;
 mod create;
 mod delete;
-mod eviction;
-mod get;
-mod hooks;
+pub(crate) mod get;
 mod list;
 mod list_body;
-mod managed_fields;
-mod own;
-mod parts;
-mod patch;
-mod respond;
-mod review;
-mod scale;
+pub(crate) mod managed_fields;
+pub(crate) mod patch;
+pub(crate) mod respond;
 mod table;
-mod token;
 mod unfinished;
 mod update;
 mod watch;
-mod websocket;
-mod write;
+pub(crate) mod websocket;
+pub(crate) mod write;
 
 use api::Status;
 use http::Response;
-use registry::{Action, Serving, Verb};
+use registry::Verb;
 
-pub(crate) use connect::ask_kubelet;
 pub(crate) use create::create_object;
 pub(crate) use delete::delete_object;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use list::Token;
-pub(crate) use own::Own;
 pub(crate) use patch::accepted as patch_types;
 pub(crate) use update::{Target, modify};
 pub(crate) use write::{Current, decode_entry};
 
-use crate::accept::{OFFERED, Shape};
 use crate::body::Body;
+use crate::hooks;
 use crate::state::Operation;
 
 /// Runs the verb of a request that passed the chain.
@@ -69,28 +59,16 @@ async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
 }
 
 async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
-    let verb = &operation.info.verb;
-    if let Some(deprecation) = operation.resource.strategy.deprecation() {
-        operation.warn(deprecation);
-    }
-    if !operation.info.subresource.is_empty() {
-        return Box::pin(subresource(operation, upgrade)).await;
-    }
-    match operation.resource.serving {
-        // An answer has no columns.
-        Serving::Review(_) if operation.accept.shape == Shape::Table => {
-            return Err(Status::not_acceptable(OFFERED));
-        }
-        Serving::Review(review) if *verb == Verb::Create => return Box::pin(review::review(&operation, review)).await,
-        Serving::Binding if *verb == Verb::Create => return Box::pin(binding::bind(&operation)).await,
-        Serving::Stored => {}
-        _ => return Err(Status::method_not_allowed()),
-    }
-    if !operation.resource.has_verb(verb) {
+    let Operation { resource, info, .. } = &operation;
+    let served = match info.subresource.as_str() {
+        "" => resource.verbs,
+        name => resource.subresource(name).ok_or_else(Status::no_such_path)?.verbs,
+    };
+    if !served.contains(&info.verb) {
         return Err(Status::method_not_allowed());
     }
     // Each on the heap by itself: a future is as large as the largest of what it may wait for, and is moved as a whole.
-    match verb {
+    match info.verb {
         Verb::Get => get::get(&operation).await,
         Verb::List => Box::pin(list::list(&operation)).await,
         Verb::Watch => Box::pin(watch::watch(operation, upgrade)).await,
@@ -99,35 +77,6 @@ async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>)
         Verb::Patch => Box::pin(patch::patch(&operation)).await,
         Verb::Delete => Box::pin(delete::delete(&operation)).await,
         Verb::DeleteCollection => Box::pin(delete::delete_collection(&operation)).await,
-        _ => Err(Status::method_not_allowed()),
-    }
-}
-
-async fn subresource(
-    operation: Operation,
-    upgrade: Option<hyper::upgrade::OnUpgrade>,
-) -> Result<Response<Body>, Status> {
-    let Some(row) = operation.resource.subresource(&operation.info.subresource) else {
-        return Err(Status::no_such_path());
-    };
-    let (action, verb) = (row.action, &operation.info.verb);
-    let connects = matches!(action, Action::Exec | Action::Attach | Action::PortForward | Action::Proxy | Action::Log);
-    if !connects && !row.verbs.contains(verb) {
-        return Err(Status::method_not_allowed());
-    }
-    match (action, verb) {
-        (Action::Scale, Verb::Get) => scale::get(&operation).await,
-        (Action::Scale, Verb::Update) => scale::update(&operation).await,
-        (Action::Scale, Verb::Patch) => scale::patch(&operation).await,
-        (Action::Binding, _) => binding::bind(&operation).await,
-        (Action::Eviction, _) => eviction::evict(&operation).await,
-        (Action::Token, _) => token::issue(&operation).await,
-        (Action::Exec | Action::Attach | Action::PortForward | Action::Proxy | Action::Log, _) => {
-            connect::connect(&operation, action, upgrade).await
-        }
-        (_, Verb::Get) => get::get(&operation).await,
-        (_, Verb::Update) => update::update(&operation).await,
-        (_, Verb::Patch) => patch::patch(&operation).await,
         _ => Err(Status::method_not_allowed()),
     }
 }

@@ -3,9 +3,8 @@
 use api::Status;
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use registry::{Action, AnyObject, Object};
+use registry::{Action, AnyObject, Object, Resource};
 use store::StoreError;
 use trace::Stage;
 
@@ -14,6 +13,7 @@ use super::write::{self, Current, body_object, ensure_namespace, validate_meta_u
 use crate::admission::managed_fields::RecordedFields;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
+use crate::hooks::{self, Write};
 use crate::initializers::Initializers;
 use crate::state::Operation;
 use crate::watch_cache::Entry;
@@ -121,7 +121,7 @@ pub(crate) async fn modify(
             Target::Main if Initializers::of(old.meta()).is_some() => resource.strategy.validate_create(&*new),
             Target::Main => resource.strategy.validate_update(&*new, &*old),
             Target::Status => resource.strategy.validate_status_update(&*new, &*old),
-            Target::Part(action) => super::parts::validate(action, &*new, &*old),
+            Target::Part(action) => resource.strategy.validate_part_update(action, &*new, &*old),
         });
         trace::lap(Stage::Validation);
         write::invalid(operation, &name, errors)?;
@@ -130,42 +130,42 @@ pub(crate) async fn modify(
         }
         admit(operation, target, Phase::Validate, (&mut new, &managed_fields), (&current, &*old), dry_run).await?;
 
-        let undo = super::hooks::before_update(operation, &mut *new, &*old, dry_run).await?;
-        let finished = is_finished(&*new);
+        let undo = hooks::before_write(Write { operation, new: &mut *new, old: Some(&*old), dry_run }).await?;
+        let finished = is_finished(resource, &*new);
         let refused = Initializers::of(new.meta()).is_some_and(|state| state.has_failed());
         let made = write::encode(resource, &mut *new, &managed_fields)?;
         if dry_run {
-            undo.run(&operation.state).await;
+            undo.run(&operation.state.cluster).await;
             return Ok(Written { stored: write::with_revision(&made, current.revision)?, created: false });
         }
         let stored = super::convert::to_storage(operation, &made).await?;
         let outcome = if finished {
             // The last finalizer is gone: what was marked for deletion goes now.
-            let deleted = super::hooks::remove(operation, &key, current.revision).await;
+            let deleted = super::commit::remove(operation, &key, current.revision).await;
             if deleted.is_ok() {
-                super::hooks::after_delete(operation, &*old).await;
+                hooks::after_delete(operation, &*old).await;
             }
             deleted
         } else if stored == found.stored && !operation.state.is_stale(&key).await? {
             return Ok(Written { stored: current.json(), created: false });
         } else {
-            super::hooks::put(operation, &key, stored, current.revision).await
+            super::commit::put(operation, &key, stored, current.revision).await
         };
         match outcome {
             Ok(revision) => {
-                undo.commit(&operation.state).await;
+                undo.commit(&operation.state.cluster).await;
                 if refused {
                     // Whoever waits for it has seen the result; the object goes, even if this client goes first.
                     let (state, key) = (operation.state.clone(), key.clone());
                     let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
                     let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
                     operation.state.caches.wrote(removed);
-                    super::hooks::after_delete(operation, &*new).await;
+                    hooks::after_delete(operation, &*new).await;
                 }
                 return Ok(Written { stored: write::with_revision(&made, revision.0)?, created: false });
             }
             Err(StoreError::Conflict { .. }) => {
-                undo.run(&operation.state).await;
+                undo.run(&operation.state.cluster).await;
                 if conditional {
                     return Err(Status::modified(&operation.group_resource(), &name));
                 }
@@ -174,7 +174,7 @@ pub(crate) async fn modify(
                 found = std::sync::Arc::new(cache.entry(inner.as_str().into(), &kv.value, kv.mod_revision.0));
             }
             Err(error) => {
-                undo.run(&operation.state).await;
+                undo.run(&operation.state.cluster).await;
                 return Err(crate::status::from_store(error));
             }
         }
@@ -225,8 +225,13 @@ async fn prepare(
     let strategy = &operation.resource.strategy;
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
-    if let Target::Part(action) = target {
-        super::parts::prepare(action, new, old)?;
+    match target {
+        // A binding makes the new object from the old one itself.
+        Target::Main | Target::Status | Target::Part(Action::Binding) => {}
+        Target::Part(action) => {
+            let made = strategy.with_part(action, &**new, old, operation.now);
+            *new = made.ok_or_else(Status::method_not_allowed)?;
+        }
     }
     let mut managed_fields = super::managed_fields::track(operation, &mut **new, Some((current, old)))?;
     admit(operation, target, Phase::Mutate, (new, &managed_fields), (current.entry, old), dry_run).await?;
@@ -236,7 +241,7 @@ async fn prepare(
     match target {
         Target::Main => strategy.prepare_for_update(&operation.call(), &mut **new, old),
         Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
-        Target::Part(action) => super::parts::count(action, &mut **new, old),
+        Target::Part(action) => strategy.prepare_for_part_update(action, &mut **new, old),
     }
     Ok(managed_fields)
 }
@@ -266,10 +271,10 @@ async fn admit(
         return ask(operation, phase, Attributes { object: Some(new), old: Some(old), managed_fields, old_entry, ..attributes })
             .await;
     }
-    let mut scale: AnyObject = Box::new(super::scale::of(&operation.resource, &**new)?);
-    let old = super::scale::of(&operation.resource, old)?;
+    let mut scale: AnyObject = Box::new(registry::scale::of(&operation.resource, &**new)?);
+    let old = registry::scale::of(&operation.resource, old)?;
     ask(operation, phase, Attributes { object: Some(&mut scale), old: Some(&old), ..attributes }).await?;
-    super::scale::take_over(&operation.resource, new, &*scale)
+    registry::scale::take_over(&operation.resource, new, &*scale)
 }
 
 async fn ask(operation: &Operation, phase: Phase, mut attributes: Attributes<'_>) -> Result<(), Status> {
@@ -290,13 +295,10 @@ fn keep_system_fields(new: &mut ObjectMeta, old: &ObjectMeta) {
 }
 
 /// Marked for deletion, with nothing left that holds it back.
-pub(crate) fn is_finished(object: &dyn Object) -> bool {
+fn is_finished(resource: &Resource, object: &dyn Object) -> bool {
     let meta = object.meta();
-    let held_by_spec = object.downcast_ref::<Namespace>().is_some_and(|namespace| {
-        namespace.spec.as_ref().and_then(|spec| spec.finalizers.as_ref()).is_some_and(|list| !list.is_empty())
-    });
     meta.deletion_timestamp.is_some()
         && meta.finalizers.as_ref().is_none_or(Vec::is_empty)
         && meta.deletion_grace_period_seconds.unwrap_or(0) == 0
-        && !held_by_spec
+        && !resource.strategy.is_held(object)
 }

@@ -10,14 +10,14 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
-pub(super) use websocket::handshake::key;
+pub(crate) use websocket::handshake::key;
 use websocket::{Message, Opcode, Reader, Side};
 
 use crate::body::{Body, empty};
 
 /// What is sent, and how it becomes messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Content {
+pub(crate) enum Content {
     /// Watch frames, one or several at a time: a text message each.
     Events,
     /// Any bytes, as they come.
@@ -28,7 +28,7 @@ pub(super) enum Content {
 
 impl Content {
     /// How a client wants bytes, and the protocol to name in the answer; none when it knows only others.
-    pub(super) fn negotiate(headers: &HeaderMap) -> Option<(Content, Option<&'static str>)> {
+    pub(crate) fn negotiate(headers: &HeaderMap) -> Option<(Content, Option<&'static str>)> {
         let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL);
         let mut offered = offered.iter().filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
         let mut offered = offered.by_ref().map(str::trim).peekable();
@@ -52,7 +52,7 @@ impl Content {
 }
 
 /// Accepts the upgrade and sends `frames` until they end, the client leaves or the server stops.
-pub(super) fn accept<S>(
+pub(crate) fn accept<S>(
     key: &HeaderValue,
     content: Content,
     upgrade: hyper::upgrade::OnUpgrade,

@@ -15,38 +15,52 @@ pub(super) enum Origin<'a> {
     Url(&'a str),
 }
 
+/// Why a text is no pod of this node.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ManifestError {
+    #[error(transparent)]
+    Yaml(#[from] yaml_serde::Error),
+    #[error(transparent)]
+    Pod(#[from] serde_json::Error),
+    #[error("neither a pod nor a list of pods")]
+    Kind,
+    #[error("invalid pod: {0} is needed for the pod")]
+    Missing(&'static str),
+    #[error("static pods may not reference {0}")]
+    Reference(&'static str),
+}
+
 /// One pod.
-pub(super) fn pod(text: &str, origin: Origin<'_>, node: &str) -> Result<Pod, String> {
-    let value = yaml_serde::from_str(text).map_err(|error| error.to_string())?;
-    make(value, origin, node)
+pub(super) fn pod(text: &str, origin: Origin<'_>, node: &str) -> Result<Pod, ManifestError> {
+    make(yaml_serde::from_str(text)?, origin, node)
 }
 
 /// One pod, or a list of them.
-pub(super) fn pods(text: &str, origin: Origin<'_>, node: &str) -> Result<Vec<Pod>, String> {
-    let mut value: Value = yaml_serde::from_str(text).map_err(|error| error.to_string())?;
+pub(super) fn pods(text: &str, origin: Origin<'_>, node: &str) -> Result<Vec<Pod>, ManifestError> {
+    let mut value: Value = yaml_serde::from_str(text)?;
     if value["kind"] == "Pod" {
         return Ok(vec![make(value, origin, node)?]);
     }
     match value["items"].take() {
         Value::Array(items) => items.into_iter().map(|item| make(item, origin, node)).collect(),
-        _ => Err("neither a pod nor a list of pods".into()),
+        _ => Err(ManifestError::Kind),
     }
 }
 
 /// Makes it a pod of this node, as upstream's `applyDefaults` does.
-fn make(value: Value, origin: Origin<'_>, node: &str) -> Result<Pod, String> {
+fn make(value: Value, origin: Origin<'_>, node: &str) -> Result<Pod, ManifestError> {
     let (source, place) = match origin {
         Origin::File(path) => ("file", path),
         Origin::Url(url) => ("http", url),
     };
     let hash = content_hash(&[node.as_bytes(), place.as_bytes(), value.to_string().as_bytes()]);
-    let mut pod: Pod = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    let mut pod: Pod = serde_json::from_value(value)?;
     let given = pod.metadata.name.clone().filter(|name| !name.is_empty());
-    let name = given.ok_or("invalid pod: name is needed for the pod")?;
+    let name = given.ok_or(ManifestError::Missing("name"))?;
     if let Some(resource) = api_reference(&pod) {
-        return Err(format!("static pods may not reference {resource}"));
+        return Err(ManifestError::Reference(resource));
     }
-    let spec = pod.spec.as_mut().ok_or("invalid pod: spec is needed for the pod")?;
+    let spec = pod.spec.as_mut().ok_or(ManifestError::Missing("spec"))?;
     spec.node_name = Some(node.to_string());
     if source == "file" {
         spec.tolerations.get_or_insert_default().push(Toleration {
@@ -182,7 +196,7 @@ mod tests {
             ("volumes: [{name: v, persistentVolumeClaim: {claimName: x}}]", "persistentvolumeclaims"),
         ] {
             let text = format!("kind: Pod\nmetadata: {{name: x}}\nspec:\n  containers: []\n  {spec}\n");
-            let refused = pod(&text, Origin::File("f"), "n").unwrap_err();
+            let refused = pod(&text, Origin::File("f"), "n").unwrap_err().to_string();
             assert_eq!(refused, format!("static pods may not reference {expected}"));
         }
     }

@@ -91,7 +91,7 @@ impl StaticPods {
                 found.errors
             }
             Ok(None) => known.errors.clone(),
-            Err(error) => vec![error],
+            Err(error) => vec![error.to_string()],
         };
         for error in errors.iter().filter(|error| !known.errors.contains(error)) {
             tracing::warn!(source = source.name(), error, "static pod not read");

@@ -8,8 +8,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
-use super::manifest::{self, Origin};
-use crate::exchange::{Request, exchange};
+use super::manifest::{self, ManifestError, Origin};
+use crate::exchange::{ExchangeError, Request, exchange};
 use crate::state;
 
 /// Upstream's limits of an answer.
@@ -32,6 +32,37 @@ pub(crate) struct Url {
     asked: Option<Instant>,
 }
 
+/// Why a source could not be read: its pods go on as they are.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SourceError {
+    #[error(transparent)]
+    List(std::io::Error),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error("{0:?} is no URL")]
+    NotUrl(String),
+    #[error("{0:?} names no host")]
+    NoHost(String),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Connect(std::io::Error),
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    #[error("{0}")]
+    Body(client::BoxError),
+    #[error("{0}")]
+    Refused(http::StatusCode),
+    #[error(transparent)]
+    NotText(#[from] std::string::FromUtf8Error),
+    #[error("no answer in time")]
+    Timeout,
+    #[error("zero-length data received")]
+    Empty,
+}
+
 /// What a look found, and what it could not read.
 #[derive(Default)]
 pub(super) struct Found {
@@ -52,7 +83,7 @@ impl Source {
     }
 
     /// All pods of the source; none when it is not time to look. A source that cannot be read is an error, not an empty one.
-    pub(super) async fn read(&mut self, node: &str) -> Result<Option<Found>, String> {
+    pub(super) async fn read(&mut self, node: &str) -> Result<Option<Found>, SourceError> {
         match self {
             Source::Path(path) => read_path(path, node).map(Some),
             Source::Url(source) => {
@@ -61,9 +92,9 @@ impl Source {
                 }
                 source.asked = Some(Instant::now());
                 let asked = tokio::time::timeout(TIMEOUT, fetch(&source.url, &source.headers));
-                let text = asked.await.map_err(|_| "no answer in time".to_string())??;
+                let text = asked.await.map_err(|_| SourceError::Timeout)??;
                 if text.is_empty() {
-                    return Err("zero-length data received".into());
+                    return Err(SourceError::Empty);
                 }
                 let pods = manifest::pods(&text, Origin::Url(&source.url), node)?;
                 Ok(Some(Found { pods: by_uid(pods), errors: Vec::new() }))
@@ -77,16 +108,16 @@ fn by_uid(pods: impl IntoIterator<Item = Pod>) -> Pods {
 }
 
 /// A path that does not exist has no pods; a file that is no pod is told and skipped.
-fn read_path(path: &Path, node: &str) -> Result<Found, String> {
+fn read_path(path: &Path, node: &str) -> Result<Found, SourceError> {
     let told = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let files = match std::fs::read_dir(path) {
         Ok(entries) => {
             let entries = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
-            entries.map_err(|error| error.to_string())?
+            entries.map_err(SourceError::List)?
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Found::default()),
         Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => vec![path.to_path_buf()],
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(SourceError::List(error)),
     };
     let mut found = Found::default();
     let is_hidden = |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().first() == Some(&b'.'));
@@ -99,7 +130,7 @@ fn read_path(path: &Path, node: &str) -> Result<Found, String> {
                 found.errors.push(told(&file, &error));
                 continue;
             }
-            Err(error) => return Err(told(&file, &error)),
+            Err(source) => return Err(SourceError::File { path: file, source }),
         };
         match manifest::pod(&text, Origin::File(&file.to_string_lossy()), node) {
             Ok(pod) => found.pods.extend(by_uid([pod])),
@@ -110,9 +141,9 @@ fn read_path(path: &Path, node: &str) -> Result<Found, String> {
 }
 
 /// The body of a 200.
-async fn fetch(url: &str, headers: &[(String, String)]) -> Result<String, String> {
-    let uri: http::Uri = url.parse().map_err(|_| format!("{url:?} is no URL"))?;
-    let authority = uri.authority().ok_or_else(|| format!("{url:?} names no host"))?;
+async fn fetch(url: &str, headers: &[(String, String)]) -> Result<String, SourceError> {
+    let uri: http::Uri = url.parse().map_err(|_| SourceError::NotUrl(url.to_owned()))?;
+    let authority = uri.authority().ok_or_else(|| SourceError::NoHost(url.to_owned()))?;
     let is_tls = uri.scheme_str() == Some("https");
     let port = authority.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
     let mut request = http::Request::get(uri.path_and_query().map_or("/", |path| path.as_str()))
@@ -121,16 +152,15 @@ async fn fetch(url: &str, headers: &[(String, String)]) -> Result<String, String
     for (name, value) in headers {
         request = request.header(name, value);
     }
-    let request: Request = request.body(Default::default()).map_err(|error| error.to_string())?;
+    let request: Request = request.body(Default::default())?;
     let host = authority.host().trim_matches(['[', ']']);
-    let stream = tokio::net::TcpStream::connect((host, port)).await.map_err(|error| error.to_string())?;
+    let stream = tokio::net::TcpStream::connect((host, port)).await.map_err(SourceError::Connect)?;
     let trusting = || Arc::new(tls::client_builder().with_root_certificates(tls::system_roots()).with_no_client_auth());
-    let answer = exchange(stream, host, is_tls.then(trusting), request, MAX_LENGTH).await;
-    let answer = answer.map_err(|error| error.to_string())?;
-    let body = answer.body.map_err(|error| error.to_string())?;
+    let answer = exchange(stream, host, is_tls.then(trusting), request, MAX_LENGTH).await?;
+    let body = answer.body.map_err(SourceError::Body)?;
     match answer.head.status {
-        http::StatusCode::OK => String::from_utf8(body.to_vec()).map_err(|error| error.to_string()),
-        status => Err(status.to_string()),
+        http::StatusCode::OK => Ok(String::from_utf8(body.to_vec())?),
+        status => Err(SourceError::Refused(status)),
     }
 }
 

@@ -137,14 +137,15 @@ fn downward(
 ) -> Result<(), String> {
     for item in items.unwrap_or_default() {
         let value = if let Some(field) = &item.field_ref {
-            env::field_value(&field.field_path, context)?
+            env::field_value(&field.field_path, context).map_err(|error| error.to_string())?
         } else if let Some(field) = &item.resource_field_ref {
             let name = field.container_name.as_deref().unwrap_or_default();
             let container = state::all_containers(context.pod)
                 .into_iter()
                 .find(|container| container.name == name)
                 .ok_or_else(|| format!("container {name} not found"))?;
-            resources::field_value(&container, &field.resource, field.divisor.as_ref(), context.allocatable)?
+            resources::field_value(&container, &field.resource, field.divisor.as_ref(), context.allocatable)
+                .map_err(|error| error.to_string())?
         } else {
             continue;
         };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::rules;
 use crate::column::Column;
 use crate::unset::{items, or_empty};
-use crate::{Call, SelectableField, Strategy, cells};
+use crate::{Action, Call, SelectableField, Strategy, cells};
 
 pub struct CertificateSigningRequestStrategy;
 
@@ -49,6 +49,36 @@ const USAGES: &[&str] = &[
 
 impl Strategy for CertificateSigningRequestStrategy {
     type Object = CertificateSigningRequest;
+
+    /// Only the conditions, with the times of those that changed.
+    fn with_part(
+        &self,
+        action: Action,
+        new: &CertificateSigningRequest,
+        old: &CertificateSigningRequest,
+        now: Timestamp,
+    ) -> Option<CertificateSigningRequest> {
+        if action != Action::Approval {
+            return None;
+        }
+        let mut kept = CertificateSigningRequest { metadata: new.metadata.clone(), ..old.clone() };
+        let conditions = new.status.as_ref().and_then(|status| status.conditions.clone());
+        kept.status.get_or_insert_default().conditions = conditions;
+        rules::stamp(&mut kept, old, now);
+        Some(kept)
+    }
+
+    fn validate_part_update(
+        &self,
+        action: Action,
+        new: &CertificateSigningRequest,
+        old: &CertificateSigningRequest,
+    ) -> FieldErrors {
+        match action {
+            Action::Approval => rules::approval_update(new, old),
+            _ => FieldErrors::default(),
+        }
+    }
 
     fn prepare_for_create(&self, call: &Call<'_>, request: &mut CertificateSigningRequest) {
         // Who asks is what authentication found, never what the body says.

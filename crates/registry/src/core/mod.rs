@@ -9,6 +9,7 @@ pub mod node;
 pub mod persistent_volume;
 pub mod persistent_volume_claim;
 pub mod pod;
+mod pod_parts;
 pub mod pod_spec;
 pub mod pod_template;
 pub mod pod_validation;

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use crate::column::{Column, age};
-use crate::{Call, Deletion, NameRule, SelectableField, Strategy};
+use crate::{Action, Call, Deletion, NameRule, SelectableField, Strategy};
 
 pub struct NamespaceStrategy;
 
@@ -38,13 +38,28 @@ impl Strategy for NamespaceStrategy {
         new.spec.clone_from(&old.spec);
     }
 
+    /// Only the finalizers of the specification, which nothing else changes.
+    fn with_part(&self, action: Action, new: &Namespace, old: &Namespace, _: Timestamp) -> Option<Namespace> {
+        if action != Action::Finalize {
+            return None;
+        }
+        let mut kept = Namespace { metadata: new.metadata.clone(), ..old.clone() };
+        match &new.spec {
+            Some(spec) => kept.spec.get_or_insert_default().finalizers.clone_from(&spec.finalizers),
+            None => kept.spec = None,
+        }
+        Some(kept)
+    }
+
+    fn is_held(&self, object: &Namespace) -> bool {
+        object.spec.as_ref().and_then(|spec| spec.finalizers.as_ref()).is_some_and(|list| !list.is_empty())
+    }
+
     /// A namespace is only marked; its controller empties it and then finalizes it.
     fn before_delete(&self, object: &mut Namespace, now: Timestamp) -> Option<Deletion> {
-        let is_held = |list: Option<&Vec<String>>| list.is_some_and(|list| !list.is_empty());
-        let in_spec = is_held(object.spec.as_ref().and_then(|spec| spec.finalizers.as_ref()));
-        let in_meta = is_held(object.metadata.finalizers.as_ref());
+        let in_meta = object.metadata.finalizers.as_ref().is_some_and(|list| !list.is_empty());
         if object.metadata.deletion_timestamp.is_some() {
-            return Some(if in_spec || in_meta { Deletion::Pending } else { Deletion::Remove });
+            return Some(if self.is_held(object) || in_meta { Deletion::Pending } else { Deletion::Remove });
         }
         object.metadata.deletion_timestamp = Some(Time(now));
         object.status.get_or_insert_default().phase = Some("Terminating".to_owned());

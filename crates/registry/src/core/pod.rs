@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::pod_spec::defaults;
 use crate::column::Column;
 use crate::unset::{items, or_empty, text};
-use crate::{Call, Grace, SelectableField, Strategy, cells};
+use crate::{Action, Call, Grace, SelectableField, Strategy, cells};
 
 pub struct PodStrategy;
 
@@ -32,6 +32,18 @@ impl Strategy for PodStrategy {
 
     fn apply_defaults(&self, pod: &mut Pod) {
         defaults::pod(pod);
+    }
+
+    fn with_part(&self, action: Action, new: &Pod, old: &Pod, _: Timestamp) -> Option<Pod> {
+        super::pod_parts::with_part(action, new, old)
+    }
+
+    fn prepare_for_part_update(&self, action: Action, new: &mut Pod, old: &Pod) {
+        super::pod_parts::count(action, new, old);
+    }
+
+    fn validate_part_update(&self, action: Action, new: &Pod, old: &Pod) -> FieldErrors {
+        super::pod_parts::validate(action, new, old)
     }
 
     fn prepare_for_create(&self, call: &Call<'_>, pod: &mut Pod) {

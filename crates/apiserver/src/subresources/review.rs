@@ -5,11 +5,11 @@ use http::{Response, StatusCode};
 use registry::Review;
 use serde_json::{Value, json};
 
-use super::respond::respond_value;
-use super::write::body_value;
 use crate::authz::Attributes;
 use crate::body::Body;
 use crate::state::Operation;
+use crate::verbs::respond::respond_value;
+use crate::verbs::write::body_value;
 
 pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Response<Body>, Status> {
     let mut body = body_value(operation)?.value;

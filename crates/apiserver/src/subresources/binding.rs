@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use registry::Action;
 
-use super::respond::respond_value;
-use super::update::{Target, modify};
-use super::write::{admit_body, body_value};
 use crate::body::Body;
 use crate::state::Operation;
+use crate::verbs::respond::respond_value;
+use crate::verbs::write::{admit_body, body_value};
+use crate::verbs::{Target, modify};
 
 pub(crate) async fn bind(operation: &Operation) -> Result<Response<Body>, Status> {
     let binding: Binding = serde_json::from_value(body_value(operation)?.value)

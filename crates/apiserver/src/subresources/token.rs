@@ -6,11 +6,11 @@ use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use serde_json::{Value, json};
 
-use super::respond::respond_value;
-use super::write::{admit_body, body_value};
 use crate::authn::TokenClaims;
 use crate::body::Body;
 use crate::state::Operation;
+use crate::verbs::respond::respond_value;
+use crate::verbs::write::{admit_body, body_value};
 
 /// Limits of `spec.expirationSeconds` (upstream: ten minutes to 2^32 seconds).
 const MIN_LIFE: i64 = 600;

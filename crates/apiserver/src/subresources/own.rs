@@ -7,10 +7,11 @@ use futures_util::future::BoxFuture;
 use http::{HeaderValue, Response, header};
 use registry::{AnyObject, Resource, Verb};
 
-use super::{Target, ask_kubelet, create_object, delete_object, modify};
+use super::connect::ask_kubelet;
 use crate::body::Body;
 use crate::cluster::{Change, OwnRequests};
 use crate::state::{State, own_operation};
+use crate::verbs::{Target, create_object, delete_object, modify};
 
 pub(crate) struct Own(pub(crate) Weak<State>);
 

@@ -7,13 +7,13 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::delete::delete_object;
-use super::respond::respond_value;
-use super::update::{Target, modify};
-use super::write::{admit_body, body_value};
 use crate::body::Body;
 use crate::delete_options::DeleteOptions;
 use crate::state::Operation;
+use crate::verbs::delete_object;
+use crate::verbs::respond::respond_value;
+use crate::verbs::write::{admit_body, body_value};
+use crate::verbs::{Target, modify};
 
 const TARGET: &str = "DisruptionTarget";
 
