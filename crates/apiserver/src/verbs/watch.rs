@@ -333,26 +333,26 @@ impl Watcher {
     }
 
     fn bookmark_at(&mut self, revision: u64, initial_end: bool) -> Bytes {
-        let resource = &self.operation.resource;
-        let (kind, api_version) = match self.operation.accept.shape {
-            Shape::Object | Shape::Table => (resource.kind.to_string(), resource.api_version()),
-            Shape::Partial => {
-                ("PartialObjectMetadata".to_owned(), format!("meta.k8s.io/{}", self.operation.accept.meta_version))
-            }
-        };
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if initial_end {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
+        let resource = &self.operation.resource;
+        let (kind, api_version) = match self.operation.accept.shape {
+            Shape::Object => (resource.kind.to_string(), resource.api_version()),
+            Shape::Partial => {
+                ("PartialObjectMetadata".to_owned(), format!("meta.k8s.io/{}", self.operation.accept.meta_version))
+            }
+            // An object of which nothing is known but its metadata is a row as any other.
+            Shape::Table => {
+                return match self.table(&json!({"metadata": metadata}).to_string().into()) {
+                    Ok(table) => self.own_frame("BOOKMARK_INTERVAL", &table),
+                    Err(status) => self.fail(&status),
+                };
+            }
+        };
         let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
-        if self.operation.accept.shape != Shape::Table {
-            return self.own_frame("BOOKMARK_INTERVAL", &object);
-        }
-        // An object of which nothing is known but its metadata is a row as any other.
-        match self.table(&object.to_string().into()) {
-            Ok(table) => self.own_frame("BOOKMARK_INTERVAL", &table),
-            Err(status) => self.fail(&status),
-        }
+        self.own_frame("BOOKMARK_INTERVAL", &object)
     }
 
     /// The last frame: an error the client acts on.
