@@ -136,7 +136,7 @@ impl Cluster {
     }
 
     /// Waits until what the API says about `name` satisfies `done`.
-    pub(crate) async fn until<K: Resource>(
+    pub(crate) async fn until<K: Resource + serde::Serialize>(
         &self,
         namespace: &str,
         name: &str,
@@ -163,11 +163,11 @@ impl Cluster {
     }
 
     /// Waits until no object of `K` is left in the namespace.
-    pub(crate) async fn until_none<K: Resource>(&self, namespace: &str) {
+    pub(crate) async fn until_none<K: Resource + serde::Serialize>(&self, namespace: &str) {
         self.until_left::<K>(namespace, 0).await;
     }
 
-    pub(crate) async fn until_left<K: Resource>(&self, namespace: &str, wanted: usize) {
+    pub(crate) async fn until_left<K: Resource + serde::Serialize>(&self, namespace: &str, wanted: usize) {
         if patiently(async || (self.count::<K>(namespace).await == wanted).then_some(())).await.is_none() {
             let left = self.list::<K>(namespace).await;
             panic!("{} {} left: {}", left.len(), K::KIND, serde_json::to_string_pretty(&left.first()).unwrap());
@@ -182,7 +182,7 @@ impl Cluster {
     }
 
     /// Waits until `name` is gone.
-    pub(crate) async fn until_gone<K: Resource>(&self, namespace: &str, name: &str) {
+    pub(crate) async fn until_gone<K: Resource + serde::Serialize>(&self, namespace: &str, name: &str) {
         let api = self.client.namespaced::<K>(namespace);
         if patiently(async || api.get_opt(name).await.unwrap().is_none().then_some(())).await.is_none() {
             panic!("{} left: {}", K::KIND, serde_json::to_string_pretty(&api.get(name).await.unwrap()).unwrap());
