@@ -101,6 +101,7 @@ fn services_lead_to_pods_of_every_node_by_address_and_name() {
     services.names_have_their_records();
     services.a_corefile_says_how_names_are_answered();
     services.names_are_answered_on_every_node();
+    services.ranges_are_added_while_the_cluster_runs();
     services.datagrams_find_pods_and_services();
     services.many_services_have_their_endpoints();
     services.pages_are_read_through_the_api_server();
@@ -547,6 +548,30 @@ impl Services {
             assert!(said.contains("Name:"), "{said}");
         }
         assert!(asked() >= before + 5, "{before}, then {}", asked());
+    }
+
+    /// Services get addresses of a further range, which lead to pods from every node.
+    fn ranges_are_added_while_the_cluster_runs(&self) {
+        let range = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: more}\nspec: {cidrs: [10.99.0.0/24]}\n";
+        self.cluster.apply(range);
+        self.cluster.kubectl("wait --for=condition=Ready servicecidr/more --timeout=120s");
+        let service = "apiVersion: v1\nkind: Service\nmetadata: {name: further}\nspec: {clusterIP: 10.99.0.7, selector: {app: web}, \
+                       ports: [{name: http, port: 80, targetPort: http}]}\n";
+        self.cluster.wait("an address of the new range", || {
+            let file = self.cluster.path("further.yaml");
+            std::fs::write(&file, service).unwrap();
+            let mut apply = self.cluster.cox("kubectl");
+            apply.args(["apply", "-f", file.to_str().unwrap()]).output().unwrap().status.success().then_some(())
+        });
+        for network in [self.cluster.host.netns(), self.second_node()] {
+            self.cluster.answers("through the new range", 2, || http_get(&network, "10.99.0.7:80"));
+        }
+        self.cluster.kubectl("delete service further");
+        self.cluster.kubectl("delete servicecidr more");
+        self.cluster.wait("the end of its routes", || {
+            let routes = crate::harness::said(self.cluster.host.command("ip").args(["route"]));
+            (!routes.contains("10.99.0.0/24")).then_some(())
+        });
     }
 
     fn hosts_file(&self, pod: &str) -> std::path::PathBuf {

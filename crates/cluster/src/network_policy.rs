@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::options::Options;
 use crate::role::{self, Role};
 
-/// Lets nodes see who their pods' peers are. The proxy's identity is the first node's and that of nodes in namespaces; a
+/// Lets nodes see who their pods' peers are, and which ranges services have. The proxy's identity is the first node's and that of nodes in namespaces; a
 /// machine that has joined is its node.
 pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
     let role = Role {
@@ -17,7 +17,7 @@ pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
         whose: "network policies",
         rules: json!([
             {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
-            {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies", "servicecidrs"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
         ]),
         subjects: json!([

@@ -39,19 +39,40 @@ pub(crate) fn ranges(text: &str) -> Result<Vec<Cidr>> {
 pub(crate) fn seal(options: &Options, settings: &Settings) -> Result<()> {
     let (pods, services) = (ranges(&settings.cluster.cluster_cidr)?, ranges(&settings.cluster.service_cidr)?);
     // Written first, so that `delete` finds what was made even if we go no further.
-    let all: Vec<Cidr> = pods.iter().chain(&services).copied().collect();
+    let mut all: Vec<Cidr> = pods.iter().chain(&services).copied().collect();
+    all.extend(sealed(options)?.into_iter().filter(|range| !pods.contains(range) && !services.contains(range)));
     write_private(&ranges_file(options), serde_json::to_string(&all)?.as_bytes())?;
     cni::routes::seal(&pods, &services, Some(settings.address)).context("sealing the cluster's ranges")
 }
 
-/// Takes back what [`seal`] did.
+/// Does the same for ranges of services that were added later, and takes it back for those that are gone.
+pub(crate) fn seal_services(options: &Options, settings: &Settings, added: &[Cidr]) -> Result<()> {
+    let (pods, services) = (ranges(&settings.cluster.cluster_cidr)?, ranges(&settings.cluster.service_cidr)?);
+    let mut wanted: Vec<Cidr> = pods.iter().chain(&services).map(Cidr::network).collect();
+    let new: Vec<Cidr> = added.iter().filter(|range| !wanted.contains(range)).copied().collect();
+    wanted.extend(&new);
+    let before = sealed(options)?;
+    let gone: Vec<Cidr> = before.iter().filter(|range| !wanted.contains(&range.network())).copied().collect();
+    let all: Vec<Cidr> = wanted.iter().chain(&gone).copied().collect();
+    write_private(&ranges_file(options), serde_json::to_string(&all)?.as_bytes())?;
+    cni::routes::seal(&[], &new, Some(settings.address)).context("sealing ranges of services")?;
+    cni::routes::unseal(&[], &gone).context("opening ranges that services no longer have")?;
+    write_private(&ranges_file(options), serde_json::to_string(&wanted)?.as_bytes())
+}
+
+/// Takes back what [`seal`] and [`seal_services`] did.
 pub(crate) fn unseal(options: &Options) -> Result<()> {
+    Ok(cni::routes::unseal(&sealed(options)?, &[])?)
+}
+
+/// The ranges that have an end on this node.
+fn sealed(options: &Options) -> Result<Vec<Cidr>> {
     let path = ranges_file(options);
-    if !path.exists() {
-        return Ok(());
+    match fs::read(&path) {
+        Ok(text) => serde_json::from_slice(&text).with_context(|| path.display().to_string()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
-    let ranges: Vec<Cidr> = serde_json::from_slice(&fs::read(&path)?).with_context(|| path.display().to_string())?;
-    Ok(cni::routes::unseal(&ranges, &[])?)
 }
 
 fn ranges_file(options: &Options) -> PathBuf {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use client::metrics::{Counter, Histogram, Metrics};
 use parking_lot::Mutex;
 
+const REQUESTS: &str = "cox_gateway_requests_total";
+const DURATION: &str = "cox_gateway_request_duration_seconds";
 const DURATIONS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 /// The counters of one route, looked up when it is first used.
@@ -31,6 +33,13 @@ impl RouteMetrics {
     }
 }
 
+/// Ends the series of a route that is no more.
+pub(crate) fn forget_route(metrics: &Metrics, route: &str) {
+    for name in [REQUESTS, DURATION] {
+        metrics.forget(name, &[("route", route)]);
+    }
+}
+
 /// Requests that no route asks for, or that are refused before one is looked for.
 pub(crate) fn count_unrouted(metrics: &Metrics, code: u16) {
     requests(metrics, "", code).inc();
@@ -39,12 +48,12 @@ pub(crate) fn count_unrouted(metrics: &Metrics, code: u16) {
 fn requests(metrics: &Metrics, route: &str, code: u16) -> Counter {
     let code = code.to_string();
     let labels = [("route", route), ("code", code.as_str())];
-    metrics.counter("cox_gateway_requests_total", "Requests by route and code of the answer.", &labels)
+    metrics.counter(REQUESTS, "Requests by route and code of the answer.", &labels)
 }
 
 fn duration(metrics: &Metrics, route: &str) -> Histogram {
     let help = "Seconds from a request to the head of its answer.";
-    metrics.histogram("cox_gateway_request_duration_seconds", help, DURATIONS, &[("route", route)])
+    metrics.histogram(DURATION, help, DURATIONS, &[("route", route)])
 }
 
 /// Connections to backends, by how they went.
@@ -61,5 +70,23 @@ impl PoolMetrics {
             metrics.counter("cox_gateway_backend_connections_total", help, &[("kind", kind)])
         };
         Self { opened: of("opened"), failed: of("failed"), reused: of("reused") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_that_are_gone_are_not_told_of() {
+        let metrics = Metrics::new();
+        for route in ["default/a", "default/b"] {
+            RouteMetrics::default().count(&metrics, route, 200, Duration::from_millis(1));
+        }
+        count_unrouted(&metrics, 404);
+        forget_route(&metrics, "default/a");
+        let text = metrics.render();
+        assert!(!text.contains("default/a"), "{text}");
+        assert!(text.contains("default/b") && text.contains("code=\"404\""), "{text}");
     }
 }

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -233,6 +234,8 @@ struct Proxy<B: Backend> {
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     nodes: Informer<NodeObject>,
+    /// Ranges of services, added and removed while the cluster runs.
+    ranges: Informer<ServiceCIDR>,
     dirty: Arc<Dirty>,
     /// `None`: the kernel's state is unknown and everything is programmed afresh.
     programmed: Option<B>,
@@ -250,6 +253,12 @@ impl<B: Backend> Proxy<B> {
         let slices: Informer<EndpointSlice> = informers.informer();
         let own = ListParams::fields(format!("metadata.name={}", config.node_name));
         let nodes: Informer<NodeObject> = informers.filtered(own);
+        // Not waited for: a cluster may not have them, or not show them to us.
+        let ranges: Informer<ServiceCIDR> = informers.informer();
+        ranges.subscribe({
+            let dirty = dirty.clone();
+            move |_| dirty.notify.notify_one()
+        });
         slices.add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
         services.subscribe({
             let dirty = dirty.clone();
@@ -286,6 +295,7 @@ impl<B: Backend> Proxy<B> {
             services,
             slices,
             nodes,
+            ranges,
             dirty,
             programmed: None,
             udp: HashMap::new(),
@@ -323,6 +333,7 @@ impl<B: Backend> Proxy<B> {
     async fn program(&mut self, changes: Changes) -> Result<(), String> {
         let began = Instant::now();
         self.observe_node();
+        self.observe_ranges();
         let is_full = self.programmed.is_none();
         let stale = match self.programmed.take() {
             None => self.program_all().await?,
@@ -419,6 +430,19 @@ impl<B: Backend> Proxy<B> {
             self.node = node;
             self.settings.pods = pods;
             self.settings.node_port_addresses = addresses;
+            self.programmed = None;
+        }
+    }
+
+    /// The ranges of services that flags name and those that the cluster has now; when they have changed, all rules are
+    /// made anew.
+    fn observe_ranges(&mut self) {
+        let known = self.ranges.list();
+        let added = known.iter().flat_map(|range| range.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten()));
+        let mut ranges = services::without_nested(self.config.service_cidrs.iter().chain(added).cloned().collect());
+        ranges.sort();
+        if self.settings.service_cidrs != ranges {
+            self.settings.service_cidrs = ranges;
             self.programmed = None;
         }
     }

@@ -192,7 +192,7 @@ pub(crate) fn udp_targets(ports: &[ServicePort]) -> UdpTargets {
 }
 
 /// The kernel refuses ranges that overlap; CIDRs overlap only by nesting, and the outer one says it all.
-fn without_nested(ranges: Vec<String>) -> Vec<String> {
+pub(crate) fn without_nested(ranges: Vec<String>) -> Vec<String> {
     let parse = |text: &String| -> Option<(u128, u32)> {
         let (addr, prefix) = text.split_once('/')?;
         let (bits, width) = match addr.parse().ok()? {

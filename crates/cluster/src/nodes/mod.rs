@@ -14,6 +14,7 @@ mod process;
 mod record;
 mod routes;
 mod run;
+mod service_ranges;
 mod supervisor;
 
 pub(crate) use cli::{grow, until_ready};

@@ -11,7 +11,7 @@ use client::Client;
 use cni::routes::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::routes;
+use super::{routes, service_ranges};
 use crate::components::Components;
 use crate::options::Options;
 use crate::pki::Pki;
@@ -117,6 +117,9 @@ impl Node<'_> {
             socket: network_policy::socket(options),
         };
         components.supervise("policy", move |stop| policy::run(policy.clone(), stop));
+        let (client, options, own) = (self.clients.proxy.clone(), options.clone(), settings.clone());
+        let follow = move |stop| service_ranges::run(options.clone(), own.clone(), client.clone(), stop);
+        components.supervise("service ranges", follow);
         let (client, name, backend) = (self.clients.proxy, settings.name.clone(), settings.cluster.routes);
         components.supervise("routes", move |stop| routes::run(client.clone(), name.clone(), backend, stop));
         Ok(gateway)

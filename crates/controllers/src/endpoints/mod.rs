@@ -8,6 +8,7 @@ mod measure;
 mod mirror;
 mod slice_plan;
 mod slices;
+mod topology;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

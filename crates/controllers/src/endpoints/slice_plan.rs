@@ -14,6 +14,7 @@ use k8s_openapi::api::discovery::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::measure::Changes;
+use super::topology::{self, Zones};
 use super::{HEADLESS, hostname, ip_of, is_headless, target_port};
 use crate::owners::controller_reference;
 use crate::pods;
@@ -53,9 +54,25 @@ impl Plan {
 
 /// What a Service prefers, if it is one of upstream's heuristics. The older annotation for zones of equal load wins over it.
 pub(super) fn traffic_distribution(service: &Service) -> Option<&str> {
-    let mode = service.metadata.annotations.as_ref().and_then(|all| all.get(TOPOLOGY_MODE)).map(String::as_str);
     let wanted = service.spec.as_ref()?.traffic_distribution.as_deref();
-    wanted.filter(|wanted| CLOSE.contains(wanted) && !matches!(mode, Some("Auto" | "auto")))
+    wanted.filter(|wanted| CLOSE.contains(wanted) && !spreads_by_zone(service))
+}
+
+/// Whether endpoints are to be spread over zones by load.
+pub(super) fn spreads_by_zone(service: &Service) -> bool {
+    let mode = service.metadata.annotations.as_ref().and_then(|all| all.get(TOPOLOGY_MODE)).map(String::as_str);
+    matches!(mode, Some("Auto" | "auto"))
+}
+
+/// Hints for all ready endpoints of a family, or for none.
+fn spread<'a>(endpoints: impl Iterator<Item = &'a mut Endpoint>, zones: &Zones) {
+    let is_ready = |endpoint: &Endpoint| endpoint.conditions.as_ref().and_then(|one| one.ready).unwrap_or(true);
+    let mut ready: Vec<&mut Endpoint> = endpoints.filter(|endpoint| is_ready(endpoint)).collect();
+    let at: Vec<Option<&str>> = ready.iter().map(|endpoint| endpoint.zone.as_deref()).collect();
+    let Some(hints) = topology::allocate(&at, zones) else { return };
+    for (endpoint, name) in ready.iter_mut().zip(hints) {
+        endpoint.hints = Some(EndpointHints { for_nodes: None, for_zones: Some(vec![ForZone { name }]) });
+    }
 }
 
 /// Where the traffic to an endpoint should come from.
@@ -80,6 +97,7 @@ pub(super) fn plan(
     pods: &[Arc<Pod>],
     present: &[Arc<EndpointSlice>],
     node: impl Fn(&str) -> Option<Arc<Node>>,
+    zones: &Zones,
 ) -> Plan {
     let spec = service.spec.clone().unwrap_or_default();
     let mut wanted: BTreeMap<Group, BTreeMap<String, Endpoint>> = BTreeMap::new();
@@ -97,6 +115,12 @@ pub(super) fn plan(
         // A Service without endpoints still has one slice, so that followers know there are none.
         if !wanted.keys().any(|(is_ipv6, _)| *is_ipv6 == ipv6) {
             wanted.entry((ipv6, Vec::new())).or_default();
+        }
+    }
+    if spreads_by_zone(service) {
+        for ipv6 in [false, true] {
+            let groups = wanted.iter_mut().filter(|(group, _)| group.0 == ipv6);
+            spread(groups.flat_map(|(_, endpoints)| endpoints.values_mut()), zones);
         }
     }
     let labels = labels(service, &spec);
@@ -288,26 +312,34 @@ mod tests {
 
     #[test]
     fn a_service_without_pods_has_one_empty_slice() {
-        let plan1 = plan(&service(), &[], &[], |_| None);
+        let plan1 = plan(&service(), &[], &[], |_| None, &Zones::default());
         assert_eq!(plan1.create.len(), 1);
         assert_eq!((count(&plan1.create[0]), plan1.create[0].ports.clone()), (0, None));
         let present = [named(plan1.create[0].clone(), "s1")];
-        assert_eq!(plan(&service(), &[], &present, |_| None), Plan::default(), "and is left alone afterwards");
-        let filled = plan(&service(), &[pod(1)], &present, |_| None);
+        assert_eq!(
+            plan(&service(), &[], &present, |_| None, &Zones::default()),
+            Plan::default(),
+            "and is left alone afterwards"
+        );
+        let filled = plan(&service(), &[pod(1)], &present, |_| None, &Zones::default());
         assert_eq!((filled.create.len(), filled.delete.clone()), (1, vec!["s1".to_owned()]));
     }
 
     #[test]
     fn slices_are_filled_before_new_ones_are_made() {
         let pods: Vec<_> = (0..150).map(pod).collect();
-        let first = plan(&service(), &pods, &[], |_| None);
+        let first = plan(&service(), &pods, &[], |_| None, &Zones::default());
         assert_eq!(first.create.iter().map(count).collect::<Vec<_>>(), [100, 50]);
         let present: Vec<_> =
             first.create.into_iter().enumerate().map(|(number, slice)| named(slice, &format!("s{number}"))).collect();
-        assert_eq!(plan(&service(), &pods, &present, |_| None), Plan::default(), "running twice changes nothing");
+        assert_eq!(
+            plan(&service(), &pods, &present, |_| None, &Zones::default()),
+            Plan::default(),
+            "running twice changes nothing"
+        );
 
         let pods: Vec<_> = (10..170).map(pod).collect();
-        let next = plan(&service(), &pods, &present, |_| None);
+        let next = plan(&service(), &pods, &present, |_| None, &Zones::default());
         assert!(next.create.is_empty() && next.delete.is_empty());
         assert_eq!(next.update.iter().map(count).sum::<usize>(), 160);
     }
@@ -316,11 +348,48 @@ mod tests {
     fn a_terminating_pod_serves_but_is_not_ready() {
         let mut dying = Pod::clone(&pod(1));
         dying.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(1)));
-        let created = plan(&service(), &[Arc::new(dying)], &[], |_| None).create;
+        let created = plan(&service(), &[Arc::new(dying)], &[], |_| None, &Zones::default()).create;
         let conditions = created[0].endpoints.as_ref().unwrap()[0].conditions.clone().unwrap();
         assert_eq!(
             (conditions.ready, conditions.serving, conditions.terminating),
             (Some(false), Some(true), Some(true))
+        );
+    }
+
+    #[test]
+    fn endpoints_are_spread_over_zones_by_load() {
+        let mut service = service();
+        service.metadata.annotations = Some([(TOPOLOGY_MODE.to_owned(), "Auto".to_owned())].into());
+        let node = |name: &str, zone: &str| -> Arc<Node> {
+            Arc::new(
+                serde_json::from_value(serde_json::json!({
+                    "metadata": {"name": name, "labels": {ZONE: zone}},
+                    "status": {"allocatable": {"cpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
+                }))
+                .unwrap(),
+            )
+        };
+        let nodes = [node("n1", "z1"), node("n2", "z2")];
+        let zones = Zones::of(nodes.iter().map(|node| &**node));
+        let pods: Vec<Arc<Pod>> = (1..=4)
+            .map(|number| {
+                let mut pod = Pod::clone(&pod(number));
+                pod.spec.get_or_insert_default().node_name = Some(if number == 4 { "n2" } else { "n1" }.into());
+                Arc::new(pod)
+            })
+            .collect();
+        let find = |name: &str| nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name)).cloned();
+        let made = plan(&service, &pods, &[], find, &zones).create;
+        let mut hints: Vec<String> = made
+            .iter()
+            .flat_map(|slice| slice.endpoints.iter().flatten())
+            .map(|endpoint| endpoint.hints.as_ref().unwrap().for_zones.as_ref().unwrap()[0].name.clone())
+            .collect();
+        hints.sort();
+        assert_eq!(hints, ["z1", "z1", "z2", "z2"]);
+        let none = plan(&service, &pods[..3], &[], find, &zones).create;
+        assert!(
+            none.iter().flat_map(|slice| slice.endpoints.iter().flatten()).all(|endpoint| endpoint.hints.is_none())
         );
     }
 
@@ -348,7 +417,7 @@ mod tests {
     #[test]
     fn a_plan_knows_how_many_endpoints_it_changes() {
         let pods: Vec<_> = (0..3).map(pod).collect();
-        let first = plan(&service(), &pods, &[], |_| None);
+        let first = plan(&service(), &pods, &[], |_| None, &Zones::default());
         assert_eq!(first.changes(&[]), Changes { added: 3, updated: 0, removed: 0 });
         let present = [named(first.create[0].clone(), "s")];
         let mut less = pods[1..].to_vec();
@@ -356,7 +425,7 @@ mod tests {
         unready.status.as_mut().unwrap().conditions = None;
         less[0] = Arc::new(unready);
         less.push(pod(7));
-        let next = plan(&service(), &less, &present, |_| None);
+        let next = plan(&service(), &less, &present, |_| None, &Zones::default());
         assert_eq!(next.changes(&present), Changes { added: 1, updated: 1, removed: 1 });
     }
 }

@@ -11,7 +11,10 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use super::measure::{COUNT_BOUNDS, Changes, count_slices};
-use super::slice_plan::{CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan, traffic_distribution, zone_of};
+use super::slice_plan::{
+    CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan, spreads_by_zone, traffic_distribution, zone_of,
+};
+use super::topology::{Facts, Zones};
 use super::{selected, selector, services_of, watch};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
@@ -61,15 +64,20 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
     let nodes = {
         let (services, pods) = (services.clone(), pods.clone());
-        context.on::<Node, _>(move |event| {
+        context.on::<Node, Vec<String>>(move |event| {
             let node = event.object();
+            // Shares of zones change with any node, for whoever goes by them.
+            let is_share = !matches!(event, Event::Modified { old, new } if Facts::of(old) == Facts::of(new));
+            let all = if is_share { services.list() } else { Vec::new() };
+            let spread = all.iter().filter(|service| spreads_by_zone(service)).map(|service| pods::key(&**service));
             match event {
-                Event::Modified { old, new } if zone_of(old) == zone_of(new) => return Vec::new(),
-                Event::Added(node) if zone_of(node).is_none() => return Vec::new(),
+                Event::Modified { old, new } if zone_of(old) == zone_of(new) => return spread.collect(),
+                Event::Added(node) if zone_of(node).is_none() => return spread.collect(),
                 _ => {}
             }
             let name = node.metadata.name.as_deref().unwrap_or_default();
-            pods.by_index(BY_NODE, name).iter().flat_map(|pod| services_of(&services, pod)).collect()
+            let own = pods.by_index(BY_NODE, name);
+            own.iter().flat_map(|pod| services_of(&services, pod)).chain(spread).collect()
         })
     };
     Arc::new(Controller {
@@ -134,7 +142,12 @@ impl Controller {
             return Ok(Requeue::Never);
         }
         let present = self.slices.by_index(BY_SERVICE, key);
-        let plan = plan(&service, &selected(&self.pods, &service), &present, |name| self.nodes.get(name));
+        let zones = match spreads_by_zone(&service) {
+            true => Zones::of(self.nodes.list().iter().map(|node| &**node)),
+            false => Zones::default(),
+        };
+        let pods = selected(&self.pods, &service);
+        let plan = plan(&service, &pods, &present, |name| self.nodes.get(name), &zones);
         let (changes, slices) = (plan.changes(&present), plan.create.len() + plan.update.len() + plan.delete.len());
         let done = self.carry_out(key, &service, plan).await;
         if done.is_ok() {
@@ -185,7 +198,8 @@ impl Controller {
 
     fn note(&self, changes: &Changes, slices: usize, service: &Service) {
         let distribution = traffic_distribution(service).unwrap_or_default();
-        let labels = [("topology", "Disabled"), ("traffic_distribution", distribution)];
+        let topology = if spreads_by_zone(service) { "Auto" } else { "Disabled" };
+        let labels = [("topology", topology), ("traffic_distribution", distribution)];
         for (name, help, bounds, labels, count) in [
             (
                 "endpoint_slice_controller_endpoints_added_per_sync",

@@ -22,7 +22,7 @@ use client::metrics::Metrics;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::metrics::PoolMetrics;
+use crate::metrics::{PoolMetrics, forget_route};
 use crate::table::Table;
 use access_log::AccessLog;
 use pool::Pool;
@@ -79,7 +79,12 @@ impl DataPlane {
     /// From the next request on, this is what is.
     pub(crate) fn swap(&self, table: Arc<Table>) {
         self.pool.keep_only(&table);
-        self.table.store(table);
+        let before = self.table.swap(table.clone());
+        // Nobody asks for a route that is gone; its series would stay for ever.
+        let names = table.route_names();
+        for gone in before.route_names().difference(&names) {
+            forget_route(&self.metrics, gone);
+        }
     }
 }
 

@@ -40,8 +40,7 @@ pub(super) struct Backends<'a> {
     place: Place<'a>,
     /// Where the gateway itself listens: a request must not come back to it.
     own: (&'a [IpAddr], BTreeSet<u16>),
-    /// What services are reached at: an endpoint there would lead to whatever the service leads to, this gateway included.
-    of_services: HashSet<IpAddr>,
+    services: Virtual,
     known: HashMap<(String, PortRef, bool), Found>,
 }
 
@@ -49,8 +48,7 @@ impl<'a> Backends<'a> {
     pub(super) fn new(world: &'a World, settings: &'a Settings) -> Self {
         let place = Place { node: &settings.node, zone: world.zone.as_deref() };
         let own = (settings.addresses.as_slice(), super::gateways::ports(world, settings));
-        let of_services = world.services.values().flat_map(|service| addresses_of(service)).collect();
-        Self { world, place, own, of_services, known: HashMap::new() }
+        Self { world, place, own, services: Virtual::of(world), known: HashMap::new() }
     }
 
     /// A port of the Service `namespace/name`; its protocol is HTTP/2 if the Service or the route says so.
@@ -103,10 +101,10 @@ impl<'a> Backends<'a> {
         let of_family = |is_v6| {
             let found = endpoints::of_port(slices(), port, "TCP", is_v6);
             let chosen = endpoints::choose(&found, self.place);
-            let is_final = |addr: IpAddr| is_elsewhere(addr) && !self.of_services.contains(&addr.to_canonical());
-            let chosen = chosen.into_iter().filter(|endpoint| is_final(endpoint.addr));
+            let chosen = chosen.into_iter().filter(|endpoint| is_elsewhere(endpoint.addr));
             let chosen = chosen.map(|endpoint| SocketAddr::new(endpoint.addr, endpoint.port));
-            chosen.filter(|endpoint| !self.is_gateway(*endpoint)).collect::<Vec<_>>()
+            let chosen = chosen.filter(|endpoint| !self.is_gateway(*endpoint));
+            chosen.filter(|endpoint| !self.services.has(*endpoint, self.own.0)).collect::<Vec<_>>()
         };
         let four = of_family(false);
         if four.is_empty() { of_family(true) } else { four }
@@ -124,11 +122,46 @@ impl<'a> Backends<'a> {
     }
 }
 
-/// The addresses that are the service's own. Others that it is reached at may be anybody's: of a node, of a pod.
-fn addresses_of(service: &Service) -> Vec<IpAddr> {
-    let Some(spec) = &service.spec else { return Vec::new() };
-    let own = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
-    own.filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.to_canonical()).collect()
+/// Addresses that are services themselves. Where the proxy leads from them, back to the gateway perhaps, is not for routes to say:
+/// requests would go round in circles.
+#[derive(Default)]
+struct Virtual {
+    /// At any port.
+    addresses: HashSet<IpAddr>,
+    ports: HashSet<SocketAddr>,
+    node_ports: HashSet<u16>,
+}
+
+impl Virtual {
+    fn of(world: &World) -> Self {
+        let mut all = Self::default();
+        for service in world.services.values() {
+            let Some(spec) = &service.spec else { continue };
+            let parsed =
+                |texts: &[String]| -> Vec<IpAddr> { texts.iter().filter_map(|text| text.parse().ok()).collect() };
+            for texts in [spec.cluster_ip.as_slice(), spec.cluster_ips.as_deref().unwrap_or_default()] {
+                all.addresses.extend(parsed(texts));
+            }
+            let numbers = || spec.ports.iter().flatten();
+            let port = |number: i32| u16::try_from(number).unwrap_or_default();
+            let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+            let balancers = status.into_iter().flat_map(|status| status.ingress.iter().flatten());
+            let balancers = balancers.filter_map(|one| one.ip.as_deref()?.parse().ok());
+            for address in parsed(spec.external_ips.as_deref().unwrap_or_default()).into_iter().chain(balancers) {
+                all.ports.extend(numbers().map(|one| SocketAddr::new(address, port(one.port))));
+            }
+            all.node_ports.extend(numbers().filter_map(|one| one.node_port).map(port));
+        }
+        all
+    }
+
+    /// `nodes` are addresses at which node ports answer.
+    fn has(&self, endpoint: SocketAddr, nodes: &[IpAddr]) -> bool {
+        let address = endpoint.ip().to_canonical();
+        self.addresses.contains(&address)
+            || self.ports.contains(&SocketAddr::new(address, endpoint.port()))
+            || (self.node_ports.contains(&endpoint.port()) && nodes.iter().any(|node| node.to_canonical() == address))
+    }
 }
 
 /// Slices can be written by hand. None of them gets at what only this machine should reach.

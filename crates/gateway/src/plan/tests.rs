@@ -685,17 +685,28 @@ fn security_no_endpoint_is_the_gateway_itself() {
 #[test]
 fn security_no_endpoint_is_a_service() {
     let mut world = world();
+    let spec = json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"],
+        "externalIPs": ["203.0.113.7"], "ports": [{"name": "web", "port": 8080, "nodePort": 30080}]});
+    let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}, {"ip": "192.0.2.2"}]}});
+    let service = json!({"metadata": named("default", "circle"), "spec": spec, "status": status});
+    world.services.insert("default/circle".into(), object(service));
     ingress(&mut world, "i", json!({"defaultBackend": backend("a")}));
-    let slice = |address: &str| {
-        object(json!({"metadata": named("default", "a"), "addressType": "IPv4",
-            "ports": [{"name": "web", "port": 80, "protocol": "TCP"}], "endpoints": [{"addresses": [address]}]}))
-    };
-    let other = json!({"metadata": named("other", "s"), "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"],
-        "externalIPs": ["203.0.113.9"], "ports": [{"port": 80, "protocol": "TCP"}]}});
-    world.services.insert("other/s".into(), object(other));
-    for (address, is_reached) in [("10.96.0.9", false), ("203.0.113.9", true), ("10.96.0.8", true)] {
-        world.slices.insert("default/a".into(), [("default/a".to_owned(), slice(address))].into());
-        assert_eq!(!plan(&world, &settings()).table.endpoints.is_empty(), is_reached, "{address}");
+    for (address, port, is_reached) in [
+        ("10.42.0.9", 8080, true),
+        ("10.43.0.9", 8080, false),
+        ("10.43.0.9", 9, false),
+        ("fd43::9", 8080, false),
+        ("203.0.113.7", 8080, false),
+        ("203.0.113.7", 8081, true),
+        ("192.0.2.2", 8080, false),
+        ("192.0.2.2", 8081, true),
+        ("192.0.2.1", 30080, false),
+    ] {
+        let family = if address.contains(':') { "IPv6" } else { "IPv4" };
+        let slice = object(json!({"metadata": named("default", "a"), "addressType": family,
+            "ports": [{"name": "web", "port": port, "protocol": "TCP"}], "endpoints": [{"addresses": [address]}]}));
+        world.slices.insert("default/a".into(), [("default/a".to_owned(), slice)].into());
+        assert_eq!(!plan(&world, &settings()).table.endpoints.is_empty(), is_reached, "{address} {port}");
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod rules;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,16 @@ pub struct Table {
     pub ports: BTreeMap<u16, Arc<Port>>,
     /// All that routes lead to.
     pub endpoints: HashSet<SocketAddr>,
+}
+
+impl Table {
+    /// The names of all routes.
+    pub fn route_names(&self) -> BTreeSet<&str> {
+        let listeners = self.ports.values().flat_map(|port| port.listeners.values());
+        let routes = listeners
+            .flat_map(|listener| listener.hosts.values().flat_map(Rules::routes).chain(listener.passthrough.values()));
+        routes.map(|route| route.name.as_str()).collect()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -91,6 +91,12 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// What the rules lead to.
+    pub fn routes(&self) -> impl Iterator<Item = &Arc<Route>> {
+        let rules = self.exact.values().chain(self.prefixes.values()).flatten().chain(&self.regexes);
+        rules.map(|rule| &rule.route)
+    }
+
     pub fn new(rules: impl IntoIterator<Item = Rule>) -> Self {
         let mut this = Self::default();
         for rule in rules {
