@@ -128,14 +128,14 @@ fn servers_join_and_one_is_killed_under_writes() {
     said(&mut third.cox("delete"));
 
     let offer = || said(cluster.cox("token").args(["create", "--server"]));
-    let security_wrong_key = {
+    let refused = {
         let line = offer();
         let (start, key) = line.trim().rsplit_once(' ').unwrap();
         let output = second.join(&format!("{start} {}", key.chars().rev().collect::<String>()), "server-2", SERVERS[1]);
         assert!(!output.status.success() && !second.dir.path().join("data/pki/ca.key").exists());
         describe(&output)
     };
-    assert!(security_wrong_key.contains("does not fit this token"), "{security_wrong_key}");
+    assert!(refused.contains("does not fit this token"), "{refused}");
     for (machine, name, address) in [(&second, "server-2", SERVERS[1]), (&third, "server-3", SERVERS[2])] {
         let line = offer();
         must(&machine.join(&line, name, address), || format!("{}\n{}", machine.log(), cluster.log()));
@@ -173,12 +173,12 @@ fn servers_join_and_one_is_killed_under_writes() {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let create = format!("create configmap mark-{}", written.load(Ordering::Relaxed));
-                let to = SERVERS.iter().any(|server| {
+                let is_written = SERVERS.iter().any(|server| {
                     let context = format!("--context={}@{server}:6443", second.host.name());
                     let said = second.kubectl(&format!("{context} --request-timeout=5s {create}"));
                     said.status.success() || describe(&said).contains("already exists")
                 });
-                written.fetch_add(usize::from(to), Ordering::Relaxed);
+                written.fetch_add(usize::from(is_written), Ordering::Relaxed);
             }
         });
         let progress = |what: &str, count: usize| {

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -175,7 +175,7 @@ fn addresses(slices: &[Arc<EndpointSlice>]) -> Vec<String> {
 }
 
 /// The servers that were written down, and the one that was given.
-fn known(file: &PathBuf, first: &str) -> Result<Vec<String>> {
+fn known(file: &Path, first: &str) -> Result<Vec<String>> {
     let mut servers: Vec<String> = match fs::read(file) {
         Ok(text) => serde_json::from_slice(&text).with_context(|| file.display().to_string())?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),

@@ -21,8 +21,9 @@ use crate::shape::{Flags, Shape};
 
 /// What is left of a certificate's life when it is renewed.
 const LEFT: f64 = 0.3;
-/// How long a renewal that failed waits; also how late a clock that was set is noticed.
+/// How late a clock that was set is noticed.
 const LOOK: Duration = Duration::from_secs(3600);
+/// After a renewal that failed.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Show and renew the certificates of the cluster on this machine
