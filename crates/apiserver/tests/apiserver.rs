@@ -3,36 +3,16 @@
 
 #[path = "apiserver/access.rs"]
 mod access;
-#[path = "apiserver/adversary.rs"]
-mod adversary;
-#[path = "apiserver/apply.rs"]
-mod apply;
-#[path = "apiserver/discovery.rs"]
-mod discovery;
-#[path = "apiserver/watch_and_list.rs"]
-mod watch_and_list;
-#[path = "apiserver/custom_resources.rs"]
-mod custom_resources;
-#[path = "apiserver/aggregation.rs"]
-mod aggregation;
-#[path = "apiserver/admission_webhooks.rs"]
-mod admission_webhooks;
-#[path = "apiserver/field_validation.rs"]
-mod field_validation;
-#[path = "apiserver/quota_and_limits.rs"]
-mod quota_and_limits;
-#[path = "apiserver/events.rs"]
-mod events;
-#[path = "apiserver/devices.rs"]
-mod devices;
-#[path = "apiserver/storage.rs"]
-mod storage;
-#[path = "apiserver/networking.rs"]
-mod networking;
-#[path = "apiserver/lease_template_node.rs"]
-mod lease_template_node;
 #[path = "apiserver/accounts_tokens_reviews.rs"]
 mod accounts_tokens_reviews;
+#[path = "apiserver/admission_webhooks.rs"]
+mod admission_webhooks;
+#[path = "apiserver/adversary.rs"]
+mod adversary;
+#[path = "apiserver/aggregation.rs"]
+mod aggregation;
+#[path = "apiserver/apply.rs"]
+mod apply;
 #[path = "apiserver/audit.rs"]
 mod audit;
 #[path = "apiserver/bad_input.rs"]
@@ -41,9 +21,19 @@ mod bad_input;
 mod can_i;
 #[path = "apiserver/connect.rs"]
 mod connect;
+#[path = "apiserver/custom_resources.rs"]
+mod custom_resources;
+#[path = "apiserver/devices.rs"]
+mod devices;
+#[path = "apiserver/discovery.rs"]
+mod discovery;
 #[allow(dead_code, reason = "shared with the tests of the store, which use all of it")]
 #[path = "../../store/tests/store/peer.rs"]
 mod etcd;
+#[path = "apiserver/events.rs"]
+mod events;
+#[path = "apiserver/field_validation.rs"]
+mod field_validation;
 #[path = "apiserver/floods.rs"]
 mod floods;
 #[path = "apiserver/foreign_store.rs"]
@@ -58,10 +48,14 @@ mod initializers;
 mod kube_rs;
 #[path = "apiserver/kubectl.rs"]
 mod kubectl;
+#[path = "apiserver/lease_template_node.rs"]
+mod lease_template_node;
 #[path = "apiserver/lifecycle.rs"]
 mod lifecycle;
 #[path = "apiserver/limits.rs"]
 mod limits;
+#[path = "apiserver/networking.rs"]
+mod networking;
 #[path = "apiserver/oidc.rs"]
 mod oidc;
 #[path = "apiserver/plugins.rs"]
@@ -74,6 +68,8 @@ mod policies;
 mod protobuf;
 #[path = "apiserver/python.rs"]
 mod python;
+#[path = "apiserver/quota_and_limits.rs"]
+mod quota_and_limits;
 #[path = "apiserver/reload.rs"]
 mod reload;
 #[path = "apiserver/remote_decisions.rs"]
@@ -86,10 +82,14 @@ mod sealed;
 mod security;
 #[path = "apiserver/servers.rs"]
 mod servers;
+#[path = "apiserver/storage.rs"]
+mod storage;
 #[path = "apiserver/unreadable.rs"]
 mod unreadable;
 #[path = "apiserver/watch.rs"]
 mod watch;
+#[path = "apiserver/watch_and_list.rs"]
+mod watch_and_list;
 #[path = "apiserver/webhook_server.rs"]
 mod webhook_server;
 #[path = "apiserver/webhooks.rs"]

@@ -318,7 +318,11 @@ impl Kinds {
 }
 
 /// Says what is new of it; what is mended may be said again.
-fn record_events(recorder: &EventRecorder, recorded: &mut BTreeSet<(Option<String>, &'static str, String)>, news: Vec<News>) {
+fn record_events(
+    recorder: &EventRecorder,
+    recorded: &mut BTreeSet<(Option<String>, &'static str, String)>,
+    news: Vec<News>,
+) {
     let mut present = BTreeSet::new();
     for one in news {
         let key = (one.about.uid.clone(), one.reason, one.message.clone());

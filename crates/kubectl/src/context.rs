@@ -10,11 +10,11 @@ use client::Client;
 use client::kubeconfig::{Kubeconfig, Overrides, Resolved};
 
 use crate::cli::Invocation;
+use crate::command_span::CommandSpan;
 use crate::discovery::Discovery;
 use crate::failure::{Failure, Result};
 use crate::kuberc::PluginPolicy;
 use crate::printers::Printer;
-use crate::command_span::CommandSpan;
 
 pub(crate) struct Context {
     pub(crate) flags: Invocation,

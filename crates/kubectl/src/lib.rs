@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod cli;
+mod command_span;
 mod commands;
 mod complete;
 mod context;
@@ -30,7 +31,6 @@ mod resources;
 mod selector;
 mod stream;
 mod three_way;
-mod command_span;
 mod validation;
 mod watch;
 

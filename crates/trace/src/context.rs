@@ -268,8 +268,8 @@ pub fn set_object(object: impl FnOnce() -> String) {
     });
 }
 
-/// The present span's steps go on in another task, until [`Away::home`].
-pub fn away<F: Future>(future: F) -> impl Future<Output = Away<F::Output>> {
+/// The present span's steps go on in another task, until [`Detached::home`].
+pub fn detached<F: Future>(future: F) -> impl Future<Output = Detached<F::Output>> {
     let leave = |scope: &Scope| Scope {
         laps: RefCell::new(scope.laps.take()),
         ..Scope::with(scope.recorder.clone(), Cause::Known(scope.causes()))
@@ -278,19 +278,19 @@ pub fn away<F: Future>(future: F) -> impl Future<Output = Away<F::Output>> {
     let future = Box::pin(future);
     async move {
         let (output, laps, object) = scope.run(future).await;
-        Away { output, laps, object }
+        Detached { output, laps, object }
     }
 }
 
 /// What a part of a span came to in another task.
-pub struct Away<T> {
+pub struct Detached<T> {
     output: T,
     laps: Option<Laps>,
     object: Option<String>,
 }
 
-impl<T> Away<T> {
-    pub fn home(self) -> T {
+impl<T> Detached<T> {
+    pub fn rejoin(self) -> T {
         let _ = SCOPE.try_with(|scope| scope.laps.replace(self.laps));
         if let Some(object) = self.object {
             set_object(|| object);

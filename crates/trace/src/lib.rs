@@ -31,7 +31,7 @@ mod work;
 
 pub use causes::Causes;
 pub use context::{
-    Away, Context, away, current, deliver, lap, lap_at, lap_failed, lap_named, laps_of, mark, mark_at, part,
+    Context, Detached, current, deliver, detached, lap, lap_at, lap_failed, lap_named, laps_of, mark, mark_at, part,
     set_object, take_laps,
 };
 pub use id::Id;

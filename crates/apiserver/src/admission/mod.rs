@@ -6,10 +6,10 @@
 //! the watch cache.
 
 mod attributes;
-pub(crate) mod managed_fields;
 mod chain;
 mod config;
 pub(crate) mod expressions;
+pub(crate) mod managed_fields;
 mod matching;
 mod metrics;
 mod reinvocation;

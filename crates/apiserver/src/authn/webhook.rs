@@ -48,7 +48,8 @@ impl TokenWebhook {
             "apiVersion": format!("authentication.k8s.io/{}", self.version),
             "spec": {"token": token, "audiences": audiences},
         });
-        let answer = self.remote.ask(&question, REQUEST_TIMEOUT).await.map_err(|error| format!("token webhook: {error}"))?;
+        let answer =
+            self.remote.ask(&question, REQUEST_TIMEOUT).await.map_err(|error| format!("token webhook: {error}"))?;
         let found = accepted(&answer, audiences, &self.implied)?;
         self.cache.put(key, found.clone(), self.life);
         Ok(found)

@@ -4,8 +4,8 @@
 //! `bootstrap::flow_control` keeps the FlowSchemas and PriorityLevelConfigurations that every cluster has and hands all of
 //! them to [`FlowControl::learn`]. Requests that stay open are only counted (`in_flight::InFlight`); a watch has a seat until it begins.
 
-mod queue_set;
 mod metrics;
+mod queue_set;
 mod rules;
 
 use std::borrow::Borrow;
@@ -20,8 +20,8 @@ use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use parking_lot::{Mutex, RwLock};
 use registry::unset::or_empty;
 
-use self::queue_set::{Arrival, QueueSet, Limits, Place};
 use self::metrics::Counts;
+use self::queue_set::{Arrival, Limits, Place, QueueSet};
 use self::rules::{LevelOf, Table};
 use crate::request_info::RequestInfo;
 
@@ -130,7 +130,8 @@ impl FlowControl {
     fn show_limits(&self) {
         let queue_set = self.queue_set.lock();
         let show = |name, help, value: fn(&queue_set::Report<'_>) -> usize| {
-            let rows = queue_set.report().map(|level| ([level.name.to_owned()], value(&level) as f64)).collect::<Vec<_>>();
+            let rows =
+                queue_set.report().map(|level| ([level.name.to_owned()], value(&level) as f64)).collect::<Vec<_>>();
             self.metrics.set_gauges(name, help, ["priority_level"], rows);
         };
         show("apiserver_flowcontrol_nominal_limit_seats", "Seats of a level's own", |level| level.limits.nominal);

@@ -308,7 +308,8 @@ mod tests {
 
     #[test]
     fn who_finds_no_seat_waits_and_who_finds_no_queue_is_refused() {
-        let (mut queue_set, ids) = queue_set(&[("a", limits(1, 0, 1)), ("b", Limits { queues: 0, hand: 0, ..limits(1, 0, 1) })]);
+        let (mut queue_set, ids) =
+            queue_set(&[("a", limits(1, 0, 1)), ("b", Limits { queues: 0, hand: 0, ..limits(1, 0, 1) })]);
         let place = seated(queue_set.arrive(ids[0], 7));
         let mut waiters: Vec<_> = (0..6).map(|_| waiting(queue_set.arrive(ids[0], 7))).collect();
         assert!(matches!(queue_set.arrive(ids[0], 7), Arrival::Refused("queue-full")));
@@ -381,6 +382,9 @@ mod tests {
         seated(queue_set.arrive(ids[0], 7));
         seated(queue_set.arrive(ids[1], 7));
         queue_set.leave(place, QUICK);
-        assert_eq!(queue_set.report().map(|level| (level.name, level.executing)).collect::<Vec<_>>(), [("a", 2), ("b", 1)]);
+        assert_eq!(
+            queue_set.report().map(|level| (level.name, level.executing)).collect::<Vec<_>>(),
+            [("a", 2), ("b", 1)]
+        );
     }
 }

@@ -11,8 +11,8 @@ use k8s_openapi::api::flowcontrol::v1::{
 };
 use registry::unset::{items, or_empty};
 
-use super::queue_set::LevelId;
 use super::metrics::Counts;
+use super::queue_set::LevelId;
 use crate::request_info::RequestInfo;
 
 /// Of schemas that match the same request, this is the order; the default is upstream's.

@@ -50,9 +50,9 @@ pub(crate) async fn run(
 /// leave the claim to nobody.
 async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
     let state = operation.state.clone();
-    let task = state.writes.spawn(trace::away(crate::audit::carried(Box::pin(serve(operation, None)))));
+    let task = state.writes.spawn(trace::detached(crate::audit::carried(Box::pin(serve(operation, None)))));
     match task.await.map_err(tokio::task::JoinError::try_into_panic) {
-        Ok(done) => done.home(),
+        Ok(done) => done.rejoin(),
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
         Err(Err(error)) => Err(Status::internal(error)),
     }

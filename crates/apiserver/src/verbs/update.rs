@@ -268,8 +268,12 @@ async fn admit(
     let attributes = operation.attributes(Verb::Update, dry_run);
     if operation.info.subresource != "scale" {
         let (managed_fields, old_entry) = (Some(managed_fields), Some(entry));
-        return ask(operation, phase, Attributes { object: Some(new), old: Some(old), managed_fields, old_entry, ..attributes })
-            .await;
+        return ask(
+            operation,
+            phase,
+            Attributes { object: Some(new), old: Some(old), managed_fields, old_entry, ..attributes },
+        )
+        .await;
     }
     let mut scale: AnyObject = Box::new(registry::scale::of(&operation.resource, &**new)?);
     let old = registry::scale::of(&operation.resource, old)?;

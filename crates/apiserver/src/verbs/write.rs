@@ -172,7 +172,11 @@ pub(crate) struct Current<'a> {
 impl<'a> Current<'a> {
     pub(crate) fn of(entry: &'a Entry) -> Self {
         let (text, managed_fields) = api::trim::apart(&entry.stored);
-        Self { entry, text, managed_fields: managed_fields.and_then(|managed_fields| std::str::from_utf8(managed_fields).ok()) }
+        Self {
+            entry,
+            text,
+            managed_fields: managed_fields.and_then(|managed_fields| std::str::from_utf8(managed_fields).ok()),
+        }
     }
 
     /// The typed form, resource version included.
@@ -203,7 +207,11 @@ pub(crate) async fn admit_body<K: Typed>(operation: &Operation, body: K, dry_run
 }
 
 /// Encodes an object as it is stored: canonical order, a status, its managed fields, no resource version.
-pub(crate) fn encode(resource: &Resource, object: &mut dyn Object, managed_fields: &RecordedFields) -> Result<Bytes, Status> {
+pub(crate) fn encode(
+    resource: &Resource,
+    object: &mut dyn Object,
+    managed_fields: &RecordedFields,
+) -> Result<Bytes, Status> {
     object.fill_status();
     let meta = object.meta_mut();
     meta.resource_version = None;

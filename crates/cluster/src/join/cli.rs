@@ -164,7 +164,8 @@ fn token(given: Option<&str>, file: Option<&Path>) -> Result<Token> {
 /// This machine's part, and what the cluster tells those who come with a token.
 async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first: &Kubeconfig) -> Result<Settings> {
     let client = Client::from_kubeconfig(first, &Overrides::default())?;
-    let settings_map = client.namespaced::<ConfigMap>(enrolment::SETTINGS_NAMESPACE).get(enrolment::SETTINGS_NAME).await;
+    let settings_map =
+        client.namespaced::<ConfigMap>(enrolment::SETTINGS_NAMESPACE).get(enrolment::SETTINGS_NAME).await;
     let settings_map = settings_map.with_context(|| format!("{} does not tell its settings", cluster.server))?;
     let text = settings_map.data.unwrap_or_default().remove(enrolment::SETTINGS_KEY);
     let text = text.context("the cluster's settings are empty: was it made by 'cox up'?")?;

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 
 use crate::Error;
-use crate::controller::{Context, BATCH_INTERVAL, Outcome, Reconcile, Requeue};
+use crate::controller::{BATCH_INTERVAL, Context, Outcome, Reconcile, Requeue};
 use crate::owners::{candidates, claim, controller_key, controller_of, index_orphans, is_controlled_by};
 use crate::pods;
 use plan::plan;

@@ -327,7 +327,12 @@ impl Look<'_> {
             }
         }
         let partly = failed.first().map(|first| {
-            format!("invalid metrics ({} invalid out of {}), first error is: {}", failed.len(), specs.len(), first.message)
+            format!(
+                "invalid metrics ({} invalid out of {}), first error is: {}",
+                failed.len(),
+                specs.len(),
+                first.message
+            )
         });
         let wanted = match (best, partly) {
             (Some((replicas, name)), partly) if partly.is_none() || replicas >= current => {

@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod scheduling;
 mod attach_detach;
 mod autoscalers;
 mod cron_jobs;
@@ -21,6 +20,7 @@ mod late_caches;
 mod namespaces;
 mod quotas;
 mod scale;
+mod scheduling;
 mod snapshots;
 mod stateful_sets;
 mod tokens;

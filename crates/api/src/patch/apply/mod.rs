@@ -7,10 +7,10 @@
 //! `set` holds field sets, `managed` reads and writes the entries. Plain writes, which are nearly all there are, compare
 //! texts (`raw`), or read one if the object is new (`created`), and change those of the entries (`books`).
 
-mod managed_text;
 mod created;
 mod last_applied;
 mod managed;
+mod managed_text;
 mod raw;
 mod set;
 mod walk;
@@ -26,8 +26,8 @@ use crate::Status;
 use crate::field::quote;
 use crate::schema::Struct;
 use crate::status::StatusCause;
-use managed_text::ManagedText;
 use managed::{Entry, Managed, Operation};
+use managed_text::ManagedText;
 use walk::Emptied;
 
 /// Who writes, as what, and when.
