@@ -30,6 +30,7 @@ mod event_leases;
 mod expiring;
 mod flow_control;
 mod health;
+mod history;
 mod in_flight;
 mod initializers;
 mod integrity;

@@ -62,6 +62,8 @@ mod kubectl;
 mod lifecycle;
 #[path = "apiserver/limits.rs"]
 mod limits;
+#[path = "apiserver/metrics.rs"]
+mod metrics;
 #[path = "apiserver/oidc.rs"]
 mod oidc;
 #[path = "apiserver/plugins.rs"]
