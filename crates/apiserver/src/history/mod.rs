@@ -1,7 +1,7 @@
 //! The last hours of the cluster: CPU, memory, network and disk of nodes and pods, rates and latency of the API.
 //!
-//! Flow: once a minute [`sample`] reads what the nodes say to everybody who asks for usage, and what this server has
-//! counted -> [`ring`] -> [`serve`] (`GET /cox/history`, authorized like any other path), for `cox top`, `cox ui` and
+//! Flow: once a minute `sample` reads what the nodes say to everybody who asks for usage, and what this server has
+//! counted -> `ring` -> `serve` (`GET /cox/history`, authorized like any other path), for `cox top`, `cox ui` and
 //! `cox why cluster`. The ring is written to a file four times an hour and when the server stops.
 //!
 //! Invariant: bounded memory, and no more than one question a second to nodes, however many there are.

@@ -1,4 +1,4 @@
-//! What the server counts, under upstream's names: [`::metrics::upstream`] is the table of them.
+//! What the server counts, under upstream's names: `crates/metrics/src/upstream.rs` is the table of them.
 //!
 //! Requests, who sent them and what they asked of the store are counted as they pass; what caches and store hold is looked
 //! at when somebody reads `/metrics`. Flow control and admission count in their own rooms.
