@@ -72,6 +72,9 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "trace", "Show what the cluster made of an object, stage by stage", |argv| {
         command(argv, cluster::walk::main)
     }),
+    row(Group::Cluster, "top", "Show what nodes, pods and the API use, now and in the last hour", |argv| {
+        command(argv, cluster::top::main)
+    }),
     row(Group::Cluster, "ui", "Show the cluster in a browser", |argv| {
         let proxy = ["kubectl", "proxy", "--ui", "--port=0"].map(OsString::from);
         kubectl::main(proxy.into_iter().chain(argv.into_iter().skip(1)))
@@ -164,7 +167,9 @@ fn command<A: Args>(argv: Vec<OsString>, main: Main<A>) -> ExitCode {
 /// Parses flags and runs what they are for to its end on a tokio runtime.
 fn start<A: Args>(argv: Vec<OsString>, main: Main<A>, log_level: &str) -> ExitCode {
     let name = argv.first().and_then(|name| name.to_str()).map_or("cox".into(), |name| format!("cox {name}"));
-    let matches = A::augment_args(Command::new("cox").bin_name(name)).get_matches_from(argv);
+    let command = A::augment_args(Command::new("cox").bin_name(name));
+    let matches = command.clone().get_matches_from(argv);
+    cluster::remember_flags(&command, &matches);
     let args = match A::from_arg_matches(&matches) {
         Ok(args) => args,
         Err(error) => error.exit(),

@@ -5,12 +5,13 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use base64::Engine;
+use metrics::upstream::{Component, problems};
 
-use crate::harness::{Cluster, run, with_input};
+use crate::harness::{Cluster, run, said, with_input};
 use crate::manifests::deployment;
 
 /// What the nodes answer, below the proxy of the API server.
-const OF_NODES: [&str; 4] = ["metrics", "metrics/cadvisor", "metrics/resource", "metrics/probes"];
+const OF_NODES: [&str; 5] = ["metrics", "metrics/cadvisor", "metrics/resource", "metrics/probes", "metrics/slis"];
 
 /// Questions of imported dashboards and alerts that must find data.
 const QUESTIONS: &[&str] = &[
@@ -38,6 +39,16 @@ const QUESTIONS: &[&str] = &[
     r#"prober_probe_total{container="busy",probe_type="Readiness",result="successful"} > 0"#,
     r#"node_cpu_usage_seconds_total > 0"#,
     r#"sum(apiserver_request_total{resource="pods"}) > 0"#,
+    // What the rules of kube-prometheus ask the API server.
+    r#"sum by (verb, scope, le) (increase(apiserver_request_sli_duration_seconds_bucket[1m])) >= 0"#,
+    r#"histogram_quantile(0.01, sum by (le) (apiserver_client_certificate_expiration_seconds_bucket)) > 604800"#,
+    r#"sum(apiserver_longrunning_requests{verb="WATCH",resource="pods"}) > 0"#,
+    r#"histogram_quantile(0.99, sum by (le, operation) (etcd_request_duration_seconds_bucket)) >= 0"#,
+    r#"apiserver_storage_size_bytes{storage_cluster_id="etcd-0"} > 0"#,
+    r#"sum(apiserver_watch_events_total{resource="pods"}) > 0"#,
+    r#"max(kubernetes_feature_enabled{name="WatchList"}) == 1"#,
+    r#"kubernetes_healthcheck{name="etcd-readiness",type="readyz"} == 1"#,
+    r#"kubernetes_healthcheck{name="syncloop",type="healthz"} == 1"#,
 ];
 
 /// Names that the checker would rather see otherwise, and that every dashboard knows as they are.
@@ -63,22 +74,48 @@ fn prometheus_finds_the_figures_of_dashboards() {
     cluster.apply(&deployment("busy", 1, busy));
     cluster.kubectl("rollout status deployment busy --timeout=180s");
 
+    // Somebody has to ask for the checks to be made.
+    for path in ["/readyz", "/api/v1/nodes/node-1/proxy/healthz"] {
+        cluster.kubectl_args(&["get", "--raw", path]);
+    }
     let proxied = OF_NODES.map(|path| format!("/api/v1/nodes/node-1/proxy/{path}"));
-    for path in proxied.iter().map(String::as_str).chain(["/metrics"]) {
+    for path in proxied.iter().map(String::as_str).chain(["/metrics", "/metrics/slis"]) {
         let text = cluster.kubectl_args(&["get", "--raw", path]);
         let checked = with_input(std::process::Command::new("promtool").args(["check", "metrics"]), &text);
         let said = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
         let is_upstreams = |line: &&str| NAMED_BY_UPSTREAM.iter().any(|name| line.split(' ').next() == Some(name));
         let unknown: Vec<&str> = said.lines().filter(|line| !is_upstreams(line)).collect();
         assert!(unknown.is_empty(), "{path}: {unknown:#?}");
+        let component = match path {
+            "/metrics" => Component::Apiserver,
+            path if path.ends_with("/metrics") => Component::Kubelet,
+            _ => continue,
+        };
+        let wrong: Vec<String> = problems(component, &text).into_iter().filter(|of| !is_for_others(of)).collect();
+        assert!(wrong.is_empty(), "{path}: {wrong:#?}");
     }
 
     let prometheus = Prometheus::start(&cluster);
     for question in QUESTIONS {
         cluster.wait(question, || prometheus.has(&cluster, question).then_some(()));
     }
+    // The cluster's own memory of the same.
+    cluster.wait("the history of the node and of the pod", || {
+        let told = cluster.kubectl_args(&["get", "--raw", "/cox/history?format=openmetrics"]);
+        let has = |name: &str| told.contains(&format!("cox_history_cpu_cores{{name=\"{name}"));
+        (has("node-1") && has("busy-")).then_some(())
+    });
+    let top = said(cluster.cox("top").arg("--once"));
+    assert!(top.contains("node-1") && top.contains("default/busy-"), "{top}");
+    let why = said(cluster.cox("why").arg("cluster"));
+    assert!(why.contains("a container is held back by its limit of CPU") && !why.contains("not seen"), "{why}");
     let up = prometheus.ask(&cluster, "count(up == 1)");
-    assert!(up.contains(r#""5""#), "{up}");
+    assert!(up.contains(r#""7""#), "{up}");
+}
+
+/// Series that nothing in this cluster moves: tests of the API server do.
+fn is_for_others(problem: &str) -> bool {
+    problem.starts_with("apiserver_requested_deprecated_apis ")
 }
 
 struct Prometheus(Child);
@@ -109,7 +146,7 @@ impl Prometheus {
         };
         let mut text = "global: {scrape_interval: 1s}\nscrape_configs:\n".to_owned();
         OF_NODES.iter().for_each(|path| text += &job(&format!("/api/v1/nodes/node-1/proxy/{path}")));
-        text += &job("/metrics");
+        text += &(job("/metrics") + &job("/metrics/slis"));
         let file = cluster.path("prometheus.yaml");
         std::fs::write(&file, text).unwrap();
         run(std::process::Command::new("promtool").args(["check", "config"]).arg(&file));

@@ -8,7 +8,7 @@ const ON: &str = "
     APIResponseCompression AggregatedDiscoveryRemoveBetaType AllowParsingUserUIDFromCertAuth
     AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors
     AuthorizePodWebsocketUpgradeCreatePermission AuthorizeWithSelectors CRDValidationRatcheting
-    ClearingNominatedNodeNameAfterBinding ConsistentListFromCache ContainerRestartRules ContainerStopSignals
+    ClearingNominatedNodeNameAfterBinding ComponentFlagz ComponentStatusz ConsistentListFromCache ContainerRestartRules ContainerStopSignals
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
     DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout GracefulNodeShutdown
     GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HonorPVReclaimPolicy HostnameOverride ImageMaximumGCAge ImageVolume
@@ -36,7 +36,7 @@ const OFF: &str = "
     AllowUnsafeMalformedObjectDeletion CBORServingAndStorage CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions
     CPUManagerPolicyOptions CRDObservedGenerationTracking CRIListStreaming CSIServiceAccountTokenSecrets
     CSIVolumeHealth ChangeContainerStatusOnKubeletRestart ClusterTrustBundle ClusterTrustBundleProjection
-    ComponentFlagz ComponentStatusz ConstrainedImpersonation ContainerCheckpoint CoordinatedLeaderElection
+    ConstrainedImpersonation ContainerCheckpoint CoordinatedLeaderElection
     CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAAdminAccess DRAConsumableCapacity
     DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource DRAPartitionableDevices
     DRAPrioritizedList DRAResourceClaimDeviceStatus DRAResourcePoolStatus DRASchedulerFilterTimeout
@@ -70,6 +70,12 @@ const EITHER: &str = "
     StreamingCollectionEncodingToProtobuf UnlockWhileProcessingFIFO WatchCacheInitializationPostStartHook
     WatchListClient WinDSR WinOverlay WindowsCPUAndMemoryAffinity WindowsGracefulNodeShutdown WindowsHostNetwork
 ";
+
+/// Every gate that says something here, and whether it is on.
+pub fn all() -> impl Iterator<Item = (&'static str, bool)> {
+    let named = |list: &'static str, is_on| list.split_whitespace().map(move |name| (name, is_on));
+    named(ON, true).chain(named(OFF, false))
+}
 
 /// Whether a gate may be set so.
 pub fn check(name: &str, value: bool) -> Result<(), String> {

@@ -26,6 +26,8 @@ pub enum Answer {
     Same(&'static str),
     /// Accepted with these values, which ask for what is done anyway.
     Only(&'static [&'static str], &'static str),
+    /// Accepted where this finds nothing wrong, in words that are upstream's.
+    Checked(fn(&str) -> Result<(), String>, &'static str),
     /// Refused.
     Refused(&'static str),
 }
@@ -49,6 +51,7 @@ impl Row {
         match self.answer {
             Answer::Same(_) => Ok(()),
             Answer::Only(values, _) if values.contains(&value) => Ok(()),
+            Answer::Checked(check, _) => check(value),
             Answer::Only(_, why) => Err(format!("{name}: {value:?} is not supported: {why}")),
             Answer::Refused(why) => Err(format!("{name} is not supported: {why}")),
         }
@@ -56,7 +59,7 @@ impl Row {
 
     fn help(&self) -> (String, &'static str) {
         match self.answer {
-            Answer::Same(why) => (format!("Accepted: {why}"), ACCEPTED),
+            Answer::Same(why) | Answer::Checked(_, why) => (format!("Accepted: {why}"), ACCEPTED),
             Answer::Only(values, why) => (format!("Only {}: {why}", values.join(", ")), ACCEPTED),
             Answer::Refused(why) => (why.into(), REFUSED),
         }
@@ -90,8 +93,27 @@ pub const METRICS: &[Row] = &[
     refused("allow-metric-labels", "labels of metrics are bounded already"),
     refused("allow-metric-labels-manifest", "labels of metrics are bounded already"),
     refused("disabled-metrics", "metrics cannot be switched off one by one"),
-    same("show-hidden-metrics-for-version", "no metric is hidden"),
 ];
+
+/// Of components that hide no metric.
+pub const HIDDEN_METRICS: &[Row] = &[Row {
+    name: "show-hidden-metrics-for-version",
+    answer: Answer::Checked(check_show_hidden_metrics, "no metric is hidden"),
+}];
+
+/// Whether what is hidden can be shown as of this version: only as of the one before this.
+pub fn check_show_hidden_metrics(version: &str) -> Result<(), String> {
+    let mut parts = crate::version::KUBERNETES.trim_start_matches('v').split('.').map(|part| part.parse::<u32>());
+    let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else { return Ok(()) };
+    let before = format!("{major}.{}", minor.saturating_sub(1));
+    if version.is_empty() || version == before {
+        return Ok(());
+    }
+    Err(format!(
+        "show-hidden-metrics-for-version must be omitted or have the value '{before}'. Only the previous minor version \
+         is allowed"
+    ))
+}
 
 /// A component's table, as several parts that components share.
 pub trait Table: 'static {
@@ -271,6 +293,23 @@ mod tests {
         _others: Others<Few>,
         #[arg(long)]
         own: Option<String>,
+    }
+
+    #[test]
+    fn only_what_the_version_before_showed_can_be_shown() {
+        for (version, expected) in [
+            ("", None),
+            ("1.35", None),
+            (
+                "1.34",
+                Some(
+                    "show-hidden-metrics-for-version must be omitted or have the value '1.35'. Only the previous minor \
+                     version is allowed",
+                ),
+            ),
+        ] {
+            assert_eq!(check_show_hidden_metrics(version).err().as_deref(), expected, "{version}");
+        }
     }
 
     #[test]

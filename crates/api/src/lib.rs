@@ -30,6 +30,7 @@ pub mod user;
 pub mod validation;
 pub mod version;
 pub mod yaml;
+pub mod zpages;
 
 pub use gvk::{GroupKind, GroupResource, Gvk, Gvr};
 pub use status::Status;

@@ -75,6 +75,12 @@ pub struct Args {
     /// The version of TokenReview to send to the webhook: v1 or v1beta1.
     #[arg(long, default_value = "v1beta1")]
     pub authentication_token_webhook_version: String,
+    /// The previous version for which you want to show hidden metrics, such as 1.35.
+    #[arg(long, value_name = "VERSION", value_parser = |version: &str| api::flags::check_show_hidden_metrics(version).map(|()| !version.is_empty()))]
+    pub show_hidden_metrics_for_version: Option<bool>,
+    /// Keeps the last hours of CPU, memory, network and API figures in this file, and serves them at /cox/history.
+    #[arg(long, value_name = "FILE")]
+    pub history_file: Option<PathBuf>,
     /// Enables anonymous requests to the secure port of the API server.
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub anonymous_auth: bool,
@@ -447,6 +453,7 @@ impl TryFrom<Args> for Config {
                 version: args.authentication_token_webhook_version,
                 cache_ttl: args.authentication_token_webhook_cache_ttl,
             }),
+            show_hidden_metrics: args.show_hidden_metrics_for_version.unwrap_or_default(),
             anonymous_auth: args.anonymous_auth,
             enable_bootstrap_token_auth: args.enable_bootstrap_token_auth,
             requestheader_client_ca_file: args.requestheader_client_ca_file,
@@ -492,6 +499,7 @@ impl TryFrom<Args> for Config {
                 automatic_reload: args.encryption_provider_config_automatic_reload,
             }),
             trace_bytes: args.trace_buffer_bytes,
+            history_file: args.history_file,
             connections: None,
         })
     }

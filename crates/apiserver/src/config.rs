@@ -25,6 +25,8 @@ pub struct Config {
     pub basic_auth_file: Option<PathBuf>,
     pub oidc: Option<OidcConfig>,
     pub token_webhook: Option<TokenWebhookConfig>,
+    /// Shows metrics that v1.36 hides because they are deprecated.
+    pub show_hidden_metrics: bool,
     pub anonymous_auth: bool,
     pub enable_bootstrap_token_auth: bool,
     pub requestheader_client_ca_file: Option<PathBuf>,
@@ -80,6 +82,8 @@ pub struct Config {
     pub compaction_interval: Duration,
     /// How much of the trace is kept, in bytes; 0 records nothing.
     pub trace_bytes: usize,
+    /// Where the last hours of figures are kept; without a file they are not.
+    pub history_file: Option<PathBuf>,
     /// What is encrypted in the store, and with what; without one, nothing.
     pub encryption: Option<EncryptionFile>,
     /// How many connections the port takes; without a word, a share of the descriptors of this process.
@@ -274,6 +278,7 @@ impl Config {
             basic_auth_file: None,
             oidc: None,
             token_webhook: None,
+            show_hidden_metrics: false,
             anonymous_auth: true,
             enable_bootstrap_token_auth: false,
             requestheader_client_ca_file: None,
@@ -322,6 +327,7 @@ impl Config {
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
             trace_bytes: trace::Recorder::DEFAULT_BYTES,
+            history_file: None,
             encryption: None,
             connections: None,
         }

@@ -1,18 +1,19 @@
 //! Requests that are not about a resource: what the server says about itself.
 
-use std::fmt::Write;
 use std::sync::Arc;
 
+use api::zpages::{self, About};
 use api::{Status, UserInfo};
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
-use registry::{Resource, Verb};
+use registry::Verb;
 use serde_json::{Value, json};
 
 use crate::accept::{Accept, encode};
 use crate::body::{Body, response};
 use crate::discovery::{self, Documents, openapi};
 use crate::request_info::RequestInfo;
+use crate::stamp::now;
 use crate::state::State;
 
 /// Serves a request that is not about a resource.
@@ -39,7 +40,13 @@ pub(crate) async fn serve(
     match segments.as_slice() {
         [""] => json_response(parts, info, &documents.root_paths()),
         ["version"] => json_response(parts, info, &discovery::version()),
-        ["metrics"] => Ok(response(StatusCode::OK, "text/plain; version=0.0.4", metrics(state).into())),
+        ["metrics"] => {
+            Ok(response(StatusCode::OK, "text/plain; version=0.0.4", crate::metrics::render(state).await.into()))
+        }
+        ["metrics", "slis"] => {
+            Ok(response(StatusCode::OK, "text/plain; version=0.0.4", state.metrics.slis.render().into()))
+        }
+        ["statusz"] | ["flagz"] => zpage(state, path, parts, &documents),
         ["debug", "api_priority_and_fairness", _] => match state.flow_control.dump(path) {
             Some(text) => Ok(response(StatusCode::OK, "text/plain; charset=utf-8", text.into())),
             None => Err(Status::no_such_path()),
@@ -75,6 +82,27 @@ pub(crate) async fn serve(
         },
         _ => Err(Status::no_such_path()),
     }
+}
+
+/// What the server says of itself to people.
+fn zpage(
+    state: &State,
+    path: &str,
+    parts: &http::request::Parts,
+    documents: &Documents,
+) -> Result<Response<Body>, Status> {
+    const COMPONENT: &str = "kube-apiserver";
+    let accept = parts.headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let page = if path == "/flagz" {
+        zpages::flagz(COMPONENT, zpages::flags(), accept)
+    } else {
+        let root = documents.root_paths();
+        let paths: Vec<&str> = root["paths"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let about = About { component: COMPONENT, started: state.started, now: now(), paths: &paths };
+        zpages::statusz(&about, accept)
+    };
+    let (media, text) = page.ok_or_else(|| Status::not_acceptable(zpages::OFFERED))?;
+    Ok(response(StatusCode::OK, media, text.into()))
 }
 
 fn method_not_allowed(state: &State, path: &str) -> Status {
@@ -142,25 +170,4 @@ fn aggregated_type(version: &str) -> &'static str {
     } else {
         "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"
     }
-}
-
-/// `/metrics`.
-fn metrics(state: &State) -> String {
-    let mut out = state.metrics.all().render();
-    state.admission.render_metrics(&mut out);
-    crate::aggregation::render_metrics(&state.caches, &mut out);
-    out.push_str("# HELP apiserver_audit_error_total [ALPHA] Audit events that were lost.\n");
-    out.push_str("# TYPE apiserver_audit_error_total counter\n");
-    let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
-    out.push_str("# HELP apiserver_storage_objects [STABLE] Stored objects, by resource.\n");
-    out.push_str("# TYPE apiserver_storage_objects gauge\n");
-    let table = state.registry.table();
-    let is_stored = |row: &&Arc<Resource>| row.api_version() == row.storage_version;
-    for row in table.rows().iter().filter(is_stored) {
-        if let Some(cache) = state.caches.get(&row.store_prefix) {
-            let count = cache.snapshot().objects.len();
-            let _ = writeln!(out, "apiserver_storage_objects{{resource=\"{}\"}} {count}", row.group_resource());
-        }
-    }
-    out
 }

@@ -96,6 +96,9 @@ pub(crate) async fn serve(state: &Arc<State>, info: &RequestInfo) -> Result<Resp
     let path = info.path.trim_matches('/');
     let (endpoint, single) = path.split_once('/').map_or((path, None), |(endpoint, name)| (endpoint, Some(name)));
     let checks = checks(state, endpoint == "readyz").await;
+    for (name, outcome) in &checks {
+        state.metrics.slis.note(endpoint, name, outcome.is_ok());
+    }
     if let Some(single) = single {
         let Some((_, outcome)) = checks.iter().find(|(name, _)| *name == single) else {
             return Err(Status::no_such_path());
@@ -135,6 +138,7 @@ fn text(code: StatusCode, body: String) -> Response<Body> {
 
 /// `kubectl get componentstatuses`: deprecated upstream, still asked for.
 pub(crate) async fn component_statuses(operation: &Operation) -> Result<Response<Body>, Status> {
+    operation.state.metrics.deprecated(&operation.info, "");
     operation.warn("v1 ComponentStatus is deprecated in v1.19+");
     let outcome = operation.state.caches.store.current_revision().await;
     let (healthy, message) = match outcome {

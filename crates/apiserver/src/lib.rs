@@ -32,6 +32,7 @@ mod flow_control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod health;
+mod history;
 mod hooks;
 mod in_flight;
 mod initializers;

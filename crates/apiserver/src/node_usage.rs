@@ -1,6 +1,7 @@
 //! Samples of what nodes and containers have used, and the rates between two of them.
 //!
-//! Invariant: nothing is sampled unless somebody asks, and however many ask, each node is asked once in [`RESOLUTION`].
+//! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
+//! node is asked once in [`RESOLUTION`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -53,6 +54,11 @@ struct NodeSample {
     node: Option<Used>,
     /// By namespace and name, with the pod's uid: a new pod of an old name begins anew.
     pods: HashMap<(String, String), (String, BTreeMap<String, Used>)>,
+    /// Bytes received and sent since the start, of pods and of the node.
+    networks: HashMap<(String, String), (u64, u64)>,
+    node_network: Option<(u64, u64)>,
+    /// Bytes in use and bytes that there are.
+    disk: Option<(u64, u64)>,
 }
 
 /// All nodes that answered, by name.
@@ -65,6 +71,11 @@ pub(crate) struct Window {
     pub(crate) length: Duration,
     pub(crate) node: Option<Usage>,
     pub(crate) pods: BTreeMap<(String, String), BTreeMap<String, Usage>>,
+    /// Bytes received and sent per second, of pods and of the node.
+    pub(crate) networks: BTreeMap<(String, String), (f64, f64)>,
+    pub(crate) node_network: Option<(f64, f64)>,
+    /// Bytes in use and bytes that there are.
+    pub(crate) disk: Option<(u64, u64)>,
 }
 
 #[derive(Default)]
@@ -110,7 +121,23 @@ fn window(old: &NodeSample, new: &NodeSample) -> Option<Window> {
         (!rates.is_empty()).then(|| (key.clone(), rates))
     });
     let node = old.node.zip(new.node).and_then(|(old, new)| rate(&old, &new, length));
-    Some(Window { end: new.time, length, node, pods: pods.collect() })
+    // None if the count began anew in between.
+    let flow = |old: &(u64, u64), new: &(u64, u64)| {
+        let per_second = |old: u64, new: u64| Some(new.checked_sub(old)? as f64 / length.as_secs_f64());
+        Some((per_second(old.0, new.0)?, per_second(old.1, new.1)?))
+    };
+    let same = |key: &(String, String)| Some(old.pods.get(key)?.0 == new.pods.get(key)?.0);
+    let networks = new.networks.iter().filter(|(key, _)| same(key) == Some(true));
+    let networks = networks.filter_map(|(key, new)| Some((key.clone(), flow(old.networks.get(key)?, new)?)));
+    Some(Window {
+        end: new.time,
+        length,
+        node,
+        pods: pods.collect(),
+        networks: networks.collect(),
+        node_network: old.node_network.zip(new.node_network).and_then(|(old, new)| flow(&old, &new)),
+        disk: new.disk,
+    })
 }
 
 /// None if the count began anew in between.
@@ -178,6 +205,7 @@ struct Summary {
 #[serde(rename_all = "camelCase")]
 struct PodStats {
     pod_ref: PodRef,
+    network: Option<Network>,
     #[serde(default)]
     containers: Vec<Measured>,
 }
@@ -196,6 +224,36 @@ struct Measured {
     name: String,
     cpu: Option<Cpu>,
     memory: Option<Memory>,
+    /// Of nodes.
+    network: Option<Network>,
+    fs: Option<FileSystem>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Network {
+    rx_bytes: Option<u64>,
+    tx_bytes: Option<u64>,
+}
+
+impl Network {
+    fn bytes(&self) -> Option<(u64, u64)> {
+        self.rx_bytes.zip(self.tx_bytes)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileSystem {
+    capacity_bytes: Option<u64>,
+    available_bytes: Option<u64>,
+}
+
+impl FileSystem {
+    fn used(&self) -> Option<(u64, u64)> {
+        let (size, free) = self.capacity_bytes.zip(self.available_bytes)?;
+        Some((size.checked_sub(free)?, size))
+    }
 }
 
 #[derive(Deserialize)]
@@ -220,11 +278,24 @@ impl Measured {
 }
 
 fn read(summary: Summary, taken: Instant, time: Timestamp) -> NodeSample {
+    let networks = summary.pods.iter().filter_map(|pod| {
+        let key = (pod.pod_ref.namespace.clone(), pod.pod_ref.name.clone());
+        Some((key, pod.network.as_ref()?.bytes()?))
+    });
+    let networks = networks.collect();
     let pod = |pod: PodStats| {
         let containers = pod.containers.iter().filter_map(|one| Some((one.name.clone(), one.used()?))).collect();
         ((pod.pod_ref.namespace, pod.pod_ref.name), (pod.pod_ref.uid, containers))
     };
-    NodeSample { taken, time, node: summary.node.used(), pods: summary.pods.into_iter().map(pod).collect() }
+    NodeSample {
+        taken,
+        time,
+        node: summary.node.used(),
+        networks,
+        node_network: summary.node.network.as_ref().and_then(Network::bytes),
+        disk: summary.node.fs.as_ref().and_then(FileSystem::used),
+        pods: summary.pods.into_iter().map(pod).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -244,8 +315,12 @@ mod tests {
     fn rates_are_those_of_the_window() {
         let start = Instant::now();
         let summary = |uid: &str, cpu: u64, containers: Vec<Value>| {
-            let pod = json!({"podRef": {"namespace": "n", "name": "p", "uid": uid}, "containers": containers});
-            json!({"node": container("", cpu, 7), "pods": [pod]})
+            let network = json!({"rxBytes": cpu, "txBytes": 2 * cpu});
+            let pod = json!({"podRef": {"namespace": "n", "name": "p", "uid": uid}, "containers": containers,
+                "network": network});
+            let mut node = container("", cpu, 7);
+            (node["network"], node["fs"]) = (network, json!({"capacityBytes": 100, "availableBytes": 60}));
+            json!({"node": node, "pods": [pod]})
         };
         let old = at(summary("1", 1_000, vec![container("a", 500, 1), container("b", 900, 1)]), 0, start);
         for (what, new, expected) in [
@@ -261,6 +336,8 @@ mod tests {
             let found = window(&old, &at(summary(new.0, 5_000, new.1), 2, start)).unwrap();
             assert_eq!(found.node, Some(Usage { cpu: 2_000, memory: 7 }), "{what}");
             assert_eq!(found.length, Duration::from_secs(2));
+            assert_eq!((found.node_network, found.disk), (Some((2_000.0, 4_000.0)), Some((40, 100))), "{what}");
+            assert_eq!(found.networks.len(), usize::from(new.0 == "1"), "{what}");
             let pod = found.pods.get(&("n".to_owned(), "p".to_owned()));
             let pod = pod.map(|pod| pod.iter().map(|(name, usage)| (name.as_str(), usage.cpu, usage.memory)).collect());
             assert_eq!(pod, expected, "{what}");

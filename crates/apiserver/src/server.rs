@@ -32,8 +32,9 @@ use crate::cors::Cors;
 use crate::discovery::Documents;
 use crate::event_leases::EventLeases;
 use crate::flow_control::FlowControl;
+use crate::history::History;
 use crate::in_flight::InFlight;
-use crate::metrics::RequestMetrics;
+use crate::metrics::{RequestMetrics, Timed};
 use crate::remote::{KubeletClient, Services};
 use crate::seal::{Foreign, Sealed, Seals};
 use crate::state::State;
@@ -80,7 +81,9 @@ impl Server {
         let audit = Audit::new(&config.audit, &mut audit_tasks, &audit_stop)?;
 
         let registry = Registry::new(&config.runtime_config);
-        let (store, sealed) = seal(&config, &registry, open(&config).await?).await?;
+        let metrics = RequestMetrics::new(config.show_hidden_metrics);
+        let timed = Timed::new(open(&config).await?, metrics.all(), registry.table().rows().iter());
+        let (store, sealed) = seal(&config, &registry, Arc::new(timed)).await?;
         let caches = watch_cache::start(store, &registry.prefixes()).await?;
         let stop = CancellationToken::new();
         let dispatcher = tokio::spawn(watch_cache::run(caches.clone(), stop.clone()));
@@ -96,7 +99,6 @@ impl Server {
             true => (mutating + read_only, InFlight::new(0, 0, config.max_long_running_requests)),
             false => (0, InFlight::new(mutating, read_only, config.max_long_running_requests)),
         };
-        let metrics = RequestMetrics::new();
         let cluster = Cluster {
             authz: Authorizers::new(&config, &caches)?,
             services: Services::new(&caches, config.enable_aggregator_routing),
@@ -118,6 +120,8 @@ impl Server {
             in_flight,
             flow_control: FlowControl::new(seats, config.request_timeout, metrics.all()),
             metrics,
+            started: jiff::Timestamp::now(),
+            history: History::open(config.history_file.clone()),
             cors: Cors::new(&config.cors_allowed_origins)?,
             audit,
             kubelet: kubelet_client(config)?,
@@ -137,6 +141,7 @@ impl Server {
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(crate::custom::run(state.clone()));
         housekeeping.spawn(crate::integrity::run(state.clone()));
+        housekeeping.spawn(crate::history::run(state.clone()));
         housekeeping.spawn(crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()));
         begin(&state, &mut housekeeping).await?;
         housekeeping.spawn(crate::api_services::local::run(state.clone()));
@@ -243,6 +248,10 @@ impl Server {
             tracing::warn!("writes still running after {DRAIN_TIMEOUT:?} are left to the repair");
         }
         housekeeping.shutdown().await;
+        let kept = state.clone();
+        if tokio::task::spawn_blocking(move || kept.history.save()).await.is_err() {
+            tracing::warn!("the history of figures is not kept");
+        }
         // Unless it is what ended the server.
         if !dispatcher.is_finished() && tokio::time::timeout(DRAIN_TIMEOUT, dispatcher).await.is_err() {
             tracing::warn!("the caches still read from the store after {DRAIN_TIMEOUT:?}");

@@ -22,6 +22,8 @@ pub(crate) struct State {
     pub(crate) in_flight: crate::in_flight::InFlight,
     pub(crate) flow_control: Arc<crate::flow_control::FlowControl>,
     pub(crate) metrics: crate::metrics::RequestMetrics,
+    pub(crate) started: jiff::Timestamp,
+    pub(crate) history: crate::history::History,
     pub(crate) cors: crate::cors::Cors,
     /// `None` if nothing is recorded.
     pub(crate) audit: Option<Arc<crate::audit::Audit>>,

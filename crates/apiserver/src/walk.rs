@@ -108,6 +108,9 @@ pub(crate) fn serve(state: &Arc<State>, info: &RequestInfo, body: &Bytes) -> Res
     if let Some(file) = info.path.strip_prefix("/cox/ui") {
         return page(info, file);
     }
+    if info.path.trim_end_matches('/') == crate::history::PATH {
+        return crate::history::serve(state, info);
+    }
     if info.path.trim_end_matches('/') != trace::PATH {
         return Err(Status::no_such_path());
     }

@@ -54,6 +54,8 @@ mod lease_template_node;
 mod lifecycle;
 #[path = "apiserver/limits.rs"]
 mod limits;
+#[path = "apiserver/metrics.rs"]
+mod metrics;
 #[path = "apiserver/networking.rs"]
 mod networking;
 #[path = "apiserver/oidc.rs"]

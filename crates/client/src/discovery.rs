@@ -71,6 +71,14 @@ impl Client {
         self.get_json(&path.finish()).await
     }
 
+    /// GETs a path and returns the text that is there.
+    pub async fn get_text(&self, path: &str) -> Result<String, Error> {
+        let request = http::Request::get(path).body(Bytes::new()).map_err(|error| Error::Encode(error.to_string()))?;
+        let body = self.send_checked(request).await?.into_body().collect().await;
+        let transport = |source| Error::Transport { method: http::Method::GET, uri: path.to_owned(), source };
+        Ok(String::from_utf8_lossy(&body.map_err(transport)?.to_bytes()).into_owned())
+    }
+
     /// GETs a path and decodes whatever JSON is there.
     pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let request = http::Request::get(path)

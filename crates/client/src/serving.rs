@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use api::zpages::{self, About};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
@@ -21,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::Error;
 use crate::metrics::Metrics;
+use crate::metrics::slis::Slis;
 use crate::review::{self, Access, Reviews};
 
 /// Connections: probes and scrapers.
@@ -44,6 +46,8 @@ pub type Page = Box<dyn Fn() -> String + Send + Sync>;
 
 /// What the port shows.
 pub struct Routes {
+    /// As upstream calls it.
+    pub component: &'static str,
     /// Reviews tokens and permissions of callers.
     pub reviews: Reviews,
     pub metrics: Metrics,
@@ -97,7 +101,7 @@ impl Port {
 
     /// Answers until `stop`.
     pub async fn run(self, routes: Routes, stop: CancellationToken) {
-        let routes = Arc::new(routes);
+        let routes = Arc::new(Served { routes, started: jiff::Timestamp::now(), slis: Slis::default() });
         let places = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
         let connections = TaskTracker::new();
         loop {
@@ -136,28 +140,60 @@ impl Port {
     }
 }
 
-impl Routes {
+/// What is served, and since when.
+struct Served {
+    routes: Routes,
+    started: jiff::Timestamp,
+    slis: Slis,
+}
+
+impl Served {
     async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let path = request.uri().path();
         let verbose =
             request.uri().query().is_some_and(|query| query.split('&').any(|pair| pair.starts_with("verbose")));
         let endpoint = path.trim_matches('/');
         if matches!(endpoint, "healthz" | "livez" | "readyz") {
-            return health(endpoint, &self.checks, &(self.unhealthy)(), verbose);
+            let (checks, unhealthy) = (&self.routes.checks, (self.routes.unhealthy)());
+            for check in checks {
+                self.slis.note(endpoint, check, !unhealthy.iter().any(|(name, _)| name == check));
+            }
+            return health(endpoint, checks, &unhealthy, verbose);
         }
-        match self.may(request).await {
+        match self.routes.may(request).await {
             Ok(Ok(())) => {}
             Ok(Err(status)) => return refusal(&status),
             Err(error) => return refusal(&api::Status::internal(error.to_string())),
         }
-        let page = self.pages.iter().find(|(path, _)| *path == endpoint);
+        let page = self.routes.pages.iter().find(|(path, _)| *path == endpoint);
         match (request.method(), endpoint, page) {
-            (&Method::GET, "metrics", _) => plain(StatusCode::OK, self.metrics.render()),
+            (&Method::GET, "metrics", _) => plain(StatusCode::OK, self.routes.metrics.render()),
+            (&Method::GET, "metrics/slis", _) => plain(StatusCode::OK, self.slis.render()),
+            (&Method::GET, "statusz" | "flagz", _) => self.zpage(endpoint, request),
             (&Method::GET, _, Some((_, page))) => plain(StatusCode::OK, page()),
             _ => plain(StatusCode::NOT_FOUND, "404 page not found\n".into()),
         }
     }
 
+    fn zpage(&self, endpoint: &str, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let accept = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+        let component = self.routes.component;
+        let page = if endpoint == "flagz" {
+            zpages::flagz(component, zpages::flags(), accept)
+        } else {
+            let own = ["flagz", "healthz", "livez", "metrics", "metrics/slis", "readyz", "statusz"];
+            let paths: Vec<&str> = own.into_iter().chain(self.routes.pages.iter().map(|(path, _)| *path)).collect();
+            let about = About { component, started: self.started, now: jiff::Timestamp::now(), paths: &paths };
+            zpages::statusz(&about, accept)
+        };
+        match page {
+            Some((media, text)) => respond(StatusCode::OK, media, text),
+            None => refusal(&api::Status::not_acceptable(zpages::OFFERED)),
+        }
+    }
+}
+
+impl Routes {
     /// The refusal, if the caller is unknown or may not.
     async fn may(&self, request: &Request<Incoming>) -> Result<Result<(), api::Status>, Error> {
         let user = match review::bearer_token(request.headers()) {

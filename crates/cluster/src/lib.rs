@@ -1,4 +1,4 @@
-//! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`, `trace`; `node` for
+//! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`, `trace`, `top`; `node` for
 //! further nodes; `token` and `join` for further machines; `cert` for certificates.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
@@ -16,6 +16,7 @@ pub mod delete;
 mod dns_service;
 mod encryption;
 mod etcd;
+mod history;
 mod ingress;
 pub mod join;
 mod kubeconfig;
@@ -36,8 +37,10 @@ mod shape;
 mod storage_class;
 pub mod store_command;
 pub mod systemd;
+pub mod top;
 pub mod up;
 pub mod walk;
 pub mod why;
 
+pub use api::zpages::remember_flags;
 pub use options::Options;

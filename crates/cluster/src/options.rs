@@ -26,6 +26,11 @@ impl Options {
         self.data_dir.join("store")
     }
 
+    /// The last hours of figures.
+    pub fn history_file(&self) -> PathBuf {
+        self.data_dir.join("history")
+    }
+
     /// What is encrypted in the store, and the key.
     pub fn encryption_file(&self) -> PathBuf {
         self.pki_dir().join("encryption.yaml")

@@ -273,6 +273,7 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     let encryption = encryption::ensure(options, &shape.etcd).await?;
     // Keys are exchanged while the cluster is stopped: nothing is to be looked for meanwhile.
     config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: false });
+    config.history_file = Some(options.history_file());
     config.bind = (IpAddr::from([0, 0, 0, 0]), shape.secure_port).into();
     config.advertise_address = Some(node_ip);
     config.tls_cert_file = Some(pki.certificate("apiserver"));

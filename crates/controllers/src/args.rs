@@ -307,7 +307,7 @@ impl Args {
                 bind: (self.bind_address, self.secure_port).into(),
                 tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
             }),
-            metrics: Metrics::new().with_process(api::version::GIT),
+            metrics: Metrics::new().with_process(api::version::GIT).with_features(api::features::all()),
             client,
         })
     }

@@ -56,8 +56,14 @@ async fn serve(port: Option<Port>, client: Client, metrics: Metrics, health: Arc
         false => Vec::new(),
     };
     let reviews = Reviews::new(client);
-    let routes =
-        Routes { reviews, metrics, pages: Vec::new(), checks: vec!["leaderElection"], unhealthy: Box::new(unhealthy) };
+    let routes = Routes {
+        component: "kube-controller-manager",
+        reviews,
+        metrics,
+        pages: Vec::new(),
+        checks: vec!["leaderElection"],
+        unhealthy: Box::new(unhealthy),
+    };
     port.run(routes, stop).await;
 }
 

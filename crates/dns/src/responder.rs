@@ -369,7 +369,10 @@ mod tests {
             let answer = Message::from_vec(&answer.bytes).unwrap();
             assert_eq!((answer.metadata.id, answer.metadata.response_code), (7, expected), "{name}");
         }
+        responder.metrics.listener(([127, 0, 0, 1], 53).into(), crate::metrics::Transport::Udp);
         let text = responder.metrics.render();
         assert!(text.contains("coredns_panics_total 1\n"), "{text}");
+        let component = client::metrics::upstream::Component::Dns;
+        assert_eq!(client::metrics::upstream::problems(component, &text), Vec::<String>::new());
     }
 }

@@ -63,7 +63,8 @@ pub(crate) enum Probed {
 
 impl KubeletMetrics {
     pub(crate) fn new() -> Self {
-        Self { all: Metrics::new().with_process(api::version::GIT), probes: Metrics::new(), relisted: Arc::default() }
+        let all = Metrics::new().with_process(api::version::GIT).with_features(api::features::all());
+        Self { all, probes: Metrics::new(), relisted: Arc::default() }
     }
 
     pub(crate) fn all(&self) -> &Metrics {

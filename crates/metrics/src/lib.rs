@@ -4,6 +4,8 @@
 //! components in one process keep theirs apart.
 
 pub mod panics;
+pub mod slis;
+pub mod upstream;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -89,6 +91,10 @@ impl Counter {
     pub fn add(&self, count: usize) {
         self.0.add(count as f64);
     }
+
+    pub fn get(&self) -> f64 {
+        self.0.get()
+    }
 }
 
 /// Something that goes up and down.
@@ -119,6 +125,19 @@ impl Histogram {
     pub fn observe_duration(&self, duration: Duration) {
         self.observe(duration.as_secs_f64());
     }
+
+    /// Each bound and how many values fell between it and the one before; the last is infinite.
+    pub fn counts(&self) -> impl Iterator<Item = (f64, u64)> {
+        let bounds = self.0.bounds.iter().copied().chain([f64::INFINITY]);
+        bounds.zip(self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+}
+
+/// Seconds of CPU that this process has used, and bytes of memory that it has.
+pub fn process_usage() -> (f64, f64) {
+    // What the kernel does not say is nothing.
+    let stat = Stat::of(&std::fs::read_to_string("/proc/self/stat").unwrap_or_default(), "");
+    (stat.cpu_seconds, stat.resident)
 }
 
 type Labels<'a> = [(&'a str, &'a str)];
@@ -277,9 +296,47 @@ impl Metrics {
         self
     }
 
+    /// Adds the features of a component, and whether each is on. None can be switched, as upstream's settled ones, which
+    /// have no stage.
+    pub fn with_features(self, features: impl IntoIterator<Item = (&'static str, bool)>) -> Self {
+        let help = "Whether a feature is on, by name and stage.";
+        self.set_rows(Kind::Gauge, "kubernetes_feature_enabled", help, |rows| {
+            for (name, is_on) in features {
+                rows.add(&[("name", name), ("stage", "")], f64::from(u8::from(is_on)));
+            }
+        });
+        self
+    }
+
+    /// Adds how many families there are, by level. None can be switched off here.
+    fn with_registered(self) -> Self {
+        self.counter("disabled_metrics_total", "Families that were switched off.", &[]);
+        self.counter("hidden_metrics_total", "Families that are deprecated and not shown.", &[]);
+        let this = self.downgrade();
+        self.on_render(move || {
+            let Some(metrics) = this.upgrade() else { return };
+            let mut levels: BTreeMap<&str, f64> = BTreeMap::new();
+            for name in metrics.shared.families.lock().keys() {
+                *levels.entry(upstream::level(name).unwrap_or("ALPHA")).or_default() += 1.0;
+            }
+            let help = "Families that this component has, by level.";
+            metrics.set_rows(Kind::Counter, "registered_metrics_total", help, |rows| {
+                for (level, count) in levels {
+                    rows.add(&[("deprecated_version", ""), ("stability_level", level)], count);
+                }
+            });
+        });
+        self
+    }
+
+    /// Notes that a family exists that is deprecated and not shown.
+    pub fn hide(&self) {
+        self.counter("hidden_metrics_total", "Families that are deprecated and not shown.", &[]).inc();
+    }
+
     /// Adds what the kernel knows about this process, its version and its panics.
     pub fn with_process(self, version: &str) -> Self {
-        let this = self.with_panics();
+        let this = self.with_panics().with_registered();
         let (major, minor) = version.trim_start_matches('v').split_once('.').unwrap_or((version, ""));
         let labels = [
             ("build_date", ""),
@@ -330,7 +387,11 @@ impl Metrics {
         // A family without series is not told of.
         for (name, family) in self.shared.families.lock().iter().filter(|(_, family)| !family.series.is_empty()) {
             // Writing to a String cannot fail.
-            let _ = writeln!(out, "# HELP {name} {}\n# TYPE {name} {}", family.help, family.kind);
+            let _ = match upstream::level(name).filter(|_| !family.help.starts_with('[')) {
+                None => writeln!(out, "# HELP {name} {}", family.help),
+                Some(level) => writeln!(out, "# HELP {name} [{level}] {}", family.help),
+            };
+            let _ = writeln!(out, "# TYPE {name} {}", family.kind);
             for (labels, series) in &family.series {
                 match series {
                     Series::Number(number) => {

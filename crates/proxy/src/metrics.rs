@@ -39,7 +39,7 @@ pub(crate) struct ProxyMetrics {
 impl ProxyMetrics {
     /// `failures` is the mode's own name for what went wrong.
     pub(crate) fn new(families: &[&str], failures: &'static str) -> Self {
-        let registry = Metrics::new().with_panics();
+        let registry = Metrics::new().with_process(api::version::GIT).with_features(api::features::all());
         let of_family = |family: &&str| {
             let labels = [("ip_family", *family)];
             let histogram = |name, help, bounds| registry.histogram(name, help, bounds, &labels);

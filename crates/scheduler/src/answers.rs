@@ -1,6 +1,6 @@
 //! What upstream's scheduler can be told and this one has no use for.
 
-use api::flags::{LOGGING, METRICS, Row, SERVING, Table, only, refused, same};
+use api::flags::{HIDDEN_METRICS, LOGGING, METRICS, Row, SERVING, Table, only, refused, same};
 
 /// Flags that are not read.
 #[derive(Clone, Copy, Debug)]
@@ -10,6 +10,7 @@ impl Table for Unused {
     const ROWS: &'static [&'static [Row]] = &[
         LOGGING,
         METRICS,
+        HIDDEN_METRICS,
         SERVING,
         &[
             only(

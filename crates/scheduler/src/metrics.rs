@@ -285,6 +285,16 @@ mod tests {
     }
 
     #[test]
+    fn all_that_dashboards_look_for_is_described() {
+        let component = client::metrics::upstream::Component::Scheduler;
+        for row in component.rows().filter(|row| row.name.starts_with("scheduler_")) {
+            let (help, bounds) = described(row.name);
+            assert!(help.starts_with(&format!("[{}] ", row.level)), "{row:?}: {help:?}");
+            assert_eq!(row.kind == "histogram", !bounds.is_empty(), "{row:?}");
+        }
+    }
+
+    #[test]
     fn attempts_are_counted_and_timed() {
         let metrics = Metrics::default();
         metrics.attempted("scheduled", "default-scheduler", Duration::from_millis(3));

@@ -76,6 +76,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
         }
     });
     let routes = Routes {
+        component: "kube-scheduler",
         reviews: Reviews::new(reviewer.unwrap_or_else(|| client.clone())),
         metrics: scheduler.metrics.registry.clone(),
         pages: vec![("metrics/resources", {
@@ -135,7 +136,7 @@ fn assemble(
     changes: watch::Receiver<u64>,
 ) -> Result<Scheduler> {
     let catalogue = Arc::new(Catalogue::default());
-    let metrics = Metrics::new(Registry::new().with_process(api::version::GIT));
+    let metrics = Metrics::new(Registry::new().with_process(api::version::GIT).with_features(api::features::all()));
     let volumes = volume_binding::Api {
         client: client.clone(),
         claims: informers.informer::<PersistentVolumeClaim>(),

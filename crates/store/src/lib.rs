@@ -82,6 +82,11 @@ pub trait Store: Send + Sync + 'static {
     /// A consistent copy taken while the store keeps serving, in the form that `cox store restore` or,
     /// for etcd, etcd's own tools read.
     fn snapshot(&self) -> BoxFuture<'_, Result<SnapshotStream>>;
+
+    /// How many bytes the store takes on its disk, if that can be told.
+    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
+        Box::pin(async { Ok(None) })
+    }
 }
 
 impl dyn Store {

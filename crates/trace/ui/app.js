@@ -1,4 +1,5 @@
-// The cluster at a glance. Everything comes from the API, by watch; nothing is asked for twice.
+// The cluster at a glance. Objects come from the API, by watch; figures once a minute.
+import { bytes, cores, follow, latest, spark } from "./history.js";
 import { walkView } from "./walk.js";
 
 /** An element: tag, attributes (on* are listeners), children. */
@@ -158,6 +159,21 @@ function tile(label, number, of) {
   return h("div", { class: "tile" }, h("b", {}, String(number), of == null ? "" : h("small", {}, ` / ${of}`)), h("span", { class: "faint" }, label));
 }
 
+/** A value and its last hour. */
+function figure(of, namespace, name, what, text) {
+  const value = latest(what, of, namespace, name);
+  if (value == null) return null;
+  return h("span", { class: "figure" }, text(value), spark(what, of, namespace, name, `${what} of ${name}, the last hour`));
+}
+
+function apiTile() {
+  const rate = latest("requests_per_second", "component", "", "kube-apiserver");
+  if (rate == null) return null;
+  const slow = latest("request_p99_seconds", "component", "", "kube-apiserver");
+  const note = slow == null ? "requests/s" : `requests/s · p99 ${Math.round(slow * 1000)} ms`;
+  return h("div", { class: "tile" }, h("b", {}, rate.toFixed(1)), h("span", { class: "faint" }, note), spark("requests_per_second", "component", "", "kube-apiserver", "requests per second, the last hour"));
+}
+
 const walkLink = (plural, namespace, name) => `#/walk/${[plural, namespace, name].map(encodeURIComponent).join("/")}`;
 
 function showCluster() {
@@ -169,7 +185,8 @@ function showCluster() {
     tile("nodes ready", nodes.filter(isReady).length, nodes.length),
     tile("pods well", pods.filter(good).length, pods.length),
     tile("workloads", all.length),
-    tile("services", watches.services.list().length));
+    tile("services", watches.services.list().length),
+    apiTile());
 
   const nodeList = h("ul", { class: "list" }, nodes.map((node) => {
     const name = node.metadata.name;
@@ -179,7 +196,8 @@ function showCluster() {
       h("div", { class: "grow" },
         h("span", { class: `state ${isReady(node) ? "good" : "bad"}` }, h("b", {}, name)),
         h("span", { class: "faint cut" }, `${node.status?.nodeInfo?.kubeletVersion ?? ""} · ${node.spec?.podCIDR ?? ""}`),
-        h("div", { class: "meter", role: "img", "aria-label": `${here} of ${room} pods` }, h("i", { style: { width: `${Math.min(100, (100 * here) / room)}%` } }))),
+        h("div", { class: "meter", role: "img", "aria-label": `${here} of ${room} pods` }, h("i", { style: { width: `${Math.min(100, (100 * here) / room)}%` } })),
+        h("div", { class: "figures" }, figure("node", "", name, "cpu_cores", cores), figure("node", "", name, "memory_bytes", bytes))),
       h("span", { class: "num faint" }, `${here} pods`));
   }));
 
@@ -201,10 +219,12 @@ function showCluster() {
       h("td", {}, h("span", { class: `state ${quality}` }, state)),
       h("td", { class: "mono" }, pod.status?.podIP ?? ""),
       h("td", { "data-label": "on" }, pod.spec.nodeName ?? "no node"),
+      h("td", { class: "num", "data-label": "cpu" }, figure("pod", pod.metadata.namespace, pod.metadata.name, "cpu_cores", cores)),
+      h("td", { class: "num", "data-label": "memory" }, figure("pod", pod.metadata.namespace, pod.metadata.name, "memory_bytes", bytes)),
       h("td", { class: "num", "data-label": "restarts" }, String(restarts)),
       h("td", { class: "num", "data-label": "age" }, age(pod.metadata.creationTimestamp)));
   });
-  const table = h("table", {}, h("thead", {}, h("tr", {}, ["Pod", "State", "Address", "Node", "Restarts", "Age"].map((t) => h("th", { scope: "col" }, t)))), h("tbody", {}, rows));
+  const table = h("table", {}, h("thead", {}, h("tr", {}, ["Pod", "State", "Address", "Node", "CPU", "Memory", "Restarts", "Age"].map((t) => h("th", { scope: "col" }, t)))), h("tbody", {}, rows));
 
   const last = (event) => event.lastTimestamp ?? event.eventTime ?? event.metadata.creationTimestamp;
   const events = watches.events.list().sort((a, b) => last(b).localeCompare(last(a))).slice(0, 40);
@@ -274,4 +294,5 @@ fetch("/version").then((answer) => answer.json()).then((version) => {
   document.getElementById("version").textContent = version.gitVersion;
 }).catch(() => {});
 setInterval(changed, 10000);
+follow(changed);
 route();

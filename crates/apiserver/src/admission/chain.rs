@@ -2,18 +2,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::Status;
 use futures_util::future::BoxFuture;
 use trace::{Name, Stage};
 
-use super::Attributes;
 use super::config::Settings;
 use super::metrics::{self, Step, Times};
 use super::table::{Row, TABLE};
+use super::{Attributes, Verb};
 use crate::cluster::Cluster;
 use crate::config::{Authorizer, Config};
+use crate::metrics::spent_elsewhere;
 
 /// A plug-in's answer. Most are known at once; only those that must wait for something pay for a future.
 pub(crate) enum Admitted<'a> {
@@ -101,6 +102,15 @@ struct Named {
     times: Times,
 }
 
+impl Named {
+    fn observe(&self, step: Step, verb: Verb, took: Duration, rejected: bool) {
+        self.times.observe(step, verb, took, rejected);
+        if matches!(self.name, "MutatingAdmissionWebhook" | "ValidatingAdmissionWebhook") {
+            spent_elsewhere(took);
+        }
+    }
+}
+
 impl Chain {
     /// Applies `--enable-admission-plugins`, `--disable-admission-plugins` and `--admission-control-config-file`.
     pub(crate) fn new(enabled: &[String], disabled: &[String], file: Option<&Path>) -> anyhow::Result<Self> {
@@ -156,7 +166,7 @@ impl Chain {
             let Some(outcome) = named.plugin.admit(cluster, attributes).answer().await else { continue };
             let ended = Instant::now();
             trace::lap_at(Stage::Mutate, named.traced, outcome.is_err(), ended);
-            named.times.observe(Step::Admit, verb, ended - started, outcome.is_err());
+            named.observe(Step::Admit, verb, ended - started, outcome.is_err());
             started = ended;
             outcome?;
         }
@@ -173,7 +183,7 @@ impl Chain {
             outcome = answer;
             let ended = Instant::now();
             trace::lap_at(Stage::Validate, named.traced, outcome.is_err(), ended);
-            named.times.observe(Step::Validate, attributes.verb, ended - started, outcome.is_err());
+            named.observe(Step::Validate, attributes.verb, ended - started, outcome.is_err());
             started = ended;
             if outcome.is_err() {
                 break;

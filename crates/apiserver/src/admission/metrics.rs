@@ -23,8 +23,10 @@ const STEPS: [(Step, &str); 2] = [(Step::Admit, "admit"), (Step::Validate, "vali
 const VERBS: [Verb; 4] = [Verb::Create, Verb::Update, Verb::Delete, Verb::Connect];
 const PLUGIN_BOUNDS: &[f64] = &[0.005, 0.025, 0.1, 0.5, 1.0, 2.5];
 const WEBHOOK_BOUNDS: &[f64] = &[0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 25.0];
-/// Buckets of the longer list, and one for what is above.
-const BUCKETS: usize = 9;
+const POLICY_BOUNDS: &[f64] = &[0.000_000_5, 0.001, 0.01, 0.1, 1.0];
+const EXPRESSION_BOUNDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// Buckets of the longest list, and one for what is above.
+const BUCKETS: usize = 12;
 
 #[derive(Default)]
 struct Histogram {
@@ -38,6 +40,23 @@ impl Histogram {
         let bucket = bounds.iter().position(|bound| seconds <= *bound).unwrap_or(bounds.len());
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         self.nanoseconds.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    const fn new() -> Self {
+        Self { buckets: [const { AtomicU64::new(0) }; BUCKETS], nanoseconds: AtomicU64::new(0) }
+    }
+
+    /// Without labels, and shown from the start.
+    fn render_alone(&self, out: &mut String, name: &str, help: &str, bounds: &[f64]) {
+        let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} histogram\n");
+        let mut count = 0;
+        for (bucket, number) in self.buckets[..=bounds.len()].iter().enumerate() {
+            count += number.load(Ordering::Relaxed);
+            let bound = bounds.get(bucket).map_or_else(|| "+Inf".to_owned(), ToString::to_string);
+            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {count}");
+        }
+        let seconds = self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9;
+        let _ = write!(out, "{name}_sum {seconds}\n{name}_count {count}\n");
     }
 
     fn render(&self, out: &mut String, name: &str, bounds: &[f64], labels: &str) {
@@ -125,6 +144,59 @@ pub(super) fn observe_webhook(name: &str, mutating: bool, verb: Verb, took: Dura
     }
 }
 
+/// What an expression was worked on for.
+#[derive(Clone, Copy)]
+pub(super) enum Expression {
+    Compiled,
+    Evaluated,
+}
+
+static COMPILATIONS: Histogram = Histogram::new();
+static EVALUATIONS: Histogram = Histogram::new();
+
+pub(super) fn observe_expression(what: Expression, took: Duration) {
+    let times = match what {
+        Expression::Compiled => &COMPILATIONS,
+        Expression::Evaluated => &EVALUATIONS,
+    };
+    times.observe(EXPRESSION_BOUNDS, took);
+}
+
+/// Policy, binding, what was done and what went wrong.
+type Check = (String, String, &'static str, &'static str);
+
+static CHECKS: Mutex<BTreeMap<Check, Histogram>> = Mutex::new(BTreeMap::new());
+
+/// What came of asking a policy through a binding: `action` is what was done about it.
+pub(super) fn observe_check(policy: &str, binding: &str, action: &'static str, error: &'static str, took: Duration) {
+    let check = (policy.to_owned(), binding.to_owned(), action, error);
+    CHECKS.lock().entry(check).or_default().observe(POLICY_BOUNDS, took);
+}
+
+fn render_checks(out: &mut String) {
+    const TOTAL: &str = "apiserver_validating_admission_policy_check_total";
+    const DURATION: &str = "apiserver_validating_admission_policy_check_duration_seconds";
+    let checks = CHECKS.lock();
+    if checks.is_empty() {
+        return;
+    }
+    let labels = |(policy, binding, action, error): &Check| {
+        format!(
+            "enforcement_action=\"{action}\",error_type=\"{error}\",policy=\"{policy}\",policy_binding=\"{binding}\""
+        )
+    };
+    let _ = writeln!(out, "# HELP {TOTAL} [BETA] Checks by policy, binding and what was done.\n# TYPE {TOTAL} counter");
+    for (check, times) in checks.iter() {
+        let count: u64 = times.buckets.iter().map(|number| number.load(Ordering::Relaxed)).sum();
+        let _ = writeln!(out, "{TOTAL}{{{}}} {count}", labels(check));
+    }
+    let help = "[BETA] How long checks take, by policy, binding and what was done.";
+    let _ = writeln!(out, "# HELP {DURATION} {help}\n# TYPE {DURATION} histogram");
+    for (check, times) in checks.iter() {
+        times.render(out, DURATION, POLICY_BOUNDS, &labels(check));
+    }
+}
+
 /// The lines of `/metrics`. `plugins` and `steps` are those of the server that is asked.
 pub(super) fn render<'a>(out: &mut String, plugins: impl Iterator<Item = (&'a str, &'a Times)>, steps: &Times) {
     const CONTROLLER: &str = "apiserver_admission_controller_admission_duration_seconds";
@@ -142,6 +214,13 @@ pub(super) fn render<'a>(out: &mut String, plugins: impl Iterator<Item = (&'a st
         "# HELP {STEP} [STABLE] How long the steps of admission take, by operation and step.\n# TYPE {STEP} histogram"
     );
     steps.render(out, STEP, "");
+    let (name, help) =
+        ("apiserver_cel_compilation_duration_seconds", "[BETA] How long it takes to compile expressions.");
+    COMPILATIONS.render_alone(out, name, help, EXPRESSION_BOUNDS);
+    let (name, help) =
+        ("apiserver_cel_evaluation_duration_seconds", "[BETA] How long it takes to evaluate expressions.");
+    EVALUATIONS.render_alone(out, name, help, EXPRESSION_BOUNDS);
+    render_checks(out);
     let webhooks = WEBHOOKS.lock();
     let _ = writeln!(
         out,
@@ -194,6 +273,8 @@ mod tests {
         steps.observe(Step::Validate, Verb::Delete, Duration::ZERO, true);
         observe_webhook("metrics.test", false, Verb::Create, Duration::from_secs(1), Asked::Denied(700));
         observe_webhook("metrics.test", true, Verb::Create, Duration::from_secs(1), Asked::Failed { open: true });
+        observe_expression(Expression::Evaluated, Duration::from_millis(1));
+        observe_check("p.test", "b", "deny", "no_error", Duration::from_millis(5));
         let mut out = String::new();
         render(&mut out, [("P", &plugin)].into_iter(), &steps);
         for line in [
@@ -204,6 +285,10 @@ mod tests {
             "apiserver_admission_webhook_request_total{code=\"600\",name=\"metrics.test\",operation=\"CREATE\",rejected=\"true\",type=\"validating\"} 1\n",
             "apiserver_admission_webhook_rejection_count{error_type=\"no_error\",name=\"metrics.test\",operation=\"CREATE\",rejection_code=\"600\",type=\"validating\"} 1\n",
             "apiserver_admission_webhook_fail_open_count{name=\"metrics.test\",type=\"admit\"} 1\n",
+            "apiserver_cel_compilation_duration_seconds_bucket{le=\"0.005\"} ",
+            "apiserver_cel_evaluation_duration_seconds_bucket{le=\"10\"} ",
+            "apiserver_validating_admission_policy_check_total{enforcement_action=\"deny\",error_type=\"no_error\",policy=\"p.test\",policy_binding=\"b\"} 1\n",
+            "apiserver_validating_admission_policy_check_duration_seconds_bucket{enforcement_action=\"deny\",error_type=\"no_error\",policy=\"p.test\",policy_binding=\"b\",le=\"0.01\"} 1\n",
         ] {
             assert!(out.contains(line), "{line}{out}");
         }

@@ -48,13 +48,18 @@ impl CertificateAuthority {
 
     /// The user the certificates name: CN is the user, each O a group.
     pub(crate) fn user(&self, peer: &PeerCertificates) -> Result<UserInfo, String> {
+        self.user_until(peer).map(|(user, _)| user)
+    }
+
+    /// As [`Self::user`], and for how many seconds the certificates hold.
+    pub(crate) fn user_until(&self, peer: &PeerCertificates) -> Result<(UserInfo, i64), String> {
         let authority = self.0.get();
         let now = UnixTime::now();
         let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
         let mut known = peer.known.lock();
         known.retain(|known| seconds <= known.until);
         if let Some(known) = known.iter().find(|known| Arc::ptr_eq(&known.authority, &authority)) {
-            return Ok(known.user.clone());
+            return Ok((known.user.clone(), known.until - seconds));
         }
         let (leaf, intermediates) = peer.chain.split_first().ok_or("no certificate")?;
         authority
@@ -63,7 +68,7 @@ impl CertificateAuthority {
         let user = subject(leaf)?;
         let until = peer.chain.iter().filter_map(|certificate| not_after(certificate)).min().unwrap_or(seconds);
         known.push(Known { authority, user: user.clone(), until });
-        Ok(user)
+        Ok((user, until - seconds))
     }
 }
 

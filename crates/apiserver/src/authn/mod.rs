@@ -98,13 +98,15 @@ impl Authenticators {
         })
     }
 
-    /// The user, or 401. Credentials are removed from the headers: nothing behind this sees them.
+    /// The user, or 401, and for how many seconds the certificate holds that says so. Credentials are removed from the
+    /// headers: nothing behind this sees them.
     pub(crate) async fn authenticate(
         &self,
         caches: &Caches,
         headers: &mut HeaderMap,
         peer: &Peer,
-    ) -> Result<UserInfo, Status> {
+    ) -> Result<(UserInfo, Option<i64>), Status> {
+        let mut left = None;
         let given = Given::take(headers);
         let mut errors: Vec<String> = Vec::new();
         let mut found = None;
@@ -117,8 +119,8 @@ impl Authenticators {
             proxy.strip(headers);
         }
         if let (None, Some(certificates), Some(authority)) = (&found, &peer.certificates, &self.client_ca) {
-            match authority.user(certificates) {
-                Ok(user) => found = Some(user),
+            match authority.user_until(certificates) {
+                Ok((user, seconds)) => (found, left) = (Some(user), Some(seconds)),
                 Err(error) => errors.push(error),
             }
         }
@@ -139,10 +141,10 @@ impl Authenticators {
             if user.name != api::user::ANONYMOUS && !user.in_group(api::user::AUTHENTICATED) {
                 user.groups.push(api::user::AUTHENTICATED.to_owned());
             }
-            return Ok(user);
+            return Ok((user, left));
         }
         if errors.is_empty() && self.anonymous {
-            return Ok(UserInfo::anonymous());
+            return Ok((UserInfo::anonymous(), None));
         }
         if !errors.is_empty() {
             tracing::info!(errors = ?errors, "unable to authenticate the request");

@@ -64,6 +64,8 @@ pub(crate) struct Decision {
     /// Refused for good: not even another authorizer could have allowed it.
     pub(crate) denied: bool,
     pub(crate) reason: String,
+    /// The authorizer that decided, as upstream names its kind.
+    pub(crate) by: Option<&'static str>,
 }
 
 /// The outcome of one authorizer, with its reason.
@@ -80,6 +82,19 @@ enum Mode {
     Rbac,
     Node(Box<node::NodeAuthorizer>),
     Webhook(Box<webhook::Webhook>),
+}
+
+impl Mode {
+    fn kind(&self) -> &'static str {
+        match self {
+            Mode::AlwaysAllow => "AlwaysAllow",
+            Mode::AlwaysDeny => "AlwaysDeny",
+            Mode::Abac(_) => "ABAC",
+            Mode::Rbac => "RBAC",
+            Mode::Node(_) => "Node",
+            Mode::Webhook(_) => "Webhook",
+        }
+    }
 }
 
 /// The authorizers in order, and RBAC's index, which also answers who holds which rights.
@@ -129,10 +144,12 @@ impl Authorizers {
                 Mode::Webhook(webhook) => webhook.decide(user, attributes).await,
             };
             match opinion {
-                Opinion::Allow(reason) => return Decision { allowed: true, denied: false, reason },
+                Opinion::Allow(reason) => {
+                    return Decision { allowed: true, denied: false, reason, by: Some(mode.kind()) };
+                }
                 Opinion::Deny(reason) => {
                     reasons.push(reason);
-                    return Decision { allowed: false, denied: true, reason: joined(reasons) };
+                    return Decision { allowed: false, denied: true, reason: joined(reasons), by: Some(mode.kind()) };
                 }
                 Opinion::None(reason) => reasons.push(reason),
             }

@@ -24,7 +24,7 @@ use crate::body::{Body, RequestBody, empty, guarded};
 use crate::cors;
 use crate::flow_control::{Flow, Seat};
 use crate::in_flight;
-use crate::metrics::{Labels, Serving};
+use crate::metrics::{Elsewhere, Labels, Serving, Took, spent_elsewhere};
 use crate::request_info::{RequestInfo, Warnings};
 use crate::stamp::{now, unique_id};
 use crate::state::{Operation, State};
@@ -48,12 +48,8 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     let started = Instant::now();
     let info = RequestInfo::new(request.method(), request.uri());
     let long_running = info.is_long_running();
-    let mut seen = Seen {
-        labels: Labels::unknown(&info),
-        serving: state.metrics.serving(&info).into(),
-        flow: None,
-        authorized: false,
-    };
+    let mut seen =
+        Seen { labels: Labels::unknown(&info), serving: state.metrics.serving(&info), flow: None, authorized: false };
     let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
     let id = audit_id.to_str().unwrap_or_default();
@@ -76,7 +72,13 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
         }
         pass(state, info, request, peer, &trail, &mut seen).await
     });
-    let outcome = served.work.run(recover(within(deadline, work))).await;
+    let elsewhere = Elsewhere::default();
+    let outcome = served.work.run(elsewhere.of(recover(within(deadline, work)))).await;
+    if let Ok(Err(status)) = &outcome
+        && matches!(status.code(), 429 | 504)
+    {
+        counted.metrics.terminated(&seen.labels, status.code());
+    }
 
     let mut response = match outcome {
         Ok(Ok(response)) => trail.answered(response, long_running).await,
@@ -100,7 +102,9 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
         *response.body_mut() = empty();
     }
     crate::walk::close(served, response.status(), seen.authorized);
-    counted.metrics.observe(&seen.labels, response.status(), started.elapsed());
+    let took = Took { all: started.elapsed(), elsewhere: elsewhere.total() };
+    let size = http_body::Body::size_hint(response.body()).exact();
+    counted.metrics.observe(&seen.labels, response.status(), took, size);
     response
 }
 
@@ -174,7 +178,12 @@ async fn admit(
     let seat = match info.verb != Verb::Watch && info.is_long_running() {
         // What is passed on to a kubelet or a pod takes its time there.
         true => None,
-        false => state.flow_control.enter(info, &user, &mut seen.flow).await?,
+        false => {
+            let waiting = Instant::now();
+            let seat = state.flow_control.enter(info, &user, &mut seen.flow).await;
+            spent_elsewhere(waiting.elapsed());
+            seat?
+        }
     };
     let place = Place { open, _seat: seat };
     trace::lap(Stage::Limits);
@@ -258,13 +267,22 @@ async fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Pe
         if !user.in_group(api::user::AUTHENTICATED) {
             user.groups.push(api::user::AUTHENTICATED.to_owned());
         }
+        state.metrics.access.authenticated(Some(&user.name), None, Duration::ZERO);
         return Ok(user);
     }
-    state.authn.authenticate(&state.caches, &mut parts.headers, peer).await
+    let began = Instant::now();
+    let found = state.authn.authenticate(&state.caches, &mut parts.headers, peer).await;
+    let user = found.as_ref().ok().map(|(user, _)| user.name.as_str());
+    let left = found.as_ref().ok().and_then(|(_, left)| *left);
+    state.metrics.access.authenticated(user, left, began.elapsed());
+    found.map(|(user, _)| user)
 }
 
 async fn authorize(state: &State, user: &UserInfo, attributes: &Attributes, trail: &Trail) -> Result<(), Status> {
+    let began = Instant::now();
     let outcome = state.authz.require_fresh(&state.caches, user, attributes).await;
+    let by = outcome.as_ref().ok().and_then(|decision| decision.by);
+    state.metrics.access.authorized(outcome.is_ok(), by, began.elapsed());
     let (decision, reason) = match &outcome {
         Ok(decision) => ("allow", decision.reason.clone()),
         Err(status) => ("forbid", status.message.clone()),
@@ -284,6 +302,9 @@ async fn dispatch(
     body: Bytes,
     seen: &mut Seen,
 ) -> Result<Response<Body>, Status> {
+    if info.is_long_running() {
+        seen.serving = Some(state.metrics.open(&seen.labels));
+    }
     if crate::walk::is_ours(&info) {
         return crate::walk::serve(&state, &info, &body);
     }
@@ -296,6 +317,9 @@ async fn dispatch(
     let resource = row.ok_or_else(Status::no_such_path)?;
     if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
         seen.labels = Labels::of(&info);
+        if info.is_long_running() {
+            seen.serving = Some(state.metrics.open(&seen.labels));
+        }
     }
     if resource.is_namespaced() && info.namespace.is_empty() && !matches!(info.verb, Verb::List | Verb::Watch) {
         // All namespaces together can be read, where the resource can be listed at all. Upstream routes custom

@@ -213,9 +213,19 @@ impl Documents {
             let preferred = versions.first().map(version).unwrap_or_default();
             group_list.push(json!({"name": group, "versions": all, "preferredVersion": preferred}));
         }
-        for path in
-            ["/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/openid/v1/jwks", "/readyz", "/version"]
-        {
+        for path in [
+            "/flagz",
+            "/healthz",
+            "/livez",
+            "/metrics",
+            "/metrics/slis",
+            "/openapi/v2",
+            "/openapi/v3",
+            "/openid/v1/jwks",
+            "/readyz",
+            "/statusz",
+            "/version",
+        ] {
             paths.push(path.to_owned());
         }
         paths.retain(|path| path != "/apis/");

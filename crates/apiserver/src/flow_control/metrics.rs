@@ -11,7 +11,9 @@ pub(super) struct Counts {
     metrics: Metrics,
     level: String,
     schema: String,
-    pub(super) executing: Gauge,
+    executing: Gauge,
+    /// Each request has one, as long as it is served.
+    seats: Gauge,
     pub(super) waiting: Gauge,
     dispatched: Counter,
     waits: [Histogram; 2],
@@ -31,6 +33,7 @@ impl Counts {
         };
         Self {
             executing: gauge("apiserver_flowcontrol_current_executing_requests", "Requests that are served now"),
+            seats: gauge("apiserver_flowcontrol_current_executing_seats", "Seats of requests that are served now"),
             waiting: gauge("apiserver_flowcontrol_current_inqueue_requests", "Requests that wait in queues now"),
             dispatched: metrics.counter(
                 "apiserver_flowcontrol_dispatched_requests_total",
@@ -42,6 +45,12 @@ impl Counts {
             level: level.to_owned(),
             schema: schema.to_owned(),
         }
+    }
+
+    /// One more is served, or one fewer.
+    pub(super) fn executing(&self, change: f64) {
+        self.executing.add(change);
+        self.seats.add(change);
     }
 
     pub(super) fn dispatched(&self, waited: Option<Duration>) {

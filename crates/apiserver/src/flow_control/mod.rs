@@ -102,7 +102,7 @@ impl FlowControl {
         *found = Some(flow.clone());
         if flow.is_exempt {
             flow.counts.dispatched(None);
-            flow.counts.executing.add(1.0);
+            flow.counts.executing(1.0);
             return Ok(Some(Seat { control: self.clone(), flow, held: None }));
         }
         let arrival = self.queue_set.lock().arrive(flow.level, number);
@@ -123,7 +123,7 @@ impl FlowControl {
 
     fn seated(self: &Arc<Self>, flow: Arc<Flow>, place: Place, waited: Duration) -> Seat {
         flow.counts.dispatched(Some(waited));
-        flow.counts.executing.add(1.0);
+        flow.counts.executing(1.0);
         Seat { control: self.clone(), flow, held: Some((place, Instant::now())) }
     }
 
@@ -189,7 +189,7 @@ pub(crate) struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.flow.counts.executing.add(-1.0);
+        self.flow.counts.executing(-1.0);
         if let Some((place, since)) = self.held {
             self.control.queue_set.lock().leave(place, since.elapsed());
         }

@@ -183,6 +183,10 @@ impl Store for Sealed {
     fn snapshot(&self) -> BoxFuture<'_, Result<SnapshotStream>> {
         self.inner.snapshot()
     }
+
+    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
+        self.inner.size()
+    }
 }
 
 /// Follows the file of the configuration, and tries again what could not be opened when that may have changed.

@@ -20,6 +20,7 @@ use super::respond::render;
 use super::websocket;
 use crate::accept::{Encoding, Shape, encode};
 use crate::body::{Body, BodyError, stream as stream_body};
+use crate::metrics::WatchCounts;
 use crate::state::Operation;
 use crate::watch_cache::{Cache, Change, Cursor, Entry, Event, Filter, TooOld, frame};
 
@@ -106,7 +107,10 @@ pub(crate) async fn watch(
         _ => operation.accept.content_type(),
     };
     let deadline = Instant::now() + Duration::from_secs(timeout);
+    let counts = WatchCounts::new(operation.state.metrics.all(), &operation.resource);
+    counts.began(initial.len());
     let watcher = Watcher {
+        counts,
         plain: operation.accept.is_plain(&operation.resource),
         deadline,
         timer: Box::pin(tokio::time::sleep_until(deadline.min(Instant::now() + BOOKMARK_INTERVAL))),
@@ -145,6 +149,7 @@ struct Watcher {
     cache: Arc<Cache>,
     changes: tokio::sync::watch::Receiver<u64>,
     cursor: Cursor,
+    counts: WatchCounts,
     filter: Filter,
     initial: std::vec::IntoIter<Arc<Entry>>,
     /// A bookmark must follow the initial events.
@@ -183,6 +188,7 @@ impl Watcher {
             let applied = self.operation.state.caches.applied();
             match self.events().await {
                 Err(error) => {
+                    self.counts.terminated();
                     let status = crate::status::too_old(applied, &error);
                     return Some(self.fail(&status));
                 }
@@ -224,6 +230,7 @@ impl Watcher {
     fn initial_events(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
         while let Some(entry) = self.initial.next() {
+            let before = out.len();
             if self.plain {
                 entry.write_frame(Change::Added.as_str(), entry.revision, &mut out);
             } else {
@@ -235,6 +242,7 @@ impl Watcher {
                     }
                 }
             }
+            self.counts.sent(out.len() - before);
             if out.len() >= BATCH_BYTES {
                 break;
             }
@@ -265,7 +273,10 @@ impl Watcher {
                     }
                 };
                 match frame {
-                    Ok(frame) => frames.push(frame),
+                    Ok(frame) => {
+                        self.counts.sent(frame.len());
+                        frames.push(frame);
+                    }
                     Err(status) => {
                         frames.push(self.fail(&status));
                         break;

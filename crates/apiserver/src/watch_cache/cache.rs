@@ -169,6 +169,12 @@ impl Cache {
         self.state.read().live
     }
 
+    /// How many events there have been, and how many of them are kept.
+    pub(crate) fn window(&self) -> (u64, usize) {
+        let state = self.state.read();
+        (state.first + state.ring.len() as u64, state.ring.len())
+    }
+
     /// Wakes all watchers to see that nothing more comes.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);

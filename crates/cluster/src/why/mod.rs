@@ -1,9 +1,10 @@
-//! `cox why`: the one thing that a pod, a workload, a claim or a node waits for, or what decides a connection between two pods, with
-//! evidence and the next step.
+//! `cox why`: the one thing that a pod, a workload, a claim or a node waits for, what decides a connection between two pods,
+//! or what is wrong with the cluster, with evidence and the next step.
 //!
 //! Flow: fetch what bears on the object -> decide ([`pod::cause`], [`volume::cause`], [`node::cause`]: pure) -> print. A workload is
 //! followed to the pod of its that is worst off.
 
+mod cluster;
 mod net;
 mod node;
 mod pod;
@@ -20,14 +21,19 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAtta
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use crate::connection::Target;
+use crate::history::History;
+
+/// How far back the figures of a cluster are looked at.
+const MINUTES: usize = 180;
 
 /// Say what an object waits for, with evidence and the next step
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why pvc/data\n  cox why node/node-1\n  cox why net pod/a pod/b:80"
+    after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why pvc/data\n  cox why node/node-1\n  cox why net pod/a pod/b:80\n  cox why cluster"
 )]
 pub struct Args {
-    /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job, pvc or node; or net, for a connection
+    /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job, pvc or node; or net, for a connection; or
+    /// cluster, for all that is wrong or will be
     object: String,
     /// With net: the pod that connects, and pod/NAME:PORT (pod/NAMESPACE/NAME:PORT/UDP) that it connects to
     ends: Vec<String>,
@@ -82,6 +88,9 @@ async fn explain(args: Args) -> Result<()> {
     if let Some(word) = args.ends.first() {
         bail!("{word:?} is one word too many");
     }
+    if args.object == "cluster" {
+        return explain_cluster(&args.target.connect()?).await;
+    }
     let Some((kind, name)) = args.object.split_once('/').filter(|(_, name)| !name.is_empty()) else {
         bail!("{:?} is not KIND/NAME, such as pod/nginx", args.object);
     };
@@ -103,6 +112,44 @@ async fn explain(args: Args) -> Result<()> {
         _ => seen.workload(kind, name).await?,
     };
     print!("{}", cause.render(&object));
+    Ok(())
+}
+
+/// Nodes whose own metrics are looked at: the first so many.
+const MOST_NODES: usize = 50;
+
+async fn explain_cluster(client: &Client) -> Result<()> {
+    let nodes = client.all::<Node>().list(&ListParams::default()).await?.items;
+    let pods = client.all::<Pod>().list(&ListParams::default()).await?.items;
+    let mut unseen = Vec::new();
+    let history = History::ask(client, MINUTES).await.unwrap_or_else(|error| {
+        unseen.push(format!("{error:#}"));
+        History::default()
+    });
+    let api = client.get_text("/metrics").await.unwrap_or_else(|error| {
+        unseen.push(format!("the metrics of the API server: {error}"));
+        String::new()
+    });
+    let mut kubelets = Vec::new();
+    for node in nodes.iter().filter_map(|node| node.metadata.name.as_deref()).take(MOST_NODES) {
+        let path = |rest: &str| format!("/api/v1/nodes/{node}/proxy/{rest}");
+        let (metrics, cadvisor) = (path("metrics"), path("metrics/cadvisor"));
+        match tokio::try_join!(client.get_text(&metrics), client.get_text(&cadvisor)) {
+            Ok((metrics, cadvisor)) => kubelets.push((node.to_owned(), metrics, cadvisor)),
+            Err(error) => unseen.push(format!("the metrics of node {node}: {error}")),
+        }
+    }
+    let facts = cluster::Facts { now: Timestamp::now(), nodes, pods, history, api, kubelets };
+    let found = cluster::findings(&facts);
+    for (object, cause) in &found {
+        print!("{}", cause.render(object));
+    }
+    if found.is_empty() {
+        println!("cluster: nothing is wrong that can be seen");
+    }
+    for what in unseen {
+        println!("not seen: {what}");
+    }
     Ok(())
 }
 

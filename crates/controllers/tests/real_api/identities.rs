@@ -18,6 +18,8 @@ async fn controllers_over_https_have_their_own_identities() {
     let mut config = controllers::Config { client: cluster.https("manager"), ..cluster.manager() };
     config.use_service_account_credentials = true;
     config.serving = Some(Serving { bind: address, tls: None });
+    // As `cox controller-manager` has them.
+    config.metrics = client::metrics::Metrics::new().with_process("v1.36.0").with_features([("WatchList", true)]);
     cluster.spawn(controllers::run(config, cluster.stop.clone()));
 
     // The manager itself may not create pods: that they appear shows whose token was used.
@@ -49,6 +51,12 @@ async fn controllers_over_https_have_their_own_identities() {
             "running_managed_controllers{manager=\"kube-controller-manager\",name=\"job-controller\"} 1",
         ),
         ("/metrics", Some("secret"), 200, "rest_client_requests_total{code=\"201\""),
+        ("/metrics/slis", None, 403, "cannot get path \\\"/metrics/slis\\\""),
+        ("/metrics/slis", Some("secret"), 200, "kubernetes_healthcheck{name=\"leaderElection\",type=\"readyz\"} 1"),
+        ("/statusz", None, 403, "cannot get path"),
+        ("/statusz", Some("secret"), 200, "kube-controller-manager statusz\nWarning: "),
+        ("/flagz", None, 403, "cannot get path"),
+        ("/flagz", Some("secret"), 200, "kube-controller-manager flagz\nWarning: "),
         ("/nothing", Some("secret"), 404, "404 page not found"),
     ] {
         let request = http::Request::get(path).body(bytes::Bytes::new()).unwrap();
@@ -57,6 +65,10 @@ async fn controllers_over_https_have_their_own_identities() {
         let body = response.into_body().collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&body);
         assert!(text.contains(expected), "{path} {token:?}: {text}");
+        if path == "/metrics" && code == 200 {
+            let component = client::metrics::upstream::Component::ControllerManager;
+            assert_eq!(client::metrics::upstream::problems(component, &text), Vec::<String>::new());
+        }
     }
     cluster.stop().await;
 }

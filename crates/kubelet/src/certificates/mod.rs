@@ -8,6 +8,7 @@ mod request;
 mod store;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
 use client::Client;
@@ -57,6 +58,15 @@ pub async fn bootstrap(
     store::write_private(kubeconfig, &text).with_context(|| format!("writing {}", kubeconfig.display()))
 }
 
+/// How often a certificate could not be renewed, in this process.
+pub(crate) struct RenewalsFailed {
+    pub(crate) client: AtomicU64,
+    pub(crate) server: AtomicU64,
+}
+
+pub(crate) static RENEWALS_FAILED: RenewalsFailed =
+    RenewalsFailed { client: AtomicU64::new(0), server: AtomicU64::new(0) };
+
 /// Returns once a new client certificate is in the directory, or the old one has ended, which only a bootstrap can mend;
 /// never, when there is none to renew.
 pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
@@ -69,7 +79,10 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
                 Ok(_) => return,
                 Err(error) => tracing::warn!(%error, "renewed client certificate not kept"),
             },
-            Err(error) => tracing::warn!(error = format!("{error:#}"), "client certificate not renewed, will retry"),
+            Err(error) => {
+                RENEWALS_FAILED.client.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(error = format!("{error:#}"), "client certificate not renewed, will retry");
+            }
         }
         if current.not_after < Timestamp::now() {
             tracing::warn!("the client certificate has ended, starting over");

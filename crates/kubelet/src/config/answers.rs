@@ -1,6 +1,6 @@
 //! What upstream's kubelet can be told and this one has no use for, and the flags that stand for fields of the file.
 
-use api::flags::{LOGGING, METRICS, Row, Table, only, refused, same};
+use api::flags::{HIDDEN_METRICS, LOGGING, METRICS, Row, Table, only, refused, same};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Map, Value, json};
 
@@ -85,6 +85,7 @@ impl Table for Unused {
     const ROWS: &'static [&'static [Row]] = &[
         LOGGING,
         METRICS,
+        HIDDEN_METRICS,
         &[
             same("application-metrics-count-limit", NO_CADVISOR),
             same("boot-id-file", NO_CADVISOR),

@@ -87,6 +87,7 @@ fn subresources(path: &str) -> Vec<&'static str> {
         "checkpoint" => vec!["checkpoint"],
         "healthz" => vec!["healthz", "proxy"],
         "configz" => vec!["configz", "proxy"],
+        "statusz" => vec!["statusz", "proxy"],
         "pods" | "runningpods" => vec!["pods", "proxy"],
         _ => vec!["proxy"],
     }
@@ -102,6 +103,9 @@ mod tests {
             ("/stats/summary", vec!["stats"]),
             ("/metrics/resource", vec!["metrics"]),
             ("/pods", vec!["pods", "proxy"]),
+            ("/metrics/slis", vec!["metrics"]),
+            ("/statusz", vec!["statusz", "proxy"]),
+            ("/flagz", vec!["proxy"]),
             ("/exec/ns/pod/c", vec!["proxy"]),
             ("/", vec!["proxy"]),
         ] {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use client::Body;
 use client::metrics::{Kind, Metrics};
@@ -13,7 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::summary::{cpu_of, memory_of, node_cpu_nanos, number};
 use super::{Server, text};
-use crate::certificates::Store;
+use crate::certificates::{RENEWALS_FAILED, Store};
 use crate::node::machine::node_memory;
 use crate::state::label;
 use crate::static_pods;
@@ -21,7 +22,11 @@ use crate::status_writer::Ending;
 use crate::volumes::csi::Stats;
 
 pub(super) fn answer(metrics: &Metrics) -> Response<Body> {
-    let mut response = text(StatusCode::OK, metrics.render());
+    plain(metrics.render())
+}
+
+pub(super) fn plain(shown: String) -> Response<Body> {
+    let mut response = text(StatusCode::OK, shown);
     let kind = http::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert("content-type", kind);
     response
@@ -156,6 +161,14 @@ fn certificates(server: &Server, metrics: &Metrics) {
         let left = |until: Timestamp| until.duration_since(Timestamp::now()).as_secs_f64();
         let ttl = certificate.map_or(f64::INFINITY, |certificate| left(certificate.not_after));
         metrics.gauge(name, help, &[]).set(ttl);
+    }
+    for (name, failed) in [
+        ("kubelet_certificate_manager_client_expiration_renew_errors", &RENEWALS_FAILED.client),
+        ("kubelet_server_expiration_renew_errors", &RENEWALS_FAILED.server),
+    ] {
+        metrics.set_rows(Kind::Counter, name, "Renewals of a certificate that failed.", |rows| {
+            rows.add(&[], failed.load(Ordering::Relaxed) as f64);
+        });
     }
 }
 

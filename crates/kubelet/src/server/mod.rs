@@ -18,9 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::tls::{Connections, Limits};
+use api::zpages::{self, About};
 use bytes::Bytes;
 use client::Body;
 use client::metrics::panics;
+use client::metrics::slis::Slis;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
@@ -48,7 +50,12 @@ pub(crate) struct Server {
     tls: Arc<rustls::ServerConfig>,
     served: Arc<tls::Served>,
     started: Timestamp,
+    /// Of health checks.
+    slis: Slis,
 }
+
+/// What `/healthz` looks at: who is answered is well.
+const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
 
 /// Who sent a request, as the certificate says; nobody without one.
 #[derive(Clone, Default)]
@@ -60,7 +67,7 @@ impl Server {
         let tls = tls::server_config(&kubelet.settings, &kubelet.host_ips, served.clone())?;
         let auth = auth::Auth::new(kubelet.client.clone(), &kubelet.settings);
         let started = Timestamp::from_second(Timestamp::now().as_second())?;
-        Ok(Arc::new(Server { kubelet, workers, auth, tls, served, started }))
+        Ok(Arc::new(Server { kubelet, workers, auth, tls, served, started, slis: Slis::default() }))
     }
 
     /// Gets the certificate to serve with from the API, and a new one in time, until stopped.
@@ -85,6 +92,7 @@ impl Server {
                 let purpose = Purpose::serving(&settings.node_name, names.clone());
                 let issued = certificates::request(&self.kubelet.client, &purpose).await;
                 if let Err(error) = issued.and_then(|issued| Ok(store.save(&issued)?)) {
+                    certificates::RENEWALS_FAILED.server.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     tracing::warn!(error = format!("{error:#}"), "no certificate to serve with, will retry");
                     tokio::time::sleep(RETRY_INTERVAL).await;
                 }
@@ -166,7 +174,11 @@ impl Server {
             return text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.");
         }
         match (&method, parts.as_slice()) {
-            (_, ["healthz"] | ["healthz", "ping" | "log" | "syncloop"]) => text(StatusCode::OK, "ok"),
+            (_, ["healthz", ..]) if parts.len() < 3 && parts.get(1).is_none_or(|check| CHECKS.contains(check)) => {
+                let made = CHECKS.into_iter().filter(|check| parts.get(1).is_none_or(|only| only == check));
+                made.for_each(|check| self.slis.note("healthz", check, true));
+                text(StatusCode::OK, "ok")
+            }
             (_, ["pods"]) => self.pods(false),
             (_, ["runningpods"]) => self.pods(true),
             (&Method::GET, ["containerLogs", namespace, pod, container]) => {
@@ -183,6 +195,8 @@ impl Server {
             (_, ["metrics", "resource"]) => metrics::resource(self).await,
             (_, ["metrics", "probes"]) => metrics::answer(self.kubelet.runtime.metrics.probes()),
             (_, ["metrics", "cadvisor"]) => cadvisor::serve(self).await,
+            (_, ["metrics", "slis"]) => metrics::plain(self.slis.render()),
+            (&Method::GET | &Method::HEAD, ["statusz" | "flagz"]) => self.zpage(parts[0], request.headers()),
             (_, ["logs", ..]) if !self.kubelet.settings.system_log_handler => {
                 text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n")
             }
@@ -192,6 +206,25 @@ impl Server {
             (_, ["configz"]) => json(StatusCode::OK, &serde_json::json!({"kubeletconfig": self.configz()})),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
+    }
+
+    /// What the kubelet says of itself to people.
+    fn zpage(&self, page: &str, headers: &http::HeaderMap) -> Response<Body> {
+        const COMPONENT: &str = "kubelet";
+        let accept = headers.get(http::header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+        let page = if page == "flagz" {
+            zpages::flagz(COMPONENT, zpages::flags(), accept)
+        } else {
+            let paths = ["configz", "flagz", "healthz", "metrics", "pods", "runningpods", "stats", "statusz"];
+            let about = About { component: COMPONENT, started: self.started, now: Timestamp::now(), paths: &paths };
+            zpages::statusz(&about, accept)
+        };
+        let Some((media, shown)) = page else {
+            return text(StatusCode::NOT_ACCEPTABLE, api::Status::not_acceptable(zpages::OFFERED).message);
+        };
+        let mut response = text(StatusCode::OK, shown);
+        response.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(media));
+        response
     }
 
     /// The pods of this node with their newest statuses.

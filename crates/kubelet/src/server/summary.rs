@@ -40,6 +40,22 @@ pub(super) fn node_cpu_nanos() -> Option<u64> {
     Some(ticks * 10_000_000)
 }
 
+/// What came and went through the interface of the default route: its name, bytes and errors received, then sent.
+fn node_network(routes: &str, interfaces: &str) -> Option<Value> {
+    let default = routes.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let name = default.into_iter().find(|words| words.get(1) == Some(&"00000000"))?.first()?.to_string();
+    let counted = interfaces.lines().find_map(|line| line.trim_start().strip_prefix(&name)?.strip_prefix(':'))?;
+    let counted: Vec<u64> = counted.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [rx_bytes, _, rx_errors, _, _, _, _, _, tx_bytes, _, tx_errors, ..] = counted[..] else { return None };
+    let counts = json!({
+        "name": name, "rxBytes": rx_bytes, "rxErrors": rx_errors, "txBytes": tx_bytes, "txErrors": tx_errors,
+    });
+    let mut value = counts.clone();
+    value["time"] = json!(now());
+    value["interfaces"] = json!([counts]);
+    Some(value)
+}
+
 pub(super) fn cpu_of(stat: &v1::ContainerStats) -> (u64, u64) {
     stat.cpu.as_ref().map_or((0, 0), |cpu| (number(&cpu.usage_core_nano_seconds), number(&cpu.usage_nano_cores)))
 }
@@ -132,6 +148,10 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
         },
         "fs": fs_json(root, used(root)),
     });
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    if let Some(network) = node_network(&read("/proc/net/route"), &read("/proc/net/dev")) {
+        node["network"] = network;
+    }
     let fs = |list: &[v1::FilesystemUsage]| {
         let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
         let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
@@ -250,4 +270,21 @@ async fn pod_json(
         value["process_stats"] = json!({"process_count": number(&processes.process_count)});
     }
     Ok(Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_network_of_a_node_is_that_of_its_default_route() {
+        let routes = "Iface Destination Gateway Flags\nlo 0000007F 0 1\neth0 00000000 0101A8C0 0003\n";
+        let interfaces = "Inter-| Receive | Transmit\n face |bytes packets\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  \
+                          eth0: 500 4 3 0 0 0 0 0 700 6 5 0 0 0 0 0\n";
+        let found = node_network(routes, interfaces).unwrap();
+        assert_eq!((&found["name"], &found["rxBytes"], &found["txBytes"]), (&json!("eth0"), &json!(500), &json!(700)));
+        assert_eq!(found["interfaces"][0]["txErrors"], 5);
+        assert_eq!(node_network("Iface Destination\n", interfaces), None);
+        assert_eq!(node_network(routes, "nothing"), None);
+    }
 }

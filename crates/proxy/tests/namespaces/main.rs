@@ -465,6 +465,8 @@ fn health_and_metrics_have_upstreams_names() {
         ] {
             assert!(text.contains(name), "{name} in\n{text}");
         }
+        let component = client::metrics::upstream::Component::Proxy;
+        assert_eq!(client::metrics::upstream::problems(component, &text), Vec::<String>::new());
         let mode = get(METRICS, "/proxyMode").unwrap();
         assert!(mode.ends_with("tables"), "{mode}");
 

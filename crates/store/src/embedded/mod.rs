@@ -250,6 +250,27 @@ impl Store for EmbeddedStore {
         }
         .boxed()
     }
+
+    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
+        let dir = self.shared.dir.clone();
+        async move {
+            let counted = tokio::task::spawn_blocking(move || {
+                let unreadable = |error| StoreError::io(&dir, &error);
+                let mut bytes = 0;
+                for entry in std::fs::read_dir(&dir).map_err(unreadable)? {
+                    match entry.and_then(|entry| entry.metadata()) {
+                        Ok(found) => bytes += found.len(),
+                        // Old files go while they are counted.
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        Err(error) => return Err(StoreError::io(&dir, &error)),
+                    }
+                }
+                Ok(Some(bytes))
+            });
+            counted.await.map_err(|error| StoreError::Unavailable(error.to_string()))?
+        }
+        .boxed()
+    }
 }
 
 struct PieceWriter<'a> {

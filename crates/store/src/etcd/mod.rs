@@ -266,6 +266,15 @@ impl Store for EtcdStore {
         }
         .boxed()
     }
+
+    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
+        async move {
+            let path = "/etcdserverpb.Maintenance/Status";
+            let status: pb::StatusResponse = self.connection.call(path, pb::Empty {}, Repeat::Freely).await?;
+            Ok(u64::try_from(status.db_size).ok())
+        }
+        .boxed()
+    }
 }
 
 fn lease_not_found(failure: &Failure) -> bool {

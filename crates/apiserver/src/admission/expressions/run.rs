@@ -1,7 +1,10 @@
 //! Evaluation within upstream's budgets.
 
+use std::time::Instant;
+
 use cel::{Budget, ErrorKind, PER_CALL_LIMIT, Program, Value};
 
+use super::super::metrics::{self, Expression};
 use super::Scope;
 
 /// What all expressions of one policy may cost for one write.
@@ -51,7 +54,9 @@ impl Run {
         let program =
             program.as_ref().map_err(|problem| Failure::Expression(format!("compilation error: {problem}")))?;
         let mut budget = Budget::new(PER_CALL_LIMIT);
+        let began = Instant::now();
         let result = program.run(scope, &mut budget);
+        metrics::observe_expression(Expression::Evaluated, began.elapsed());
         let cost = budget.used().saturating_add(scope.take_cost());
         self.left = self.left.checked_sub(cost).ok_or(Failure::OutOfBudget)?;
         result.map_err(|error| {

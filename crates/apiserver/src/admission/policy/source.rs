@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use cel::{Program, Type};
 use k8s_openapi::api::admissionregistration::v1::{
@@ -14,6 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::super::expressions::{self, Conditions};
 use super::super::matching::Criteria;
+use super::super::metrics::{Expression, observe_expression};
 use crate::cluster::Cluster;
 use crate::watch_cache::{Cache, Unreadable};
 
@@ -210,7 +212,7 @@ impl Source {
         for entry in snapshots[0].range(None, None) {
             // A policy that nothing binds says nothing.
             let Some(bindings) = bindings.remove(entry.name()) else { continue };
-            policies.push(Policy::new(K::declared(entry.decode()?), bindings));
+            policies.push(Policy::compiled(K::declared(entry.decode()?), bindings));
         }
         *built = Built { revisions, policies: Arc::new(policies) };
         Ok(built.policies.clone())
@@ -229,6 +231,13 @@ impl Binding {
 }
 
 impl Policy {
+    fn compiled(declared: Declared, bindings: Vec<Binding>) -> Self {
+        let began = Instant::now();
+        let policy = Self::new(declared, bindings);
+        observe_expression(Expression::Compiled, began.elapsed());
+        policy
+    }
+
     fn new(declared: Declared, bindings: Vec<Binding>) -> Self {
         let names = Names { params: declared.param_kind.is_some(), authorizer: true, patches: false };
         let mut compiler = Compiler::with_variables();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use api::Status;
 use api::status::StatusCause;
@@ -9,6 +10,7 @@ use cel::Value;
 use serde_json::json;
 
 use super::super::expressions::{Answers, Failure, Input, Run, Scope};
+use super::super::metrics::observe_check;
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
 use super::dispatch::{Common, Invocation, Misconfigured, invocations, is_exempt};
 use super::source::{Policy, Rule, Source, Validating};
@@ -52,8 +54,12 @@ async fn ask_all(cluster: &Cluster, policies: &[Policy], attributes: &Attributes
         refusals.extend(problems.into_iter().filter_map(misconfigured));
         let mut annotations: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for invocation in &invocations {
+            let began = Instant::now();
             let verdicts = ask(cluster, invocation, attributes, &mut common, &answers).await?;
+            let took = began.elapsed() / u32::try_from(verdicts.len()).unwrap_or(u32::MAX).max(1);
             for verdict in verdicts {
+                let (action, error) = outcome(&verdict, &invocation.binding.actions);
+                observe_check(&policy.name, &invocation.binding.name, action, error, took);
                 follow(invocation, verdict, attributes, &mut refusals, &mut annotations);
             }
         }
@@ -77,6 +83,17 @@ fn misconfigured(problem: Misconfigured<'_>) -> Option<Refusal> {
     })
 }
 
+/// How a verdict is counted: the strongest thing that is done about it, and whether an expression failed.
+fn outcome(verdict: &Verdict, actions: &[String]) -> (&'static str, &'static str) {
+    let error = if verdict.has_failed { "unspecified_error" } else { "no_error" };
+    if verdict.violations.is_empty() && verdict.failures.is_empty() {
+        return ("allow", error);
+    }
+    let has = |action: &str| actions.iter().any(|known| known == action);
+    let action = [("Deny", "deny"), ("Warn", "warn"), ("Audit", "audit")].into_iter().find(|(name, _)| has(name));
+    (action.map_or("deny", |(_, shown)| shown), error)
+}
+
 /// What a policy makes of a write, with one value of its parameters.
 #[derive(Default)]
 struct Verdict {
@@ -84,6 +101,8 @@ struct Verdict {
     annotations: Vec<(String, String)>,
     /// Notes that could not be made, where that is a reason to refuse.
     failures: Vec<String>,
+    /// An expression had no value.
+    has_failed: bool,
 }
 
 struct Violation {
@@ -128,7 +147,7 @@ fn judge(policy: &Policy, conditions: &Scope, scope: &Scope) -> Verdict {
             true => Vec::new(),
             false => vec![Violation { index: 0, message, reason: None }],
         };
-        Verdict { violations, ..Verdict::default() }
+        Verdict { violations, has_failed: true, ..Verdict::default() }
     };
     match policy.conditions.decide(conditions) {
         Ok(true) => {}
@@ -143,8 +162,9 @@ fn judge(policy: &Policy, conditions: &Scope, scope: &Scope) -> Verdict {
             Ok(Value::Bool(true)) => {}
             Ok(_) => broken.push((index, rule)),
             Err(failure @ Failure::OutOfBudget) => return undecided(failure.message()),
-            Err(Failure::Expression(_)) if policy.fails_open => {}
+            Err(Failure::Expression(_)) if policy.fails_open => verdict.has_failed = true,
             Err(Failure::Expression(message)) => {
+                verdict.has_failed = true;
                 verdict.violations.push(Violation { index, message, reason: None });
             }
         }

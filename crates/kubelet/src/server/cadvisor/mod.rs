@@ -41,6 +41,8 @@ struct Subject {
     is_host_network: bool,
     /// Where the writable layer lies, and its bytes.
     layer: Option<(PathBuf, u64)>,
+    /// When it was made, in seconds since 1970, if somebody knows better than its directory.
+    created: Option<f64>,
 }
 
 struct Row {
@@ -100,7 +102,8 @@ fn subjects(
     let mut members: HashMap<&str, Vec<Subject>> = HashMap::new();
     for sandbox in sandboxes {
         let Some(metadata) = &sandbox.metadata else { continue };
-        let subject = Subject { name: sandbox.id.clone(), is_sandbox: true, ..Subject::default() };
+        let created = seconds(sandbox.created_at);
+        let subject = Subject { name: sandbox.id.clone(), is_sandbox: true, created, ..Subject::default() };
         members.entry(&metadata.uid).or_default().push(subject);
     }
     for container in containers {
@@ -112,6 +115,7 @@ fn subjects(
             image: asked.or_else(|| image.map(|image| image.image.clone())).unwrap_or_default(),
             container: container.labels.get(label::CONTAINER_NAME).cloned().unwrap_or_default(),
             layer: layers.get(container.id.as_str()).cloned(),
+            created: seconds(container.created_at),
             ..Subject::default()
         });
     }
@@ -120,10 +124,27 @@ fn subjects(
         let (name, namespace) = (state::name(pod).to_owned(), state::namespace(pod).to_owned());
         let own =
             |subject: Subject| Subject { pod: name.clone(), namespace: namespace.clone(), is_host_network, ..subject };
-        let members = members.get(state::uid(pod)).cloned().unwrap_or_default().into_iter().map(own).collect();
-        PodSubjects { pod: own(Subject { id: cgroups.pod_path(pod), ..Subject::default() }), members }
+        let members: Vec<Subject> =
+            members.get(state::uid(pod)).cloned().unwrap_or_default().into_iter().map(own).collect();
+        let created = first_created(&members);
+        PodSubjects { pod: own(Subject { id: cgroups.pod_path(pod), created, ..Subject::default() }), members }
     };
     server.workers.pods().iter().map(|pod| pod_subjects(pod)).collect()
+}
+
+/// Nanoseconds of the runtime in seconds; nothing if it does not say.
+fn seconds(nanoseconds: i64) -> Option<f64> {
+    (nanoseconds > 0).then_some((nanoseconds / 1_000_000_000) as f64)
+}
+
+/// A pod is as old as the first of what it is made of.
+fn first_created(members: &[Subject]) -> Option<f64> {
+    members.iter().filter_map(|member| member.created).min_by(f64::total_cmp)
+}
+
+/// When the machine started, from the text of `/proc/stat`.
+fn boot_time(stat: &str) -> Option<f64> {
+    stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
 }
 
 fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
@@ -132,6 +153,7 @@ fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
     let mut rows: Vec<Row> =
         levels.into_iter().filter_map(|id| row(cgroups, Subject { id, ..Subject::default() })).collect();
     if let Some(root) = rows.first_mut().filter(|row| row.subject.id == "/") {
+        root.started = boot_time(&std::fs::read_to_string("/proc/stat").unwrap_or_default());
         root.interfaces = sample::interfaces(&std::fs::read_to_string("/proc/net/dev").unwrap_or_default());
     }
     for PodSubjects { pod, members } in pods {
@@ -160,8 +182,10 @@ fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
 fn row(cgroups: &Cgroups, subject: Subject) -> Option<Row> {
     let directory = cgroups.directory("memory", &subject.id)?;
     let made = std::fs::metadata(directory).ok()?.modified().ok();
-    let started =
+    let made =
         made.and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok()).map(|since| since.as_secs() as f64);
+    // The time of a directory moves with what is made in it, and when the kernel forgets it.
+    let started = subject.created.or(made);
     let read = |controller: &str, file: &str| {
         std::fs::read_to_string(cgroups.directory(controller, &subject.id)?.join(file)).ok()
     };
@@ -541,4 +565,19 @@ fn topology(text: &str) -> (usize, usize) {
     }
     let sockets: std::collections::BTreeSet<_> = cores.iter().map(|(socket, _)| socket).collect();
     (sockets.len().max(1), cores.len().max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn things_are_as_old_as_their_runtime_says() {
+        let member = |created| Subject { created, ..Subject::default() };
+        assert_eq!((seconds(0), seconds(1_700_000_000_999_999_999)), (None, Some(1_700_000_000.0)));
+        assert_eq!(first_created(&[member(Some(9.0)), member(None), member(Some(4.0))]), Some(4.0));
+        assert_eq!(first_created(&[member(None)]), None);
+        assert_eq!(boot_time("cpu 1 2\nbtime 1700000000\nprocesses 7\n"), Some(1_700_000_000.0));
+        assert_eq!(boot_time("cpu 1 2\n"), None);
+    }
 }

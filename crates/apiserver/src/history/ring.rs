@@ -1,0 +1,218 @@
+//! The ring: one value a minute of each series, for some hours, in bounded memory.
+//!
+//! All series share the axis of time: a minute has the same place in each of them. What was not measured is not a number.
+
+use std::collections::BTreeMap;
+
+/// Seconds between two values.
+pub(crate) const STEP: u64 = 60;
+/// Six hours.
+pub(crate) const POINTS: usize = 360;
+/// Each takes 1.5 KB: under 4 MB in all.
+const MAX_SERIES: usize = 2500;
+
+/// Whose series it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Of {
+    Component,
+    Node,
+    Pod,
+}
+
+impl Of {
+    const ALL: [Self; 3] = [Self::Component, Self::Node, Self::Pod];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Component => "component",
+            Self::Node => "node",
+            Self::Pod => "pod",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|of| of.as_str() == text)
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum What {
+    /// Cores.
+    Cpu,
+    /// Bytes.
+    Memory,
+    /// Bytes a second.
+    Received,
+    Sent,
+    /// Bytes in use, and bytes that there are.
+    Disk,
+    DiskSize,
+    /// Requests a second, those that failed through no fault of the client, and those turned away.
+    Requests,
+    Errors,
+    Rejected,
+    /// Seconds that 99 of 100 requests do not exceed.
+    Latency,
+}
+
+impl What {
+    const ALL: [(Self, &'static str, &'static str); 10] = [
+        (Self::Cpu, "cpu_cores", "Cores in use."),
+        (Self::Memory, "memory_bytes", "Memory in use, in bytes."),
+        (Self::Received, "network_receive_bytes_per_second", "Bytes received per second."),
+        (Self::Sent, "network_transmit_bytes_per_second", "Bytes sent per second."),
+        (Self::Disk, "disk_used_bytes", "Bytes of the file system in use."),
+        (Self::DiskSize, "disk_size_bytes", "Bytes of the file system."),
+        (Self::Requests, "requests_per_second", "Requests per second."),
+        (Self::Errors, "errors_per_second", "Requests per second that failed with 5xx."),
+        (Self::Rejected, "rejections_per_second", "Requests per second that were turned away with 429."),
+        (Self::Latency, "request_p99_seconds", "Seconds that 99 of 100 requests do not exceed."),
+    ];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    pub(crate) fn help(self) -> &'static str {
+        Self::ALL[self as usize].2
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|(_, name, _)| *name == text).map(|(what, ..)| what)
+    }
+}
+
+/// The name of a series, in the order in which they are told.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) what: What,
+    pub(crate) of: Of,
+    /// Empty but for pods.
+    pub(crate) namespace: Box<str>,
+    pub(crate) name: Box<str>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Ring {
+    /// The latest minute, since 1970.
+    newest: u64,
+    /// Values by the remainder of their minute.
+    series: BTreeMap<Key, Box<[f32]>>,
+}
+
+impl Ring {
+    /// The ring that holds these values; those that are not its own are left out.
+    pub(super) fn restore(newest: u64, series: BTreeMap<Key, Box<[f32]>>) -> Self {
+        let fits = |(_, values): &(Key, Box<[f32]>)| values.len() == POINTS;
+        Self { newest, series: series.into_iter().filter(fits).take(MAX_SERIES).collect() }
+    }
+
+    pub(super) fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    pub(super) fn raw(&self) -> &BTreeMap<Key, Box<[f32]>> {
+        &self.series
+    }
+
+    /// Takes the values of a minute. An older minute is not taken: clocks go back, but what was seen was seen. Returns how
+    /// many series there was no room for.
+    pub(crate) fn record(&mut self, minute: u64, values: impl IntoIterator<Item = (Key, f32)>) -> usize {
+        if minute < self.newest {
+            return 0;
+        }
+        let passed = usize::try_from(minute - self.newest).unwrap_or(POINTS).min(POINTS);
+        if passed > 0 {
+            let gone: Vec<usize> = (0..passed).map(|back| place(minute - back as u64)).collect();
+            for values in self.series.values_mut() {
+                gone.iter().for_each(|at| values[*at] = f32::NAN);
+            }
+            self.series.retain(|_, values| values.iter().any(|value| value.is_finite()));
+        }
+        self.newest = minute;
+        let mut left_out = 0;
+        for (key, value) in values {
+            let is_full = self.series.len() >= MAX_SERIES;
+            match self.series.get_mut(&key) {
+                Some(values) => values[place(minute)] = value,
+                None if is_full => left_out += 1,
+                None => {
+                    let mut values = vec![f32::NAN; POINTS].into_boxed_slice();
+                    values[place(minute)] = value;
+                    self.series.insert(key, values);
+                }
+            }
+        }
+        left_out
+    }
+
+    /// The series that `wanted` picks, each with its values of the last minutes: seconds since 1970, and the value.
+    pub(crate) fn tell(
+        &self,
+        minutes: usize,
+        wanted: impl Fn(&Key) -> bool,
+    ) -> impl Iterator<Item = (&Key, Vec<(u64, f32)>)> {
+        let first = self.newest.saturating_sub(minutes.clamp(1, POINTS) as u64 - 1);
+        let picked = self.series.iter().filter(move |(key, _)| wanted(key));
+        picked.map(move |(key, values)| {
+            let points = (first..=self.newest).map(|minute| (minute * STEP, values[place(minute)]));
+            (key, points.filter(|(_, value)| value.is_finite()).collect())
+        })
+    }
+}
+
+fn place(minute: u64) -> usize {
+    (minute % POINTS as u64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn key(name: &str) -> Key {
+        Key { what: What::Cpu, of: Of::Node, namespace: "".into(), name: name.into() }
+    }
+
+    fn told(ring: &Ring, name: &str, minutes: usize) -> Vec<(u64, f32)> {
+        let wanted = key(name);
+        ring.tell(minutes, move |key| *key == wanted).next().map(|(_, points)| points).unwrap_or_default()
+    }
+
+    #[test]
+    fn names_are_those_of_their_place() {
+        for (at, (what, name, _)) in What::ALL.into_iter().enumerate() {
+            assert_eq!((what as usize, What::parse(name)), (at, Some(what)));
+        }
+    }
+
+    #[test]
+    fn minutes_pass_and_gaps_stay_gaps() {
+        let mut ring = Ring::default();
+        ring.record(1000, [(key("a"), 1.0)]);
+        ring.record(1001, [(key("a"), 2.0), (key("b"), 7.0)]);
+        ring.record(1004, [(key("a"), 3.0)]);
+        assert_eq!(told(&ring, "a", 10), [(60_000, 1.0), (60_060, 2.0), (60_240, 3.0)]);
+        assert_eq!(told(&ring, "a", 4), [(60_060, 2.0), (60_240, 3.0)]);
+        assert_eq!(told(&ring, "b", 10), [(60_060, 7.0)]);
+        // The same minute again, and one that is over.
+        ring.record(1004, [(key("a"), 4.0)]);
+        ring.record(900, [(key("a"), 9.0)]);
+        assert_eq!(told(&ring, "a", 1), [(60_240, 4.0)]);
+        // What has not been seen for so long is forgotten.
+        ring.record(1001 + POINTS as u64, [(key("a"), 5.0)]);
+        assert!(told(&ring, "b", POINTS).is_empty() && !ring.raw().contains_key(&key("b")));
+        assert_eq!(told(&ring, "a", POINTS).len(), 2);
+        ring.record(90_000, [(key("a"), 6.0)]);
+        assert_eq!(told(&ring, "a", POINTS), [(90_000 * 60, 6.0)]);
+    }
+
+    #[test]
+    fn security_the_ring_does_not_grow_beyond_its_bounds() {
+        let mut ring = Ring::default();
+        let many = |count: usize| (0..count).map(|at| (key(&format!("n{at}")), 1.0));
+        assert_eq!(ring.record(1, many(MAX_SERIES + 7)), 7);
+        assert_eq!(ring.raw().len(), MAX_SERIES);
+        assert!(MAX_SERIES * POINTS * size_of::<f32>() < 4 << 20);
+    }
+}

@@ -1,0 +1,324 @@
+//! `cox why cluster`: what is wrong, or will be at this rate, by the figures of the last hours.
+//!
+//! Flow: fetch objects, history and metrics -> [`findings`] (pure) -> print, worst first.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+
+use super::{Cause, node};
+use crate::history::{History, bytes, slope};
+
+/// A file system that is full sooner than this is told of.
+const SOON: f64 = 24.0 * 3600.0;
+/// And so is a certificate that ends sooner than this.
+const CERTIFICATE_SOON: f64 = 7.0 * 24.0 * 3600.0;
+/// The part of its periods in which a container may be held back.
+const THROTTLED: f64 = 0.25;
+/// Fewer periods say nothing.
+const PERIODS: f64 = 100.0;
+/// The part of requests that may fail.
+const FAILING: f64 = 0.05;
+/// The part of a node's memory that may be in use.
+const FULL: f64 = 0.95;
+
+/// What is looked at.
+pub(super) struct Facts {
+    pub(super) now: Timestamp,
+    pub(super) nodes: Vec<Node>,
+    pub(super) pods: Vec<Pod>,
+    pub(super) history: History,
+    /// `/metrics` of the API server.
+    pub(super) api: String,
+    /// Node, its `/metrics` and its `/metrics/cadvisor`, of those that answered.
+    pub(super) kubelets: Vec<(String, String, String)>,
+}
+
+/// What is wrong or will be, worst first. Decides, never awaits.
+pub(super) fn findings(facts: &Facts) -> Vec<(String, Cause)> {
+    let mut found = Vec::new();
+    found.extend(facts.nodes.iter().filter_map(|node| unwell(node, facts.now)));
+    found.extend(facts.nodes.iter().filter_map(|node| disk(name(node), &facts.history)));
+    found.extend(facts.nodes.iter().filter_map(|node| memory(node, &facts.history)));
+    found.extend(certificates(facts));
+    found.extend(api(facts));
+    found.extend(pods(&facts.pods));
+    found.extend(facts.kubelets.iter().flat_map(|(_, _, cadvisor)| throttled(cadvisor)));
+    found
+}
+
+fn name(node: &Node) -> &str {
+    node.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn unwell(node: &Node, now: Timestamp) -> Option<(String, Cause)> {
+    let cause = node::cause(node, now);
+    let is_well = cause.summary.starts_with("nothing blocks it") || cause.summary.contains("cordoned");
+    (!is_well).then(|| (format!("node/{}", name(node)), cause))
+}
+
+/// A disk that is full soon at the rate of the last hours.
+fn disk(node: &str, history: &History) -> Option<(String, Cause)> {
+    let used = history.points("disk_used_bytes", "node", "", node);
+    let (_, size) = *history.points("disk_size_bytes", "node", "", node).last()?;
+    let (_, last) = *used.last()?;
+    let rate = slope(used).filter(|rate| *rate > 0.0)?;
+    let left = (size - last).max(0.0) / rate;
+    if left > SOON {
+        return None;
+    }
+    let cause = Cause::new(format!("its disk is full in {} at this rate", node::period(left as i64)))
+        .because(format!("{} of {} in use, {} more each hour", bytes(last), bytes(size), bytes(rate * 3600.0)))
+        .then("see what grows: cox kubectl get --raw /api/v1/nodes/".to_owned() + node + "/proxy/stats/summary")
+        .then("remove images that nothing uses (cox image rm), or give the node more space");
+    Some((format!("node/{node}"), cause))
+}
+
+fn memory(node: &Node, history: &History) -> Option<(String, Cause)> {
+    let capacity = node.status.as_ref()?.capacity.as_ref()?.get("memory")?;
+    let capacity = api::quantity::Quantity::parse(&capacity.0).ok()?.as_f64();
+    let (_, used) = *history.points("memory_bytes", "node", "", name(node)).last()?;
+    if capacity <= 0.0 || used < capacity * FULL {
+        return None;
+    }
+    let cause = Cause::new("its memory is nearly all in use")
+        .because(format!("{} of {}", bytes(used), bytes(capacity)))
+        .then("cox top --by memory");
+    Some((format!("node/{}", name(node)), cause))
+}
+
+fn certificates(facts: &Facts) -> Vec<(String, Cause)> {
+    let mut found = Vec::new();
+    for (node, metrics, _) in &facts.kubelets {
+        for (series, which) in [
+            ("kubelet_certificate_manager_client_ttl_seconds", "it is a client with"),
+            ("kubelet_certificate_manager_server_ttl_seconds", "it serves with"),
+        ] {
+            let left = samples(metrics, series).map(|(_, value)| value).next();
+            if let Some(left) = left.filter(|left| *left < CERTIFICATE_SOON) {
+                let cause = Cause::new(format!("the certificate that {which} ends in {}", node::period(left as i64)))
+                    .because("kubelets renew theirs long before that")
+                    .then("why not? cox logs kubelet")
+                    .then("cox kubectl get certificatesigningrequests");
+                found.push((format!("node/{node}"), cause));
+            }
+        }
+    }
+    let of_clients = "apiserver_client_certificate_expiration_seconds_bucket";
+    let soon = samples(&facts.api, of_clients).find(|(labels, _)| labels.contains("le=\"604800\""));
+    if let Some((_, count)) = soon.filter(|(_, count)| *count > 0.0) {
+        let cause = Cause::new("clients use certificates that end within a week")
+            .because(format!("{count:.0} requests came with one since the API server started"))
+            .then("renew the certificates of kubeconfigs: 'cox up' does so for those that it made");
+        found.push(("api".to_owned(), cause));
+    }
+    found
+}
+
+/// Requests that fail, and levels that turn requests away.
+fn api(facts: &Facts) -> Vec<(String, Cause)> {
+    let mut found = Vec::new();
+    let sum = |what: &str| -> f64 {
+        let points = facts.history.points(what, "component", "", "kube-apiserver");
+        points.iter().map(|(_, value)| value).sum()
+    };
+    let (all, errors) = (sum("requests_per_second"), sum("errors_per_second"));
+    if all > 0.0 && errors / all > FAILING {
+        let cause = Cause::new("many requests fail")
+            .because(format!("{:.0} of 100 were answered with 5xx in the last hours", 100.0 * errors / all))
+            .then("cox logs apiserver")
+            .then("cox kubectl get --raw '/readyz?verbose'");
+        found.push(("api".to_owned(), cause));
+    }
+    let mut levels: std::collections::BTreeMap<String, f64> = Default::default();
+    for (labels, count) in samples(&facts.api, "apiserver_flowcontrol_rejected_requests_total") {
+        *levels.entry(label(labels, "priority_level").unwrap_or_default().to_owned()).or_default() += count;
+    }
+    // What happened long ago is over.
+    if sum("rejections_per_second") > 0.0 {
+        for (level, count) in levels.into_iter().filter(|(_, count)| *count > 0.0) {
+            let cause = Cause::new("this level of the API is saturated: requests are turned away")
+                .because(format!("{count:.0} requests got 429 since the API server started, some in the last hours"))
+                .then("who asks so much? cox kubectl get --raw /debug/api_priority_and_fairness/dump_queues")
+                .then(format!("give it more shares: cox kubectl edit prioritylevelconfiguration {level}"));
+            found.push((format!("prioritylevelconfiguration/{level}"), cause));
+        }
+    }
+    found
+}
+
+/// Pods that start again and again, and those that fit nowhere; of each kind the first few.
+fn pods(pods: &[Pod]) -> Vec<(String, Cause)> {
+    const MOST: usize = 10;
+    let named = |pod: &Pod| {
+        let of = |text: &Option<String>| text.clone().unwrap_or_default();
+        (of(&pod.metadata.namespace), of(&pod.metadata.name))
+    };
+    let crashing = pods.iter().filter_map(|pod| {
+        let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+        let is_crashing = |reason: Option<&str>| reason == Some("CrashLoopBackOff");
+        let container = statuses.iter().find(|status| {
+            let waiting = status.state.as_ref().and_then(|state| state.waiting.as_ref());
+            is_crashing(waiting.and_then(|waiting| waiting.reason.as_deref()))
+        })?;
+        let (namespace, pod) = named(pod);
+        let ended = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+        let mut cause = Cause::new("a container ends as soon as it starts");
+        cause = cause.because(format!("{} was started {} times again", container.name, container.restart_count));
+        if let Some(ended) = ended {
+            cause = cause.because(format!("it ended with code {}", ended.exit_code));
+        }
+        let cause = cause.then(format!("cox kubectl logs {pod} -c {} -n {namespace} --previous", container.name));
+        Some((format!("pod/{pod} in {namespace}"), cause))
+    });
+    let homeless = pods.iter().filter_map(|pod| {
+        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+        let unplaced = conditions.iter().find(|condition| {
+            condition.type_ == "PodScheduled"
+                && condition.status == "False"
+                && condition.reason.as_deref() == Some("Unschedulable")
+        })?;
+        let (namespace, pod) = named(pod);
+        let cause = Cause::new("no node takes it")
+            .because(unplaced.message.clone().unwrap_or_default())
+            .then(format!("cox why pod/{pod} -n {namespace}"));
+        Some((format!("pod/{pod} in {namespace}"), cause))
+    });
+    crashing.take(MOST).chain(homeless.take(MOST)).collect()
+}
+
+/// Containers that are held back by their limit of CPU.
+fn throttled(cadvisor: &str) -> Vec<(String, Cause)> {
+    let of = |series| -> std::collections::BTreeMap<[String; 3], f64> {
+        let named = samples(cadvisor, series).filter_map(|(labels, value)| {
+            let of = |name| label(labels, name).map(str::to_owned);
+            let key = [of("namespace")?, of("pod")?, of("container")?];
+            key.iter().all(|part| !part.is_empty()).then_some((key, value))
+        });
+        named.collect()
+    };
+    let held = of("container_cpu_cfs_throttled_periods_total");
+    let periods = of("container_cpu_cfs_periods_total");
+    let found = periods.into_iter().filter_map(|(key, periods)| {
+        let held = *held.get(&key)?;
+        if periods < PERIODS || held / periods < THROTTLED {
+            return None;
+        }
+        let [namespace, pod, container] = key;
+        let cause = Cause::new("a container is held back by its limit of CPU")
+            .because(format!("{container} was throttled in {:.0} of 100 periods", 100.0 * held / periods))
+            .then("raise its limit of CPU, or leave it out: its request already says what it is sure to get");
+        Some((format!("pod/{pod} in {namespace}"), cause))
+    });
+    found.collect()
+}
+
+/// Labels and value of each sample of a series in a text of metrics.
+fn samples<'t>(text: &'t str, series: &str) -> impl Iterator<Item = (&'t str, f64)> {
+    text.lines().filter_map(move |line| {
+        let rest = line.strip_prefix(series)?;
+        let (labels, rest) = match rest.strip_prefix('{') {
+            Some(rest) => rest.rsplit_once('}')?,
+            None => ("", rest.strip_prefix(' ')?),
+        };
+        Some((labels, rest.split_whitespace().next()?.parse().ok()?))
+    })
+}
+
+fn label<'t>(labels: &'t str, name: &str) -> Option<&'t str> {
+    let start =
+        labels.split_once(&format!("{name}=\"")).filter(|(before, _)| before.is_empty() || before.ends_with(','));
+    start.and_then(|(_, rest)| rest.split('"').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn facts() -> Facts {
+        let ready = json!({"metadata": {"name": "n1"}, "status": {"capacity": {"memory": "1000"},
+            "conditions": [{"type": "Ready", "status": "True"}]}});
+        Facts {
+            now: Timestamp::UNIX_EPOCH,
+            nodes: vec![serde_json::from_value(ready).unwrap()],
+            pods: Vec::new(),
+            history: History::default(),
+            api: String::new(),
+            kubelets: Vec::new(),
+        }
+    }
+
+    /// What, of what kind of thing, its name, and its values.
+    type Told<'a> = (&'a str, &'a str, &'a str, Vec<(u64, f64)>);
+
+    fn history(series: &[Told<'_>]) -> History {
+        let series = series.iter().map(
+            |(what, of, name, points)| json!({"what": what, "of": of, "namespace": "", "name": name, "points": points}),
+        );
+        serde_json::from_value(json!({"series": series.collect::<Vec<_>>()})).unwrap()
+    }
+
+    fn told(facts: &Facts) -> Vec<String> {
+        findings(facts).into_iter().map(|(object, cause)| format!("{object}: {}", cause.summary)).collect()
+    }
+
+    #[test]
+    fn a_calm_cluster_has_nothing_to_tell() {
+        let mut calm = facts();
+        let used = (0..60).map(|at| (at * 60, 40.0)).collect();
+        calm.history = history(&[
+            ("disk_used_bytes", "node", "n1", used),
+            ("disk_size_bytes", "node", "n1", vec![(3540, 100.0)]),
+            ("memory_bytes", "node", "n1", vec![(3540, 500.0)]),
+            ("requests_per_second", "component", "kube-apiserver", vec![(60, 10.0)]),
+            ("errors_per_second", "component", "kube-apiserver", vec![(60, 0.1)]),
+        ]);
+        calm.kubelets = vec![("n1".into(), "kubelet_certificate_manager_client_ttl_seconds +Inf\n".into(), "".into())];
+        assert_eq!(told(&calm), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_fault_is_told_with_its_next_step() {
+        let mut sick = facts();
+        // One byte a second, and 3600 left.
+        let used = (0..60).map(|at| (at * 60, 2860.0 + (at * 60) as f64)).collect();
+        sick.history = history(&[
+            ("disk_used_bytes", "node", "n1", used),
+            ("disk_size_bytes", "node", "n1", vec![(3540, 10_000.0)]),
+            ("memory_bytes", "node", "n1", vec![(3540, 990.0)]),
+            ("requests_per_second", "component", "kube-apiserver", vec![(60, 10.0)]),
+            ("errors_per_second", "component", "kube-apiserver", vec![(60, 2.0)]),
+            ("rejections_per_second", "component", "kube-apiserver", vec![(60, 1.0)]),
+        ]);
+        sick.api = "apiserver_client_certificate_expiration_seconds_bucket{le=\"604800\"} 3\n\
+                    apiserver_flowcontrol_rejected_requests_total{flow_schema=\"a\",priority_level=\"small\",reason=\"queue-full\"} 2\n"
+            .into();
+        let cadvisor = "container_cpu_cfs_periods_total{container=\"c\",namespace=\"d\",pod=\"p\"} 1000\n\
+                        container_cpu_cfs_throttled_periods_total{container=\"c\",namespace=\"d\",pod=\"p\"} 600\n\
+                        container_cpu_cfs_periods_total{container=\"calm\",namespace=\"d\",pod=\"p\"} 1000\n\
+                        container_cpu_cfs_throttled_periods_total{container=\"calm\",namespace=\"d\",pod=\"p\"} 6\n";
+        let metrics = "kubelet_certificate_manager_client_ttl_seconds 7200\n";
+        sick.kubelets = vec![("n1".into(), metrics.into(), cadvisor.into())];
+        let pod = |value: Value| serde_json::from_value::<Pod>(value).unwrap();
+        sick.pods = vec![
+            pod(json!({"metadata": {"name": "loop", "namespace": "d"}, "status": {"containerStatuses": [{
+                "name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 7,
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 3}}}]}})),
+            pod(json!({"metadata": {"name": "big", "namespace": "d"}, "status": {"conditions": [{
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]}})),
+        ];
+        let expected = [
+            "node/n1: its disk is full in 60m at this rate",
+            "node/n1: its memory is nearly all in use",
+            "node/n1: the certificate that it is a client with ends in 2h",
+            "api: clients use certificates that end within a week",
+            "api: many requests fail",
+            "prioritylevelconfiguration/small: this level of the API is saturated: requests are turned away",
+            "pod/loop in d: a container ends as soon as it starts",
+            "pod/big in d: no node takes it",
+            "pod/p in d: a container is held back by its limit of CPU",
+        ];
+        assert_eq!(told(&sick), expected);
+        assert!(findings(&sick).iter().all(|(_, cause)| !cause.next.is_empty()), "each has a next step");
+    }
+}

@@ -1,0 +1,325 @@
+//! The series that dashboards and alerts look for, as v1.36 names them: one table per component.
+//!
+//! A table holds what upstream promises to keep (STABLE and BETA) and what the rules of kube-prometheus ask for. Help
+//! texts get their level from here, and the tests of each component hold what it serves against its table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Who serves the series of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Component {
+    Apiserver,
+    ControllerManager,
+    Scheduler,
+    Kubelet,
+    Proxy,
+    Dns,
+}
+
+impl Component {
+    const ALL: [Self; 6] =
+        [Self::Apiserver, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Dns];
+
+    fn table(self) -> [&'static str; 2] {
+        match self {
+            Self::Apiserver => [EVERYONE, APISERVER],
+            Self::ControllerManager => [EVERYONE, CONTROLLER_MANAGER],
+            Self::Scheduler => [EVERYONE, SCHEDULER],
+            Self::Kubelet => [EVERYONE, KUBELET],
+            Self::Proxy => [EVERYONE, PROXY],
+            Self::Dns => ["", DNS],
+        }
+    }
+
+    pub fn rows(self) -> impl Iterator<Item = Row> {
+        self.table().into_iter().flat_map(str::lines).filter_map(Row::parse)
+    }
+}
+
+/// One line of a table: level, type, name, labels. PLAIN is what carries no level. A name that ends in `?` is shown once
+/// something has happened that a component may never see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub level: &'static str,
+    pub kind: &'static str,
+    pub name: &'static str,
+    pub labels: BTreeSet<&'static str>,
+    pub is_rare: bool,
+}
+
+impl Row {
+    fn parse(line: &'static str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let (level, kind, name) = (words.next()?, words.next()?, words.next()?);
+        let labels = words.next().into_iter().flat_map(|list| list.split(',')).collect();
+        Some(Self { level, kind, name: name.trim_end_matches('?'), labels, is_rare: name.ends_with('?') })
+    }
+}
+
+/// The level of a series, as help texts begin with it; nothing where no table has it or it carries none.
+pub fn level(name: &str) -> Option<&'static str> {
+    let mut rows = Component::ALL.into_iter().flat_map(Component::rows);
+    rows.find(|row| row.name == name).map(|row| row.level).filter(|level| *level != "PLAIN")
+}
+
+/// What a text of `/metrics` lacks or has otherwise than the table says.
+pub fn problems(component: Component, text: &str) -> Vec<String> {
+    let served = Exposition::read(text);
+    let mut problems = Vec::new();
+    for row in component.rows() {
+        match served.kinds.get(row.name) {
+            None if row.is_rare => {}
+            None => problems.push(format!("{} is missing", row.name)),
+            Some(kind) if *kind != row.kind => problems.push(format!("{} is a {kind}, not a {}", row.name, row.kind)),
+            Some(_) => {
+                let wrong = served.labels.get(row.name).into_iter().flatten().find(|labels| **labels != row.labels);
+                if let Some(labels) = wrong {
+                    problems.push(format!("{} has the labels {labels:?}, not {:?}", row.name, row.labels));
+                }
+            }
+        }
+    }
+    problems
+}
+
+/// Types and sets of label names, by family.
+#[derive(Default)]
+struct Exposition<'a> {
+    kinds: BTreeMap<&'a str, &'a str>,
+    labels: BTreeMap<&'a str, BTreeSet<BTreeSet<&'a str>>>,
+}
+
+impl<'a> Exposition<'a> {
+    fn read(text: &'a str) -> Self {
+        let mut read = Self::default();
+        for line in text.lines() {
+            if let Some(("TYPE", named)) = line.strip_prefix("# ").and_then(|line| line.split_once(' ')) {
+                let (name, kind) = named.split_once(' ').unwrap_or((named, ""));
+                read.kinds.insert(name, kind);
+            } else if !line.starts_with('#') {
+                let name = line.split(['{', ' ']).next().unwrap_or_default();
+                let part = ["_bucket", "_sum", "_count"].into_iter().find_map(|part| name.strip_suffix(part));
+                let family = part.filter(|part| read.kinds.contains_key(part)).unwrap_or(name);
+                read.labels.entry(family).or_default().insert(label_names(&line[name.len()..]));
+            }
+        }
+        read
+    }
+}
+
+/// The names between the braces, without the bound of a bucket.
+fn label_names(mut rest: &str) -> BTreeSet<&str> {
+    let mut names = BTreeSet::new();
+    while let Some((name, value)) = rest.split_once("=\"") {
+        names.insert(name.trim_start_matches(['{', ',']));
+        let mut escaped = false;
+        let end = value.find(|character| {
+            let ends = character == '"' && !escaped;
+            escaped = character == '\\' && !escaped;
+            ends
+        });
+        rest = end.map_or("", |end| &value[end + 1..]);
+    }
+    names.remove("le");
+    names
+}
+
+const EVERYONE: &str = "
+    BETA   counter    disabled_metrics_total
+    BETA   counter    hidden_metrics_total
+    BETA   counter    registered_metrics_total  deprecated_version,stability_level
+    BETA   gauge      kubernetes_feature_enabled  name,stage
+    ALPHA  gauge      kubernetes_build_info  build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform
+    PLAIN  counter    process_cpu_seconds_total
+    PLAIN  gauge      process_resident_memory_bytes
+    PLAIN  gauge      process_start_time_seconds
+    PLAIN  gauge      process_open_fds
+    PLAIN  gauge      process_max_fds
+";
+
+const APISERVER: &str = "
+    STABLE histogram  apiserver_request_duration_seconds  component,dry_run,group,resource,scope,subresource,verb,version
+    STABLE counter    apiserver_request_total  code,component,dry_run,group,resource,scope,subresource,verb,version
+    STABLE gauge      apiserver_requested_deprecated_apis  group,removed_release,resource,subresource,version
+    STABLE histogram  apiserver_response_sizes  component,group,resource,scope,subresource,verb,version
+    STABLE gauge      apiserver_current_inflight_requests  request_kind
+    STABLE gauge      apiserver_longrunning_requests  component,group,resource,scope,subresource,verb,version
+    STABLE histogram  apiserver_admission_controller_admission_duration_seconds  name,operation,rejected,type
+    STABLE histogram  apiserver_admission_step_admission_duration_seconds  operation,rejected,type
+    STABLE histogram  apiserver_admission_webhook_admission_duration_seconds?  name,operation,rejected,type
+    STABLE gauge      apiserver_storage_objects  resource
+    STABLE gauge      apiserver_storage_size_bytes  storage_cluster_id
+    BETA   counter    apiserver_storage_events_received_total  group,resource
+    BETA   gauge      apiserver_flowcontrol_current_executing_requests  flow_schema,priority_level
+    BETA   gauge      apiserver_flowcontrol_current_executing_seats  flow_schema,priority_level
+    BETA   gauge      apiserver_flowcontrol_current_inqueue_requests  flow_schema,priority_level
+    BETA   counter    apiserver_flowcontrol_dispatched_requests_total  flow_schema,priority_level
+    BETA   gauge      apiserver_flowcontrol_nominal_limit_seats  priority_level
+    BETA   counter    apiserver_flowcontrol_rejected_requests_total?  flow_schema,priority_level,reason
+    BETA   histogram  apiserver_flowcontrol_request_wait_duration_seconds  execute,flow_schema,priority_level
+    BETA   histogram  apiserver_cel_compilation_duration_seconds
+    BETA   histogram  apiserver_cel_evaluation_duration_seconds
+    BETA   counter    apiserver_validating_admission_policy_check_total?  enforcement_action,error_type,policy,policy_binding
+    BETA   histogram  apiserver_validating_admission_policy_check_duration_seconds?  enforcement_action,error_type,policy,policy_binding
+    ALPHA  histogram  apiserver_request_sli_duration_seconds  component,group,resource,scope,subresource,verb,version
+    ALPHA  histogram  apiserver_request_slo_duration_seconds?  component,group,resource,scope,subresource,verb,version
+    ALPHA  counter    apiserver_request_terminations_total?  code,component,group,resource,scope,subresource,verb,version
+    ALPHA  counter    apiserver_watch_events_total  group,resource,version
+    ALPHA  histogram  apiserver_watch_events_sizes  group,resource,version
+    ALPHA  counter    apiserver_init_events_total  group,resource
+    ALPHA  counter    apiserver_terminated_watchers_total?  group,resource
+    ALPHA  counter    apiserver_watch_cache_events_received_total  group,resource
+    ALPHA  counter    apiserver_watch_cache_events_dispatched_total  group,resource
+    ALPHA  gauge      apiserver_watch_cache_resource_version  group,resource
+    ALPHA  gauge      watch_cache_capacity  group,resource
+    ALPHA  gauge      apiserver_resource_objects  group,resource
+    ALPHA  histogram  etcd_request_duration_seconds  group,operation,resource
+    ALPHA  counter    etcd_requests_total  group,operation,resource
+    ALPHA  counter    etcd_request_errors_total?  group,operation,resource
+    ALPHA  counter    authenticated_user_requests  username
+    ALPHA  counter    authentication_attempts  result
+    ALPHA  histogram  authentication_duration_seconds  result
+    ALPHA  counter    authorization_attempts_total  result
+    ALPHA  histogram  authorization_duration_seconds  result
+    ALPHA  counter    apiserver_authorization_decisions_total  decision,name,type
+    ALPHA  histogram  apiserver_client_certificate_expiration_seconds
+    ALPHA  counter    apiserver_audit_error_total
+    ALPHA  gauge      aggregator_unavailable_apiservice  name
+    ALPHA  counter    aggregator_unavailable_apiservice_total?  name,reason
+";
+
+const CONTROLLER_MANAGER: &str = "
+    STABLE histogram  cronjob_controller_job_creation_skew_duration_seconds
+    STABLE counter    job_controller_job_pods_finished_total?  completion_mode,result
+    STABLE histogram  job_controller_job_sync_duration_seconds?  action,completion_mode,result
+    STABLE counter    job_controller_job_syncs_total?  action,completion_mode,result
+    STABLE counter    job_controller_jobs_finished_total?  completion_mode,reason,result
+    STABLE counter    node_collector_evictions_total?  zone
+    BETA   gauge      statefulset_controller_statefulset_max_unavailable?  pod_management_policy,statefulset_name,statefulset_namespace
+    BETA   gauge      statefulset_controller_statefulset_unavailable_replicas?  pod_management_policy,statefulset_name,statefulset_namespace
+    ALPHA  gauge      node_collector_zone_health?  zone
+    ALPHA  gauge      node_collector_zone_size?  zone
+    ALPHA  gauge      node_collector_unhealthy_nodes_in_zone?  zone
+    ALPHA  histogram  node_collector_update_node_health_duration_seconds
+    ALPHA  counter    workqueue_adds_total  name
+    ALPHA  gauge      workqueue_depth  name
+    ALPHA  histogram  workqueue_queue_duration_seconds  name
+    ALPHA  histogram  workqueue_work_duration_seconds  name
+    ALPHA  counter    workqueue_retries_total  name
+    ALPHA  gauge      workqueue_unfinished_work_seconds  name
+    ALPHA  gauge      workqueue_longest_running_processor_seconds  name
+    ALPHA  counter    rest_client_requests_total  code,host,method
+    ALPHA  histogram  rest_client_request_duration_seconds  host,verb
+";
+
+const SCHEDULER: &str = "
+    STABLE histogram  scheduler_framework_extension_point_duration_seconds  extension_point,profile,status
+    STABLE gauge      scheduler_pending_pods  queue
+    STABLE histogram  scheduler_pod_scheduling_attempts
+    STABLE counter    scheduler_preemption_attempts_total?
+    STABLE histogram  scheduler_preemption_victims?
+    STABLE counter    scheduler_queue_incoming_pods_total  event,queue
+    STABLE counter    scheduler_schedule_attempts_total  profile,result
+    STABLE histogram  scheduler_scheduling_attempt_duration_seconds  profile,result
+    STABLE gauge      kube_pod_resource_limit?  namespace,node,pod,priority,resource,scheduler,unit
+    STABLE gauge      kube_pod_resource_request?  namespace,node,pod,priority,resource,scheduler,unit
+    BETA   histogram  scheduler_pod_scheduling_sli_duration_seconds  attempts
+    BETA   gauge      scheduler_unschedulable_pods?  plugin,profile
+    BETA   gauge      scheduler_goroutines?  operation
+    BETA   histogram  scheduler_permit_wait_duration_seconds?  result
+    BETA   counter    scheduler_plugin_evaluation_total  extension_point,plugin,profile
+    ALPHA  histogram  scheduler_scheduling_algorithm_duration_seconds
+    ALPHA  histogram  scheduler_plugin_execution_duration_seconds?  extension_point,plugin,status
+    ALPHA  gauge      scheduler_cache_size  type
+    ALPHA  counter    rest_client_requests_total  code,host,method
+    ALPHA  histogram  rest_client_request_duration_seconds  host,verb
+";
+
+const KUBELET: &str = "
+    ALPHA  gauge      kubelet_node_name  node
+    ALPHA  gauge      kubelet_running_pods
+    ALPHA  gauge      kubelet_running_containers?  container_state
+    ALPHA  histogram  kubelet_pleg_relist_duration_seconds
+    ALPHA  histogram  kubelet_pleg_relist_interval_seconds
+    ALPHA  histogram  kubelet_pod_worker_duration_seconds?  operation_type
+    ALPHA  histogram  kubelet_pod_start_duration_seconds?
+    ALPHA  counter    kubelet_runtime_operations_total  operation_type
+    ALPHA  histogram  kubelet_runtime_operations_duration_seconds  operation_type
+    ALPHA  counter    kubelet_runtime_operations_errors_total?  operation_type
+    ALPHA  gauge      kubelet_certificate_manager_client_ttl_seconds
+    ALPHA  gauge      kubelet_certificate_manager_server_ttl_seconds
+    ALPHA  counter    kubelet_certificate_manager_client_expiration_renew_errors
+    ALPHA  counter    kubelet_server_expiration_renew_errors
+    ALPHA  gauge      kubelet_volume_stats_available_bytes?  namespace,persistentvolumeclaim
+    ALPHA  gauge      kubelet_volume_stats_capacity_bytes?  namespace,persistentvolumeclaim
+    ALPHA  gauge      kubelet_volume_stats_used_bytes?  namespace,persistentvolumeclaim
+    ALPHA  gauge      kubelet_volume_stats_inodes?  namespace,persistentvolumeclaim
+    ALPHA  gauge      kubelet_volume_stats_inodes_free?  namespace,persistentvolumeclaim
+    ALPHA  gauge      kubelet_volume_stats_inodes_used?  namespace,persistentvolumeclaim
+    ALPHA  counter    rest_client_requests_total  code,host,method
+    ALPHA  histogram  rest_client_request_duration_seconds  host,verb
+";
+
+const PROXY: &str = "
+    ALPHA  histogram  kubeproxy_sync_proxy_rules_duration_seconds  ip_family
+    ALPHA  histogram  kubeproxy_network_programming_duration_seconds  ip_family
+    ALPHA  gauge      kubeproxy_sync_proxy_rules_last_timestamp_seconds  ip_family
+    ALPHA  gauge      kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds  ip_family
+    ALPHA  counter    kubeproxy_sync_proxy_rules_service_changes_total
+    ALPHA  gauge      kubeproxy_sync_proxy_rules_service_changes_pending
+    ALPHA  counter    kubeproxy_sync_proxy_rules_endpoint_changes_total
+    ALPHA  gauge      kubeproxy_sync_proxy_rules_endpoint_changes_pending
+    ALPHA  counter    rest_client_requests_total?  code,host,method
+    ALPHA  histogram  rest_client_request_duration_seconds?  host,verb
+";
+
+const DNS: &str = "
+    PLAIN  gauge      coredns_build_info  goversion,revision,version
+    PLAIN  counter    coredns_dns_requests_total  family,proto,server,type,view,zone
+    PLAIN  counter    coredns_dns_responses_total  plugin,rcode,server,view,zone
+    PLAIN  histogram  coredns_dns_request_duration_seconds  server,view,zone
+    PLAIN  histogram  coredns_dns_request_size_bytes  proto,server,view,zone
+    PLAIN  histogram  coredns_dns_response_size_bytes  proto,server,view,zone
+    PLAIN  counter    coredns_cache_hits_total  server,type,view,zones
+    PLAIN  counter    coredns_cache_misses_total  server,view,zones
+    PLAIN  counter    coredns_panics_total
+    PLAIN  histogram  coredns_proxy_request_duration_seconds?  proxy_name,rcode,to
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_well_formed() {
+        for component in Component::ALL {
+            let rows: Vec<Row> = component.rows().collect();
+            let names: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
+            assert_eq!(names.len(), rows.len(), "{component:?} names a series twice");
+            for row in rows {
+                assert!(["ALPHA", "BETA", "PLAIN", "STABLE"].contains(&row.level), "{row:?}");
+                assert!(["counter", "gauge", "histogram"].contains(&row.kind), "{row:?}");
+            }
+        }
+        assert_eq!(level("apiserver_request_total"), Some("STABLE"));
+        assert_eq!((level("process_open_fds"), level("made_up")), (None, None));
+    }
+
+    #[test]
+    fn what_is_missing_or_otherwise_is_told() {
+        let metrics = crate::Metrics::new();
+        metrics.counter("workqueue_depth", "", &[("name", "q")]);
+        metrics.counter("workqueue_adds_total", "", &[("name", "a\\\",b=\"c")]);
+        metrics.counter("workqueue_retries_total", "", &[("queue", "q")]);
+        metrics.histogram("workqueue_queue_duration_seconds", "", &[1.0], &[("name", "q")]);
+        let found = problems(Component::ControllerManager, &metrics.render());
+        let of = |name: &str| found.iter().find(|problem| problem.starts_with(name)).map(String::as_str);
+        assert_eq!(of("workqueue_adds_total"), None);
+        assert_eq!(of("workqueue_queue_duration_seconds"), None);
+        assert_eq!(of("workqueue_depth"), Some("workqueue_depth is a counter, not a gauge"));
+        assert_eq!(of("workqueue_work"), Some("workqueue_work_duration_seconds is missing"));
+        let labels = "workqueue_retries_total has the labels {\"queue\"}, not {\"name\"}";
+        assert_eq!(of("workqueue_retries"), Some(labels));
+        assert_eq!(of("node_collector_evictions_total"), None, "what happens seldom may be missing");
+    }
+}
