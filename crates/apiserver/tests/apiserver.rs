@@ -44,6 +44,8 @@ mod connect;
 #[allow(dead_code, reason = "shared with the tests of the store, which use all of it")]
 #[path = "../../store/tests/store/peer.rs"]
 mod etcd;
+#[path = "apiserver/extremes.rs"]
+mod extremes;
 #[path = "apiserver/floods.rs"]
 mod floods;
 #[path = "apiserver/foreign_store.rs"]
