@@ -58,6 +58,9 @@ fn every_component_is_a_process_of_its_own() {
         let words = String::from_utf8(words).unwrap().replace('\0', " ");
         assert!(words.contains(name) && words.contains(" --"), "{name}: {words}");
     }
+    // A node's credential is good for itself only, and the server would say where it is not.
+    let warning = "without the NodeRestriction admission plug-in";
+    assert!(!log("apiserver").contains(warning), "{}", log("apiserver"));
     // The objects are in etcd, as upstream lays them out.
     let pki = |file: &str| state.join("pki").join(file);
     let mut keys: Command = cluster.host.command("etcdctl");

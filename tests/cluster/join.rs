@@ -165,6 +165,14 @@ fn security_its_credential_is_good_for_itself(cluster: &Cluster) {
         assert!(!output.status.success() && describe(&output).contains(words), "{line}: {}", describe(&output));
     }
     assert!(!cluster.kubectl("get pods -o name").contains("evil"));
+    // Nor does anybody, whoever it is, take over addresses of others (CVE-2020-8554).
+    let service = cluster.path("taken.yaml");
+    let taking = "apiVersion: v1\nkind: Service\nmetadata: {name: taken}\n\
+                  spec: {externalIPs: [203.0.113.7], ports: [{port: 80}]}\n";
+    std::fs::write(&service, taking).unwrap();
+    let output = cluster.cox("kubectl").args(["create", "-f"]).arg(&service).output().unwrap();
+    let words = "Use of external IPs is denied by admission control";
+    assert!(!output.status.success() && describe(&output).contains(words), "{}", describe(&output));
 }
 
 const SERVICE: &str = "

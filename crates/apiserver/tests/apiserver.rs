@@ -34,6 +34,8 @@ mod etcd;
 mod events;
 #[path = "apiserver/field_validation.rs"]
 mod field_validation;
+#[path = "apiserver/extremes.rs"]
+mod extremes;
 #[path = "apiserver/floods.rs"]
 mod floods;
 #[path = "apiserver/foreign_store.rs"]
