@@ -306,8 +306,7 @@ impl Watcher {
             let version = version.map(|range| crate::json::text(&object[range]).into_owned()).unwrap_or_default();
             let first = !std::mem::replace(&mut self.table_started, true);
             let meta = json!({"resourceVersion": version});
-            let table = super::table::table(&self.operation, std::iter::once(object.clone()), meta, first)?;
-            Bytes::from(serde_json::to_vec(&table).map_err(Status::internal)?)
+            super::table::table(&self.operation, std::iter::once(object.clone()), &meta, first)?
         } else {
             render(&self.operation, object)?
         };
