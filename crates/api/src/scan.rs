@@ -79,11 +79,11 @@ impl<'a> Members<'a> {
 }
 
 /// The items of the list that starts at `at`, each with its range.
-pub(crate) fn items(json: &[u8], at: usize) -> Items<'_> {
+pub fn items(json: &[u8], at: usize) -> Items<'_> {
     Items { json, at: (json.get(at) == Some(&b'[')).then_some(at + 1) }
 }
 
-pub(crate) struct Items<'a> {
+pub struct Items<'a> {
     json: &'a [u8],
     at: Option<usize>,
 }

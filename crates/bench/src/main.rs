@@ -12,6 +12,7 @@ mod dns;
 mod kubectl;
 mod lifecycle;
 mod load;
+mod memory;
 mod node;
 mod own_server;
 mod peer;
@@ -43,6 +44,7 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("authz", "RBAC decisions from the index with a scan of all bindings", |args| Box::pin(authz::run(args))),
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
+    ("memory", "caches of pods with caches of their types", |args| Box::pin(memory::run(args))),
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
     ("scheduler", "our scheduler with that of another cluster, or by itself", |args| Box::pin(scheduler::run(args))),

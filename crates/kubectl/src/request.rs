@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::context::Context;
 use crate::failure::{BROKEN_ANSWER, Failure, Result};
+use crate::printers::table::{RowParts, printed_rows};
 
 /// A request under construction; `path` is below the server's address.
 pub(crate) struct Request {
@@ -21,6 +22,8 @@ pub(crate) struct Request {
     body: Bytes,
     /// A stream that goes on as long as it likes.
     long_running: bool,
+    /// What of a Table's rows is read.
+    keep: Option<RowParts>,
 }
 
 pub(crate) struct Answer {
@@ -44,6 +47,7 @@ impl Request {
             content_type: None,
             body: Bytes::new(),
             long_running: false,
+            keep: None,
         }
     }
     pub(crate) fn get(path: impl Into<String>) -> Request {
@@ -86,6 +90,11 @@ impl Request {
         self.accept = accept;
         self
     }
+    /// Of a Table's answer, only what is printed of its rows is read.
+    pub(crate) fn rows(mut self, keep: RowParts) -> Request {
+        self.keep = Some(keep);
+        self
+    }
     pub(crate) fn streaming(mut self) -> Request {
         self.long_running = true;
         self
@@ -104,8 +113,11 @@ impl Request {
     }
 
     pub(crate) async fn value(self, cx: &Context) -> Result<Value> {
+        let keep = self.keep;
         let answer = self.send(cx).await?;
-        serde_json::from_slice(&answer.body).map_err(|e| Failure::message(format!("couldn't decode the answer: {e}")))
+        let printed = keep.and_then(|keep| printed_rows(&answer.body, keep));
+        let body = printed.as_deref().unwrap_or(&answer.body);
+        serde_json::from_slice(body).map_err(|e| Failure::message(format!("couldn't decode the answer: {e}")))
     }
 
     /// The whole answer; anything but 2xx is the server's Status.

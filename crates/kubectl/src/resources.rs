@@ -387,14 +387,14 @@ pub(crate) async fn list_chunks(
         let request = adjust(list_request(cx, mapping, namespace))
             .query_if(chunk > 0, "limit", chunk.to_string())
             .query_if(!token.is_empty(), "continue", token.clone());
-        let page = request.value(cx).await.map_err(|e| selectors_named(cx, mapping, e))?;
+        let mut page = request.value(cx).await.map_err(|e| selectors_named(cx, mapping, e))?;
         token = page["metadata"]["continue"].as_str().unwrap_or("").to_owned();
         match &mut whole {
             None => whole = Some(page),
             Some(all) => {
                 for key in ["items", "rows"] {
-                    if let (Some(to), Some(from)) = (all[key].as_array_mut(), page[key].as_array()) {
-                        to.extend(from.iter().cloned());
+                    if let (Some(to), Some(from)) = (all[key].as_array_mut(), page[key].as_array_mut()) {
+                        to.append(from);
                     }
                 }
             }

@@ -189,6 +189,11 @@ pub trait Strategy: Send + Sync + 'static {
     fn cells(&self, object: &Self::Object, now: Timestamp) -> Vec<Value> {
         super::column::name_and_age(object.metadata(), now)
     }
+    /// The same of an encoded object. Kinds of which there are many read no more of it than they show.
+    fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
+        let object = serde_json::from_slice(&api::trim::without_managed_fields(json))?;
+        Ok(self.cells(&object, now))
+    }
 
     /// Kinds that are written whole (Endpoints-like) or whose creator owns the status.
     const KEEPS_STATUS_ON_CREATE: bool = false;
@@ -259,6 +264,7 @@ pub trait AnyStrategy: Send + Sync {
     /// Columns of the table representation as they are sent.
     fn column_definitions(&self) -> Vec<Value>;
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value>;
+    fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error>;
     fn creates_on_update(&self) -> bool;
     fn unconditional_update(&self) -> bool;
     fn orphans_by_default(&self) -> bool;
@@ -393,6 +399,10 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {
         Strategy::cells(self, typed(object), now)
+    }
+
+    fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
+        Strategy::cells_of(self, json, now)
     }
 
     fn creates_on_update(&self) -> bool {

@@ -601,6 +601,8 @@ mod tests {
                 let _ = strategy.validate_status_update(&*status, &*object).to_string();
                 assert_eq!(strategy.cells(&*object, now).len(), strategy.column_definitions().len(), "{row:?}");
                 let encoded = object.to_json().unwrap();
+                let cells = strategy.cells_of(&encoded, now).unwrap();
+                assert_eq!(cells, strategy.cells(&*object, now), "{row:?} {seed}: the text shows something else");
                 let decoded = strategy.decode(&encoded).unwrap();
                 assert!(decoded.same(&*object), "{row:?} {seed}: encoding is not stable");
                 // A required quantity that is missing is the one thing that does not come back as it should be written.

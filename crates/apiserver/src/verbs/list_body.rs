@@ -36,7 +36,11 @@ pub(crate) fn render(operation: &Operation, page: Page) -> Result<Response<Body>
             let head = head("PartialObjectMetadataList", &api_version, &metadata);
             return Ok(streamed(operation, head, page.entries, Item::Partial(accept.clone())));
         }
-        Shape::Table => super::table::table(operation, page.entries.iter().map(|entry| entry.json()), metadata, true)?,
+        Shape::Table => {
+            let objects = page.entries.iter().map(|entry| entry.json());
+            let table = super::table::table(operation, objects, &metadata, true)?;
+            return Ok(respond_encoded(accept, StatusCode::OK, super::table::encoded(accept, table)?));
+        }
         Shape::Object | Shape::Partial => {
             let mut items = Vec::with_capacity(page.entries.len());
             for entry in &page.entries {

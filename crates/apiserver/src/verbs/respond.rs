@@ -31,7 +31,8 @@ pub(crate) fn render(operation: &Operation, stored: &Bytes) -> Result<Bytes, Sta
         Shape::Table => {
             let version = json::find(stored, &["metadata", "resourceVersion"]).map(|range| json::text(&stored[range]));
             let meta = json!({"resourceVersion": version.unwrap_or_default()});
-            super::table::table(operation, std::iter::once(stored.clone()), meta, true)?
+            let table = super::table::table(operation, std::iter::once(stored.clone()), &meta, true)?;
+            return super::table::encoded(accept, table);
         }
     };
     encode(accept, &value)

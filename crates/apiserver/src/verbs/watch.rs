@@ -313,8 +313,7 @@ impl Watcher {
     /// A frame in the form this watcher asked for.
     fn encode(&mut self, change: Change, object: &Bytes) -> Result<Bytes, Status> {
         let body = if self.operation.accept.shape == Shape::Table {
-            let table = self.table(object)?;
-            Bytes::from(serde_json::to_vec(&table).map_err(Status::internal)?)
+            self.table(object)?
         } else {
             render(&self.operation, object)?
         };
@@ -322,11 +321,11 @@ impl Watcher {
     }
 
     /// A table of one row; the first of a watch says what its columns are.
-    fn table(&mut self, object: &Bytes) -> Result<serde_json::Value, Status> {
+    fn table(&mut self, object: &Bytes) -> Result<Bytes, Status> {
         let version = crate::json::find(object, &["metadata", "resourceVersion"]);
         let version = version.map(|range| crate::json::text(&object[range]).into_owned()).unwrap_or_default();
         let meta = json!({"resourceVersion": version});
-        let table = super::table::table(&self.operation, std::iter::once(object.clone()), meta, !self.table_started)?;
+        let table = super::table::table(&self.operation, std::iter::once(object.clone()), &meta, !self.table_started)?;
         self.table_started = true;
         Ok(table)
     }
@@ -357,13 +356,13 @@ impl Watcher {
             // An object of which nothing is known but its metadata is a row as any other.
             Shape::Table => {
                 return match self.table(&json!({"metadata": metadata}).to_string().into()) {
-                    Ok(table) => self.own_frame("BOOKMARK_INTERVAL", &table),
+                    Ok(table) => self.frame("BOOKMARK", &table),
                     Err(status) => self.fail(&status),
                 };
             }
         };
         let object = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata});
-        self.own_frame("BOOKMARK_INTERVAL", &object)
+        self.own_frame("BOOKMARK", &object)
     }
 
     /// The last frame: an error the client acts on.

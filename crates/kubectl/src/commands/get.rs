@@ -8,7 +8,7 @@ use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
-use crate::printers::table::{Options as TableOptions, TablePrinter};
+use crate::printers::table::{Options as TableOptions, RowParts, TablePrinter};
 use crate::printers::{Output, Printer, TabWriter, sort_objects, sort_rows};
 use crate::request::{Request, TABLE};
 use crate::resources::{self, Options, Selected, Selection, items, list_request};
@@ -128,6 +128,7 @@ async fn fetch(cx: &Context, selected: Selected, table: bool) -> (Vec<Fetched>, 
     let sorted = !cx.flags.string("sort-by").is_empty();
     let adjust = |r: Request| {
         let r = if table { r.accept(TABLE) } else { r };
+        let r = if table && !sorted { r.rows(row_parts(cx)) } else { r };
         r.query_if(table && sorted, "includeObject", "Object")
     };
     let ignore = cx.flags.bool("ignore-not-found");
@@ -162,6 +163,14 @@ async fn fetch(cx: &Context, selected: Selected, table: bool) -> (Vec<Fetched>, 
         failures.push(Failure::Many(selected.failures));
     }
     (fetched, failures)
+}
+
+/// What the options of a table show of its rows' objects.
+fn row_parts(cx: &Context) -> RowParts {
+    RowParts {
+        namespace: cx.flags.bool("all-namespaces"),
+        labels: cx.flags.bool("show-labels") || !cx.flags.list("label-columns").is_empty(),
+    }
 }
 
 fn table_options(cx: &Context, output: &Output, mapping: &Mapping, with_kind: bool) -> TableOptions {

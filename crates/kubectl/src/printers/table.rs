@@ -1,5 +1,6 @@
 //! Human tables: the server's `meta.k8s.io/v1 Table`, decorated as `get` does (namespace, kind prefix, labels).
 
+use api::scan;
 use serde_json::Value;
 
 use crate::duration;
@@ -103,6 +104,47 @@ impl TablePrinter {
     }
 }
 
+/// What is printed of the objects of rows, beside the cells.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowParts {
+    pub(crate) namespace: bool,
+    pub(crate) labels: bool,
+}
+
+/// A Table with no more than what is printed, cut out of its text: rows come with all metadata of their objects, which
+/// takes twenty times as much memory as what is shown. `None` if it is no Table.
+pub(crate) fn printed_rows(table: &[u8], keep: RowParts) -> Option<Vec<u8>> {
+    let kind = scan::find(table, &["kind"])?;
+    let rows = scan::find(table, &["rows"]).filter(|_| &table[kind] == b"\"Table\"")?;
+    let mut out = table[..rows.start].to_vec();
+    out.push(b'[');
+    for row in scan::items(table, rows.start) {
+        let row = &table[row];
+        let paths: [&[&str]; 3] = [&["cells"], &["object", "metadata", "namespace"], &["object", "metadata", "labels"]];
+        let [cells, namespace, labels] = paths.map(|path| scan::find(row, path).map(|range| &row[range]));
+        if out.last() == Some(&b'}') {
+            out.push(b',');
+        }
+        out.extend_from_slice(b"{\"cells\":");
+        out.extend_from_slice(cells.unwrap_or(b"[]"));
+        let mut separator: &[u8] = b",\"object\":{\"metadata\":{";
+        let mut is_open = false;
+        for (name, value) in
+            [("namespace", namespace.filter(|_| keep.namespace)), ("labels", labels.filter(|_| keep.labels))]
+        {
+            let Some(value) = value else { continue };
+            out.extend_from_slice(std::mem::replace(&mut separator, b","));
+            out.extend_from_slice(format!("\"{name}\":").as_bytes());
+            out.extend_from_slice(value);
+            is_open = true;
+        }
+        out.extend_from_slice(if is_open { b"}}}" } else { b"}" });
+    }
+    out.push(b']');
+    out.extend_from_slice(&table[rows.end..]);
+    Some(out)
+}
+
 fn is_name_column(column: &Value) -> bool {
     column["format"] == "name" && column["type"] == "string"
 }
@@ -174,6 +216,35 @@ mod tests {
           "rows": [
             {"cells": ["web", "1/1", "n1"], "object": {"metadata": {"namespace": "d", "labels": {"app": "web", "x.io/tier": "a"}}}},
             {"cells": ["db\nbad", 3, null], "object": {"metadata": {"namespace": "e"}}}]})
+    }
+
+    #[test]
+    fn only_what_is_printed_of_rows_is_read() {
+        let object = json!({"kind": "PartialObjectMetadata", "metadata": {"name": "a", "namespace": "n", "labels": {"a": "}\"]"},
+            "managedFields": [{"fieldsV1": {"f:metadata": {}}}]}});
+        let rows = json!([{"cells": ["a", 1], "object": object}, {"cells": ["b\n", null]}]);
+        let table = json!({"kind": "Table", "columnDefinitions": [{"name": "Name"}], "metadata": {"continue": "x"}, "rows": rows});
+        for (namespace, labels, expected) in [
+            (false, false, Value::Null),
+            (true, false, json!({"metadata": {"namespace": "n"}})),
+            (false, true, json!({"metadata": {"labels": {"a": "}\"]"}}})),
+            (true, true, json!({"metadata": {"namespace": "n", "labels": {"a": "}\"]"}}})),
+        ] {
+            let mut wanted = table.clone();
+            wanted["rows"][0] = json!({"cells": ["a", 1]});
+            if !expected.is_null() {
+                wanted["rows"][0]["object"] = expected;
+            }
+            for text in [table.to_string(), serde_json::to_string_pretty(&table).unwrap()] {
+                let read = printed_rows(text.as_bytes(), RowParts { namespace, labels }).unwrap();
+                assert_eq!(serde_json::from_slice::<Value>(&read).unwrap(), wanted, "{text}");
+            }
+        }
+        let empty = br#"{"kind":"Table","rows":[]}"#;
+        assert_eq!(printed_rows(empty, RowParts { namespace: true, labels: true }).unwrap(), empty);
+        for text in ["{\"kind\":\"PodList\",\"rows\":[]}", "{\"kind\":\"Table\"}", "", "[]"] {
+            assert!(printed_rows(text.as_bytes(), RowParts { namespace: true, labels: true }).is_none(), "{text}");
+        }
     }
 
     #[test]

@@ -2,14 +2,16 @@
 
 use api::field::FieldErrors;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::pod_spec::defaults;
 use crate::column::Column;
 use crate::unset::{items, or_empty, text};
-use crate::{Action, Call, Grace, SelectableField, Strategy, cells};
+use crate::{Action, Call, Grace, SelectableField, Strategy};
 
 pub struct PodStrategy;
 
@@ -146,9 +148,90 @@ impl Strategy for PodStrategy {
     }
 
     fn cells(&self, pod: &Pod, now: Timestamp) -> Vec<Value> {
-        let spec = pod.spec.clone().unwrap_or_default();
-        let status = pod.status.clone().unwrap_or_default();
-        let summary = Summary::of(pod, &status, items(&spec.init_containers), spec.containers.len());
+        let (none, no_status) = (PodSpec::default(), PodStatus::default());
+        let spec = pod.spec.as_ref().unwrap_or(&none);
+        let init = items(&spec.init_containers).iter();
+        let shown = Shown {
+            name: or_empty(&pod.metadata.name),
+            created: pod.metadata.creation_timestamp.as_ref(),
+            is_deleted: pod.metadata.deletion_timestamp.is_some(),
+            node: text(&spec.node_name),
+            containers: spec.containers.len(),
+            init: init.map(|container| (&*container.name, api::pod::is_sidecar(container))).collect(),
+            gates: items(&spec.readiness_gates).iter().map(|gate| &*gate.condition_type).collect(),
+            status: pod.status.as_ref().unwrap_or(&no_status),
+        };
+        shown.cells(now)
+    }
+
+    fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
+        let row: Row = serde_json::from_slice(json)?;
+        let (metadata, spec) = (row.metadata.unwrap_or_default(), row.spec.unwrap_or_default());
+        let init = items(&spec.init_containers).iter();
+        let shown = Shown {
+            name: or_empty(&metadata.name),
+            created: metadata.creation_timestamp.as_ref(),
+            is_deleted: metadata.deletion_timestamp.is_some(),
+            node: text(&spec.node_name),
+            containers: items(&spec.containers).len(),
+            init: init.map(|one| (or_empty(&one.name), one.restart_policy.as_deref() == Some("Always"))).collect(),
+            gates: items(&spec.readiness_gates).iter().map(|gate| &*gate.condition_type).collect(),
+            status: &row.status.unwrap_or_default(),
+        };
+        Ok(shown.cells(now))
+    }
+}
+
+/// As much of an encoded pod as a row of the table shows: a list of all pods is made of it.
+#[derive(Deserialize)]
+struct Row {
+    metadata: Option<RowMetadata>,
+    spec: Option<RowSpec>,
+    status: Option<PodStatus>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RowMetadata {
+    name: Option<String>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RowSpec {
+    node_name: Option<String>,
+    containers: Option<Vec<IgnoredAny>>,
+    init_containers: Option<Vec<RowContainer>>,
+    readiness_gates: Option<Vec<PodReadinessGate>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RowContainer {
+    name: Option<String>,
+    restart_policy: Option<String>,
+}
+
+/// What of a pod is shown.
+struct Shown<'a> {
+    name: &'a str,
+    created: Option<&'a Time>,
+    is_deleted: bool,
+    node: Option<&'a str>,
+    containers: usize,
+    /// Names of init containers, and whether they keep running.
+    init: Vec<(&'a str, bool)>,
+    /// The conditions of readiness gates.
+    gates: Vec<&'a str>,
+    status: &'a PodStatus,
+}
+
+impl Shown<'_> {
+    fn cells(&self, now: Timestamp) -> Vec<Value> {
+        let status = self.status;
+        let summary = Summary::of(self);
         let restarts = match summary.last_restart {
             Some(at) if summary.restarts != 0 => {
                 let since = api::duration::human(now.as_second() - at.as_second());
@@ -156,25 +239,23 @@ impl Strategy for PodStrategy {
             }
             _ => summary.restarts.to_string(),
         };
-        let ip = items(&status.pod_ips).first().map(|ip| ip.ip.clone()).filter(|ip| !ip.is_empty());
-        let gates = items(&spec.readiness_gates);
-        let open = gates
-            .iter()
-            .filter(|gate| {
-                let found = items(&status.conditions).iter().find(|c| c.type_ == gate.condition_type);
-                found.is_some_and(|condition| condition.status == "True")
-            })
-            .count();
+        let ip = items(&status.pod_ips).first().map(|ip| &*ip.ip).filter(|ip| !ip.is_empty());
+        let is_open = |gate: &&&str| {
+            let found = items(&status.conditions).iter().find(|condition| condition.type_ == ***gate);
+            found.is_some_and(|condition| condition.status == "True")
+        };
+        let open = self.gates.iter().filter(is_open).count();
+        let or_none = |text: Option<&str>| json!(text.unwrap_or("<none>"));
         vec![
-            cells::name(&pod.metadata),
+            json!(self.name),
             json!(format!("{}/{}", summary.ready, summary.total)),
             json!(summary.reason),
             json!(restarts),
-            cells::age(&pod.metadata, now),
-            json!(ip.as_deref().unwrap_or("<none>")),
-            cells::or_none(&spec.node_name),
-            cells::or_none(&status.nominated_node_name),
-            if gates.is_empty() { json!("<none>") } else { json!(format!("{open}/{}", gates.len())) },
+            crate::column::age(self.created, now),
+            or_none(ip),
+            or_none(self.node),
+            or_none(text(&status.nominated_node_name)),
+            if self.gates.is_empty() { json!("<none>") } else { json!(format!("{open}/{}", self.gates.len())) },
         ]
     }
 }
@@ -189,20 +270,20 @@ struct Summary {
 }
 
 impl Summary {
-    fn of(pod: &Pod, status: &PodStatus, init: &[Container], containers: usize) -> Self {
+    fn of(shown: &Shown<'_>) -> Self {
+        let Shown { status, init, .. } = shown;
         let conditions = items(&status.conditions);
         let phase = or_empty(&status.phase);
         let mut reason = text(&status.reason).unwrap_or(phase).to_owned();
         if conditions.iter().any(|c| c.type_ == "PodScheduled" && c.reason.as_deref() == Some(SCHEDULING_GATED)) {
             reason = SCHEDULING_GATED.to_owned();
         }
-        let is_sidecar = |name: &str| {
-            init.iter().any(|container| container.name == name && container.restart_policy.as_deref() == Some("Always"))
-        };
-        let sidecars = init.iter().filter(|container| container.restart_policy.as_deref() == Some("Always")).count();
-        let mut summary = Self { ready: 0, total: containers + sidecars, restarts: 0, last_restart: None, reason };
+        let is_sidecar = |name: &str| init.contains(&(name, true));
+        let total = shown.containers + init.iter().filter(|(_, is_sidecar)| *is_sidecar).count();
+        let mut summary = Self { ready: 0, total, restarts: 0, last_restart: None, reason };
 
         let (mut sidecar_restarts, mut sidecar_last) = (0, None);
+        let no_state = ContainerState::default();
         let mut initializing = false;
         for (i, container) in items(&status.init_container_statuses).iter().enumerate() {
             let last = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -214,7 +295,7 @@ impl Summary {
                 sidecar_restarts += container.restart_count;
                 sidecar_last = sidecar_last.max(last);
             }
-            let state = container.state.clone().unwrap_or_default();
+            let state = container.state.as_ref().unwrap_or(&no_state);
             match (&state.terminated, &state.waiting) {
                 (Some(terminated), _) if terminated.exit_code == 0 => continue,
                 _ if sidecar && container.started == Some(true) => {
@@ -244,10 +325,10 @@ impl Summary {
             summary.last_restart = sidecar_last;
             summary.main_containers(status, is_true("Ready"));
         }
-        if pod.metadata.deletion_timestamp.is_some() {
+        if shown.is_deleted {
             if status.reason.as_deref() == Some("NodeLost") {
                 summary.reason = "Unknown".to_owned();
-            } else if !api::pod::is_terminal(pod) {
+            } else if !api::pod::is_terminal_phase(phase) {
                 summary.reason = "Terminating".to_owned();
             }
         }
@@ -257,12 +338,13 @@ impl Summary {
     fn main_containers(&mut self, status: &PodStatus, pod_ready: bool) {
         let mut running = false;
         let mut failure = None;
+        let no_state = ContainerState::default();
         for container in items(&status.container_statuses).iter().rev() {
             self.restarts += container.restart_count;
             let last = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
             let last = last.and_then(|terminated| terminated.finished_at.as_ref()).map(|time| time.0);
             self.last_restart = self.last_restart.max(last);
-            let state = container.state.clone().unwrap_or_default();
+            let state = container.state.as_ref().unwrap_or(&no_state);
             let waiting = state.waiting.as_ref().and_then(|waiting| text(&waiting.reason));
             if let Some(waiting) = waiting {
                 self.reason = waiting.to_owned();

@@ -227,6 +227,10 @@ impl AnyStrategy for CustomStrategy {
         self.columns.definitions()
     }
 
+    fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
+        Ok(self.cells(&*self.decode(json)?, now))
+    }
+
     fn cells(&self, object: &dyn Object, now: Timestamp) -> Vec<Value> {
         self.columns.cells(custom(object), now)
     }

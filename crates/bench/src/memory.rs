@@ -1,0 +1,145 @@
+//! What the caches of controllers and scheduler take, with thousands of pods that differ as those of a cluster do.
+//!
+//! The peer is a cache that keeps each pod as the type that the API's definition gives. Every figure is the growth of
+//! this process' resident memory in bytes per pod; `stored` is what the API server has of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use client::{Client, Informer, ListParams, Resource};
+use http_body_util::{BodyExt, StreamBody};
+use scheduler::{Configuration, Offline};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::Args;
+use crate::report::{self, Better, line, line_alone};
+
+const PODS: usize = 20_000;
+const NODES: usize = 500;
+const TEMPLATES: usize = 200;
+const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
+
+pub(crate) async fn run(args: Args) -> Result<()> {
+    let count = args.pods.unwrap_or(if args.quick { 2_000 } else { PODS });
+    let frames: Arc<Vec<Bytes>> = Arc::new((0..count).map(frame).collect());
+    let stored = frames.iter().map(Bytes::len).sum::<usize>() as f64 / count as f64;
+    let parameters = format!("pods={count} stored={stored:.0}B");
+    if args.wants("informer") {
+        let (_typed, peer) = grown(count, follow::<k8s_openapi::api::core::v1::Pod>(&frames)).await?;
+        let (first, ours) = grown(count, follow::<api::cached::Pod>(&frames)).await?;
+        line("informer", &parameters, "B", ours, peer, Better::Less);
+        let (_second, again) = grown(count, follow::<api::cached::Pod>(&frames)).await?;
+        line("informer-second", &parameters, "B", again, peer, Better::Less);
+        drop(first);
+    }
+    if args.wants("scheduler") {
+        let (_held, ours) = grown(count, async {
+            let mut offline = Offline::new(&Configuration::default(), 1)?;
+            for frame in &*frames {
+                let event: Value = serde_json::from_slice(frame)?;
+                offline.set_pod(&Arc::new(serde_json::from_str(&event["object"].to_string())?));
+            }
+            Ok(offline)
+        })
+        .await?;
+        line_alone("scheduler", &parameters, "B", ours);
+    }
+    Ok(())
+}
+
+/// What `made` leaves behind, and how many bytes per pod the process grew for it.
+async fn grown<T>(count: usize, made: impl Future<Output = Result<T>>) -> Result<(T, f64)> {
+    let before = report::resident(std::process::id())?;
+    let made = made.await?;
+    let after = report::resident(std::process::id())?;
+    Ok((made, after.saturating_sub(before) as f64 / count as f64))
+}
+
+/// An informer that has seen all of them.
+async fn follow<K: Resource>(frames: &Arc<Vec<Bytes>>) -> Result<Informer<K>> {
+    let frames = frames.clone();
+    let handler: client::Handler = Arc::new(move |_| {
+        let frames = frames.clone();
+        let bookmark = json!({"type": "BOOKMARK", "object": {"kind": "Pod", "apiVersion": "v1", "metadata": {
+            "resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}}});
+        let end = Bytes::from(format!("{bookmark}\n"));
+        let all = (0..frames.len()).map(move |at| frames[at].clone()).chain([end]);
+        let all = all.map(|frame| Ok::<_, client::BoxError>(http_body::Frame::data(frame)));
+        // It stays open, as a watch does.
+        let stream = futures_util::StreamExt::chain(futures_util::stream::iter(all), futures_util::stream::pending());
+        Box::pin(async move { http::Response::new(StreamBody::new(stream).boxed_unsync()) })
+    });
+    let client = Client::in_process(handler, api::UserInfo::default());
+    let informer = Informer::new(client.all::<K>(), ListParams::default());
+    let stop = CancellationToken::new();
+    let (running, stopped) = (informer.clone(), stop.clone());
+    let task = tokio::spawn(async move { running.run(stopped).await });
+    tokio::time::timeout(SYNC_TIMEOUT, informer.synced()).await.context("the informer does not see all pods")?;
+    stop.cancel();
+    task.await?;
+    Ok(informer)
+}
+
+/// The event of a pod that runs: one of many of its template, on one of many nodes.
+fn frame(at: usize) -> Bytes {
+    let template = format!("web-{}", at % TEMPLATES);
+    let name = format!("{template}-5d4f8c7b9d-{at:05}");
+    let node = format!("node-{}", at % NODES);
+    let uid = |kind: usize, at: usize| format!("{kind:08x}-7b1e-4f7e-9a55-{at:012x}");
+    let token = format!("kube-api-access-{at:05}");
+    let time = "2026-01-01T00:00:00Z";
+    let condition =
+        |kind: &str| json!({"type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": time});
+    let conditions = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+    let ip = format!("10.{}.{}.{}", at >> 16, (at >> 8) & 255, at & 255);
+    let image = format!("registry.example/web@sha256:{:064x}", at % TEMPLATES);
+    let toleration =
+        |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+    let pod = json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "metadata": {
+            "name": name, "generateName": format!("{template}-5d4f8c7b9d-"), "namespace": "default", "uid": uid(1, at),
+            "resourceVersion": (1000 + at).to_string(), "generation": 1, "creationTimestamp": time,
+            "labels": {"app": template, "pod-template-hash": "5d4f8c7b9d"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{template}-5d4f8c7b9d"),
+                "uid": uid(2, at % TEMPLATES), "controller": true, "blockOwnerDeletion": true}],
+            "managedFields": [
+                {"manager": "kube-controller-manager", "operation": "Update", "apiVersion": "v1", "time": time,
+                    "fieldsType": "FieldsV1", "fieldsV1": {"f:metadata": {"f:generateName": {}, "f:labels": {".": {}, "f:app": {},
+                    "f:pod-template-hash": {}}, "f:ownerReferences": {".": {}}}, "f:spec": {"f:containers": {"k:{\"name\":\"web\"}":
+                    {".": {}, "f:image": {}, "f:imagePullPolicy": {}, "f:name": {}, "f:resources": {".": {}}}}, "f:dnsPolicy": {},
+                    "f:restartPolicy": {}, "f:schedulerName": {}, "f:securityContext": {}}}},
+                {"manager": "kubelet", "operation": "Update", "apiVersion": "v1", "time": time, "fieldsType": "FieldsV1",
+                    "fieldsV1": {"f:status": {"f:conditions": {}, "f:containerStatuses": {}, "f:hostIP": {}, "f:phase": {},
+                    "f:podIP": {}, "f:podIPs": {}, "f:startTime": {}}}, "subresource": "status"},
+            ],
+        },
+        "spec": {
+            "volumes": [{"name": token, "projected": {"defaultMode": 420, "sources": [
+                {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+                {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+                {"downwardAPI": {"items": [{"path": "namespace",
+                    "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}}]}}],
+            "containers": [{"name": "web", "image": image, "ports": [{"containerPort": 80, "protocol": "TCP"}],
+                "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
+                "volumeMounts": [{"name": token, "readOnly": true, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
+                "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
+                "imagePullPolicy": "IfNotPresent"}],
+            "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
+            "serviceAccountName": "default", "serviceAccount": "default", "nodeName": node, "securityContext": {},
+            "schedulerName": "default-scheduler", "priority": 0, "enableServiceLinks": true,
+            "preemptionPolicy": "PreemptLowerPriority",
+            "tolerations": [toleration("node.kubernetes.io/not-ready"), toleration("node.kubernetes.io/unreachable")],
+        },
+        "status": {
+            "phase": "Running", "conditions": conditions.map(condition), "hostIP": "192.168.0.1", "podIP": ip,
+            "hostIPs": [{"ip": "192.168.0.1"}], "podIPs": [{"ip": ip}], "startTime": time, "qosClass": "Burstable",
+            "containerStatuses": [{"name": "web", "state": {"running": {"startedAt": time}}, "lastState": {}, "ready": true,
+                "restartCount": 0, "image": image, "imageID": image, "containerID": format!("cox://{at:064x}"), "started": true}],
+        },
+    });
+    Bytes::from(format!("{}\n", json!({"type": "ADDED", "object": pod})))
+}
