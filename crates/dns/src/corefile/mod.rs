@@ -172,7 +172,7 @@ fn zone(text: &str) -> Option<Name> {
     let Some((address, prefix)) = text.split_once('/') else { return name(text) };
     let prefix: usize = prefix.parse().ok()?;
     let labels: Vec<String> = match address.parse().ok()? {
-        IpAddr::V4(address) if prefix % 8 == 0 && prefix <= 32 => address
+        IpAddr::V4(address) if prefix.is_multiple_of(8) && prefix <= 32 => address
             .octets()
             .iter()
             .take(prefix / 8)
@@ -180,7 +180,7 @@ fn zone(text: &str) -> Option<Name> {
             .map(u8::to_string)
             .chain(["in-addr.arpa".to_owned()])
             .collect(),
-        IpAddr::V6(address) if prefix % 4 == 0 && prefix <= 128 => {
+        IpAddr::V6(address) if prefix.is_multiple_of(4) && prefix <= 128 => {
             let digits = format!("{:032x}", address.to_bits());
             let digits: Vec<String> = digits.chars().take(prefix / 4).map(String::from).collect();
             digits.into_iter().rev().chain(["ip6.arpa".to_owned()]).collect()
