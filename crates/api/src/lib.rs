@@ -13,6 +13,7 @@ pub mod field;
 pub mod flags;
 pub mod gvk;
 mod kinds;
+pub mod node_volumes;
 pub mod patch;
 pub mod percent;
 pub mod placement;
