@@ -28,6 +28,7 @@ pub mod trim;
 pub mod user;
 pub mod validation;
 pub mod version;
+pub mod volume_migration;
 pub mod yaml;
 
 pub use gvk::{GroupKind, GroupResource, Gvk, Gvr};

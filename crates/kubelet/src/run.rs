@@ -176,6 +176,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
             secrets: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
             tokens: Tokens::new(client.clone()),
             csi: csi.clone(),
+            nfs: Default::default(),
+            call_timeout: settings.volume_call_timeout,
         },
         cgroups,
         cpu_manager: CpuManager::open(&settings).context("starting the CPU manager")?,
