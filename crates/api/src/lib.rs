@@ -14,6 +14,7 @@ pub mod field;
 pub mod flags;
 pub mod gvk;
 mod kinds;
+pub mod node_volumes;
 pub mod patch;
 pub mod percent;
 pub mod placement;
@@ -29,6 +30,7 @@ pub mod trim;
 pub mod user;
 pub mod validation;
 pub mod version;
+pub mod volume_migration;
 pub mod yaml;
 pub mod zpages;
 

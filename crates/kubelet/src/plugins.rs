@@ -57,11 +57,12 @@ impl Plugins {
                 tracing::warn!(path = %directory.display(), %error, "no plug-ins can register there");
             }
         }
+        let directories = distinct(&self.directories);
         let watch = FileWatch::of_directories();
         let mut known: HashMap<PathBuf, Known> = HashMap::new();
         loop {
             let mut seen = HashMap::new();
-            for (directory, root) in &self.directories {
+            for (directory, root) in &directories {
                 look(directory, root, MAX_DEPTH, &watch, &mut seen);
             }
             known.retain(|path, known| {
@@ -218,6 +219,18 @@ impl Plugins {
     }
 }
 
+/// A directory that is bound to another place, too, is looked at once, under the name that is given last: that is the one which
+/// plug-ins have mounted, and which they are told of.
+fn distinct(directories: &[(PathBuf, PathBuf)]) -> Vec<(PathBuf, PathBuf)> {
+    let mut kept: Vec<(PathBuf, PathBuf)> = Vec::new();
+    for (directory, root) in directories.iter().rev() {
+        if !kept.iter().any(|(known, _)| is_same(known, directory)) {
+            kept.push((directory.clone(), root.clone()));
+        }
+    }
+    kept
+}
+
 /// Whether two paths lead to one directory.
 fn is_same(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
@@ -245,5 +258,25 @@ fn look(
             let identity = Identity(meta.ino(), meta.ctime(), meta.ctime_nsec());
             seen.insert(entry.path(), (identity, root.to_path_buf()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_with_two_names_is_looked_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, usual, other) = (dir.path().join("own"), dir.path().join("usual"), dir.path().join("other"));
+        for place in [&own, &other] {
+            std::fs::create_dir_all(place.join("plugins_registry")).unwrap();
+        }
+        // As a bind mount would, the link leads to the same directory.
+        std::os::unix::fs::symlink(&own, &usual).unwrap();
+        let entry = |root: &Path| (root.join("plugins_registry"), root.to_path_buf());
+        let found = distinct(&[entry(&own), entry(&usual), entry(&other)]);
+        assert_eq!(found, [entry(&other), entry(&usual)]);
+        assert_eq!(distinct(&[entry(&own), entry(&other)]).len(), 2);
     }
 }

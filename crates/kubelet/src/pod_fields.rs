@@ -217,7 +217,7 @@ mod tests {
         ("PodOS", "name"),
         ("PodReadinessGate", "conditionType"),
         ("Toleration", "effect key operator tolerationSeconds value"),
-        ("Volume", "configMap csi downwardAPI emptyDir ephemeral hostPath image name persistentVolumeClaim projected secret"),
+        ("Volume", "configMap csi downwardAPI emptyDir ephemeral hostPath image name nfs persistentVolumeClaim projected secret"),
         ("ConfigMapVolumeSource", "defaultMode items name optional"),
         ("SecretVolumeSource", "defaultMode items optional secretName"),
         ("KeyToPath", "key mode path"),
@@ -226,6 +226,7 @@ mod tests {
         ("EmptyDirVolumeSource", "sizeLimit"),
         ("HostPathVolumeSource", "path type"),
         ("ImageVolumeSource", "pullPolicy reference"),
+        ("NFSVolumeSource", "path readOnly server"),
         ("PersistentVolumeClaimVolumeSource", "claimName readOnly"),
         ("ProjectedVolumeSource", "defaultMode sources"),
         ("VolumeProjection", "configMap downwardAPI secret serviceAccountToken"),
@@ -247,7 +248,7 @@ mod tests {
         ("PodSecurityContext", "seLinuxChangePolicy", "read with seLinuxOptions, for volumes mounted with a label"),
         ("EphemeralVolumeSource", "volumeClaimTemplate", "a controller makes the claim"),
         ("Volume", "awsElasticBlockStore azureDisk azureFile cephfs cinder fc flexVolume flocker gcePersistentDisk gitRepo \
-            glusterfs iscsi nfs photonPersistentDisk portworxVolume quobyte rbd scaleIO storageos vsphereVolume",
+            glusterfs iscsi photonPersistentDisk portworxVolume quobyte rbd scaleIO storageos vsphereVolume",
             "no plug-in here: as upstream, the pod waits and an event says why (FailedMount)"),
     ];
 

@@ -237,6 +237,8 @@ impl Running {
                 secrets: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
                 tokens: Tokens::new(client.clone()),
                 csi,
+                nfs: Default::default(),
+                call_timeout: settings.volume_call_timeout,
             },
             cgroups,
             cpu_manager: CpuManager::open(&settings).context("starting the CPU manager")?,

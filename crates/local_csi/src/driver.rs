@@ -1,10 +1,13 @@
 //! The driver's services. Names become folders, so they are looked at before they do.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use api::node_volumes::TOPOLOGY_KEY;
 use csi::Answer;
 use csi::registration::{
     CSI_PLUGIN, InfoRequest, PluginInfo, Registration, RegistrationStatus, RegistrationStatusResponse,
@@ -13,22 +16,84 @@ use csi::tonic::Status;
 use csi::v1::{self, AccessType, ContentSource, ControllerRpc, NodeRpc, ServiceType, Unit, VolumeExpansionType};
 use nix::mount::{MsFlags, mount, umount};
 
+use crate::NAME;
 use crate::store::{Folders, Snapshot, Volume};
-use crate::{NAME, TOPOLOGY_KEY};
 
 pub struct Driver {
     node: String,
     dir: PathBuf,
     volumes: Folders,
     snapshots: Folders,
-    /// One change of folders at a time.
-    turn: tokio::sync::Mutex<()>,
+    /// What is being worked on, and what volumes that are being made were promised.
+    busy: Mutex<Busy>,
+}
+
+/// A copy may take hours: whoever works on a folder says so here, and everybody else goes on.
+#[derive(Default)]
+struct Busy {
+    /// By folder: how many read it, or that one changes it.
+    folders: HashMap<PathBuf, Use>,
+    /// By id of the volume.
+    promised: HashMap<String, i64>,
+}
+
+enum Use {
+    Read(usize),
+    Changed,
+}
+
+/// Ends a use of a folder when it is dropped.
+struct Held<'a>(&'a Driver, PathBuf);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut busy = self.0.busy();
+        match busy.folders.get_mut(&self.1) {
+            Some(Use::Read(readers)) if *readers > 1 => *readers -= 1,
+            _ => drop(busy.folders.remove(&self.1)),
+        }
+    }
+}
+
+/// Ends a promise when it is dropped: it was kept or broken by then.
+struct Promise<'a>(&'a Driver, String);
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.0.busy().promised.remove(&self.1);
+    }
 }
 
 impl Driver {
     pub fn open(node: &str, dir: &Path) -> io::Result<Self> {
         let (volumes, snapshots) = (Folders::open(&dir.join("volumes"))?, Folders::open(&dir.join("snapshots"))?);
-        Ok(Driver { node: node.into(), dir: dir.into(), volumes, snapshots, turn: Default::default() })
+        Ok(Driver { node: node.into(), dir: dir.into(), volumes, snapshots, busy: Default::default() })
+    }
+
+    fn busy(&self) -> MutexGuard<'_, Busy> {
+        // Nothing that can panic runs under it.
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody else may use the folder meanwhile.
+    fn change(&self, folder: PathBuf) -> Result<Held<'_>, Status> {
+        match self.busy().folders.entry(folder) {
+            Entry::Occupied(taken) => Err(pending(taken.key())),
+            Entry::Vacant(free) => {
+                let folder = free.key().clone();
+                free.insert(Use::Changed);
+                Ok(Held(self, folder))
+            }
+        }
+    }
+
+    /// Nobody may change the folder meanwhile.
+    fn read(&self, folder: PathBuf) -> Result<Held<'_>, Status> {
+        match self.busy().folders.entry(folder.clone()).or_insert(Use::Read(0)) {
+            Use::Read(readers) => *readers += 1,
+            Use::Changed => return Err(pending(&folder)),
+        }
+        Ok(Held(self, folder))
     }
 
     /// The files of a volume.
@@ -42,15 +107,31 @@ impl Driver {
 
     /// What can still be promised: never more than is free, nor than the disk has beyond what was promised.
     fn available(&self) -> Result<i64, Status> {
+        self.available_beyond(&self.busy())
+    }
+
+    fn available_beyond(&self, busy: &Busy) -> Result<i64, Status> {
         let stat = nix::sys::statvfs::statvfs(&self.dir).map_err(io::Error::from).map_err(failed)?;
         let bytes = |blocks: u64| i64::try_from(blocks.saturating_mul(stat.fragment_size())).unwrap_or(i64::MAX);
-        let promised: i64 = self
-            .volumes
-            .list::<Volume>()
-            .map_err(failed)?
-            .iter()
-            .fold(0, |sum, (_, volume)| sum.saturating_add(volume.capacity));
+        let made = self.volumes.list::<Volume>().map_err(failed)?;
+        let being_made = busy.promised.iter().filter(|(id, _)| !made.iter().any(|(known, _)| known == *id));
+        let promised = made.iter().map(|(_, volume)| volume.capacity).chain(being_made.map(|(_, capacity)| *capacity));
+        let promised = promised.fold(0_i64, i64::saturating_add);
         Ok(bytes(stat.blocks_available()).min(bytes(stat.blocks()).saturating_sub(promised)).max(0))
+    }
+
+    /// Sets room aside for a volume, beyond what it has.
+    fn promise(&self, id: &str, has: i64, wanted: i64) -> Result<Promise<'_>, Status> {
+        let mut busy = self.busy();
+        let (available, more) = (self.available_beyond(&busy)?, wanted.saturating_sub(has));
+        if more > available {
+            return Err(Status::resource_exhausted(format!(
+                "node {} has {available} bytes left, {more} were asked for",
+                self.node
+            )));
+        }
+        busy.promised.insert(id.to_owned(), wanted);
+        Ok(Promise(self, id.to_owned()))
     }
 
     fn volume(&self, id: &str) -> Result<Volume, Status> {
@@ -83,7 +164,7 @@ impl Driver {
         let id = request.name.clone();
         check_id("volume", &id)?;
         check_capabilities(&request.volume_capabilities)?;
-        let _turn = self.turn.lock().await;
+        let _held = self.change(self.volumes.data(&id))?;
         let range = request.capacity_range.unwrap_or_default();
         check_range(&range)?;
         let source = self.source(request.volume_content_source.as_ref())?;
@@ -106,13 +187,8 @@ impl Driver {
                 }
             }
             None => {
-                let available = self.available()?;
-                if wanted.capacity > available {
-                    return Err(Status::resource_exhausted(format!(
-                        "node {} has {available} bytes left, {} were asked for",
-                        self.node, wanted.capacity
-                    )));
-                }
+                let _source = source.as_ref().map(|(_, path, _)| self.read(path.clone())).transpose()?;
+                let _promise = self.promise(&id, 0, wanted.capacity)?;
                 let (folders, name, about) = (self.volumes.clone(), id.clone(), wanted.clone());
                 blocking(move || folders.make(&name, &about, source.as_ref().map(|(_, path, _)| path.as_path())))
                     .await?;
@@ -132,7 +208,7 @@ impl Driver {
 
     async fn delete(&self, id: String) -> Result<(), Status> {
         check_id("volume", &id)?;
-        let _turn = self.turn.lock().await;
+        let _held = self.change(self.volumes.data(&id))?;
         let (data, name) = (self.volumes.data(&id), id.clone());
         let is_used =
             blocking(move || Ok(is_used(&std::fs::read_to_string("/proc/self/mountinfo")?, &resolved(&data)?, &name)));
@@ -144,14 +220,13 @@ impl Driver {
     }
 
     async fn expand(&self, id: String, range: v1::CapacityRange) -> Result<i64, Status> {
-        let _turn = self.turn.lock().await;
         check_range(&range)?;
         let mut volume = self.volume(&id)?;
-        let more = range.required_bytes.saturating_sub(volume.capacity);
-        if more > 0 {
-            if more > self.available()? {
-                return Err(Status::out_of_range(format!("node {} cannot promise {more} bytes more", self.node)));
-            }
+        let _held = self.change(self.volumes.about(&id))?;
+        if range.required_bytes > volume.capacity {
+            let _promise = self
+                .promise(&id, volume.capacity, range.required_bytes)
+                .map_err(|status| Status::out_of_range(status.message()))?;
             volume.capacity = range.required_bytes;
             let (folders, about) = (self.volumes.clone(), volume.clone());
             blocking(move || folders.update(&id, &about)).await?;
@@ -162,7 +237,7 @@ impl Driver {
     async fn take_snapshot(&self, request: v1::CreateSnapshotRequest) -> Result<v1::Snapshot, Status> {
         let (id, of) = (request.name, request.source_volume_id);
         check_id("snapshot", &id)?;
-        let _turn = self.turn.lock().await;
+        let _held = self.change(self.snapshots.data(&id))?;
         let there: Option<Snapshot> = self.snapshots.get(&id).map_err(failed)?;
         let snapshot = match there {
             Some(there) if there.volume == of => there,
@@ -171,6 +246,7 @@ impl Driver {
             }
             None => {
                 let volume = self.volume(&of)?;
+                let _source = self.read(self.volumes.data(&of))?;
                 let now = jiff::Timestamp::now().as_nanosecond();
                 let created_nanos = i64::try_from(now).unwrap_or(i64::MAX);
                 let about = Snapshot { volume: of.clone(), size: volume.capacity, created_nanos };
@@ -265,13 +341,17 @@ fn shown(id: String, snapshot: &Snapshot) -> v1::Snapshot {
     }
 }
 
-/// An id is the name of a folder: never a path, never one of ours that begin with a dot.
 fn check_id(what: &str, id: &str) -> Result<(), Status> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    match !id.is_empty() && id.len() <= 128 && !id.starts_with('.') && id.chars().all(is_plain) {
+    match api::node_volumes::is_id(id) {
         true => Ok(()),
         false => Err(Status::invalid_argument(format!("invalid {what} name {id:?}"))),
     }
+}
+
+/// The code that CSI has for it; whoever asked asks again.
+fn pending(folder: &Path) -> Status {
+    let id = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
+    Status::aborted(format!("an operation with {id} is under way"))
 }
 
 fn check_target(path: &Path) -> Result<(), Status> {
@@ -489,7 +569,7 @@ impl v1::Controller for Driver {
     fn delete_snapshot(&self, request: v1::DeleteSnapshotRequest) -> Answer<'_, v1::DeleteSnapshotResponse> {
         Box::pin(async move {
             check_id("snapshot", &request.snapshot_id)?;
-            let _turn = self.turn.lock().await;
+            let _held = self.change(self.snapshots.data(&request.snapshot_id))?;
             let folders = self.snapshots.clone();
             blocking(move || folders.remove(&request.snapshot_id)).await?;
             Ok(v1::DeleteSnapshotResponse {})
@@ -611,21 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn security_ids_are_names_of_folders() {
-        for (id, fine) in [
-            ("pvc-1", true),
-            ("a.b_c", true),
-            ("", false),
-            (".", false),
-            ("..", false),
-            (".pvc-1.new", false),
-            ("a/b", false),
-            ("../etc", false),
-            ("a\0", false),
-            (&"x".repeat(129), false),
-        ] {
-            assert_eq!(check_id("volume", id).is_ok(), fine, "{id:?}");
-        }
+    fn security_targets_are_plain_paths() {
         for (path, fine) in [("/a/b", true), ("a", false), ("/a/../b", false), ("", false)] {
             assert_eq!(check_target(Path::new(path)).is_ok(), fine, "{path:?}");
         }

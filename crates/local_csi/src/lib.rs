@@ -1,11 +1,11 @@
 //! `local.cox`: our own CSI driver. A volume is a folder of one node, made and removed by the node that owns it.
 //!
-//! Flow: [`run`] serves the driver on a socket where the kubelet finds it like any other (`driver`), and does for this node
-//! what external provisioners and resizers do for a cluster (`provisioner`): claims that the scheduler sent here get a
-//! folder and a volume that says where it is; volumes that nobody needs any more go, their folders first.
+//! Flow: [`run`] serves the driver on a socket where the kubelet finds it like any other (`driver`), and carries out what
+//! the control plane asks of this node's folders (`requests`). Which claims get volumes, and where, is decided there, and the
+//! objects are written there: a node sees its own requests and nothing else.
 
 mod driver;
-mod provisioner;
+mod requests;
 mod store;
 
 use std::path::PathBuf;
@@ -21,9 +21,7 @@ use tokio_util::sync::CancellationToken;
 pub use driver::Driver;
 
 /// The driver's name, and that of its provisioner.
-pub const NAME: &str = "local.cox";
-/// The label that says which node a volume is on.
-pub const TOPOLOGY_KEY: &str = "local.cox/node";
+pub const NAME: &str = api::node_volumes::DRIVER;
 
 /// What the cluster is told about the driver.
 pub fn object() -> serde_json::Result<CSIDriver> {
@@ -40,11 +38,11 @@ pub struct Config {
     pub dir: PathBuf,
     /// Where the kubelet looks for plug-ins.
     pub registry: PathBuf,
-    /// May write the volumes of this node.
+    /// The node's own: may see and answer what this node is asked.
     pub client: Client,
 }
 
-/// Serves the driver and provisions for this node until `stop`.
+/// Serves the driver and does what this node is asked until `stop`.
 pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
     Box::pin(run_until(config, stop))
 }
@@ -53,7 +51,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let driver = Arc::new(Driver::open(&config.node_name, &config.dir).context("opening the directory of volumes")?);
     let socket = csi::Socket::bind(config.registry.join(format!("{NAME}.sock")))?;
     let services = csi::router(driver.clone()).add_service(RegistrationServer::new(driver.clone()));
-    let provisioning = provisioner::run(config.client, config.node_name, driver, stop.clone());
-    let (served, ()) = tokio::join!(socket.serve(services, stop), provisioning);
+    let working = requests::run(config.client, config.node_name, driver, stop.clone());
+    let (served, ()) = tokio::join!(socket.serve(services, stop), working);
     Ok(served?)
 }

@@ -55,8 +55,13 @@ impl Folders {
         self.0.join(id).join("data")
     }
 
+    /// What is kept beside the files.
+    pub(crate) fn about(&self, id: &str) -> PathBuf {
+        self.0.join(id).join(ABOUT)
+    }
+
     pub(crate) fn get<T: DeserializeOwned>(&self, id: &str) -> io::Result<Option<T>> {
-        match std::fs::read(self.0.join(id).join(ABOUT)) {
+        match std::fs::read(self.about(id)) {
             Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -87,7 +92,7 @@ impl Folders {
     }
 
     pub(crate) fn update<T: Serialize>(&self, id: &str, about: &T) -> io::Result<()> {
-        let path = self.0.join(id).join(ABOUT);
+        let path = self.about(id);
         let new = path.with_extension("new");
         write(&new, about)?;
         std::fs::rename(new, path)

@@ -1,17 +1,18 @@
-//! The driver over its socket, and the provisioner against a real API server.
+//! The driver over its socket, and with the controllers on a real API server.
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::api::node_volumes::NodeVolumes;
 use apiserver::{Server, Storage};
-use client::{Client, Patch};
+use client::{Client, Gvr, Handler, Patch};
 use csi::tonic::Code;
-use csi::v1;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSIStorageCapacity, StorageClass};
+use csi::v1::{self, Controller as _};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -117,7 +118,40 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     serving.await.unwrap().unwrap();
 }
 
-async fn api(dir: &Path, stop: &CancellationToken) -> Client {
+/// A copy takes as long as it takes: nobody else waits for it, and its source stays meanwhile.
+#[tokio::test]
+async fn a_long_copy_holds_up_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = Arc::new(local_csi::Driver::open("n", dir.path()).unwrap());
+    driver.create_volume(create("source", 1 << 20, None)).await.unwrap();
+    // Enough files that it takes a while; whether it is still under way when we look decides what is to be seen.
+    let files = driver.data("source");
+    for number in 0..20_000 {
+        std::fs::write(files.join(number.to_string()), "").unwrap();
+    }
+    let from = v1::ContentSource::Volume(v1::VolumeSource { volume_id: "source".into() });
+    let copy = create("copy", 1 << 20, Some(from));
+    let copying = tokio::spawn({
+        let (driver, copy) = (driver.clone(), copy.clone());
+        async move { driver.create_volume(copy).await.map(drop) }
+    });
+    let begun = dir.path().join("volumes/.copy.new");
+    until("the copy has begun", async || begun.exists().then_some(())).await;
+    driver.create_volume(create("other", 1 << 20, None)).await.unwrap();
+    let delete = |id: &str| v1::DeleteVolumeRequest { volume_id: id.into(), ..Default::default() };
+    driver.delete_volume(delete("other")).await.unwrap();
+    let again = driver.create_volume(copy).await.map(drop);
+    let source_gone = driver.delete_volume(delete("source")).await.map(drop);
+    if begun.exists() {
+        // All of that happened beside the copy.
+        assert_eq!(again.unwrap_err().code(), Code::Aborted);
+        assert_eq!(source_gone.unwrap_err().code(), Code::Aborted);
+    }
+    copying.await.unwrap().unwrap();
+    assert_eq!(std::fs::read_dir(driver.data("copy")).unwrap().count(), 20_000);
+}
+
+async fn api(dir: &Path, stop: &CancellationToken) -> Handler {
     testkit::keys::write(dir);
     let mut config = apiserver::Config::new(Storage::Embedded(dir.join("api")));
     config.bind = ([127, 0, 0, 1], 0).into();
@@ -126,11 +160,16 @@ async fn api(dir: &Path, stop: &CancellationToken) -> Client {
     config.client_ca_file = Some(dir.join("ca.crt"));
     config.service_account_signing_key_file = Some(dir.join("sa.key"));
     config.service_account_key_files = vec![dir.join("sa.key")];
+    config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
+    config.enable_admission_plugins = vec!["NodeRestriction".into()];
     let server = Server::new(config).await.unwrap();
     let handler = server.handler();
     tokio::spawn(server.serve(stop.clone()));
-    let groups = vec!["system:masters".to_string(), "system:authenticated".to_string()];
-    Client::in_process(handler, ::api::UserInfo { name: "admin".into(), groups, ..Default::default() })
+    handler
+}
+
+fn as_user(handler: &Handler, name: &str, groups: &[&str]) -> Client {
+    Client::in_process(handler.clone(), ::api::UserInfo::new(name, &[groups, &["system:authenticated"]].concat()))
 }
 
 async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
@@ -144,53 +183,166 @@ async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMu
     }
 }
 
-fn claim(name: &str, more: Value) -> PersistentVolumeClaim {
+/// An API server with the controllers, and nodes that run the driver as themselves.
+struct Cluster {
+    dir: tempfile::TempDir,
+    handler: Handler,
+    client: Client,
+    stop: CancellationToken,
+    running: tokio::task::JoinSet<anyhow::Result<()>>,
+}
+
+impl Cluster {
+    async fn start() -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let stop = CancellationToken::new();
+        let handler = api(dir.path(), &stop).await;
+        let client = as_user(&handler, "admin", &["system:masters"]);
+        let mut running = tokio::task::JoinSet::new();
+        let manager = controllers::Config::new(as_user(&handler, "system:kube-controller-manager", &[]));
+        running.spawn(controllers::run(manager, stop.clone()));
+        client.all::<CSIDriver>().create(&local_csi::object().unwrap()).await.unwrap();
+        for (name, mode) in [("folders", "WaitForFirstConsumer"), ("now", "Immediate")] {
+            let class: StorageClass = serde_json::from_value(json!({
+                "metadata": {"name": name}, "provisioner": "local.cox", "volumeBindingMode": mode,
+                "reclaimPolicy": "Delete", "allowVolumeExpansion": true,
+            }))
+            .unwrap();
+            client.all::<StorageClass>().create(&class).await.unwrap();
+        }
+        Cluster { dir, handler, client, stop, running }
+    }
+
+    /// What a kubelet tells of a node with the driver, and the driver.
+    async fn add_node(&mut self, name: &str) {
+        let node: Node = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        let node = self.client.all::<Node>().create(&node).await.unwrap();
+        let csi_node: CSINode = serde_json::from_value(json!({
+            "metadata": {"name": name, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.metadata.uid}]},
+            "spec": {"drivers": [{"name": "local.cox", "nodeID": name, "topologyKeys": ["local.cox/node"]}]},
+        }))
+        .unwrap();
+        self.client.all::<CSINode>().create(&csi_node).await.unwrap();
+        let config = local_csi::Config {
+            node_name: name.into(),
+            dir: self.store(name),
+            registry: self.dir.path().join(format!("{name}-registry")),
+            client: as_user(&self.handler, &format!("system:node:{name}"), &["system:nodes"]),
+        };
+        self.running.spawn(local_csi::run(config, self.stop.clone()));
+    }
+
+    fn store(&self, node: &str) -> PathBuf {
+        self.dir.path().join(format!("{node}-store"))
+    }
+
+    fn files(&self, node: &str, id: &str) -> PathBuf {
+        self.store(node).join("volumes").join(id).join("data")
+    }
+
+    fn claims(&self) -> client::Api<PersistentVolumeClaim> {
+        self.client.namespaced("default")
+    }
+
+    /// Makes a claim that the scheduler has sent to a node, and waits until it has its volume, whose name is returned.
+    async fn bound(&self, name: &str, node: &str, more: Value) -> String {
+        let made = self.claims().create(&claim(name, node, more)).await.unwrap();
+        let deadline = tokio::time::Instant::now() + LONG;
+        loop {
+            let claim = self.claims().get(name).await.unwrap();
+            if claim.status.iter().any(|status| status.phase.as_deref() == Some("Bound")) {
+                break;
+            }
+            if tokio::time::Instant::now() > deadline {
+                let events = self.client.namespaced::<Event>("default").list(&Default::default()).await.unwrap().items;
+                let said: Vec<_> = events.iter().map(|event| &event.message).collect();
+                let nodes = self.client.all::<NodeVolumes>().list(&Default::default()).await;
+                panic!("{name} is never bound: {said:#?} {claim:?} {:?}", nodes.map(|nodes| nodes.items));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        format!("pvc-{}", made.metadata.uid.unwrap())
+    }
+
+    async fn volume(&self, name: &str) -> PersistentVolume {
+        self.client.all::<PersistentVolume>().get(name).await.unwrap()
+    }
+
+    async fn said(&self, about: &str, reason: &str, text: &str) {
+        until(&format!("{about} is told {reason} {text}"), async || {
+            let events = self.client.namespaced::<Event>("default").list(&Default::default()).await.unwrap().items;
+            let is_it = |event: &Event| {
+                event.involved_object.name.as_deref() == Some(about)
+                    && event.reason.as_deref() == Some(reason)
+                    && event.message.as_deref().unwrap_or_default().contains(text)
+            };
+            events.iter().any(is_it).then_some(())
+        })
+        .await;
+    }
+
+    async fn stop(mut self) {
+        self.stop.cancel();
+        while let Some(ended) = self.running.join_next().await {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
+fn claim(name: &str, node: &str, more: Value) -> PersistentVolumeClaim {
     let mut spec = json!({"accessModes": ["ReadWriteOnce"], "storageClassName": "folders", "resources": {"requests": {"storage": "1Mi"}}});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let annotations =
-        json!({"volume.kubernetes.io/storage-provisioner": "local.cox", "volume.kubernetes.io/selected-node": "n"});
+    let annotations = match node {
+        "" => json!({}),
+        node => json!({"volume.kubernetes.io/selected-node": node}),
+    };
     serde_json::from_value(json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec})).unwrap()
 }
 
-#[tokio::test]
-async fn claims_get_volumes_that_grow_are_cloned_and_go() {
-    let dir = tempfile::tempdir().unwrap();
-    let stop = CancellationToken::new();
-    let client = api(dir.path(), &stop).await;
-    let store = dir.path().join("store");
-    let config = local_csi::Config {
-        node_name: "n".into(),
-        dir: store.clone(),
-        registry: dir.path().join("registry"),
-        client: client.clone(),
-    };
-    let running = tokio::spawn(local_csi::run(config, stop.clone()));
-    let class: StorageClass = serde_json::from_value(json!({
-        "metadata": {"name": "folders"}, "provisioner": "local.cox", "volumeBindingMode": "WaitForFirstConsumer",
-        "reclaimPolicy": "Delete", "allowVolumeExpansion": true,
-    }))
-    .unwrap();
-    client.all::<StorageClass>().create(&class).await.unwrap();
-    let (claims, volumes) = (client.namespaced::<PersistentVolumeClaim>("default"), client.all::<PersistentVolume>());
-    let first = claims.create(&claim("first", json!({}))).await.unwrap();
-    let name = format!("pvc-{}", first.metadata.uid.as_deref().unwrap());
-    let volume = until("a volume", async || volumes.get_opt(&name).await.unwrap()).await;
-    let spec = volume.spec.unwrap();
-    assert_eq!(spec.csi.unwrap().volume_handle, name);
-    assert_eq!(spec.claim_ref.unwrap().uid, first.metadata.uid);
-    assert_eq!(spec.capacity.unwrap()["storage"].0, "1Mi");
-    assert!(store.join("volumes").join(&name).join("data").is_dir());
-    let driver = client.all::<CSIDriver>().create(&local_csi::object().unwrap()).await.unwrap();
-    assert_eq!((driver.spec.attach_required, driver.spec.storage_capacity), (Some(false), Some(true)));
-    let capacities = client.namespaced::<CSIStorageCapacity>("kube-system");
-    let told = until("free space", async || capacities.list(&Default::default()).await.unwrap().items.pop()).await;
-    assert_eq!(told.storage_class_name, "folders");
+fn node_of(volume: &PersistentVolume) -> Value {
+    let affinity = serde_json::to_value(&volume.spec.as_ref().unwrap().node_affinity).unwrap();
+    affinity["required"]["nodeSelectorTerms"][0]["matchExpressions"][0].clone()
+}
 
-    // What the binder does.
-    std::fs::write(store.join("volumes").join(&name).join("data/file"), "x").unwrap();
-    claims.patch("first", &Patch::merge(json!({"spec": {"volumeName": name}}))).await.unwrap();
-    let bound = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Mi"}}});
-    claims.patch_status("first", &Patch::merge(bound)).await.unwrap();
+/// The whole way on two nodes, each with no more rights than a node has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_get_volumes_that_grow_are_copied_and_go() {
+    let mut cluster = Cluster::start().await;
+    cluster.add_node("n").await;
+    cluster.add_node("m").await;
+    let (claims, volumes) = (cluster.claims(), cluster.client.all::<PersistentVolume>());
+    let first = cluster.bound("first", "n", json!({})).await;
+    let volume = cluster.volume(&first).await;
+    assert_eq!(node_of(&volume), json!({"key": "local.cox/node", "operator": "In", "values": ["n"]}));
+    let spec = volume.spec.unwrap();
+    assert_eq!(spec.csi.unwrap().volume_handle, first);
+    assert_eq!(spec.capacity.unwrap()["storage"].0, "1Mi");
+    assert!(cluster.files("n", &first).is_dir() && !cluster.store("m").join("volumes").join(&first).exists());
+    let second = cluster.bound("second", "m", json!({})).await;
+    assert_eq!(node_of(&cluster.volume(&second).await)["values"], json!(["m"]));
+    assert!(cluster.files("m", &second).is_dir());
+    let anywhere = cluster.bound("anywhere", "", json!({"storageClassName": "now"})).await;
+    assert!(cluster.files("n", &anywhere).is_dir() || cluster.files("m", &anywhere).is_dir());
+    // The scheduler hears how much room there is, for each class and node.
+    until("free room of two classes on two nodes", async || {
+        let told =
+            cluster.client.namespaced::<CSIStorageCapacity>("kube-system").list(&Default::default()).await.unwrap();
+        (told.items.len() == 4).then_some(())
+    })
+    .await;
+
+    // One that no node has room for is sent back to the scheduler.
+    let huge = json!({"resources": {"requests": {"storage": "8000Ti"}}});
+    claims.create(&claim("huge", "n", huge)).await.unwrap();
+    cluster.said("huge", "ProvisioningFailed", "bytes left").await;
+    until("the node is given back", async || {
+        let annotations = claims.get("huge").await.unwrap().metadata.annotations.unwrap_or_default();
+        (!annotations.contains_key("volume.kubernetes.io/selected-node")).then_some(())
+    })
+    .await;
+
+    // Growth.
+    std::fs::write(cluster.files("n", &first).join("file"), "one").unwrap();
     let larger = json!({"spec": {"resources": {"requests": {"storage": "3Mi"}}}});
     claims.patch("first", &Patch::merge(larger)).await.unwrap();
     until("a larger claim", async || {
@@ -198,25 +350,119 @@ async fn claims_get_volumes_that_grow_are_cloned_and_go() {
         (status.capacity?["storage"].0 == "3Mi").then_some(())
     })
     .await;
-    assert_eq!(volumes.get(&name).await.unwrap().spec.unwrap().capacity.unwrap()["storage"].0, "3Mi");
+    assert_eq!(cluster.volume(&first).await.spec.unwrap().capacity.unwrap()["storage"].0, "3Mi");
+    let too_large = json!({"spec": {"resources": {"requests": {"storage": "8000Ti"}}}});
+    claims.patch("second", &Patch::merge(too_large)).await.unwrap();
+    cluster.said("second", "VolumeResizeFailed", "resize volume").await;
+    assert_eq!(cluster.volume(&second).await.spec.unwrap().capacity.unwrap()["storage"].0, "1Mi");
 
-    let source = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "first"}, "resources": {"requests": {"storage": "3Mi"}}});
-    let second = claims.create(&claim("second", source)).await.unwrap();
-    let copy = format!("pvc-{}", second.metadata.uid.as_deref().unwrap());
-    until("a clone", async || volumes.get_opt(&copy).await.unwrap()).await;
-    assert_eq!(std::fs::read_to_string(store.join("volumes").join(&copy).join("data/file")).unwrap(), "x");
+    // A clone is made where its source is, wherever the scheduler would have it.
+    let size = json!({"requests": {"storage": "3Mi"}});
+    let source = json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "first"}, "resources": size});
+    let clone = cluster.bound("clone", "m", source).await;
+    assert_eq!(node_of(&cluster.volume(&clone).await)["values"], json!(["n"]));
+    assert_eq!(std::fs::read_to_string(cluster.files("n", &clone).join("file")).unwrap(), "one");
 
-    // A claim that has its volume keeps it, whatever the volume's phase says.
-    volumes.patch_status(&name, &Patch::merge(json!({"status": {"phase": "Released"}}))).await.unwrap();
-    claims.patch("first", &Patch::merge(json!({"metadata": {"finalizers": null}}))).await.unwrap();
-    claims.delete("first", &Default::default()).await.unwrap();
-    until("the folder is gone", async || (!store.join("volumes").join(&name).exists()).then_some(())).await;
-    until("the volume is deleted", async || {
-        let left = volumes.get_opt(&name).await.unwrap();
-        left.is_none_or(|volume| volume.metadata.deletion_timestamp.is_some()).then_some(())
+    // A snapshot, what comes after it, and what is made from it.
+    let group = "snapshot.storage.k8s.io";
+    let kind = |plural: &'static str, namespace| cluster.client.dynamic(&Gvr::new(group, "v1", plural), namespace);
+    let class = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "VolumeSnapshotClass", "driver": "local.cox", "deletionPolicy": "Delete",
+        "metadata": {"name": "folders", "annotations": {"snapshot.storage.kubernetes.io/is-default-class": "true"}},
+    });
+    let classes = kind("volumesnapshotclasses", None);
+    until("the kinds of snapshots", async || classes.create(&class).await.ok()).await;
+    let snapshots = kind("volumesnapshots", Some("default"));
+    let snapshot = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "VolumeSnapshot", "metadata": {"name": "s", "namespace": "default"},
+        "spec": {"source": {"persistentVolumeClaimName": "first"}},
+    });
+    snapshots.create(&snapshot).await.unwrap();
+    let ready = until("a snapshot", async || {
+        let snapshot = snapshots.get("s").await.unwrap();
+        (snapshot["status"]["readyToUse"] == true).then_some(snapshot)
     })
     .await;
-    assert!(store.join("volumes").join(&copy).exists(), "others stay");
-    stop.cancel();
-    running.await.unwrap().unwrap();
+    assert_eq!(ready["status"]["restoreSize"], "3Mi");
+    std::fs::write(cluster.files("n", &first).join("file"), "two").unwrap();
+    let from = |size: &str| json!({"dataSource": {"apiGroup": group, "kind": "VolumeSnapshot", "name": "s"}, "resources": {"requests": {"storage": size}}});
+    let restored = cluster.bound("restored", "m", from("4Mi")).await;
+    assert_eq!(std::fs::read_to_string(cluster.files("n", &restored).join("file")).unwrap(), "one");
+    claims.create(&claim("small", "n", from("1Mi"))).await.unwrap();
+    cluster.said("small", "ProvisioningFailed", "is less than the size").await;
+    claims.delete("small", &Default::default()).await.unwrap();
+    snapshots.delete("s", &Default::default()).await.unwrap();
+    until("the snapshot is gone", async || snapshots.get_opt("s").await.unwrap().is_none().then_some(())).await;
+    assert_eq!(std::fs::read_dir(cluster.store("n").join("snapshots")).unwrap().count(), 0);
+
+    // The folder goes with its claim, before the volume does.
+    claims.delete("first", &Default::default()).await.unwrap();
+    until("the volume is gone", async || volumes.get_opt(&first).await.unwrap().is_none().then_some(())).await;
+    assert!(!cluster.store("n").join("volumes").join(&first).exists());
+    assert!(cluster.files("n", &clone).exists() && cluster.files("m", &second).exists(), "others stay");
+    // Nothing is asked or answered any more.
+    until("requests are taken back", async || {
+        let all = cluster.client.all::<NodeVolumes>().list(&Default::default()).await.unwrap().items;
+        let is_done = |node: &NodeVolumes| node.spec.snapshots.is_empty() && node.status.snapshots.is_empty();
+        all.iter().all(is_done).then_some(())
+    })
+    .await;
+    cluster.stop().await;
+}
+
+/// A node that lies is heard about its own folders only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_a_hostile_node_touches_its_own_volumes_only() {
+    let mut cluster = Cluster::start().await;
+    cluster.add_node("n").await;
+    let volume = cluster.bound("data", "n", json!({})).await;
+    // Its driver is the attacker's: it runs nothing of ours.
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "evil"}})).unwrap();
+    cluster.client.all::<Node>().create(&node).await.unwrap();
+    let csi_node: CSINode = serde_json::from_value(json!({
+        "metadata": {"name": "evil"}, "spec": {"drivers": [{"name": "local.cox", "nodeID": "evil"}]},
+    }))
+    .unwrap();
+    cluster.client.all::<CSINode>().create(&csi_node).await.unwrap();
+    until("an object for the node", async || cluster.client.all::<NodeVolumes>().get_opt("evil").await.unwrap()).await;
+    let evil = as_user(&cluster.handler, "system:node:evil", &["system:nodes"]);
+    let (own, answers) =
+        (evil.all::<NodeVolumes>(), |id: &str| json!({"volumes": {id: {"token": "guessed"}}, "available": i64::MAX}));
+    // It sees its own requests and no others, no claims and no volumes, and makes none.
+    assert!(own.get("evil").await.is_ok());
+    assert!(own.get("n").await.unwrap_err().is_forbidden());
+    assert!(own.list(&Default::default()).await.unwrap_err().is_forbidden());
+    assert!(evil.all::<PersistentVolume>().list(&Default::default()).await.unwrap_err().is_forbidden());
+    assert!(evil.all::<PersistentVolume>().get(&volume).await.unwrap_err().is_forbidden());
+    assert!(evil.namespaced::<PersistentVolumeClaim>("default").get("data").await.unwrap_err().is_forbidden());
+    let mut theirs = cluster.volume(&volume).await;
+    theirs.metadata = Default::default();
+    theirs.metadata.name = Some("mine".into());
+    assert!(evil.all::<PersistentVolume>().create(&theirs).await.unwrap_err().is_forbidden());
+    let request = json!({"spec": {"volumes": {volume.as_str(): {"token": "x", "action": "Delete"}}}});
+    assert!(own.patch("n", &Patch::merge(request.clone())).await.unwrap_err().is_forbidden());
+    assert!(own.patch("evil", &Patch::merge(request)).await.unwrap_err().is_forbidden());
+    assert!(own.patch_status("n", &Patch::merge(json!({"status": answers("x")}))).await.unwrap_err().is_forbidden());
+    // Pods do not follow their volumes to it.
+    let label = Patch::merge(json!({"metadata": {"labels": {"local.cox/node": "n"}}}));
+    assert!(evil.all::<Node>().patch("evil", &label).await.unwrap_err().is_forbidden());
+    // It answers what nobody has asked, about the volume of another and about one that there is not.
+    for id in [volume.as_str(), "pvc-none"] {
+        own.patch_status("evil", &Patch::merge(json!({"status": answers(id)}))).await.unwrap();
+    }
+    // And is asked: it says that it has made a folder, which is a volume on itself and no other node.
+    let lied = cluster.claims().create(&claim("lied", "evil", json!({}))).await.unwrap();
+    let id = format!("pvc-{}", lied.metadata.uid.unwrap());
+    let token =
+        until("a request", async || Some(own.get("evil").await.unwrap().spec.volumes.get(&id)?.token.clone())).await;
+    let said = json!({"status": {"volumes": {id.as_str(): {"token": token, "size": 5}}}});
+    own.patch_status("evil", &Patch::merge(said)).await.unwrap();
+    let made = until("a volume", async || cluster.client.all::<PersistentVolume>().get_opt(&id).await.unwrap()).await;
+    assert_eq!(node_of(&made)["values"], json!(["evil"]));
+    assert_eq!(made.spec.unwrap().capacity.unwrap()["storage"].0, "1Mi");
+    // The other's volume is as it was, and its folder is there.
+    let there = cluster.volume(&volume).await;
+    assert_eq!(node_of(&there)["values"], json!(["n"]));
+    assert!(there.metadata.deletion_timestamp.is_none() && cluster.files("n", &volume).is_dir());
+    cluster.stop().await;
 }

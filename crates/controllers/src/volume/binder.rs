@@ -14,8 +14,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::json;
 
 use super::decision::{
-    BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONED_BY, Reclaim, SELECTED_NODE, Seen,
-    annotation, claim_key, for_claim, for_volume, is_to_delete, reclaim, volume_name,
+    BETA_PROVISIONER_NOTE, BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONED_BY, PROVISIONER_NOTE,
+    Reclaim, SELECTED_NODE, Seen, annotation, claim_key, for_claim, for_volume, is_to_delete, reclaim, volume_name,
 };
 use super::matching::requested;
 use super::metrics::{Operations, count_volumes};
@@ -23,9 +23,6 @@ use super::protection::{BY_CLAIM, claims_of};
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::pods;
-
-const PROVISIONER_NOTE: &str = "volume.kubernetes.io/storage-provisioner";
-const BETA_PROVISIONER_NOTE: &str = "volume.beta.kubernetes.io/storage-provisioner";
 
 struct Controller {
     client: Client,

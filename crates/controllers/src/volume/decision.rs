@@ -14,6 +14,8 @@ pub(super) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 pub(super) const BOUND_BY: &str = "pv.kubernetes.io/bound-by-controller";
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+pub(super) const PROVISIONER_NOTE: &str = "volume.kubernetes.io/storage-provisioner";
+pub(super) const BETA_PROVISIONER_NOTE: &str = "volume.beta.kubernetes.io/storage-provisioner";
 /// The provisioner of this binary: a folder on the node that the scheduler chose.
 pub const LOCAL_PATH: &str = "cox.dev/local-path";
 /// Provisioners that were part of Kubernetes start with this.

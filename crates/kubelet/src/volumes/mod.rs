@@ -9,6 +9,7 @@ mod atomic_writer;
 pub(crate) mod csi;
 mod host_path;
 pub(crate) mod mounts;
+mod nfs;
 mod ownership;
 mod payload;
 pub(crate) mod subpath;
@@ -18,10 +19,12 @@ use std::collections::HashMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use client::Client;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, EmptyDirVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Volume,
+    ConfigMap, EmptyDirVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
+    Pod, Secret, Volume,
 };
 
 use crate::env::Context;
@@ -29,6 +32,7 @@ use crate::objects::Objects;
 use crate::{resources, state};
 
 use self::csi::{Csi, Wanted};
+pub(crate) use nfs::Nfs;
 use ownership::ChangePolicy;
 pub(crate) use tokens::Tokens;
 
@@ -39,6 +43,9 @@ pub(crate) struct Volumes {
     pub(crate) secrets: Arc<Objects<Secret>>,
     pub(crate) tokens: Tokens,
     pub(crate) csi: Arc<Csi>,
+    pub(crate) nfs: Nfs,
+    /// How long a server has until its share is mounted.
+    pub(crate) call_timeout: Duration,
 }
 
 /// Where a volume is once it is ready.
@@ -70,6 +77,9 @@ pub(crate) struct VolumeError {
     pub(crate) cause: String,
 }
 
+/// What upstream calls the look at a volume's mount options.
+const MOUNT_OPTIONS: &str = "MountVolume.MountOptionSupport check";
+
 impl VolumeError {
     pub(crate) fn of(operation: &'static str, volume: &str, cause: String) -> Self {
         VolumeError { operation, volume: volume.into(), cause }
@@ -79,6 +89,7 @@ impl VolumeError {
     pub(crate) fn reason(&self) -> &'static str {
         match self.operation {
             "MountVolume.NodeExpandVolume" => "FileSystemResizeFailed",
+            MOUNT_OPTIONS => "UnsupportedMountOption",
             operation if operation.starts_with("MapVolume") => "FailedMapVolume",
             _ => "FailedMount",
         }
@@ -113,6 +124,11 @@ impl Volumes {
         };
         let Some((name, read_only)) = claim else { return self.set_up_own(volume, context).await.map_err(fail) };
         let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(fail)?;
+        let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
+        if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
+            let cause = "Mount options are not supported for this volume type".to_owned();
+            return Err(VolumeError::of(MOUNT_OPTIONS, bound.metadata.name.as_deref().unwrap_or_default(), cause));
+        }
         match Wanted::of_claim(&volume.name, &claim, &bound, read_only) {
             Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
             None => self.claim(pod, &volume.name, bound, read_only).await.map_err(fail),
@@ -134,6 +150,9 @@ impl Volumes {
                 reference: source.reference.clone().unwrap_or_default(),
                 policy: source.pull_policy.clone(),
             });
+        }
+        if let Some(source) = &volume.nfs {
+            return self.share(pod, &volume.name, source, false, &[]).await;
         }
         let group = fs_group(pod);
         if let Some(source) = &volume.empty_dir {
@@ -157,7 +176,7 @@ impl Volumes {
         } else if volume.projected.is_some() {
             ("kubernetes.io~projected", true)
         } else {
-            return Err("no volume plugin matched".into());
+            return Err(no_plugin(&volume.name));
         };
         let files = self.payload(volume, context).await?;
         let path = self.dir(pod, plugin, &volume.name);
@@ -221,6 +240,24 @@ impl Volumes {
         }
     }
 
+    /// A share of another machine's. Whose files those are is the server's to say: no group gets them.
+    async fn share(
+        &self,
+        pod: &Pod,
+        name: &str,
+        source: &NFSVolumeSource,
+        read_only: bool,
+        options: &[String],
+    ) -> Result<Mounted, String> {
+        if let Some(why) = api::validation::dns1123_subdomain(name).into_iter().next() {
+            return Err(format!("invalid volume name {name:?}: {why}"));
+        }
+        let read_only = read_only || source.read_only == Some(true);
+        let share = nfs::Share::new(source, read_only, options);
+        let path = self.nfs.set_up(self.dir(pod, "kubernetes.io~nfs", name), share, self.call_timeout).await?;
+        Ok(Mounted::Path { path, read_only })
+    }
+
     /// A local or hostPath volume. A local one is given to the pod's fsGroup, once: before anything of the
     /// pod has started, and never while its containers may be at work in it.
     async fn claim(
@@ -231,9 +268,13 @@ impl Volumes {
         read_only: bool,
     ) -> Result<Mounted, String> {
         let owned = self.dir(pod, "kubernetes.io~local-volume", volume);
-        let spec = bound.spec.unwrap_or_default();
+        let (name, spec) = (bound.metadata.name.unwrap_or_default(), bound.spec.unwrap_or_default());
+        if let Some(source) = &spec.nfs {
+            let options = spec.mount_options.as_deref().unwrap_or_default();
+            return self.share(pod, &name, source, read_only, options).await;
+        }
         if spec.volume_mode.as_deref() == Some("Block") {
-            let path = spec.local.map(|source| PathBuf::from(source.path)).ok_or("no volume plugin matched")?;
+            let path = spec.local.map(|source| PathBuf::from(source.path)).ok_or_else(|| no_plugin(&name))?;
             let checked = path.clone();
             blocking(move || host_path::check(&checked, "BlockDevice")).await?;
             return Ok(Mounted::Device { path, read_only });
@@ -244,7 +285,7 @@ impl Volumes {
         } else if let Some(source) = spec.local {
             (PathBuf::from(source.path), "Directory".to_string(), fs_group(pod).filter(|_| !read_only))
         } else {
-            return Err("no volume plugin matched".into());
+            return Err(no_plugin(&name));
         };
         let policy = change_policy(pod);
         let checked = path.clone();
@@ -288,6 +329,11 @@ impl Volumes {
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect()
     }
+}
+
+/// What upstream says of volumes that nothing here can make ready.
+fn no_plugin(volume: &str) -> String {
+    format!("failed to get Plugin from volumeSpec for volume {volume:?} err=no volume plugin matched")
 }
 
 /// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so.

@@ -14,6 +14,16 @@ pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
     Ok(mount_points()?.contains(&wanted))
 }
 
+/// Whether something is mounted at a path, which itself is not looked at: what is mounted there may not answer.
+pub(crate) fn is_mounted_at(path: &Path) -> io::Result<bool> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+    match parent.canonicalize() {
+        Ok(parent) => Ok(mount_points()?.contains(&parent.join(name))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Mount points below a directory, deepest last.
 pub(crate) fn mounts_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let dir = dir.canonicalize()?;
@@ -105,6 +115,8 @@ mod tests {
         assert!(!tmpfs(&volume, None).unwrap());
         std::fs::write(volume.join("file"), "x").unwrap();
         assert_eq!(mounts_below(&root).unwrap().len(), 1, "mounted once");
+        assert!(is_mounted_at(&volume).unwrap() && !is_mounted_at(&volume.join("file")).unwrap());
+        assert!(!is_mounted_at(&root.join("not/there")).unwrap());
         remove_with_mounts(&root).unwrap();
         assert!(!root.exists());
     }

@@ -15,7 +15,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use serde_json::{Value, json};
 use testkit::csi_driver::{Driver, Fault, Options, Served, When, mounts_at, mounts_below};
 
-use crate::node::{Node, is_ready, shell};
+use crate::node::{Node, is_ready, restarts, shell};
 
 const NAME: &str = "ledger.example.com";
 
@@ -295,18 +295,31 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     let served = driver(node, Options::new(NAME), json!({})).await;
     let driver = &served.driver;
     claim(node, "grows", NAME, json!({})).await;
-    node.create("big", using("grows", "sleep 1000")).await;
+    node.create("big", using("grows", "until rm /v/end; do sleep 0.1; done")).await;
     node.wait("big", "ready", is_ready).await;
     assert_eq!(driver.expansions(), []);
+    // A driver that cannot is no reason to end what runs, nor to hold up what is to run in the pod.
+    driver.set_fault("NodeExpandVolume", Some(Fault::Refuse(Code::OutOfRange, "the disk is full".into())));
     let volumes = node.api.client().all::<PersistentVolume>();
     let larger = Patch::merge(json!({"spec": {"capacity": {"storage": "2Gi"}}}));
     volumes.patch("pv-grows", &larger).await.unwrap();
     let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
     let pending = json!({"status": {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}});
     claims.patch_status("grows", &Patch::merge(pending)).await.unwrap();
-    let label = Patch::merge(json!({"metadata": {"labels": {"look": "again"}}}));
-    node.api.client().namespaced::<Pod>("default").patch("big", &label).await.unwrap();
-    node.wait_until("grown", || !driver.expansions().is_empty()).await;
+    let pods = node.api.client().namespaced::<Pod>("default");
+    let look = |word: &str| Patch::merge(json!({"metadata": {"labels": {"look": word}}}));
+    pods.patch("big", &look("once")).await.unwrap();
+    let failed = "MountVolume.NodeExpandVolume failed for volume \"pv-grows\" : ";
+    node.wait_event("growth that failed", |event| event.message.iter().any(|message| message.starts_with(failed)))
+        .await;
+    std::fs::write(driver.volume("handle-grows").join("end"), "").unwrap();
+    node.wait("big", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
+    driver.set_fault("NodeExpandVolume", None);
+    pods.patch("big", &look("again")).await.unwrap();
+    node.wait_until("grown", || {
+        driver.ledger().iter().any(|it| it.call == "NodeExpandVolume" && it.code == Some(Code::Ok))
+    })
+    .await;
     assert_eq!(driver.expansions()[0].capacity_range.unwrap().required_bytes, 2 << 30);
     node.wait_message("MountVolume.NodeExpandVolume succeeded for volume \"pv-grows\" ").await;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(120);

@@ -146,7 +146,7 @@ impl Volumes {
         names.filter_map(|name| {
             let spec = &self.attachments.get(name)?.spec;
             let volume = self.volume(spec.source.persistent_volume_name.as_deref()?)?;
-            let csi = volume.spec.as_ref()?.csi.as_ref()?;
+            let csi = api::volume_migration::csi_source(volume)?;
             Some((format!("{}/{}", spec.attacher, csi.volume_handle), spec.attacher.clone()))
         })
     }

@@ -95,7 +95,7 @@ fn is_owned_by(claim: &PersistentVolumeClaim, pod: &PodInfo) -> bool {
 fn counted(claim: &PersistentVolumeClaim, volumes: &Volumes) -> Option<(String, String)> {
     let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     if let Some(volume) = volumes.volume(name) {
-        let csi = volume.spec.as_ref()?.csi.as_ref()?;
+        let csi = api::volume_migration::csi_source(volume)?;
         return Some((format!("{}/{}", csi.driver, csi.volume_handle), csi.driver.clone()));
     }
     let provisioner = &volumes.class(claim_class(claim))?.provisioner;

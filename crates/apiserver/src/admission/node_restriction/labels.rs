@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use api::node_volumes::TOPOLOGY_KEY;
+
 type Labels = BTreeMap<String, String>;
 
 /// Labels of Kubernetes that describe a node and so are the kubelet's to set.
@@ -24,14 +26,17 @@ const OWN_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 /// Set aside for administrators.
 const RESTRICTED: &str = "node-restriction.kubernetes.io";
 
-/// The changed labels that are not for kubelets, sorted.
-pub(super) fn forbidden(new: Option<&Labels>, old: Option<&Labels>) -> Vec<String> {
+/// The changed labels that are not for the kubelet of this node, sorted.
+pub(super) fn forbidden(node: &str, new: Option<&Labels>, old: Option<&Labels>) -> Vec<String> {
     let empty = Labels::new();
     let (new, old) = (new.unwrap_or(&empty), old.unwrap_or(&empty));
     let mut keys: Vec<&String> = new.keys().chain(old.keys()).collect();
     keys.sort();
     keys.dedup();
-    keys.into_iter().filter(|key| new.get(*key) != old.get(*key) && is_forbidden(key)).cloned().collect()
+    let is_new = |key: &&String| new.get(*key) != old.get(*key);
+    // Pods follow their volumes to the node that this label names: a node says its own name or nothing.
+    let is_foreign = |key: &str| key == TOPOLOGY_KEY && new.get(key).is_some_and(|value| value != node);
+    keys.into_iter().filter(is_new).filter(|key| is_forbidden(key) || is_foreign(key)).cloned().collect()
 }
 
 fn is_forbidden(key: &str) -> bool {
@@ -63,8 +68,16 @@ mod tests {
             assert_eq!(is_forbidden(key), expected, "{key}");
         }
         let labels = |value: &str| Labels::from([("kubernetes.io/other".to_owned(), value.to_owned())]);
-        assert!(forbidden(Some(&labels("1")), Some(&labels("1"))).is_empty());
-        assert_eq!(forbidden(Some(&labels("1")), Some(&labels("2"))), ["kubernetes.io/other"]);
-        assert_eq!(forbidden(None, Some(&labels("2"))), ["kubernetes.io/other"]);
+        assert!(forbidden("n", Some(&labels("1")), Some(&labels("1"))).is_empty());
+        assert_eq!(forbidden("n", Some(&labels("1")), Some(&labels("2"))), ["kubernetes.io/other"]);
+        assert_eq!(forbidden("n", None, Some(&labels("2"))), ["kubernetes.io/other"]);
+    }
+
+    #[test]
+    fn security_a_node_does_not_say_that_it_has_the_volumes_of_another() {
+        let labels = |value: &str| Labels::from([(TOPOLOGY_KEY.to_owned(), value.to_owned())]);
+        assert!(forbidden("n", Some(&labels("n")), None).is_empty());
+        assert_eq!(forbidden("n", Some(&labels("m")), None), [TOPOLOGY_KEY]);
+        assert_eq!(forbidden("n", Some(&labels("m")), Some(&labels("n"))), [TOPOLOGY_KEY]);
     }
 }

@@ -60,6 +60,10 @@ fn check(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(
         }
         ("coordination.k8s.io", "leases", _) => same_name("node lease"),
         ("storage.k8s.io", "csinodes", _) => same_name("CSINode"),
+        (api::node_volumes::DRIVER, api::node_volumes::PLURAL, "status") => same_name("NodeVolumes"),
+        (api::node_volumes::DRIVER, api::node_volumes::PLURAL, _) => {
+            Err(attributes.forbidden("may only update the status of NodeVolumes"))
+        }
         ("resource.k8s.io", "resourceslices", _) => slices(attributes, node),
         ("certificates.k8s.io", "certificatesigningrequests", "") => certificates(attributes, node),
         ("certificates.k8s.io", "podcertificaterequests", _) => pod_certificates(cluster, attributes, node),
@@ -75,7 +79,8 @@ fn nodes(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let old = attributes.old_ref::<Node>();
     let refuse = |what: String| Err(attributes.forbidden(format!("node {node:?} is not allowed to {what}")));
     let source = |node: &Node| node.spec.as_ref().and_then(|spec| spec.config_source.clone());
-    let forbidden = labels::forbidden(new.metadata.labels.as_ref(), old.and_then(|old| old.metadata.labels.as_ref()));
+    let forbidden =
+        labels::forbidden(node, new.metadata.labels.as_ref(), old.and_then(|old| old.metadata.labels.as_ref()));
     let Some(old) = old else {
         if source(new).is_some() {
             return refuse("create pods with a non-nil configSource".to_owned());

@@ -138,6 +138,12 @@ impl NodeAuthorizer {
                 allow()
             }
             ("resource.k8s.io", "resourceslices") => self.decide_slices(node, attributes),
+            // What the node is asked about its own volumes, and its answers.
+            (api::node_volumes::DRIVER, api::node_volumes::PLURAL) => match (verb, subresource) {
+                _ if name != node => no("can only access NodeVolumes with the same name as the requesting node"),
+                ("get" | "list" | "watch", "") | ("update" | "patch", "status") => allow(),
+                _ => no("can only get, list or watch NodeVolumes, and update or patch their status"),
+            },
             ("", "nodes") => match (verb, subresource) {
                 (Verb::Create | Verb::Update | Verb::Patch, "") | (Verb::Update | Verb::Patch, "status") => allow(),
                 (verb, "") if verb.is_read() && name == node => allow(),
@@ -371,6 +377,21 @@ mod tests {
             ("update coordination.k8s.io:leases a/n", false),
             ("get storage.k8s.io:csinodes /n", true),
             ("get storage.k8s.io:csinodes /m", false),
+            ("get local.cox:nodevolumes /n", true),
+            ("list local.cox:nodevolumes /n", true),
+            ("watch local.cox:nodevolumes /n", true),
+            ("patch local.cox:nodevolumes/status /n", true),
+            ("patch local.cox:nodevolumes /n", false),
+            ("delete local.cox:nodevolumes /n", false),
+            ("create local.cox:nodevolumes /", false),
+            ("list local.cox:nodevolumes /", false),
+            ("get local.cox:nodevolumes /m", false),
+            ("patch local.cox:nodevolumes/status /m", false),
+            ("list persistentvolumes /", false),
+            ("create persistentvolumes /", false),
+            ("patch persistentvolumes /v", false),
+            ("list persistentvolumeclaims a/", false),
+            ("create storage.k8s.io:csistoragecapacities kube-system/", false),
             ("create resource.k8s.io:resourceslices /", true),
             ("update resource.k8s.io:resourceslices /s", true),
             ("update resource.k8s.io:resourceslices /t", false),

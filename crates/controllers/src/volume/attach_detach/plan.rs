@@ -23,7 +23,7 @@ pub(super) struct VolumeId {
 
 impl VolumeId {
     pub(super) fn of(volume: &PersistentVolume) -> Option<Self> {
-        let csi = volume.spec.as_ref()?.csi.as_ref()?;
+        let csi = api::volume_migration::csi_source(volume)?;
         Some(Self { driver: csi.driver.clone(), handle: csi.volume_handle.clone() })
     }
 

@@ -10,10 +10,10 @@ use k8s_openapi::{ClusterResourceScope, Metadata, NamespaceResourceScope, Resour
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub(super) const GROUP: &str = "snapshot.storage.k8s.io";
-pub(super) const API_VERSION: &str = "snapshot.storage.k8s.io/v1";
-/// Definitions with this label are served by this controller; others bring their own.
-pub(super) const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "cox");
+use super::super::definitions::MANAGED_BY;
+
+pub(in crate::volume) const GROUP: &str = "snapshot.storage.k8s.io";
+pub(in crate::volume) const API_VERSION: &str = "snapshot.storage.k8s.io/v1";
 
 macro_rules! kind {
     ($kind:ident, $plural:literal, $scope:ty) => {
@@ -42,89 +42,89 @@ macro_rules! kind {
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct VolumeSnapshot {
-    pub(super) metadata: ObjectMeta,
-    pub(super) spec: SnapshotSpec,
-    pub(super) status: Option<SnapshotStatus>,
+pub(in crate::volume) struct VolumeSnapshot {
+    pub(in crate::volume) metadata: ObjectMeta,
+    pub(in crate::volume) spec: SnapshotSpec,
+    pub(in crate::volume) status: Option<SnapshotStatus>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct SnapshotSpec {
-    pub(super) source: SnapshotSource,
-    pub(super) volume_snapshot_class_name: Option<String>,
+pub(in crate::volume) struct SnapshotSpec {
+    pub(in crate::volume) source: SnapshotSource,
+    pub(in crate::volume) volume_snapshot_class_name: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct SnapshotSource {
-    pub(super) persistent_volume_claim_name: Option<String>,
-    pub(super) volume_snapshot_content_name: Option<String>,
+pub(in crate::volume) struct SnapshotSource {
+    pub(in crate::volume) persistent_volume_claim_name: Option<String>,
+    pub(in crate::volume) volume_snapshot_content_name: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct SnapshotStatus {
+pub(in crate::volume) struct SnapshotStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bound_volume_snapshot_content_name: Option<String>,
+    pub(in crate::volume) bound_volume_snapshot_content_name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) creation_time: Option<String>,
+    pub(in crate::volume) creation_time: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) ready_to_use: Option<bool>,
+    pub(in crate::volume) ready_to_use: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) restore_size: Option<String>,
-    pub(super) error: Option<SnapshotError>,
+    pub(in crate::volume) restore_size: Option<String>,
+    pub(in crate::volume) error: Option<SnapshotError>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct SnapshotError {
-    pub(super) time: Option<String>,
-    pub(super) message: Option<String>,
+pub(in crate::volume) struct SnapshotError {
+    pub(in crate::volume) time: Option<String>,
+    pub(in crate::volume) message: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct VolumeSnapshotContent {
-    pub(super) metadata: ObjectMeta,
-    pub(super) spec: ContentSpec,
-    pub(super) status: Option<ContentStatus>,
+pub(in crate::volume) struct VolumeSnapshotContent {
+    pub(in crate::volume) metadata: ObjectMeta,
+    pub(in crate::volume) spec: ContentSpec,
+    pub(in crate::volume) status: Option<ContentStatus>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct ContentSpec {
-    pub(super) volume_snapshot_ref: ObjectReference,
-    pub(super) deletion_policy: String,
-    pub(super) driver: String,
-    pub(super) source: ContentSource,
+pub(in crate::volume) struct ContentSpec {
+    pub(in crate::volume) volume_snapshot_ref: ObjectReference,
+    pub(in crate::volume) deletion_policy: String,
+    pub(in crate::volume) driver: String,
+    pub(in crate::volume) source: ContentSource,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct ContentSource {
-    pub(super) volume_handle: Option<String>,
-    pub(super) snapshot_handle: Option<String>,
+pub(in crate::volume) struct ContentSource {
+    pub(in crate::volume) volume_handle: Option<String>,
+    pub(in crate::volume) snapshot_handle: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct ContentStatus {
-    pub(super) snapshot_handle: Option<String>,
+pub(in crate::volume) struct ContentStatus {
+    pub(in crate::volume) snapshot_handle: Option<String>,
     /// Nanoseconds since 1970.
-    pub(super) creation_time: Option<i64>,
-    pub(super) restore_size: Option<i64>,
-    pub(super) ready_to_use: Option<bool>,
-    pub(super) error: Option<SnapshotError>,
+    pub(in crate::volume) creation_time: Option<i64>,
+    pub(in crate::volume) restore_size: Option<i64>,
+    pub(in crate::volume) ready_to_use: Option<bool>,
+    pub(in crate::volume) error: Option<SnapshotError>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct VolumeSnapshotClass {
-    pub(super) metadata: ObjectMeta,
-    pub(super) driver: String,
-    pub(super) deletion_policy: String,
-    pub(super) parameters: Option<BTreeMap<String, String>>,
+pub(in crate::volume) struct VolumeSnapshotClass {
+    pub(in crate::volume) metadata: ObjectMeta,
+    pub(in crate::volume) driver: String,
+    pub(in crate::volume) deletion_policy: String,
+    pub(in crate::volume) parameters: Option<BTreeMap<String, String>>,
 }
 
 kind!(VolumeSnapshot, "volumesnapshots", NamespaceResourceScope);
@@ -132,7 +132,7 @@ kind!(VolumeSnapshotContent, "volumesnapshotcontents", ClusterResourceScope);
 kind!(VolumeSnapshotClass, "volumesnapshotclasses", ClusterResourceScope);
 
 /// The CustomResourceDefinitions.
-pub(super) fn definitions() -> [Value; 3] {
+pub(in crate::volume) fn definitions() -> [Value; 3] {
     let text = json!({ "type": "string" });
     let number = json!({ "type": "integer", "format": "int64" });
     let size = json!({ "x-kubernetes-int-or-string": true, "anyOf": [{ "type": "integer" }, { "type": "string" }] });

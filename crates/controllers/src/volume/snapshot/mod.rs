@@ -4,14 +4,14 @@
 //! The kinds are custom resources. Their definitions are made when snapshots are asked for (`--volume-snapshots`), or when
 //! this binary's own driver is there; until then, and where others have brought theirs, nothing runs here.
 
-mod kinds;
-mod plan;
+pub(super) mod kinds;
+pub(super) mod plan;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use client::{Client, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::Resource as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -21,16 +21,15 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::decision::{claim_key, volume_name};
+use super::definitions;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
 use crate::{Error, pods};
-use kinds::{GROUP, MANAGED_BY, SnapshotStatus, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
+use kinds::{GROUP, SnapshotStatus, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
 use plan::{CLAIM_FINALIZER, CONTENT_FINALIZER, Seen, Step, content_name, failed, is_unfinished, next};
 
 /// Snapshots of a claim, and claims made from a snapshot, by `namespace/name`.
 const BY_SOURCE: &str = "snapshot-source";
-/// The one driver that snapshots are certain to be wanted for.
-const OWN_DRIVER: &str = "local.cox";
 /// Why a snapshot cannot be taken may change where nobody sees it.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// How often the definitions are tried that could not be made.
@@ -147,8 +146,10 @@ impl Controller {
     async fn follow(&self, stop: CancellationToken) {
         while !self.is_established() {
             let mut retry = None;
-            let is_needed = self.is_wanted || self.drivers.get(OWN_DRIVER).is_some();
-            if is_needed && let Err(error) = self.install().await {
+            let is_needed = self.is_wanted || self.drivers.get(api::node_volumes::DRIVER).is_some();
+            if is_needed
+                && let Err(error) = definitions::install(&self.client, &self.definitions, kinds::definitions()).await
+            {
                 tracing::warn!(%error, "making the definitions of snapshots");
                 retry = Some(INSTALL_RETRY_INTERVAL);
             }
@@ -236,31 +237,9 @@ impl Controller {
             VolumeSnapshotClass::URL_PATH_SEGMENT,
         ];
         plurals.iter().all(|plural| {
-            self.definitions.get(&format!("{plural}.{GROUP}")).is_some_and(|definition| {
-                let labels = definition.metadata.labels.as_ref();
-                let is_ours = labels.and_then(|labels| labels.get(MANAGED_BY.0)).is_some_and(|by| by == MANAGED_BY.1);
-                let conditions = definition.status.as_ref().and_then(|status| status.conditions.as_deref());
-                let mut conditions = conditions.unwrap_or_default().iter();
-                is_ours && conditions.any(|condition| condition.type_ == "Established" && condition.status == "True")
-            })
+            let definition = self.definitions.get(&format!("{plural}.{GROUP}"));
+            definition.is_some_and(|it| definitions::is_ours(&it) && definitions::is_established(&it))
         })
-    }
-
-    /// Definitions that somebody else has made stay as they are.
-    async fn install(&self) -> Result<(), Error> {
-        let make = async |definition: Value| {
-            let definition: CustomResourceDefinition =
-                serde_json::from_value(definition).map_err(|error| Error::object(error.to_string()))?;
-            let name = definition.metadata.name.as_deref().unwrap_or_default();
-            if self.definitions.get(name).is_some() {
-                return Ok(());
-            }
-            match self.client.all::<CustomResourceDefinition>().create(&definition).await {
-                Err(error) if !error.is_already_exists() => Err(Error::from(error)),
-                _ => Ok(()),
-            }
-        };
-        join_all(kinds::definitions().map(make)).await.into_iter().collect()
     }
 
     async fn sync_snapshot(&self, kinds: &Kinds, key: &str) -> Outcome {

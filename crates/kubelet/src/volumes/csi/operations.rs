@@ -26,7 +26,9 @@ impl Csi {
         let published = self.done.lock().published.get(&(uid.clone(), wanted.spec_name.clone())).cloned();
         if let Some(published) = published.filter(|published| published.is_of(wanted) && !inputs.republish) {
             if let Some(size) = wanted.grow_to {
-                self.grow(wanted, inputs, &published.target, published.staging.as_deref(), size).await?;
+                // The pod has its volume: it goes on with what it has, and the driver is asked again.
+                let grown = self.grow(wanted, inputs, &published.target, published.staging.as_deref(), size).await;
+                self.note_growth(inputs, grown);
             }
             return Ok(published.mounted());
         }
@@ -49,7 +51,12 @@ impl Csi {
         };
         let target = self.layout.target(&uid, &wanted.spec_name, mode);
         if let Some(size) = wanted.grow_to.filter(|_| staging.is_some()) {
-            self.grow(wanted, inputs, staging.as_deref().unwrap_or(&target), staging.as_deref(), size).await?;
+            let path = staging.as_deref().unwrap_or(&target);
+            match self.grow(wanted, inputs, path, staging.as_deref(), size).await {
+                // A kubelet before this one may have given it to the pod.
+                grown if !is_new => self.note_growth(inputs, grown),
+                grown => grown?,
+            }
         }
         let driver = &inputs.driver;
         let request = v1::NodePublishVolumeRequest {
@@ -70,7 +77,8 @@ impl Csi {
             return Err(fail(csi::describe(&status)));
         }
         if let Some(size) = wanted.grow_to.filter(|_| staging.is_none()) {
-            self.grow(wanted, inputs, &target, None, size).await?;
+            let grown = self.grow(wanted, inputs, &target, None, size).await;
+            self.note_growth(inputs, grown);
         }
         if let Some(group) = wanted.group_to_apply(&inputs.pod, inputs.object.as_deref(), &driver.abilities) {
             let (layout, owner, policy) = (self.layout.clone(), uid.clone(), change_policy(&inputs.pod));
@@ -171,6 +179,13 @@ impl Csi {
         }
         let Some((namespace, name)) = &wanted.claim else { return Ok(()) };
         self.tell_grown(namespace, name, size).await.map_err(|error| fail(error.to_string()))
+    }
+
+    /// A volume that did not grow is still the volume that it was.
+    fn note_growth(&self, inputs: &Inputs, grown: Result<(), VolumeError>) {
+        if let Err(error) = grown {
+            self.recorder.warning(&client::reference(inputs.pod.as_ref()), error.reason(), error.to_string());
+        }
     }
 
     async fn tell_grown(&self, namespace: &str, name: &str, size: i64) -> Result<(), client::Error> {

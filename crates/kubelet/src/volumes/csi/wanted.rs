@@ -37,7 +37,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// None if the volume is not a CSI driver's.
+    /// None if the volume is not a CSI driver's, and never was one's that is now.
     pub(crate) fn of_claim(
         volume: &str,
         claim: &PersistentVolumeClaim,
@@ -45,7 +45,7 @@ impl Wanted {
         is_read_only: bool,
     ) -> Option<Wanted> {
         let spec = bound.spec.as_ref()?;
-        let source = spec.csi.as_ref()?;
+        let source = api::volume_migration::csi_source(bound)?;
         let meta = &claim.metadata;
         let size = |list: Option<&resources::ResourceList>| {
             Some(resources::parse(list?.get("storage")?)?.value()).filter(|bytes| *bytes > 0)

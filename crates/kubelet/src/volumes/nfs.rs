@@ -1,0 +1,221 @@
+//! NFS volumes: the kernel's own client, asked by mount(2). What the helper of nfs-utils does is done here: names are
+//! resolved, and versions are tried from the newest to the oldest unless one is asked for.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::NFSVolumeSource;
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use parking_lot::Mutex;
+
+use super::mounts;
+
+/// As the helper of nfs-utils tries them.
+const VERSIONS: [&str; 4] = ["4.2", "4.1", "4.0", "3"];
+const PORT: u16 = 2049;
+
+/// Shares that the kernel is asked to mount: a server that does not answer holds the call for minutes.
+#[derive(Clone, Default)]
+pub(crate) struct Nfs {
+    under_way: Arc<Mutex<HashSet<PathBuf>>>,
+}
+
+/// What is mounted where, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Share {
+    server: String,
+    path: String,
+    is_read_only: bool,
+    /// Of the PersistentVolume.
+    options: Vec<String>,
+}
+
+impl Share {
+    pub(super) fn new(source: &NFSVolumeSource, is_read_only: bool, options: &[String]) -> Share {
+        Share {
+            server: source.server.clone(),
+            path: source.path.clone(),
+            is_read_only: is_read_only || source.read_only == Some(true),
+            options: options.to_vec(),
+        }
+    }
+
+    /// As mount(8) is told of it.
+    fn source(&self) -> String {
+        match self.server.parse::<IpAddr>() {
+            Ok(IpAddr::V6(address)) => format!("[{address}]:{}", self.path),
+            _ => format!("{}:{}", self.server, self.path),
+        }
+    }
+
+    /// The flags of mount(2), and what the file system itself is told, in the order given. Options that only mean something
+    /// to mount(8) are left out.
+    fn parsed(&self) -> (MsFlags, Vec<&str>) {
+        let (mut flags, mut rest) = (MsFlags::empty(), Vec::new());
+        for option in self.options.iter().flat_map(|one| one.split(',')).map(str::trim) {
+            let (flag, is_set) = match option {
+                "ro" => (MsFlags::MS_RDONLY, true),
+                "rw" => (MsFlags::MS_RDONLY, false),
+                "nosuid" => (MsFlags::MS_NOSUID, true),
+                "suid" => (MsFlags::MS_NOSUID, false),
+                "nodev" => (MsFlags::MS_NODEV, true),
+                "dev" => (MsFlags::MS_NODEV, false),
+                "noexec" => (MsFlags::MS_NOEXEC, true),
+                "exec" => (MsFlags::MS_NOEXEC, false),
+                "sync" => (MsFlags::MS_SYNCHRONOUS, true),
+                "async" => (MsFlags::MS_SYNCHRONOUS, false),
+                "dirsync" => (MsFlags::MS_DIRSYNC, true),
+                "noatime" => (MsFlags::MS_NOATIME, true),
+                "atime" => (MsFlags::MS_NOATIME, false),
+                "nodiratime" => (MsFlags::MS_NODIRATIME, true),
+                "diratime" => (MsFlags::MS_NODIRATIME, false),
+                "relatime" => (MsFlags::MS_RELATIME, true),
+                "norelatime" => (MsFlags::MS_RELATIME, false),
+                "strictatime" => (MsFlags::MS_STRICTATIME, true),
+                "" | "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "_netdev" | "bg" | "fg" => continue,
+                option if option.starts_with("retry=") || option.starts_with("x-") => continue,
+                option => {
+                    rest.push(option);
+                    continue;
+                }
+            };
+            flags.set(flag, is_set);
+        }
+        flags.set(MsFlags::MS_RDONLY, flags.contains(MsFlags::MS_RDONLY) || self.is_read_only);
+        (flags, rest)
+    }
+
+    /// What the kernel is told, one line per try.
+    fn tries(&self, address: IpAddr) -> Vec<String> {
+        let (_, options) = self.parsed();
+        let names_version = |option: &&str| {
+            ["vers=", "nfsvers=", "minorversion="].iter().any(|key| option.starts_with(key))
+                || matches!(*option, "v2" | "v3" | "v4" | "v4.0" | "v4.1" | "v4.2")
+        };
+        let versions: &[&str] = if options.iter().any(names_version) { &[""] } else { &VERSIONS };
+        let whole = |version: &&str| {
+            let version = Some(format!("vers={version}")).filter(|_| !version.is_empty());
+            let address = format!("addr={address}");
+            let all = options.iter().map(|option| (*option).to_owned()).chain(version).chain([address]);
+            all.collect::<Vec<_>>().join(",")
+        };
+        versions.iter().map(whole).collect()
+    }
+
+    /// The words of upstream's mounter, with those of the helper as what was put out.
+    fn failed(&self, target: &Path, error: Errno) -> String {
+        let mut options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        options.extend(self.is_read_only.then_some("ro"));
+        let options = if options.is_empty() { String::new() } else { format!("-o {} ", options.join(",")) };
+        format!(
+            "mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs {options}{} {}\n\
+             Output: mount.nfs: {}\n",
+            self.source(),
+            target.display(),
+            error.desc()
+        )
+    }
+}
+
+impl Nfs {
+    /// Mounts a share unless it is mounted there.
+    pub(super) async fn set_up(&self, target: PathBuf, share: Share, timeout: Duration) -> Result<PathBuf, String> {
+        let looked = target.clone();
+        if super::blocking(move || mounts::is_mounted_at(&looked)).await? {
+            return Ok(target);
+        }
+        let address = resolve(&share.server, timeout).await?;
+        if !self.under_way.lock().insert(target.clone()) {
+            return Err(format!("{} is being mounted and {} has not answered yet", share.source(), share.server));
+        }
+        let (under_way, place) = (self.under_way.clone(), target.clone());
+        let mounting = tokio::task::spawn_blocking(move || {
+            let mounted = mount_share(&share, &place, address);
+            under_way.lock().remove(&place);
+            mounted
+        });
+        match tokio::time::timeout(timeout, mounting).await {
+            Ok(Ok(mounted)) => mounted.map(|()| target),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("{} was not mounted in time: the server does not answer", target.display())),
+        }
+    }
+}
+
+async fn resolve(server: &str, timeout: Duration) -> Result<IpAddr, String> {
+    let unknown = |why: String| format!("Failed to resolve server {server}: {why}");
+    let found = tokio::time::timeout(timeout, tokio::net::lookup_host((server, PORT))).await;
+    let mut found = found.map_err(|_| unknown("timed out".into()))?.map_err(|error| unknown(error.to_string()))?;
+    found.next().map(|address| address.ip()).ok_or_else(|| unknown("Name or service not known".into()))
+}
+
+fn mount_share(share: &Share, target: &Path, address: IpAddr) -> Result<(), String> {
+    std::fs::create_dir_all(target).map_err(|error: io::Error| error.to_string())?;
+    let (flags, _) = share.parsed();
+    let mut failed = Errno::ENODEV;
+    for options in share.tries(address) {
+        match mount(Some(share.source().as_str()), target, Some("nfs"), flags, Some(options.as_str())) {
+            Ok(()) => return Ok(()),
+            Err(error) => failed = error,
+        }
+        // Only these say that another version may do.
+        if !matches!(failed, Errno::EPROTONOSUPPORT | Errno::EINVAL | Errno::ECONNREFUSED | Errno::ENOENT) {
+            break;
+        }
+    }
+    // Nothing is mounted in it: it is empty.
+    if let Err(error) = std::fs::remove_dir(target) {
+        tracing::debug!(path = %target.display(), %error, "place of a share not removed");
+    }
+    Err(share.failed(target, failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(server: &str, is_read_only: bool, options: &[&str]) -> Share {
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        let source = NFSVolumeSource { server: server.into(), path: "/export".into(), read_only: None };
+        Share::new(&source, is_read_only, &options)
+    }
+
+    #[test]
+    fn options_are_told_to_whom_they_concern() {
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let tried = share("s", false, &["nfsvers=4.1", "noatime,hard", "_netdev", "retry=2", "rsize=8192"]);
+        assert_eq!(tried.tries(address), ["nfsvers=4.1,hard,rsize=8192,addr=10.0.0.1"]);
+        assert_eq!(tried.parsed().0, MsFlags::MS_NOATIME);
+        let any = share("s", true, &["soft"]);
+        assert_eq!(
+            any.tries(address),
+            ["4.2", "4.1", "4.0", "3"].map(|version| format!("soft,vers={version},addr=10.0.0.1"))
+        );
+        assert_eq!(any.parsed().0, MsFlags::MS_RDONLY);
+        assert_eq!(share("s", true, &["rw"]).parsed().0, MsFlags::MS_RDONLY, "a claim may ask for less");
+        assert_eq!(share("s", false, &["ro", "rw"]).parsed().0, MsFlags::empty(), "the last one counts");
+        assert_eq!(share("fd00::1", false, &[]).source(), "[fd00::1]:/export");
+        assert_eq!(share("nfs.example", false, &[]).source(), "nfs.example:/export");
+    }
+
+    /// Where the kernel has no NFS, or nobody serves it, the pod is told what mount(8) would have said.
+    #[tokio::test]
+    async fn a_share_that_cannot_be_mounted_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("kubernetes.io~nfs/data");
+        // Nobody listens at this address of the loopback network.
+        let share = share("127.255.255.254", true, &["vers=4.2", "port=1", "soft", "timeo=10", "retrans=1"]);
+        let failed = Nfs::default().set_up(target.clone(), share, Duration::from_secs(100)).await.unwrap_err();
+        assert!(failed.starts_with("mount failed: exit status 32\nMounting command: mount\n"), "{failed}");
+        let arguments = "-t nfs -o vers=4.2,port=1,soft,timeo=10,retrans=1,ro 127.255.255.254:/export";
+        assert!(failed.contains(&format!("{arguments} {}\nOutput: mount.nfs: ", target.display())), "{failed}");
+        let has_nfs = std::fs::read_to_string("/proc/filesystems").unwrap().lines().any(|line| line.ends_with("\tnfs"));
+        assert!(has_nfs || failed.contains("No such device"), "{failed}");
+        assert!(!target.exists(), "nothing is left behind");
+    }
+}
