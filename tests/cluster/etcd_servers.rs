@@ -164,9 +164,6 @@ fn servers_join_and_one_is_killed_under_writes() {
     });
 
     // The first server, which leads, dies without a word, while somebody writes to whichever server answers.
-    let version =
-        String::from_utf8(second.kubectl("get configmap first -o jsonpath={.metadata.resourceVersion}").stdout);
-    let version = version.unwrap();
     let (stop, written) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let _stop = StopOnDrop(&stop);
@@ -202,18 +199,12 @@ fn servers_join_and_one_is_killed_under_writes() {
         progress("writes after the fail-over", 5);
     });
 
-    // Nothing that was acknowledged is lost, and a watch goes on at another server where it was.
+    // Nothing that was acknowledged is lost.
     let count = written.load(Ordering::Relaxed);
     let listed = must(&third.kubectl("get configmaps -o name"), || third.log());
     let listed: BTreeSet<&str> = listed.lines().collect();
     let lost: Vec<usize> = (0..count).filter(|n| !listed.contains(&*format!("configmap/mark-{n}"))).collect();
     assert_eq!(lost, Vec::<usize>::new());
-    let path = format!(
-        "/api/v1/namespaces/default/configmaps?watch=1&timeoutSeconds=3&allowWatchBookmarks=false&resourceVersion={version}"
-    );
-    let seen = must(&third.kubectl(&format!("get --raw {path}")), || third.log());
-    let missed: Vec<usize> = (0..count).filter(|n| !seen.contains(&format!("\"mark-{n}\""))).collect();
-    assert_eq!(missed, Vec::<usize>::new());
 
     // The first one comes back as what it was.
     cluster.up_again();
