@@ -32,10 +32,10 @@ mod discovery;
 mod etcd;
 #[path = "apiserver/events.rs"]
 mod events;
-#[path = "apiserver/field_validation.rs"]
-mod field_validation;
 #[path = "apiserver/extremes.rs"]
 mod extremes;
+#[path = "apiserver/field_validation.rs"]
+mod field_validation;
 #[path = "apiserver/floods.rs"]
 mod floods;
 #[path = "apiserver/foreign_store.rs"]
