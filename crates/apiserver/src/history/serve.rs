@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use api::Status;
 use http::{Response, StatusCode};
+use registry::Verb;
 use serde_json::{Value, json};
 
 use super::ring::{Key, Of, Ring, STEP, What};
@@ -19,7 +20,7 @@ pub(crate) const PATH: &str = "/cox/history";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(crate) fn serve(state: &State, info: &RequestInfo) -> Result<Response<Body>, Status> {
-    if !matches!(info.verb, "get" | "head") {
+    if !matches!(info.verb, Verb::Get | Verb::Head) {
         return Err(Status::method_not_allowed());
     }
     if state.history.file.is_none() {

@@ -141,7 +141,7 @@ impl NodeAuthorizer {
             // What the node is asked about its own volumes, and its answers.
             (api::node_volumes::DRIVER, api::node_volumes::PLURAL) => match (verb, subresource) {
                 _ if name != node => no("can only access NodeVolumes with the same name as the requesting node"),
-                ("get" | "list" | "watch", "") | ("update" | "patch", "status") => allow(),
+                (Verb::Get | Verb::List | Verb::Watch, "") | (Verb::Update | Verb::Patch, "status") => allow(),
                 _ => no("can only get, list or watch NodeVolumes, and update or patch their status"),
             },
             ("", "nodes") => match (verb, subresource) {
