@@ -20,8 +20,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{
-    dns_service, encryption, ingress, join, metrics_reader, network_policy, node_address, node_network, nodes,
-    storage_class,
+    dns_service, encryption, ingress, join, local_volumes, metrics_reader, network_policy, node_address, node_network,
+    nodes,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -94,7 +94,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
     controllers.controllers =
         ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
-    // Every node of this cluster is on this machine.
+    // Volumes of earlier versions: every node was on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
     let scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
@@ -127,7 +127,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));
 
-    components.until(storage_class::ensure(&admin)).await?;
+    components.until(local_volumes::ensure(&admin)).await?;
     components.until(metrics_reader::ensure(&admin)).await?;
     let server = format!("https://{}", SocketAddr::from((node_ip, shape.secure_port)));
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
