@@ -116,6 +116,7 @@ fn a_machine_joins_with_a_token() {
     });
     assert!(!logs.is_empty());
 
+    has_volumes_of_its_own(&cluster, &machine);
     security_its_credential_is_good_for_itself(&cluster);
 
     // A token that is deleted is of no use; those who have joined stay.
@@ -142,6 +143,85 @@ fn a_machine_joins_with_a_token() {
     assert_eq!(mounts_below(&data), Vec::<String>::new());
 }
 
+/// A claim without a class gets a folder of the machine that its pod is on; it outlives the pod, grows, is copied, and goes
+/// with its claim.
+fn has_volumes_of_its_own(cluster: &Cluster, machine: &Machine) {
+    let pod = |name: &str, claim: &str, script: &str| {
+        format!(
+            "
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  nodeSelector: {{kubernetes.io/hostname: machine-2}}
+  restartPolicy: Never
+  containers:
+  - {{name: c, image: busybox, command: [sh, -c, '{script}'], volumeMounts: [{{name: data, mountPath: /data}}]}}
+  volumes: [{{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}]
+---"
+        )
+    };
+    let claim = |name: &str, size: &str, source: &str| {
+        format!(
+            "
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {name}}}
+spec: {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: {size}}}}}{source}}}
+---"
+        )
+    };
+    cluster.apply(&[claim("data", "1Mi", ""), pod("writes", "data", "hostname > /data/file")].concat());
+    cluster.until_phase("writes", "Succeeded");
+    let volume = cluster.kubectl("get pvc data -o jsonpath={.spec.volumeName}");
+    let folder = machine.path("data/local-volumes/volumes").join(&volume);
+    assert_eq!(std::fs::read_to_string(folder.join("data/file")).unwrap(), "writes\n");
+    cluster.kubectl("delete pod writes");
+    // Another pod finds it, and so do pods with copies: of the claim, and of what it was when a snapshot was taken.
+    cluster.apply(
+        "
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotClass
+metadata: {name: folders, annotations: {snapshot.storage.kubernetes.io/is-default-class: 'true'}}
+driver: local.cox
+deletionPolicy: Delete
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata: {name: then}
+spec: {source: {persistentVolumeClaimName: data}}
+",
+    );
+    cluster.kubectl("wait --for=jsonpath={.status.readyToUse}=true volumesnapshot/then --timeout=170s");
+    cluster.apply(&pod("reads", "data", "cat /data/file && echo more >> /data/file"));
+    cluster.until_phase("reads", "Succeeded");
+    assert_eq!(cluster.kubectl("logs reads"), "writes\n");
+    let larger = r#"{"spec":{"resources":{"requests":{"storage":"2Mi"}}}}"#;
+    cluster.kubectl_args(&["patch", "pvc", "data", "-p", larger]);
+    cluster.kubectl("wait --for=jsonpath={.status.capacity.storage}=2Mi pvc/data --timeout=170s");
+    let snapshot = ", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: then}";
+    let copies = [
+        claim("clone", "2Mi", ", dataSource: {kind: PersistentVolumeClaim, name: data}"),
+        claim("restored", "2Mi", snapshot),
+        pod("cloned", "clone", "cat /data/file"),
+        pod("restored", "restored", "cat /data/file"),
+    ];
+    cluster.apply(&copies.concat());
+    for (name, expected) in [("cloned", "writes\nmore\n"), ("restored", "writes\n")] {
+        cluster.until_phase(name, "Succeeded");
+        assert_eq!(cluster.kubectl(&format!("logs {name}")), expected);
+    }
+    cluster.kubectl("delete pod reads cloned restored");
+    cluster.kubectl("delete volumesnapshot then --timeout=170s");
+    cluster.kubectl("delete pvc data clone restored --timeout=170s");
+    cluster.wait("the end of the volumes", || cluster.kubectl("get pv -o name").is_empty().then_some(()));
+    for kind in ["volumes", "snapshots"] {
+        let left: Vec<_> =
+            std::fs::read_dir(machine.path("data/local-volumes").join(kind)).unwrap().flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
 /// What the machine's kubelet may do in its own name reaches neither other nodes nor new pods.
 fn security_its_credential_is_good_for_itself(cluster: &Cluster) {
     let others = "get nodes --field-selector metadata.name!=machine-2 -o jsonpath={.items[0].metadata.name}";
@@ -158,6 +238,9 @@ fn security_its_credential_is_good_for_itself(cluster: &Cluster) {
         (format!("label node {first} a=b"), "not allowed to modify node"),
         ("label node machine-2 node-role.kubernetes.io/control-plane=".to_owned(), "not allowed to modify labels"),
         ("taint node machine-2 a=b:NoSchedule".to_owned(), "not allowed to modify taints"),
+        (format!("label node machine-2 --overwrite local.cox/node={first}"), "not allowed to modify labels"),
+        (format!("get nodevolumes {first}"), "can only access NodeVolumes with the same name"),
+        ("get persistentvolumeclaims -A".to_owned(), "can only get individual resources of this type"),
     ] {
         let mut kubectl = cluster.cox("kubectl");
         kubectl.args(["--as=system:node:machine-2", "--as-group=system:nodes"]).args(line.split_whitespace());

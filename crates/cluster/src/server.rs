@@ -21,8 +21,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{
-    certificates, dns_service, encryption, etcd, ingress, join, metrics_reader, network_policy, node_address,
-    node_network, nodes, storage_class,
+    certificates, dns_service, encryption, etcd, ingress, join, local_volumes, metrics_reader, network_policy, node_address,
+    node_network, nodes,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -116,7 +116,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         reserved_ports: [shape.secure_port, shape.kubelet_port].into(),
         gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
     };
-    // Every node of this cluster is on this machine.
+    // Volumes of earlier versions: every node was on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
     let mut scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
@@ -153,7 +153,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
 
     let (own, own_shape) = (options.clone(), shape.clone());
     components.supervise("certificates", move |stop| certificates::keep(own.clone(), own_shape.clone(), stop));
-    components.until(storage_class::ensure(&admin)).await?;
+    components.until(local_volumes::ensure(&admin)).await?;
     components.until(metrics_reader::ensure(&admin)).await?;
     let server = format!("https://{}", SocketAddr::from((node_ip, shape.secure_port)));
     let published = join::publish(&admin, &server, &ca, &settings.cluster);

@@ -1,4 +1,4 @@
-//! What every node runs: runtime, kubelet, pod network, proxy, network policies and routes, whichever process it is in.
+//! What every node runs: runtime, kubelet, driver of local volumes, pod network, proxy, network policies and routes, whichever process it is in.
 //!
 //! Order: the kubelet registers the node -> the controller manager gives it a pod range -> bridge and CNI configuration,
 //! which is what makes the runtime report its network ready -> the kubelet makes the node Ready.
@@ -16,7 +16,7 @@ use crate::components::Components;
 use crate::options::Options;
 use crate::pki::Pki;
 use crate::shape::Shape;
-use crate::{dns_service, network_policy, node_network};
+use crate::{dns_service, local_volumes, network_policy, node_network};
 
 /// What a node must know about itself and its cluster.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -98,6 +98,8 @@ impl Node<'_> {
         components.until(is_listening).await?;
         let kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone());
         components.supervise("kubelet", move |stop| kubelet::run(kubelet.clone(), stop));
+        let volumes = local_volumes::config(options, &settings.name, self.clients.kubelet.clone());
+        components.supervise("local-volumes", move |stop| local_csi::run(volumes.clone(), stop));
 
         let ranges = components.until(node_network::pod_ranges(&self.clients.kubelet, &settings.name)).await?;
         let gateway = node_network::ensure_bridge(&ranges)?;

@@ -1,4 +1,4 @@
-//! Binder: claims find volumes, or have them made by the built-in local-path provisioner.
+//! Binder: claims find volumes, or are handed over to the provisioner of their class.
 //!
 //! Flow: claim, volume and class events -> keys `claim/<namespace>/<name>` and `volume/<name>`. A volume is bound first, then the
 //! claim; each half can be repaired from the other, so a crash between them is harmless.
@@ -11,13 +11,11 @@ use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
-use serde_json::json;
 
 use super::decision::{
-    BETA_PROVISIONER_NOTE, BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONED_BY, PROVISIONER_NOTE,
-    Reclaim, SELECTED_NODE, Seen, annotation, claim_key, for_claim, for_volume, is_to_delete, reclaim, volume_name,
+    BETA_PROVISIONER_NOTE, BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONER_NOTE, Reclaim, Seen,
+    annotation, claim_key, for_claim, for_volume, is_to_delete, reclaim, volume_name,
 };
-use super::matching::requested;
 use super::metrics::{Operations, count_volumes};
 use super::protection::{BY_CLAIM, claims_of};
 use crate::Error;
@@ -35,7 +33,7 @@ struct Controller {
     operations: Arc<Operations>,
 }
 
-/// Where the built-in provisioner keeps its folders.
+/// Where this binary kept folders of volumes before it had a driver.
 #[derive(Debug, Clone)]
 pub struct LocalPath {
     /// On the node that a volume is on.
@@ -176,15 +174,6 @@ impl Controller {
                 return self.set_claim_phase(&claim, "Lost", None).await;
             }
             ForClaim::GiveClass(class) => return self.give_class(&claim, &class).await,
-            ForClaim::Provision { class, node } => {
-                self.operations.began(key, LOCAL_PATH, "provision");
-                let provisioned = self.provision(&claim, &class, node.as_deref()).await;
-                if provisioned.is_err() {
-                    self.operations.failed(key);
-                    self.reschedule(&claim).await?;
-                }
-                return provisioned;
-            }
             ForClaim::HandOver { provisioner } => {
                 self.operations.began(key, &provisioner, "provision");
                 return self.hand_over(&claim, &provisioner).await;
@@ -213,16 +202,6 @@ impl Controller {
             Some(None) => true,
             Some(Some(reference)) => reference.uid == claim.metadata.uid,
         })
-    }
-
-    /// The chosen node could not have the volume: the scheduler chooses again.
-    async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
-        let mut changed = claim.clone();
-        let annotations = changed.metadata.annotations.as_mut();
-        if annotations.and_then(|annotations| annotations.remove(SELECTED_NODE)).is_some() {
-            self.client.all::<PersistentVolumeClaim>().update(&changed).await?;
-        }
-        Ok(())
     }
 
     /// The claim was there before any class was the default one. Its next event goes on from here.
@@ -255,48 +234,6 @@ impl Controller {
         );
         self.recorder.normal(&client::reference(claim), "ExternalProvisioning", message);
         self.set_claim_phase(claim, "Pending", None).await
-    }
-
-    /// A volume that is a folder on the chosen node.
-    async fn provision(&self, claim: &PersistentVolumeClaim, class: &StorageClass, node: Option<&str>) -> Outcome {
-        let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-        let name = format!("pvc-{uid}");
-        let spec = claim.spec.clone().unwrap_or_default();
-        let affinity = node.map(|node| {
-            json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [{ "key": "kubernetes.io/hostname", "operator": "In", "values": [node] }] }] } })
-        });
-        let volume = json!({
-            "apiVersion": "v1", "kind": "PersistentVolume",
-            "metadata": { "name": name, "annotations": { PROVISIONED_BY: LOCAL_PATH } },
-            "spec": {
-                "capacity": { "storage": requested(claim).to_string() },
-                "accessModes": spec.access_modes,
-                "persistentVolumeReclaimPolicy": class.reclaim_policy.as_deref().unwrap_or("Delete"),
-                "storageClassName": class.metadata.name,
-                "volumeMode": spec.volume_mode,
-                "hostPath": { "path": self.local_path.root.join(&name), "type": "DirectoryOrCreate" },
-                "nodeAffinity": affinity,
-                "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": claim.metadata.namespace, "name": claim.metadata.name, "uid": uid },
-            },
-        });
-        let volume: PersistentVolume =
-            serde_json::from_value(volume).map_err(|error| Error::object(error.to_string()))?;
-        match self.client.all::<PersistentVolume>().create(&volume).await {
-            Ok(_) => {
-                let message = format!("Successfully provisioned volume {name} using {LOCAL_PATH}");
-                self.recorder.normal(&client::reference(claim), "ProvisioningSucceeded", message);
-            }
-            Err(error) if error.is_already_exists() => {}
-            Err(error) => {
-                self.recorder.warning(
-                    &client::reference(claim),
-                    "ProvisioningFailed",
-                    format!("Failed to create provisioned volume: {error}"),
-                );
-                return Err(error.into());
-            }
-        }
-        Ok(Requeue::Never)
     }
 
     /// First the volume points to the claim, then the claim to the volume.

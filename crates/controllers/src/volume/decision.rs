@@ -16,12 +16,14 @@ pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 pub(super) const PROVISIONER_NOTE: &str = "volume.kubernetes.io/storage-provisioner";
 pub(super) const BETA_PROVISIONER_NOTE: &str = "volume.beta.kubernetes.io/storage-provisioner";
-/// The provisioner of this binary: a folder on the node that the scheduler chose.
+/// What this binary provisioned before it had a driver: hostPath volumes, which stay readable and are still deleted. Claims of
+/// its classes get volumes of the driver.
 pub const LOCAL_PATH: &str = "cox.dev/local-path";
 /// Provisioners that were part of Kubernetes start with this.
 const IN_TREE: &str = "kubernetes.io/";
-/// Those whose work CSI drivers have taken over (`csi-translation-lib`, v1.36).
-const MIGRATED: [(&str, &str); 7] = [
+/// Those whose work CSI drivers have taken over (`csi-translation-lib`, v1.36, and our own).
+const MIGRATED: [(&str, &str); 8] = [
+    (LOCAL_PATH, api::node_volumes::DRIVER),
     ("kubernetes.io/aws-ebs", "ebs.csi.aws.com"),
     ("kubernetes.io/azure-disk", "disk.csi.azure.com"),
     ("kubernetes.io/azure-file", "file.csi.azure.com"),
@@ -50,11 +52,6 @@ pub(super) enum ForClaim {
     /// It stays as it is; events are normal unless they warn.
     Wait(Option<Notice>),
     GiveClass(Arc<StorageClass>),
-    /// By the provisioner of this binary, on the node if one is chosen.
-    Provision {
-        class: Arc<StorageClass>,
-        node: Option<String>,
-    },
     /// By an external provisioner of this name.
     HandOver {
         provisioner: String,
@@ -149,15 +146,13 @@ fn without_volume(claim: &PersistentVolumeClaim, seen: &Seen<'_>) -> ForClaim {
     if is_delayed && node.is_none() {
         return wait_for_consumer(claim, seen.pods);
     }
-    match class.provisioner.as_str() {
-        LOCAL_PATH => ForClaim::Provision { class: class.clone(), node: node.map(str::to_owned) },
-        provisioner => match MIGRATED.iter().find(|(old, _)| *old == provisioner) {
-            Some((_, driver)) => ForClaim::HandOver { provisioner: (*driver).to_owned() },
-            None if provisioner.starts_with(IN_TREE) => {
-                warning("ProvisioningFailed", format!("no volume plugin matched name: {provisioner}"))
-            }
-            None => ForClaim::HandOver { provisioner: provisioner.to_owned() },
-        },
+    let provisioner = class.provisioner.as_str();
+    match MIGRATED.iter().find(|(old, _)| *old == provisioner) {
+        Some((_, driver)) => ForClaim::HandOver { provisioner: (*driver).to_owned() },
+        None if provisioner.starts_with(IN_TREE) => {
+            warning("ProvisioningFailed", format!("no volume plugin matched name: {provisioner}"))
+        }
+        None => ForClaim::HandOver { provisioner: provisioner.to_owned() },
     }
 }
 
@@ -230,7 +225,7 @@ fn policy(volume: &PersistentVolume) -> &str {
 pub(super) enum Reclaim {
     /// It is kept, or its own provisioner deletes it.
     Leave,
-    /// A folder of this binary's provisioner.
+    /// A hostPath volume that this binary made.
     Delete,
     /// The volume becomes Failed, with an event.
     Fail { reason: &'static str, message: String },
@@ -349,9 +344,6 @@ mod tests {
                 (if notice.warns { "warn" } else { "say" }, format!("{}: {}", notice.reason, notice.message))
             }
             ForClaim::GiveClass(class) => ("class", class.metadata.name.clone().unwrap()),
-            ForClaim::Provision { class, node } => {
-                ("provision", format!("{} {}", class.metadata.name.as_deref().unwrap(), node.unwrap_or_default()))
-            }
             ForClaim::HandOver { provisioner } => ("hand over", provisioner),
             ForClaim::Refuse(why) => ("refuse", why),
         }
@@ -494,7 +486,7 @@ mod tests {
                 ("say", "WaitForPodScheduled: waiting for pods a,b to be scheduled"),
             ),
             (chosen("later"), vec![], vec![pod("a", "")], ("hand over", "csi.example")),
-            (chosen("folder"), vec![], vec![], ("provision", "folder n")),
+            (chosen("folder"), vec![], vec![], ("hand over", "local.cox")),
         ] {
             let seen = Seen { volumes: &volumes, classes: &classes, pods: &pods };
             let (what, detail) = summary(for_claim(&claim, &seen));
