@@ -260,7 +260,7 @@ async fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Pe
         }
         return Ok(user);
     }
-    state.authn.authenticate(&state.caches, &mut parts.headers, peer).await
+    state.authn.authenticate(&state.caches, parts.uri.path(), &mut parts.headers, peer).await
 }
 
 async fn authorize(state: &State, user: &UserInfo, attributes: &Attributes, trail: &Trail) -> Result<(), Status> {
