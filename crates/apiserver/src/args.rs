@@ -82,8 +82,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub history_file: Option<PathBuf>,
     /// Enables anonymous requests to the secure port of the API server.
-    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
-    pub anonymous_auth: bool,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub anonymous_auth: Option<bool>,
+    /// File with the issuers of tokens that are accepted, what their claims mean, and where requests may be anonymous.
+    #[arg(long, value_name = "FILE", conflicts_with = "oidc_issuer_url")]
+    pub authentication_config: Option<PathBuf>,
     /// Allow secrets of type 'bootstrap.kubernetes.io/token' in kube-system to be used for authentication.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_bootstrap_token_auth: bool,
@@ -455,6 +458,7 @@ impl TryFrom<Args> for Config {
             }),
             show_hidden_metrics: args.show_hidden_metrics_for_version.unwrap_or_default(),
             anonymous_auth: args.anonymous_auth,
+            authentication_config_file: args.authentication_config,
             enable_bootstrap_token_auth: args.enable_bootstrap_token_auth,
             requestheader_client_ca_file: args.requestheader_client_ca_file,
             requestheader_allowed_names: args.requestheader_allowed_names,
@@ -474,6 +478,7 @@ impl TryFrom<Args> for Config {
             service_cluster_ip_ranges: args.service_cluster_ip_range.iter().map(Cidr::network).collect(),
             service_node_port_range: args.service_node_port_range,
             authorizers: args.authorization.authorizers()?,
+            authorization_config_file: args.authorization.authorization_config.clone(),
             authorization_policy_file: args.authorization.authorization_policy_file,
             audit: args.audit.config()?,
             cors_allowed_origins: args.cors_allowed_origins,

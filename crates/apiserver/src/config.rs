@@ -27,7 +27,10 @@ pub struct Config {
     pub token_webhook: Option<TokenWebhookConfig>,
     /// Shows metrics that v1.36 hides because they are deprecated.
     pub show_hidden_metrics: bool,
-    pub anonymous_auth: bool,
+    /// Whether who says nothing about themselves is let in as anonymous: everybody is, unless this or the file says otherwise.
+    pub anonymous_auth: Option<bool>,
+    /// Issuers of tokens and anonymous access; followed while the server runs.
+    pub authentication_config_file: Option<PathBuf>,
     pub enable_bootstrap_token_auth: bool,
     pub requestheader_client_ca_file: Option<PathBuf>,
     pub requestheader_allowed_names: Vec<String>,
@@ -54,6 +57,8 @@ pub struct Config {
     /// In order: the first that allows or denies decides.
     pub authorizers: Vec<Authorizer>,
     pub authorization_policy_file: Option<PathBuf>,
+    /// Where [`Config::authorizers`] come from, if it is a file; followed while the server runs.
+    pub authorization_config_file: Option<PathBuf>,
     pub audit: AuditConfig,
     pub cors_allowed_origins: Vec<String>,
     /// Requests that are not long-running end after this long.
@@ -279,7 +284,8 @@ impl Config {
             oidc: None,
             token_webhook: None,
             show_hidden_metrics: false,
-            anonymous_auth: true,
+            anonymous_auth: None,
+            authentication_config_file: None,
             enable_bootstrap_token_auth: false,
             requestheader_client_ca_file: None,
             requestheader_allowed_names: Vec::new(),
@@ -300,6 +306,7 @@ impl Config {
             service_node_port_range: (30000, 32767),
             authorizers: vec![Authorizer::AlwaysAllow],
             authorization_policy_file: None,
+            authorization_config_file: None,
             audit: AuditConfig::default(),
             cors_allowed_origins: Vec::new(),
             request_timeout: Duration::from_secs(60),

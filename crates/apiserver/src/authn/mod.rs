@@ -6,6 +6,7 @@
 
 mod bootstrap;
 mod certificates;
+mod config_file;
 mod front_proxy;
 mod oidc;
 mod service_account;
@@ -19,8 +20,10 @@ use api::{Status, UserInfo};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use http::{HeaderMap, HeaderValue, header};
+use tls::Reloading;
 
 pub(crate) use certificates::{CertificateAuthority, PeerCertificates, not_after};
+pub(crate) use config_file::Anonymous;
 pub(crate) use front_proxy::FrontProxy;
 pub(crate) use oidc::Oidc;
 pub(crate) use service_account::{PublicKeys, TokenClaims, TokenIssuer};
@@ -41,7 +44,7 @@ pub(crate) struct Peer {
 }
 
 pub(crate) struct Authenticators {
-    anonymous: bool,
+    anonymous: Anonymous,
     client_ca: Option<CertificateAuthority>,
     front_proxy: Option<FrontProxy>,
     basic_file: Option<BasicFile>,
@@ -49,6 +52,8 @@ pub(crate) struct Authenticators {
     pub(crate) service_accounts: Option<PublicKeys>,
     bootstrap_tokens: bool,
     oidc: Option<Oidc>,
+    /// The issuers of `--authentication-config`, as its file is now.
+    issuers: Option<Reloading<Vec<Oidc>>>,
     webhook: Option<TokenWebhook>,
     /// The audiences of this server.
     audiences: Vec<String>,
@@ -79,8 +84,29 @@ impl Authenticators {
             extra_prefixes: config.requestheader_extra_headers_prefix.clone(),
         });
         let webhook = config.token_webhook.as_ref();
+        let by_flag = config.anonymous_auth.map(|on| if on { Anonymous::Anyone } else { Anonymous::Nobody });
+        let mut anonymous = by_flag.clone().unwrap_or(Anonymous::Anyone);
+        if let Some(file) = &config.authentication_config_file {
+            let found = config_file::load(file, &config.service_account_issuers)?.anonymous;
+            anyhow::ensure!(
+                found.is_none() || by_flag.is_none(),
+                "--anonymous-auth flag cannot be set when anonymous field is configured in authentication configuration file"
+            );
+            anonymous = found.unwrap_or(anonymous);
+        }
+        let disallowed = config.service_account_issuers.clone();
+        let load = move |files: &[std::path::PathBuf]| {
+            let mut issuers = Vec::new();
+            for file in files {
+                issuers.extend(config_file::load(file, &disallowed)?.issuers);
+            }
+            issuers.into_iter().map(Oidc::structured).collect()
+        };
+        let issuers =
+            config.authentication_config_file.clone().map(|file| Reloading::new(vec![file], load)).transpose()?;
         Ok(Self {
-            anonymous: config.anonymous_auth,
+            anonymous,
+            issuers,
             client_ca: authority(&config.client_ca_file)?,
             front_proxy,
             basic_file: config.basic_auth_file.as_deref().map(BasicFile::load).transpose()?,
@@ -98,11 +124,12 @@ impl Authenticators {
         })
     }
 
-    /// The user, or 401, and for how many seconds the certificate holds that says so. Credentials are removed from the
+    /// The user who asks for `path`, or 401, and for how many seconds the certificate holds that says so. Credentials are removed from the
     /// headers: nothing behind this sees them.
     pub(crate) async fn authenticate(
         &self,
         caches: &Caches,
+        path: &str,
         headers: &mut HeaderMap,
         peer: &Peer,
     ) -> Result<(UserInfo, Option<i64>), Status> {
@@ -143,7 +170,7 @@ impl Authenticators {
             }
             return Ok((user, left));
         }
-        if errors.is_empty() && self.anonymous {
+        if errors.is_empty() && self.anonymous.allows(path) {
             return Ok((UserInfo::anonymous(), None));
         }
         if !errors.is_empty() {
@@ -185,7 +212,8 @@ impl Authenticators {
                 Err(unreadable) => errors.push(unreadable.to_string()),
             }
         }
-        if let (true, Some(oidc)) = (is_ours, &self.oidc) {
+        let issuers = self.issuers.as_ref().map(Reloading::get).unwrap_or_default();
+        for oidc in self.oidc.iter().chain(issuers.iter()).filter(|_| is_ours) {
             match oidc.verify(token).await {
                 Ok(Some(user)) => return Ok(Some((user, common))),
                 Ok(None) => {}

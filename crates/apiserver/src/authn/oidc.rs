@@ -1,4 +1,4 @@
-//! OpenID Connect: ID tokens of an issuer outside the cluster (`--oidc-*`).
+//! OpenID Connect: ID tokens of an issuer outside the cluster (`--oidc-*`, or one of `--authentication-config`).
 //!
 //! The issuer is asked for its keys when the first token comes, and again when a token names a key that is not known:
 //! that is how rotation is noticed. Many tokens at once cost one question.
@@ -11,8 +11,9 @@ use api::UserInfo;
 use jwt::{Key, Token};
 use serde_json::Value;
 
+use super::config_file::{Issuer, Rules};
 use crate::config::OidcConfig;
-use crate::remote::Remote;
+use crate::remote::{Remote, Trust};
 
 /// How long the issuer may take to show its keys.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -20,12 +21,23 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const LEEWAY: i64 = 300;
 
 pub(crate) struct Oidc {
-    config: OidcConfig,
+    issuer: String,
+    /// Where the issuer describes itself.
+    discovery: String,
+    algorithms: Vec<String>,
+    ca: Option<Trust>,
+    means: Means,
     remote: Remote,
     /// Empty until the first token.
     keys: parking_lot::RwLock<Arc<Vec<Key>>>,
     /// Held while the issuer is asked.
     asking: tokio::sync::Mutex<()>,
+}
+
+/// What claims mean.
+enum Means {
+    Flags(Box<OidcConfig>),
+    Rules(Box<Rules>),
 }
 
 const ALGORITHMS: [&str; 8] = ["RS256", "RS384", "RS512", "ES256", "ES384", "PS256", "PS384", "PS512"];
@@ -37,17 +49,39 @@ impl Oidc {
         for algorithm in &config.signing_algorithms {
             anyhow::ensure!(ALGORITHMS.contains(&algorithm.as_str()), "unsupported signing alg: {algorithm:?}");
         }
-        let remote = Remote::from_url(&config.issuer_url, config.ca_file.as_deref()).context("--oidc-issuer-url")?;
-        Ok(Self { config, remote, keys: Default::default(), asking: tokio::sync::Mutex::new(()) })
+        let (issuer, algorithms) = (config.issuer_url.clone(), config.signing_algorithms.clone());
+        let ca = config.ca_file.clone().map(Trust::File);
+        Self::at(issuer, None, algorithms, ca, Means::Flags(Box::new(config))).context("--oidc-issuer-url")
+    }
+
+    /// One of the issuers of a file.
+    pub(super) fn structured(issuer: Issuer) -> anyhow::Result<Self> {
+        let (url, ca) = (issuer.url, issuer.authority.map(Trust::Pem));
+        let algorithms = ALGORITHMS.map(str::to_owned).into();
+        Self::at(url, issuer.discovery_url, algorithms, ca, Means::Rules(Box::new(issuer.rules)))
+    }
+
+    fn at(
+        issuer: String,
+        discovery: Option<String>,
+        algorithms: Vec<String>,
+        ca: Option<Trust>,
+        means: Means,
+    ) -> anyhow::Result<Self> {
+        let usual = || format!("{}/.well-known/openid-configuration", issuer.trim_end_matches('/'));
+        let discovery = discovery.unwrap_or_else(usual);
+        let remote = Remote::from_url(&discovery, ca.as_ref())?;
+        let (keys, asking) = (Default::default(), tokio::sync::Mutex::new(()));
+        Ok(Self { issuer, discovery, algorithms, ca, means, remote, keys, asking })
     }
 
     /// `Ok(None)` if the token is not of this issuer.
     pub(super) async fn verify(&self, text: &str) -> Result<Option<UserInfo>, String> {
         let Some(token) = Token::parse(text) else { return Ok(None) };
-        if token.text("iss") != self.config.issuer_url {
+        if token.text("iss") != self.issuer {
             return Ok(None);
         }
-        if !self.config.signing_algorithms.contains(&token.algorithm) {
+        if !self.algorithms.contains(&token.algorithm) {
             return Err(format!("oidc: id token signed with unsupported algorithm {:?}", token.algorithm));
         }
         let mut keys = self.keys.read().clone();
@@ -59,8 +93,14 @@ impl Oidc {
                 "oidc: verify token: failed to verify signature: failed to verify id token signature".to_owned()
             );
         }
-        check(&self.config, &token, jiff::Timestamp::now().as_second())?;
-        user(&self.config, &token.claims).map(Some)
+        let now = jiff::Timestamp::now().as_second();
+        match &self.means {
+            Means::Flags(config) => {
+                check(config, &token, now)?;
+                user(config, &token.claims).map(Some)
+            }
+            Means::Rules(rules) => rules.user(&token, now).map(Some),
+        }
     }
 
     /// Asks for the keys, unless somebody else did so since `seen`.
@@ -71,23 +111,17 @@ impl Oidc {
             return Ok(current);
         }
         let failed = |error: &dyn std::fmt::Display| format!("oidc: fetching keys failed: {error}");
-        let issuer = self.config.issuer_url.trim_end_matches('/');
-        let base = path_of(issuer).unwrap_or_default();
-        let document = self
-            .remote
-            .fetch(&format!("{base}/.well-known/openid-configuration"), REQUEST_TIMEOUT)
-            .await
-            .map_err(|error| failed(&error))?;
-        if document["issuer"] != self.config.issuer_url.as_str() {
+        let path = path_of(&self.discovery).unwrap_or_default();
+        let document = self.remote.fetch(&path, REQUEST_TIMEOUT).await.map_err(|error| failed(&error))?;
+        if document["issuer"] != self.issuer.as_str() {
             return Err(failed(&format!("issuer did not match: {}", document["issuer"])));
         }
         let url = document["jwks_uri"].as_str().ok_or_else(|| failed(&"no jwks_uri"))?;
         // Keys may live on another host; the same authorities vouch for it.
-        let set = match same_host(url, issuer).then(|| path_of(url)).flatten() {
+        let set = match same_host(url, &self.discovery).then(|| path_of(url)).flatten() {
             Some(path) => self.remote.fetch(&path, REQUEST_TIMEOUT).await,
             None => {
-                let elsewhere =
-                    Remote::from_url(url, self.config.ca_file.as_deref()).map_err(|error| failed(&error))?;
+                let elsewhere = Remote::from_url(url, self.ca.as_ref()).map_err(|error| failed(&error))?;
                 elsewhere.fetch(&path_of(url).unwrap_or_else(|| "/".to_owned()), REQUEST_TIMEOUT).await
             }
         }
@@ -122,6 +156,11 @@ fn check(config: &OidcConfig, token: &Token<'_>, now: i64) -> Result<(), String>
     if !audiences.contains(&config.client_id.as_str()) {
         return Err(format!("oidc: verify token: expected audience {:?} got {audiences:?}", config.client_id));
     }
+    check_times(token, now)?;
+    check_required(&config.required_claims, &token.claims)
+}
+
+pub(super) fn check_times(token: &Token<'_>, now: i64) -> Result<(), String> {
     match token.time("exp") {
         Some(expires) if now <= expires => {}
         _ => return Err("oidc: verify token: token is expired".to_owned()),
@@ -129,8 +168,12 @@ fn check(config: &OidcConfig, token: &Token<'_>, now: i64) -> Result<(), String>
     if token.time("nbf").is_some_and(|not_before| now + LEEWAY < not_before) {
         return Err("oidc: verify token: current time is before the nbf (not before) time".to_owned());
     }
-    for (claim, wanted) in &config.required_claims {
-        match &token.claims[claim.as_str()] {
+    Ok(())
+}
+
+pub(super) fn check_required(required: &[(String, String)], claims: &Value) -> Result<(), String> {
+    for (claim, wanted) in required {
+        match &claims[claim.as_str()] {
             Value::String(found) if found == wanted => {}
             Value::Null => return Err(format!("oidc: required claim {claim} not present in ID token")),
             _ => return Err(format!("oidc: required claim {claim} value does not match")),
@@ -139,8 +182,8 @@ fn check(config: &OidcConfig, token: &Token<'_>, now: i64) -> Result<(), String>
     Ok(())
 }
 
-fn user(config: &OidcConfig, claims: &Value) -> Result<UserInfo, String> {
-    let claim = config.username_claim.as_str();
+/// The name in a claim, without a prefix.
+pub(super) fn username<'c>(claims: &'c Value, claim: &str) -> Result<&'c str, String> {
     let Some(name) = claims[claim].as_str().filter(|name| !name.is_empty()) else {
         return Err(format!("oidc: parse username claims {claim:?}: claim not present"));
     };
@@ -148,6 +191,32 @@ fn user(config: &OidcConfig, claims: &Value) -> Result<UserInfo, String> {
     if claim == "email" && claims.get("email_verified").is_some_and(|verified| *verified != Value::Bool(true)) {
         return Err("oidc: email not verified".to_owned());
     }
+    Ok(name)
+}
+
+/// The groups in a claim: one, several or none.
+pub(super) fn groups(claims: &Value, claim: &str, prefix: &str) -> Result<Vec<String>, String> {
+    let groups: Vec<&str> = match &claims[claim] {
+        Value::Null => Vec::new(),
+        Value::String(one) => vec![one],
+        Value::Array(list) => list
+            .iter()
+            .map(|group| group.as_str().ok_or_else(|| format!("oidc: parse groups claim {claim:?}: not strings")))
+            .collect::<Result<_, _>>()?,
+        _ => return Err(format!("oidc: parse groups claim {claim:?}: not strings")),
+    };
+    Ok(groups.iter().map(|group| format!("{prefix}{group}")).collect())
+}
+
+/// What tells one token of a user from another, as an extra of the user.
+pub(super) fn credential_id(claims: &Value) -> Option<(String, Vec<String>)> {
+    let id = claims["jti"].as_str()?;
+    Some(("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={id}")]))
+}
+
+fn user(config: &OidcConfig, claims: &Value) -> Result<UserInfo, String> {
+    let claim = config.username_claim.as_str();
+    let name = username(claims, claim)?;
     let prefix = match config.username_prefix.as_deref() {
         Some("-") => String::new(),
         Some(prefix) => prefix.to_owned(),
@@ -157,20 +226,9 @@ fn user(config: &OidcConfig, claims: &Value) -> Result<UserInfo, String> {
     };
     let mut user = UserInfo { name: format!("{prefix}{name}"), ..Default::default() };
     if let Some(claim) = &config.groups_claim {
-        let groups: Vec<&str> = match &claims[claim.as_str()] {
-            Value::Null => Vec::new(),
-            Value::String(one) => vec![one],
-            Value::Array(list) => list
-                .iter()
-                .map(|group| group.as_str().ok_or_else(|| format!("oidc: parse groups claim {claim:?}: not strings")))
-                .collect::<Result<_, _>>()?,
-            _ => return Err(format!("oidc: parse groups claim {claim:?}: not strings")),
-        };
-        user.groups = groups.iter().map(|group| format!("{}{group}", config.groups_prefix)).collect();
+        user.groups = groups(claims, claim, &config.groups_prefix)?;
     }
-    if let Some(id) = claims["jti"].as_str() {
-        user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={id}")]);
-    }
+    user.extra.extend(credential_id(claims));
     Ok(user)
 }
 

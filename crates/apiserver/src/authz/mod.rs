@@ -10,10 +10,13 @@ mod node;
 pub(crate) mod rbac;
 mod webhook;
 
+use std::sync::Arc;
+
 use api::{GroupResource, Status, UserInfo};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use registry::Verb;
 use serde_json::{Map, Value, json};
+use tls::Reloading;
 
 use crate::config::{Authorizer, Config};
 use crate::request_info::RequestInfo;
@@ -78,9 +81,9 @@ pub(crate) enum Opinion {
 enum Mode {
     AlwaysAllow,
     AlwaysDeny,
-    Abac(abac::Abac),
+    Abac(Arc<abac::Abac>),
     Rbac,
-    Node(Box<node::NodeAuthorizer>),
+    Node(Arc<node::NodeAuthorizer>),
     Webhook(Box<webhook::Webhook>),
 }
 
@@ -99,33 +102,75 @@ impl Mode {
 
 /// The authorizers in order, and RBAC's index, which also answers who holds which rights.
 pub(crate) struct Authorizers {
-    modes: Vec<Mode>,
+    modes: Modes,
     pub(crate) rbac: rbac::Rbac,
+}
+
+enum Modes {
+    Fixed(Arc<Vec<Mode>>),
+    /// As `--authorization-config` is now.
+    Followed(Reloading<Vec<Mode>>),
+}
+
+impl Modes {
+    fn get(&self) -> Arc<Vec<Mode>> {
+        match self {
+            Modes::Fixed(modes) => modes.clone(),
+            Modes::Followed(file) => file.get(),
+        }
+    }
+}
+
+/// What outlives a change of the file. Only what was there at the start can be there later.
+struct Lasting {
+    node: Option<Arc<node::NodeAuthorizer>>,
+    abac: Option<Arc<abac::Abac>>,
+    rbac: bool,
+}
+
+impl Lasting {
+    fn modes(&self, authorizers: &[Authorizer]) -> anyhow::Result<Vec<Mode>> {
+        let absent = |name: &str| anyhow::anyhow!("{name} cannot be added while the server runs");
+        let mode = |authorizer: &Authorizer| {
+            Ok(match authorizer {
+                Authorizer::AlwaysAllow => Mode::AlwaysAllow,
+                Authorizer::AlwaysDeny => Mode::AlwaysDeny,
+                Authorizer::Rbac if self.rbac => Mode::Rbac,
+                Authorizer::Rbac => return Err(absent("RBAC")),
+                Authorizer::Node => Mode::Node(self.node.clone().ok_or_else(|| absent("Node"))?),
+                Authorizer::Abac => Mode::Abac(self.abac.clone().ok_or_else(|| absent("ABAC"))?),
+                Authorizer::Webhook(config) => Mode::Webhook(Box::new(webhook::Webhook::new(config.clone())?)),
+            })
+        };
+        authorizers.iter().map(mode).collect()
+    }
 }
 
 impl Authorizers {
     pub(crate) fn new(config: &Config, caches: &Caches) -> anyhow::Result<Self> {
-        let mode = |authorizer: &Authorizer| {
-            anyhow::Ok(match authorizer {
-                Authorizer::AlwaysAllow => Mode::AlwaysAllow,
-                Authorizer::AlwaysDeny => Mode::AlwaysDeny,
-                Authorizer::Rbac => Mode::Rbac,
-                Authorizer::Node => Mode::Node(Box::new(node::NodeAuthorizer::new(caches))),
-                Authorizer::Webhook(config) => Mode::Webhook(Box::new(webhook::Webhook::new(config.clone())?)),
-                Authorizer::Abac => {
-                    let Some(path) = &config.authorization_policy_file else {
-                        anyhow::bail!("authorization-mode ABAC's authorization policy file not passed");
-                    };
-                    Mode::Abac(abac::Abac::load(path)?)
-                }
-            })
+        let has = |wanted: fn(&Authorizer) -> bool| config.authorizers.iter().any(wanted);
+        let abac = match (has(|one| matches!(one, Authorizer::Abac)), &config.authorization_policy_file) {
+            (false, _) => None,
+            (true, Some(path)) => Some(Arc::new(abac::Abac::load(path)?)),
+            (true, None) => anyhow::bail!("authorization-mode ABAC's authorization policy file not passed"),
         };
-        let modes = config.authorizers.iter().map(mode).collect::<Result<_, _>>()?;
+        let node = has(|one| matches!(one, Authorizer::Node)).then(|| Arc::new(node::NodeAuthorizer::new(caches)));
+        let lasting = Lasting { node, abac, rbac: has(|one| matches!(one, Authorizer::Rbac)) };
+        let modes = match config.authorization_config_file.clone() {
+            None => Modes::Fixed(Arc::new(lasting.modes(&config.authorizers)?)),
+            Some(file) => Modes::Followed(Reloading::new(vec![file], move |files| {
+                let mut authorizers = Vec::new();
+                for file in files {
+                    authorizers.extend(config_file::load(file)?);
+                }
+                lasting.modes(&authorizers)
+            })?),
+        };
         Ok(Self { modes, rbac: rbac::Rbac::new(caches) })
     }
 
     pub(crate) fn uses_rbac(&self) -> bool {
-        self.modes.iter().any(|mode| matches!(mode, Mode::Rbac))
+        self.modes.get().iter().any(|mode| matches!(mode, Mode::Rbac))
     }
 
     pub(crate) async fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Decision {
@@ -134,7 +179,7 @@ impl Authorizers {
             return Decision { allowed: true, ..Default::default() };
         }
         let mut reasons = Vec::new();
-        for mode in &self.modes {
+        for mode in self.modes.get().iter() {
             let opinion = match mode {
                 Mode::AlwaysAllow => Opinion::Allow(String::new()),
                 Mode::AlwaysDeny => Opinion::None("Everything is forbidden.".to_owned()),
@@ -184,7 +229,7 @@ impl Authorizers {
     /// The answer to a SelfSubjectRulesReview.
     pub(crate) fn rules(&self, user: &UserInfo, namespace: &str) -> Value {
         let (mut rules, mut errors) = (Vec::new(), Vec::new());
-        for mode in &self.modes {
+        for mode in self.modes.get().iter() {
             match mode {
                 Mode::AlwaysAllow => {
                     let every = || Some(vec!["*".to_owned()]);

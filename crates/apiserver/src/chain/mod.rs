@@ -271,7 +271,7 @@ async fn authenticate(state: &State, parts: &mut http::request::Parts, peer: &Pe
         return Ok(user);
     }
     let began = Instant::now();
-    let found = state.authn.authenticate(&state.caches, &mut parts.headers, peer).await;
+    let found = state.authn.authenticate(&state.caches, parts.uri.path(), &mut parts.headers, peer).await;
     let user = found.as_ref().ok().map(|(user, _)| user.name.as_str());
     let left = found.as_ref().ok().and_then(|(_, left)| *left);
     state.metrics.access.authenticated(user, left, began.elapsed());

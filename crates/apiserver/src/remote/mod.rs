@@ -83,6 +83,14 @@ impl RemoteError {
     }
 }
 
+/// Authorities that vouch for a server.
+#[derive(Clone, Debug)]
+pub(crate) enum Trust {
+    File(PathBuf),
+    /// Certificates in PEM.
+    Pem(String),
+}
+
 impl Remote {
     /// The current context of a kubeconfig file, as webhooks are configured.
     pub(crate) fn from_kubeconfig(path: &Path) -> anyhow::Result<Self> {
@@ -95,17 +103,28 @@ impl Remote {
     }
 
     /// A server known by its URL, trusted through the given authorities or the system's.
-    pub(crate) fn from_url(url: &str, authorities: Option<&Path>) -> anyhow::Result<Self> {
+    pub(crate) fn from_url(url: &str, authorities: Option<&Trust>) -> anyhow::Result<Self> {
         let url: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
+        let (files, given) = match authorities {
+            None => (Vec::new(), None),
+            Some(Trust::File(path)) => (vec![path.clone()], None),
+            Some(Trust::Pem(text)) => {
+                let mut roots = rustls::RootCertStore::empty();
+                for certificate in tls::certificates(text.as_bytes())? {
+                    roots.add(certificate)?;
+                }
+                (Vec::new(), Some(roots))
+            }
+        };
         let load = move |files: &[PathBuf]| {
-            let roots = match files.first() {
-                Some(path) => tls::load_roots(path)?,
-                None => system_roots(),
+            let roots = match (&given, files.first()) {
+                (Some(roots), _) => roots.clone(),
+                (None, Some(path)) => tls::load_roots(path)?,
+                (None, None) => system_roots(),
             };
             let config = tls::client_builder().with_root_certificates(roots).with_no_client_auth();
             Ok(Endpoint { url: url.clone(), tls: Arc::new(config).into(), server_name: None, authorization: None })
         };
-        let files = authorities.map(Path::to_owned).into_iter().collect();
         Ok(Self { endpoint: Reloading::new(files, load)?, connections: Connections::default() })
     }
 

@@ -46,7 +46,7 @@ async fn bootstrap_tokens_introduce_new_nodes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_can_be_refused_and_wrong_credentials_always_are() {
     let open = Cluster::start().await;
-    let closed = Cluster::with(|config| config.anonymous_auth = false).await;
+    let closed = Cluster::with(|config| config.anonymous_auth = Some(false)).await;
     assert_eq!(open.whoami(&[]).await.unwrap()["username"], "system:anonymous");
     assert_eq!(closed.whoami(&[]).await, Err(401));
     for cluster in [&open, &closed] {

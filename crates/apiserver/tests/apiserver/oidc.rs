@@ -124,3 +124,82 @@ async fn id_tokens_are_accepted_and_their_keys_may_rotate() {
     assert!(ask(second.token(&claims(json!({})))).await.is_ok());
     assert_eq!(ask(first.token(&claims(json!({})))).await, Err(401));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn issuers_of_a_file_are_accepted_and_the_file_is_followed() {
+    let listeners = [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
+    let urls = [0, 1].map(|index: usize| format!("https://{}", listeners[index].local_addr().unwrap()));
+    // Each issuer has its own claims; the second describes itself elsewhere, and is told of later.
+    let file = |dir: &std::path::Path, count: usize| {
+        let ca = std::fs::read_to_string(dir.join("ca.crt")).unwrap().replace('\n', "\n      ");
+        let rules = [
+            "claimMappings: {username: {claim: name, prefix: 'one:'}, groups: {claim: roles, prefix: ''}}".to_owned(),
+            "claimMappings: {username: {expression: \"'two:' + claims.name\"}, uid: {claim: id}}\n  claimValidationRules: \
+             [{expression: \"claims.tenant == 'blue'\"}]\n  userValidationRules: [{expression: \"!user.username.contains('root')\"}]"
+                .to_owned(),
+        ];
+        let discovery = [String::new(), format!("    discoveryURL: {}/elsewhere\n", urls[1])];
+        let issuer = |index: usize| {
+            format!(
+                "- issuer:\n    url: {}\n{}    audiences: [cluster, other]\n    audienceMatchPolicy: MatchAny\n    \
+                 certificateAuthority: |\n      {ca}\n  {}\n",
+                urls[index], discovery[index], rules[index]
+            )
+        };
+        let all: String = (0..count).map(issuer).collect();
+        format!(
+            "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthenticationConfiguration\n\
+             anonymous: {{enabled: true, conditions: [{{path: /livez}}]}}\njwt:\n{all}"
+        )
+    };
+    let cluster = Cluster::with_files(|dir, config| {
+        let path = dir.join("authentication.yaml");
+        std::fs::write(&path, file(dir, 1)).unwrap();
+        config.authentication_config_file = Some(path);
+    })
+    .await;
+    let keys = [Key::new("one"), Key::new("two")];
+    let [first, second] = listeners;
+    let answer = |index: usize| {
+        let (url, jwk) = (urls[index].clone(), keys[index].jwk());
+        move |path: &str, _: &Value| match path {
+            "/.well-known/openid-configuration" | "/elsewhere" => {
+                Answer::Json(200, json!({"issuer": url, "jwks_uri": format!("{url}/keys")}))
+            }
+            "/keys" => Answer::Json(200, json!({"keys": [jwk]})),
+            _ => Answer::Text(404, "no"),
+        }
+    };
+    let dir = cluster.dir.path();
+    let _servers = [Server::on(first, dir, answer(0)), Server::on(second, dir, answer(1))];
+    let token = |index: usize, change: Value| {
+        let mut claims = json!({"iss": urls[index], "aud": "other", "exp": now() + 600, "name": "ann", "roles": ["dev"],
+            "tenant": "blue", "id": "7"});
+        claims.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        format!("Authorization: Bearer {}", keys[index].token(&claims))
+    };
+    let ask = async |header: String| cluster.whoami(&["-H", &header]).await;
+
+    let user = ask(token(0, json!({}))).await.unwrap();
+    assert_eq!((&user["username"], &user["groups"]), (&json!("one:ann"), &json!(["dev", "system:authenticated"])));
+    assert_eq!(ask(token(1, json!({}))).await, Err(401));
+    crate::harness::replace(&dir.join("authentication.yaml"), &file(dir, 2));
+    let user = ask(token(1, json!({}))).await.unwrap();
+    assert_eq!((&user["username"], &user["uid"]), (&json!("two:ann"), &json!("7")));
+    assert!(ask(token(0, json!({}))).await.is_ok());
+    for (what, header) in [
+        ("of another tenant", token(1, json!({"tenant": "red"}))),
+        ("with a name that is not wanted", token(1, json!({"name": "root"}))),
+        ("for somebody else", token(0, json!({"aud": "else"}))),
+        ("without a name", token(1, json!({"name": null}))),
+        ("of the other's issuer", token(0, json!({"iss": urls[1]}))),
+    ] {
+        assert_eq!(ask(header).await, Err(401), "a token {what}");
+    }
+    // A file that is wrong changes nothing.
+    crate::harness::replace(&dir.join("authentication.yaml"), "kind: AuthenticationConfiguration\n");
+    assert!(ask(token(1, json!({}))).await.is_ok());
+    // Who says nothing is let in where the file says so.
+    assert_eq!(cluster.curl("/livez", &[]).await.0, 200);
+    assert_eq!(cluster.curl("/readyz", &[]).await.0, 401);
+}

@@ -61,3 +61,32 @@ async fn certificates_and_authorities_are_read_again() {
     assert_eq!(cluster.whoami(&["--cert", &zoe[0], "--key", &zoe[1]]).await.unwrap()["username"], "zoe");
     assert_eq!(cluster.whoami(&as_ann).await, Err(401));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_authorization_configuration_is_followed() {
+    let text = |authorizers: &str| {
+        format!(
+            "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{authorizers}]\n"
+        )
+    };
+    let (allow, rbac) = ("{type: AlwaysAllow, name: a}", "{type: RBAC, name: r}");
+    let first = text(&format!("{rbac}, {allow}"));
+    let cluster = Cluster::with_files(|dir, config| {
+        std::fs::write(dir.join("authorization.yaml"), &first).unwrap();
+        config.authorization_config_file = Some(dir.join("authorization.yaml"));
+        config.authorizers = vec![Authorizer::Rbac, Authorizer::AlwaysAllow];
+    })
+    .await;
+    let file = cluster.dir.path().join("authorization.yaml");
+    let ask = async || cluster.curl("/api/v1/nodes", &["-H", "Authorization: Bearer ann-token"]).await.0;
+    assert_eq!(ask().await, 200);
+    replace(&file, &text(rbac));
+    assert_eq!(ask().await, 403);
+    // What was not there at the start cannot come, and what is wrong changes nothing.
+    replace(&file, &text(&format!("{{type: Node, name: n}}, {allow}")));
+    assert_eq!(ask().await, 403);
+    replace(&file, "authorizers: 3\n");
+    assert_eq!(ask().await, 403);
+    replace(&file, &first);
+    assert_eq!(ask().await, 200);
+}
