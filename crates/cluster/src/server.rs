@@ -21,8 +21,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{
-    certificates, dns_service, encryption, etcd, ingress, join, local_volumes, metrics_reader, network_policy, node_address,
-    node_network, nodes,
+    certificates, dns_service, encryption, etcd, ingress, join, local_volumes, metrics_reader, network_policy,
+    node_address, node_network, nodes,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes

@@ -9,4 +9,4 @@ mod pem;
 mod token;
 
 pub use keys::{KeyError, SigningKey, load_public};
-pub use token::{Key, Material, Token};
+pub use token::{Key, Material, Token, signing_input};

@@ -149,7 +149,7 @@ impl Key {
 }
 
 /// Header and claims as they are signed.
-pub(crate) fn signing_input(algorithm: &str, key_id: &str, claims: &Value) -> String {
+pub fn signing_input(algorithm: &str, key_id: &str, claims: &Value) -> String {
     let header = json!({"alg": algorithm, "kid": key_id});
     format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), URL_SAFE_NO_PAD.encode(claims.to_string()))
 }

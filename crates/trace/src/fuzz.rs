@@ -11,7 +11,7 @@ pub fn headers(text: &str) {
     assert_eq!(Causes::parse(&causes.to_string()).to_string(), causes.to_string(), "{text}");
     let Ok(span) = serde_json::from_str::<Span>(text) else { return };
     let recorder = Recorder::new(1 << 16);
-    recorder.record(&span.told(now()));
+    recorder.record(&span.received(now()));
     for span in recorder.spans() {
         assert!(span.end() >= span.start && span.causes.len() <= MAX_CAUSES, "{text}");
     }

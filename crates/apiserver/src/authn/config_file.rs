@@ -13,8 +13,8 @@ use cel::{Budget, Env, PER_CALL_LIMIT, Program, Type};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::jwt::Token;
 use super::oidc;
+use jwt::Token;
 use registry::admissionregistration::environment::structure;
 
 const MAX_ISSUERS: usize = 64;
@@ -583,7 +583,7 @@ mod tests {
         let mut claims = claims;
         claims["aud"] = "c".into();
         claims["exp"] = 100.into();
-        let text = format!("{}.AAAA", super::super::jwt::signing_input("ES256", "k", &claims));
+        let text = format!("{}.AAAA", jwt::signing_input("ES256", "k", &claims));
         configuration.issuers[0].rules.user(&Token::parse(&text).unwrap(), 100)
     }
 

@@ -192,7 +192,9 @@ async fn security_every_integer_may_be_at_its_end() {
     cluster.send("POST", "/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
     let resources = registry::table::resources();
     // All at once.
-    let served = |resource: &&Resource| resource.has_verb("create") && matches!(resource.serving, Serving::Stored);
+    let served = |resource: &&Resource| {
+        resource.has_verb(&registry::Verb::Create) && matches!(resource.serving, Serving::Stored)
+    };
     for resource in resources.iter().filter(served) {
         for number in EXTREMES {
             let mut object = full_struct(&resource.strategy.schema(), number, &mut Vec::new()).unwrap();
