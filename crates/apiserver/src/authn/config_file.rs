@@ -308,7 +308,7 @@ fn anonymous(fields: AnonymousFields, errors: &mut FieldErrors) -> Anonymous {
         (false, false) => {
             errors.invalid(
                 "anonymous.conditions",
-                &paths.join(","),
+                paths.join(","),
                 "enabled should be set to true when conditions are defined",
             );
             Anonymous::Nobody

@@ -230,13 +230,8 @@ impl Controller {
         let spec = quota.spec.clone().unwrap_or_default();
         let hard = spec.hard.clone().unwrap_or_default();
         let scoped = spec.scopes.as_ref().is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some();
-        let mut parts: Vec<Usage> = self
-            .pods
-            .by_namespace(namespace)
-            .iter()
-            .filter(|pod| selects_pod(&spec, pod))
-            .map(|pod| of_pod(pod))
-            .collect();
+        let mut parts: Vec<Usage> =
+            self.pods.by_namespace(namespace).iter().filter(|pod| selects_pod(&spec, pod)).map(of_pod).collect();
         let claims = self.claims.by_namespace(namespace);
         parts.extend(claims.iter().filter(|claim| selects_claim(&spec, claim)).map(|claim| of_volume_claim(claim)));
         let last = quota.status.as_ref().and_then(|status| status.used.as_ref());
