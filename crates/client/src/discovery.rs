@@ -1,12 +1,18 @@
 //! Discovery: which resources the server has, each in its preferred version.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroupList, APIResourceList};
 use serde::de::DeserializeOwned;
 
 use crate::params::{Query, percent_encode};
-use crate::{Client, Error, Gvr};
+use crate::{Body, Client, Error, Gvr};
+
+/// A text that is longer, or takes longer, is not waited for: it may come from a node that means no good.
+const MAX_TEXT: usize = 64 << 20;
+const TEXT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One resource as discovery describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -74,9 +80,13 @@ impl Client {
     /// GETs a path and returns the text that is there.
     pub async fn get_text(&self, path: &str) -> Result<String, Error> {
         let request = http::Request::get(path).body(Bytes::new()).map_err(|error| Error::Encode(error.to_string()))?;
-        let body = self.send_checked(request).await?.into_body().collect().await;
-        let transport = |source| Error::Transport { method: http::Method::GET, uri: path.to_owned(), source };
-        Ok(String::from_utf8_lossy(&body.map_err(transport)?.to_bytes()).into_owned())
+        let body = self.send_checked(request).await?.into_body();
+        let source = match tokio::time::timeout(TEXT_TIMEOUT, limited(body)).await {
+            Ok(Ok(body)) => return Ok(String::from_utf8_lossy(&body).into_owned()),
+            Ok(Err(error)) => error,
+            Err(late) => late.into(),
+        };
+        Err(Error::Transport { method: http::Method::GET, uri: path.to_owned(), source })
     }
 
     /// GETs a path and decodes whatever JSON is there.
@@ -90,4 +100,18 @@ impl Client {
         let body = body.map_err(|source| Error::Transport { method: http::Method::GET, uri: path.into(), source })?;
         serde_json::from_slice(&body.to_bytes()).map_err(|source| Error::Decode { what: path.into(), source })
     }
+}
+
+/// All of a body that is not too long.
+async fn limited(mut body: Body) -> Result<Vec<u8>, crate::BoxError> {
+    let mut all = Vec::new();
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame?.into_data() {
+            all.extend_from_slice(&data);
+        }
+        if all.len() > MAX_TEXT {
+            return Err(format!("more than {MAX_TEXT} bytes").into());
+        }
+    }
+    Ok(all)
 }

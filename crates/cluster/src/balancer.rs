@@ -1,6 +1,6 @@
 //! A node's own way to the API servers: a port on loopback that leads to whichever of them answers.
 //!
-//! Flow: clients of this machine -> the port -> the server that was good last, else the next one. Which servers there are,
+//! Flow: clients of this machine -> the port -> the servers in turn, whichever takes the connection. Which servers there are,
 //! the `kubernetes` service says ([`Balancer::follow`]); they are written down, so that a node that starts finds the others
 //! when the one it joined is gone. TLS passes through: certificates are the clients' to check.
 //! Connections to a server that is no longer among them end, and so do those to one that has fallen silent; clients
@@ -30,14 +30,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// What a server does not acknowledge for so long, it never got.
 const SILENCE: Duration = Duration::from_secs(10);
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Each takes two descriptors of a process that pods depend on.
+const MAX_CONNECTIONS: usize = 1024;
 /// In the certificate of every API server, whatever its address.
 const SERVER_NAME: &str = "kubernetes.default.svc";
 
 pub(crate) struct Balancer {
     /// `host:port` of every server; never empty.
     servers: watch::Sender<Vec<String>>,
-    /// The server that answered last, as a place among them.
-    current: AtomicUsize,
+    /// The place among them where the next connection begins to look: one that accepts and never answers is left by whoever
+    /// connects again.
+    next: AtomicUsize,
     address: SocketAddr,
     /// Where the servers are written down.
     file: PathBuf,
@@ -53,7 +56,7 @@ impl Balancer {
         let address = listener.local_addr()?;
         let servers = known(&file, first)?;
         // Nodes begin with different servers.
-        let current = AtomicUsize::new(rand::random_range(0..servers.len()));
+        let next = AtomicUsize::new(rand::random_range(0..servers.len()));
         let mut serving = JoinSet::new();
         Ok(Arc::new_cyclic(|this: &std::sync::Weak<Balancer>| {
             let this = this.clone();
@@ -66,6 +69,8 @@ impl Balancer {
                     };
                     match (accepted, this.upgrade()) {
                         (_, None) => return,
+                        // Dropped: a node has few clients, and they share their connections.
+                        (Ok(_), Some(_)) if connections.len() >= MAX_CONNECTIONS => {}
                         (Ok((client, _)), Some(balancer)) => drop(connections.spawn(balancer.carry(client))),
                         (Err(error), _) => {
                             tracing::warn!(%error, "connection not accepted");
@@ -74,7 +79,7 @@ impl Balancer {
                     }
                 }
             });
-            Balancer { servers: watch::Sender::new(servers), current, address, file, _serving: serving }
+            Balancer { servers: watch::Sender::new(servers), next, address, file, _serving: serving }
         }))
     }
 
@@ -122,13 +127,12 @@ impl Balancer {
     /// The next server that takes a connection; none if no one does.
     async fn connect(&self) -> Option<(String, TcpStream)> {
         let servers = self.servers.borrow().clone();
-        let first = self.current.load(Ordering::Relaxed);
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % servers.len().max(1);
         for turn in 0..servers.len() {
             let at = (first + turn) % servers.len();
             let name = &servers[at];
             match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(name.as_str())).await {
                 Ok(Ok(stream)) => {
-                    self.current.store(at, Ordering::Relaxed);
                     let silence = u32::try_from(SILENCE.as_millis()).unwrap_or(u32::MAX);
                     if let Err(error) = setsockopt(&stream, sockopt::TcpUserTimeout, &silence) {
                         tracing::debug!(%error, "a server that falls silent is noticed late");
@@ -146,7 +150,8 @@ impl Balancer {
 
 /// Calls `tell` with all servers of the cluster, as `host:port`, whenever they change, until `stop`.
 pub(crate) async fn follow_servers(client: &Client, stop: CancellationToken, mut tell: impl FnMut(Vec<String>)) {
-    let named = ListParams::labels("kubernetes.io/service-name=kubernetes");
+    // The API servers' own: anybody who may write slices can label one.
+    let named = ListParams::fields("metadata.name=kubernetes");
     let slices: Informer<EndpointSlice> = Informer::new(client.namespaced("default"), named);
     let (changed, mut changes) = watch::channel(());
     slices.subscribe(move |_| changed.send_replace(()));
@@ -227,7 +232,9 @@ mod tests {
 
         // A second server joins: what is open stays.
         balancer.lead_to(vec![one.clone(), two.clone()]);
-        assert_eq!(ask(&balancer).await.unwrap().0, 1);
+        let mut asked = [ask(&balancer).await.unwrap().0, ask(&balancer).await.unwrap().0];
+        asked.sort();
+        assert_eq!(asked, [1, 2], "in turn");
         // The first dies: its connections end, and the next one is somebody else's.
         drop(first);
         assert!(held.read_u8().await.is_err());

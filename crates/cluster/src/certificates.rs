@@ -108,17 +108,17 @@ pub(crate) fn renew(options: &Options, shape: &Shape) -> Result<()> {
 pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken) -> Result<()> {
     loop {
         let leaves = Pki::open(&options.pki_dir()).certificates()?;
-        let ends = leaves.iter().filter(|(_, one)| !one.is_authority).map(|(_, one)| one.not_after).min();
+        // A certificate for etcd is not ours to sign.
+        let ours = leaves.iter().filter(|(name, one)| !one.is_authority && !name.starts_with("etcd-"));
+        let ends = ours.map(|(_, one)| one.not_after).min();
         let mut pause = ends.map_or(LOOK, |end| until_renewal(Timestamp::now(), end, shape.certificate_validity));
         if pause.is_zero() {
             let (options, shape) = (options.clone(), shape.clone());
             match tokio::task::spawn_blocking(move || renew(&options, &shape)).await? {
                 Ok(()) => tracing::info!("certificates renewed"),
-                Err(error) => {
-                    tracing::error!("certificates are not renewed: {error:#}");
-                    pause = RETRY;
-                }
+                Err(error) => tracing::error!("certificates are not renewed: {error:#}"),
             }
+            pause = RETRY;
         }
         tokio::select! {
             () = tokio::time::sleep(pause.min(LOOK)) => {}

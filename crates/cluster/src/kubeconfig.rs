@@ -1,7 +1,8 @@
 //! The user's kubeconfig: our context goes in, everything else in the file stays as it is.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -12,6 +13,9 @@ use serde_json::{Value, json};
 
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
+
+/// No kubeconfig is longer.
+const MAX_LENGTH: u64 = 16 << 20;
 
 /// How to reach a cluster, and as whom.
 pub(crate) struct Access {
@@ -71,15 +75,13 @@ impl Access {
         save(path, &config)
     }
 
-    /// Exchanges the certificate and key of our user, if it is there, and touches nothing else. Done as whoever owns the
-    /// directory: it is theirs to say what the path leads to.
+    /// Exchanges the certificate and key of our user, if it is there, and touches nothing else. Done as the first owner on the
+    /// way to the directory who is not root: it is theirs to say what the path leads to, links included.
     fn renew_in(&self, path: &Path) -> Result<()> {
         let parent = path.parent().context("a file without a directory")?;
-        let owner = match fs::metadata(parent) {
-            Ok(owner) => owner,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error).with_context(|| parent.display().to_string()),
-        };
+        let found = |dir: &Path| fs::symlink_metadata(dir).ok();
+        let owner = parent.ancestors().filter_map(found).find(|dir| dir.uid() != 0);
+        let Some(owner) = owner.or_else(|| found(parent)) else { return Ok(()) };
         let (uid, gid) = (Uid::from_raw(owner.uid()), Gid::from_raw(owner.gid()));
         std::thread::scope(|scope| {
             // Of this thread alone, which ends with it.
@@ -195,8 +197,22 @@ pub(crate) fn renew_user_files(options: &Options, access: &Access) -> Result<Vec
     Ok(files.into_iter().filter_map(|file| Some((file.clone(), access.renew_in(&file).err()?))).collect())
 }
 
+/// The text of a file that users may have put there: not of a pipe that nobody writes, nor of a device without end.
+fn read_bounded(path: &Path) -> std::io::Result<String> {
+    let file = fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    file.take(MAX_LENGTH + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_LENGTH {
+        return Err(std::io::Error::other("too long for a kubeconfig"));
+    }
+    Ok(text)
+}
+
 fn load(path: &Path) -> Result<Value> {
-    let text = match fs::read_to_string(path) {
+    let text = match read_bounded(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(error).with_context(|| path.display().to_string()),
@@ -348,5 +364,17 @@ mod tests {
             assert!(access().merge_into(&path).is_err(), "{text}");
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn security_what_is_no_file_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("config");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        assert!(load(&pipe).unwrap_err().to_string().contains("config"));
+        let endless = dir.path().join("endless");
+        std::os::unix::fs::symlink("/dev/zero", &endless).unwrap();
+        assert!(load(&endless).is_err());
+        assert!(load(&dir.path().join("nothing")).is_ok());
     }
 }

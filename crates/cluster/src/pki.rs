@@ -9,6 +9,7 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
@@ -220,11 +221,14 @@ pub(crate) fn private_dir(dir: &Path) -> Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(|| format!("creating {}", dir.display()))
 }
 
+static WRITES: AtomicU64 = AtomicU64::new(0);
+
 /// Replaces a file as a whole; only its owner can read it.
 pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}", std::process::id()));
+        // Of this write alone: threads of one process write the same file, too.
+        name.push(format!(".{}.{}", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
         let temporary = path.with_file_name(name);
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.write_all(content)?;

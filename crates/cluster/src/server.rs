@@ -77,7 +77,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
             namespace: "kube-system".to_owned(),
             name: name.to_owned(),
             // One process has this directory and this node, so whoever comes back has not lost its lead.
-            identity: node_name.clone(),
+            identity: format!("{node_name}_{node_ip}"),
             durations: Durations::default(),
         })
     };
@@ -113,7 +113,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         controllers.controllers.push("service-lb-controller".into());
     }
     controllers.load_balancing = controllers::LoadBalancing {
-        reserved_ports: [shape.secure_port, shape.kubelet_port].into(),
+        reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port].into(),
         gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
     };
     // Volumes of earlier versions: every node was on this machine.

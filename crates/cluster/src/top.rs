@@ -12,6 +12,7 @@ use client::Client;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use serde::Deserialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::connection::Target;
 use crate::history::{History, bytes};
@@ -57,15 +58,19 @@ async fn show(args: Args) -> Result<()> {
     if args.once || !out.is_terminal() {
         return Ok(out.write_all(look(&client, &args).await?.as_bytes())?);
     }
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let _screen = Screen::open()?;
     loop {
-        let text = look(&client, &args).await?;
+        let text = tokio::select! {
+            text = look(&client, &args) => text?,
+            _ = interrupt.recv() => return Ok(()),
+        };
         // From the top, each line to its end, and nothing below.
         write!(out, "\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))?;
         out.flush()?;
         tokio::select! {
             () = tokio::time::sleep(REFRESH) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
         }
     }
 }

@@ -353,7 +353,7 @@ fn restarting_status(container: &Container, old: Option<&ContainerStatus>) -> Co
         image: container.image.clone().unwrap_or_default(),
         state: Some(waiting_state(RESTARTING_ALL, Some(message))),
         last_state: Some(ApiState { terminated: Some(end), ..Default::default() }),
-        restart_count: old.map_or(0, |old| old.restart_count) + 1,
+        restart_count: old.map_or(0, |old| old.restart_count).saturating_add(1),
         started: Some(false),
         ..Default::default()
     }
@@ -394,7 +394,7 @@ fn unseen_status(container: &Container, old: Option<&ContainerStatus>, waits_for
     status.last_state = old.last_state.clone();
     if running(old).is_some() {
         // It ran and is gone without a trace: say so rather than start a run-once pod twice.
-        status.restart_count += 1;
+        status.restart_count = status.restart_count.saturating_add(1);
         status.last_state = Some(ApiState {
             terminated: Some(ContainerStateTerminated {
                 exit_code: 137,

@@ -66,6 +66,16 @@ impl Kubelet {
         }
 
         if status.conditions.iter().flatten().any(is_restart_of_all) {
+            // As often as a container that ends again and again, and no more.
+            let key = format!("{}_restart_all", state::uid(pod));
+            let ended = plan::reset(pod, &state).iter().map(|container| container.finished_at).max();
+            let ended = Timestamp::from_nanosecond(ended.unwrap_or_default().into()).unwrap_or_default();
+            let ago = Duration::try_from(Timestamp::now().duration_since(ended)).unwrap_or_default();
+            if let Some((left, _)) = self.restarts.remaining(&key, ago) {
+                next.sooner(left);
+                return Ok(next);
+            }
+            self.restarts.next(&key);
             self.remove_all_containers(pod, &state, memory).await?;
             next.sooner(Duration::ZERO);
             return Ok(next);
@@ -400,7 +410,7 @@ impl Kubelet {
         pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))
             .map_err(ConfigError::Refused)?;
         let restart_count = match state.container(&container.name) {
-            Some(past) => past.restart_count + 1,
+            Some(past) => past.restart_count.saturating_add(1),
             None => told_restart_count(self.status.latest(state::uid(pod)).as_ref(), &container.name),
         };
         let sources = self.env_sources(pod, container).await.map_err(ConfigError::Objects)?;

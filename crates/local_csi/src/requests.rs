@@ -121,8 +121,13 @@ impl Worker {
         for (key, request) in open(&object, &self.answers) {
             if self.busy.insert(key.clone()) {
                 let (driver, copies, request) = (self.driver.clone(), self.copies.clone(), request.clone());
+                let (all, node) = (self.object.clone(), self.node.clone());
                 self.tasks.spawn(async move {
-                    let answer = carry_out(&driver, &copies, &key, &request).await;
+                    let is_wanted = || {
+                        let same = |(other, known): (Key, &Request)| other == key && known.token == request.token;
+                        all.get(&node).is_some_and(|object| requests(&object).any(same))
+                    };
+                    let answer = carry_out(&driver, &copies, &key, &request, &is_wanted).await;
                     (key, answer)
                 });
             }
@@ -195,7 +200,14 @@ fn difference(object: &NodeVolumes, answers: &BTreeMap<Key, Answer>, available: 
     (!status.is_empty()).then(|| status.into())
 }
 
-async fn carry_out(driver: &Driver, copies: &Semaphore, (what, id): &Key, request: &Request) -> Answer {
+/// `is_wanted` says whether the request still stands.
+async fn carry_out(
+    driver: &Driver,
+    copies: &Semaphore,
+    (what, id): &Key,
+    request: &Request,
+    is_wanted: &(dyn Fn() -> bool + Sync),
+) -> Answer {
     let copies_files = request.action == Action::Create && request.source.is_some();
     let _permit = if copies_files { copies.acquire().await.ok() } else { None };
     let mut answer = Answer { token: request.token.clone(), ..Answer::default() };
@@ -207,7 +219,12 @@ async fn carry_out(driver: &Driver, copies: &Semaphore, (what, id): &Key, reques
         };
         match done {
             // Somebody else is at the same folder, and is done with it some time.
-            Err(status) if status.code() == Code::Aborted => tokio::time::sleep(retry.next_delay()).await,
+            Err(status) if status.code() == Code::Aborted => {
+                tokio::time::sleep(retry.next_delay()).await;
+                if !is_wanted() {
+                    break Err(Status::cancelled("the request was withdrawn"));
+                }
+            }
             done => break done,
         }
     };

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,7 @@ impl Folders {
         // Begun or half removed when the process before ended.
         for name in folders.names()? {
             if name.starts_with('.') {
+                unmount(&dir.join(&name).join(SOURCE));
                 files::remove_tree(&dir.join(name))?;
             }
         }
@@ -80,12 +82,18 @@ impl Folders {
     pub(crate) fn make<T: Serialize>(&self, id: &str, about: &T, from: Option<&Path>) -> io::Result<()> {
         use std::os::unix::fs::PermissionsExt;
         let new = self.0.join(format!(".{id}.new"));
+        unmount(&new.join(SOURCE));
         files::remove_tree(&new)?;
         let data = new.join("data");
         std::fs::create_dir_all(&data)?;
         std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777))?;
         if let Some(from) = from {
-            copy(from, &data)?;
+            let source = new.join(SOURCE);
+            std::fs::create_dir(&source)?;
+            let copied = without_links(from, &source).and_then(|()| copy(&source, &data));
+            unmount(&source);
+            copied?;
+            std::fs::remove_dir(&source)?;
         }
         write(&new.join(ABOUT), about)?;
         std::fs::rename(&new, self.0.join(id))
@@ -115,6 +123,25 @@ fn write<T: Serialize>(path: &Path, about: &T) -> io::Result<()> {
     let mut file = std::fs::File::create(path)?;
     file.write_all(&serde_json::to_vec(about).map_err(io::Error::other)?)?;
     file.sync_all()
+}
+
+/// Where a folder that is being copied is seen while that lasts.
+const SOURCE: &str = "from";
+
+/// Shows a folder at another place, where it cannot be changed and no link in it is followed: a pod may exchange folders for links
+/// while root copies them.
+fn without_links(from: &Path, at: &Path) -> io::Result<()> {
+    /// `MS_NOSYMFOLLOW`, of Linux 5.10.
+    const NO_LINKS: MsFlags = MsFlags::from_bits_retain(256);
+    let none = None::<&str>;
+    mount(Some(from), at, none, MsFlags::MS_BIND, none)?;
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | NO_LINKS;
+    Ok(mount(none, at, none, flags, none)?)
+}
+
+/// Nothing is mounted there as a rule.
+fn unmount(at: &Path) {
+    let _ = umount2(at, MntFlags::MNT_DETACH);
 }
 
 /// Files with owners, modes, links, times and attributes; blocks are shared where the file system can.

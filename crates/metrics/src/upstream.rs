@@ -4,6 +4,7 @@
 //! texts get their level from here, and the tests of each component hold what it serves against its table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 /// Who serves the series of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +59,14 @@ impl Row {
 
 /// The level of a series, as help texts begin with it; nothing where no table has it or it carries none.
 pub fn level(name: &str) -> Option<&'static str> {
-    let mut rows = Component::ALL.into_iter().flat_map(Component::rows);
-    rows.find(|row| row.name == name).map(|row| row.level).filter(|level| *level != "PLAIN")
+    static LEVELS: LazyLock<BTreeMap<&'static str, &'static str>> = LazyLock::new(|| {
+        let mut levels = BTreeMap::new();
+        for row in Component::ALL.into_iter().flat_map(Component::rows) {
+            levels.entry(row.name).or_insert(row.level);
+        }
+        levels
+    });
+    LEVELS.get(name).copied().filter(|level| *level != "PLAIN")
 }
 
 /// What a text of `/metrics` lacks or has otherwise than the table says.

@@ -120,7 +120,11 @@ impl Ring {
     /// many series there was no room for.
     pub(crate) fn record(&mut self, minute: u64, values: impl IntoIterator<Item = (Key, f32)>) -> usize {
         if minute < self.newest {
-            return 0;
+            if self.newest - minute < POINTS as u64 {
+                return 0;
+            }
+            // What was recorded lies in the future: the clock was wrong then.
+            *self = Self::default();
         }
         let passed = usize::try_from(minute - self.newest).unwrap_or(POINTS).min(POINTS);
         if passed > 0 {

@@ -57,7 +57,7 @@ fn quantile(old: &[(f64, u64)], new: &[(f64, u64)], part: f64) -> Option<f64> {
         .iter()
         .map(|(bound, count)| (*bound, count.saturating_sub(before.get(&bound.to_bits()).copied().unwrap_or_default())))
         .collect();
-    let total: u64 = counts.iter().map(|(_, count)| count).sum();
+    let total: u64 = counts.iter().fold(0, |total: u64, (_, count)| total.saturating_add(*count));
     let rank = total as f64 * part;
     let (mut lower, mut seen) = (0.0, 0.0);
     for (bound, count) in counts.iter().filter(|_| total > 0) {
@@ -97,8 +97,8 @@ pub(super) fn of_nodes(
             if !runs_on(node, namespace, pod) {
                 continue;
             }
-            let cpu: u64 = containers.values().map(|usage| usage.cpu).sum();
-            let memory: u64 = containers.values().map(|usage| usage.memory).sum();
+            let cpu: u64 = containers.values().map(|usage| usage.cpu).fold(0, u64::saturating_add);
+            let memory: u64 = containers.values().map(|usage| usage.memory).fold(0, u64::saturating_add);
             push(What::Cpu, Of::Pod, namespace, pod, cpu as f64 / 1e9);
             push(What::Memory, Of::Pod, namespace, pod, memory as f64);
             if let Some((received, sent)) = window.networks.get(&(namespace.clone(), pod.clone())) {

@@ -84,7 +84,7 @@ fn may_serve(request: &CertificateSigningRequest, nodes: &[Arc<Node>], reserved:
     let names = &params.params.subject_alt_names;
     !names.is_empty()
         && names.iter().all(|name| match name {
-            SanType::DnsName(name) => name.as_str() == asker,
+            SanType::DnsName(name) => name.as_str() == asker && !is_servers_name(asker),
             SanType::IpAddress(address) => {
                 has_address(own, *address)
                     && !address.is_loopback()
@@ -93,6 +93,11 @@ fn may_serve(request: &CertificateSigningRequest, nodes: &[Arc<Node>], reserved:
             }
             _ => false,
         })
+}
+
+/// Whether certificates of API servers carry this name: who has one for it is believed to be such a server.
+fn is_servers_name(name: &str) -> bool {
+    name == "localhost" || name.split('.').next() == Some("kubernetes")
 }
 
 fn has_address(node: &Node, address: IpAddr) -> bool {
@@ -127,8 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_serves_under_its_own_addresses_only() {
-        let nodes = [node("a", &["192.0.2.1"]), node("b", &["192.0.2.2", "10.43.0.1", "127.0.0.1", "192.0.2.1"])];
+    fn security_a_node_serves_under_its_own_addresses_only() {
+        let nodes = [
+            node("kubernetes.default.svc", &[]),
+            node("localhost", &[]),
+            node("a", &["192.0.2.1"]),
+            node("b", &["192.0.2.2", "10.43.0.1", "127.0.0.1", "192.0.2.1"]),
+        ];
         let reserved: Vec<Cidr> = vec!["10.43.0.0/16".parse().unwrap()];
         for (user, names, expected) in [
             ("system:node:b", &["b", "192.0.2.2"][..], true),
@@ -142,6 +152,9 @@ mod tests {
             ("system:node:b", &["127.0.0.1"], false),
             ("system:node:c", &["c"], false),
             ("somebody", &["b"], false),
+            // A node may be called as API servers are: it serves under no such name.
+            ("system:node:kubernetes.default.svc", &["kubernetes.default.svc"], false),
+            ("system:node:localhost", &["localhost"], false),
         ] {
             assert_eq!(may_serve(&request(user, names, json!([])), &nodes, &reserved), expected, "{user} {names:?}");
         }

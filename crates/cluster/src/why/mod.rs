@@ -65,14 +65,19 @@ impl Cause {
     }
 
     fn render(&self, object: &str) -> String {
-        let mut text = format!("{object}: {}\n", self.summary);
+        let mut text = format!("{}: {}\n", shown(object), shown(&self.summary));
         for (title, lines) in [("because", &self.evidence), ("next", &self.next)] {
             for line in lines {
-                text.push_str(&format!("  {title:<8} {line}\n"));
+                text.push_str(&format!("  {title:<8} {}\n", shown(line)));
             }
         }
         text
     }
+}
+
+/// What others wrote, on one line of a terminal: nothing of it is a command to the terminal.
+fn shown(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -148,7 +153,7 @@ async fn explain_cluster(client: &Client) -> Result<()> {
         println!("cluster: nothing is wrong that can be seen");
     }
     for what in unseen {
-        println!("not seen: {what}");
+        println!("not seen: {}", shown(&what));
     }
     Ok(())
 }

@@ -328,7 +328,7 @@ impl<'a> Pass<'a> {
                 status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
             })
             .map(|container| container.restart_count)
-            .sum();
+            .fold(0, i32::saturating_add);
         if limit == 0 { restarts > 0 } else { restarts >= limit }
     }
 

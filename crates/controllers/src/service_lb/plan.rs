@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, NodeSpec, Service};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, NodeSpec, PortStatus, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
 
@@ -62,6 +62,13 @@ pub(super) fn status<'a>(
     // If none is ready, that says more about who looks than about all of them.
     let any_ready = candidates.clone().any(is_ready);
     let chosen: Vec<&Node> = candidates.filter(|node| !any_ready || is_ready(node)).collect();
+    // What is granted is written down: proxies answer at no other port, and a changed port has to be asked for like a new one.
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).map(|port| PortStatus {
+        port: port.port,
+        protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
+        error: None,
+    });
+    let ports: Vec<PortStatus> = ports.collect();
     let mut ingress = Vec::new();
     for is_v6 in families(service) {
         let addresses: BTreeSet<IpAddr> = chosen.iter().filter_map(|node| address(node, is_v6)).collect();
@@ -69,14 +76,15 @@ pub(super) fn status<'a>(
             ip: Some(ip.to_string()),
             // The proxy of every node answers for the address itself, also to pods.
             ip_mode: Some("VIP".into()),
+            ports: Some(ports.clone()),
             ..LoadBalancerIngress::default()
         }));
     }
     LoadBalancerStatus { ingress: (!ingress.is_empty()).then_some(ingress) }
 }
 
-/// Why the service cannot have the nodes' addresses, if it cannot: somebody else answers at one of its ports. Who has
-/// addresses keeps them, then comes the gateway, then the oldest.
+/// Why the service cannot have the nodes' addresses, if it cannot: somebody else answers at one of its ports. Who was granted
+/// all its ports keeps them, then comes the gateway, then the oldest.
 pub(super) fn refusal<'a>(
     service: &Service,
     all: impl Iterator<Item = &'a Service>,
@@ -84,7 +92,14 @@ pub(super) fn refusal<'a>(
 ) -> Option<String> {
     let mut order: Vec<(bool, _, String, &Service)> = all
         .filter(|other| is_wanted(other))
-        .map(|other| (!has_addresses(other), other.metadata.creation_timestamp.clone(), pods::key(other), other))
+        .map(|other| {
+            (
+                !claims(other).is_subset(&granted(other)),
+                other.metadata.creation_timestamp.clone(),
+                pods::key(other),
+                other,
+            )
+        })
         .collect();
     order.sort_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
     let key = pods::key(service);
@@ -142,6 +157,16 @@ pub(super) fn has_addresses(service: &Service) -> bool {
     status.is_some_and(|status| status.ingress.as_ref().is_some_and(|ingress| !ingress.is_empty()))
 }
 
+/// The ports that a service was given at the addresses of the nodes, as its status says.
+fn granted(service: &Service) -> BTreeSet<Claim> {
+    let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let ingress = status.into_iter().flat_map(|status| status.ingress.iter().flatten());
+    ingress
+        .filter_map(|one| Some((one.ip.as_deref()?.parse::<IpAddr>().ok()?.is_ipv6(), one)))
+        .flat_map(|(is_v6, one)| one.ports.iter().flatten().map(move |port| (is_v6, port.protocol.clone(), port.port)))
+        .collect()
+}
+
 /// Everything about a node that load balancers depend on.
 pub(super) fn facts(node: &Node) -> (bool, bool, [Option<IpAddr>; 2]) {
     (is_excluded(node), is_ready(node), [false, true].map(|is_v6| address(node, is_v6)))
@@ -168,15 +193,24 @@ fn is_ready(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// The address of a family by which a node is reached, from outside if it has such a one.
+/// The address of a family by which a node is reached, from outside if it has such a one. A node says so itself: what cannot be
+/// the address of a machine is not believed.
 fn address(node: &Node, is_v6: bool) -> Option<IpAddr> {
     let addresses = node.status.as_ref()?.addresses.as_deref().unwrap_or_default();
     let of = |kind: &str| {
         let mut parsed =
             addresses.iter().filter(|address| address.type_ == kind).filter_map(|a| a.address.parse().ok());
-        parsed.find(|address: &IpAddr| address.is_ipv6() == is_v6)
+        parsed.find(|address: &IpAddr| address.is_ipv6() == is_v6 && is_of_a_machine(*address))
     };
     of("ExternalIP").or_else(|| of("InternalIP"))
+}
+
+fn is_of_a_machine(address: IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    !(is_link_local || address.is_loopback() || address.is_multicast() || address.is_unspecified())
 }
 
 fn nodes_with_endpoints<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeSet<String> {
@@ -295,7 +329,9 @@ mod tests {
         };
         let ports = |ports: Value| json!({"ports": ports});
         let with_address = |mut service: Service| {
-            let ingress = LoadBalancerIngress { ip: Some("192.0.2.1".into()), ..LoadBalancerIngress::default() };
+            let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+            let ports = ports.map(|port| json!({"port": port.port, "protocol": "TCP"})).collect::<Vec<_>>();
+            let ingress: LoadBalancerIngress = of(json!({"ip": "192.0.2.1", "ports": ports}));
             let balancer = LoadBalancerStatus { ingress: Some(vec![ingress]) };
             service.status.get_or_insert_default().load_balancer = Some(balancer);
             service
@@ -312,6 +348,23 @@ mod tests {
             (vec![old.clone(), service("udp", 2, ports(json!([{"port": 80, "protocol": "UDP"}])))], vec![]),
             (vec![old.clone(), service("six", 2, json!({"ipFamilies": ["IPv6"]}))], vec![]),
             (vec![old.clone(), service("other", 2, json!({"loadBalancerClass": "example.com/lb"}))], vec![]),
+            // Who exchanges the port it has for another's does not.
+            (
+                {
+                    let mut moved = with_address(service("moved", 0, ports(json!([{"port": 8081}]))));
+                    moved.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].port = 80;
+                    vec![with_address(new.clone()), moved]
+                },
+                vec![taken("moved", "80/TCP", "service default/new")],
+            ),
+            (
+                {
+                    let mut moved = with_address(service("moved", 0, ports(json!([{"port": 8081}]))));
+                    moved.spec.as_mut().unwrap().ports.as_mut().unwrap()[0].port = 8080;
+                    vec![moved]
+                },
+                vec![taken("moved", "8080/TCP", "the cluster's gateway")],
+            ),
             // Who is refused holds nothing.
             (
                 vec![

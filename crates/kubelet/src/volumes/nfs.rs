@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::NFSVolumeSource;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use super::mounts;
 
@@ -20,9 +21,19 @@ const VERSIONS: [&str; 4] = ["4.2", "4.1", "4.0", "3"];
 const PORT: u16 = 2049;
 
 /// Shares that the kernel is asked to mount: a server that does not answer holds the call for minutes.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Nfs {
     under_way: Arc<Mutex<HashSet<PathBuf>>>,
+    /// How many may wait for their servers at a time.
+    slots: Arc<Semaphore>,
+}
+
+const SLOTS: usize = 16;
+
+impl Default for Nfs {
+    fn default() -> Self {
+        Self { under_way: Arc::default(), slots: Arc::new(Semaphore::new(SLOTS)) }
+    }
 }
 
 /// What is mounted where, and how.
@@ -130,6 +141,10 @@ impl Nfs {
             return Ok(target);
         }
         let address = resolve(&share.server, timeout).await?;
+        // Each mount holds a thread for as long as its server is silent.
+        let slot = tokio::time::timeout(timeout, self.slots.clone().acquire_owned()).await;
+        let slot =
+            slot.map_err(|_| "too many NFS servers do not answer".to_owned())?.map_err(|error| error.to_string())?;
         if !self.under_way.lock().insert(target.clone()) {
             return Err(format!("{} is being mounted and {} has not answered yet", share.source(), share.server));
         }
@@ -137,6 +152,7 @@ impl Nfs {
         let mounting = tokio::task::spawn_blocking(move || {
             let mounted = mount_share(&share, &place, address);
             under_way.lock().remove(&place);
+            drop(slot);
             mounted
         });
         match tokio::time::timeout(timeout, mounting).await {

@@ -288,11 +288,11 @@ impl Summary {
         for (i, container) in items(&status.init_container_statuses).iter().enumerate() {
             let last = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
             let last = last.and_then(|terminated| terminated.finished_at.as_ref()).map(|time| time.0);
-            summary.restarts += container.restart_count;
+            summary.restarts = summary.restarts.saturating_add(container.restart_count);
             summary.last_restart = summary.last_restart.max(last);
             let sidecar = is_sidecar(&container.name);
             if sidecar {
-                sidecar_restarts += container.restart_count;
+                sidecar_restarts = container.restart_count.saturating_add(sidecar_restarts);
                 sidecar_last = sidecar_last.max(last);
             }
             let state = container.state.as_ref().unwrap_or(&no_state);
@@ -340,7 +340,7 @@ impl Summary {
         let mut failure = None;
         let no_state = ContainerState::default();
         for container in items(&status.container_statuses).iter().rev() {
-            self.restarts += container.restart_count;
+            self.restarts = self.restarts.saturating_add(container.restart_count);
             let last = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
             let last = last.and_then(|terminated| terminated.finished_at.as_ref()).map(|time| time.0);
             self.last_restart = self.last_restart.max(last);

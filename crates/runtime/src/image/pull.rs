@@ -269,7 +269,7 @@ async fn hash_file(hash: &mut Sha256, path: &Path) -> Result<(), PullError> {
 /// Unpacks a layer once, whoever asks at the same time; its digest must be what the configuration promises.
 pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Result<(), PullError> {
     let lock = store.unpacking.lock().await.entry(layer.diff_id.clone()).or_default().clone();
-    let _alone = lock.lock().await;
+    let alone = lock.lock_owned().await;
     let target = store.layer_path(&layer.diff_id);
     if target.exists() {
         return Ok(());
@@ -278,7 +278,10 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
     // Another process may be at the same layer.
     let temporary = target.with_extension(format!("unpacking-{}", std::process::id()));
     let unpacker = store.unpacker.clone();
+    let lease = store.lease().await.map_err(|error| PullError::Content(error.to_string()))?;
     let work = tokio::task::spawn_blocking(move || {
+        // Held to the end of the work, which goes on when nobody waits for it any more.
+        let _held = (alone, lease);
         let _ = std::fs::remove_dir_all(&temporary);
         std::fs::create_dir(&temporary).map_err(io_error("creating a layer"))?;
         let unpacked = match &unpacker {

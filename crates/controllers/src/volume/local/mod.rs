@@ -637,6 +637,9 @@ impl Controller {
         if is_delayed && selected.is_none() {
             return Ok(Ok(None));
         }
+        if selected.is_some_and(|node| names_nodes(&class) && !is_allowed(&class, node)) {
+            return Ok(Err("the class has no volumes on the node that was selected".into()));
+        }
         if spec.is_some_and(|spec| spec.data_source_ref.is_some() || spec.data_source.is_some()) {
             let found = self.source(claim).await?;
             return Ok(found.map(|(node, source)| Some(Target { node, source: Some(source) })));
@@ -794,6 +797,12 @@ fn capacity_name(class: &str, node: &str) -> String {
 }
 
 /// Whether a class has volumes on a node.
+/// Whether a class says by name which nodes its volumes are on.
+fn names_nodes(class: &StorageClass) -> bool {
+    let terms = class.allowed_topologies.iter().flatten();
+    terms.flat_map(|term| term.match_label_expressions.iter().flatten()).any(|one| one.key == TOPOLOGY_KEY)
+}
+
 fn is_allowed(class: &StorageClass, node: &str) -> bool {
     let Some(terms) = class.allowed_topologies.as_deref().filter(|terms| !terms.is_empty()) else { return true };
     let mut expressions = terms.iter().flat_map(|term| term.match_label_expressions.iter().flatten());

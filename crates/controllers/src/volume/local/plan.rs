@@ -197,11 +197,14 @@ fn of_volume(
             other => ask(node, Action::Delete, 0, None, other),
         };
     }
-    if volume.metadata.deletion_timestamp.is_some() && is_released(volume) && has_finalizer(volume) {
-        return Step::LetGo;
-    }
+    // First: a request to remove the folder must not outlast the decision to keep it.
     if let (Some(asked), Some(Action::Create | Action::Delete)) = (asked, action) {
         return withdraw(asked);
+    }
+    let is_claimed = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).is_some_and(|it| it.uid.is_some());
+    let is_let_go = volume.metadata.deletion_timestamp.is_some() && (is_released(volume) || !is_claimed);
+    if is_let_go && has_finalizer(volume) {
+        return Step::LetGo;
     }
     let claim = claim.filter(|claim| {
         claim.metadata.deletion_timestamp.is_none() && volume_name(claim) == volume.metadata.name.as_deref()

@@ -130,6 +130,13 @@ impl Controller {
             return Ok(Requeue::Never);
         }
         if is_deleted && content.spec.deletion_policy != "Delete" {
+            // A request to remove it must not outlast the decision to keep it.
+            let id = id_of(&content);
+            for object in nodes.by_index(BY_SNAPSHOT, &id) {
+                if let Some(request) = object.spec.snapshots.get(&id) {
+                    self.withdraw(name_of(&object.metadata), "snapshots", &id, &request.token).await?;
+                }
+            }
             return self.let_content_go(&content).await;
         }
         let marked = content.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(BEING_DELETED));
