@@ -207,15 +207,15 @@ const FLOORS: &[Floors] = &[
         of: "apiserver",
         order: &[
             // What a request, an answer and a stored object are.
-            "body json protobuf request_info stamp expiring config watch_cache status accept",
+            "body json protobuf elsewhere request_info stamp expiring config watch_cache status accept",
             // Who asks, whether they may, and what else decides about a write.
             "remote authz audit authn initializers seal versions delete_options cluster admission allocation",
             // What a server keeps while it runs.
-            "cors in_flight flow_control metrics aggregation discovery event_leases node_usage state",
+            "cors in_flight flow_control metrics aggregation discovery event_leases node_usage history state",
             // What it does with a request.
-            "hooks verbs subresources resource_metrics integrity custom health endpoints walk chain",
+            "hooks verbs subresources resource_metrics integrity custom health metrics_page endpoints walk chain",
             // What it does by itself.
-            "loopback api_services bootstrap server_leases answers args server",
+            "loopback api_services bootstrap sampler server_leases answers args server",
         ],
         upward: &[],
     },

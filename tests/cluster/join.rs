@@ -94,6 +94,10 @@ fn a_machine_joins_with_a_token() {
         assert!(!machine.path("data/membership.json").exists());
     }
 
+    // No registry is within reach of the machine.
+    let archive = testkit::images::busybox_image().docker_archive("docker.io/library/busybox:latest");
+    std::fs::create_dir_all(machine.path("data/images")).unwrap();
+    std::fs::write(machine.path("data/images/busybox.tar"), archive).unwrap();
     let output = machine.join(token, hash);
     assert!(output.status.success(), "{}\n{}\n{}", describe(&output), machine.log(), cluster.log());
     let node = cluster.kubectl("get node machine-2 -o jsonpath={.status.addresses[0].address}/{.spec.podCIDR}");
@@ -156,7 +160,7 @@ spec:
   nodeSelector: {{kubernetes.io/hostname: machine-2}}
   restartPolicy: Never
   containers:
-  - {{name: c, image: busybox, command: [sh, -c, '{script}'], volumeMounts: [{{name: data, mountPath: /data}}]}}
+  - {{name: c, image: busybox, imagePullPolicy: IfNotPresent, command: [sh, -c, '{script}'], volumeMounts: [{{name: data, mountPath: /data}}]}}
   volumes: [{{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}]
 ---"
         )

@@ -12,6 +12,17 @@ use crate::protobuf;
 use crate::request_info::RequestInfo;
 use crate::watch_cache::{Gzip, Piece};
 
+/// Server-side apply.
+pub(crate) const APPLY: &str = "application/apply-patch+yaml";
+pub(crate) const STRATEGIC: &str = "application/strategic-merge-patch+json";
+const PATCHES: &[&str] = &["application/json-patch+json", "application/merge-patch+json", STRATEGIC, APPLY];
+const PATCHES_OF_CUSTOM: &[&str] = &["application/json-patch+json", "application/merge-patch+json", APPLY];
+
+/// Forms of patches. What a strategic one does is written into the types of built-in kinds only.
+pub(crate) fn patch_types(resource: &Resource) -> &'static [&'static str] {
+    if resource.is_custom { PATCHES_OF_CUSTOM } else { PATCHES }
+}
+
 /// What the response looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Accept {

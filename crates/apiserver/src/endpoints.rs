@@ -41,7 +41,7 @@ pub(crate) async fn serve(
         [""] => json_response(parts, info, &documents.root_paths()),
         ["version"] => json_response(parts, info, &discovery::version()),
         ["metrics"] => {
-            Ok(response(StatusCode::OK, "text/plain; version=0.0.4", crate::metrics::render(state).await.into()))
+            Ok(response(StatusCode::OK, "text/plain; version=0.0.4", crate::metrics_page::render(state).await.into()))
         }
         ["metrics", "slis"] => {
             Ok(response(StatusCode::OK, "text/plain; version=0.0.4", state.metrics.slis.render().into()))

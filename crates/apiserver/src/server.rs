@@ -141,7 +141,7 @@ impl Server {
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(crate::custom::run(state.clone()));
         housekeeping.spawn(crate::integrity::run(state.clone()));
-        housekeeping.spawn(crate::history::run(state.clone()));
+        housekeeping.spawn(crate::sampler::run(state.clone()));
         housekeeping.spawn(crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()));
         begin(&state, &mut housekeeping).await?;
         housekeeping.spawn(crate::api_services::local::run(state.clone()));

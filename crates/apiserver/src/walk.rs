@@ -109,7 +109,7 @@ pub(crate) fn serve(state: &Arc<State>, info: &RequestInfo, body: &Bytes) -> Res
         return page(info, file);
     }
     if info.path.trim_end_matches('/') == crate::history::PATH {
-        return crate::history::serve(state, info);
+        return crate::history::serve(&state.history, info);
     }
     if info.path.trim_end_matches('/') != trace::PATH {
         return Err(Status::no_such_path());

@@ -113,9 +113,10 @@ impl Plugins {
                     Err(failed) => failed,
                 },
             };
+            // A socket is there a moment before somebody listens, and a driver may be before its node.
+            let is_soon_over = failed.contains("code = Unavailable") || failed.contains("error getting node");
+            let is_early = std::mem::replace(&mut is_first, false) && is_soon_over;
             tracing::warn!(socket = %socket.display(), error = failed, "plug-in not registered, will retry");
-            // A socket is there a moment before somebody listens.
-            let is_early = std::mem::replace(&mut is_first, false) && failed.contains("code = Unavailable");
             if !is_early && told.as_ref() != Some(&failed) {
                 let message = format!("plugin at {} not registered: {failed}", socket.display());
                 self.recorder.warning(&node::reference(&self.node_name), "FailedPluginRegistration", message);

@@ -14,7 +14,7 @@ use super::table::{Row, TABLE};
 use super::{Attributes, Verb};
 use crate::cluster::Cluster;
 use crate::config::{Authorizer, Config};
-use crate::metrics::spent_elsewhere;
+use crate::elsewhere::spent_elsewhere;
 
 /// A plug-in's answer. Most are known at once; only those that must wait for something pay for a future.
 pub(crate) enum Admitted<'a> {

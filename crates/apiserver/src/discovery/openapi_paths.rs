@@ -6,7 +6,7 @@ use registry::resource::Subresource;
 use registry::{Action, Resource, Verb};
 use serde_json::{Map, Value, json};
 
-use crate::verbs::patch_types;
+use crate::accept::patch_types;
 
 pub(super) const PATCH: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.Patch";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";

@@ -7,11 +7,10 @@ use std::time::Instant;
 use super::ring::{Key, Of, What};
 use crate::metrics::Totals;
 use crate::node_usage::Window;
-use crate::state::State;
 
 /// What this process has counted so far.
 #[derive(Clone, Debug)]
-pub(super) struct Counted {
+pub(crate) struct Counted {
     at: Instant,
     /// Seconds of CPU.
     cpu: f64,
@@ -26,14 +25,14 @@ impl Default for Counted {
 }
 
 impl Counted {
-    pub(super) fn now(state: &State) -> Self {
+    pub(crate) fn now(requests: Totals) -> Self {
         let (cpu, memory) = ::metrics::process_usage();
-        Self { at: Instant::now(), cpu, memory, requests: state.metrics.totals() }
+        Self { at: Instant::now(), cpu, memory, requests }
     }
 }
 
 /// The figures of this process and of the API between two counts.
-pub(super) fn of_server(old: &Counted, new: &Counted) -> Vec<(Key, f32)> {
+pub(crate) fn of_server(old: &Counted, new: &Counted) -> Vec<(Key, f32)> {
     let key = |what, name: &str| Key { what, of: Of::Component, namespace: "".into(), name: name.into() };
     let seconds = new.at.saturating_duration_since(old.at).max(Duration::from_millis(1)).as_secs_f64();
     let rate = |old: f64, new: f64| ((new - old).max(0.0) / seconds) as f32;
@@ -72,7 +71,7 @@ fn quantile(old: &[(f64, u64)], new: &[(f64, u64)], part: f64) -> Option<f64> {
 }
 
 /// The figures of nodes and their pods. A node speaks for its own pods only: `runs_on` knows.
-pub(super) fn of_nodes(
+pub(crate) fn of_nodes(
     windows: &BTreeMap<String, Window>,
     runs_on: impl Fn(&str, &str, &str) -> bool,
 ) -> Vec<(Key, f32)> {
@@ -108,15 +107,6 @@ pub(super) fn of_nodes(
         }
     }
     values
-}
-
-/// Whether a pod exists and is assigned to a node.
-pub(super) fn runs_on(state: &State, node: &str, namespace: &str, pod: &str) -> bool {
-    let Some(entry) = state.caches.get("pods").and_then(|cache| cache.get(&format!("{namespace}/{pod}"))) else {
-        return false;
-    };
-    let object = entry.json();
-    crate::json::find(&object, &["spec", "nodeName"]).is_some_and(|found| crate::json::text(&object[found]) == node)
 }
 
 #[cfg(test)]

@@ -10,25 +10,25 @@ use http::{Response, StatusCode};
 use registry::Verb;
 use serde_json::{Value, json};
 
+use super::History;
 use super::ring::{Key, Of, Ring, STEP, What};
 use crate::body::{Body, response};
 use crate::request_info::RequestInfo;
-use crate::state::State;
 
 pub(crate) const PATH: &str = "/cox/history";
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-pub(crate) fn serve(state: &State, info: &RequestInfo) -> Result<Response<Body>, Status> {
+pub(crate) fn serve(history: &History, info: &RequestInfo) -> Result<Response<Body>, Status> {
     if !matches!(info.verb, Verb::Get | Verb::Head) {
         return Err(Status::method_not_allowed());
     }
-    if state.history.file.is_none() {
+    if !history.is_kept() {
         return Err(Status::no_such_path());
     }
     let question = Question::read(|name| info.query.get(name))?;
     // A copy, of a few megabytes at most: nobody waits while the answer is written.
-    let ring = state.history.ring.lock().clone();
+    let ring = history.ring.lock().clone();
     Ok(match question.as_text {
         true => response(StatusCode::OK, OPEN_METRICS, open_metrics(&ring, &question).into()),
         false => response(StatusCode::OK, "application/json", json(&ring, &question).to_string().into()),

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ::metrics::{Counter, Histogram, Kind, Metrics, exponential};
+use ::metrics::{Counter, Histogram, Metrics, exponential};
 use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
 use registry::Resource;
@@ -16,7 +16,6 @@ use store::{
 };
 
 use super::requests::DURATION_BOUNDS;
-use crate::state::State;
 use crate::watch_cache::ROOT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,63 +254,6 @@ impl WatchCounts {
         let labels = [("group", &*self.names[0]), ("resource", &*self.names[1])];
         let help = "Watchers that were ended because they were too slow.";
         self.metrics.counter("apiserver_terminated_watchers_total", help, &labels).inc();
-    }
-}
-
-/// What the cache of a resource holds.
-struct Held<'r> {
-    row: &'r Resource,
-    objects: usize,
-    revision: u64,
-    /// Events so far, and those that are kept.
-    events: (u64, usize),
-}
-
-/// Looks at what caches and store hold.
-pub(super) async fn collect(state: &State) {
-    let all = state.metrics.all();
-    let table = state.registry.table();
-    let mut held = Vec::new();
-    for row in table.rows().iter().filter(|row| row.api_version() == row.storage_version) {
-        if let Some(cache) = state.caches.get(&row.store_prefix) {
-            let (objects, revision) = (cache.snapshot().objects.len(), cache.revision());
-            held.push(Held { row, objects, revision, events: cache.window() });
-        }
-    }
-    let show = |kind, name, help, value: &dyn Fn(&Held<'_>) -> f64| {
-        all.set_rows(kind, name, help, |rows| {
-            for of in &held {
-                rows.add(&[("group", &of.row.group), ("resource", &of.row.plural)], value(of));
-            }
-        });
-    };
-    show(Kind::Gauge, "apiserver_resource_objects", "Stored objects, by resource.", &|of| of.objects as f64);
-    let help = "The latest change that the cache of a resource shows.";
-    show(Kind::Gauge, "apiserver_watch_cache_resource_version", help, &|of| of.revision as f64);
-    let help = "Events that the cache of a resource keeps for watchers.";
-    show(Kind::Gauge, "watch_cache_capacity", help, &|of| of.events.1 as f64);
-    for (name, help) in [
-        ("apiserver_storage_events_received_total", "Changes that the store reported, by resource."),
-        ("apiserver_watch_cache_events_received_total", "Changes that the cache of a resource took in."),
-        ("apiserver_watch_cache_events_dispatched_total", "Changes that the cache of a resource passed on."),
-    ] {
-        show(Kind::Counter, name, help, &|of| of.events.0 as f64);
-    }
-    all.set_rows(Kind::Gauge, "apiserver_storage_objects", "Stored objects, by resource.", |rows| {
-        for of in &held {
-            rows.add(&[("resource", &of.row.group_resource().to_string())], of.objects as f64);
-        }
-    });
-    match state.caches.store.size().await {
-        Ok(Some(bytes)) => {
-            let help = "Bytes that the store takes on its disk.";
-            all.gauge("apiserver_storage_size_bytes", help, &[("storage_cluster_id", "etcd-0")]).set(bytes as f64);
-        }
-        Ok(None) => {}
-        Err(error) => {
-            all.forget("apiserver_storage_size_bytes", &[]);
-            tracing::warn!(%error, "the size of the store is not known");
-        }
     }
 }
 

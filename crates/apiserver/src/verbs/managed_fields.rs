@@ -21,7 +21,7 @@ use crate::watch_cache::Entry;
 /// Longer manager names are refused by clients; upstream cuts user agents there.
 const MAX_MANAGER: usize = 128;
 
-pub(crate) const APPLY: &str = "application/apply-patch+yaml";
+pub(crate) use crate::accept::APPLY;
 
 /// Whether the request is a server-side apply, which keeps the books itself.
 pub(crate) fn is_apply(operation: &Operation) -> bool {

@@ -26,7 +26,6 @@ pub(crate) use create::create_object;
 pub(crate) use delete::delete_object;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use list::Token;
-pub(crate) use patch::accepted as patch_types;
 pub(crate) use update::{Target, modify};
 pub(crate) use write::{Current, decode_entry};
 

@@ -10,21 +10,11 @@ use serde_json::Value;
 
 use super::update::{Target, Written, modify};
 use super::write::{FieldValidation, check_kind, duplicate_fields, report};
+use crate::accept::{STRATEGIC, patch_types};
 use crate::body::Body;
 use crate::state::Operation;
 use crate::versions::decode_checked;
 use crate::versions::served_value;
-
-const STRATEGIC: &str = "application/strategic-merge-patch+json";
-const ACCEPTED: &[&str] =
-    &["application/json-patch+json", "application/merge-patch+json", STRATEGIC, super::managed_fields::APPLY];
-const ACCEPTED_BY_CUSTOM: &[&str] =
-    &["application/json-patch+json", "application/merge-patch+json", super::managed_fields::APPLY];
-
-/// Forms of patches. What a strategic one does is written into the types of built-in kinds only.
-pub(crate) fn accepted(resource: &Resource) -> &'static [&'static str] {
-    if resource.is_custom { ACCEPTED_BY_CUSTOM } else { ACCEPTED }
-}
 
 /// A decoded patch.
 pub(crate) enum Patch {
@@ -37,7 +27,7 @@ impl Patch {
     pub(crate) fn of(operation: &Operation) -> Result<(Self, Vec<String>), Status> {
         let media =
             operation.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let accepted = accepted(&operation.resource);
+        let accepted = patch_types(&operation.resource);
         let make: fn(Value) -> Patch = match media.split(';').next().unwrap_or_default().trim() {
             "application/json-patch+json" => Patch::Json,
             "application/merge-patch+json" => Patch::Merge,

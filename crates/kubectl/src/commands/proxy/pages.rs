@@ -32,9 +32,10 @@ fn comes_from_elsewhere(headers: &HeaderMap) -> bool {
 
 /// All that the page asks for, and how: with these methods, at these paths and below `/cox/ui/`.
 const METHODS: [Method; 2] = [Method::GET, Method::HEAD];
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 10] = [
     "/cox/ui",
     "/cox/trace",
+    "/cox/history",
     "/version",
     "/api/v1/nodes",
     "/api/v1/pods",

@@ -1,0 +1,78 @@
+//! `/metrics`: what was counted as it passed, and what caches and store hold at the moment.
+
+use std::fmt::Write;
+
+use ::metrics::Kind;
+use registry::Resource;
+
+use crate::state::State;
+
+/// The text of `/metrics`.
+pub(crate) async fn render(state: &State) -> String {
+    collect(state).await;
+    let mut out = state.metrics.all().render();
+    state.admission.render_metrics(&mut out);
+    crate::aggregation::render_metrics(&state.caches, &mut out);
+    out.push_str("# HELP apiserver_audit_error_total [ALPHA] Audit events that were lost.\n");
+    out.push_str("# TYPE apiserver_audit_error_total counter\n");
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
+    out
+}
+
+/// What the cache of a resource holds.
+struct Held<'r> {
+    row: &'r Resource,
+    objects: usize,
+    revision: u64,
+    /// Events so far, and those that are kept.
+    events: (u64, usize),
+}
+
+/// Looks at what caches and store hold.
+async fn collect(state: &State) {
+    let all = state.metrics.all();
+    let table = state.registry.table();
+    let mut held = Vec::new();
+    for row in table.rows().iter().filter(|row| row.api_version() == row.storage_version) {
+        if let Some(cache) = state.caches.get(&row.store_prefix) {
+            let (objects, revision) = (cache.snapshot().objects.len(), cache.revision());
+            held.push(Held { row, objects, revision, events: cache.window() });
+        }
+    }
+    let show = |kind, name, help, value: &dyn Fn(&Held<'_>) -> f64| {
+        all.set_rows(kind, name, help, |rows| {
+            for of in &held {
+                rows.add(&[("group", &of.row.group), ("resource", &of.row.plural)], value(of));
+            }
+        });
+    };
+    show(Kind::Gauge, "apiserver_resource_objects", "Stored objects, by resource.", &|of| of.objects as f64);
+    let help = "The latest change that the cache of a resource shows.";
+    show(Kind::Gauge, "apiserver_watch_cache_resource_version", help, &|of| of.revision as f64);
+    let help = "Events that the cache of a resource keeps for watchers.";
+    show(Kind::Gauge, "watch_cache_capacity", help, &|of| of.events.1 as f64);
+    for (name, help) in [
+        ("apiserver_storage_events_received_total", "Changes that the store reported, by resource."),
+        ("apiserver_watch_cache_events_received_total", "Changes that the cache of a resource took in."),
+        ("apiserver_watch_cache_events_dispatched_total", "Changes that the cache of a resource passed on."),
+    ] {
+        show(Kind::Counter, name, help, &|of| of.events.0 as f64);
+    }
+    all.set_rows(Kind::Gauge, "apiserver_storage_objects", "Stored objects, by resource.", |rows| {
+        for of in &held {
+            rows.add(&[("resource", &of.row.group_resource().to_string())], of.objects as f64);
+        }
+    });
+    match state.caches.store.size().await {
+        Ok(Some(bytes)) => {
+            let help = "Bytes that the store takes on its disk.";
+            all.gauge("apiserver_storage_size_bytes", help, &[("storage_cluster_id", "etcd-0")]).set(bytes as f64);
+        }
+        Ok(None) => {}
+        Err(error) => {
+            all.forget("apiserver_storage_size_bytes", &[]);
+            tracing::warn!(%error, "the size of the store is not known");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Fills the history: once a minute what the nodes say to everybody who asks for usage, and what this server has counted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::history::STEP;
+use crate::history::sample::{self, Counted};
+use crate::state::State;
+
+/// Minutes between two writes of the file.
+const SAVE: u32 = 15;
+/// Nodes that are asked in a minute.
+const NODES_A_MINUTE: usize = 60;
+
+/// Samples once a minute until the server stops.
+pub(crate) async fn run(state: Arc<State>) {
+    if !state.history.is_kept() {
+        return;
+    }
+    let mut before = Counted::now(state.metrics.totals());
+    let mut unsaved = 0;
+    loop {
+        let (minute, wait) = next_minute(Timestamp::now());
+        tokio::select! {
+            () = state.stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+        let counted = Counted::now(state.metrics.totals());
+        let mut values = sample::of_server(&before, &counted);
+        before = counted;
+        let nodes = state.caches.get("minions").map_or(0, |cache| cache.snapshot().objects.len());
+        if minute.is_multiple_of(nodes.div_ceil(NODES_A_MINUTE).max(1) as u64) {
+            let windows = state.resource_metrics.windows(&state.cluster).await;
+            values.extend(sample::of_nodes(&windows, |node, namespace, pod| runs_on(&state, node, namespace, pod)));
+        }
+        let left_out = state.history.record(minute, values);
+        if left_out > 0 {
+            tracing::debug!(left_out, "the history of figures has no room for more");
+        }
+        unsaved += 1;
+        if unsaved >= SAVE {
+            unsaved = 0;
+            let saved = state.clone();
+            // Nothing depends on it: the next one comes.
+            let _ = tokio::task::spawn_blocking(move || saved.history.save()).await;
+        }
+    }
+}
+
+/// The minute that comes next, and how long until then.
+fn next_minute(now: Timestamp) -> (u64, Duration) {
+    let milliseconds = u64::try_from(now.as_millisecond()).unwrap_or_default();
+    let next = milliseconds / (STEP * 1000) + 1;
+    (next, Duration::from_millis(next * STEP * 1000 - milliseconds))
+}
+
+/// Whether a pod exists and is assigned to a node.
+fn runs_on(state: &State, node: &str, namespace: &str, pod: &str) -> bool {
+    let Some(entry) = state.caches.get("pods").and_then(|cache| cache.get(&format!("{namespace}/{pod}"))) else {
+        return false;
+    };
+    let object = entry.json();
+    crate::json::find(&object, &["spec", "nodeName"]).is_some_and(|found| crate::json::text(&object[found]) == node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minutes_begin_on_the_minute() {
+        let at = |millisecond| next_minute(Timestamp::from_millisecond(millisecond).unwrap());
+        assert_eq!(at(0), (1, Duration::from_secs(60)));
+        assert_eq!(at(59_999), (1, Duration::from_millis(1)));
+        assert_eq!(at(60_000), (2, Duration::from_secs(60)));
+    }
+}
