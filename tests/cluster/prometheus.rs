@@ -55,6 +55,8 @@ const QUESTIONS: &[&str] = &[
 const NAMED_BY_UPSTREAM: &[&str] = &[
     "kubelet_certificate_manager_client_expiration_renew_errors",
     "kubelet_server_expiration_renew_errors",
+    "authenticated_user_requests",
+    "authentication_attempts",
     "cadvisor_version_info",
     "container_fs_inodes_total",
     "container_memory_failcnt",
@@ -109,8 +111,11 @@ fn prometheus_finds_the_figures_of_dashboards() {
     });
     let top = said(cluster.cox("top").arg("--once"));
     assert!(top.contains("node-1") && top.contains("default/busy-"), "{top}");
-    let why = said(cluster.cox("why").arg("cluster"));
-    assert!(why.contains("a container is held back by its limit of CPU") && !why.contains("not seen"), "{why}");
+    // Once it has been throttled for long enough to say so.
+    cluster.wait("what is wrong with the cluster", || {
+        let why = said(cluster.cox("why").arg("cluster"));
+        (why.contains("a container is held back by its limit of CPU") && !why.contains("not seen")).then_some(())
+    });
     let up = prometheus.ask(&cluster, "count(up == 1)");
     assert!(up.contains(r#""7""#), "{up}");
 }

@@ -1,6 +1,6 @@
 //! API priority and fairness: every request belongs to a flow, every flow to a level, and levels share the seats.
 //!
-//! Flow: [`rules`] finds the schema of a request, [`hall`] says whether it is served, waits or is turned away, and
+//! Flow: [`rules`] finds the schema of a request, [`queue_set`] says whether it is served, waits or is turned away, and
 //! `bootstrap::flow_control` keeps the FlowSchemas and PriorityLevelConfigurations that every cluster has and hands all of
 //! them to [`FlowControl::learn`]. Requests that stay open are only counted (`in_flight::InFlight`); a watch has a seat until it begins.
 
