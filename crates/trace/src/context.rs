@@ -268,7 +268,7 @@ pub fn set_object(object: impl FnOnce() -> String) {
     });
 }
 
-/// The present span's steps go on in another task, until [`Detached::home`].
+/// The present span's steps go on in another task, until [`Detached::rejoin`].
 pub fn detached<F: Future>(future: F) -> impl Future<Output = Detached<F::Output>> {
     let leave = |scope: &Scope| Scope {
         laps: RefCell::new(scope.laps.take()),
