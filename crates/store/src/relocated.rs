@@ -194,4 +194,9 @@ impl Store for Relocated {
     fn snapshot(&self) -> BoxFuture<'_, Result<SnapshotStream>> {
         self.inner.snapshot()
     }
+
+    /// Of the whole store beneath.
+    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
+        self.inner.size()
+    }
 }

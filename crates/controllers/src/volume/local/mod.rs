@@ -8,6 +8,7 @@
 //!
 //! Keys: `volume/<id>` for everything about one volume, its claim included; `content/<name>`; `node/<name>`.
 
+mod capacity;
 mod plan;
 mod snapshots;
 
@@ -40,7 +41,6 @@ use plan::{Asked, FINALIZER, Seen, Step, Target, handle, has_finalizer, is_bound
 const BY_VOLUME: &str = "local-volume";
 /// Contents and objects of nodes by id of the snapshot.
 const BY_SNAPSHOT: &str = "local-snapshot";
-const CAPACITY_NAMESPACE: &str = "kube-system";
 /// How often definitions are tried that could not be made.
 const INSTALL_RETRY: Duration = Duration::from_secs(5);
 /// How long a folder that could not be removed is left alone.
@@ -129,9 +129,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     let queue = context.queue.clone();
-    let capacities = context.namespaced::<CSIStorageCapacity>(CAPACITY_NAMESPACE, ListParams::default());
+    let capacities = context.namespaced::<CSIStorageCapacity>(capacity::NAMESPACE, ListParams::default());
     let capacities = capacities.wakes(move |event| {
-        if let Some(node) = told_by(event.object()) {
+        if let Some(node) = capacity::node_of(event.object()) {
             queue.add(format!("node/{node}"));
         }
     });
@@ -155,11 +155,6 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 fn keys_on(volumes: &Informer<PersistentVolume>, node: &str) -> Vec<String> {
     let on_it = |volume: &Arc<PersistentVolume>| node_of(volume) == Some(node);
     volumes.list().iter().filter(|volume| on_it(volume)).filter_map(|volume| handle(volume).map(volume_key)).collect()
-}
-
-/// The node whose free room an object tells.
-fn told_by(capacity: &CSIStorageCapacity) -> Option<&str> {
-    capacity.metadata.labels.as_ref()?.get(TOPOLOGY_KEY).map(String::as_str)
 }
 
 impl Reconcile for Controller {
@@ -732,77 +727,15 @@ impl Controller {
         };
         Ok(Ok((node.to_owned(), Source::Snapshot(id.to_owned()), status.restore_size.unwrap_or_default())))
     }
-
-    /// A node that serves the driver has an object to be asked by, and tells how much room it has, for every class of ours.
-    async fn sync_node(&self, nodes: &Informer<NodeVolumes>, name: &str) -> Outcome {
-        let Some(csi_node) = self.csi_nodes.get(name).filter(|_| self.serves(name)) else { return Ok(Requeue::Never) };
-        let owners = csi_node.metadata.owner_references.clone().unwrap_or_default();
-        let Some(object) = nodes.get(name) else {
-            let object = json!({
-                "apiVersion": "local.cox/v1", "kind": "NodeVolumes",
-                "metadata": { "name": name, "ownerReferences": owners },
-                "spec": { "volumes": {}, "snapshots": {} },
-            });
-            return match self.client.dynamic(&client::Gvr::new(DRIVER, "v1", PLURAL), None).create(&object).await {
-                Err(error) if !error.is_already_exists() => Err(error.into()),
-                _ => Ok(Requeue::Never),
-            };
-        };
-        let Some(available) = object.status.available else { return Ok(Requeue::Never) };
-        let size = quantity(available.max(0));
-        let api = self.client.namespaced::<CSIStorageCapacity>(CAPACITY_NAMESPACE);
-        let there: Vec<_> =
-            self.capacities.list().into_iter().filter(|capacity| told_by(capacity) == Some(name)).collect();
-        let classes = self.classes.list();
-        let own = classes.iter().filter(|class| class.provisioner == DRIVER).map(|class| name_of(&class.metadata));
-        let own: Vec<&str> = own.collect();
-        for class in &own {
-            let known = there.iter().find(|known| known.storage_class_name == **class);
-            let told = known.and_then(|known| Quantity::try_from(known.capacity.as_ref()?).ok());
-            match known {
-                Some(_) if told.is_some_and(|told| told.value() == available.max(0)) => {}
-                Some(known) => {
-                    let patch = Patch::merge(json!({ "capacity": size, "maximumVolumeSize": size }));
-                    api.patch(name_of(&known.metadata), &patch).await?;
-                }
-                None => {
-                    let capacity = json!({
-                        "metadata": { "name": capacity_name(class, name), "labels": { TOPOLOGY_KEY: name }, "ownerReferences": owners },
-                        "storageClassName": class, "capacity": size, "maximumVolumeSize": size,
-                        "nodeTopology": { "matchLabels": { TOPOLOGY_KEY: name } },
-                    });
-                    let capacity: CSIStorageCapacity =
-                        serde_json::from_value(capacity).map_err(|error| Error::object(error.to_string()))?;
-                    match api.create(&capacity).await {
-                        Err(error) if !error.is_already_exists() => return Err(error.into()),
-                        _ => {}
-                    }
-                }
-            }
-        }
-        for known in there.iter().filter(|known| !own.contains(&known.storage_class_name.as_str())) {
-            match api.delete(name_of(&known.metadata), &DeleteParams::default()).await {
-                Err(error) if !error.is_not_found() => return Err(error.into()),
-                _ => {}
-            }
-        }
-        Ok(Requeue::Never)
-    }
 }
 
-fn capacity_name(class: &str, node: &str) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA256, format!("{class} {node}").as_bytes());
-    let hex: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("csisc-{hex}")
-}
-
-/// Whether a class has volumes on a node.
 /// Whether a class says by name which nodes its volumes are on.
 fn names_nodes(class: &StorageClass) -> bool {
     let terms = class.allowed_topologies.iter().flatten();
     terms.flat_map(|term| term.match_label_expressions.iter().flatten()).any(|one| one.key == TOPOLOGY_KEY)
 }
 
+/// Whether a class has volumes on a node.
 fn is_allowed(class: &StorageClass, node: &str) -> bool {
     let Some(terms) = class.allowed_topologies.as_deref().filter(|terms| !terms.is_empty()) else { return true };
     let mut expressions = terms.iter().flat_map(|term| term.match_label_expressions.iter().flatten());
