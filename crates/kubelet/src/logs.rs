@@ -111,10 +111,11 @@ pub(crate) async fn read_start(path: &Path, limit: usize) -> io::Result<Vec<u8>>
 /// The text of the last lines, within both limits.
 pub(crate) async fn tail_text(path: &Path, lines: usize, bytes: usize) -> io::Result<String> {
     let mut file = File::open(path).await?;
-    let start = tail_offset(&mut file, lines).await?;
+    let end = file.metadata().await?.len();
+    let start = tail_offset(&mut file, end, lines).await?;
     file.seek(SeekFrom::Start(start)).await?;
     let mut data = Vec::new();
-    file.read_to_end(&mut data).await?;
+    file.take(end - start).read_to_end(&mut data).await?;
     let mut renderer = Renderer::new(Options::default());
     let mut out = Vec::new();
     for line in data.split(|byte| *byte == b'\n') {
@@ -124,10 +125,9 @@ pub(crate) async fn tail_text(path: &Path, lines: usize, bytes: usize) -> io::Re
     Ok(String::from_utf8_lossy(&out[cut..]).into_owned())
 }
 
-/// Where the last `lines` lines begin, found from the end in blocks.
-async fn tail_offset(file: &mut File, lines: usize) -> io::Result<u64> {
+/// Where the last `lines` lines before `end` begin, found from there in blocks.
+async fn tail_offset(file: &mut File, end: u64, lines: usize) -> io::Result<u64> {
     const BLOCK: u64 = 64 << 10;
-    let end = file.seek(SeekFrom::End(0)).await?;
     if lines == 0 {
         return Ok(end);
     }
@@ -174,19 +174,25 @@ where
     // Before the first look at the file: nothing is written unnoticed.
     let watch = options.follow.then(|| FileWatch::new(&path));
     let mut file = File::open(&path).await?;
+    let end = file.metadata().await?.len();
     let start = match options.tail {
-        Some(lines) => tail_offset(&mut file, lines).await?,
+        Some(lines) => tail_offset(&mut file, end, lines).await?,
         None => 0,
     };
     file.seek(SeekFrom::Start(start)).await?;
+    // Without `follow` the answer is the log as it was when it was opened: lines that come meanwhile
+    // would exceed `tail`, and those of a container that writes without pause would never end.
+    let mut unread = if options.follow { u64::MAX } else { end - start };
     let mut renderer = Renderer::new(options);
     let mut pending: Vec<u8> = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     let mut successor = None;
     let (mut ended, mut in_doubt, mut patience) = (false, true, IDLE);
     loop {
-        let count = file.read(&mut buffer).await?;
+        let room = buffer.len().min(usize::try_from(unread).unwrap_or(usize::MAX));
+        let count = file.read(&mut buffer[..room]).await?;
         if count > 0 {
+            unread -= count as u64;
             pending.extend_from_slice(&buffer[..count]);
             let mut chunk = Vec::new();
             let complete = pending.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -238,6 +244,25 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn lines_written_while_the_log_is_read_are_not_part_of_the_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let line = "2026-11-15T03:00:00.000000001Z stdout F 0123456789\n";
+        std::fs::write(&path, line.repeat(30_000)).unwrap();
+        let (send, mut receive) = mpsc::channel(1);
+        let options = Options { tail: Some(20_000), ..Options::default() };
+        let reader = tokio::spawn(stream(path.clone(), options, || async { true }, send));
+        let mut all = receive.recv().await.unwrap();
+        let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        std::io::Write::write_all(&mut log, line.as_bytes()).unwrap();
+        while let Some(chunk) = receive.recv().await {
+            all.extend(chunk);
+        }
+        reader.await.unwrap().unwrap();
+        assert_eq!(all.iter().filter(|byte| **byte == b'\n').count(), 20_000);
+    }
 
     const LOG: &str = "2026-11-15T03:00:00.000000001Z stdout F first\n\
         2026-11-15T03:00:01.000000001Z stderr F oops\n\
