@@ -265,6 +265,59 @@ fn generic_verbs_name_no_kind() {
     }
 }
 
+/// Sources outside of tests: path below the root, and text up to the tests at its end.
+fn production() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut open = vec![Path::new(ROOT).join("src")];
+    let crates = std::fs::read_dir(Path::new(ROOT).join("crates")).unwrap();
+    open.extend(crates.map(|entry| entry.unwrap().path().join("src")));
+    while let Some(path) = open.pop() {
+        let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
+        if stem == "tests" || stem.ends_with("_tests") {
+            continue;
+        }
+        if path.is_dir() {
+            open.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned();
+            found.push((path.strip_prefix(ROOT).unwrap().to_string_lossy().into_owned(), text));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A rule has one home. More lines than this, the same to the letter in two places, are one rule in two.
+const SAME_LINES: usize = 10;
+
+#[test]
+fn no_long_passage_stands_twice() {
+    let sources = production();
+    let mut seen: BTreeMap<Vec<&str>, (&str, usize)> = BTreeMap::new();
+    let mut twice = Vec::new();
+    for (path, text) in &sources {
+        // Generated.
+        if path == "crates/cri/src/v1.rs" {
+            continue;
+        }
+        let counts = |line: &str| {
+            !["//", "use ", "pub use "].iter().any(|start| line.starts_with(start))
+                && line.contains(char::is_alphanumeric)
+        };
+        let lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
+        let lines: Vec<(usize, &str)> = lines.filter(|(_, line)| counts(line)).collect();
+        for window in lines.windows(SAME_LINES + 1) {
+            let passage = window.iter().map(|(_, line)| *line).collect();
+            let first = seen.entry(passage).or_insert((path, window[0].0));
+            if *first != (path.as_str(), window[0].0) {
+                twice.push(format!("{path}:{} and {}:{}", window[0].0, first.0, first.1));
+            }
+        }
+    }
+    assert!(twice.is_empty(), "more than {SAME_LINES} lines stand twice, give them one home:\n{}", twice.join("\n"));
+}
+
 /// The top-level modules of a crate, each with the others that it names outside of tests.
 fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let root = Path::new(ROOT).join("crates").join(name).join("src");

@@ -65,7 +65,7 @@ impl Drop for Machine {
 }
 
 #[test]
-fn a_machine_joins_with_a_token() {
+fn security_a_machine_joins_with_a_token() {
     let host = Host::new();
     let machine = Machine::beside(&host);
     let cluster = Cluster::up_on(host, &[testkit::images::busybox], &["--node-ip", SERVER]);
@@ -121,7 +121,7 @@ fn a_machine_joins_with_a_token() {
     assert!(!logs.is_empty());
 
     has_volumes_of_its_own(&cluster, &machine);
-    security_its_credential_is_good_for_itself(&cluster);
+    its_credential_is_good_for_itself(&cluster);
 
     // A token that is deleted is of no use; those who have joined stay.
     let deleted = said(cluster.cox("token").args(["delete", token]));
@@ -227,7 +227,7 @@ spec: {source: {persistentVolumeClaimName: data}}
 }
 
 /// What the machine's kubelet may do in its own name reaches neither other nodes nor new pods.
-fn security_its_credential_is_good_for_itself(cluster: &Cluster) {
+fn its_credential_is_good_for_itself(cluster: &Cluster) {
     let others = "get nodes --field-selector metadata.name!=machine-2 -o jsonpath={.items[0].metadata.name}";
     let first = cluster.kubectl(others);
     let evil = cluster.path("evil.yaml");

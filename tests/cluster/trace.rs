@@ -54,7 +54,7 @@ const STAGES: &[(&str, &str)] = &[
 
 /// Walk 12.2: one command shows the whole walk, each stage with its cause.
 #[test]
-fn the_trace_of_the_seeds_command_has_every_stage_and_no_gap() {
+fn the_trace_of_a_deployment_has_every_stage_and_no_gap() {
     let cluster = Cluster::up(&[testkit::images::nginx]);
     cluster.kubectl("run --image=nginx --replicas=3 --port=80 --expose");
     cluster.kubectl("rollout status deployment/nginx --timeout=170s");

@@ -115,6 +115,40 @@ pub fn check_show_hidden_metrics(version: &str) -> Result<(), String> {
     ))
 }
 
+/// Of components that have the API server review who calls them.
+pub const REVIEWED_CALLERS: &[Row] = &[
+    only("authentication-skip-lookup", &["false"], FIXED_TIMES),
+    refused("authentication-token-webhook-cache-ttl", FIXED_TIMES),
+    same("authentication-tolerate-lookup-failure", "nothing is looked up"),
+    refused("authorization-always-allow-paths", "/healthz, /livez and /readyz are open, all else is reviewed"),
+    refused("authorization-webhook-cache-authorized-ttl", FIXED_TIMES),
+    refused("authorization-webhook-cache-unauthorized-ttl", FIXED_TIMES),
+    same("client-ca-file", TOKENS_ONLY),
+    same("requestheader-allowed-names", TOKENS_ONLY),
+    same("requestheader-client-ca-file", TOKENS_ONLY),
+    same("requestheader-extra-headers-prefix", TOKENS_ONLY),
+    same("requestheader-group-headers", TOKENS_ONLY),
+    same("requestheader-uid-headers", TOKENS_ONLY),
+    same("requestheader-username-headers", TOKENS_ONLY),
+];
+
+const FIXED_TIMES: &str = "callers are reviewed by the API server, with fixed times to live";
+const TOKENS_ONLY: &str = "callers show tokens: a certificate or a header gives nobody access";
+
+/// Of components that run beside the API server: how they serve, and which version they are.
+pub const CONTROL_PLANE: &[Row] = &[
+    same("cert-dir", "a certificate that is made here is not written"),
+    only("contention-profiling", &["false"], "there are no profiling endpoints"),
+    only("disable-http2-serving", &["false"], "HTTP/2 is always served"),
+    only("emulated-version", &["1.36", "kube=1.36"], "this is v1.36"),
+    refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
+    same("kube-api-content-type", "requests say the same in any encoding"),
+    only("min-compatibility-version", &["1.36", "kube=1.36"], "this is v1.36"),
+    only("permit-address-sharing", &["false"], "the address belongs to one process"),
+    only("permit-port-sharing", &["false"], "the port belongs to one process"),
+    only("profiling", &["false"], "there are no profiling endpoints"),
+];
+
 /// A component's table, as several parts that components share.
 pub trait Table: 'static {
     const ROWS: &'static [&'static [Row]];

@@ -24,6 +24,7 @@ mod queue;
 mod restart;
 pub mod review;
 pub mod serving;
+pub mod signals;
 mod spans;
 mod transport;
 mod watch;

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::node_network;
 use crate::nodes::ClusterSettings;
 use crate::role::{self, MANAGER, Role};
+use crate::turns::{self, Turns};
 
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "kube-dns";
@@ -35,7 +36,6 @@ pub(crate) const USER: &str = "system:serviceaccount:kube-system:coredns";
 /// In a Node object: where the node's server answers, while it does.
 const ANNOTATION: &str = "cox.dev/dns";
 const PORTS: [(&str, &str); 2] = [("dns", "UDP"), ("dns-tcp", "TCP")];
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// How long the end of a server may wait for its last word.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -129,11 +129,10 @@ pub(crate) async fn announce(client: Client, name: String, address: IpAddr, stop
         client.all::<Node>().patch(&name, &Patch::merge(patch)).await.map(drop)
     };
     let announce = async {
-        let mut failures = 0;
+        let mut retries = turns::retries();
         while let Err(error) = say(Some(address.to_string())).await {
             tracing::warn!(%error, "telling that this node answers names");
-            failures += 1;
-            tokio::time::sleep(client::backoff::exponential(RETRY.0, RETRY.1, failures)).await;
+            tokio::time::sleep(retries.next_delay()).await;
         }
         stop.cancelled().await;
     };
@@ -162,7 +161,7 @@ pub(crate) async fn follow(
     let nodes: Informer<Node> = informers.informer();
     let services: Informer<Service> =
         informers.namespaced(NAMESPACE, ListParams::fields(format!("metadata.name={NAME}")));
-    let (changed, mut changes) = watch::channel(());
+    let (changed, changes) = watch::channel(());
     let service_changed = changed.clone();
     nodes.subscribe(move |_| changed.send_replace(()));
     services.subscribe(move |_| service_changed.send_replace(()));
@@ -176,9 +175,9 @@ pub(crate) async fn follow(
         () = stop.cancelled() => return Ok(()),
     }
     let mut written = None;
-    let mut failures = 0;
+    let mut turns = Turns::new(changes, stop);
     loop {
-        changes.mark_unchanged();
+        turns.begin();
         let all = nodes.list();
         let is_others = services.get(&format!("{NAMESPACE}/{NAME}")).is_some_and(|service| is_others(&service));
         let always = is_alone.then_some((first.0.as_str(), first.1));
@@ -186,23 +185,15 @@ pub(crate) async fn follow(
         let wanted = if is_others { Vec::new() } else { own() };
         if written.as_ref() != Some(&wanted) {
             match write_slice(&client, first.1, &wanted).await {
-                Ok(()) => (written, failures) = (Some(wanted), 0),
+                Ok(()) => written = Some(wanted),
                 Err(error) => {
                     tracing::warn!("{error:#}");
-                    (written, failures) = (None, failures + 1);
+                    written = None;
                 }
             }
         }
-        let retry = async {
-            match written {
-                Some(_) => std::future::pending().await,
-                None => tokio::time::sleep(client::backoff::exponential(RETRY.0, RETRY.1, failures)).await,
-            }
-        };
-        tokio::select! {
-            change = changes.changed() => change?,
-            () = retry => {}
-            () = stop.cancelled() => return Ok(()),
+        if !turns.next(written.is_none()).await? {
+            return Ok(());
         }
     }
 }

@@ -38,6 +38,7 @@ mod shape;
 pub mod store_command;
 pub mod systemd;
 pub mod top;
+mod turns;
 pub mod up;
 pub mod walk;
 pub mod why;

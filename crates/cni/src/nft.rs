@@ -1,9 +1,6 @@
 //! Rules for packets: one transaction at a time, all of it or nothing, told to the kernel by `netlink::nft`.
 
-/// Carries out one transaction. The error names the statement that was refused.
-pub fn apply(transaction: &str) -> Result<(), String> {
-    netlink::nft::apply(transaction).map_err(|error| error.to_string())
-}
+pub use netlink::nft::{Error, apply};
 
 /// A name for chains and comments that is short and safe whatever the parts contain.
 pub fn short_hash(parts: &[&str]) -> String {

@@ -1,6 +1,8 @@
 //! What upstream's controller manager can be told and this one has no use for.
 
-use api::flags::{HIDDEN_METRICS, LOGGING, METRICS, Row, SERVING, Table, only, refused, same};
+use api::flags::{
+    CONTROL_PLANE, HIDDEN_METRICS, LOGGING, METRICS, REVIEWED_CALLERS, Row, SERVING, Table, only, refused, same,
+};
 
 /// Flags that are not read.
 #[derive(Clone, Copy, Debug)]
@@ -12,31 +14,12 @@ impl Table for Unused {
         METRICS,
         HIDDEN_METRICS,
         SERVING,
+        REVIEWED_CALLERS,
+        CONTROL_PLANE,
         &[
             only("allow-untagged-cloud", &["false"], "there is no cloud provider"),
             same("attach-detach-reconcile-sync-period", "what is attached is read from VolumeAttachments"),
-            only(
-                "authentication-skip-lookup",
-                &["false"],
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            refused(
-                "authentication-token-webhook-cache-ttl",
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            same("authentication-tolerate-lookup-failure", "nothing is looked up"),
-            refused("authorization-always-allow-paths", "/healthz, /livez and /readyz are open, all else is reviewed"),
-            refused(
-                "authorization-webhook-cache-authorized-ttl",
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            refused(
-                "authorization-webhook-cache-unauthorized-ttl",
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            same("cert-dir", "a certificate that is made here is not written"),
             only("cidr-allocator-type", &["RangeAllocator"], "nodes get ranges from --cluster-cidr"),
-            same("client-ca-file", "callers show tokens: a certificate or a header gives nobody access"),
             only("cloud-config", &[""], "there is no cloud provider"),
             only("cloud-provider", &[""], "there is no cloud provider"),
             only(
@@ -100,11 +83,8 @@ impl Table for Unused {
                 "controllers have as many workers as they need",
             ),
             only("configure-cloud-routes", &["false"], "there is no cloud provider"),
-            only("contention-profiling", &["false"], "there are no profiling endpoints"),
             same("controller-start-interval", "controllers start side by side"),
             same("disable-attach-detach-reconcile-sync", "what is attached is read from VolumeAttachments"),
-            only("disable-http2-serving", &["false"], "HTTP/2 is always served"),
-            only("emulated-version", &["1.36", "kube=1.36"], "this is v1.36"),
             only("enable-dynamic-provisioning", &["true"], "claims are provisioned by their class"),
             only("enable-garbage-collector", &["true"], "use --controllers=-garbage-collector-controller"),
             only("enable-hostpath-provisioner", &["false"], "there is the local-path class"),
@@ -113,13 +93,10 @@ impl Table for Unused {
             only("endpointslice-updates-batch-period", &["0s", "0"], "changes are gathered by the queue"),
             only("external-cloud-volume-plugin", &[""], "there is no cloud provider"),
             same("flex-volume-plugin-dir", "no volume plug-ins are started"),
-            refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
-            same("kube-api-content-type", "requests say the same in any encoding"),
             only("large-cluster-size-threshold", &["50"], "the rates of eviction are fixed"),
             only("leader-elect-resource-lock", &["leases"], "leaders hold leases"),
             refused("leader-migration-config", "there is nothing to migrate"),
             only("max-endpoints-per-slice", &["100"], "slices have at most 100 endpoints"),
-            only("min-compatibility-version", &["1.36", "kube=1.36"], "this is v1.36"),
             same("min-resync-period", "controllers act when something changes or is due"),
             same("mirroring-concurrent-service-endpoint-syncs", "controllers have as many workers as they need"),
             only("mirroring-endpointslice-updates-batch-period", &["0s", "0"], "changes are gathered by the queue"),
@@ -128,9 +105,6 @@ impl Table for Unused {
             only("node-eviction-rate", &["0.1"], "the rates of eviction are fixed"),
             same("node-monitor-period", "controllers act when something changes or is due"),
             same("node-startup-grace-period", "nodes are looked at once they have registered"),
-            only("permit-address-sharing", &["false"], "the address belongs to one process"),
-            only("permit-port-sharing", &["false"], "the port belongs to one process"),
-            only("profiling", &["false"], "there are no profiling endpoints"),
             refused("pv-recycler-increment-timeout-nfs", "volumes are not recycled"),
             refused("pv-recycler-minimum-timeout-hostpath", "volumes are not recycled"),
             refused("pv-recycler-minimum-timeout-nfs", "volumes are not recycled"),
@@ -138,18 +112,6 @@ impl Table for Unused {
             refused("pv-recycler-pod-template-filepath-nfs", "volumes are not recycled"),
             refused("pv-recycler-timeout-increment-hostpath", "volumes are not recycled"),
             same("pvclaimbinder-sync-period", "controllers act when something changes or is due"),
-            same("requestheader-allowed-names", "callers show tokens: a certificate or a header gives nobody access"),
-            same("requestheader-client-ca-file", "callers show tokens: a certificate or a header gives nobody access"),
-            same(
-                "requestheader-extra-headers-prefix",
-                "callers show tokens: a certificate or a header gives nobody access",
-            ),
-            same("requestheader-group-headers", "callers show tokens: a certificate or a header gives nobody access"),
-            same("requestheader-uid-headers", "callers show tokens: a certificate or a header gives nobody access"),
-            same(
-                "requestheader-username-headers",
-                "callers show tokens: a certificate or a header gives nobody access",
-            ),
             same("resource-quota-sync-period", "controllers act when something changes or is due"),
             same("route-reconciliation-period", "there is no cloud provider"),
             only("secondary-node-eviction-rate", &["0.01"], "the rates of eviction are fixed"),

@@ -218,33 +218,7 @@ pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
 async fn run_main(args: Args) -> anyhow::Result<()> {
     let config = args.config().await?;
     let stop = CancellationToken::new();
-    let signal = {
-        let stop = stop.clone();
-        async move {
-            let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            stop.cancel();
-            Ok::<_, std::io::Error>(())
-        }
-    };
-    let (ran, signalled) = tokio::join!(
-        async {
-            let ran = run(config, stop.clone()).await;
-            stop.cancel();
-            ran
-        },
-        async {
-            tokio::select! {
-                result = signal => result,
-                () = stop.cancelled() => Ok(()),
-            }
-        }
-    );
-    signalled?;
-    ran
+    client::signals::run(stop.clone(), run(config, stop)).await
 }
 
 impl Args {

@@ -59,14 +59,5 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     config.access_log = args.access_log;
     config.metrics_bind_address = args.metrics_bind_address;
     let stop = CancellationToken::new();
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let running = crate::run(config, stop.clone());
-    tokio::pin!(running);
-    loop {
-        tokio::select! {
-            result = &mut running => return result,
-            _ = terminate.recv() => stop.cancel(),
-            _ = tokio::signal::ctrl_c() => stop.cancel(),
-        }
-    }
+    client::signals::run(stop.clone(), crate::run(config, stop)).await
 }

@@ -48,20 +48,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
     crate::process::prepare(&settings)?;
     let stop = CancellationToken::new();
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let on_signal = stop.clone();
-    let signals = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        }
-        on_signal.cancel();
-        std::future::pending().await
-    };
-    tokio::select! {
-        result = serve(&args, settings, stop) => result,
-        () = signals => Ok(()),
-    }
+    client::signals::run(stop.clone(), serve(&args, settings, stop)).await
 }
 
 async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {

@@ -179,17 +179,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     }
     let config = args.into_config()?;
     let stop = CancellationToken::new();
-    let on_signal = stop.clone();
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let running = crate::run(config, stop);
-    tokio::pin!(running);
-    loop {
-        tokio::select! {
-            result = &mut running => return result,
-            _ = terminate.recv() => on_signal.cancel(),
-            _ = tokio::signal::ctrl_c() => on_signal.cancel(),
-        }
-    }
+    client::signals::run(stop.clone(), crate::run(config, stop)).await
 }
 
 impl Args {

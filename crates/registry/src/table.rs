@@ -565,7 +565,7 @@ mod tests {
     }
 
     /// What holds for every kind, whatever its strategy: nothing panics on objects that merely fit the schema, defaults
-    /// are applied once and for all, each column has its cell, encoding loses nothing, and so do the books.
+    /// are applied once and for all, each column has its cell, and neither encoding nor managed fields lose anything.
     #[test]
     fn every_strategy_is_sound_on_random_objects() {
         use api::patch::{apply, strategic};

@@ -84,15 +84,15 @@ pub(crate) fn names(set: u64) -> Vec<String> {
         .collect()
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("unknown capability {0:?}")]
+pub(crate) struct Unknown(String);
+
 /// The bit of a capability, with or without `CAP_`, in any case.
-pub(crate) fn bit(name: &str) -> Result<u64, String> {
+pub(crate) fn bit(name: &str) -> Result<u64, Unknown> {
     let upper = name.to_uppercase();
     let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
-    NAMES
-        .iter()
-        .position(|known| *known == short)
-        .map(|index| 1u64 << index)
-        .ok_or_else(|| format!("unknown capability {name:?}"))
+    NAMES.iter().position(|known| *known == short).map(|index| 1u64 << index).ok_or_else(|| Unknown(name.to_owned()))
 }
 
 /// The sets of a container: defaults, plus `add`, minus `drop`; `ALL` stands for everything, and a single name wins
@@ -102,7 +102,7 @@ pub(crate) fn of_container(
     add: &[String],
     drop: &[String],
     ambient: &[String],
-) -> Result<Capabilities, String> {
+) -> Result<Capabilities, Unknown> {
     let is_all = |name: &String| name.eq_ignore_ascii_case("ALL");
     let mut set = if privileged { all() } else { 0 };
     if !privileged {

@@ -55,7 +55,7 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
         &capability.drop_capabilities,
         &capability.add_ambient_capabilities,
     )
-    .map_err(Error::Invalid)?;
+    .map_err(|error| Error::Invalid(error.to_string()))?;
     let oci_runtime = input.engine.config.oci_runtimes.get(&input.sandbox.record.lock().runtime_handler).cloned();
     let seccomp_profile = match oci_runtime {
         None => None,

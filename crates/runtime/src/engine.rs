@@ -149,8 +149,8 @@ impl Engine {
         for path in [config.root.join("sandboxes"), config.root.join("containers"), config.state.clone()] {
             record::private_directory(&path).map_err(doing(format!("creating {}", path.display())))?;
         }
-        let mirrors =
-            Mirrors::load(config.registries.as_deref(), config.registry_hosts.as_deref()).map_err(Error::Invalid)?;
+        let mirrors = Mirrors::load(config.registries.as_deref(), config.registry_hosts.as_deref())
+            .map_err(|error| Error::Invalid(error.to_string()))?;
         let executable =
             protected_executable(config.executable.as_deref()).map_err(doing("protecting our own program"))?;
         let shims = Arc::new(Starter::new(executable));

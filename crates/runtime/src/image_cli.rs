@@ -66,7 +66,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     let find = |name: &str| store.get(name).with_context(|| format!("image {name:?} not found"));
     match args.command {
         Command::Pull { images, creds } => {
-            let mirrors = Mirrors::load(Some(&args.registries), None).map_err(anyhow::Error::msg)?;
+            let mirrors = Mirrors::load(Some(&args.registries), None)?;
             let credentials = match creds.as_deref().map(|c| c.split_once(':')) {
                 Some(Some((username, password))) => {
                     Some(Credentials::Basic { username: username.into(), password: password.into() })

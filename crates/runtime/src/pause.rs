@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::shim::error::{Error, doing};
 use crate::spec::{Namespace, PodSpec};
 use crate::sys;
 
@@ -20,31 +21,30 @@ pub fn main() -> ExitCode {
 }
 
 /// In the forked child: finishes the pod's namespaces, then gives up everything else.
-pub(crate) fn enter(pod: &PodSpec, directory: &Path) -> Result<(), String> {
-    let context = |what: &'static str| move |error: std::io::Error| format!("{what}: {error}");
+pub(crate) fn enter(pod: &PodSpec, directory: &Path) -> Result<(), Error> {
     sys::set_process_name("pause");
     sys::reset_signals();
     if pod.namespaces.uts == Namespace::Own && !pod.hostname.is_empty() {
-        sys::sethostname(&pod.hostname).map_err(context("sethostname"))?;
+        sys::sethostname(&pod.hostname).map_err(doing("sethostname"))?;
     }
     if pod.namespaces.network == Namespace::Own {
-        sys::loopback_up().map_err(context("loopback"))?;
+        sys::loopback_up().map_err(doing("loopback"))?;
     }
     for (name, value) in &pod.sysctls {
         let path = format!("/proc/sys/{}", sysctl_path(name));
-        std::fs::write(&path, value).map_err(|error| format!("sysctl {name}: {error}"))?;
+        std::fs::write(&path, value).map_err(doing(format!("sysctl {name}")))?;
     }
     // Best effort: lowering needs a capability that may be missing.
     let _ = std::fs::write("/proc/self/oom_score_adj", pod.oom_score_adj.to_string());
-    sys::mount("", "/", "", libc::MS_REC | libc::MS_PRIVATE, "").map_err(context("private mounts"))?;
+    sys::mount("", "/", "", libc::MS_REC | libc::MS_PRIVATE, "").map_err(doing("private mounts"))?;
     let flags = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
-    sys::mount("tmpfs", directory, "tmpfs", flags, "size=0k,mode=555").map_err(context("empty root"))?;
-    std::env::set_current_dir(directory).map_err(context("empty root"))?;
-    sys::pivot_root(c".", c".").map_err(context("pivot_root"))?;
-    sys::unmount(".", libc::MNT_DETACH).map_err(context("unmounting the node's root"))?;
-    std::env::set_current_dir("/").map_err(context("chdir"))?;
-    sys::set_identity(PAUSE_USER, PAUSE_USER, &[]).map_err(context("identity"))?;
-    sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(context("no_new_privs"))?;
+    sys::mount("tmpfs", directory, "tmpfs", flags, "size=0k,mode=555").map_err(doing("empty root"))?;
+    std::env::set_current_dir(directory).map_err(doing("empty root"))?;
+    sys::pivot_root(c".", c".").map_err(doing("pivot_root"))?;
+    sys::unmount(".", libc::MNT_DETACH).map_err(doing("unmounting the node's root"))?;
+    std::env::set_current_dir("/").map_err(doing("chdir"))?;
+    sys::set_identity(PAUSE_USER, PAUSE_USER, &[]).map_err(doing("identity"))?;
+    sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(doing("no_new_privs"))?;
     let _ = sys::prctl(libc::PR_SET_DUMPABLE, 0, 0);
     Ok(())
 }

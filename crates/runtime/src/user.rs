@@ -17,8 +17,21 @@ pub(crate) struct Identity {
     pub(crate) home: String,
 }
 
+/// Why it is not known who a process is, in the words of other runtimes.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{file}: {source}")]
+    Unreadable { file: String, source: io::Error },
+    #[error("unable to find user {0}: no matching entries in passwd file")]
+    NoUser(String),
+    #[error("unable to find group {0}: no matching entries in group file")]
+    NoGroup(String),
+    #[error("uids and gids must be in range 0-2147483647")]
+    OutOfRange,
+}
+
 /// Looks `user` up in the files below `etc`.
-pub(crate) fn resolve(user: &spec::User, etc: &Path) -> Result<Identity, String> {
+pub(crate) fn resolve(user: &spec::User, etc: &Path) -> Result<Identity, Error> {
     let read = |name: &str| {
         let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(etc.join(name));
         text(name, opened.and_then(read_whole))
@@ -42,34 +55,33 @@ pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
 
 /// A file of users or groups. An image need not have it; but one that cannot be read must not pass for an empty one, whose
 /// users would be in other groups.
-pub(crate) fn text(name: &str, read: io::Result<Vec<u8>>) -> Result<String, String> {
+pub(crate) fn text(name: &str, read: io::Result<Vec<u8>>) -> Result<String, Error> {
     match read {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Ok(String::new())
         }
-        Err(error) => Err(format!("{name}: {error}")),
+        Err(source) => Err(Error::Unreadable { file: name.to_owned(), source }),
     }
 }
 
 /// No id is higher, as with other runtimes: the highest number of all is taken by the kernel for "as it is", so that whoever
 /// asked for it would stay root (CVE-2024-40635).
 const HIGHEST: u32 = i32::MAX as u32;
-const OUT_OF_RANGE: &str = "uids and gids must be in range 0-2147483647";
 
 /// The id that a text is; none if it is a name. What is written like a number is never a name: others have read it as one
 /// before, to find out whether it is root's.
-fn id(text: &str) -> Result<Option<u32>, String> {
+fn id(text: &str) -> Result<Option<u32>, Error> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Ok(None);
     }
     let id = text.parse().ok().filter(|id| *id <= HIGHEST);
-    id.map(Some).ok_or_else(|| OUT_OF_RANGE.to_owned())
+    id.map(Some).ok_or(Error::OutOfRange)
 }
 
 /// Looks `user` up in the text of the two files.
-pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result<Identity, String> {
+pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result<Identity, Error> {
     let (name, group_name) = match user.name.split_once(':') {
         Some((name, group)) => (name, Some(group)),
         None => (user.name.as_str(), None),
@@ -96,7 +108,7 @@ pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result
         (Some(entry), _) => entry.1,
         (None, Some(number)) => number,
         (None, None) => {
-            return Err(format!("unable to find user {name}: no matching entries in passwd file"));
+            return Err(Error::NoUser(name.to_owned()));
         }
     };
     let mut gid = entry.as_ref().and_then(|entry| entry.2).unwrap_or(0);
@@ -106,7 +118,7 @@ pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result
             None => group_entries(group)
                 .find(|entry| entry.name == wanted)
                 .map(|entry| entry.gid)
-                .ok_or_else(|| format!("unable to find group {wanted}: no matching entries in group file"))?,
+                .ok_or_else(|| Error::NoGroup(wanted.to_owned()))?,
         };
     }
     if let Some(group) = user.group {
@@ -122,7 +134,7 @@ pub(crate) fn resolve_in(user: &spec::User, passwd: &str, group: &str) -> Result
     let mut seen = std::collections::BTreeSet::new();
     groups.retain(|gid| seen.insert(*gid));
     if uid > HIGHEST || groups.iter().any(|gid| *gid > HIGHEST) {
-        return Err(OUT_OF_RANGE.to_owned());
+        return Err(Error::OutOfRange);
     }
     let home = entry.map(|entry| entry.3).filter(|home| !home.is_empty());
     Ok(Identity { uid, gid, groups, home: home.unwrap_or_else(|| "/".into()) })
@@ -179,15 +191,15 @@ mod tests {
             ["4294967295", "4294967296", "2147483648", "-1", "+4294967295", "high", "low", "7:high", "7:4294967297"]
         {
             let user = spec::User { name: name.into(), ..Default::default() };
-            assert_eq!(resolve_in(&user, passwd, group), Err(OUT_OF_RANGE.to_owned()), "{name}");
+            assert!(matches!(resolve_in(&user, passwd, group), Err(Error::OutOfRange)), "{name}");
         }
         let user = spec::User { name: "2147483647".into(), ..Default::default() };
-        assert_eq!(resolve_in(&user, passwd, group).map(|identity| identity.uid), Ok(HIGHEST));
+        assert_eq!(resolve_in(&user, passwd, group).unwrap().uid, HIGHEST);
         for user in [
             spec::User { name: "8".into(), group: Some(u32::MAX), ..Default::default() },
             spec::User { name: "8".into(), supplemental: vec![u32::MAX], ..Default::default() },
         ] {
-            assert_eq!(resolve_in(&user, passwd, group), Err(OUT_OF_RANGE.to_owned()));
+            assert!(matches!(resolve_in(&user, passwd, group), Err(Error::OutOfRange)));
         }
     }
 
@@ -196,8 +208,8 @@ mod tests {
         let etc = tempfile::tempdir().unwrap();
         let user = spec::User { name: "7".into(), ..Default::default() };
         let refused = |kind: &str| {
-            let outcome = resolve(&user, etc.path());
-            assert_eq!(outcome, Err("passwd: not a file of users or groups".to_owned()), "{kind}");
+            let error = resolve(&user, etc.path()).unwrap_err();
+            assert_eq!(error.to_string(), "passwd: not a file of users or groups", "{kind}");
             std::fs::remove_file(etc.path().join("passwd")).unwrap();
         };
         let passwd = etc.path().join("passwd");
@@ -208,6 +220,6 @@ mod tests {
         File::create(&passwd).unwrap().set_len(1 << 40).unwrap();
         refused("a hole of a terabyte");
         std::fs::write(&passwd, "a:x:7:8::/home:/bin/sh\n").unwrap();
-        assert_eq!(resolve(&user, etc.path()).map(|identity| identity.gid), Ok(8));
+        assert_eq!(resolve(&user, etc.path()).unwrap().gid, 8);
     }
 }

@@ -1,6 +1,6 @@
 //! What upstream's scheduler can be told and this one has no use for.
 
-use api::flags::{HIDDEN_METRICS, LOGGING, METRICS, Row, SERVING, Table, only, refused, same};
+use api::flags::{CONTROL_PLANE, HIDDEN_METRICS, LOGGING, METRICS, REVIEWED_CALLERS, Row, SERVING, Table, refused};
 
 /// Flags that are not read.
 #[derive(Clone, Copy, Debug)]
@@ -12,51 +12,9 @@ impl Table for Unused {
         METRICS,
         HIDDEN_METRICS,
         SERVING,
-        &[
-            only(
-                "authentication-skip-lookup",
-                &["false"],
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            refused(
-                "authentication-token-webhook-cache-ttl",
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            same("authentication-tolerate-lookup-failure", "nothing is looked up"),
-            refused("authorization-always-allow-paths", "/healthz, /livez and /readyz are open, all else is reviewed"),
-            refused(
-                "authorization-webhook-cache-authorized-ttl",
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            refused(
-                "authorization-webhook-cache-unauthorized-ttl",
-                "callers are reviewed by the API server, with fixed times to live",
-            ),
-            same("cert-dir", "a certificate that is made here is not written"),
-            same("client-ca-file", "callers show tokens: a certificate or a header gives nobody access"),
-            only("contention-profiling", &["false"], "there are no profiling endpoints"),
-            only("disable-http2-serving", &["false"], "HTTP/2 is always served"),
-            only("emulated-version", &["1.36", "kube=1.36"], "this is v1.36"),
-            refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
-            same("kube-api-content-type", "requests say the same in any encoding"),
-            only("min-compatibility-version", &["1.36", "kube=1.36"], "this is v1.36"),
-            only("permit-address-sharing", &["false"], "the address belongs to one process"),
-            only("permit-port-sharing", &["false"], "the port belongs to one process"),
-            only("profiling", &["false"], "there are no profiling endpoints"),
-            same("requestheader-allowed-names", "callers show tokens: a certificate or a header gives nobody access"),
-            same("requestheader-client-ca-file", "callers show tokens: a certificate or a header gives nobody access"),
-            same(
-                "requestheader-extra-headers-prefix",
-                "callers show tokens: a certificate or a header gives nobody access",
-            ),
-            same("requestheader-group-headers", "callers show tokens: a certificate or a header gives nobody access"),
-            same("requestheader-uid-headers", "callers show tokens: a certificate or a header gives nobody access"),
-            same(
-                "requestheader-username-headers",
-                "callers show tokens: a certificate or a header gives nobody access",
-            ),
-            refused("write-config-to", "the configuration is not written"),
-        ],
+        REVIEWED_CALLERS,
+        CONTROL_PLANE,
+        &[refused("write-config-to", "the configuration is not written")],
     ];
 }
 

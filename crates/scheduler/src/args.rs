@@ -85,24 +85,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 async fn run_main(args: Args) -> Result<()> {
     let config = args.config()?;
     let stop = CancellationToken::new();
-    let stopper = stop.clone();
-    let signalled = async move {
-        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-            () = stopper.cancelled() => {}
-        }
-        stopper.cancel();
-        anyhow::Ok(())
-    };
-    let ran = async {
-        let ran = run(config, stop.clone()).await;
-        stop.cancel();
-        ran
-    };
-    tokio::try_join!(ran, signalled)?;
-    Ok(())
+    client::signals::run(stop.clone(), run(config, stop)).await
 }
 
 impl Args {

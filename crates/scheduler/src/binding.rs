@@ -114,7 +114,7 @@ impl Scheduler {
         drop(call);
         let binder = self.extenders.iter().find(|extender| extender.binds() && extender.is_interested(&placement.pod));
         if let Some(extender) = binder {
-            return extender.bind(placement).await.map_err(Failure::Error);
+            return extender.bind(placement).await.map_err(|error| Failure::Error(error.to_string()));
         }
         for plugin in attempt.profile.at(Point::Bind) {
             if let Some(binding) = plugin.bind(placement) {
@@ -144,7 +144,7 @@ impl Scheduler {
     }
 }
 
-fn status<T>(result: &Result<T, String>) -> &'static str {
+fn status<T, E>(result: &Result<T, E>) -> &'static str {
     if result.is_ok() { SUCCESS } else { "Error" }
 }
 

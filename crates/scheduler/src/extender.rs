@@ -113,6 +113,28 @@ struct BindingResult {
     error: String,
 }
 
+/// Why an extender gave no answer that counts.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExtenderError {
+    /// What it says itself.
+    #[error("{0}")]
+    Said(String),
+    #[error("failed {verb} with extender at URL {prefix}/{verb}, code {code}")]
+    Code { verb: String, prefix: String, code: u16 },
+    #[error("Post \"{prefix}/{verb}\": context deadline exceeded")]
+    Timeout { verb: String, prefix: String },
+    #[error("expected at least one victim pod on node {0:?}")]
+    NoVictims(String),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    #[error(transparent)]
+    Client(#[from] client::Error),
+    #[error("{0}")]
+    Body(client::BoxError),
+}
+
 impl Extender {
     pub(crate) fn new(configured: Configured) -> Result<Extender, client::Error> {
         let tls = configured.tls.clone().unwrap_or_default();
@@ -153,7 +175,7 @@ impl Extender {
         Args { pod: pod.pod.complete(), nodes: (!is_capable).then(list), node_names: is_capable.then(names) }
     }
 
-    pub(crate) async fn bind(&self, placement: &Placement) -> Result<(), String> {
+    pub(crate) async fn bind(&self, placement: &Placement) -> Result<(), ExtenderError> {
         let args = BindingArgs {
             pod_name: placement.pod.name(),
             pod_namespace: placement.pod.namespace(),
@@ -161,30 +183,29 @@ impl Extender {
             node: &placement.node,
         };
         let result: BindingResult = self.send(&self.configured.bind_verb, &args).await?;
-        if result.error.is_empty() { Ok(()) } else { Err(result.error) }
+        if result.error.is_empty() { Ok(()) } else { Err(ExtenderError::Said(result.error)) }
     }
 
-    async fn send<T: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<T, String> {
+    async fn send<T: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<T, ExtenderError> {
         let prefix = self.configured.url_prefix.trim_end_matches('/');
         let path = prefix.split_once("://").and_then(|(_, rest)| rest.split_once('/')).map_or("", |(_, path)| path);
         let slash = if path.is_empty() { "" } else { "/" };
-        let body = serde_json::to_vec(args).map_err(|error| error.to_string())?;
+        let body = serde_json::to_vec(args)?;
         let request = http::Request::post(format!("/{path}{slash}{verb}"))
             .header("content-type", "application/json")
-            .body(Bytes::from(body))
-            .map_err(|error| error.to_string())?;
+            .body(Bytes::from(body))?;
         let answer = async {
-            let response = self.client.send(request).await.map_err(|error| error.to_string())?;
+            let response = self.client.send(request).await?;
             if response.status() != http::StatusCode::OK {
                 let code = response.status().as_u16();
-                return Err(format!("failed {verb} with extender at URL {prefix}/{verb}, code {code}"));
+                return Err(ExtenderError::Code { verb: verb.to_owned(), prefix: prefix.to_owned(), code });
             }
-            let body = response.into_body().collect().await.map_err(|error| error.to_string())?.to_bytes();
-            serde_json::from_slice(&body).map_err(|error| error.to_string())
+            let body = response.into_body().collect().await.map_err(ExtenderError::Body)?.to_bytes();
+            Ok(serde_json::from_slice(&body)?)
         };
         match tokio::time::timeout(self.timeout, answer).await {
             Ok(answer) => answer,
-            Err(_) => Err(format!("Post \"{prefix}/{verb}\": context deadline exceeded")),
+            Err(_) => Err(ExtenderError::Timeout { verb: verb.to_owned(), prefix: prefix.to_owned() }),
         }
     }
 }
@@ -225,18 +246,22 @@ pub(crate) async fn filter(
     pod: &PodInfo,
     mut nodes: Vec<(NodeId, Arc<Node>)>,
     diagnosis: &mut Diagnosis,
-) -> Result<Vec<(NodeId, Arc<Node>)>, String> {
+) -> Result<Vec<(NodeId, Arc<Node>)>, ExtenderError> {
     let filtering = extenders.iter().filter(|extender| !extender.configured.filter_verb.is_empty());
     for extender in filtering.filter(|extender| extender.is_interested(pod)) {
         if nodes.is_empty() {
             break;
         }
         let sent = extender.send::<FilterResult>(&extender.configured.filter_verb, &extender.args(pod, &nodes)).await;
-        let result = match sent.and_then(|result| if result.error.is_empty() { Ok(result) } else { Err(result.error) })
-        {
+        let result = match sent {
+            Ok(result) if result.error.is_empty() => Ok(result),
+            Ok(result) => Err(ExtenderError::Said(result.error)),
+            Err(error) => Err(error),
+        };
+        let result = match result {
             Ok(result) => result,
             Err(error) if extender.configured.ignorable => {
-                tracing::warn!(extender = extender.configured.url_prefix, error, "extender skipped");
+                tracing::warn!(extender = extender.configured.url_prefix, %error, "extender skipped");
                 continue;
             }
             Err(error) => return Err(error),
@@ -278,7 +303,9 @@ pub(crate) async fn prioritize(
                     *total += sum * extender.configured.weight * (MAX_SCORE / MAX_EXTENDER_SCORE);
                 }
             }
-            Err(error) => tracing::warn!(extender = extender.configured.url_prefix, error, "no scores from extender"),
+            Err(error) => {
+                tracing::warn!(extender = extender.configured.url_prefix, %error, "no scores from extender");
+            }
         }
     }
 }
@@ -288,7 +315,7 @@ pub(crate) async fn preempt(
     extenders: &[Extender],
     pod: &PodInfo,
     mut candidates: Vec<Candidate>,
-) -> Result<Vec<Candidate>, String> {
+) -> Result<Vec<Candidate>, ExtenderError> {
     let preempting = extenders.iter().filter(|extender| !extender.configured.preempt_verb.is_empty());
     for extender in preempting.filter(|extender| extender.is_interested(pod)) {
         if candidates.is_empty() {
@@ -323,7 +350,11 @@ pub(crate) async fn preempt(
     Ok(candidates)
 }
 
-fn agreed(candidates: Vec<Candidate>, result: PreemptionResult, ignorable: bool) -> Result<Vec<Candidate>, String> {
+fn agreed(
+    candidates: Vec<Candidate>,
+    result: PreemptionResult,
+    ignorable: bool,
+) -> Result<Vec<Candidate>, ExtenderError> {
     let mut kept = Vec::new();
     for mut candidate in candidates {
         let Some(wanted) = result.node_name_to_meta_victims.get(&*candidate.node) else { continue };
@@ -333,7 +364,7 @@ fn agreed(candidates: Vec<Candidate>, result: PreemptionResult, ignorable: bool)
         if !candidate.victims.is_empty() {
             kept.push(candidate);
         } else if !ignorable {
-            return Err(format!("expected at least one victim pod on node {:?}", candidate.node));
+            return Err(ExtenderError::NoVictims(candidate.node.to_string()));
         }
     }
     Ok(kept)

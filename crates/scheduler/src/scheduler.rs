@@ -196,8 +196,8 @@ impl Scheduler {
             let objects = feasible.iter().filter_map(|node| Some((*node, cluster.row(*node).object.clone()?)));
             (objects.collect::<Vec<_>>(), diagnosis)
         };
-        let nodes =
-            crate::extender::filter(&self.extenders, pod, nodes, &mut diagnosis).await.map_err(Failure::Error)?;
+        let nodes = crate::extender::filter(&self.extenders, pod, nodes, &mut diagnosis).await;
+        let nodes = nodes.map_err(|error| Failure::Error(error.to_string()))?;
         if nodes.is_empty() {
             return Err(self.make_room(self.core.lock(), attempt, Box::new(diagnosis)));
         }
@@ -259,7 +259,7 @@ fn assume(cluster: &mut Cluster, metrics: &Metrics, attempt: &Try, node: Arc<str
     cluster.assume(pod.clone(), &node);
     let placement = Placement { pod, node };
     let reserved = timed_point(metrics, attempt, Point::Reserve, |plugin| {
-        plugin.reserve(&placement, cluster).map_err(|error| ("Error", error))
+        plugin.reserve(&placement, cluster).map_err(|error| ("Error", error.to_string()))
     });
     if let Err(error) = reserved {
         release(cluster, metrics, attempt, &placement);
@@ -344,7 +344,7 @@ pub(crate) fn release(cluster: &mut Cluster, metrics: &Metrics, attempt: &Try, p
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framework::Rejection;
+    use crate::framework::{PluginError, Rejection};
     use serde_json::json;
     use tokio::time::Instant as Moment;
 
@@ -360,7 +360,7 @@ mod tests {
             &[Point::Reserve, Point::Permit]
         }
 
-        fn reserve(&self, placement: &Placement, _cluster: &mut Cluster) -> Result<(), String> {
+        fn reserve(&self, placement: &Placement, _cluster: &mut Cluster) -> Result<(), PluginError> {
             if placement.pod.name() == "unlucky" { Err("nothing left".into()) } else { Ok(()) }
         }
 

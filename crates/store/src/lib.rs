@@ -19,6 +19,7 @@ pub mod embedded;
 pub mod etcd;
 
 mod error;
+mod forward;
 mod kv;
 mod range;
 mod relocated;
@@ -84,9 +85,7 @@ pub trait Store: Send + Sync + 'static {
     fn snapshot(&self) -> BoxFuture<'_, Result<SnapshotStream>>;
 
     /// How many bytes the store takes on its disk, if that can be told.
-    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
-        Box::pin(async { Ok(None) })
-    }
+    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>>;
 }
 
 impl dyn Store {

@@ -3,14 +3,13 @@
 //! Keys outside of the place that callers know are refused, so that nothing of others is read or written.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 
 use crate::{
-    Compare, KeyRange, KeyValue, LeaseId, Op, OpResult, Range, RangeResult, Result, Revision, SnapshotStream, Store,
-    StoreError, Txn, TxnResult, Watch, WatchEvent, WatchStream,
+    Compare, KeyRange, KeyValue, Op, OpResult, Range, RangeResult, Result, Store, StoreError, Txn, TxnResult, Watch,
+    WatchEvent, WatchStream,
 };
 
 pub struct Relocated {
@@ -166,37 +165,8 @@ impl Store for Relocated {
         })
     }
 
-    fn request_progress(&self) -> BoxFuture<'_, Result<()>> {
-        self.inner.request_progress()
-    }
-
-    fn compact(&self, revision: Revision) -> BoxFuture<'_, Result<()>> {
-        self.inner.compact(revision)
-    }
-
-    fn current_revision(&self) -> BoxFuture<'_, Result<Revision>> {
-        self.inner.current_revision()
-    }
-
-    fn grant_lease(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId>> {
-        self.inner.grant_lease(ttl)
-    }
-
-    fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration>> {
-        self.inner.keep_alive(lease)
-    }
-
-    fn revoke_lease(&self, lease: LeaseId) -> BoxFuture<'_, Result<()>> {
-        self.inner.revoke_lease(lease)
-    }
-
-    /// Of the whole store beneath.
-    fn snapshot(&self) -> BoxFuture<'_, Result<SnapshotStream>> {
-        self.inner.snapshot()
-    }
-
-    /// Of the whole store beneath.
-    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
-        self.inner.size()
-    }
+    // Snapshot and size are those of the whole store beneath.
+    crate::forward!(
+        inner: request_progress, compact, current_revision, grant_lease, keep_alive, revoke_lease, snapshot, size
+    );
 }

@@ -4,16 +4,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ::metrics::{Counter, Histogram, Metrics, exponential};
 use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
 use registry::Resource;
-use store::{
-    Compare, KeyRange, LeaseId, Op, Range, RangeResult, Result, Revision, SnapshotStream, Store, Txn, TxnResult, Watch,
-    WatchStream,
-};
+use store::{Compare, KeyRange, Op, Range, RangeResult, Result, Revision, Store, Txn, TxnResult};
 
 use super::requests::DURATION_BOUNDS;
 use crate::watch_cache::ROOT;
@@ -169,41 +166,9 @@ impl Store for Timed {
         })
     }
 
-    fn watch(&self, watch: Watch) -> BoxFuture<'_, Result<WatchStream>> {
-        self.inner.watch(watch)
-    }
-
-    fn request_progress(&self) -> BoxFuture<'_, Result<()>> {
-        self.inner.request_progress()
-    }
-
-    fn compact(&self, revision: Revision) -> BoxFuture<'_, Result<()>> {
-        self.inner.compact(revision)
-    }
-
-    fn current_revision(&self) -> BoxFuture<'_, Result<Revision>> {
-        self.inner.current_revision()
-    }
-
-    fn grant_lease(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId>> {
-        self.inner.grant_lease(ttl)
-    }
-
-    fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration>> {
-        self.inner.keep_alive(lease)
-    }
-
-    fn revoke_lease(&self, lease: LeaseId) -> BoxFuture<'_, Result<()>> {
-        self.inner.revoke_lease(lease)
-    }
-
-    fn snapshot(&self) -> BoxFuture<'_, Result<SnapshotStream>> {
-        self.inner.snapshot()
-    }
-
-    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
-        self.inner.size()
-    }
+    store::forward!(
+        inner: watch, request_progress, compact, current_revision, grant_lease, keep_alive, revoke_lease, snapshot, size
+    );
 }
 
 static SIZE_BOUNDS: [f64; 8] = exponential(1024.0, 2.0);

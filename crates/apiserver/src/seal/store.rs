@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use store::{
-    KeyValue, LeaseId, Op, OpResult, Range, RangeResult, Result, Revision, SnapshotStream, Store, StoreError, Txn,
-    TxnResult, Watch, WatchEvent, WatchStream,
+    KeyValue, Op, OpResult, Range, RangeResult, Result, Store, StoreError, Txn, TxnResult, Watch, WatchEvent,
+    WatchStream,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -155,38 +155,10 @@ impl Store for Sealed {
         })
     }
 
-    fn request_progress(&self) -> BoxFuture<'_, Result<()>> {
-        self.inner.request_progress()
-    }
-
-    fn compact(&self, revision: Revision) -> BoxFuture<'_, Result<()>> {
-        self.inner.compact(revision)
-    }
-
-    fn current_revision(&self) -> BoxFuture<'_, Result<Revision>> {
-        self.inner.current_revision()
-    }
-
-    fn grant_lease(&self, ttl: Duration) -> BoxFuture<'_, Result<LeaseId>> {
-        self.inner.grant_lease(ttl)
-    }
-
-    fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration>> {
-        self.inner.keep_alive(lease)
-    }
-
-    fn revoke_lease(&self, lease: LeaseId) -> BoxFuture<'_, Result<()>> {
-        self.inner.revoke_lease(lease)
-    }
-
-    /// Sealed as it is stored.
-    fn snapshot(&self) -> BoxFuture<'_, Result<SnapshotStream>> {
-        self.inner.snapshot()
-    }
-
-    fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
-        self.inner.size()
-    }
+    // A snapshot is sealed as the store is.
+    store::forward!(
+        inner: request_progress, compact, current_revision, grant_lease, keep_alive, revoke_lease, snapshot, size
+    );
 }
 
 /// Follows the file of the configuration, and tries again what could not be opened when that may have changed.

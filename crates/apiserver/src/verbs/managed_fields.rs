@@ -1,6 +1,6 @@
 //! `metadata.managedFields`: who owns which field, recorded on every write.
 //!
-//! These books are a third of an object and nobody but the ones who keep them reads them, so on the way of a write they
+//! Managed fields are a third of an object and only server-side apply reads them, so on the way of a write they
 //! travel beside the object, as text: [`RecordedFields`]. Objects in memory carry them only where a client sent some, or a webhook
 //! made some.
 
@@ -23,7 +23,7 @@ const MAX_MANAGER: usize = 128;
 
 pub(crate) use crate::accept::APPLY;
 
-/// Whether the request is a server-side apply, which keeps the books itself.
+/// Whether the request is a server-side apply, which records owners itself.
 pub(crate) fn is_apply(operation: &Operation) -> bool {
     let content_type = operation.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     operation.info.verb == registry::Verb::Patch
@@ -86,7 +86,7 @@ fn in_own_version(resource: &Resource) -> bool {
     matches!(resource.conversion, Some(Conversion::Custom(_)))
 }
 
-/// The version in which books are kept: that of the objects in memory.
+/// The version in which managed fields are recorded: that of the objects in memory.
 pub(crate) fn version(resource: &Resource) -> Cow<'_, str> {
     if in_own_version(resource) { resource.api_version().into() } else { Cow::Borrowed(&resource.storage_version) }
 }

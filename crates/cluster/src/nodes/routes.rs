@@ -3,7 +3,6 @@
 //! Flow: Nodes (informer) -> peers -> `cni::routes::plan` -> `cni::routes::program`, in this process's network namespace.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use anyhow::Result;
 use client::{Client, Informer, InformerFactory};
@@ -13,13 +12,13 @@ use netlink::{RouteKind, Socket};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+use crate::turns::Turns;
 
 /// Programs routes until `stop`; they stay behind, so that a restart interrupts nobody.
 pub(super) async fn run(client: Client, me: String, backend: Backend, stop: CancellationToken) -> Result<()> {
     let informers = InformerFactory::new(client);
     let nodes: Informer<Node> = informers.informer();
-    let (changed, mut changes) = watch::channel(());
+    let (changed, changes) = watch::channel(());
     nodes.subscribe(move |_| changed.send_replace(()));
     informers.start(stop.child_token());
     tokio::select! {
@@ -27,9 +26,9 @@ pub(super) async fn run(client: Client, me: String, backend: Backend, stop: Canc
         () = stop.cancelled() => return Ok(()),
     }
     let mut programmed = None;
-    let mut failures = 0;
+    let mut turns = Turns::new(changes, stop);
     loop {
-        changes.mark_unchanged();
+        turns.begin();
         let mut peers: Vec<Peer> = nodes.list().iter().filter_map(|node| peer(node)).collect();
         peers.sort_by(|one, other| one.name.cmp(&other.name));
         match apply(me.clone(), peers, backend, programmed.clone()).await {
@@ -38,24 +37,15 @@ pub(super) async fn run(client: Client, me: String, backend: Backend, stop: Canc
                     let (direct, tunnelled) = (plan.direct.len(), plan.tunnelled.len());
                     tracing::info!(direct, tunnelled, "routes programmed");
                 }
-                (programmed, failures) = (Some(plan), 0);
+                programmed = Some(plan);
             }
             Err(error) => {
                 tracing::warn!(%error, "programming routes failed");
                 programmed = None;
-                failures += 1;
             }
         }
-        let retry = async {
-            match programmed {
-                Some(_) => std::future::pending().await,
-                None => tokio::time::sleep(client::backoff::exponential(RETRY.0, RETRY.1, failures)).await,
-            }
-        };
-        tokio::select! {
-            change = changes.changed() => change?,
-            () = retry => {}
-            () = stop.cancelled() => return Ok(()),
+        if !turns.next(programmed.is_none()).await? {
+            return Ok(());
         }
     }
 }

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use super::call::Call;
-use super::interface::{self, AskedArgs, AskedMac, add_veth, configure, describe, enable_forwarding, find, open_netns};
+use super::interface::{self, AskedArgs, AskedMac, add_veth, configure, describe, enable_forwarding, find};
+use super::side::{Kernel, Side};
 use super::{Handlers, ipam, masquerade, nothing};
 use crate::error::CniError;
-use crate::netns::{Netns, set_sysctl};
 use crate::result::{AddResult, Dns, Route};
 use api::cidr::{self, Cidr};
-use netlink::{Link, LinkKind, Socket, parse_mac};
+use netlink::{Link, parse_mac};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };
 
@@ -136,8 +136,8 @@ fn load(call: &Call) -> Result<(), CniError> {
 
 fn add(call: &Call) -> Result<AddResult, CniError> {
     let config = Config::load(call)?;
-    let netns = open_netns(call)?;
-    let attached = attach(call, &config, &netns);
+    let pod = Kernel::pod(call)?;
+    let attached = Kernel::node().and_then(|host| attach(call, &config, &host, &pod));
     if attached.is_err() {
         // Leave nothing: neither a half-made link nor a lease.
         let _ = interface::detach(call, config.ip_masq);
@@ -145,14 +145,11 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     attached
 }
 
-fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniError> {
-    let host_netns = Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
-    let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
-    let pod = netns.socket().map_err(CniError::failed("open a netlink socket"))?;
+fn attach(call: &Call, config: &Config, host: &dyn Side, pod: &dyn Side) -> Result<AddResult, CniError> {
     let trunk = config.trunk()?;
-    let bridge = ensure_bridge(&host, config, !trunk.is_empty())?;
+    let bridge = ensure_bridge(host, config, !trunk.is_empty())?;
     let mtu = (config.mtu > 0).then_some(config.mtu);
-    let veth = add_veth(&host, &pod, &host_netns, &call.ifname, mtu, config.mac(call)?)?;
+    let veth = add_veth(host, pod, &call.ifname, mtu, config.mac(call)?)?;
     let port = veth.host.index;
     host.set_master(port, bridge.index)
         .map_err(CniError::failed(format!("connect {:?} to bridge {}", veth.host.name, bridge.name)))?;
@@ -162,7 +159,7 @@ fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniE
     if config.port_isolation {
         host.set_isolated(port, true).map_err(CniError::failed(format!("set isolated on for {}", veth.host.name)))?;
     }
-    set_vlans(&host, port, config, &trunk)?;
+    set_vlans(host, port, config, &trunk)?;
 
     let mut result = AddResult {
         interfaces: vec![describe(&bridge, ""), describe(&veth.host, ""), describe(&veth.pod, &call.netns)],
@@ -175,18 +172,17 @@ fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniE
             result.routes = addresses.routes;
             result.dns = addresses.dns;
             let gateways = plan_gateways(&mut result, config.is_gateway, config.is_default_gateway);
-            configure(netns, &pod, &veth.pod, &result, config.enable_dad)?;
+            configure(pod, &veth.pod, &result, config.enable_dad)?;
             if config.is_gateway {
-                let holder = gateway_link(&host, &host_netns, &bridge, config, &mut result)?;
+                let holder = gateway_link(host, &bridge, config, &mut result)?;
                 for gateway in &gateways {
-                    ensure_address(&host, &holder, *gateway, config.force_address)?;
-                    enable_forwarding(gateway.is_v6()).map_err(CniError::failed("enable forwarding"))?;
+                    ensure_address(host, &holder, *gateway, config.force_address)?;
+                    enable_forwarding(host, gateway.is_v6()).map_err(CniError::failed("enable forwarding"))?;
                 }
             }
             if config.ip_masq {
                 let addresses: Vec<Cidr> = result.ips.iter().map(|ip| ip.address).collect();
-                masquerade::add(&addresses, &call.network, &call.container_id, &call.ifname)
-                    .map_err(CniError::failed("set up masquerading"))?;
+                masquerade::add(host, &addresses, call).map_err(CniError::failed("set up masquerading"))?;
             }
         }
         None if !config.disable_container_interface => {
@@ -195,21 +191,26 @@ fn attach(call: &Call, config: &Config, netns: &Netns) -> Result<AddResult, CniE
         None => {}
     }
     if !config.disable_container_interface {
-        wait_for_port(&host, port)?;
+        wait_for_port(host, port)?;
     }
     // The bridge takes a port's address until it has one of its own.
-    result.interfaces[0] = describe(&find(&host, &config.bridge)?, "");
+    result.interfaces[0] = describe(&find(host, &config.bridge)?, "");
     if !config.dns.is_empty() {
         result.dns = config.dns.clone();
     }
     Ok(result)
 }
 
-fn ensure_bridge(host: &Socket, config: &Config, has_trunk: bool) -> Result<Link, CniError> {
+/// What ADD does to these two namespaces.
+#[cfg(test)]
+pub(super) fn attach_to(call: &Call, host: &dyn Side, pod: &dyn Side) -> Result<AddResult, CniError> {
+    attach(call, &Config::load(call)?, host, pod)
+}
+
+fn ensure_bridge(host: &dyn Side, config: &Config, has_trunk: bool) -> Result<Link, CniError> {
     let name = &config.bridge;
     let failed = || format!("create bridge {name:?}");
-    let kind = LinkKind::Bridge { vlan_filtering: config.vlan != 0 || has_trunk };
-    match host.add_link(name, kind, (config.mtu > 0).then_some(config.mtu), None) {
+    match host.add_bridge(name, config.vlan != 0 || has_trunk, (config.mtu > 0).then_some(config.mtu)) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             return Err(CniError::failed(failed())(error));
         }
@@ -222,12 +223,12 @@ fn ensure_bridge(host: &Socket, config: &Config, has_trunk: bool) -> Result<Link
     if config.promisc_mode {
         host.set_promisc(bridge.index, true).map_err(CniError::failed(format!("set promiscuous mode on {name:?}")))?;
     }
-    let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
+    let _ = host.set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
     host.set_up(bridge.index).map_err(CniError::failed(format!("set {name:?} up")))?;
     Ok(bridge)
 }
 
-fn set_vlans(host: &Socket, port: u32, config: &Config, trunk: &[u16]) -> Result<(), CniError> {
+fn set_vlans(host: &dyn Side, port: u32, config: &Config, trunk: &[u16]) -> Result<(), CniError> {
     let failed = || format!("setup vlan tag on port {port}");
     if (config.vlan != 0 || !trunk.is_empty()) && !config.preserve_default_vlan {
         host.del_port_vlan(port, 1).map_err(CniError::failed("remove default vlan"))?;
@@ -282,13 +283,7 @@ fn plan_gateways(result: &mut AddResult, is_gateway: bool, is_default: bool) -> 
 }
 
 /// The link that carries the gateway address: the bridge, or with a VLAN a port of its own on it.
-fn gateway_link(
-    host: &Socket,
-    host_netns: &Netns,
-    bridge: &Link,
-    config: &Config,
-    result: &mut AddResult,
-) -> Result<Link, CniError> {
+fn gateway_link(host: &dyn Side, bridge: &Link, config: &Config, result: &mut AddResult) -> Result<Link, CniError> {
     if config.vlan == 0 {
         return Ok(bridge.clone());
     }
@@ -297,7 +292,7 @@ fn gateway_link(
     let link = match known {
         Some(link) => link,
         None => {
-            let veth = add_veth(host, host, host_netns, &name, Some(bridge.mtu), None)?;
+            let veth = add_veth(host, host, &name, Some(bridge.mtu), None)?;
             host.set_master(veth.host.index, bridge.index)
                 .map_err(CniError::failed(format!("create vlan gateway {name:?}")))?;
             host.add_port_vlan(veth.host.index, config.vlan, true)
@@ -311,7 +306,7 @@ fn gateway_link(
 }
 
 /// IPv4 keeps one address per bridge; IPv6 several, unless their networks overlap.
-fn ensure_address(host: &Socket, link: &Link, gateway: Cidr, force: bool) -> Result<(), CniError> {
+fn ensure_address(host: &dyn Side, link: &Link, gateway: Cidr, force: bool) -> Result<(), CniError> {
     let failed = || "set bridge addr".to_owned();
     let present = host.addresses_of(link.index).map_err(CniError::failed(failed()))?;
     for address in present.iter().filter(|a| a.cidr.is_v6() == gateway.is_v6()) {
@@ -341,7 +336,7 @@ fn ensure_address(host: &Socket, link: &Link, gateway: Cidr, force: bool) -> Res
     host.set_mac(link.index, link.mac).map_err(CniError::failed("set bridge's mac"))
 }
 
-fn wait_for_port(host: &Socket, port: u32) -> Result<(), CniError> {
+fn wait_for_port(host: &dyn Side, port: u32) -> Result<(), CniError> {
     let deadline = Instant::now() + PORT_TIMEOUT;
     loop {
         match host.link_by_index(port).map_err(CniError::failed("read the bridge port"))? {
@@ -365,7 +360,7 @@ fn check(call: &Call) -> Result<(), CniError> {
         ipam::check(call, kind)?;
     }
     let pod = interface::check(call)?;
-    let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
+    let host = Kernel::node()?;
     let bridge = find(&host, &config.bridge)?;
     if bridge.kind != "bridge" {
         return Err(CniError::internal(format!("Interface {} does not have link type of bridge", bridge.name)));

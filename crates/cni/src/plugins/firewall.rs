@@ -131,7 +131,7 @@ fn isolation(config: &Config, previous: &AddResult) -> Result<Vec<Vec<String>>, 
 }
 
 fn ensure(v6: bool, rule: &[String]) -> Result<(), CniError> {
-    let failed = CniError::failed::<String>;
+    let failed = CniError::failed::<Refusal>;
     for chain in [rule.first(), rule.last()].into_iter().flatten() {
         if !matches!(chain.as_str(), "FORWARD" | "ACCEPT" | "DROP") {
             // Fails when it is there: what counts is that the rule below can be added.
@@ -152,15 +152,25 @@ fn is_present(v6: bool, rule: &[String]) -> bool {
     iptables(v6, "-C", rule).is_ok()
 }
 
-fn iptables(v6: bool, action: &str, rule: &[String]) -> Result<(), String> {
+/// Why iptables did not do it.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("{program}: {source}")]
+    NotStarted { program: &'static str, source: std::io::Error },
+    /// In its own words.
+    #[error("{0}")]
+    Said(String),
+}
+
+fn iptables(v6: bool, action: &str, rule: &[String]) -> Result<(), Refusal> {
     let program = if v6 { "ip6tables" } else { "iptables" };
     let output = Command::new(program)
         .args(["-w", "5", action])
         .args(rule)
         .output()
-        .map_err(|error| format!("{program}: {error}"))?;
+        .map_err(|source| Refusal::NotStarted { program, source })?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        false => Err(Refusal::Said(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
     }
 }

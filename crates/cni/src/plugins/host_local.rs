@@ -216,17 +216,18 @@ fn allocate(leases: &Leases, plan: &Plan, call: &Call) -> Result<Vec<IpConfig>, 
     let held = leases.held_by(&call.container_id, &call.ifname).map_err(store_failed)?;
     let mut ips = Vec::new();
     for (i, set) in plan.sets.iter().enumerate() {
-        let failed = |cause: String| CniError::internal(format!("failed to allocate for range {i}: {cause}"));
+        let failed =
+            |cause: &dyn std::fmt::Display| CniError::internal(format!("failed to allocate for range {i}: {cause}"));
         let wanted = requested.iter().position(|addr| set.iter().any(|range| range.contains(*addr)));
         let wanted = wanted.map(|position| requested.swap_remove(position));
         if let Some(addr) = held.iter().find(|addr| set.iter().any(|range| range.contains(**addr))) {
-            return Err(failed(format!(
+            return Err(failed(&format_args!(
                 "{addr} has been allocated to {}, duplicate allocation is not allowed",
                 call.container_id
             )));
         }
         let last = leases.last_reserved(i);
-        let (range, addr) = choose(set, wanted, last, |addr| leases.is_leased(addr)).map_err(failed)?;
+        let (range, addr) = choose(set, wanted, last, |addr| leases.is_leased(addr)).map_err(|cause| failed(&cause))?;
         leases.reserve(addr, &call.container_id, &call.ifname, i).map_err(store_failed)?;
         ips.push(IpConfig {
             interface: None,
@@ -243,6 +244,19 @@ fn allocate(leases: &Leases, plan: &Plan, call: &Call) -> Result<Vec<IpConfig>, 
     }
 }
 
+/// Why no address can be leased, in upstream's words.
+#[derive(Debug, thiserror::Error)]
+enum NoAddress {
+    #[error("not in range")]
+    OutOfRange,
+    #[error("requested ip {0} is subnet's gateway")]
+    Gateway(IpAddr),
+    #[error("requested IP address {wanted} is not available in range set {set}")]
+    Taken { wanted: IpAddr, set: String },
+    #[error("no IP addresses available in range set: {0}")]
+    Exhausted(String),
+}
+
 /// Which address to lease: the wanted one, or the next free one after the last reserved, round the set, so that an address
 /// rests as long as possible before it is used again.
 fn choose(
@@ -250,14 +264,14 @@ fn choose(
     wanted: Option<IpAddr>,
     last: Option<IpAddr>,
     is_leased: impl Fn(IpAddr) -> bool,
-) -> Result<(&Range, IpAddr), String> {
+) -> Result<(&Range, IpAddr), NoAddress> {
     if let Some(wanted) = wanted {
-        let range = set.iter().find(|range| range.contains(wanted)).ok_or("not in range")?;
+        let range = set.iter().find(|range| range.contains(wanted)).ok_or(NoAddress::OutOfRange)?;
         if wanted == range.gateway {
-            return Err(format!("requested ip {wanted} is subnet's gateway"));
+            return Err(NoAddress::Gateway(wanted));
         }
         if is_leased(wanted) {
-            return Err(format!("requested IP address {wanted} is not available in range set {}", text(set)));
+            return Err(NoAddress::Taken { wanted, set: text(set) });
         }
         return Ok((range, wanted));
     }
@@ -272,7 +286,7 @@ fn choose(
         }
         (at, addr) = advance(set, at, addr);
         if addr == start {
-            return Err(format!("no IP addresses available in range set: {}", text(set)));
+            return Err(NoAddress::Exhausted(text(set)));
         }
     }
 }
@@ -325,7 +339,7 @@ fn status(call: &Call) -> Result<(), CniError> {
     let leases = Leases::lock(&plan.dir).map_err(store_failed)?;
     for set in &plan.sets {
         choose(set, None, None, |addr| leases.is_leased(addr))
-            .map_err(|cause| CniError::new(code::PLUGIN_NOT_AVAILABLE, cause, ""))?;
+            .map_err(|cause| CniError::new(code::PLUGIN_NOT_AVAILABLE, cause.to_string(), ""))?;
     }
     Ok(())
 }

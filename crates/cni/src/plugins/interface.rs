@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use super::call::Call;
+use super::side::{Kernel, Links, Side};
 use super::{ipam, masquerade};
 use crate::error::{CniError, code};
-use crate::netns::{Netns, set_sysctl};
+use crate::netns::Netns;
 use crate::result::{AddResult, Interface};
 use api::cidr::Cidr;
-use netlink::{Link, LinkKind, Route, Scope, Socket};
+use netlink::{Link, Route, Scope};
 
 /// Duplicate address detection takes about two seconds; upstream gives up after five.
 const DAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,19 +60,16 @@ pub(super) fn open_netns(call: &Call) -> Result<Netns, CniError> {
 
 /// Makes the pair with the pod's end named as asked and the host's end named at random, up on the host.
 pub(super) fn add_veth(
-    host: &Socket,
-    pod: &Socket,
-    host_netns: &Netns,
+    host: &dyn Side,
+    pod: &dyn Side,
     ifname: &str,
     mtu: Option<u32>,
     mac: Option<[u8; 6]>,
 ) -> Result<Veth, CniError> {
-    use std::os::fd::AsFd;
     const ATTEMPTS: usize = 10;
     for _ in 0..ATTEMPTS {
         let peer = format!("veth{:08x}", random_u32());
-        let kind = LinkKind::Veth { peer: &peer, peer_netns: Some(host_netns.as_fd()), peer_mtu: mtu };
-        match pod.add_link(ifname, kind, mtu, mac) {
+        match pod.add_veth(ifname, &peer, mtu, mac) {
             Ok(()) => {}
             // Either the name in the pod is taken, which is final, or the random one on the host.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match pod.link(ifname) {
@@ -89,14 +87,14 @@ pub(super) fn add_veth(
         let host_link = find(host, &peer)?;
         host.set_up(host_link.index).map_err(CniError::failed(format!("set {peer:?} up")))?;
         // The host's end is a port: it takes no routes from router advertisements. IPv6 may be off altogether.
-        let _ = set_sysctl(&format!("net/ipv6/conf/{peer}/accept_ra"), "0");
+        let _ = host.set_sysctl(&format!("net/ipv6/conf/{peer}/accept_ra"), "0");
         return Ok(Veth { host: find(host, &peer)?, pod: find(pod, ifname)? });
     }
     Err(CniError::internal("failed to find a unique veth name"))
 }
 
-pub(super) fn find(socket: &Socket, name: &str) -> Result<Link, CniError> {
-    socket
+pub(super) fn find(links: &(impl Links + ?Sized), name: &str) -> Result<Link, CniError> {
+    links
         .link(name)
         .map_err(CniError::failed(format!("lookup {name:?}")))?
         .ok_or_else(|| CniError::internal(format!("failed to lookup {name:?}: Link not found")))
@@ -107,29 +105,20 @@ pub(super) fn describe(link: &Link, sandbox: &str) -> Interface {
 }
 
 /// Addresses, link up, routes. `onlink` is for point-to-point links, whose gateway no prefix covers.
-pub(super) fn configure(
-    netns: &Netns,
-    pod: &Socket,
-    link: &Link,
-    result: &AddResult,
-    enable_dad: bool,
-) -> Result<(), CniError> {
+pub(super) fn configure(pod: &dyn Side, link: &Link, result: &AddResult, enable_dad: bool) -> Result<(), CniError> {
     let name = &link.name;
     let has_v6 = result.ips.iter().any(|ip| ip.address.is_v6());
-    let sysctls = || -> io::Result<()> {
-        let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_dad"), if enable_dad { "1" } else { "0" });
-        let _ = set_sysctl(&format!("net/ipv4/conf/{name}/arp_notify"), "1");
-        // Nobody on the pod's network is a router but the node, which the routes below name.
-        let _ = set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
-        if has_v6 {
-            for link in ["lo", name] {
-                set_sysctl(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
-            }
-            let _ = set_sysctl(&format!("net/ipv6/conf/{name}/keep_addr_on_down"), "1");
+    let _ = pod.set_sysctl(&format!("net/ipv6/conf/{name}/accept_dad"), if enable_dad { "1" } else { "0" });
+    let _ = pod.set_sysctl(&format!("net/ipv4/conf/{name}/arp_notify"), "1");
+    // Nobody on the pod's network is a router but the node, which the routes below name.
+    let _ = pod.set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
+    if has_v6 {
+        for link in ["lo", name] {
+            let sysctl = format!("net/ipv6/conf/{link}/disable_ipv6");
+            pod.set_sysctl(&sysctl, "0").map_err(CniError::failed("enable IPv6"))?;
         }
-        Ok(())
-    };
-    netns.enter(sysctls).and_then(|inner| inner).map_err(CniError::failed("enable IPv6"))?;
+        let _ = pod.set_sysctl(&format!("net/ipv6/conf/{name}/keep_addr_on_down"), "1");
+    }
     for ip in &result.ips {
         pod.add_address(link.index, ip.address)
             .map_err(CniError::failed(format!("add IP addr {} to {name:?}", ip.address)))?;
@@ -164,7 +153,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-fn settle(pod: &Socket, index: u32) -> io::Result<()> {
+fn settle(pod: &dyn Side, index: u32) -> io::Result<()> {
     let deadline = Instant::now() + DAD_TIMEOUT;
     loop {
         let addresses = pod.addresses_of(index)?;
@@ -227,7 +216,7 @@ pub(super) fn check(call: &Call) -> Result<Link, CniError> {
             expected.sandbox, call.netns
         )));
     }
-    let socket = open_netns(call)?.socket().map_err(CniError::failed("open a netlink socket"))?;
+    let socket = Kernel::pod(call)?;
     let link = find(&socket, &call.ifname)?;
     if !expected.mac.is_empty() && expected.mac != link.mac_text() {
         return Err(CniError::internal(format!("Interface {} Mac {} doesn't match", call.ifname, link.mac_text())));
@@ -248,10 +237,10 @@ pub(super) fn check(call: &Call) -> Result<Link, CniError> {
 }
 
 /// Packets between interfaces of the host: without it a gateway is a dead end.
-pub(super) fn enable_forwarding(v6: bool) -> io::Result<()> {
+pub(super) fn enable_forwarding(host: &dyn Side, v6: bool) -> io::Result<()> {
     match v6 {
-        true => set_sysctl("net/ipv6/conf/all/forwarding", "1"),
-        false => set_sysctl("net/ipv4/ip_forward", "1"),
+        true => host.set_sysctl("net/ipv6/conf/all/forwarding", "1"),
+        false => host.set_sysctl("net/ipv4/ip_forward", "1"),
     }
 }
 

@@ -7,44 +7,53 @@ use std::io;
 
 use netlink::nft::{Target, elements};
 
+use super::call::Call;
+use super::side::Side;
 use crate::nft;
 use api::cidr::Cidr;
 
 const TABLE: &str = "inet cox-masquerade";
 
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("reading what is masqueraded: {0}")]
+    Read(#[from] io::Error),
+    #[error(transparent)]
+    Rules(#[from] nft::Error),
+}
+
 /// Lets packets of `addresses` that leave their network be masqueraded.
-pub(super) fn add(addresses: &[Cidr], network: &str, container_id: &str, ifname: &str) -> Result<(), String> {
-    let chain = chain_name(network, container_id, ifname);
-    match nft::apply(&rules(addresses, &chain)) {
+pub(super) fn add(node: &dyn Side, addresses: &[Cidr], call: &Call) -> Result<(), Error> {
+    let chain = chain_name(&call.network, &call.container_id, &call.ifname);
+    match node.apply_rules(&rules(addresses, &chain)) {
         Ok(()) => Ok(()),
         // An entry left by a pod that was never deleted: its address is ours now.
         Err(_) => {
-            let stale: Vec<(Cidr, String)> = entries()
-                .map_err(|error| error.to_string())?
+            let stale: Vec<(Cidr, String)> = entries()?
                 .into_iter()
                 .filter(|(address, _)| addresses.iter().any(|ours| ours.addr == address.addr))
                 .collect();
             let mut transaction = removal(&stale);
             transaction.push_str(&rules(addresses, &chain));
-            nft::apply(&transaction)
+            Ok(node.apply_rules(&transaction)?)
         }
     }
 }
 
 /// Removes what `add` made for this attachment, whichever addresses it had.
-pub(super) fn remove(network: &str, container_id: &str, ifname: &str) -> Result<(), String> {
+pub(super) fn remove(network: &str, container_id: &str, ifname: &str) -> Result<(), Error> {
     let chain = chain_name(network, container_id, ifname);
     let entries = match entries() {
         // No table: nothing was ever masqueraded here.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(|error| error.to_string())?,
+        entries => entries?,
     };
     let ours: Vec<(Cidr, String)> = entries.into_iter().filter(|(_, target)| *target == chain).collect();
     let mut transaction = removal(&ours);
     // Declared first, so that deleting it is no error when it is gone.
     transaction
         .push_str(&format!("add chain {TABLE} {chain}\nflush chain {TABLE} {chain}\ndelete chain {TABLE} {chain}\n"));
-    nft::apply(&transaction)
+    Ok(nft::apply(&transaction)?)
 }
 
 pub(super) fn is_present(addresses: &[Cidr], network: &str, container_id: &str, ifname: &str) -> bool {

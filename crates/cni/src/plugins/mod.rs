@@ -14,7 +14,11 @@ mod masquerade;
 mod policy;
 mod portmap;
 mod ptp;
+mod side;
 mod tuning;
+
+#[cfg(test)]
+mod attach_tests;
 
 use std::io::{Read, Write};
 use std::process::ExitCode;

@@ -74,7 +74,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let pods = pod_addresses(&previous);
     let owner = owner(call);
     let elements = plan(&config, &pods, &owner);
-    let failed = CniError::failed::<String>;
+    let failed = CniError::failed::<nft::Error>;
     if let Err(first) = nft::apply(&(base() + &add_elements(&elements))) {
         // A port left by a pod that was never deleted is taken over; anything else fails again.
         let taken: Vec<Element> = entries()

@@ -3,13 +3,13 @@
 use serde::Deserialize;
 
 use super::call::Call;
-use super::interface::{self, Veth, add_veth, configure, describe, enable_forwarding, open_netns};
+use super::interface::{self, Veth, add_veth, configure, describe, enable_forwarding};
+use super::side::{Kernel, Side};
 use super::{Handlers, ipam, masquerade};
 use crate::error::CniError;
-use crate::netns::Netns;
 use crate::result::{AddResult, Dns};
 use api::cidr::Cidr;
-use netlink::{Route, Scope, Socket};
+use netlink::{Route, Scope};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, status };
 
@@ -33,32 +33,34 @@ fn kind(call: &Call) -> Result<&str, CniError> {
 fn add(call: &Call) -> Result<AddResult, CniError> {
     let config: Config = call.config()?;
     let kind = kind(call)?;
-    let attached = attach(call, &config, kind);
+    let attached = Kernel::pod(call).and_then(|pod| attach(call, &config, kind, &Kernel::node()?, &pod));
     if attached.is_err() {
         let _ = interface::detach(call, config.ip_masq);
     }
     attached
 }
 
-fn attach(call: &Call, config: &Config, kind: &str) -> Result<AddResult, CniError> {
-    let netns = open_netns(call)?;
-    let host_netns = Netns::current().map_err(CniError::failed("open the host's network namespace"))?;
-    let host = Socket::open().map_err(CniError::failed("open a netlink socket"))?;
-    let pod = netns.socket().map_err(CniError::failed("open a netlink socket"))?;
+/// What ADD does to these two namespaces.
+#[cfg(test)]
+pub(super) fn attach_to(call: &Call, host: &dyn Side, pod: &dyn Side) -> Result<AddResult, CniError> {
+    attach(call, &call.config()?, kind(call)?, host, pod)
+}
+
+fn attach(call: &Call, config: &Config, kind: &str, host: &dyn Side, pod: &dyn Side) -> Result<AddResult, CniError> {
     let mut result = ipam::add(call, kind)?;
     for family in [false, true] {
         if result.ips.iter().any(|ip| ip.address.is_v6() == family) {
-            enable_forwarding(family).map_err(CniError::failed("enable forwarding"))?;
+            enable_forwarding(host, family).map_err(CniError::failed("enable forwarding"))?;
         }
     }
     let mtu = (config.mtu > 0).then_some(config.mtu);
-    let veth = add_veth(&host, &pod, &host_netns, &call.ifname, mtu, None)?;
+    let veth = add_veth(host, pod, &call.ifname, mtu, None)?;
     result.interfaces = vec![describe(&veth.host, ""), describe(&veth.pod, &call.netns)];
     for ip in &mut result.ips {
         ip.interface = Some(1);
     }
-    configure(&netns, &pod, &veth.pod, &result, false)?;
-    route_through_gateway(&pod, &veth, &result)?;
+    configure(pod, &veth.pod, &result, false)?;
+    route_through_gateway(pod, &veth, &result)?;
     for ip in &result.ips {
         if let Some(gateway) = ip.gateway {
             host.add_address(veth.host.index, Cidr::host(gateway))
@@ -70,8 +72,7 @@ fn attach(call: &Call, config: &Config, kind: &str) -> Result<AddResult, CniErro
     }
     if config.ip_masq {
         let addresses: Vec<Cidr> = result.ips.iter().map(|ip| ip.address).collect();
-        masquerade::add(&addresses, &call.network, &call.container_id, &call.ifname)
-            .map_err(CniError::failed("set up masquerading"))?;
+        masquerade::add(host, &addresses, call).map_err(CniError::failed("set up masquerading"))?;
     }
     if !config.dns.is_empty() {
         result.dns = config.dns.clone();
@@ -80,7 +81,7 @@ fn attach(call: &Call, config: &Config, kind: &str) -> Result<AddResult, CniErro
 }
 
 /// The pod's neighbours are not on its link: its own network, too, is behind the gateway.
-fn route_through_gateway(pod: &Socket, veth: &Veth, result: &AddResult) -> Result<(), CniError> {
+fn route_through_gateway(pod: &dyn Side, veth: &Veth, result: &AddResult) -> Result<(), CniError> {
     let index = veth.pod.index;
     for ip in &result.ips {
         let Some(gateway) = ip.gateway else { continue };

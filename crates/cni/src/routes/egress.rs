@@ -8,7 +8,7 @@ use api::cidr::Cidr;
 const TABLE: &str = "inet cox-egress";
 
 /// Masquerades packets from `sources` that go anywhere but `inside`. One rule a family, however many pods there are.
-pub fn masquerade(sources: &[Cidr], inside: &[Cidr]) -> Result<(), String> {
+pub fn masquerade(sources: &[Cidr], inside: &[Cidr]) -> Result<(), nft::Error> {
     nft::apply(&rules(sources, inside))
 }
 

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seeds_command_golden() {
+    fn a_deployment_with_a_service_golden() {
         let s = spec("run --image=nginx --replicas=3 --port=80 --expose").unwrap();
         expect![[r#"
             apiVersion: apps/v1

@@ -62,13 +62,16 @@ struct Tls {
 
 impl Mirrors {
     /// Reads `registries.yaml` (missing is fine) and remembers where `<host>/hosts.toml` files may be.
-    pub(crate) fn load(registries: Option<&Path>, hosts_directory: Option<&Path>) -> Result<Self, String> {
+    pub(crate) fn load(registries: Option<&Path>, hosts_directory: Option<&Path>) -> std::io::Result<Self> {
+        let named = |path: &Path, error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
         let registries = match registries.map(|path| (path, std::fs::read_to_string(path))) {
             Some((path, Ok(text))) => {
-                yaml_serde::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?
+                yaml_serde::from_str(&text).map_err(|error| named(path, std::io::Error::other(error)))?
             }
             Some((_, Err(error))) if error.kind() == std::io::ErrorKind::NotFound => Registries::default(),
-            Some((path, Err(error))) => return Err(format!("{}: {error}", path.display())),
+            Some((path, Err(error))) => return Err(named(path, error)),
             None => Registries::default(),
         };
         Ok(Self { registries, hosts_directory: hosts_directory.map(Path::to_path_buf) })

@@ -33,13 +33,26 @@ impl Request {
     pub(crate) const MEMORY: u64 = 512 << 20;
 
     /// Unpacks it in this process, which has no other work. A panic is a refusal like any other.
-    pub(crate) fn run(&self) -> Result<String, String> {
+    pub(crate) fn run(&self) -> Outcome {
         let work = || sys::limit_memory(self.memory).and_then(|()| unpack(&self.blob, &self.target));
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
-            Ok(outcome) => outcome.map_err(|error| error.to_string()),
-            Err(_) => Err("the layer is refused: it cannot be read".to_owned()),
+            Ok(Ok(digest)) => Outcome::Unpacked { digest },
+            Ok(Err(error)) => Outcome::Refused { why: error.to_string() },
+            Err(_) => Outcome::Refused { why: "the layer is refused: it cannot be read".to_owned() },
         }
     }
+}
+
+/// What became of it, as the process says to whoever asked.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Outcome {
+    /// The digest is that of the uncompressed tarball.
+    Unpacked {
+        digest: String,
+    },
+    Refused {
+        why: String,
+    },
 }
 
 /// Unpacks the blob (plain, gzip or zstd, whatever its first bytes say) into `target`, which must be an empty directory.

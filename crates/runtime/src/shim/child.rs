@@ -14,6 +14,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
+use super::error::{Error, Problem, Result, doing};
+use super::kernel::Linux;
 use super::rootfs;
 use crate::cgroup::Cgroups;
 use crate::spec::{Process, Spec};
@@ -46,11 +48,11 @@ pub(crate) fn run_container(spec: &Spec, cgroups: &Cgroups, joins: Joins, stdio:
     finish(&socket, || {
         prepare(&socket)?;
         join(joins)?;
-        sys::unshare(libc::CLONE_NEWCGROUP).map_err(say("cgroup namespace"))?;
+        sys::unshare(libc::CLONE_NEWCGROUP).map_err(doing("cgroup namespace"))?;
         // The host's limits files are named by the node's /proc: before the root changes.
         set_oom_score(spec.process.oom_score_adj);
         let label = label_file(&spec.process)?;
-        rootfs::enter(spec, cgroups)?;
+        rootfs::enter(&Linux, spec, cgroups)?;
         attach_stdio(&spec.process, stdio, &socket, true)?;
         let identity = user::resolve(&spec.process.user, Path::new("/etc"))?;
         become_process(&spec.process, &identity, label, &socket, true)
@@ -70,14 +72,10 @@ pub(crate) fn run_exec(process: &Process, joins: Joins, stdio: Stdio, socket: Ow
     })
 }
 
-fn finish(socket: &OwnedFd, body: impl FnOnce() -> Result<Infallible, String>) -> ! {
-    let Err(message) = body();
-    send(socket, &Message::Failed { message }, &[]);
+fn finish(socket: &OwnedFd, body: impl FnOnce() -> Result<Infallible>) -> ! {
+    let Err(error) = body();
+    send(socket, &Message::Failed { message: error.to_string() }, &[]);
     sys::exit_now(128)
-}
-
-fn say(what: &'static str) -> impl Fn(io::Error) -> String {
-    move |error| format!("{what}: {error}")
 }
 
 fn send(socket: &OwnedFd, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]) {
@@ -88,21 +86,21 @@ fn send(socket: &OwnedFd, message: &Message, fds: &[std::os::fd::BorrowedFd<'_>]
 }
 
 /// Waits for the shim to put us into our cgroups, and starts a session.
-fn prepare(socket: &OwnedFd) -> Result<(), String> {
+fn prepare(socket: &OwnedFd) -> Result<()> {
     let mut go = [0u8; 1];
     match sys::read(socket.as_fd(), &mut go) {
         Ok(1) => {}
-        _ => return Err("the shim gave up".into()),
+        _ => return Err(Error::Child("the shim gave up".into())),
     }
     sys::reset_signals();
     sys::reset_huge_pages();
     sys::umask(0o022);
-    sys::setsid().map_err(say("setsid"))
+    sys::setsid().map_err(doing("setsid"))
 }
 
-fn join(joins: Joins) -> Result<(), String> {
+fn join(joins: Joins) -> Result<()> {
     for (fd, kind) in joins {
-        sys::setns(fd.as_fd(), kind).map_err(say("joining a namespace"))?;
+        sys::setns(fd.as_fd(), kind).map_err(doing("joining a namespace"))?;
     }
     Ok(())
 }
@@ -112,21 +110,21 @@ fn set_oom_score(score: i64) {
     let _ = std::fs::write("/proc/self/oom_score_adj", score.clamp(-1000, 1000).to_string());
 }
 
-fn attach_stdio(process: &Process, stdio: Stdio, socket: &OwnedFd, console: bool) -> Result<(), String> {
+fn attach_stdio(process: &Process, stdio: Stdio, socket: &OwnedFd, console: bool) -> Result<()> {
     if let Some(fds) = stdio {
         for (number, fd) in fds.iter().enumerate() {
-            sys::dup_onto(fd.as_fd(), number as i32).map_err(say("stdio"))?;
+            sys::dup_onto(fd.as_fd(), number as i32).map_err(doing("stdio"))?;
         }
         return Ok(());
     }
     debug_assert!(process.tty);
-    let (master, slave) = sys::open_pty().map_err(say("terminal"))?;
-    sys::set_controlling_terminal(slave.as_fd()).map_err(say("controlling terminal"))?;
+    let (master, slave) = sys::open_pty().map_err(doing("terminal"))?;
+    sys::set_controlling_terminal(slave.as_fd()).map_err(doing("controlling terminal"))?;
     for number in 0..3 {
-        sys::dup_onto(slave.as_fd(), number).map_err(say("terminal"))?;
+        sys::dup_onto(slave.as_fd(), number).map_err(doing("terminal"))?;
     }
     if console {
-        rootfs::mount_console(&slave).map_err(say("console"))?;
+        rootfs::mount_console(&Linux, &slave).map_err(doing("console"))?;
     }
     send(socket, &Message::Terminal, &[master.as_fd()]);
     Ok(())
@@ -134,7 +132,7 @@ fn attach_stdio(process: &Process, stdio: Stdio, socket: &OwnedFd, console: bool
 
 /// Where the AppArmor profile of the next exec is written, for a process that gets one. Opened while /proc is still the
 /// node's: in the container it is whatever its mounts made of it (CVE-2019-16884, CVE-2025-52881).
-fn label_file(process: &Process) -> Result<Option<File>, String> {
+fn label_file(process: &Process) -> Result<Option<File>> {
     if process.apparmor.is_none() {
         return Ok(None);
     }
@@ -144,8 +142,8 @@ fn label_file(process: &Process) -> Result<Option<File>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => open("/proc/self/attr/exec"),
         result => result,
     };
-    let file = file.map_err(say("AppArmor"))?;
-    check_procfs(&file).map_err(say("AppArmor"))?;
+    let file = file.map_err(doing("AppArmor"))?;
+    check_procfs(&file).map_err(doing("AppArmor"))?;
     Ok(Some(file))
 }
 
@@ -162,7 +160,7 @@ fn become_process(
     label: Option<File>,
     socket: &OwnedFd,
     first: bool,
-) -> Result<Infallible, String> {
+) -> Result<Infallible> {
     let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
     if first {
         make_directory(cwd, identity)?;
@@ -174,56 +172,54 @@ fn become_process(
     }
     let (program, args, env) = program(process, identity)?;
     if let (Some(profile), Some(mut label)) = (&process.apparmor, label) {
-        label
-            .write_all(format!("exec {profile}").as_bytes())
-            .map_err(|error| format!("AppArmor profile {profile}: {error}"))?;
+        label.write_all(format!("exec {profile}").as_bytes()).map_err(doing(format!("AppArmor profile {profile}")))?;
     }
     let filters = process
         .seccomp
         .iter()
-        .map(|filter| STANDARD.decode(filter).map_err(|error| format!("seccomp: {error}")))
-        .collect::<Result<Vec<_>, _>>()?;
-    sys::close_on_exec_from(3).map_err(say("descriptors"))?;
+        .map(|filter| STANDARD.decode(filter).map_err(|error| doing("seccomp")(io::Error::other(error))))
+        .collect::<Result<Vec<_>>>()?;
+    sys::close_on_exec_from(3).map_err(doing("descriptors"))?;
     // Installing a filter needs no_new_privs or a capability that we are about to lose.
     if !process.no_new_privs {
         install(&filters)?;
     }
     drop_privileges(process, identity)?;
-    std::env::set_current_dir(cwd).map_err(|error| format!("chdir to cwd ({cwd:?}): {error}"))?;
+    std::env::set_current_dir(cwd).map_err(doing(format!("chdir to cwd ({cwd:?})")))?;
     // A directory outside our root would be reachable by `..`.
-    let really = std::env::current_dir().map_err(say("working directory"))?;
+    let really = std::env::current_dir().map_err(doing("working directory"))?;
     if !really.is_absolute() {
-        return Err("current working directory is outside of the container".into());
+        return Err(Error::Spec("current working directory is outside of the container".into()));
     }
     if process.no_new_privs {
-        sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(say("no_new_privs"))?;
+        sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0).map_err(doing("no_new_privs"))?;
         install(&filters)?;
     }
     let error = sys::exec(&program, &args, &env);
-    Err(format!("exec {program:?}: {error}"))
+    Err(doing(format!("exec {program:?}"))(error))
 }
 
-fn install(filters: &[Vec<u8>]) -> Result<(), String> {
-    filters.iter().try_for_each(|filter| sys::set_seccomp(filter).map_err(say("seccomp")))
+fn install(filters: &[Vec<u8>]) -> Result<()> {
+    filters.iter().try_for_each(|filter| sys::set_seccomp(filter).map_err(doing("seccomp")))
 }
 
 /// Bounding set, then identity (keeping capabilities across it), then the other sets.
-fn drop_privileges(process: &Process, identity: &Identity) -> Result<(), String> {
+fn drop_privileges(process: &Process, identity: &Identity) -> Result<()> {
     let wanted = &process.capabilities;
     // Never more than we have: this node may lack some itself.
-    let ours = sys::permitted_capabilities().map_err(say("capabilities"))?;
+    let ours = sys::permitted_capabilities().map_err(doing("capabilities"))?;
     for number in 0..64 {
         let bit = 1u64 << number;
         if crate::capabilities::all() & bit == 0 {
             break;
         }
         if wanted.bounding & bit == 0 {
-            sys::prctl(libc::PR_CAPBSET_DROP, number, 0).map_err(say("bounding set"))?;
+            sys::prctl(libc::PR_CAPBSET_DROP, number, 0).map_err(doing("bounding set"))?;
         }
     }
-    sys::prctl(libc::PR_SET_KEEPCAPS, 1, 0).map_err(say("keepcaps"))?;
-    sys::set_identity(identity.uid, identity.gid, &identity.groups).map_err(say("setting user and groups"))?;
-    sys::prctl(libc::PR_SET_KEEPCAPS, 0, 0).map_err(say("keepcaps"))?;
+    sys::prctl(libc::PR_SET_KEEPCAPS, 1, 0).map_err(doing("keepcaps"))?;
+    sys::set_identity(identity.uid, identity.gid, &identity.groups).map_err(doing("setting user and groups"))?;
+    sys::prctl(libc::PR_SET_KEEPCAPS, 0, 0).map_err(doing("keepcaps"))?;
     let (mut effective, mut permitted) = (wanted.effective & ours, wanted.permitted & ours);
     let inheritable = wanted.inheritable & ours;
     if identity.uid != 0 {
@@ -231,31 +227,31 @@ fn drop_privileges(process: &Process, identity: &Identity) -> Result<(), String>
         effective &= wanted.ambient;
         permitted &= wanted.ambient;
     }
-    sys::set_capabilities(effective, permitted, inheritable).map_err(say("capabilities"))?;
+    sys::set_capabilities(effective, permitted, inheritable).map_err(doing("capabilities"))?;
     for number in 0..64u64 {
         if wanted.ambient & ours & (1u64 << number) != 0 {
             const PR_CAP_AMBIENT: i32 = 47;
             const PR_CAP_AMBIENT_RAISE: u64 = 2;
-            sys::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number).map_err(say("ambient capability"))?;
+            sys::prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number).map_err(doing("ambient capability"))?;
         }
     }
     Ok(())
 }
 
 /// A working directory that the image does not have is made, as every runtime does.
-fn make_directory(path: &str, identity: &Identity) -> Result<(), String> {
+fn make_directory(path: &str, identity: &Identity) -> Result<()> {
     if std::fs::metadata(path).is_ok() {
         return Ok(());
     }
     std::fs::create_dir_all(path)
         .and_then(|()| std::os::unix::fs::chown(path, Some(identity.uid), Some(identity.gid)))
-        .map_err(|error| format!("working directory {path}: {error}"))
+        .map_err(doing(format!("working directory {path}")))
 }
 
 type Program = (CString, Vec<CString>, Vec<CString>);
 
 /// Finds the program in the container's own PATH and finishes its environment.
-fn program(process: &Process, identity: &Identity) -> Result<Program, String> {
+fn program(process: &Process, identity: &Identity) -> Result<Program> {
     const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     let mut env = process.env.clone();
     let get = |env: &[String], key: &str| {
@@ -265,57 +261,69 @@ fn program(process: &Process, identity: &Identity) -> Result<Program, String> {
         env.push(format!("HOME={}", identity.home));
     }
     let path = get(&env, "PATH").unwrap_or_else(|| DEFAULT_PATH.into());
-    let Some(name) = process.args.first() else { return Err("no command specified".into()) };
+    let Some(name) = process.args.first() else { return Err(Error::Spec("no command specified".into())) };
     let program = find(name, &path, process)?;
-    let c = |text: &String| CString::new(text.as_str()).map_err(|_| format!("{text:?} contains a NUL byte"));
-    Ok((
-        c(&program)?,
-        process.args.iter().map(c).collect::<Result<_, _>>()?,
-        env.iter().map(c).collect::<Result<_, _>>()?,
-    ))
+    let c = |text: &String| {
+        CString::new(text.as_str()).map_err(|_| Error::Spec(format!("{text:?} contains a NUL byte").into()))
+    };
+    Ok((c(&program)?, process.args.iter().map(c).collect::<Result<_>>()?, env.iter().map(c).collect::<Result<_>>()?))
 }
 
-fn find(name: &str, path: &str, process: &Process) -> Result<String, String> {
+fn find(name: &str, path: &str, process: &Process) -> Result<String> {
     use std::os::unix::fs::PermissionsExt;
     let check = |candidate: &Path| match std::fs::metadata(candidate) {
-        Err(error) => Err(format!(
-            "stat {}: {}",
-            candidate.display(),
-            if error.kind() == io::ErrorKind::NotFound {
-                "no such file or directory".into()
-            } else {
-                error.to_string()
-            }
-        )),
-        Ok(m) if m.is_dir() => Err("is a directory".into()),
-        Ok(m) if m.permissions().mode() & 0o111 == 0 => Err("permission denied".into()),
+        Err(error) => {
+            let reason = match error.kind() {
+                io::ErrorKind::NotFound => "no such file or directory".into(),
+                _ => error.to_string(),
+            };
+            Err(Problem::Unreachable { path: candidate.display().to_string(), reason })
+        }
+        Ok(m) if m.is_dir() => Err(Problem::Directory),
+        Ok(m) if m.permissions().mode() & 0o111 == 0 => Err(Problem::Denied),
         Ok(_) => Ok(()),
     };
+    let failed = |problem| Error::Program { name: name.to_owned(), problem };
     if name.contains('/') {
         // Relative names are relative to the working directory, which is entered later.
         let full = Path::new("/").join(&process.cwd).join(name);
-        return match check(&full) {
-            Ok(()) => Ok(name.to_string()),
-            Err(error) => Err(format!("exec: {name:?}: {error}")),
-        };
+        return check(&full).map(|()| name.to_owned()).map_err(failed);
     }
     let mut denied = false;
     for directory in path.split(':') {
         let candidate = Path::new(if directory.is_empty() { "." } else { directory }).join(name);
         match check(&candidate) {
             Ok(()) => return Ok(candidate.to_string_lossy().into_owned()),
-            Err(error) => denied |= error == "permission denied",
+            Err(problem) => denied |= problem == Problem::Denied,
         }
     }
-    Err(match denied {
-        true => format!("exec: {name:?}: permission denied"),
-        false => format!("exec: {name:?}: executable file not found in $PATH"),
-    })
+    Err(failed(if denied { Problem::Denied } else { Problem::NotFound }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_that_cannot_run_are_named_with_the_problem() {
+        let directory = tempfile::tempdir().unwrap();
+        let below = |name: &str| directory.path().join(name).display().to_string();
+        std::fs::write(below("plain"), "").unwrap();
+        std::fs::create_dir(below("folder")).unwrap();
+        let path = directory.path().display().to_string();
+        for (name, expected) in [
+            ("absent".to_owned(), "executable file not found in $PATH".to_owned()),
+            ("plain".to_owned(), "permission denied".to_owned()),
+            ("folder".to_owned(), "executable file not found in $PATH".to_owned()),
+            (below("plain"), "permission denied".to_owned()),
+            (below("folder"), "is a directory".to_owned()),
+            (below("absent"), format!("stat {}: no such file or directory", below("absent"))),
+        ] {
+            let error = find(&name, &path, &Process::default()).unwrap_err();
+            assert_eq!(error.to_string(), format!("exec: {name:?}: {expected}"));
+            assert!(matches!(error, Error::Program { .. }), "{error:?}");
+        }
+    }
 
     #[test]
     fn security_labels_are_written_to_a_procfs_only() {

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::child::{self, Joins, Message, Stdio};
+use super::error::{Error, Result, doing};
 use super::log::{Line, Log};
 use super::oci::External;
 use crate::cgroup::Cgroups;
@@ -63,11 +64,11 @@ pub(super) struct Pod<'a> {
 
 impl Container {
     /// Starts the container whose spec lies in `directory`.
-    pub(super) fn start(id: &str, directory: PathBuf, pod: &Pod<'_>) -> Result<Self, String> {
-        let spec: Spec = record::read(&directory.join("spec.json")).map_err(|e| e.to_string())?;
+    pub(super) fn start(id: &str, directory: PathBuf, pod: &Pod<'_>) -> Result<Self> {
+        let spec: Spec = record::read(&directory.join("spec.json")).map_err(doing("spec.json"))?;
         match Self::launch(id, &directory, &spec, pod) {
             Ok(container) => Ok(container),
-            Err(message) => {
+            Err(error) => {
                 let now = record::now();
                 // As containerd reports a container whose program could not be started.
                 let status = StatusRecord {
@@ -75,25 +76,25 @@ impl Container {
                     finished_at: now,
                     exit_code: 128,
                     reason: "StartError".into(),
-                    message: message.clone(),
+                    message: error.to_string(),
                     ..Default::default()
                 };
-                record::write(&directory.join("status.json"), &status).map_err(|e| e.to_string())?;
+                record::write(&directory.join("status.json"), &status).map_err(doing("status.json"))?;
                 pod.cgroups.kill(&spec.cgroup);
                 let _ = pod.cgroups.remove(&spec.cgroup);
-                Err(message)
+                Err(error)
             }
         }
     }
 
-    fn launch(id: &str, directory: &Path, spec: &Spec, pod: &Pod<'_>) -> Result<Self, String> {
+    fn launch(id: &str, directory: &Path, spec: &Spec, pod: &Pod<'_>) -> Result<Self> {
         let log = match &spec.log_path {
-            Some(path) => Some(Log::open(path.clone()).map_err(|e| format!("log {}: {e}", path.display()))?),
+            Some(path) => Some(Log::open(path.clone()).map_err(doing(format!("log {}", path.display())))?),
             None => None,
         };
         let (ours, theirs) = match spec.process.tty {
             true => (Vec::new(), None),
-            false => pipes(spec.stdin).map_err(|e| format!("pipes: {e}"))?,
+            false => pipes(spec.stdin).map_err(doing("pipes"))?,
         };
         let (started, external) = match &spec.oci_runtime {
             None => (Self::fork(spec, pod, theirs)?, None),
@@ -127,14 +128,14 @@ impl Container {
             attached: Vec::new(),
             external,
         };
-        container.take_streams(ours, started.terminal, spec.stdin).map_err(|e| format!("streams: {e}"))?;
+        container.take_streams(ours, started.terminal, spec.stdin).map_err(doing("streams"))?;
         container.save();
         Ok(container)
     }
 
     /// Becomes the container in a forked child.
-    fn fork(spec: &Spec, pod: &Pod<'_>, stdio: Stdio) -> Result<Started, String> {
-        pod.cgroups.create(&spec.cgroup, &spec.resources, &spec.devices).map_err(|e| format!("cgroup: {e}"))?;
+    fn fork(spec: &Spec, pod: &Pod<'_>, stdio: Stdio) -> Result<Started> {
+        pod.cgroups.create(&spec.cgroup, &spec.resources, &spec.devices).map_err(doing("cgroup"))?;
         let mut joins = Joins::new();
         for (namespace, name, kind) in [
             (spec.namespaces.network, "net", libc::CLONE_NEWNET),
@@ -200,13 +201,13 @@ impl Container {
         tty: bool,
         fds: Vec<OwnedFd>,
         pod: &Pod<'_>,
-    ) -> Result<(i32, Option<OwnedFd>), String> {
+    ) -> Result<(i32, Option<OwnedFd>)> {
         if !self.running {
-            return Err(format!("container {} is not running", self.id));
+            return Err(Error::NotRunning(self.id.clone()));
         }
         let stdio: Stdio = match tty {
             true => None,
-            false => Some(fds.try_into().map_err(|_| "exec needs three descriptors".to_string())?),
+            false => Some(fds.try_into().map_err(|_| Error::Descriptors("exec"))?),
         };
         let mut process = Process { args, tty, ..self.process.clone() };
         if tty && !process.env.iter().any(|e| e.starts_with("TERM=")) {
@@ -292,9 +293,9 @@ impl Container {
         }
     }
 
-    pub(super) fn attach(&mut self, connection: u64, wanted: [bool; 3], fds: Vec<OwnedFd>) -> Result<(), String> {
+    pub(super) fn attach(&mut self, connection: u64, wanted: [bool; 3], fds: Vec<OwnedFd>) -> Result<()> {
         if !self.running {
-            return Err(format!("container {} is not running", self.id));
+            return Err(Error::NotRunning(self.id.clone()));
         }
         let mut fds = fds.into_iter();
         let mut client = Attached { connection, stdin: None, outputs: Vec::new() };
@@ -302,8 +303,8 @@ impl Container {
             if !wanted {
                 continue;
             }
-            let fd = fds.next().ok_or("attach: a descriptor is missing")?;
-            sys::set_nonblocking(fd.as_fd()).map_err(|e| e.to_string())?;
+            let fd = fds.next().ok_or(Error::Descriptors("attach"))?;
+            sys::set_nonblocking(fd.as_fd()).map_err(doing("attach"))?;
             match name {
                 "stdin" if self.stdin.is_some() => client.stdin = Some(fd),
                 "stdin" => {}
@@ -356,27 +357,27 @@ impl Container {
         self.stdin.is_some() && self.stdin_queue.is_empty()
     }
 
-    pub(super) fn reopen_log(&mut self) -> Result<(), String> {
+    pub(super) fn reopen_log(&mut self) -> Result<()> {
         match &mut self.log {
-            Some(log) => log.reopen().map_err(|e| format!("reopening the log: {e}")),
+            Some(log) => log.reopen().map_err(doing("reopening the log")),
             None => Ok(()),
         }
     }
 
-    pub(super) fn resize(&self, width: u16, height: u16) -> Result<(), String> {
+    pub(super) fn resize(&self, width: u16, height: u16) -> Result<()> {
         match self.outputs.first() {
             Some(output) if self.process.tty => {
-                sys::set_window_size(output.fd.as_fd(), width, height).map_err(|e| e.to_string())
+                sys::set_window_size(output.fd.as_fd(), width, height).map_err(doing("resizing the terminal"))
             }
             _ => Ok(()),
         }
     }
 
-    pub(super) fn signal(&self, signal: i32, cgroups: &Cgroups) -> Result<(), String> {
+    pub(super) fn signal(&self, signal: i32, cgroups: &Cgroups) -> Result<()> {
         if !self.running {
             return Ok(());
         }
-        sys::kill(self.status.pid, signal).map_err(|e| e.to_string())?;
+        sys::kill(self.status.pid, signal).map_err(doing("kill"))?;
         if signal == libc::SIGKILL {
             cgroups.kill(&self.cgroup);
         }
@@ -427,9 +428,9 @@ impl Container {
     }
 }
 
-pub(super) fn namespace_of(pid: i32, name: &str) -> Result<OwnedFd, String> {
+pub(super) fn namespace_of(pid: i32, name: &str) -> Result<OwnedFd> {
     let path = format!("/proc/{pid}/ns/{name}");
-    std::fs::File::open(&path).map(Into::into).map_err(|e| format!("{path}: {e}"))
+    std::fs::File::open(&path).map(Into::into).map_err(doing(path))
 }
 
 /// Pipes for a program without a terminal: (our ends, its ends).
@@ -460,13 +461,13 @@ fn spawn(
     pid_namespace: Option<OwnedFd>,
     enter: impl FnOnce(i32) -> io::Result<()>,
     body: impl FnOnce(OwnedFd),
-) -> Result<Started, String> {
-    let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
+) -> Result<Started> {
+    let (ours, theirs) = sys::message_pair().map_err(doing("socket pair"))?;
     // Only children are born there; we ourselves never move.
     let home = match &pid_namespace {
         Some(fd) => {
-            let home = sys::own_namespace("pid").map_err(|e| format!("pid namespace: {e}"))?;
-            sys::setns(fd.as_fd(), libc::CLONE_NEWPID).map_err(|e| format!("pid namespace: {e}"))?;
+            let home = sys::own_namespace("pid").map_err(doing("pid namespace"))?;
+            sys::setns(fd.as_fd(), libc::CLONE_NEWPID).map_err(doing("pid namespace"))?;
             Some(home)
         }
         None => None,
@@ -478,17 +479,17 @@ fn spawn(
         sys::exit_now(1);
     }
     if let Some(home) = home {
-        sys::setns(home.as_fd(), libc::CLONE_NEWPID).map_err(|e| format!("returning to our pid namespace: {e}"))?;
+        sys::setns(home.as_fd(), libc::CLONE_NEWPID).map_err(doing("returning to our pid namespace"))?;
     }
     let pid = match forked {
         Ok(Fork::Parent(pid)) => pid,
         Ok(Fork::Child) => sys::exit_now(1),
-        Err(error) => return Err(format!("fork: {error}")),
+        Err(error) => return Err(doing("fork")(error)),
     };
     drop(theirs);
     let followed = enter(pid)
-        .map_err(|e| format!("cgroup: {e}"))
-        .and_then(|()| sys::write(ours.as_fd(), b"g").map_err(|e| format!("child: {e}")))
+        .map_err(doing("cgroup"))
+        .and_then(|()| sys::write(ours.as_fd(), b"g").map_err(doing("child")))
         .and_then(|_| follow(pid, &ours));
     if followed.is_err() {
         let _ = sys::kill(pid, libc::SIGKILL);
@@ -497,19 +498,19 @@ fn spawn(
     followed
 }
 
-fn follow(pid: i32, socket: &OwnedFd) -> Result<Started, String> {
+fn follow(pid: i32, socket: &OwnedFd) -> Result<Started> {
     let mut started = Started { pid, identity: (0, 0, Vec::new()), terminal: None };
     let mut buffer = vec![0u8; 64 * 1024];
     loop {
         let mut fds = Vec::new();
-        let n = sys::receive_with_fds(socket.as_fd(), &mut buffer, &mut fds).map_err(|e| format!("child: {e}"))?;
+        let n = sys::receive_with_fds(socket.as_fd(), &mut buffer, &mut fds).map_err(doing("child"))?;
         if n == 0 {
             return Ok(started);
         }
-        match serde_json::from_slice(&buffer[..n]).map_err(|e| format!("child: {e}"))? {
+        match serde_json::from_slice(&buffer[..n]).map_err(|error| doing("child")(error.into()))? {
             Message::Identity { uid, gid, groups } => started.identity = (uid, gid, groups),
             Message::Terminal => started.terminal = fds.pop(),
-            Message::Failed { message } => return Err(message),
+            Message::Failed { message } => return Err(Error::Child(message)),
         }
     }
 }

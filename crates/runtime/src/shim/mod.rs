@@ -12,6 +12,8 @@
 pub(crate) mod child;
 pub(crate) mod client;
 mod container;
+pub(crate) mod error;
+mod kernel;
 mod log;
 mod oci;
 mod oci_config;
@@ -30,6 +32,7 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 
+use self::error::{Error, Result, doing};
 use crate::cgroup::Cgroups;
 use crate::image::unpack;
 use crate::record::{self, ShimRecord};
@@ -60,28 +63,27 @@ pub fn main(_: Vec<OsString>) -> ExitCode {
 }
 
 /// Everything up to the first request: detach, start pause, listen.
-fn begin(paths: &Paths) -> Result<server::Server, String> {
-    let context = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
-    sys::setsid().map_err(context("setsid"))?;
-    std::env::set_current_dir("/").map_err(context("chdir"))?;
-    detach_stdio(paths).map_err(context("stdio"))?;
+fn begin(paths: &Paths) -> Result<server::Server> {
+    sys::setsid().map_err(doing("setsid"))?;
+    std::env::set_current_dir("/").map_err(doing("chdir"))?;
+    detach_stdio(paths).map_err(doing("stdio"))?;
     sys::umask(0o022);
     // Processes orphaned inside the node's PID namespace come to us instead of init, so that none is lost.
-    sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(context("subreaper"))?;
+    sys::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0).map_err(doing("subreaper"))?;
     // Best effort: the last of this pod to be killed when memory is short. Needs a capability that may be missing.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
-    let signals = sys::signal_fd(&[libc::SIGCHLD]).map_err(context("signalfd"))?;
-    let pod: PodSpec = record::read(&paths.sandbox.join("pod.json")).map_err(context("pod.json"))?;
-    let cgroups = Cgroups::detect().map_err(context("cgroups"))?;
+    let signals = sys::signal_fd(&[libc::SIGCHLD]).map_err(doing("signalfd"))?;
+    let pod: PodSpec = record::read(&paths.sandbox.join("pod.json")).map_err(doing("pod.json"))?;
+    let cgroups = Cgroups::detect().map_err(doing("cgroups"))?;
     match std::fs::remove_file(&paths.socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(format!("socket: {error}")),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(doing("socket")(error)),
         _ => {}
     }
-    let listener = UnixListener::bind(&paths.socket).map_err(context("socket"))?;
-    listener.set_nonblocking(true).map_err(context("socket"))?;
+    let listener = UnixListener::bind(&paths.socket).map_err(doing("socket"))?;
+    listener.set_nonblocking(true).map_err(doing("socket"))?;
     let pause_pid = start_pause(paths, &pod, &cgroups)?;
     let shim = ShimRecord { pid: std::process::id() as i32, pause_pid };
-    record::write(&paths.sandbox.join("shim.json"), &shim).map_err(context("shim.json"))?;
+    record::write(&paths.sandbox.join("shim.json"), &shim).map_err(doing("shim.json"))?;
     Ok(server::Server::new(paths, cgroups, pod, pause_pid, listener, signals))
 }
 
@@ -94,7 +96,7 @@ fn detach_stdio(paths: &Paths) -> io::Result<()> {
 }
 
 /// Forks pause into the pod's new namespaces and waits until it holds them.
-fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32, String> {
+fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32> {
     let mut flags = libc::CLONE_NEWNS;
     for (namespace, flag) in [
         (pod.namespaces.network, libc::CLONE_NEWNET),
@@ -106,9 +108,9 @@ fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32, S
             flags |= flag;
         }
     }
-    cgroups.create(&pod.cgroup, &pod.resources, &[]).map_err(|e| format!("cgroup: {e}"))?;
-    let (ours, theirs) = sys::message_pair().map_err(|e| format!("socket pair: {e}"))?;
-    match sys::clone_process(flags).map_err(|e| format!("fork: {e}"))? {
+    cgroups.create(&pod.cgroup, &pod.resources, &[]).map_err(doing("cgroup"))?;
+    let (ours, theirs) = sys::message_pair().map_err(doing("socket pair"))?;
+    match sys::clone_process(flags).map_err(doing("fork"))? {
         sys::Fork::Child => {
             drop(ours);
             let mut go = [0u8; 1];
@@ -124,25 +126,22 @@ fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32, S
                     pause::hold()
                 }
                 Err(error) => {
-                    let _ = sys::write(theirs.as_fd(), error.as_bytes());
+                    let _ = sys::write(theirs.as_fd(), error.to_string().as_bytes());
                     sys::exit_now(1)
                 }
             }
         }
         sys::Fork::Parent(pid) => {
             drop(theirs);
-            let result = cgroups
-                .enter(&pod.cgroup, pid, &pod.resources, &[])
-                .map_err(|e| format!("cgroup: {e}"))
-                .and_then(|()| {
-                    sys::write(ours.as_fd(), b"g").map_err(|e| format!("pause: {e}"))?;
-                    let mut answer = [0u8; 4096];
-                    match sys::read(ours.as_fd(), &mut answer) {
-                        Ok(2) if &answer[..2] == b"ok" => Ok(pid),
-                        Ok(n) => Err(format!("pause: {}", String::from_utf8_lossy(&answer[..n]))),
-                        Err(error) => Err(format!("pause: {error}")),
-                    }
-                });
+            let result = cgroups.enter(&pod.cgroup, pid, &pod.resources, &[]).map_err(doing("cgroup")).and_then(|()| {
+                sys::write(ours.as_fd(), b"g").map_err(doing("pause"))?;
+                let mut answer = [0u8; 4096];
+                match sys::read(ours.as_fd(), &mut answer) {
+                    Ok(2) if &answer[..2] == b"ok" => Ok(pid),
+                    Ok(n) => Err(Error::Child(format!("pause: {}", String::from_utf8_lossy(&answer[..n])))),
+                    Err(error) => Err(doing("pause")(error)),
+                }
+            });
             if result.is_err() {
                 let _ = sys::kill(pid, libc::SIGKILL);
                 sys::wait_for(pid);

@@ -6,7 +6,6 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -14,6 +13,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::child::Stdio;
+use super::error::{Error, Result, doing};
+use super::kernel::Linux;
 use super::{oci_config, rootfs};
 use crate::rooted::{Resolve, Rooted};
 use crate::spec::{MountSource, Process, Spec};
@@ -46,7 +47,7 @@ impl External {
         spec: &Spec,
         pause_pid: i32,
         stdio: Stdio,
-    ) -> Result<(Self, Started), String> {
+    ) -> Result<(Self, Started)> {
         let console = Console::listen(directory, spec.process.tty)?;
         let mut external = External {
             program: program.into(),
@@ -60,7 +61,7 @@ impl External {
         arguments.extend(["--bundle".into(), path_text(directory), "--pid-file".into(), path_text(&pid_file)]);
         arguments.extend(console.arguments());
         arguments.push(id.into());
-        let child = match sys::clone_process(libc::CLONE_NEWNS).map_err(|e| format!("fork: {e}"))? {
+        let child = match sys::clone_process(libc::CLONE_NEWNS).map_err(doing("fork"))? {
             Fork::Child => {
                 let prepared = prepare(spec, directory, pause_pid).and_then(|()| take_stdio(stdio));
                 fail(&external.log(), prepared.err());
@@ -84,19 +85,19 @@ impl External {
     }
 
     /// Starts another process in the container.
-    pub(super) fn exec_in(&self, process: &Process, stdio: Stdio) -> Result<Started, String> {
+    pub(super) fn exec_in(&self, process: &Process, stdio: Stdio) -> Result<Started> {
         let unique = format!("exec-{}", crate::record::now());
         let (description, pid_file) =
             (self.directory.join(format!("{unique}.json")), self.directory.join(format!("{unique}.pid")));
         let text = oci_config::process(process, &self.identity).to_string();
-        fs::write(&description, text).map_err(|e| format!("{}: {e}", description.display()))?;
+        fs::write(&description, text).map_err(doing(description.display().to_string()))?;
         let console = Console::listen(&self.directory, process.tty)?;
         let mut arguments = self.arguments("exec");
         arguments.extend(["--detach".into(), "--pid-file".into(), path_text(&pid_file)]);
         arguments.extend(["--process".into(), path_text(&description)]);
         arguments.extend(console.arguments());
         arguments.push(self.id.clone());
-        let child = match sys::clone_process(0).map_err(|e| format!("fork: {e}"))? {
+        let child = match sys::clone_process(0).map_err(doing("fork"))? {
             Fork::Child => {
                 fail(&self.log(), take_stdio(stdio).err());
                 self.exec(&arguments)
@@ -131,10 +132,10 @@ impl External {
     }
 
     /// Runs one command to its end.
-    fn run(&self, command: &str, rest: &[String]) -> Result<(), String> {
+    fn run(&self, command: &str, rest: &[String]) -> Result<()> {
         let mut arguments = self.arguments(command);
         arguments.extend_from_slice(rest);
-        match sys::clone_process(0).map_err(|e| format!("fork: {e}"))? {
+        match sys::clone_process(0).map_err(doing("fork"))? {
             Fork::Child => self.exec(&arguments),
             Fork::Parent(pid) => self.finished(command, pid),
         }
@@ -144,71 +145,75 @@ impl External {
     fn exec(&self, arguments: &[String]) -> ! {
         sys::reset_signals();
         sys::reset_huge_pages();
-        let failed = sys::close_on_exec_from(3).map_err(|e| e.to_string()).and_then(|()| {
-            let arguments = arguments.iter().map(|a| CString::new(a.as_str())).collect::<Result<Vec<_>, _>>();
-            let arguments = arguments.map_err(|e| e.to_string())?;
+        let failed = sys::close_on_exec_from(3).and_then(|()| {
+            let arguments = arguments.iter().map(|a| CString::new(a.as_str())).collect::<Result<Vec<_>, _>>()?;
             let path = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-            let error = sys::exec(&arguments[0], &arguments, &[path.to_owned()]);
-            Err::<(), _>(format!("{}: {error}", self.program.display()))
+            Err::<(), _>(sys::exec(&arguments[0], &arguments, &[path.to_owned()]))
         });
+        let failed = failed.map_err(doing(self.program.display().to_string()));
         fail(&self.log(), failed.err());
         sys::exit_now(1)
     }
 
-    fn finished(&self, command: &str, pid: i32) -> Result<(), String> {
+    fn finished(&self, command: &str, pid: i32) -> Result<()> {
         match sys::wait_for(pid) {
             0 => Ok(()),
             code => {
                 let name = self.program.file_name().unwrap_or_default().display();
                 let told = last_error(&fs::read_to_string(self.log()).unwrap_or_default());
-                Err(format!("{name} {command}: {}", told.unwrap_or_else(|| format!("ended with {code}"))))
+                Err(Error::External {
+                    program: name.to_string(),
+                    command: command.to_owned(),
+                    told: told.unwrap_or_else(|| format!("ended with {code}")),
+                })
             }
         }
     }
 }
 
 /// In the child, before `create`: mounts what the bundle needs and writes its `config.json`.
-fn prepare(spec: &Spec, directory: &Path, pause_pid: i32) -> Result<(), String> {
-    rootfs::mount_root(spec)?;
+fn prepare(spec: &Spec, directory: &Path, pause_pid: i32) -> Result<()> {
+    rootfs::mount_root(&Linux, spec)?;
     let mut images = Vec::new();
     for mount in &spec.mounts {
         if let MountSource::Image { layers, lower, sub_path } = &mount.source {
             let stage = directory.join(format!("image-volume-{}", images.len()));
             images.push(
-                rootfs::stage_image(layers, lower, sub_path, &stage).map_err(|e| format!("{}: {e}", mount.target))?,
+                rootfs::stage_image(&Linux, layers, lower, sub_path, &stage).map_err(doing(mount.target.clone()))?,
             );
         }
     }
-    let root = Rooted::open(&spec.rootfs.target).map_err(|e| format!("root filesystem: {e}"))?;
+    let root = Rooted::open(&spec.rootfs.target).map_err(doing("root filesystem"))?;
     let read = |name: &str| {
         let opened = root.open_at(name, libc::O_RDONLY | libc::O_NONBLOCK, Resolve::IN_ROOT);
         user::text(name, opened.and_then(|fd| user::read_whole(fd.into())))
     };
     let identity = user::resolve_in(&spec.process.user, &read("etc/passwd")?, &read("etc/group")?)?;
     let config = oci_config::config(spec, &identity, pause_pid, &images)?;
-    let write = |name: &str, text: String| fs::write(directory.join(name), text).map_err(|e| format!("{name}: {e}"));
+    let write = |name: &'static str, text: String| fs::write(directory.join(name), text).map_err(doing(name));
     write("config.json", config.to_string())?;
     let identity = serde_json::json!([identity.uid, identity.gid, identity.groups, identity.home]);
     write("identity.json", identity.to_string())
 }
 
-fn read_identity(directory: &Path) -> Result<Identity, String> {
-    let text = fs::read(directory.join("identity.json")).map_err(|e| format!("identity.json: {e}"))?;
-    let (uid, gid, groups, home) = serde_json::from_slice(&text).map_err(|e| format!("identity.json: {e}"))?;
+fn read_identity(directory: &Path) -> Result<Identity> {
+    let text = fs::read(directory.join("identity.json")).map_err(doing("identity.json"))?;
+    let (uid, gid, groups, home) =
+        serde_json::from_slice(&text).map_err(|error| doing("identity.json")(error.into()))?;
     Ok(Identity { uid, gid, groups, home })
 }
 
-fn take_stdio(stdio: Stdio) -> Result<(), String> {
+fn take_stdio(stdio: Stdio) -> Result<()> {
     for (number, fd) in stdio.iter().flatten().enumerate() {
-        sys::dup_onto(fd.as_fd(), number as i32).map_err(|e| format!("stdio: {e}"))?;
+        sys::dup_onto(fd.as_fd(), number as i32).map_err(doing("stdio"))?;
     }
     Ok(())
 }
 
 /// In a child: leaves an error where the shim looks for those of the external runtime, and ends.
-fn fail(log: &Path, error: Option<String>) {
+fn fail(log: &Path, error: Option<Error>) {
     if let Some(error) = error {
-        let line = serde_json::json!({"level": "error", "msg": error});
+        let line = serde_json::json!({"level": "error", "msg": error.to_string()});
         let _ = fs::write(log, format!("{line}\n"));
         sys::exit_now(1);
     }
@@ -221,9 +226,10 @@ fn last_error(log: &str) -> Option<String> {
     errors.next_back().and_then(|line| line["msg"].as_str().map(String::from))
 }
 
-fn read_pid(path: &Path) -> Result<i32, String> {
-    let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    text.trim().parse().map_err(|_| format!("{}: {text:?} is no pid", path.display()))
+fn read_pid(path: &Path) -> Result<i32> {
+    let text = fs::read_to_string(path).map_err(doing(path.display().to_string()))?;
+    let parsed = text.trim().parse();
+    parsed.map_err(|_| Error::Child(format!("{}: {text:?} is no pid", path.display())))
 }
 
 fn path_text(path: &Path) -> String {
@@ -241,16 +247,15 @@ struct Listening {
 }
 
 impl Console {
-    fn listen(directory: &Path, wanted: bool) -> Result<Self, String> {
+    fn listen(directory: &Path, wanted: bool) -> Result<Self> {
         if !wanted {
             return Ok(Console(None));
         }
-        let say = |error: io::Error| format!("console: {error}");
-        let directory = Rooted::open(directory).map_err(say)?;
+        let directory = Rooted::open(directory).map_err(doing("console"))?;
         let number = directory.fd().as_raw_fd();
         let path = PathBuf::from(format!("/proc/{}/fd/{number}/console.sock", std::process::id()));
         let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(say)?;
+        let listener = UnixListener::bind(&path).map_err(doing("console"))?;
         Ok(Console(Some(Listening { listener, path, _directory: directory })))
     }
 
@@ -258,12 +263,11 @@ impl Console {
         self.0.iter().flat_map(|listening| ["--console-socket".into(), path_text(&listening.path)]).collect()
     }
 
-    fn accept(self) -> Result<Option<OwnedFd>, String> {
+    fn accept(self) -> Result<Option<OwnedFd>> {
         let Some(listening) = self.0 else { return Ok(None) };
-        let say = |error: io::Error| format!("console: {error}");
-        let (stream, _) = listening.listener.accept().map_err(say)?;
+        let (stream, _) = listening.listener.accept().map_err(doing("console"))?;
         let (mut buffer, mut fds) = ([0u8; 4096], Vec::new());
-        sys::receive_with_fds(stream.as_fd(), &mut buffer, &mut fds).map_err(say)?;
+        sys::receive_with_fds(stream.as_fd(), &mut buffer, &mut fds).map_err(doing("console"))?;
         let _ = fs::remove_file(&listening.path);
         Ok(fds.pop())
     }

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::error::{Error, Result, doing};
 use crate::capabilities;
 use crate::spec::{Device, Mount, MountSource, Namespace, Process, Propagation, Resources, Spec};
 use crate::user::Identity;
 
 /// `config.json` of a container. `images` are the places where image volumes are staged, in the order of the mounts.
-pub(super) fn config(spec: &Spec, identity: &Identity, pause_pid: i32, images: &[PathBuf]) -> Result<Value, String> {
+pub(super) fn config(spec: &Spec, identity: &Identity, pause_pid: i32, images: &[PathBuf]) -> Result<Value> {
     let mut images = images.iter();
-    let mounts = spec.mounts.iter().map(|m| mount(m, &mut images)).collect::<Result<Vec<_>, _>>()?;
+    let mounts = spec.mounts.iter().map(|m| mount(m, &mut images)).collect::<Result<Vec<_>>>()?;
     let slaves = spec.mounts.iter().any(|mount| mount.propagation == Propagation::HostToContainer);
     let mut config = json!({
         "ociVersion": "1.0.2",
@@ -23,7 +24,7 @@ pub(super) fn config(spec: &Spec, identity: &Identity, pause_pid: i32, images: &
             "namespaces": namespaces(spec, pause_pid),
             "cgroupsPath": cgroups_path(&spec.cgroup),
             "resources": resources(&spec.resources, &spec.devices)?,
-            "devices": spec.devices.iter().map(device).collect::<Result<Vec<_>, _>>()?,
+            "devices": spec.devices.iter().map(device).collect::<Result<Vec<_>>>()?,
             "maskedPaths": spec.masked_paths,
             "readonlyPaths": spec.readonly_paths,
             "rootfsPropagation": if slaves { "rslave" } else { "private" },
@@ -98,14 +99,16 @@ fn namespaces(spec: &Spec, pause_pid: i32) -> Vec<Value> {
     list
 }
 
-fn mount<'a>(mount: &Mount, images: &mut impl Iterator<Item = &'a PathBuf>) -> Result<Value, String> {
+fn mount<'a>(mount: &Mount, images: &mut impl Iterator<Item = &'a PathBuf>) -> Result<Value> {
     let access = if mount.readonly { "ro" } else { "rw" };
     let bind = |source: &Path| {
         let propagation = match mount.propagation {
             Propagation::Private => "rprivate",
             Propagation::HostToContainer => "rslave",
             Propagation::Bidirectional => {
-                return Err(format!("{}: Bidirectional propagation needs the built-in runtime", mount.target));
+                let target = &mount.target;
+                let problem = format!("{target}: Bidirectional propagation needs the built-in runtime");
+                return Err(Error::Spec(problem.into()));
             }
         };
         let mut options = vec!["rbind", propagation, access];
@@ -116,7 +119,7 @@ fn mount<'a>(mount: &Mount, images: &mut impl Iterator<Item = &'a PathBuf>) -> R
     };
     match &mount.source {
         MountSource::Bind(source) => bind(source),
-        MountSource::Image { .. } => bind(images.next().ok_or("an image volume is not staged")?),
+        MountSource::Image { .. } => bind(images.next().ok_or(Error::Spec("an image volume is not staged".into()))?),
         MountSource::Filesystem { kind, flags, data } => {
             let names = [
                 (libc::MS_NOSUID, "nosuid"),
@@ -137,7 +140,7 @@ fn mount<'a>(mount: &Mount, images: &mut impl Iterator<Item = &'a PathBuf>) -> R
     }
 }
 
-fn resources(resources: &Resources, devices: &[Device]) -> Result<Value, String> {
+fn resources(resources: &Resources, devices: &[Device]) -> Result<Value> {
     let Resources { limits, all_devices } = resources;
     let number = |value: i64| (value != 0).then_some(value);
     let text = |value: &str| (!value.is_empty()).then(|| value.to_string());
@@ -162,8 +165,8 @@ fn resources(resources: &Resources, devices: &[Device]) -> Result<Value, String>
     }))
 }
 
-fn device_metadata(device: &Device) -> Result<std::fs::Metadata, String> {
-    std::fs::metadata(&device.host_path).map_err(|error| format!("{}: {error}", device.host_path.display()))
+fn device_metadata(device: &Device) -> Result<std::fs::Metadata> {
+    std::fs::metadata(&device.host_path).map_err(doing(device.host_path.display().to_string()))
 }
 
 fn device_node(metadata: &std::fs::Metadata) -> (&'static str, u32, u32) {
@@ -171,7 +174,7 @@ fn device_node(metadata: &std::fs::Metadata) -> (&'static str, u32, u32) {
     (kind, libc::major(metadata.rdev()), libc::minor(metadata.rdev()))
 }
 
-fn device(device: &Device) -> Result<Value, String> {
+fn device(device: &Device) -> Result<Value> {
     let metadata = device_metadata(device)?;
     let (kind, major, minor) = device_node(&metadata);
     Ok(json!({

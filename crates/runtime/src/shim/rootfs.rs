@@ -6,72 +6,79 @@
 //! through descriptors: devices are made before any of it is there, the node's /dev/null is taken before it too, a mount
 //! gets its properties before it is attached, and nothing but a procfs or a few harmless files comes over /proc.
 
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use cgroup::Hierarchies;
 
-use crate::cgroup::Cgroups;
+use super::error::{Error, Result, doing};
+use super::kernel::{Kernel, check_device, exists_is_fine};
 use crate::rooted::{Resolve, Rooted};
 use crate::spec::{Device, Mount, MountSource, Propagation, Spec};
 use crate::sys;
 
 /// Builds the root of `spec` and makes it this process's root.
-pub(super) fn enter(spec: &Spec, cgroups: &Cgroups) -> Result<(), String> {
-    let say = |what: &str| {
-        let what = what.to_string();
-        move |error: io::Error| format!("{what}: {error}")
-    };
-    let shared = clone_shared_sources(&spec.mounts)?;
-    mount_root(spec)?;
+pub(super) fn enter(kernel: &dyn Kernel, spec: &Spec, cgroups: &Hierarchies) -> Result<()> {
+    let shared = clone_shared_sources(kernel, &spec.mounts)?;
+    mount_root(kernel, spec)?;
     let rootfs = &spec.rootfs;
-    let root = Root::open(&rootfs.target).map_err(say("opening the root filesystem"))?;
-    let nulls = spec.masked_paths.iter().map(|_| null_device()).collect::<io::Result<Vec<_>>>();
-    let nulls = nulls.map_err(say("/dev/null"))?;
+    let root = Root::open(kernel, &rootfs.target).map_err(doing("opening the root filesystem"))?;
+    let nulls = spec.masked_paths.iter().map(|_| null_device(kernel)).collect::<io::Result<Vec<_>>>();
+    let nulls = nulls.map_err(doing("/dev/null"))?;
     for (mount, shared) in spec.mounts.iter().zip(shared) {
         root.mount(mount, shared, cgroups, spec)
-            .map_err(|error| format!("mounting {} in the container: {error}", mount.target))?;
+            .map_err(|source| Error::Mount { target: mount.target.clone(), source })?;
         if is_our_dev(mount) {
-            root.devices(spec).map_err(say("making devices"))?;
+            root.devices(spec).map_err(doing("making devices"))?;
         }
     }
-    let old = Rooted::open(Path::new("/")).map_err(say("opening the node's root"))?;
-    std::env::set_current_dir(&rootfs.target).map_err(say("entering the root filesystem"))?;
-    sys::pivot_root(c".", c".").map_err(say("pivot_root"))?;
-    // The old root now lies over the new one: cut its propagation (and only its) before it goes, then take it away.
-    sys::change_directory(old.fd()).map_err(say("entering the node's root"))?;
-    sys::mount("", ".", "", MS_SLAVE_ALL, "").map_err(say("detaching the node's root"))?;
-    sys::unmount(".", libc::MNT_DETACH).map_err(say("unmounting the node's root"))?;
-    std::env::set_current_dir("/").map_err(say("chdir"))?;
-    let root = Rooted::open(Path::new("/")).map_err(say("opening the new root"))?;
+    change_root(kernel, &rootfs.target)?;
+    let root = kernel.root().map_err(doing("opening the new root"))?;
     for path in &spec.readonly_paths {
-        make_readonly(&root, path).map_err(|error| format!("read-only path {path}: {error}"))?;
+        make_readonly(kernel, &root, path).map_err(doing(format!("read-only path {path}")))?;
     }
     for (path, null) in spec.masked_paths.iter().zip(nulls) {
-        mask(&root, path, &null).map_err(|error| format!("masked path {path}: {error}"))?;
+        mask(kernel, &root, path, &null).map_err(doing(format!("masked path {path}")))?;
     }
     if rootfs.readonly {
-        sys::set_mount_readonly(root.fd(), false).map_err(say("read-only root"))?;
+        kernel.set_readonly(root.fd(), false).map_err(doing("read-only root"))?;
     }
     Ok(())
 }
 
+fn change_root(kernel: &dyn Kernel, target: &Path) -> Result<()> {
+    let old = kernel.root().map_err(doing("opening the node's root"))?;
+    kernel.enter(target).map_err(doing("entering the root filesystem"))?;
+    kernel.pivot_root().map_err(doing("pivot_root"))?;
+    // The old root now lies over the new one: cut its propagation (and only its) before it goes, then take it away.
+    kernel.enter_at(old.fd()).map_err(doing("entering the node's root"))?;
+    let here = Path::new(".");
+    kernel.mount("", here, "", MS_SLAVE_ALL, "").map_err(doing("detaching the node's root"))?;
+    kernel.unmount(here).map_err(doing("unmounting the node's root"))?;
+    kernel.enter(Path::new("/")).map_err(doing("chdir"))
+}
+
 /// In a mount namespace of our own: mounts the container's root at its place, out of the node's sight.
-pub(super) fn mount_root(spec: &Spec) -> Result<(), String> {
+pub(super) fn mount_root(kernel: &dyn Kernel, spec: &Spec) -> Result<()> {
     // Mounts of the node keep arriving in ours (for HostToContainer), ours never reach the node.
-    sys::mount("", "/", "", MS_SLAVE_ALL, "").map_err(|error| format!("making mounts slaves: {error}"))?;
+    kernel.mount("", Path::new("/"), "", MS_SLAVE_ALL, "").map_err(doing("making mounts slaves"))?;
     let rootfs = &spec.rootfs;
-    mount_overlay(&rootfs.layers, &rootfs.lower, Some((&rootfs.upper, &rootfs.work)), &rootfs.target)
-        .map_err(|error| format!("mounting the root filesystem: {error}"))
+    mount_overlay(kernel, &rootfs.layers, &rootfs.lower, Some((&rootfs.upper, &rootfs.work)), &rootfs.target)
+        .map_err(doing("mounting the root filesystem"))
 }
 
 /// Mounts the content of an image at `stage`; where the path inside it is.
-pub(super) fn stage_image(layers: &Path, lower: &[String], sub_path: &str, stage: &Path) -> io::Result<PathBuf> {
+pub(super) fn stage_image(
+    kernel: &dyn Kernel,
+    layers: &Path,
+    lower: &[String],
+    sub_path: &str,
+    stage: &Path,
+) -> io::Result<PathBuf> {
     std::fs::create_dir_all(stage)?;
-    mount_overlay(layers, lower, None, stage)?;
+    mount_overlay(kernel, layers, lower, None, stage)?;
     let content = Rooted::open(stage)?.lookup(sub_path, Resolve::IN_ROOT)?;
     std::fs::read_link(sys::fd_path(&content))
 }
@@ -80,20 +87,11 @@ const MS_SLAVE_ALL: u64 = libc::MS_SLAVE | libc::MS_REC;
 
 /// A detached mount of the node's /dev/null, which masks files. The container's own may be whatever its user put there
 /// (CVE-2025-31133).
-fn null_device() -> io::Result<OwnedFd> {
-    let null = sys::clone_mount(c"/dev/null")?;
-    sys::set_mount_propagation(null.as_fd(), libc::MS_PRIVATE)?;
+fn null_device(kernel: &dyn Kernel) -> io::Result<OwnedFd> {
+    let null = kernel.clone_mount(Path::new("/dev/null"))?;
+    kernel.set_propagation(null.as_fd(), libc::MS_PRIVATE)?;
     check_device(&null, libc::S_IFCHR, libc::makedev(1, 3))?;
     Ok(null)
-}
-
-/// Fails unless this is a device node of the given kind and number.
-fn check_device(fd: &OwnedFd, kind: u32, number: u64) -> io::Result<()> {
-    let metadata = std::fs::File::from(fd.try_clone()?).metadata()?;
-    match metadata.mode() & libc::S_IFMT == kind && metadata.rdev() == number {
-        true => Ok(()),
-        false => Err(io::Error::other("another file is in the place of the device")),
-    }
 }
 
 /// The fresh tmpfs that devices are made in; where a user mounts a /dev of their own there is none, and nothing is made.
@@ -119,51 +117,50 @@ const PROC_FILES: [&str; 10] = [
 ];
 
 /// Bidirectional mounts must stay peers of the node's: copied before everything else becomes a slave.
-fn clone_shared_sources(mounts: &[Mount]) -> Result<Vec<Option<OwnedFd>>, String> {
-    mounts
-        .iter()
-        .map(|mount| match (&mount.source, mount.propagation) {
-            (MountSource::Bind(source), Propagation::Bidirectional) => sys::c_path(source)
-                .and_then(|path| sys::clone_mount(&path))
-                .map(Some)
-                .map_err(|error| format!("mount source {}: {error}", source.display())),
-            _ => Ok(None),
-        })
-        .collect()
+fn clone_shared_sources(kernel: &dyn Kernel, mounts: &[Mount]) -> Result<Vec<Option<OwnedFd>>> {
+    let cloned = mounts.iter().map(|mount| match (&mount.source, mount.propagation) {
+        (MountSource::Bind(source), Propagation::Bidirectional) => {
+            kernel.clone_mount(source).map(Some).map_err(doing(format!("mount source {}", source.display())))
+        }
+        _ => Ok(None),
+    });
+    cloned.collect()
 }
 
 /// Layers (topmost first, relative to `layers`) under a writable directory, or read-only without one.
 fn mount_overlay(
+    kernel: &dyn Kernel,
     layers: &Path,
     lower: &[String],
     writable: Option<(&PathBuf, &PathBuf)>,
     target: &Path,
 ) -> io::Result<()> {
     // Relative names keep the options of many layers below the kernel's one page.
-    std::env::set_current_dir(layers)?;
+    kernel.enter(layers)?;
     if let (None, [only]) = (writable, lower) {
-        sys::mount(only, target, "", libc::MS_BIND, "")?;
-        return sys::set_mount_readonly(Rooted::open(target)?.fd(), false);
+        kernel.mount(only, target, "", libc::MS_BIND, "")?;
+        return kernel.set_readonly(Rooted::open(target)?.fd(), false);
     }
     let mut options = format!("lowerdir={}", lower.join(":"));
     if let Some((upper, work)) = writable {
         options.push_str(&format!(",upperdir={},workdir={}", upper.display(), work.display()));
     }
-    sys::mount("overlay", target, "overlay", 0, &options)
+    kernel.mount("overlay", target, "overlay", 0, &options)
 }
 
 /// The new root, before it is entered.
-struct Root {
+struct Root<'k> {
+    kernel: &'k dyn Kernel,
     directory: Rooted,
     /// Where the kernel says it is.
     path: PathBuf,
 }
 
-impl Root {
-    fn open(path: &Path) -> io::Result<Self> {
+impl<'k> Root<'k> {
+    fn open(kernel: &'k dyn Kernel, path: &Path) -> io::Result<Self> {
         let directory = Rooted::open(path)?;
         let path = std::fs::read_link(sys::fd_path(&directory.fd()))?;
-        Ok(Self { directory, path })
+        Ok(Self { kernel, directory, path })
     }
 
     fn lookup(&self, path: &str, resolve: Resolve) -> io::Result<OwnedFd> {
@@ -175,12 +172,12 @@ impl Root {
         self.directory.ensure(path, directory, resolve)
     }
 
-    fn mount(&self, mount: &Mount, shared: Option<OwnedFd>, cgroups: &Cgroups, spec: &Spec) -> io::Result<()> {
+    fn mount(&self, mount: &Mount, shared: Option<OwnedFd>, cgroups: &Hierarchies, spec: &Spec) -> io::Result<()> {
         match &mount.source {
             MountSource::Bind(source) => {
                 let content = match shared {
                     Some(content) => content,
-                    None => sys::clone_mount(&sys::c_path(source)?)
+                    None => (self.kernel.clone_mount(source))
                         .map_err(|e| io::Error::new(e.kind(), format!("source {}: {e}", source.display())))?,
                 };
                 let propagation = match mount.propagation {
@@ -188,9 +185,9 @@ impl Root {
                     Propagation::HostToContainer => libc::MS_SLAVE,
                     Propagation::Bidirectional => libc::MS_SHARED,
                 };
-                sys::set_mount_propagation(content.as_fd(), propagation)?;
+                self.kernel.set_propagation(content.as_fd(), propagation)?;
                 if mount.readonly {
-                    sys::set_mount_readonly(content.as_fd(), mount.recursive_readonly)?;
+                    self.kernel.set_readonly(content.as_fd(), mount.recursive_readonly)?;
                 }
                 self.attach(&content, &mount.target)
             }
@@ -202,18 +199,18 @@ impl Root {
                 };
                 let target = self.target(&mount.target, true, resolve)?;
                 let readonly = if mount.readonly { libc::MS_RDONLY } else { 0 };
-                sys::mount(kind, sys::fd_path(&target), kind, flags | readonly, data)
+                self.kernel.mount(kind, &place(&target), kind, flags | readonly, data)
             }
             MountSource::Image { layers, lower, sub_path } => {
                 let stage = spec.rootfs.target.with_file_name("image-volume");
                 std::fs::create_dir_all(&stage)?;
-                mount_overlay(layers, lower, None, &stage)?;
+                mount_overlay(self.kernel, layers, lower, None, &stage)?;
                 let inside = Rooted::open(&stage)?.lookup(sub_path, Resolve::IN_ROOT)?;
-                let content = sys::clone_mount_at(inside.as_fd())?;
-                sys::set_mount_readonly(content.as_fd(), true)?;
+                let content = self.kernel.clone_mount_at(inside.as_fd())?;
+                self.kernel.set_readonly(content.as_fd(), true)?;
                 self.attach(&content, &mount.target)?;
                 drop((content, inside));
-                sys::unmount(&stage, libc::MNT_DETACH)
+                self.kernel.unmount(&stage)
             }
             MountSource::Cgroup => self.mount_cgroups(mount, cgroups),
         }
@@ -224,7 +221,7 @@ impl Root {
         let metadata = std::fs::File::from(content.try_clone()?).metadata()?;
         let target = self.target(path, metadata.is_dir(), Resolve::IN_ROOT)?;
         // Links of the image or of another volume may have led elsewhere than the path says.
-        let place = std::fs::read_link(sys::fd_path(&target))?;
+        let place = std::fs::read_link(place(&target))?;
         let place = place.strip_prefix(&self.path).map_err(io::Error::other)?;
         let is_allowed = match place.strip_prefix("proc") {
             Err(_) => true,
@@ -237,18 +234,18 @@ impl Root {
             let place = Path::new("/").join(place);
             return Err(io::Error::other(format!("{place:?} cannot be mounted because it is inside /proc")));
         }
-        sys::move_mount(content.as_fd(), target.as_fd())
+        self.kernel.move_mount(content.as_fd(), target.as_fd())
     }
 
     /// The container's own cgroups: it is in a cgroup namespace, so the root of each mount is its own group.
-    fn mount_cgroups(&self, mount: &Mount, cgroups: &Cgroups) -> io::Result<()> {
+    fn mount_cgroups(&self, mount: &Mount, cgroups: &Hierarchies) -> io::Result<()> {
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
         let readonly = if mount.readonly { libc::MS_RDONLY } else { 0 };
         let target = self.target(&mount.target, true, Resolve::IN_ROOT)?;
-        match &**cgroups {
-            Hierarchies::V2(_) => sys::mount("cgroup", sys::fd_path(&target), "cgroup2", flags | readonly, ""),
+        match cgroups {
+            Hierarchies::V2(_) => self.kernel.mount("cgroup", &place(&target), "cgroup2", flags | readonly, ""),
             Hierarchies::V1(trees) => {
-                sys::mount("tmpfs", sys::fd_path(&target), "tmpfs", flags, "mode=755")?;
+                self.kernel.mount("tmpfs", &place(&target), "tmpfs", flags, "mode=755")?;
                 let top = self.lookup(&mount.target, Resolve::IN_ROOT)?;
                 for tree in trees {
                     let Some(name) = tree.mount.file_name() else { continue };
@@ -259,7 +256,7 @@ impl Root {
                     if options.starts_with("name=") {
                         options.insert_str(0, "none,");
                     }
-                    sys::mount("cgroup", sys::fd_path(&directory), "cgroup", flags | readonly, &options)?;
+                    self.kernel.mount("cgroup", &place(&directory), "cgroup", flags | readonly, &options)?;
                     for controller in tree.controllers.iter().filter(|c| Path::new(c) != Path::new(name)) {
                         if !controller.contains('=') {
                             sys::symlink_at(&c_name, top.as_fd(), &sys::c_path(controller)?)?;
@@ -267,7 +264,7 @@ impl Root {
                     }
                 }
                 if mount.readonly {
-                    sys::set_mount_readonly(top.as_fd(), false)?;
+                    self.kernel.set_readonly(top.as_fd(), false)?;
                 }
                 Ok(())
             }
@@ -280,8 +277,9 @@ impl Root {
         for (name, minor, major) in
             [(c"null", 3, 1), (c"zero", 5, 1), (c"full", 7, 1), (c"random", 8, 1), (c"urandom", 9, 1), (c"tty", 0, 5)]
         {
-            let node = make_device(&dev, name, libc::S_IFCHR | 0o666, libc::makedev(major, minor))?;
-            set_mode(&node, 0o666)?;
+            let number = libc::makedev(major, minor);
+            let node = self.kernel.make_device(dev.as_fd(), name, libc::S_IFCHR | 0o666, number)?;
+            self.kernel.set_mode(&node, 0o666)?;
         }
         for (target, name) in [
             (c"/proc/self/fd", c"fd"),
@@ -311,9 +309,9 @@ impl Root {
         };
         let parent = self.target(&parent.to_string_lossy(), true, Resolve::IN_ROOT)?;
         let name = sys::c_path(name)?;
-        let node = make_device(&parent, &name, metadata.mode(), metadata.rdev())?;
-        sys::chown_at(node.as_fd(), c"", metadata.uid(), metadata.gid())?;
-        set_mode(&node, metadata.mode() & 0o7777)
+        let node = self.kernel.make_device(parent.as_fd(), &name, metadata.mode(), metadata.rdev())?;
+        self.kernel.set_owner(node.as_fd(), metadata.uid(), metadata.gid())?;
+        self.kernel.set_mode(&node, metadata.mode() & 0o7777)
     }
 
     /// Every device node of the node's /dev, at the same place.
@@ -339,40 +337,25 @@ impl Root {
     }
 }
 
-fn exists_is_fine(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        result => result,
-    }
-}
-
-/// Makes a device node, or takes the one that is there: what is then opened is that device and nothing else.
-fn make_device(directory: &OwnedFd, name: &CStr, mode: u32, number: u64) -> io::Result<OwnedFd> {
-    exists_is_fine(sys::mknod_at(directory.as_fd(), name, mode, number))?;
-    let node = sys::open_at(directory.as_fd(), name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
-    check_device(&node, mode & libc::S_IFMT, number)?;
-    Ok(node)
-}
-
-/// The mode of what is open, whatever its path leads to by now. Only before the root changes: /proc is the node's.
-fn set_mode(fd: &OwnedFd, mode: u32) -> io::Result<()> {
-    std::fs::set_permissions(sys::fd_path(fd), std::fs::Permissions::from_mode(mode))
+/// What is open, as a path for calls that take no descriptor.
+fn place(fd: &impl AsFd) -> PathBuf {
+    sys::fd_path(fd).into()
 }
 
 /// Missing paths are skipped by both: what is not there needs no protection.
-fn make_readonly(root: &Rooted, path: &str) -> io::Result<()> {
+fn make_readonly(kernel: &dyn Kernel, root: &Rooted, path: &str) -> io::Result<()> {
     let Some(place) = find(root, path)? else { return Ok(()) };
-    let copy = sys::clone_mount_at(place.as_fd())?;
-    sys::set_mount_readonly(copy.as_fd(), true)?;
-    sys::move_mount(copy.as_fd(), place.as_fd())
+    let copy = kernel.clone_mount_at(place.as_fd())?;
+    kernel.set_readonly(copy.as_fd(), true)?;
+    kernel.move_mount(copy.as_fd(), place.as_fd())
 }
 
-fn mask(root: &Rooted, path: &str, null: &OwnedFd) -> io::Result<()> {
-    let Some(place) = find(root, path)? else { return Ok(()) };
-    let place = std::fs::File::from(place);
-    match place.metadata()?.is_dir() {
-        true => sys::mount("tmpfs", sys::fd_path(&place), "tmpfs", libc::MS_RDONLY, "size=0k"),
-        false => sys::move_mount(null.as_fd(), place.as_fd()),
+fn mask(kernel: &dyn Kernel, root: &Rooted, path: &str, null: &OwnedFd) -> io::Result<()> {
+    let Some(found) = find(root, path)? else { return Ok(()) };
+    let found = std::fs::File::from(found);
+    match found.metadata()?.is_dir() {
+        true => kernel.mount("tmpfs", &place(&found), "tmpfs", libc::MS_RDONLY, "size=0k"),
+        false => kernel.move_mount(null.as_fd(), found.as_fd()),
     }
 }
 
@@ -384,13 +367,17 @@ fn find(root: &Rooted, path: &str) -> io::Result<Option<OwnedFd>> {
 }
 
 /// The terminal as /dev/console, where programs look for one. A link there is not followed (CVE-2025-52565).
-pub(super) fn mount_console(slave: &OwnedFd) -> io::Result<()> {
-    let dev = Rooted::open(Path::new("/"))?.lookup("/dev", Resolve::NO_SYMLINKS)?;
+pub(super) fn mount_console(kernel: &dyn Kernel, slave: &OwnedFd) -> io::Result<()> {
+    let dev = kernel.root()?.lookup("/dev", Resolve::NO_SYMLINKS)?;
     let make = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_WRONLY;
     exists_is_fine(sys::open_at(dev.as_fd(), c"console", make, 0o600).map(drop))?;
     let place = sys::open_at(dev.as_fd(), c"console", libc::O_PATH | libc::O_NOFOLLOW, 0)?;
     if std::fs::File::from(place.try_clone()?).metadata()?.is_symlink() {
         return Err(io::Error::other("/dev/console is a symbolic link"));
     }
-    sys::move_mount(sys::clone_mount_at(slave.as_fd())?.as_fd(), place.as_fd())
+    kernel.move_mount(kernel.clone_mount_at(slave.as_fd())?.as_fd(), place.as_fd())
 }
+
+#[cfg(test)]
+#[path = "rootfs_tests.rs"]
+mod tests;

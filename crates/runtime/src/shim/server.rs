@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use super::Paths;
 use super::container::{Container, Pod};
+use super::error::{Error, Result};
 use super::protocol::{Ended, Request, Response, frame, take_frame};
 use crate::cgroup::Cgroups;
 use crate::record::{self, ShimRecord};
@@ -250,7 +251,7 @@ impl Server {
     fn handle(&mut self, token: u64, request: Request, fds: Vec<OwnedFd>) {
         let mut answer_fds = Vec::new();
         let answer = self.carry_out(token, request, fds, &mut answer_fds);
-        let response = answer.unwrap_or_else(|message| Response::Failed { message });
+        let response = answer.unwrap_or_else(|error| Response::Failed { message: error.to_string() });
         if let Some(connection) = self.connections.iter_mut().find(|c| c.token == token) {
             connection.send_with(&response, &answer_fds);
         }
@@ -262,15 +263,15 @@ impl Server {
         request: Request,
         fds: Vec<OwnedFd>,
         answer_fds: &mut Vec<OwnedFd>,
-    ) -> Result<Response, String> {
-        let unknown = |id: &str| format!("container {id} is not running");
+    ) -> Result<Response> {
+        let unknown = |id: &str| Error::NotRunning(id.to_owned());
         match request {
             Request::Start { id } => {
                 if self.stopping {
-                    return Err("the pod is being stopped".into());
+                    return Err(Error::Stopping);
                 }
                 if self.container(&id).is_some() {
-                    return Err(format!("container {id} was started already"));
+                    return Err(Error::AlreadyStarted(id));
                 }
                 let pod = Pod { pause_pid: self.pause_pid, cgroups: &self.cgroups };
                 let container = Container::start(&id, self.containers_directory.join(&id), &pod)?;

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use parking_lot::Mutex;
 
+use super::error::{Error, Result, doing};
 use super::{Paths, Request};
 use crate::image::unpack;
 use crate::sys;
@@ -32,7 +33,7 @@ impl Starter {
     }
 
     /// Starts the shim of a pod and waits until the pod's namespaces are held.
-    pub(crate) async fn start(self: &std::sync::Arc<Self>, paths: Paths) -> Result<(), String> {
+    pub(crate) async fn start(self: &std::sync::Arc<Self>, paths: Paths) -> Result<()> {
         let starter = self.clone();
         let start = move || -> io::Result<String> {
             let (ours, theirs) = sys::message_pair()?;
@@ -40,10 +41,10 @@ impl Starter {
             read_answer(&ours)
         };
         let answer = tokio::task::spawn_blocking(start).await.unwrap_or_else(|error| Err(io::Error::other(error)));
-        match answer.map_err(|error| format!("starting a shim: {error}"))?.as_str() {
+        match answer.map_err(doing("starting a shim"))?.as_str() {
             "ok" => Ok(()),
-            "" => Err("the shim ended before the pod was set up".into()),
-            error => Err(error.into()),
+            "" => Err(Error::Child("the shim ended before the pod was set up".into())),
+            error => Err(Error::Child(error.into())),
         }
     }
 
@@ -57,7 +58,10 @@ impl Starter {
         if answer.is_empty() {
             return Err(io::Error::other("the layer is refused: it takes too much memory"));
         }
-        serde_json::from_str::<Result<String, String>>(&answer)?.map_err(io::Error::other)
+        match serde_json::from_str(&answer)? {
+            unpack::Outcome::Unpacked { digest } => Ok(digest),
+            unpack::Outcome::Refused { why } => Err(io::Error::other(why)),
+        }
     }
 
     /// Sends a request; if the process it goes to has died, to a new one.

@@ -82,7 +82,7 @@ fn fork_shim(paths: &Paths, answer: OwnedFd) {
             sys::exit_now(0)
         }
         Err(error) => {
-            say(&answer, &error);
+            say(&answer, &error.to_string());
             sys::exit_now(1)
         }
     }
@@ -90,20 +90,20 @@ fn fork_shim(paths: &Paths, answer: OwnedFd) {
 
 /// Answers with the digest or the refusal as JSON; with nothing if memory does not suffice.
 fn fork_unpacker(layer: &unpack::Request, answer: OwnedFd) {
-    let tell = |outcome: Result<String, String>| say(&answer, &serde_json::to_string(&outcome).unwrap_or_default());
+    let tell = |outcome: &unpack::Outcome| say(&answer, &serde_json::to_string(outcome).unwrap_or_default());
     match sys::clone_process(0) {
         Ok(Fork::Child) => {}
         Ok(Fork::Parent(_)) => return,
-        Err(error) => return tell(Err(format!("fork: {error}"))),
+        Err(error) => return tell(&unpack::Outcome::Refused { why: format!("fork: {error}") }),
     }
     let _ = sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64, 0);
     sys::set_process_name("cox-unpack");
     sys::set_command_line(&["cox", "unpack", &layer.target.to_string_lossy()]);
-    let outcome = layer.run().map_err(|mut refusal| {
-        refusal.truncate(refusal.floor_char_boundary(LONGEST_REFUSAL));
-        refusal
-    });
-    tell(outcome);
+    let mut outcome = layer.run();
+    if let unpack::Outcome::Refused { why } = &mut outcome {
+        why.truncate(why.floor_char_boundary(LONGEST_REFUSAL));
+    }
+    tell(&outcome);
     sys::exit_now(0)
 }
 

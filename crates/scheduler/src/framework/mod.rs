@@ -149,7 +149,10 @@ pub(crate) struct Placement {
     pub(crate) node: Arc<str>,
 }
 
-pub(crate) type Outcome<'a> = BoxFuture<'a, Result<(), String>>;
+/// Why a plug-in could not do its part for a pod that has a node: each plug-in has errors of its own.
+pub(crate) type PluginError = Box<dyn std::error::Error + Send + Sync>;
+
+pub(crate) type Outcome<'a> = BoxFuture<'a, Result<(), PluginError>>;
 
 /// Every method has a default that has nothing to say; `points` lists those that do.
 pub(crate) trait Plugin: Send + Sync {
@@ -200,7 +203,7 @@ pub(crate) trait Plugin: Send + Sync {
         None
     }
 
-    fn reserve(&self, _placement: &Placement, _cluster: &mut Cluster) -> Result<(), String> {
+    fn reserve(&self, _placement: &Placement, _cluster: &mut Cluster) -> Result<(), PluginError> {
         Ok(())
     }
 

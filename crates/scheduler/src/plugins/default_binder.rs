@@ -5,7 +5,7 @@ use client::{Client, Written};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::framework::{Outcome, Placement, Plugin, Point};
+use crate::framework::{Outcome, Placement, Plugin, PluginError, Point};
 
 pub(crate) struct DefaultBinder {
     /// None where nothing is ever bound: decisions alone.
@@ -13,7 +13,7 @@ pub(crate) struct DefaultBinder {
 }
 
 impl DefaultBinder {
-    async fn post(client: &Client, placement: &Placement) -> Result<(), String> {
+    async fn post(client: &Client, placement: &Placement) -> Result<(), PluginError> {
         let metadata = &placement.pod.pod.metadata;
         let binding = Binding {
             metadata: ObjectMeta {
@@ -30,7 +30,7 @@ impl DefaultBinder {
         };
         let pods = client.namespaced::<Pod>(placement.pod.namespace());
         let answer = pods.create_subresource::<_, Written>(placement.pod.name(), "binding", &binding).await;
-        answer.map(drop).map_err(|error| error.to_string())
+        Ok(answer.map(drop)?)
     }
 }
 

@@ -59,7 +59,7 @@ impl Entry {
 }
 
 impl Managed {
-    /// Entries that do not parse are left out: the books are a record, never a reason to refuse a write.
+    /// Entries that do not parse are left out: managed fields are a record, never a reason to refuse a write.
     pub(super) fn decode(json: Option<Value>) -> Self {
         let mut managed = Self::default();
         let Some(Value::Array(entries)) = json else { return managed };

@@ -34,7 +34,7 @@ struct Entry<'a> {
 }
 
 impl<'a> ManagedText<'a> {
-    /// Entries that are none are left out: the books are a record, never a reason to refuse a write.
+    /// Entries that are none are left out: managed fields are a record, never a reason to refuse a write.
     pub(super) fn read(text: &'a str) -> Self {
         let (mut entries, mut is_changed) = (Vec::new(), false);
         for place in scan::items(text.as_bytes(), 0) {

@@ -2,10 +2,10 @@
 //!
 //! `metadata.managedFields` lists, per manager, the fields it last set. [`apply`] merges what a manager
 //! wants into the live object, drops what it no longer wants and nobody else owns, and refuses to
-//! change what others own unless forced. [`update`] keeps the books for every other kind of write.
+//! change what others own unless forced. [`update`] records owners for every other kind of write.
 //! The algorithm is structured-merge-diff's (v6): `walk` compares and merges values by their schema,
 //! `set` holds field sets, `managed` reads and writes the entries. Plain writes, which are nearly all there are, compare
-//! texts (`raw`), or read one if the object is new (`created`), and change those of the entries (`books`).
+//! texts (`raw`), or read one if the object is new (`created`), and change those of the entries (`managed_text`).
 
 mod created;
 mod last_applied;
@@ -220,7 +220,7 @@ pub struct Write<'a> {
     pub ignored: &'a [&'a str],
 }
 
-/// Keeps the books for a create, update or patch: whoever writes owns what changed.
+/// Records owners for a create, update or patch: whoever writes owns what changed.
 ///
 /// Managed fields come and go as JSON. `recorded` are those of the live object. The new one may carry some of its own
 /// (`given`), which then replace the recorded ones; a single empty entry forgets them all, as upstream.
@@ -242,7 +242,7 @@ pub fn update<'a>(
         managed_text = ManagedText::read(text.unwrap_or("[]"));
     }
     if managed_text.is_empty() && write.live.is_some() {
-        // Nobody asked for books on this object when it was made.
+        // Nobody asked for managed fields on this object when it was made.
         return None;
     }
     if managed_text.is_empty()
@@ -252,7 +252,7 @@ pub fn update<'a>(
         return managed_text.close(text);
     }
     let mut changes = raw::compare(write.live, write.new, schema, write.ignored)?;
-    changes.forget_books();
+    changes.forget_managed_fields();
     let (changed, removed) = changes.split();
     if !changed.is_empty() || !removed.is_empty() {
         managed_text.keep(writer, changed, &removed);

@@ -1,4 +1,4 @@
-//! How two objects differ, read from their JSON: only what differs is taken apart. Every write keeps its books by this, so
+//! How two objects differ, read from their JSON: only what differs is taken apart. Every write records its owners by this, so
 //! it must not cost more than the write.
 //!
 //! The result is that of [`walk::compare`](super::walk::compare) on the same objects (a property test says so). Both

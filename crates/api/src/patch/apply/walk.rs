@@ -23,8 +23,8 @@ impl Changes {
         (changed, self.removed)
     }
 
-    /// The books themselves are nobody's.
-    pub(super) fn forget_books(&mut self) {
+    /// Managed fields themselves are owned by nobody.
+    pub(super) fn forget_managed_fields(&mut self) {
         for set in [&mut self.added, &mut self.modified, &mut self.removed] {
             set.remove_below("f:metadata", "f:managedFields");
         }

@@ -9,6 +9,7 @@ use api::selector::Selector;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
+use super::error::VolumeError;
 use crate::cluster::{Volumes, claim_class};
 use crate::pod::PodInfo;
 
@@ -38,31 +39,29 @@ pub(crate) struct Bindings {
 }
 
 /// The claims of a pod, or why no node can take it.
-pub(crate) fn claims_of(pod: &PodInfo, volumes: &Volumes) -> Result<Claims, String> {
+pub(crate) fn claims_of(pod: &PodInfo, volumes: &Volumes) -> Result<Claims, VolumeError> {
     let mut claims = Claims::default();
     let mut immediate = false;
     for (name, is_made_for_pod) in pod.claims() {
         let Some(claim) = volumes.claim(&format!("{}/{name}", pod.namespace())) else {
             return Err(match is_made_for_pod {
-                true => format!("waiting for ephemeral volume controller to create the persistentvolumeclaim {name:?}"),
-                false => format!("persistentvolumeclaim {name:?} not found"),
+                true => VolumeError::NotMade(name.to_owned()),
+                false => VolumeError::NoClaim(name.to_owned()),
             });
         };
         let volume_name = volume_name(claim);
         if claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Lost") {
-            return Err(format!(
-                "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume_name:?}"
-            ));
+            return Err(VolumeError::Lost { claim: name.to_owned(), volume: volume_name.to_owned() });
         }
         if claim.metadata.deletion_timestamp.is_some() {
-            return Err(format!("persistentvolumeclaim {name:?} is being deleted"));
+            return Err(VolumeError::Deleted(name.to_owned()));
         }
         if is_made_for_pod && !is_owned_by(claim, pod) {
-            return Err(format!(
-                "PVC {}/{name} was not created for pod {} (pod is not owner)",
-                pod.namespace(),
-                pod.key
-            ));
+            return Err(VolumeError::NotOwner {
+                namespace: pod.namespace().to_owned(),
+                claim: name.to_owned(),
+                pod: pod.key.to_string(),
+            });
         }
         if is_fully_bound(claim) {
             claims.bound.push(claim.clone());
@@ -73,7 +72,7 @@ pub(crate) fn claims_of(pod: &PodInfo, volumes: &Volumes) -> Result<Claims, Stri
         }
     }
     if immediate {
-        return Err("pod has unbound immediate PersistentVolumeClaims".to_owned());
+        return Err(VolumeError::Immediate);
     }
     Ok(claims)
 }
@@ -232,11 +231,11 @@ pub(crate) fn is_fully_bound(claim: &PersistentVolumeClaim) -> bool {
         && claim.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(BIND_COMPLETED))
 }
 
-fn waits_for_consumer(claim: &PersistentVolumeClaim, volumes: &Volumes) -> Result<bool, String> {
+fn waits_for_consumer(claim: &PersistentVolumeClaim, volumes: &Volumes) -> Result<bool, VolumeError> {
     let Some(class) = volumes.class(claim_class(claim)) else { return Ok(false) };
     match class.volume_binding_mode.as_deref() {
         Some(mode) => Ok(mode == "WaitForFirstConsumer"),
-        None => Err(format!("VolumeBindingMode not set for StorageClass {:?}", claim_class(claim))),
+        None => Err(VolumeError::NoBindingMode(claim_class(claim).to_owned())),
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Reserve promises volumes in memory; PreBind writes the promises and waits until the volume controller has kept them.
 
+mod error;
 mod find;
 
 use std::collections::HashMap;
@@ -15,9 +16,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::cluster::{Cluster, View, Volumes};
-use crate::framework::{Basis, Event, Outcome, Placement, Plugin, Point, Rejection, State};
+use crate::framework::{Basis, Event, Outcome, Placement, Plugin, PluginError, Point, Rejection, State};
 use crate::metrics::Metrics;
 use crate::pod::PodInfo;
+use error::VolumeError;
 use find::{Bindings, Claims};
 
 const NAME: &str = "VolumeBinding";
@@ -47,7 +49,7 @@ impl VolumeBinding {
     }
 
     /// Counts what went wrong, by the stage it went wrong at.
-    fn note<T>(&self, stage: &str, result: Result<T, String>) -> Result<T, String> {
+    fn note<T>(&self, stage: &str, result: Result<T, VolumeError>) -> Result<T, VolumeError> {
         if let (Err(_), Some(api)) = (&result, &self.api) {
             api.metrics.count("scheduler_volume_scheduling_stage_error_total", &[("operation", stage)]);
         }
@@ -55,12 +57,12 @@ impl VolumeBinding {
     }
 
     /// Promises the volumes of a pod's claims on its node.
-    fn promise(&self, placement: &Placement, cluster: &mut Cluster) -> Result<(), String> {
+    fn promise(&self, placement: &Placement, cluster: &mut Cluster) -> Result<(), VolumeError> {
         let claims = find::claims_of(&placement.pod, &cluster.volumes)?;
         let node = cluster.node(&placement.node).and_then(|node| cluster.row(node).object.clone());
-        let node = node.ok_or_else(|| format!("node {:?} not found", placement.node))?;
+        let node = node.ok_or_else(|| VolumeError::NoNode(placement.node.to_string()))?;
         let bindings = find::on_node(&claims, &node, &cluster.volumes)
-            .map_err(|_| format!("no pod volume found for node {:?}", placement.node))?;
+            .map_err(|_| VolumeError::NoVolumes(placement.node.to_string()))?;
         if bindings.volumes.is_empty() && bindings.provisions.is_empty() {
             return Ok(());
         }
@@ -69,15 +71,15 @@ impl VolumeBinding {
         Ok(())
     }
 
-    async fn write(&self, api: &Api, placement: &Placement, bindings: Bindings) -> Result<(), String> {
+    async fn write(&self, api: &Api, placement: &Placement, bindings: Bindings) -> Result<(), VolumeError> {
         for (volume, claim) in &bindings.volumes {
             let promised = promised_volume(volume, claim);
-            api.client.all::<PersistentVolume>().update(&promised).await.map_err(|error| error.to_string())?;
+            api.client.all::<PersistentVolume>().update(&promised).await?;
         }
         for claim in &bindings.provisions {
             let promised = promised_claim(claim, &placement.node);
             let claims = api.client.namespaced::<PersistentVolumeClaim>(placement.pod.namespace());
-            claims.update(&promised).await.map_err(|error| error.to_string())?;
+            claims.update(&promised).await?;
         }
         let mut changes = api.changes.clone();
         let bound = async {
@@ -87,33 +89,30 @@ impl VolumeBinding {
                     return Ok(());
                 }
                 if changes.changed().await.is_err() {
-                    return Err("the scheduler is stopping".to_owned());
+                    return Err(VolumeError::Stopping);
                 }
             }
         };
         match tokio::time::timeout(self.timeout, bound).await {
-            Ok(result) => result.map_err(|error| format!("binding volumes: {error}")),
-            Err(_) => Err("binding volumes: context deadline exceeded".to_owned()),
+            Ok(result) => result,
+            Err(_) => Err(VolumeError::Timeout),
         }
     }
 }
 
 /// Whether every claim is bound by now. A promise that somebody else took back is an error: the pod starts over.
-fn is_done(api: &Api, node: &str, bindings: &Bindings) -> Result<bool, String> {
+fn is_done(api: &Api, node: &str, bindings: &Bindings) -> Result<bool, VolumeError> {
     let claims = bindings.volumes.iter().map(|(_, claim)| (claim, false));
     for (claim, is_provision) in claims.chain(bindings.provisions.iter().map(|claim| (claim, true))) {
         let key = client::object_key(&**claim);
         let Some(now) = api.claims.get(&key) else {
-            return Err(format!("failed to check binding: could not find v1.PersistentVolumeClaim {key:?}"));
+            return Err(VolumeError::Gone { kind: "PersistentVolumeClaim", key });
         };
         let selected = now.metadata.annotations.as_ref().and_then(|annotations| annotations.get(find::SELECTED_NODE));
         if is_provision && !find::is_fully_bound(&now) {
             let is_older = now.metadata.resource_version == claim.metadata.resource_version;
             if selected.is_none_or(|selected| selected != node) && !is_older {
-                return Err(format!(
-                    "provisioning failed for PVC {:?}",
-                    claim.metadata.name.as_deref().unwrap_or_default()
-                ));
+                return Err(VolumeError::Provisioning(claim.metadata.name.clone().unwrap_or_default()));
             }
         }
         if !find::is_fully_bound(&now) {
@@ -123,7 +122,7 @@ fn is_done(api: &Api, node: &str, bindings: &Bindings) -> Result<bool, String> {
     for (volume, _) in &bindings.volumes {
         let name = volume.metadata.name.as_deref().unwrap_or_default();
         let Some(now) = api.volumes.get(name) else {
-            return Err(format!("failed to check binding: could not find v1.PersistentVolume {name:?}"));
+            return Err(VolumeError::Gone { kind: "PersistentVolume", key: name.to_owned() });
         };
         if now.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).is_none() {
             return Ok(false);
@@ -150,15 +149,15 @@ impl Plugin for VolumeBinding {
             return Ok(None);
         }
         let claims = find::claims_of(pod, &cluster.volumes);
-        let claims = claims.map_err(|reason| Rejection::new(NAME, reason).unresolvable())?;
+        let claims = claims.map_err(|error| Rejection::new(NAME, error.to_string()).unresolvable())?;
         Ok(Some(Box::new(PodClaims { claims })))
     }
 
-    fn reserve(&self, placement: &Placement, cluster: &mut Cluster) -> Result<(), String> {
+    fn reserve(&self, placement: &Placement, cluster: &mut Cluster) -> Result<(), PluginError> {
         if placement.pod.claims().next().is_none() {
             return Ok(());
         }
-        self.note("assume", self.promise(placement, cluster))
+        Ok(self.note("assume", self.promise(placement, cluster))?)
     }
 
     fn unreserve(&self, placement: &Placement, cluster: &mut Cluster) {
@@ -174,7 +173,7 @@ impl Plugin for VolumeBinding {
     fn pre_bind<'a>(&'a self, placement: &'a Placement) -> Outcome<'a> {
         let bindings = self.reserved.lock().get(&placement.pod.uid).cloned();
         let (Some(bindings), Some(api)) = (bindings, &self.api) else { return Box::pin(async { Ok(()) }) };
-        Box::pin(async move { self.note("bind", self.write(api, placement, bindings).await) })
+        Box::pin(async move { Ok(self.note("bind", self.write(api, placement, bindings).await)?) })
     }
 
     fn post_bind(&self, placement: &Placement) {
