@@ -89,6 +89,7 @@ pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
 pub(crate) fn config(cluster: &ClusterSettings, client: Client, gateway: IpAddr) -> dns::Config {
     let mut config = dns::Config::new(client, vec![(gateway, PORT).into()]);
     config.domain = cluster.cluster_domain.clone();
+    config.own = vec![(cluster.dns, PORT).into()];
     config.corefile = Some((NAMESPACE.to_owned(), CONFIG_MAP.to_owned()));
     config.metrics_bind_address = Some((gateway, METRICS_PORT).into());
     let ranges = [&cluster.cluster_cidr, &cluster.service_cidr];
