@@ -1,11 +1,13 @@
-//! A cluster with two families: pods and services have an address of each, on every node, and both lead there.
+//! A cluster with two families: pods and services have an address of each, on every node, and both lead there. And one with
+//! IPv6 alone.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
 
 use cni::netns::Netns;
 
-use crate::harness::{Cluster, http_get};
+use crate::harness::{Cluster, Host, http_get};
 use crate::manifests;
 
 /// One service for both families, and one for the sixth alone.
@@ -54,11 +56,11 @@ fn both_families_lead_to_every_pod() {
     assert_eq!(services.iter().map(IpAddr::is_ipv6).collect::<Vec<_>>(), [false, true, true], "{services:?}");
     for (node, network) in &networks {
         for pod in &pods {
-            let address = std::net::SocketAddr::from((*pod, 80)).to_string();
+            let address = SocketAddr::from((*pod, 80)).to_string();
             cluster.wait(&format!("an answer of {address} at {node}"), || http_get(network, &address));
         }
         for service in &services {
-            let address = std::net::SocketAddr::from((*service, 80)).to_string();
+            let address = SocketAddr::from((*service, 80)).to_string();
             cluster.answers(&format!("through {address} at {node}"), 2, || http_get(network, &address));
         }
     }
@@ -81,4 +83,72 @@ fn both_families_lead_to_every_pod() {
     for nobody in ["[fd43::77]:80", "[fd42:0:0:ff::1]:80"] {
         assert_eq!(http_get(&cluster.host.netns(), nobody), None);
     }
+}
+
+/// Probed by every means, at a port of its node too.
+const PROBED: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: probed}
+spec:
+  nodeName: node-2
+  containers:
+  - name: web
+    image: busybox
+    command: [sh, -c, 'mkdir /www && hostname > /www/index.html && exec httpd -f -p [::]:80 -h /www']
+    ports: [{containerPort: 80, hostPort: 8080}]
+    startupProbe: {tcpSocket: {port: 80}, periodSeconds: 1, failureThreshold: 100}
+    readinessProbe: {httpGet: {path: /, port: 80}, periodSeconds: 1}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: hello}
+spec: {type: LoadBalancer, selector: {app: hello}, ports: [{port: 80}]}
+";
+
+/// Nobody has to say so: the machine has no other address.
+#[test]
+fn a_machine_with_ipv6_alone_has_a_cluster_of_it() {
+    let cluster = Cluster::up_on(Host::six(), &[testkit::images::busybox], &["--nodes", "2"]);
+    let kubeconfig = std::fs::read_to_string(cluster.path("kubeconfig")).unwrap();
+    assert!(kubeconfig.contains("server: https://[::1]:6443"), "{kubeconfig}");
+    let nodes = cluster.kubectl("get nodes -o jsonpath={.items[*].status.addresses[?(@.type=='InternalIP')].address}");
+    assert_eq!(nodes, "fd31::2 fd44::2");
+    assert_eq!(cluster.kubectl("get endpoints kubernetes -o jsonpath={.subsets[*].addresses[*].ip}"), "fd31::2");
+
+    cluster.apply(&[manifests::HELLO, PROBED].concat());
+    cluster.kubectl("rollout status daemonset/hello --timeout=170s");
+    cluster.kubectl("wait --for=condition=Ready pod/probed --timeout=170s");
+    let pods = cluster.kubectl("get pods -o jsonpath={.items[*].status.podIPs[*].ip}");
+    let pods: Vec<IpAddr> = pods.split(' ').map(|address| address.parse().unwrap()).collect();
+    assert!(pods.len() == 3 && pods.iter().all(IpAddr::is_ipv6), "{pods:?}");
+    cluster.wait("addresses of the load balancer", || {
+        let ingress = cluster.kubectl("get service hello -o jsonpath={.status.loadBalancer.ingress[*].ip}");
+        (ingress == "fd31::2 fd44::2").then_some(())
+    });
+    let service: IpAddr = cluster.kubectl("get service hello -o jsonpath={.spec.clusterIP}").parse().unwrap();
+    let port = cluster.kubectl("get service hello -o jsonpath={.spec.ports[0].nodePort}");
+    for address in [format!("[{service}]:80"), "[fd31::2]:80".into(), format!("[fd31::2]:{port}")] {
+        cluster.answers(&format!("through {address}"), 2, || cluster.http_get(&address));
+    }
+    cluster.wait("an answer through the host port", || cluster.http_get("[fd44::2]:8080"));
+
+    // From the other node to both pods, and to the API server by its service.
+    let other = Netns::open(cluster.path("run/nodes/node-2/netns")).unwrap();
+    cluster.answers("at node-2", 2, || http_get(&other, &format!("[{service}]:80")));
+    let api: SocketAddr = "[fd43::1]:443".parse().unwrap();
+    cluster.wait("the API server at node-2", || {
+        other.enter(|| TcpStream::connect_timeout(&api, Duration::from_secs(5))).unwrap().ok()
+    });
+
+    // Exec goes through the API server to the kubelet of that node; what runs there asks the cluster.
+    let script = "nslookup -type=aaaa hello.default.svc.cluster.local && wget -q -O - http://hello/";
+    let said = cluster.kubectl_args(&["exec", "probed", "--", "sh", "-c", script]);
+    for expected in [service.to_string().as_str(), "Hello from hello-"] {
+        assert!(said.contains(expected), "{expected} in\n{said}");
+    }
+    // Once more, with the certificates that were made for these addresses.
+    cluster.cox_says("down");
+    cluster.up_again();
+    cluster.wait("an answer after a restart", || cluster.http_get(&format!("[{service}]:80")));
 }

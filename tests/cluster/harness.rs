@@ -47,6 +47,17 @@ impl Host {
         host
     }
 
+    /// One whose only address beyond loopback is of IPv6.
+    pub(crate) fn six() -> Host {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let host = Host { name: format!("coxtest-{}-{number}", std::process::id()), has_programs: true };
+        run(Command::new("ip").args(["netns", "add", &host.name]));
+        for line in testkit::host::ISOLATED_SIX {
+            run(host.command("ip").args(line.split(' ')));
+        }
+        host
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

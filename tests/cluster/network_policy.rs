@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cni::netns::Netns;
 
-use crate::harness::{Cluster, run};
+use crate::harness::{Cluster, run, with_input};
 use crate::inside_pods;
 
 const PODS: &str = r#"
@@ -107,6 +107,42 @@ spec:
     ports: [{port: 53, protocol: UDP}]
 "#;
 
+const DEFINITION: &str = r#"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: clusternetworkpolicies.policy.networking.k8s.io
+  annotations: {api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/network-policy-api/pull/300"}
+spec:
+  group: policy.networking.k8s.io
+  names: {kind: ClusterNetworkPolicy, plural: clusternetworkpolicies, singular: clusternetworkpolicy, shortNames: [cnp]}
+  scope: Cluster
+  versions:
+  - name: v1alpha2
+    served: true
+    storage: true
+    subresources: {status: {}}
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"#;
+
+const CLUSTER_POLICY: &str = r#"
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: teams}
+spec:
+  tier: Admin
+  priority: 10
+  subject: {pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: server}}}}
+  ingress:
+  - name: friends
+    action: Accept
+    from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {role: friend}}}}]
+    protocols: [{destinationNamedPort: http}]
+  - name: others
+    action: Deny
+    from: [{namespaces: {matchLabels: {team: red}}}]
+"#;
+
 struct Pod {
     name: &'static str,
     netns: Netns,
@@ -134,6 +170,7 @@ fn security_network_policies_are_enforced_on_every_node() {
     policies.a_connection_ends_with_what_allowed_it();
     policies.those_who_send_are_bound_too();
     policies.blocks_have_exceptions();
+    policies.the_clusters_policies_come_first();
     policies.rules_outlive_a_restart();
 }
 
@@ -335,13 +372,43 @@ spec:
         ]);
     }
 
+    /// The kind comes while the cluster runs, and its objects stay for the restart.
+    fn the_clusters_policies_come_first(&self) {
+        self.expect(&[("visitor-2", "server-1", 8080, true), ("visitor-2", "server-2", 8081, true)]);
+        self.cluster.apply(DEFINITION);
+        self.cluster.kubectl(
+            "wait --for=condition=Established crd/clusternetworkpolicies.policy.networking.k8s.io --timeout=60s",
+        );
+        self.cluster.wait("the kind to be served", || {
+            let applied = with_input(self.cluster.cox("kubectl").args(["apply", "-f", "-"]), CLUSTER_POLICY);
+            applied.status.success().then_some(())
+        });
+        self.expect(&[
+            ("visitor-2", "server-1", 8080, false),
+            ("visitor-2", "server-2", 8081, false),
+            // Accepted before the policies of the namespace are asked.
+            ("friend-1", "server-1", 8080, true),
+            ("friend-1", "server-2", 8081, true),
+            ("stranger-1", "server-1", 8080, true),
+        ]);
+        let why = self.cluster.cox_says("why net pod/other/visitor-2 pod/server-1:8080");
+        assert!(why.contains("denied by rule others of the cluster's policy teams (tier Admin)"), "{why}");
+    }
+
     /// Nothing opens while nobody watches, and nothing closes.
     fn rules_outlive_a_restart(&self) {
-        let cases = [("friend-1", "server-1", 8080, false), ("friend-2", "server-1", 8080, true)];
+        let cases = [
+            ("visitor-2", "server-1", 8080, false),
+            ("friend-1", "server-1", 8080, true),
+            ("friend-2", "server-1", 8080, true),
+        ];
         run(&mut self.cluster.cox("down"));
         self.expect(&cases);
         self.cluster.up_again();
         self.expect(&cases);
+        // The kind goes with its objects.
+        self.cluster.kubectl("delete crd clusternetworkpolicies.policy.networking.k8s.io");
+        self.expect(&[("visitor-2", "server-1", 8080, true), ("friend-1", "server-1", 8080, false)]);
         self.cluster.kubectl("delete networkpolicy blocks");
         self.expect(&[("friend-1", "server-1", 8080, true), ("friend-1", "server-2", 8081, true)]);
     }

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::node_network;
 use crate::nodes::ClusterSettings;
 use crate::role::{self, MANAGER, Role};
+use crate::shape;
 use crate::turns::{self, Turns};
 
 const NAMESPACE: &str = "kube-system";
@@ -89,6 +90,7 @@ pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
 pub(crate) fn config(cluster: &ClusterSettings, client: Client, gateway: IpAddr) -> dns::Config {
     let mut config = dns::Config::new(client, vec![(gateway, PORT).into()]);
     config.domain = cluster.cluster_domain.clone();
+    config.own = vec![(cluster.dns, PORT).into()];
     config.corefile = Some((NAMESPACE.to_owned(), CONFIG_MAP.to_owned()));
     config.metrics_bind_address = Some((gateway, METRICS_PORT).into());
     let ranges = [&cluster.cluster_cidr, &cluster.service_cidr];
@@ -282,10 +284,13 @@ pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, first: (&str, Ip
 /// Waits until the DNS server at the gateway, once it is serving, knows the API server's service.
 pub(crate) async fn answers(server: IpAddr, serving: &Notify, expected: IpAddr, domain: &str) -> Result<()> {
     serving.notified().await;
-    let socket = UdpSocket::bind((IpAddr::from([0, 0, 0, 0]), 0)).await?;
+    let socket = UdpSocket::bind((shape::everywhere([server]), 0)).await?;
     socket.connect((server, PORT)).await?;
-    let query = query(&format!("kubernetes.default.svc.{domain}"));
-    let IpAddr::V4(expected) = expected else { return Ok(()) };
+    let query = query(&format!("kubernetes.default.svc.{domain}"), expected.is_ipv6());
+    let expected = match expected {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
     let mut answer = [0; 512];
     loop {
         let asked = async {
@@ -293,7 +298,7 @@ pub(crate) async fn answers(server: IpAddr, serving: &Notify, expected: IpAddr, 
             socket.recv(&mut answer).await
         };
         if let Ok(Ok(length)) = tokio::time::timeout(Duration::from_secs(1), asked).await
-            && answer[..length].windows(4).any(|bytes| bytes == expected.octets())
+            && answer[..length].windows(expected.len()).any(|bytes| bytes == expected)
         {
             return Ok(());
         }
@@ -302,15 +307,17 @@ pub(crate) async fn answers(server: IpAddr, serving: &Notify, expected: IpAddr, 
     }
 }
 
-/// A question for the IPv4 address of a name, as it goes over the wire.
-fn query(name: &str) -> Vec<u8> {
+/// A question for the address of a name, as it goes over the wire.
+fn query(name: &str, is_v6: bool) -> Vec<u8> {
+    const A: u8 = 1;
+    const AAAA: u8 = 28;
     const HEADER: [u8; 12] = [0xc0, 0x53, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let mut query = HEADER.to_vec();
     for label in name.split('.') {
         query.push(label.len() as u8);
         query.extend(label.as_bytes());
     }
-    query.extend([0, 0, 1, 0, 1]);
+    query.extend([0, 0, if is_v6 { AAAA } else { A }, 0, 1]);
     query
 }
 

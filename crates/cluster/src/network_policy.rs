@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use client::Client;
+use policy::cluster_policy::{GROUP, PLURAL};
 use serde_json::json;
 
 use crate::options::Options;
@@ -19,6 +20,9 @@ pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
             {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
             {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies", "servicecidrs"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+            {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["list", "watch"]},
+            {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"],
+                "resourceNames": [format!("{PLURAL}.{GROUP}")], "verbs": ["get", "list", "watch"]},
         ]),
         subjects: json!([
             {"apiGroup": role::GROUP, "kind": "User", "name": "system:kube-proxy"},

@@ -4,7 +4,7 @@
 //! link that carries nothing, and works without any network.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use api::cidr::Cidr;
 use netlink::{Address, LinkKind, Route, RouteKind, Socket};
@@ -27,10 +27,10 @@ pub(crate) fn towards(other: IpAddr) -> io::Result<Option<IpAddr>> {
 }
 
 /// An address for a cluster on a machine without a default route: one that nothing here leads to, nor any of `taken`.
-pub(crate) fn own(taken: &[Cidr]) -> io::Result<Option<IpAddr>> {
+pub(crate) fn own(v6: bool, taken: &[Cidr]) -> io::Result<Option<IpAddr>> {
     let socket = Socket::open()?;
     let own_link = socket.link(OWN_LINK)?.map(|link| link.index);
-    Ok(free(&socket.routes()?, own_link, taken))
+    Ok(free(&socket.routes()?, own_link, v6, taken))
 }
 
 /// Makes the link that holds the cluster's own address, or completes it.
@@ -46,6 +46,10 @@ pub(crate) fn ensure_own(address: IpAddr) -> io::Result<()> {
         }
     }
     let link = socket.link(OWN_LINK)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    if address.is_ipv6() {
+        // Nobody is there to be asked whether the address is free.
+        cni::netns::set_sysctl(&format!("net/ipv6/conf/{OWN_LINK}/accept_dad"), "0")?;
+    }
     socket.set_up(link.index)?;
     let wanted = Cidr::host(address);
     let held = socket.addresses_of(link.index)?;
@@ -78,7 +82,7 @@ fn preferred(routes: &[Route], addresses: &[Address], v6: bool) -> Option<IpAddr
     })
 }
 
-fn free(routes: &[Route], own_link: Option<u32>, taken: &[Cidr]) -> Option<IpAddr> {
+fn free(routes: &[Route], own_link: Option<u32>, v6: bool, taken: &[Cidr]) -> Option<IpAddr> {
     let is_free = |address: &IpAddr| {
         let leads_there = |route: &Route| {
             let is_ours = own_link.is_some() && route.oif == own_link;
@@ -88,7 +92,11 @@ fn free(routes: &[Route], own_link: Option<u32>, taken: &[Cidr]) -> Option<IpAdd
     };
     let private = (45..=127).map(|second| IpAddr::from(Ipv4Addr::new(10, second, 0, 1)));
     let others = (16..=31).map(|second| IpAddr::from(Ipv4Addr::new(172, second, 255, 1)));
-    private.chain(others).find(is_free)
+    let unique_local = (0xfd45..=0xfdff).map(|first| IpAddr::from(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 1)));
+    match v6 {
+        true => { unique_local }.find(is_free),
+        false => private.chain(others).find(is_free),
+    }
 }
 
 #[cfg(test)]
@@ -140,14 +148,17 @@ mod tests {
     #[test]
     fn an_own_address_meets_nothing_that_is_there() {
         let lan = Route::to(cidr("10.45.0.0/16")).dev(2);
-        for (routes, own_link, taken, expected) in [
-            (vec![], None, vec![], "10.45.0.1"),
-            (vec![lan.clone()], None, vec![], "10.46.0.1"),
+        let lan6 = Route::to(cidr("fd45::/64")).dev(2);
+        for (routes, own_link, v6, taken, expected) in [
+            (vec![], None, false, vec![], "10.45.0.1"),
+            (vec![lan.clone()], None, false, vec![], "10.46.0.1"),
             // Where it has been before it stays.
-            (vec![lan.clone()], Some(2), vec![], "10.45.0.1"),
-            (vec![lan], None, vec![cidr("10.0.0.0/9")], "172.16.255.1"),
+            (vec![lan.clone()], Some(2), false, vec![], "10.45.0.1"),
+            (vec![lan], None, false, vec![cidr("10.0.0.0/9")], "172.16.255.1"),
+            (vec![], None, true, vec![], "fd45::1"),
+            (vec![lan6], None, true, vec![cidr("fd46::/48")], "fd47::1"),
         ] {
-            assert_eq!(free(&routes, own_link, &taken).unwrap().to_string(), expected);
+            assert_eq!(free(&routes, own_link, v6, &taken).unwrap().to_string(), expected);
         }
     }
 
@@ -182,13 +193,13 @@ mod tests {
         in_namespace(|| {
             assert_eq!(of_default_route(false).unwrap(), None);
             assert!(towards("192.0.2.1".parse().unwrap()).is_err());
-            let chosen = own(&[cidr("10.42.0.0/16")]).unwrap().unwrap();
+            let chosen = own(false, &[cidr("10.42.0.0/16")]).unwrap().unwrap();
             ensure_own(chosen).unwrap();
             // Again, as at the next start; and another, if that one is taken by then.
-            assert_eq!(own(&[]).unwrap(), Some(chosen));
+            assert_eq!(own(false, &[]).unwrap(), Some(chosen));
             ensure_own(chosen).unwrap();
             assert_eq!(towards(chosen).unwrap(), Some(chosen));
-            let other = own(&[Cidr::host(chosen)]).unwrap().unwrap();
+            let other = own(false, &[Cidr::host(chosen)]).unwrap().unwrap();
             ensure_own(other).unwrap();
             let socket = Socket::open().unwrap();
             let link = socket.link(OWN_LINK).unwrap().unwrap();

@@ -124,6 +124,10 @@ pub(crate) fn bridge(name: &str, addresses: &[Cidr]) -> std::io::Result<u32> {
     };
     // Pinned: otherwise it follows the lowest port, and whoever has learned it loses the bridge as ports come and go.
     socket.set_mac(link.index, link.mac)?;
+    if addresses.iter().any(Cidr::is_v6) {
+        // A bridge without ports has nobody to ask, and an address is none until nobody has answered.
+        netns::set_sysctl(&format!("net/ipv6/conf/{name}/accept_dad"), "0")?;
+    }
     let held = socket.addresses_of(link.index)?;
     for address in addresses.iter().filter(|address| !held.iter().any(|held| held.cidr == **address)) {
         socket.add_address(link.index, *address)?;

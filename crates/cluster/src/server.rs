@@ -3,7 +3,7 @@
 //! Each component starts as soon as what it needs is there; nothing sleeps.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,7 +19,7 @@ use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::shape::{Flags, Shape};
+use crate::shape::{self, Flags, Shape};
 use crate::{
     certificates, dns_service, encryption, etcd, ingress, join, local_volumes, metrics_reader, network_policy,
     node_address, node_network, nodes,
@@ -98,7 +98,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
         Client::in_process(handler.clone(), user(name, groups)).traced(trace.clone(), actor)
     };
     let admin = as_user("kubernetes-admin", &["system:masters", "system:authenticated"]);
-    progress.done("api server", &format!("https://{node_ip}:{}", shape.secure_port));
+    progress.done("api server", &url(node_ip, shape.secure_port));
 
     let controllers = controllers::Config::new(as_user("system:kube-controller-manager", &["system:authenticated"]));
     let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?.with_service_cidr(&shape.service_cidr)?;
@@ -155,7 +155,7 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     components.supervise("certificates", move |stop| certificates::keep(own.clone(), own_shape.clone(), stop));
     components.until(local_volumes::ensure(&admin)).await?;
     components.until(metrics_reader::ensure(&admin)).await?;
-    let server = format!("https://{}", SocketAddr::from((node_ip, shape.secure_port)));
+    let server = url(node_ip, shape.secure_port);
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     let reserved = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
@@ -180,9 +180,9 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
     components
         .supervise("dns endpoints", move |stop| dns_service::follow(follower.clone(), first.clone(), is_alone, stop));
     if shape.etcd.is_used() {
-        let (follower, options, pki, port) = (admin.clone(), options.clone(), pki.clone(), shape.secure_port);
+        let (follower, options, pki, own) = (admin.clone(), options.clone(), pki.clone(), own_url(shape));
         components.supervise("servers", move |stop| {
-            keep_kubeconfig(follower.clone(), options.clone(), pki.clone(), port, stop)
+            keep_kubeconfig(follower.clone(), options.clone(), pki.clone(), own.clone(), stop)
         });
     }
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
@@ -229,15 +229,25 @@ pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Ne
         "kubernetes.default.svc".to_owned(),
         format!("kubernetes.default.svc.{domain}"),
     ];
-    let own = [IpAddr::from([127, 0, 0, 1]), shape.service_address(1)?, network.gateway()?];
-    let addresses: Vec<IpAddr> = own.iter().chain(&shape.node_ips).copied().collect();
+    let mut addresses = vec![Ipv4Addr::LOCALHOST.into(), shape.service_address(1)?, network.gateway()?];
+    if shape.node_ips.iter().any(IpAddr::is_ipv6) {
+        addresses.push(Ipv6Addr::LOCALHOST.into());
+    }
+    addresses.extend(&shape.node_ips);
     let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
-    Access::admin(&options.name, &own_url(shape.secure_port), &pki)?.merge_into(&options.admin_kubeconfig())?;
+    Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
     Ok(pki)
 }
 
-fn own_url(port: u16) -> String {
-    format!("https://127.0.0.1:{port}")
+fn url(address: IpAddr, port: u16) -> String {
+    format!("https://{}", SocketAddr::from((address, port)))
+}
+
+/// How this machine reaches its own server.
+fn own_url(shape: &Shape) -> String {
+    let is_v6 = shape.node_ips.first().is_some_and(IpAddr::is_ipv6);
+    let loopback = if is_v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    url(loopback, shape.secure_port)
 }
 
 /// Keeps a way to every server in the administrator's kubeconfig, until `stop`.
@@ -245,11 +255,11 @@ async fn keep_kubeconfig(
     admin: Client,
     options: Options,
     pki: Pki,
-    port: u16,
+    own: String,
     stop: tokio_util::sync::CancellationToken,
 ) -> Result<()> {
     let keep = |servers: Vec<String>| -> Result<()> {
-        let access = Access::admin(&options.name, &own_url(port), &pki)?;
+        let access = Access::admin(&options.name, &own, &pki)?;
         access.with_servers(servers).merge_into(&options.admin_kubeconfig())
     };
     follow_servers(&admin, stop, |servers| {
@@ -274,7 +284,7 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     // Keys are exchanged while the cluster is stopped: nothing is to be looked for meanwhile.
     config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: false });
     config.history_file = Some(options.history_file());
-    config.bind = (IpAddr::from([0, 0, 0, 0]), shape.secure_port).into();
+    config.bind = (shape::everywhere(shape.node_ips.iter().copied()), shape.secure_port).into();
     config.advertise_address = Some(node_ip);
     config.tls_cert_file = Some(pki.certificate("apiserver"));
     config.tls_private_key_file = Some(pki.key("apiserver"));

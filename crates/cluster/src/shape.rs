@@ -35,11 +35,12 @@ pub(crate) struct Flags {
     /// Port of the API server (default: 6443)
     #[arg(long)]
     pub secure_port: Option<u16>,
-    /// Addresses of pods; a second range, after a comma, for dual stack (default: 10.42.0.0/16)
+    /// Addresses of pods; a second range, after a comma, for dual stack (default: 10.42.0.0/16, or
+    /// fd42::/48 where the node has an address of IPv6 only)
     #[arg(long)]
     pub cluster_cidr: Option<String>,
     /// Addresses of services; the first is the API server's, the tenth the cluster DNS's. A second range for dual stack
-    /// (default: 10.43.0.0/16)
+    /// (default: 10.43.0.0/16 or fd43::/112)
     #[arg(long)]
     pub service_cidr: Option<String>,
     /// DNS domain of the cluster (default: cluster.local)
@@ -49,7 +50,8 @@ pub(crate) struct Flags {
     #[arg(long)]
     #[serde(skip)]
     pub nodes: Option<u32>,
-    /// Addresses of the nodes in network namespaces; the first is this machine's among them (default: 10.44.0.0/24)
+    /// Addresses of the nodes in network namespaces; the first is this machine's among them (default: 10.44.0.0/24
+    /// or fd44::/64)
     #[arg(long)]
     pub node_cidr: Option<Cidr>,
     /// How pods reach pods of other nodes: host-gw, vxlan, or auto, which tunnels only where nodes share no network
@@ -199,14 +201,31 @@ impl Flags {
         }
     }
 
+    /// Whether the cluster's first family is IPv6: as its ranges say, else the node's address, else this machine's default
+    /// routes.
+    fn is_v6_first(&self) -> Result<bool> {
+        if let Some(ranges) = self.cluster_cidr.as_ref().or(self.service_cidr.as_ref()) {
+            return Ok(families(ranges).first() == Some(&true));
+        }
+        if let Some(address) = self.machine.node_ip.first() {
+            return Ok(address.is_ipv6());
+        }
+        let has_route =
+            |v6| anyhow::Ok(node_address::of_default_route(v6).context("reading the routing table")?.is_some());
+        Ok(!has_route(false)? && has_route(true)?)
+    }
+
     pub(crate) fn shape(&self) -> Result<Shape> {
         self.etcd.check()?;
         let text = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.to_owned());
-        let cluster_cidr = text(&self.cluster_cidr, "10.42.0.0/16");
-        let service_cidr = text(&self.service_cidr, "10.43.0.0/16");
-        let node_cidr = self.node_cidr.unwrap_or_else(|| Cidr::new(Ipv4Addr::new(10, 44, 0, 0).into(), 24));
-        let is_dual = list(&cluster_cidr).len() > 1;
-        let mut node_ips = self.machine.addresses(is_dual)?;
+        let is_v6 = self.is_v6_first()?;
+        let cluster_cidr = text(&self.cluster_cidr, if is_v6 { "fd42::/48" } else { "10.42.0.0/16" });
+        let service_cidr = text(&self.service_cidr, if is_v6 { "fd43::/112" } else { "10.43.0.0/16" });
+        let node_cidr = self.node_cidr.unwrap_or_else(|| match is_v6 {
+            true => Cidr::new(Ipv6Addr::new(0xfd44, 0, 0, 0, 0, 0, 0, 0).into(), 64),
+            false => Cidr::new(Ipv4Addr::new(10, 44, 0, 0).into(), 24),
+        });
+        let mut node_ips = self.machine.addresses(&families(&cluster_cidr))?;
         let mut own_address = None;
         if node_ips.is_empty() {
             // Ranges that are none are told of where they are used.
@@ -216,7 +235,7 @@ impl Flags {
                 .flatten()
                 .chain([node_cidr])
                 .collect();
-            own_address = node_address::own(&taken).context("reading the routing table")?;
+            own_address = node_address::own(is_v6, &taken).context("reading the routing table")?;
             node_ips.extend(own_address);
         }
         Ok(Shape {
@@ -262,22 +281,27 @@ impl Machine {
         }
     }
 
-    /// The given addresses, or that of the default route; of both families where the cluster has both. None without a
-    /// default route.
-    pub(crate) fn addresses(&self, is_dual: bool) -> Result<Vec<IpAddr>> {
+    /// The given addresses, or those of the default routes of the cluster's families (whether each is IPv6). None without a
+    /// default route of the first.
+    pub(crate) fn addresses(&self, families: &[bool]) -> Result<Vec<IpAddr>> {
         if !self.node_ip.is_empty() {
             return Ok(self.node_ip.clone());
         }
-        let of = |v6| node_address::of_default_route(v6).context("reading the routing table");
-        let Some(four) = of(false)? else { return Ok(Vec::new()) };
-        let six = if is_dual { of(true)? } else { None };
-        Ok([four].into_iter().chain(six).collect())
+        let mut addresses = Vec::new();
+        for (place, is_v6) in families.iter().enumerate() {
+            match node_address::of_default_route(*is_v6).context("reading the routing table")? {
+                Some(address) => addresses.push(address),
+                None if place == 0 => return Ok(Vec::new()),
+                None => {}
+            }
+        }
+        Ok(addresses)
     }
 
     /// As [`Machine::addresses`], for a machine that must be reached by others: without a default route, the address by which
     /// it reaches `server`.
-    pub(crate) fn reachable_addresses(&self, server: Option<IpAddr>, is_dual: bool) -> Result<Vec<IpAddr>> {
-        let mut addresses = self.addresses(is_dual)?;
+    pub(crate) fn reachable_addresses(&self, server: Option<IpAddr>, families: &[bool]) -> Result<Vec<IpAddr>> {
+        let mut addresses = self.addresses(families)?;
         if addresses.is_empty() {
             let by_server = server.map(node_address::towards).transpose().ok().flatten().flatten();
             addresses.extend(by_server);
@@ -315,6 +339,20 @@ impl Shape {
             bail!("the range {range} is too small for services");
         }
         Ok(address)
+    }
+}
+
+/// Whether each of some ranges is IPv6; IPv4 where there is none.
+pub(crate) fn families(ranges: &str) -> Vec<bool> {
+    let families: Vec<bool> = list(ranges).iter().map(|range| range.contains(':')).collect();
+    if families.is_empty() { vec![false] } else { families }
+}
+
+/// All addresses of this machine, of both families if one of its own is IPv6.
+pub(crate) fn everywhere(own: impl IntoIterator<Item = IpAddr>) -> IpAddr {
+    match own.into_iter().any(|address| address.is_ipv6()) {
+        true => Ipv6Addr::UNSPECIFIED.into(),
+        false => Ipv4Addr::UNSPECIFIED.into(),
     }
 }
 
@@ -385,6 +423,38 @@ mod tests {
         let elsewhere = Etcd { etcd_prefix: Some("/two".into()), ..Etcd::default() };
         let elsewhere = Flags { etcd: elsewhere, ..Flags::default() }.over(remembered()).unwrap_err().to_string();
         assert!(elsewhere.contains("--etcd-prefix=/registry, which cannot become /two"), "{elsewhere}");
+    }
+
+    #[test]
+    fn families_are_those_of_the_ranges() {
+        for (ranges, expected) in [
+            ("10.42.0.0/16", &[false][..]),
+            ("fd42::/48", &[true]),
+            ("10.42.0.0/16,fd42::/48", &[false, true]),
+            ("fd42::/48, 10.42.0.0/16", &[true, false]),
+            ("", &[false]),
+        ] {
+            assert_eq!(families(ranges), expected, "{ranges}");
+        }
+        let all = |addresses: &[&str]| everywhere(addresses.iter().map(|text| text.parse().unwrap())).to_string();
+        assert_eq!(all(&["192.0.2.1"]), "0.0.0.0");
+        assert_eq!(all(&["192.0.2.1", "2001:db8::1"]), "::");
+    }
+
+    #[test]
+    fn what_is_not_said_follows_the_family_that_is() {
+        let of = |cluster: Option<&str>, service: Option<&str>, node: &str| {
+            let machine =
+                Machine { node_name: Some("n".into()), node_ip: vec![node.parse().unwrap()], ..Machine::default() };
+            let [cluster_cidr, service_cidr] = [cluster, service].map(|text| text.map(str::to_owned));
+            let shape = Flags { machine, cluster_cidr, service_cidr, ..Flags::default() }.shape().unwrap();
+            [shape.cluster_cidr, shape.service_cidr, shape.node_cidr.to_string()]
+        };
+        let (four, six) = (["10.42.0.0/16", "10.43.0.0/16", "10.44.0.0/24"], ["fd42::/48", "fd43::/112", "fd44::/64"]);
+        assert_eq!(of(None, None, "192.0.2.1"), four);
+        assert_eq!(of(None, None, "2001:db8::1"), six);
+        assert_eq!(of(Some("fd00::/48"), None, "192.0.2.1"), ["fd00::/48", six[1], six[2]]);
+        assert_eq!(of(None, Some("10.96.0.0/12"), "2001:db8::1"), [four[0], "10.96.0.0/12", four[2]]);
     }
 
     #[test]

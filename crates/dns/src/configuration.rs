@@ -100,7 +100,7 @@ impl Config {
             upstreams: &self.upstreams,
             stub_domains: &self.stub_domains,
             ranges: &self.ranges,
-            own: &self.listen,
+            own: self.listen.iter().chain(&self.own).copied().collect(),
         }
     }
 }

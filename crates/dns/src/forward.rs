@@ -70,6 +70,16 @@ impl Reply {
     }
 }
 
+/// Whether asking there would go round in circles. Who listens everywhere is also at every address of this machine's own.
+pub(crate) fn is_own(address: SocketAddr, own: &[SocketAddr]) -> bool {
+    let ip = address.ip().to_canonical();
+    own.iter().any(|own| {
+        let same = own.ip().to_canonical() == ip || own.ip().is_unspecified() && ip.is_loopback();
+        own.port() == address.port()
+            && (same || ip.is_unspecified() && (own.ip().is_loopback() || own.ip().is_unspecified()))
+    })
+}
+
 struct Cached {
     reply: Reply,
     since: Instant,
@@ -80,7 +90,7 @@ impl Forwarder {
     /// `own` are addresses that lead back to us: asking them would go round in circles.
     pub(crate) fn new(forward: Forward, limits: Option<Cache>, own: &[SocketAddr]) -> Self {
         let (ours, servers): (Vec<SocketAddr>, Vec<SocketAddr>) =
-            forward.to.iter().partition(|address| own.contains(address));
+            forward.to.iter().partition(|address| is_own(**address, own));
         for address in ours {
             tracing::warn!(%address, "not forwarding to ourselves");
         }
@@ -247,4 +257,28 @@ async fn over_tcp(server: SocketAddr, packet: &[u8]) -> std::io::Result<Message>
     let mut buffer = vec![0; length.into()];
     stream.read_exact(&mut buffer).await?;
     Message::from_vec(&buffer).map_err(std::io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_lead_back_are_told_apart() {
+        for (address, own, expected) in [
+            ("10.43.0.10:53", vec!["10.42.0.1:53", "10.43.0.10:53"], true),
+            ("10.43.0.10:5353", vec!["10.43.0.10:53"], false),
+            ("[::ffff:10.43.0.10]:53", vec!["10.43.0.10:53"], true),
+            ("127.0.0.53:53", vec!["10.42.0.1:53"], false),
+            ("127.0.0.53:53", vec!["0.0.0.0:53"], true),
+            ("[::1]:53", vec!["[::]:53"], true),
+            ("192.0.2.1:53", vec!["[::]:53"], false),
+            // What is sent to no address in particular goes to this machine.
+            ("0.0.0.0:53", vec!["127.0.0.1:53"], true),
+            ("0.0.0.0:53", vec!["10.42.0.1:53"], false),
+        ] {
+            let own: Vec<SocketAddr> = own.iter().map(|own| own.parse().unwrap()).collect();
+            assert_eq!(is_own(address.parse().unwrap(), &own), expected, "{address} {own:?}");
+        }
+    }
 }

@@ -42,6 +42,8 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// `cluster.local`.
     pub domain: String,
+    /// Further addresses that lead here, such as the Service's.
+    pub own: Vec<SocketAddr>,
     /// Where other names are asked for, in this order. Empty: other names are refused.
     pub upstreams: Vec<SocketAddr>,
     /// Domains with resolvers of their own.
@@ -66,6 +68,7 @@ impl Config {
             client,
             listen,
             domain: "cluster.local".into(),
+            own: Vec::new(),
             upstreams: Vec::new(),
             stub_domains: Vec::new(),
             ranges: Vec::new(),

@@ -61,7 +61,7 @@ pub struct Offline(Responder);
 impl Offline {
     pub fn new(domain: &str, objects: Objects) -> Result<Self, String> {
         let plan =
-            Plan::of_flags(&Flags { domain, ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: &[] })?;
+            Plan::of_flags(&Flags { domain, ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: vec![] })?;
         Ok(Self(Responder::new(plan, Arc::new(objects), ServerMetrics::new(domain))))
     }
 

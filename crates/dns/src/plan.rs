@@ -29,7 +29,7 @@ pub(crate) struct Flags<'a> {
     pub(crate) stub_domains: &'a [(String, Vec<SocketAddr>)],
     pub(crate) ranges: &'a [String],
     /// Addresses that lead back to us: asking them would go round in circles.
-    pub(crate) own: &'a [SocketAddr],
+    pub(crate) own: Vec<SocketAddr>,
 }
 
 pub(crate) struct Plan {
@@ -103,7 +103,7 @@ impl Plan {
         files: &BTreeMap<String, String>,
         flags: &Flags<'_>,
     ) -> Result<Plan, Refusal> {
-        let servers = corefile::parse(text, Surroundings { resolvers: flags.upstreams, files })?;
+        let servers = corefile::parse(text, Surroundings { resolvers: flags.upstreams, own: &flags.own, files })?;
         Ok(Plan::new(servers, flags))
     }
 
@@ -117,7 +117,7 @@ impl Plan {
                 let zone = |domain| Zone::new(domain, kubernetes.names.clone(), flags.ranges);
                 Cluster { zones: domains.into_iter().map(zone).collect(), reverse, fallthrough: kubernetes.fallthrough }
             });
-            let forwarder = |forward| Arc::new(Forwarder::new(forward, server.cache, flags.own));
+            let forwarder = |forward| Arc::new(Forwarder::new(forward, server.cache, &flags.own));
             blocks.push(Block {
                 zones: server.zones,
                 rewrites: server.rewrites,
@@ -215,7 +215,7 @@ mod tests {
             upstreams: &["192.0.2.53:53".parse().unwrap()],
             stub_domains: &[],
             ranges: &["10.42.0.0/16".into()],
-            own: &[],
+            own: vec![],
         };
         Plan::of_corefile(text, &BTreeMap::new(), &flags).unwrap()
     }

@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn security_a_packet_that_panics_is_the_only_one_to_fail() {
         let flags =
-            Flags { domain: "cluster.local", ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: &[] };
+            Flags { domain: "cluster.local", ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: vec![] };
         let plan = Plan::of_flags(&flags).unwrap();
         let responder = Responder::new(plan, Arc::new(Fragile), ServerMetrics::new("cluster.local"));
         for (name, expected) in [

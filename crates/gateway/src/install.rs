@@ -69,9 +69,10 @@ fn absent<T>(made: Result<T, Error>) -> Result<()> {
 }
 
 /// Lets a user be the gateway: it reads what it serves and writes statuses, and nothing else. Which Secrets are named is known only
-/// from what it reads, so it may read all of them; it asks for those of type `kubernetes.io/tls`.
+/// from what it reads, so it may read all of them; it asks for those of type `kubernetes.io/tls`, and for ConfigMaps while there are
+/// BackendTLSPolicies, which name authorities in them.
 pub async fn grant(client: &Client, user: &str) -> Result<()> {
-    let kinds = ["gatewayclasses", "gateways", "httproutes", "grpcroutes", "tlsroutes"];
+    let kinds = ["gatewayclasses", "gateways", "httproutes", "grpcroutes", "tlsroutes", "backendtlspolicies"];
     let statuses = kinds.map(|kind| format!("{kind}/status"));
     let read = |group: &str, resources: &[&str]| -> Value {
         json!({"apiGroups": [group], "resources": resources, "verbs": ["list", "watch"]})
@@ -81,7 +82,7 @@ pub async fn grant(client: &Client, user: &str) -> Result<()> {
         "kind": "ClusterRole",
         "metadata": {"name": ROLE},
         "rules": [
-            read("", &["services", "namespaces", "nodes", "secrets"]),
+            read("", &["services", "namespaces", "nodes", "secrets", "configmaps"]),
             read("discovery.k8s.io", &["endpointslices"]),
             read("networking.k8s.io", &["ingresses", "ingressclasses"]),
             read("apiextensions.k8s.io", &["customresourcedefinitions"]),

@@ -25,9 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Config;
 use crate::data_plane::{DataPlane, Ports};
-use crate::gateway_api::{GROUP, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TLSRoute};
+use crate::gateway_api::{
+    BackendTLSPolicy, GROUP, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TLSRoute,
+};
 use crate::plan::{Kind, News, Plan, Settings, Status, plan};
-use crate::world::{Objects, World, certificate};
+use crate::world::{AuthorityMap, Objects, World, authority, certificate};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Versions of the Gateway API's kinds that are understood; the first that a cluster has is read.
@@ -74,8 +76,11 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     // A table made of half of the objects would turn requests away that have a route.
     let ready = async {
         synced.await;
-        for informer in kinds.start(&mut tasks, &stop) {
-            informer.await;
+        // Twice: what is followed depends on the policies that there are.
+        for _ in 0..2 {
+            for informer in kinds.start(&mut tasks, &stop) {
+                informer.await;
+            }
         }
     };
     tokio::select! {
@@ -279,8 +284,37 @@ impl Kinds {
             GRPCRoute => grpc_routes,
             TLSRoute => tls_routes,
             ReferenceGrant => grants,
+            BackendTLSPolicy => backend_tls_policies,
         }
+        synced.extend(self.authorities(tasks, stop));
         synced
+    }
+
+    /// ConfigMaps are many, and looked at only while there are policies that may name one.
+    fn authorities(&mut self, tasks: &mut JoinSet<()>, stop: &CancellationToken) -> Option<Synced> {
+        const CONFIG_MAPS: &str = "configmaps";
+        let is_wanted = !self.shared.world.lock().backend_tls_policies.is_empty();
+        if self.running.contains_key(CONFIG_MAPS) == is_wanted {
+            return None;
+        }
+        if let Some((_, token)) = self.running.remove(CONFIG_MAPS) {
+            token.cancel();
+            self.shared.world.lock().authorities.clear();
+            return None;
+        }
+        let token = stop.child_token();
+        let api = self.client.view::<AuthorityMap>(&Gvr::new("", "v1", CONFIG_MAPS), None);
+        let informer = Informer::new(api, ListParams::default());
+        let gone = token.clone();
+        follow(&informer, &self.shared, move |world, key, map| {
+            if !gone.is_cancelled() {
+                keep(&mut world.authorities, key, map.and_then(|map| authority(map)));
+            }
+        });
+        self.running.insert(CONFIG_MAPS, ("v1", token.clone()));
+        let followed = informer.clone();
+        tasks.spawn(async move { followed.run(token).await });
+        Some(Box::pin(async move { informer.synced().await }))
     }
 
     fn one<K: Object>(
@@ -369,6 +403,7 @@ async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) ->
             Kind::HttpRoute => Gvr::new(GROUP, "v1", HTTPRoute::PLURAL),
             Kind::GrpcRoute => Gvr::new(GROUP, "v1", GRPCRoute::PLURAL),
             Kind::TlsRoute => Gvr::new(GROUP, "v1", TLSRoute::PLURAL),
+            Kind::BackendTlsPolicy => Gvr::new(GROUP, "v1", BackendTLSPolicy::PLURAL),
         };
         let body = json!({"metadata": {"resourceVersion": status.resource_version}, "status": status.status});
         let api = client.dynamic(&gvr, status.namespace.as_deref());

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::world::{Direction, Peer, Pod, Policy, Protocol, Rule, Which, World};
+use crate::cluster_policy::{Action, Tier};
+use crate::world::{Direction, Peer, Pod, Protocol, Rule, Which, World};
 
 /// Somebody who sends or receives: a pod, or just an address.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +20,13 @@ pub enum Decision {
     Allowed(String),
     /// Policies isolate the pod, and none of them allows this.
     Denied(Vec<String>),
+    /// A rule of a ClusterNetworkPolicy says so.
+    Ruled { policy: String, rule: String, tier: Tier, is_accepted: bool },
 }
 
 impl Decision {
     pub fn is_allowed(&self) -> bool {
-        !matches!(self, Self::Denied(_))
+        !matches!(self, Self::Denied(_) | Self::Ruled { is_accepted: false, .. })
     }
 }
 
@@ -39,24 +42,42 @@ pub fn decide(
     if peer.pod.is_some_and(|peer| peer.key() == subject.key()) {
         return Decision::Open; // nobody is kept from itself
     }
+    let receiver = match direction {
+        Direction::Ingress => Some(subject),
+        Direction::Egress => peer.pod,
+    };
+    let means = |rule: &Rule, namespace: &str| means(world, namespace, rule, peer, receiver, protocol, port);
+    let of_tier = |tier: Tier| {
+        let mut rules = world.cluster_rules(subject, tier, direction).into_iter();
+        let (policy, rule) = rules.find(|(_, rule)| means(&rule.rule, ""))?;
+        let is_accepted = match rule.action {
+            Action::Accept => true,
+            Action::Deny => false,
+            Action::Pass => return None,
+        };
+        Some(Decision::Ruled { policy: policy.name.clone(), rule: rule.name.clone(), tier, is_accepted })
+    };
+    if let Some(ruled) = of_tier(Tier::Admin) {
+        return ruled;
+    }
     let mut isolating = Vec::new();
     for policy in world.policies_of(subject, direction) {
         let rules = policy.rules(direction).unwrap_or_default();
-        let receiver = match direction {
-            Direction::Ingress => Some(subject),
-            Direction::Egress => peer.pod,
-        };
-        if rules.iter().any(|rule| allows(world, policy, rule, peer, receiver, protocol, port)) {
+        if rules.iter().any(|rule| means(rule, &policy.namespace)) {
             return Decision::Allowed(policy.key());
         }
         isolating.push(policy.key());
     }
-    if isolating.is_empty() { Decision::Open } else { Decision::Denied(isolating) }
+    if !isolating.is_empty() {
+        return Decision::Denied(isolating);
+    }
+    of_tier(Tier::Baseline).unwrap_or(Decision::Open)
 }
 
-fn allows(
+/// Whether a rule of a policy in `namespace` speaks of a connection.
+fn means(
     world: &World,
-    policy: &Policy,
+    namespace: &str,
     rule: &Rule,
     peer: End<'_>,
     receiver: Option<&Pod>,
@@ -67,7 +88,7 @@ fn allows(
         Peer::Block { range, except } => {
             range.contains(peer.address) && !except.iter().any(|except| except.contains(peer.address))
         }
-        pods => peer.pod.is_some_and(|pod| pod.has_network && world.is_peer(pod, pods, &policy.namespace)),
+        pods => peer.pod.is_some_and(|pod| pod.has_network && world.is_peer(pod, pods, namespace)),
     };
     let is_open = |open: &crate::world::Port| {
         let matches = match &open.which {

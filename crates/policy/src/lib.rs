@@ -1,6 +1,6 @@
 //! Network policies: which packets a node lets through to its pods and from them.
 //!
-//! Flow: informers on Pods, Namespaces and NetworkPolicies -> [`world`] (what policies can know) -> [`plan`] (pure: chains
+//! Flow: informers on Pods, Namespaces, NetworkPolicies and, if the cluster has that kind, ClusterNetworkPolicies -> [`world`] (what policies can know) -> [`plan`] (pure: chains
 //! and sets for the pods of this node) -> [`program`] (the difference to what is in the kernel) -> one transaction in the table
 //! `cox-policy`. [`decision`] says the same of a single connection, slowly: tests hold the kernel against it.
 //!
@@ -10,6 +10,7 @@
 //! host.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod cluster_policy;
 pub mod decision;
 mod plan;
 mod program;

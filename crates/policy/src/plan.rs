@@ -3,6 +3,9 @@
 //! A packet's source is looked up among the pods that are isolated in sending, its destination among those isolated in
 //! receiving; the verdict leads to a chain that all pods with the same policies share. The chain looks the peer up in at most
 //! five sets, and drops what is in none: a packet costs the same however many policies and pods there are.
+//!
+//! ClusterNetworkPolicies come before that (tier Admin) and in its place (tier Baseline, for pods that no policy selects): their
+//! rules in order, where neighbours that say the same are one, with sets like those.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,8 +15,9 @@ use std::sync::Arc;
 
 use api::selector::Selector;
 
+use crate::cluster_policy::{Action, ClusterPolicy, ClusterRule, Tier};
 use crate::ranges::{Block, Range, disjoint, merged, number, text, without};
-use crate::world::{Direction, Peer, Pod, Policy, Protocol, Which, World};
+use crate::world::{Direction, Peer, Pod, Policy, Protocol, Rule, Which, World};
 
 /// The chain of those of whom nothing is known yet but that a policy may select them.
 const CLOSED: &str = "closed";
@@ -59,7 +63,7 @@ pub(crate) fn plan(world: &World, node: &str, bridge: &str, announced: &[Announc
     for (map, _) in SUBJECTS {
         plan.subjects.insert(map, BTreeMap::new());
     }
-    if world.policies.is_empty() {
+    if world.policies.is_empty() && world.cluster_policies.is_empty() {
         return plan;
     }
     let mut planner = Planner { world, plan, peers: HashMap::new(), classes: HashMap::new() };
@@ -102,6 +106,8 @@ struct Planner<'a> {
 struct Class {
     direction: Direction,
     policies: Vec<String>,
+    /// Names of policies of the cluster.
+    cluster: Vec<String>,
     named: Vec<(String, Protocol, Option<u16>)>,
 }
 
@@ -128,13 +134,12 @@ struct Allowed {
 const MAX_PAIRS: usize = 1 << 18;
 
 impl Allowed {
-    fn affords(&mut self, peers: usize, ports: usize, policy: &Policy) -> bool {
+    fn affords(&mut self, peers: usize, ports: usize, policy: &str) -> bool {
         self.pairs = self.pairs.saturating_add(peers.saturating_mul(ports));
         let affords = self.pairs <= MAX_PAIRS;
         if !affords {
             tracing::error!(
-                namespace = policy.namespace,
-                policy = policy.name,
+                policy,
                 "a network policy names more than {MAX_PAIRS} pairs of peers and ports: those beyond stay closed"
             );
         }
@@ -158,14 +163,24 @@ impl<'a> Planner<'a> {
     /// The chain for a pod's packets of a direction; none where nothing isolates it.
     fn class(&mut self, pod: &'a Pod, direction: Direction) -> Option<String> {
         let policies: Vec<&Arc<Policy>> = self.world.policies_of(pod, direction).collect();
-        if policies.is_empty() {
+        let of_tier = |tier| self.world.cluster_rules(pod, tier, direction);
+        let before = of_tier(Tier::Admin);
+        // Policies of the namespace have the last word.
+        let after = if policies.is_empty() { of_tier(Tier::Baseline) } else { Vec::new() };
+        if policies.is_empty() && before.is_empty() && after.is_empty() {
             return None;
         }
+        let of_cluster = || before.iter().chain(&after);
+        let rules = policies.iter().flat_map(|policy| policy.rules(direction).unwrap_or_default());
+        let rules = rules.chain(of_cluster().map(|(_, rule)| &rule.rule));
+        let mut cluster: Vec<String> = of_cluster().map(|(policy, _)| policy.name.clone()).collect();
+        cluster.dedup();
         let class = Class {
             direction,
             policies: policies.iter().map(|policy| policy.key()).collect(),
+            cluster,
             named: match direction {
-                Direction::Ingress => named_ports(&policies, direction)
+                Direction::Ingress => named_ports(rules)
                     .into_iter()
                     .map(|(name, protocol)| {
                         let number = pod.port(&name, protocol);
@@ -178,18 +193,22 @@ impl<'a> Planner<'a> {
         if let Some(chain) = self.classes.get(&class) {
             return Some(chain.clone());
         }
-        let mut allowed = Allowed::default();
-        for policy in policies {
-            self.allow(policy, direction, pod, &mut allowed);
-        }
-        let chain = self.write(&class, allowed);
+        let chain = self.write(&class, &before, &policies, &after, pod);
         self.classes.insert(class, chain.clone());
         Some(chain)
     }
 
-    /// Adds what a policy's rules allow. `subject` says what names of its own ports mean.
-    fn allow(&mut self, policy: &Policy, direction: Direction, subject: &'a Pod, allowed: &mut Allowed) {
-        for rule in policy.rules(direction).unwrap_or_default() {
+    /// Adds what rules of a policy in `namespace` mean. `subject` says what names of its own ports mean. Whether all of it is
+    /// affordable.
+    fn allow<'r>(
+        &mut self,
+        rules: impl IntoIterator<Item = &'r Rule>,
+        (policy, namespace): (&str, &str),
+        direction: Direction,
+        subject: &'a Pod,
+        allowed: &mut Allowed,
+    ) -> bool {
+        for rule in rules {
             // None: all ports. Names of the subject's ports are numbers from here on.
             let mut numbers: Option<Vec<(Protocol, (u16, u16))>> = None;
             let mut names: Vec<(&str, Protocol)> = Vec::new();
@@ -231,7 +250,7 @@ impl<'a> Planner<'a> {
                         None => allowed.blocks[family].extend(left),
                         Some(numbers) => {
                             if !allowed.affords(left.len(), numbers.len(), policy) {
-                                return;
+                                return false;
                             }
                             for (protocol, ports) in numbers {
                                 allowed.ranges[family].extend(left.iter().map(|range| (*range, *protocol, *ports)));
@@ -240,9 +259,9 @@ impl<'a> Planner<'a> {
                     }
                     continue;
                 }
-                let pods = self.pods_of(peer, &policy.namespace);
+                let pods = self.pods_of(peer, namespace);
                 if !allowed.affords(pods.len(), names.len() + numbers.as_ref().map_or(1, Vec::len), policy) {
-                    return;
+                    return false;
                 }
                 allow_names(&pods, &names, |_| true, allowed);
                 for address in pods.iter().flat_map(|pod| pod.addresses.iter().copied()) {
@@ -263,6 +282,30 @@ impl<'a> Planner<'a> {
                 }
             }
         }
+        true
+    }
+
+    /// The rules of a tier, neighbours with the same action as one.
+    fn groups(
+        &mut self,
+        rules: &[(&Arc<ClusterPolicy>, &ClusterRule)],
+        direction: Direction,
+        subject: &'a Pod,
+    ) -> Vec<(Action, Allowed)> {
+        let mut groups: Vec<(Action, Allowed)> = Vec::new();
+        for (policy, rule) in rules {
+            let mut meant = match groups.pop_if(|(action, _)| *action == rule.action) {
+                Some((_, meant)) => meant,
+                None => Allowed::default(),
+            };
+            let affords = self.allow([&rule.rule], (&policy.name, ""), direction, subject, &mut meant);
+            groups.push((rule.action, meant));
+            // What cannot be told from the rest is forbidden with it, and what would be accepted is not.
+            if !affords && rule.action != Action::Accept {
+                groups.push((Action::Deny, Allowed { everything: true, ..Allowed::default() }));
+            }
+        }
+        groups
     }
 
     fn everyone(&mut self) -> Arc<Vec<&'a Pod>> {
@@ -294,18 +337,68 @@ impl<'a> Planner<'a> {
     }
 
     /// Writes the chain of a class and its sets; returns the chain's name.
-    fn write(&mut self, class: &Class, allowed: Allowed) -> String {
-        let (word, side) = match class.direction {
-            Direction::Ingress => ("in", "saddr"),
-            Direction::Egress => ("out", "daddr"),
+    fn write(
+        &mut self,
+        class: &Class,
+        before: &[(&Arc<ClusterPolicy>, &ClusterRule)],
+        policies: &[&Arc<Policy>],
+        after: &[(&Arc<ClusterPolicy>, &ClusterRule)],
+        subject: &'a Pod,
+    ) -> String {
+        let direction = class.direction;
+        let word = match direction {
+            Direction::Ingress => "in",
+            Direction::Egress => "out",
         };
         let chain = format!("{word}-{}", hash(class));
         let mut rules = Vec::new();
-        if allowed.everything {
-            rules.push("return".to_owned());
-            self.plan.chains.insert(chain.clone(), rules);
-            return chain;
+        // Where what passes the first tier goes on: in a chain of its own if there is anything that passes before the end.
+        let next = format!("{chain}-next");
+        for (place, (action, meant)) in self.groups(before, direction, subject).into_iter().enumerate() {
+            let verdict = match action {
+                Action::Accept => "return",
+                Action::Deny => "drop",
+                Action::Pass => &format!("goto {next}"),
+            };
+            rules.extend(self.lookups(&format!("{chain}-a{place}"), direction, meant, verdict));
         }
+        let mut rest = Vec::new();
+        if policies.is_empty() {
+            for (place, (action, meant)) in self.groups(after, direction, subject).into_iter().enumerate() {
+                let verdict = if action == Action::Deny { "drop" } else { "return" };
+                rest.extend(self.lookups(&format!("{chain}-b{place}"), direction, meant, verdict));
+            }
+        } else {
+            let mut allowed = Allowed::default();
+            for policy in policies {
+                let rules = policy.rules(direction).unwrap_or_default();
+                self.allow(rules, (&policy.key(), &policy.namespace), direction, subject, &mut allowed);
+            }
+            rest.extend(self.lookups(&chain, direction, allowed, "return"));
+            if rest.last().is_none_or(|rule| rule != "return") {
+                rest.push("drop".to_owned());
+            }
+        }
+        if rules.iter().any(|rule| rule.ends_with(&next)) {
+            rules.push(format!("goto {next}"));
+            self.plan.chains.insert(next, rest);
+        } else {
+            rules.extend(rest);
+        }
+        self.plan.chains.insert(chain.clone(), rules);
+        chain
+    }
+
+    /// The rules that give a verdict to what is meant, and their sets, whose names begin with `chain`.
+    fn lookups(&mut self, chain: &str, direction: Direction, allowed: Allowed, verdict: &str) -> Vec<String> {
+        if allowed.everything {
+            return vec![verdict.to_owned()];
+        }
+        let side = match direction {
+            Direction::Ingress => "saddr",
+            Direction::Egress => "daddr",
+        };
+        let mut rules = Vec::new();
         for (family, ip, addr) in [(0, "ip", "ipv4_addr"), (1, "ip6", "ipv6_addr")] {
             let is_v6 = family == 1;
             let digit = if is_v6 { 6 } else { 4 };
@@ -314,7 +407,7 @@ impl<'a> Planner<'a> {
             let pods: BTreeSet<String> = allowed.pods.iter().filter(of_family).map(IpAddr::to_string).collect();
             if !pods.is_empty() {
                 let name = format!("{chain}-pods{digit}");
-                rules.push(format!("{ip} {side} @{name} return"));
+                rules.push(format!("{ip} {side} @{name} {verdict}"));
                 self.set(name, format!("{{ type {addr} ; }}"), pods);
             }
             let key = format!("{ip} {side} . meta l4proto . th dport");
@@ -326,7 +419,7 @@ impl<'a> Planner<'a> {
                 .collect();
             if !ports.is_empty() {
                 let name = format!("{chain}-ports{digit}");
-                rules.push(format!("{key} @{name} return"));
+                rules.push(format!("{key} @{name} {verdict}"));
                 self.set(name, format!("{{ type {addr} . inet_proto . inet_service ; }}"), ports);
             }
             // Ranges stand for what they hold: another content is another set.
@@ -334,7 +427,7 @@ impl<'a> Planner<'a> {
                 merged(allowed.blocks[family].clone()).into_iter().map(|range| text(range, is_v6)).collect();
             if !blocks.is_empty() {
                 let name = format!("blocks{digit}-{}", hash(&blocks));
-                rules.push(format!("{ip} {side} @{name} return"));
+                rules.push(format!("{ip} {side} @{name} {verdict}"));
                 self.set(name, format!("{{ type {addr} ; flags interval ; }}"), blocks);
             }
             let ranges: BTreeSet<String> = disjoint(&allowed.ranges[family])
@@ -345,7 +438,7 @@ impl<'a> Planner<'a> {
                 .collect();
             if !ranges.is_empty() {
                 let name = format!("ranges{digit}-{}", hash(&ranges));
-                rules.push(format!("{key} @{name} return"));
+                rules.push(format!("{key} @{name} {verdict}"));
                 self.set(name, format!("{{ type {addr} . inet_proto . inet_service ; flags interval ; }}"), ranges);
             }
         }
@@ -356,12 +449,10 @@ impl<'a> Planner<'a> {
             .collect();
         if !open.is_empty() {
             let name = format!("open-{}", hash(&open));
-            rules.push(format!("meta l4proto . th dport @{name} return"));
+            rules.push(format!("meta l4proto . th dport @{name} {verdict}"));
             self.set(name, "{ type inet_proto . inet_service ; flags interval ; }".to_owned(), open);
         }
-        rules.push("drop".to_owned());
-        self.plan.chains.insert(chain.clone(), rules);
-        chain
+        rules
     }
 
     fn set(&mut self, name: String, declaration: String, elements: BTreeSet<String>) {
@@ -404,7 +495,7 @@ impl<'a> Planner<'a> {
             .flat_map(BTreeMap::values)
             .filter_map(|verdict| verdict.strip_prefix("jump ").map(str::to_owned))
             .collect();
-        self.plan.chains.retain(|name, _| led.contains(name));
+        self.plan.chains.retain(|name, _| led.contains(name.strip_suffix("-next").unwrap_or(name)));
         for (name, digit, addr) in [("self4", '4', "ipv4_addr"), ("self6", '6', "ipv6_addr")] {
             let of_family = self.plan.subjects.iter().filter(|(map, _)| map.ends_with(digit));
             let pairs =
@@ -440,8 +531,7 @@ impl<'a> Planner<'a> {
 }
 
 /// Names of ports that are asked for, each once.
-fn named_ports(policies: &[&Arc<Policy>], direction: Direction) -> BTreeSet<(String, Protocol)> {
-    let rules = policies.iter().flat_map(|policy| policy.rules(direction).unwrap_or_default());
+fn named_ports<'r>(rules: impl Iterator<Item = &'r Rule>) -> BTreeSet<(String, Protocol)> {
     let ports = rules.flat_map(|rule| rule.ports.iter().flatten());
     let name = |port: &crate::world::Port| match &port.which {
         Which::Named(name) => Some((name.clone(), port.protocol)),

@@ -1,13 +1,15 @@
 //! Keeps the node's table in step with the API.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use client::{Event, Informer, InformerFactory, ListParams, Resource, object_key};
+use client::{Client, Event, Gvr, Informer, InformerFactory, ListParams, Object, object_key};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
@@ -15,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::Config;
+use crate::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use crate::plan::{Announced, Plan, plan};
 use crate::program::{afresh, change};
 use crate::registration::{self, Call};
@@ -62,11 +65,22 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
             slice.and_then(|slice| Pod::stand_in(slice, labels)).map(Arc::new),
         )
     });
+    let definition = ListParams::fields(format!("metadata.name={PLURAL}.{GROUP}"));
+    let definitions: Informer<CustomResourceDefinition> = informers.filtered(definition);
+    let has_cluster_policies = Arc::new(AtomicBool::new(false));
+    follow_definition(&definitions, &shared, &has_cluster_policies);
     informers.start(stop.child_token());
+    let mut cluster_policies = ClusterPolicies { client: config.client.clone(), following: None };
     let (sender, mut calls) = registration::channel();
     let mut tasks = JoinSet::new();
     let synced = async {
-        tokio::join!(pods.synced(), namespaces.synced(), policies.synced(), slices.synced());
+        tokio::join!(pods.synced(), namespaces.synced(), policies.synced(), slices.synced(), definitions.synced());
+        // Half of the policies would open what the other half forbids.
+        if let Some(informer) =
+            cluster_policies.follow(has_cluster_policies.load(Ordering::Acquire), &shared, &mut tasks, &stop)
+        {
+            informer.synced().await;
+        }
     };
     tokio::select! {
         () = synced => {}
@@ -77,6 +91,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     let mut enforcer = Enforcer { config, programmed: None, announced: Vec::new(), waiting: Vec::new() };
     let (mut failures, mut fresh_at) = (0, Instant::now() + RESYNC_INTERVAL);
     loop {
+        drop(cluster_policies.follow(has_cluster_policies.load(Ordering::Acquire), &shared, &mut tasks, &stop));
         let world = shared.world.lock().clone();
         match enforcer.program(&world).await {
             Ok(()) => failures = 0,
@@ -133,7 +148,7 @@ struct Shared {
 }
 
 /// Applies an informer's events; only those that change what policies can know wake anybody.
-fn follow<K: Resource>(
+fn follow<K: Object>(
     informer: &Informer<K>,
     shared: &Arc<Shared>,
     apply: impl Fn(&mut World, String, Option<&K>) -> bool + Send + Sync + 'static,
@@ -146,6 +161,69 @@ fn follow<K: Resource>(
             shared.changed.notify_one();
         }
     });
+}
+
+/// Says whether the cluster has the kind ClusterNetworkPolicy, in the version that we read.
+fn follow_definition(
+    definitions: &Informer<CustomResourceDefinition>,
+    shared: &Arc<Shared>,
+    is_there: &Arc<AtomicBool>,
+) {
+    let (shared, is_there) = (shared.clone(), is_there.clone());
+    definitions.subscribe(move |event| {
+        let definition = event.object();
+        let conditions = definition.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let is_established = conditions.into_iter().any(|one| one.type_ == "Established" && one.status == "True");
+        let is_served = definition.spec.versions.iter().any(|version| version.served && version.name == VERSION);
+        let now = match event {
+            Event::Deleted(_) => false,
+            _ if is_established && is_served => true,
+            // What cannot be read for a while is still there.
+            _ => return,
+        };
+        if is_there.swap(now, Ordering::AcqRel) != now {
+            shared.changed.notify_one();
+        }
+    });
+}
+
+/// ClusterNetworkPolicies, followed while the cluster has the kind.
+struct ClusterPolicies {
+    client: Client,
+    following: Option<CancellationToken>,
+}
+
+impl ClusterPolicies {
+    /// Begins or ends to follow them; what comes back was just begun.
+    fn follow(
+        &mut self,
+        is_there: bool,
+        shared: &Arc<Shared>,
+        tasks: &mut JoinSet<()>,
+        stop: &CancellationToken,
+    ) -> Option<Informer<ClusterNetworkPolicy>> {
+        if self.following.is_some() == is_there {
+            return None;
+        }
+        if let Some(following) = self.following.take() {
+            following.cancel();
+            shared.world.lock().cluster_policies.clear();
+            return None;
+        }
+        let token = stop.child_token();
+        let api = self.client.view::<ClusterNetworkPolicy>(&Gvr::new(GROUP, VERSION, PLURAL), None);
+        let informer = Informer::new(api, ListParams::default());
+        let gone = token.clone();
+        follow(&informer, shared, move |world, key, policy| {
+            let policy = policy.map(|policy| Arc::new(ClusterPolicy::new(policy)));
+            // A late event of those that are not followed any more says nothing.
+            !gone.is_cancelled() && keep(&mut world.cluster_policies, key, policy)
+        });
+        self.following = Some(token.clone());
+        let followed = informer.clone();
+        tasks.spawn(async move { followed.run(token).await });
+        Some(informer)
+    }
 }
 
 /// Puts a value in its place, or takes it out; whether that changed anything.

@@ -12,6 +12,8 @@ use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, Network
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use crate::cluster_policy::{ClusterPolicy, ClusterRule, Tier};
+
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
@@ -21,6 +23,8 @@ pub struct World {
     pub pods: BTreeMap<String, Arc<Pod>>,
     pub namespaces: BTreeMap<String, Labels>,
     pub policies: BTreeMap<String, Arc<Policy>>,
+    /// By name.
+    pub cluster_policies: BTreeMap<String, Arc<ClusterPolicy>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -294,9 +298,30 @@ impl World {
             .filter(move |policy| policy.rules(direction).is_some() && policy.selects(pod))
     }
 
+    /// Whether a pod of a namespace could be selected by a policy, whatever its labels.
     pub fn has_policies(&self, namespace: &str) -> bool {
         let prefix = format!("{namespace}/");
+        let labels = self.namespaces.get(namespace).map(|_| self.namespace_labels(namespace));
+        // One that is not known may have any labels.
+        let may_select =
+            |policy: &ClusterPolicy| labels.as_ref().is_none_or(|labels| policy.namespaces.matches(Some(labels)));
         self.policies.range(prefix.clone()..).next().is_some_and(|(key, _)| key.starts_with(&prefix))
+            || self.cluster_policies.values().any(|policy| may_select(policy))
+    }
+
+    /// The rules of a tier for a pod in the order in which they are asked, each with its policy.
+    pub fn cluster_rules<'a>(
+        &'a self,
+        pod: &Pod,
+        tier: Tier,
+        direction: Direction,
+    ) -> Vec<(&'a Arc<ClusterPolicy>, &'a ClusterRule)> {
+        let labels = self.namespace_labels(&pod.namespace);
+        let of_tier = self.cluster_policies.values().filter(|policy| policy.tier == tier);
+        let mut policies: Vec<&Arc<ClusterPolicy>> = of_tier.filter(|policy| policy.selects(pod, &labels)).collect();
+        // Of the same priority any may be first: the same on every node.
+        policies.sort_by_key(|policy| (policy.priority, policy.name.as_str()));
+        policies.into_iter().flat_map(|policy| policy.rules(direction).iter().map(move |rule| (policy, rule))).collect()
     }
 
     /// Whether a pod is one that `peer` of a policy in `namespace` means.

@@ -193,7 +193,8 @@ impl Connections {
 pub async fn accept(listener: &TcpListener, failed: impl Fn()) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok(accepted) => return accepted,
+            // At a port of both families, one of version 4 comes in the clothes of version 6.
+            Ok((stream, from)) => return (stream, SocketAddr::new(from.ip().to_canonical(), from.port())),
             Err(error) => {
                 tracing::warn!(%error, "connection not accepted");
                 failed();
@@ -539,6 +540,16 @@ mod tests {
         assert!(connections.enter(LOCAL).is_some());
         drop(answer);
         assert_eq!(place.this.offered.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_port_of_both_families_tells_them_apart() {
+        let listener = TcpListener::bind("[::]:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for own in [LOCAL, IpAddr::from(Ipv6Addr::LOCALHOST)] {
+            let (stream, (_, from)) = tokio::join!(TcpStream::connect((own, port)), accept(&listener, || {}));
+            assert_eq!(from, stream.unwrap().local_addr().unwrap());
+        }
     }
 
     #[tokio::test]

@@ -20,8 +20,8 @@ use crate::lock::Lock;
 use crate::nodes::{ClusterSettings, Settings};
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
-use crate::shape::Machine;
-use crate::{background, node_network, preflight};
+use crate::shape::{self, Machine};
+use crate::{background, preflight};
 
 const TOKEN_VARIABLE: &str = "COX_TOKEN";
 const KEY_VARIABLE: &str = "COX_SERVER_KEY";
@@ -108,7 +108,8 @@ async fn become_server(args: &Args, server: &str) -> Result<()> {
     let bundle = server_keys::fetch(&client, &token, key).await?;
     let mut machine = args.machine.clone();
     // Others must reach this server: an address that only this machine knows is none.
-    machine.node_ip = machine.reachable_addresses(host_address(&cluster.server), false)?;
+    let known = host_address(&cluster.server);
+    machine.node_ip = machine.reachable_addresses(known, &[known.is_some_and(|address| address.is_ipv6())])?;
     let flags = bundle.unpack(options, machine)?.settled()?;
     flags.remember(options)?;
     println!(" ✓ {:<14} {}", "server keys", options.pki_dir().display());
@@ -170,8 +171,8 @@ async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first
     let text = settings_map.data.unwrap_or_default().remove(enrolment::SETTINGS_KEY);
     let text = text.context("the cluster's settings are empty: was it made by 'cox up'?")?;
     let common: ClusterSettings = serde_json::from_str(&text).context("reading the cluster's settings")?;
-    let is_dual = node_network::list(&common.cluster_cidr).len() > 1;
-    let addresses = machine.reachable_addresses(host_address(&cluster.server), is_dual)?;
+    let families = shape::families(&common.cluster_cidr);
+    let addresses = machine.reachable_addresses(host_address(&cluster.server), &families)?;
     Ok(Settings {
         name: machine.name()?,
         address: addresses.first().copied().context("this machine has no address")?,

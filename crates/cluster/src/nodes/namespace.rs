@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
 use api::cidr::Cidr;
-use cni::netns::Netns;
-use netlink::{LinkKind, Route, Scope, Socket};
+use cni::netns::{self, Netns};
+use netlink::{LinkKind, Neighbour, Route, Scope, Socket};
 
 use super::record::{Network, Record};
 use crate::node_network::bridge;
@@ -43,14 +43,19 @@ pub(super) fn ensure(cluster: &Options, network: &Network, record: &Record, firs
         // A node that asks the first one for a service may be led back to a pod of its own.
         outside.set_hairpin(port.index, true)?;
         outside.set_up(port.index)?;
-        furnish(&inside, Cidr::new(record.address, network.range.prefix), gateway, first_node)
+        if record.address.is_ipv6() {
+            // Addresses are given out once, and one that is still being asked about sends nothing.
+            namespace.enter(|| netns::set_sysctl(&format!("net/ipv6/conf/{UPLINK}/accept_dad"), "0"))??;
+        }
+        let mac = outside.link_by_index(bridge)?.context("the bridge between nodes is gone")?.mac;
+        furnish(&inside, Cidr::new(record.address, network.range.prefix), gateway, (first_node, mac))
     };
     make().with_context(|| format!("making the network of node {}", record.name))
 }
 
 /// Loopback, address, and two routes: the first node is a neighbour on the bridge whatever its address, and all else
 /// is behind it.
-fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, first_node: IpAddr) -> Result<()> {
+fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, (first_node, mac): (IpAddr, [u8; 6])) -> Result<()> {
     let index = |name: &str| -> Result<u32> { Ok(inside.link(name)?.with_context(|| format!("no {name}"))?.index) };
     inside.set_up(index("lo")?)?;
     let uplink = index(UPLINK)?;
@@ -62,6 +67,15 @@ fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, first_node: IpAddr) 
         let mut neighbour = Route::to(Cidr::host(first_node)).dev(uplink);
         neighbour.scope = Scope::LINK;
         inside.replace_route(&neighbour)?;
+        if first_node.is_ipv6() {
+            // Unlike ARP, neighbour discovery is not answered for an address of another link.
+            for other in
+                inside.neighbours(uplink)?.iter().filter(|known| known.addr.is_ipv6() && known.addr != first_node)
+            {
+                inside.del_neighbour(other)?;
+            }
+            inside.set_neighbour(&Neighbour { index: uplink, addr: first_node, mac })?;
+        }
     }
     inside.replace_route(&Route::to(Cidr::default_route(address.is_v6())).via(gateway).dev(uplink))?;
     Ok(())

@@ -15,7 +15,7 @@ use super::{routes, service_ranges};
 use crate::components::Components;
 use crate::options::Options;
 use crate::pki::Pki;
-use crate::shape::Shape;
+use crate::shape::{self, Shape};
 use crate::{dns_service, local_volumes, network_policy, node_network};
 
 /// What a node must know about itself and its cluster.
@@ -37,6 +37,13 @@ pub(crate) struct Settings {
     /// Who is asked for names of elsewhere, if not the resolvers of this machine.
     #[serde(default)]
     pub resolvers: Option<Vec<SocketAddr>>,
+}
+
+impl Settings {
+    /// Where a port that others reach listens.
+    fn everywhere(&self) -> IpAddr {
+        shape::everywhere([self.address].into_iter().chain(self.second_address))
+    }
 }
 
 /// What all nodes of a cluster must know about it; a machine that joins is told.
@@ -109,7 +116,7 @@ impl Node<'_> {
         proxy.cluster_cidrs = node_network::list(&settings.cluster.cluster_cidr);
         proxy.service_cidrs = node_network::list(&settings.cluster.service_cidr);
         // Where upstream's answers: load balancers and collectors look there.
-        proxy.healthz_bind_address = Some((Ipv4Addr::UNSPECIFIED, 10256).into());
+        proxy.healthz_bind_address = Some((settings.everywhere(), 10256).into());
         proxy.metrics_bind_address = Some((Ipv4Addr::LOCALHOST, 10249).into());
         components.supervise("proxy", move |stop| proxy::run(proxy.clone(), stop));
         let policy = policy::Config {
@@ -159,6 +166,7 @@ pub(crate) fn runtime_config(options: &Options, registries: Option<&Path>) -> ru
 fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client) -> kubelet::Config {
     let mut settings = kubelet::Settings::new(&node.name);
     settings.node_ips = [node.address].into_iter().chain(node.second_address).collect();
+    settings.address = node.everywhere();
     settings.cri_endpoint = options.cri_socket();
     settings.root_dir = options.data_dir.join("kubelet");
     settings.cert_dir = options.pki_dir();

@@ -1,7 +1,7 @@
 //! What is known about a further node while nothing of it runs: one small file in its directory.
 
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -122,7 +122,7 @@ impl Network {
 
     /// How nodes reach the API server of this machine.
     pub(crate) fn server_url(&self, port: u16) -> Result<String> {
-        Ok(format!("https://{}:{port}", self.gateway()?))
+        Ok(format!("https://{}", SocketAddr::from((self.gateway()?, port))))
     }
 
     fn path(cluster: &Options) -> PathBuf {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use client::{Client, ListParams};
+use client::{Client, Gvr, ListParams};
 use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use policy::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use policy::decision::{Decision, End, decide};
 use policy::world::{Direction, Pod, Policy, Protocol, World};
 
@@ -60,7 +61,20 @@ async fn world(client: &Client) -> Result<World> {
     let namespaces = namespaces
         .into_iter()
         .map(|namespace| (namespace.metadata.name.unwrap_or_default(), namespace.metadata.labels.unwrap_or_default()));
-    Ok(World { pods: pods.collect(), namespaces: namespaces.collect(), policies: policies.collect() })
+    let of_cluster = match client.view::<ClusterNetworkPolicy>(&Gvr::new(GROUP, VERSION, PLURAL), None).list(&all).await
+    {
+        Ok(list) => list.items,
+        // The cluster has no such kind.
+        Err(error) if error.is_not_found() => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let of_cluster = of_cluster.iter().map(ClusterPolicy::new).map(|policy| (policy.name.clone(), Arc::new(policy)));
+    Ok(World {
+        pods: pods.collect(),
+        namespaces: namespaces.collect(),
+        policies: policies.collect(),
+        cluster_policies: of_cluster.collect(),
+    })
 }
 
 /// Decides, never awaits.
@@ -84,6 +98,17 @@ fn cause(world: &World, from: &str, to: &str, protocol: Protocol, port: u16) -> 
         match decide(world, direction, subject, peer, protocol, port) {
             Decision::Open => cause = cause.because(format!("{word} of {key}: no policy selects it")),
             Decision::Allowed(policy) => cause = cause.because(format!("{word} of {key}: allowed by {policy}")),
+            Decision::Ruled { policy, rule, tier, is_accepted } => {
+                is_denied |= !is_accepted;
+                let says = if is_accepted { "accepted" } else { "denied" };
+                let tier = tier.name();
+                cause = cause.because(format!(
+                    "{word} of {key}: {says} by rule {rule} of the cluster's policy {policy} (tier {tier})"
+                ));
+                if !is_accepted {
+                    cause = cause.then(format!("cox kubectl describe clusternetworkpolicy {policy}"));
+                }
+            }
             Decision::Denied(policies) => {
                 is_denied = true;
                 let all = policies.join(", ");
@@ -131,23 +156,35 @@ mod tests {
         };
         let allow = json!({"podSelector": {"matchLabels": {"app": "b"}}, "ingress": [
             {"from": [{"podSelector": {"matchLabels": {"app": "a"}}}], "ports": [{"port": 80}]}]});
-        let world = World {
+        let mut world = World {
             pods: [pod("a", "10.42.0.2"), pod("b", "10.42.0.3"), pod("c", "10.42.0.4")].into(),
             namespaces: Default::default(),
             policies: [policy("allow", allow)].into(),
+            cluster_policies: Default::default(),
         };
-        let said = |from: &str, to: &str, port| {
-            let cause = cause(&world, &format!("default/{from}"), &format!("default/{to}"), Protocol::Tcp, port);
+        let said = |world: &World, from: &str, to: &str, port| {
+            let cause = cause(world, &format!("default/{from}"), &format!("default/{to}"), Protocol::Tcp, port);
             cause.unwrap().render("it")
         };
-        assert!(said("a", "b", 80).contains("ingress of default/b: allowed by default/allow"));
-        assert!(said("b", "c", 80).contains("no network policy is in the way"));
-        for denied in [said("c", "b", 80), said("a", "b", 81)] {
+        assert!(said(&world, "a", "b", 80).contains("ingress of default/b: allowed by default/allow"));
+        assert!(said(&world, "b", "c", 80).contains("no network policy is in the way"));
+        for denied in [said(&world, "c", "b", 80), said(&world, "a", "b", 81)] {
             assert!(
                 denied.contains("forbid it") && denied.contains("describe networkpolicy allow -n default"),
                 "{denied}"
             );
         }
         assert!(cause(&world, "default/x", "default/a", Protocol::Tcp, 1).is_err());
+
+        let of_cluster = json!({"metadata": {"name": "quiet"}, "spec": {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
+            "egress": [{"name": "nobody", "action": "Deny", "to": [{"networks": ["10.42.0.4/32"]}]}]}});
+        let of_cluster = ClusterPolicy::new(&serde_json::from_value(of_cluster).unwrap());
+        world.cluster_policies = [("quiet".to_owned(), Arc::new(of_cluster))].into();
+        let denied = said(&world, "b", "c", 80);
+        assert!(
+            denied.contains("egress of default/b: denied by rule nobody of the cluster's policy quiet (tier Admin)")
+                && denied.contains("describe clusternetworkpolicy quiet"),
+            "{denied}"
+        );
     }
 }

@@ -34,6 +34,11 @@ impl Range {
         Ok(Self { base: value, prefix, node_prefix, ipv6 })
     }
 
+    /// All of it.
+    pub(crate) fn cidr(&self) -> Cidr {
+        Cidr::new(address(self.base, self.ipv6), self.prefix)
+    }
+
     fn pieces(&self) -> usize {
         1 << (self.node_prefix - self.prefix)
     }
@@ -71,11 +76,14 @@ pub(super) fn parse(text: &str) -> Option<(u128, u8, bool)> {
 }
 
 fn text(value: u128, prefix: u8, ipv6: bool) -> String {
-    let address = match ipv6 {
+    Cidr::new(address(value, ipv6), prefix).to_string()
+}
+
+fn address(value: u128, ipv6: bool) -> IpAddr {
+    match ipv6 {
         true => IpAddr::V6(Ipv6Addr::from(value)),
         false => IpAddr::V4(Ipv4Addr::from(u32::try_from(value).unwrap_or(u32::MAX))),
-    };
-    Cidr::new(address, prefix).to_string()
+    }
 }
 
 /// Which pieces of a range are in use.

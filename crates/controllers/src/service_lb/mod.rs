@@ -5,6 +5,7 @@ mod plan;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use api::cidr::Cidr;
 use client::{Client, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
@@ -13,6 +14,7 @@ use k8s_openapi::api::networking::v1::Ingress;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::endpoints::SERVICE_NAME;
+use crate::node_ipam::Range;
 use crate::pods;
 
 /// What load balancers must leave to others.
@@ -35,6 +37,8 @@ struct Controller {
     client: Client,
     recorder: EventRecorder,
     settings: LoadBalancing,
+    /// The ranges of pods and services.
+    inside: Vec<Cidr>,
     services: Informer<Service>,
     nodes: Informer<Node>,
     slices: Informer<EndpointSlice>,
@@ -77,6 +81,13 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         settings: context.config.load_balancing.clone(),
+        inside: context
+            .config
+            .cluster_cidrs
+            .iter()
+            .map(Range::cidr)
+            .chain(context.config.service_cidrs.iter().filter_map(|range| range.parse().ok()))
+            .collect(),
         services,
         nodes,
         slices,
@@ -131,7 +142,7 @@ impl Controller {
         let (nodes, slices) =
             (self.nodes.list(), if plan::is_local(service) { self.slices.list() } else { Vec::new() });
         let own = slices.iter().filter(|slice| service_of(slice).as_deref() == Some(key));
-        Ok(plan::status(service, nodes.iter().map(|node| &**node), own.map(|slice| &**slice)))
+        Ok(plan::status(service, nodes.iter().map(|node| &**node), own.map(|slice| &**slice), &self.inside))
     }
 }
 

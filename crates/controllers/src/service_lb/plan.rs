@@ -6,9 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use api::cidr::Cidr;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, NodeSpec, PortStatus, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::pods;
 
@@ -48,11 +50,15 @@ pub(super) fn is_local(service: &Service) -> bool {
 
 /// What the status of a wanted load balancer is to be. Under a Local policy only nodes with a ready endpoint take part: others
 /// would drop what they are sent.
+///
+/// `inside` are the ranges of pods and services, where no machine has its address.
 pub(super) fn status<'a>(
     service: &Service,
     nodes: impl Iterator<Item = &'a Node> + Clone,
     slices: impl Iterator<Item = &'a EndpointSlice>,
+    inside: &[Cidr],
 ) -> LoadBalancerStatus {
+    let owners = owners(nodes.clone());
     let serving = is_local(service).then(|| nodes_with_endpoints(slices));
     let takes_part = |node: &&Node| {
         let name = node.metadata.name.as_deref().unwrap_or_default();
@@ -71,7 +77,8 @@ pub(super) fn status<'a>(
     let ports: Vec<PortStatus> = ports.collect();
     let mut ingress = Vec::new();
     for is_v6 in families(service) {
-        let addresses: BTreeSet<IpAddr> = chosen.iter().filter_map(|node| address(node, is_v6)).collect();
+        let addresses: BTreeSet<IpAddr> =
+            chosen.iter().filter_map(|node| address(node, is_v6, &owners, inside)).collect();
         ingress.extend(addresses.into_iter().map(|ip| LoadBalancerIngress {
             ip: Some(ip.to_string()),
             // The proxy of every node answers for the address itself, also to pods.
@@ -168,8 +175,8 @@ fn granted(service: &Service) -> BTreeSet<Claim> {
 }
 
 /// Everything about a node that load balancers depend on.
-pub(super) fn facts(node: &Node) -> (bool, bool, [Option<IpAddr>; 2]) {
-    (is_excluded(node), is_ready(node), [false, true].map(|is_v6| address(node, is_v6)))
+pub(super) fn facts(node: &Node) -> (bool, bool, Vec<(bool, IpAddr)>) {
+    (is_excluded(node), is_ready(node), said(node).collect())
 }
 
 /// Whether each of the families is IPv6, in the order of the service.
@@ -194,15 +201,48 @@ fn is_ready(node: &Node) -> bool {
 }
 
 /// The address of a family by which a node is reached, from outside if it has such a one. A node says so itself: what cannot be
-/// the address of a machine is not believed.
-fn address(node: &Node, is_v6: bool) -> Option<IpAddr> {
-    let addresses = node.status.as_ref()?.addresses.as_deref().unwrap_or_default();
-    let of = |kind: &str| {
-        let mut parsed =
-            addresses.iter().filter(|address| address.type_ == kind).filter_map(|a| a.address.parse().ok());
-        parsed.find(|address: &IpAddr| address.is_ipv6() == is_v6 && is_of_a_machine(*address))
+/// the address of a machine is not believed, nor is what another node has.
+fn address(node: &Node, is_v6: bool, owners: &BTreeMap<IpAddr, &str>, inside: &[Cidr]) -> Option<IpAddr> {
+    let name = node.metadata.name.as_deref();
+    let of = |wanted: bool| {
+        let mut possible = said(node).filter(|(is_outer, _)| *is_outer == wanted).map(|(_, address)| address);
+        possible.find(|address| {
+            address.is_ipv6() == is_v6
+                && is_of_a_machine(*address)
+                && !inside.iter().any(|range| range.contains(*address))
+                && owners.get(address).copied() == name
+        })
     };
-    of("ExternalIP").or_else(|| of("InternalIP"))
+    of(true).or_else(|| of(false))
+}
+
+/// The addresses that a node says it has, and whether each is one from outside.
+fn said(node: &Node) -> impl Iterator<Item = (bool, IpAddr)> + '_ {
+    let addresses = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+    addresses.filter_map(|said| {
+        let is_outer = match said.type_.as_str() {
+            "ExternalIP" => true,
+            "InternalIP" => false,
+            _ => return None,
+        };
+        Some((is_outer, said.address.parse().ok()?))
+    })
+}
+
+/// Whose an address is that several nodes say they have: that of one who has it inside, then of the one that came first.
+fn owners<'a>(nodes: impl Iterator<Item = &'a Node>) -> BTreeMap<IpAddr, &'a str> {
+    let mut claims: Vec<(bool, Option<Time>, &str, IpAddr)> = nodes
+        .flat_map(|node| {
+            let (since, name) = (&node.metadata.creation_timestamp, node.metadata.name.as_deref().unwrap_or_default());
+            said(node).map(move |(is_outer, address)| (is_outer, since.clone(), name, address))
+        })
+        .collect();
+    claims.sort();
+    let mut owners = BTreeMap::new();
+    for (_, _, name, address) in claims {
+        owners.entry(address).or_insert(name);
+    }
+    owners
 }
 
 fn is_of_a_machine(address: IpAddr) -> bool {
@@ -250,7 +290,8 @@ mod tests {
     fn addresses(spec: Value, nodes: &[Value], slices: &[Value]) -> String {
         let nodes: Vec<Node> = nodes.iter().cloned().map(of).collect();
         let slices: Vec<EndpointSlice> = slices.iter().cloned().map(of).collect();
-        let status = status(&service("web", 0, spec), nodes.iter(), slices.iter());
+        let inside = ["10.42.0.0/16", "10.43.0.0/16"].map(|range| range.parse().unwrap());
+        let status = status(&service("web", 0, spec), nodes.iter(), slices.iter(), &inside);
         let ingress = status.ingress.unwrap_or_default();
         assert!(ingress.iter().all(|one| one.ip_mode.as_deref() == Some("VIP")));
         ingress.into_iter().filter_map(|one| one.ip).collect::<Vec<_>>().join(" ")
@@ -286,6 +327,50 @@ mod tests {
         ] {
             let nodes: Vec<Value> = nodes.into_iter().cloned().collect();
             assert_eq!(addresses(json!({"ipFamilies": families}), &nodes, &[]), expected, "{families} {nodes:?}");
+        }
+    }
+
+    #[test]
+    fn security_a_node_does_not_get_the_address_of_another() {
+        let says = |name: &str, inner: &str, outer: &str| {
+            let addresses = json!([{"type": "InternalIP", "address": inner}, {"type": "ExternalIP", "address": outer}]);
+            node(name, "True", addresses)
+        };
+        let excluded = |mut node: Value| {
+            node["metadata"]["labels"] = json!({EXCLUDED: ""});
+            node
+        };
+        let since = |mut node: Value, second: u8| {
+            node["metadata"]["creationTimestamp"] = json!(format!("2026-01-01T00:00:{second:02}Z"));
+            node
+        };
+        let good = node("good", "True", internal(&["192.0.2.1"]));
+        for (nodes, expected) in [
+            // Of one that takes no part, from inside and outside, whoever came first.
+            (vec![excluded(since(good.clone(), 2)), since(says("bad", "192.0.2.2", "192.0.2.1"), 1)], "192.0.2.2"),
+            (
+                vec![
+                    excluded(since(says("good", "192.0.2.1", "203.0.113.1"), 1)),
+                    since(says("bad", "192.0.2.2", "203.0.113.1"), 2),
+                ],
+                "192.0.2.2",
+            ),
+            (vec![excluded(since(good.clone(), 1)), since(node("bad", "True", internal(&["192.0.2.1"])), 2)], ""),
+            // Nobody loses its own to one who says the same later.
+            (
+                vec![
+                    since(says("bad", "192.0.2.2", "203.0.113.1"), 2),
+                    since(says("good", "192.0.2.1", "203.0.113.1"), 1),
+                ],
+                "192.0.2.2 203.0.113.1",
+            ),
+            // Of pods and services.
+            (vec![says("bad", "192.0.2.2", "10.43.0.10")], "192.0.2.2"),
+            (vec![says("bad", "10.42.0.5", "10.42.0.5")], ""),
+            // One's own twice is one's own.
+            (vec![says("good", "192.0.2.2", "192.0.2.2")], "192.0.2.2"),
+        ] {
+            assert_eq!(addresses(json!({}), &nodes, &[]), expected, "{nodes:?}");
         }
     }
 

@@ -6,6 +6,7 @@ use super::syntax::{Directive, Line, ServerBlock};
 use super::{
     Cache, Fallthrough, Forward, Kubernetes, Log, NameOptions, Pods, Policy, Refusal, Server, Surroundings, name, zone,
 };
+use crate::forward::is_own;
 use crate::hosts::Hosts;
 use crate::rewrite::Rule;
 use crate::template::Template;
@@ -223,9 +224,16 @@ fn forward(directive: &Directive, surroundings: Surroundings<'_>) -> Result<Forw
     let mut forward = Forward { from, except: Vec::new(), to: Vec::new(), policy: Policy::Random, over_tcp: false };
     for word in to {
         match word.as_str() {
-            RESOLV_CONF => forward.to.extend(surroundings.resolvers),
+            // A machine may well ask us first.
+            RESOLV_CONF => {
+                forward.to.extend(surroundings.resolvers.iter().filter(|address| !is_own(**address, surroundings.own)))
+            }
             _ if word.starts_with("tls://") => return directive.refuse(format!("{word}: only plain DNS is spoken")),
             _ => match address(word.strip_prefix("dns://").unwrap_or(word)) {
+                Some(address) if is_own(address, surroundings.own) => {
+                    return directive
+                        .refuse(format!("Loop ({word} -> this server) detected for zone \"{}\"", forward.from));
+                }
                 Some(address) => forward.to.push(address),
                 None => return directive.refuse(format!("not an IP address or file: {word:?}")),
             },
@@ -357,7 +365,9 @@ mod tests {
 
     fn read(text: &str) -> Result<Vec<Server>, Refusal> {
         let files = BTreeMap::from([("NodeHosts".to_owned(), "192.0.2.9 node-9 # comment\n".to_owned())]);
-        parse(text, Surroundings { resolvers: &["192.0.2.53:53".parse().unwrap()], files: &files })
+        let own = ["10.42.0.1:53", "10.43.0.10:53"].map(|address| address.parse().unwrap());
+        let resolvers = ["10.42.0.1:53", "192.0.2.53:53"].map(|address| address.parse().unwrap());
+        parse(text, Surroundings { resolvers: &resolvers, own: &own, files: &files })
     }
 
     fn names(texts: &[&str]) -> Vec<hickory_proto::rr::Name> {
@@ -455,6 +465,14 @@ mod tests {
             (
                 ". {\n forward . resolver\n}",
                 "Corefile:2 - Error during parsing: plugin/forward: not an IP address or file: \"resolver\"",
+            ),
+            (
+                ". {\n errors\n forward corp.test 192.0.2.1 10.43.0.10\n}",
+                "Corefile:3 - Error during parsing: plugin/forward: Loop (10.43.0.10 -> this server) detected for zone \"corp.test.\"",
+            ),
+            (
+                ". {\n forward . dns://10.42.0.1:53\n}",
+                "Corefile:2 - Error during parsing: plugin/forward: Loop (dns://10.42.0.1:53 -> this server) detected for zone \".\"",
             ),
             (
                 ". {\n forward .\n}",

@@ -35,6 +35,8 @@ impl Refusal {
 pub(crate) struct Surroundings<'a> {
     /// The resolvers that `/etc/resolv.conf` stands for.
     pub(crate) resolvers: &'a [SocketAddr],
+    /// Addresses that lead back to this server.
+    pub(crate) own: &'a [SocketAddr],
     /// What lies beside the Corefile, by name: `/etc/coredns/NAME`.
     pub(crate) files: &'a BTreeMap<String, String>,
 }

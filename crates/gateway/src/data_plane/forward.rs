@@ -203,7 +203,7 @@ impl Exchange<'_> {
                 Err(broken) => return refused(broken),
             };
         }
-        let head = match self.head(parts, backend.protocol, upgrade.clone(), all_filters()) {
+        let head = match self.head(parts, backend, upgrade.clone(), all_filters()) {
             Some(head) => head,
             None => return text(StatusCode::INTERNAL_SERVER_ERROR, "this route leads nowhere"),
         };
@@ -230,7 +230,7 @@ impl Exchange<'_> {
     fn head<'f>(
         &self,
         parts: &request::Parts,
-        protocol: BackendProtocol,
+        backend: &Backend,
         upgrade: Option<HeaderValue>,
         filters: impl Iterator<Item = &'f Filter>,
     ) -> Option<request::Parts> {
@@ -262,7 +262,7 @@ impl Exchange<'_> {
                 Filter::ResponseHeaders(_) | Filter::Mirror { .. } => {}
             }
         }
-        match protocol {
+        match backend.protocol {
             BackendProtocol::Http1 => {
                 head.version = Version::HTTP_11;
                 head.uri = target.into();
@@ -274,14 +274,15 @@ impl Exchange<'_> {
                 }
                 headers.insert(header::HOST, host);
             }
-            BackendProtocol::H2c => {
+            BackendProtocol::Http2 => {
                 head.version = Version::HTTP_2;
                 headers.remove(header::HOST);
                 let authority = match host.is_empty() {
                     true => "localhost",
                     false => host.to_str().ok()?,
                 };
-                head.uri = Uri::builder().scheme("http").authority(authority).path_and_query(target).build().ok()?;
+                let scheme = if backend.tls.is_some() { "https" } else { "http" };
+                head.uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(target).build().ok()?;
             }
         }
         Some(head)
@@ -304,7 +305,7 @@ impl Exchange<'_> {
         let mut why = String::new();
         for attempt in 0..ATTEMPTS.min(count.max(2)) {
             let Some(endpoint) = backend.endpoints.get((first + attempt) % count) else { break };
-            match self.plane.pool.send(*endpoint, backend.protocol, request).await {
+            match self.plane.pool.send(*endpoint, backend, request).await {
                 Ok(sent) => return Ok(sent),
                 Err(Failure::Exchange(error)) => return Err(format!("{endpoint}: {error}")),
                 Err(Failure::Connect(unsent, error)) => {
@@ -374,13 +375,13 @@ impl Exchange<'_> {
             if rand::random_range(0..of.max(1)) >= part || backend.endpoints.is_empty() {
                 continue;
             }
-            let Some(head) = self.head(parts, backend.protocol, None, filters.clone()) else { continue };
+            let Some(head) = self.head(parts, backend, None, filters.clone()) else { continue };
             let request = Request::from_parts(head, RequestBody::whole(bytes.clone()));
             let (plane, backend) = (self.plane.clone(), backend.clone());
             self.plane.tasks.spawn(async move {
                 let endpoint = backend.endpoints[rand::random_range(0..backend.endpoints.len())];
                 let exchange = async {
-                    if let Ok((response, lease)) = plane.pool.send(endpoint, backend.protocol, request).await {
+                    if let Ok((response, lease)) = plane.pool.send(endpoint, &backend, request).await {
                         let mut body = AnswerBody::backend(response.into_body(), lease, None);
                         while let Some(Ok(_)) = body.frame().await {}
                     }

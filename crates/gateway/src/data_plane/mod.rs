@@ -5,6 +5,7 @@
 //! open connections and ends none.
 
 mod access_log;
+mod backend_tls;
 mod body;
 mod forward;
 mod headers;

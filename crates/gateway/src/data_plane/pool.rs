@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -15,11 +15,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
+use super::backend_tls::{self, Stream};
 use super::body::RequestBody;
 use crate::metrics::PoolMetrics;
-use crate::table::{BackendProtocol, Table};
+use crate::table::{Backend, BackendProtocol, BackendTls, Table};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Kept open without a request for so long; shorter than servers usually do, so that ours is the first to close.
@@ -48,10 +50,15 @@ struct Endpoint {
     idle: Mutex<Vec<(Http1, Instant)>>,
     /// Held while it is being made, so that all who come meanwhile share it.
     shared: tokio::sync::Mutex<Option<Http2>>,
+    /// Made with the first connection.
+    tls: OnceLock<Result<TlsConnector, String>>,
 }
 
+/// Who is spoken to, how, and trusted by whom.
+type Key = (SocketAddr, BackendProtocol, Option<u64>);
+
 pub(crate) struct Pool {
-    endpoints: Mutex<HashMap<(SocketAddr, BackendProtocol), Arc<Endpoint>>>,
+    endpoints: Mutex<HashMap<Key, Arc<Endpoint>>>,
     metrics: PoolMetrics,
     tasks: TaskTracker,
 }
@@ -78,23 +85,27 @@ impl Pool {
 
     /// Forgets endpoints that no route leads to any more; what is under way there goes on.
     pub(crate) fn keep_only(&self, table: &Table) {
-        self.endpoints.lock().retain(|(address, _), _| table.endpoints.contains(address));
+        let is_used = |(address, _, tls): &Key| {
+            table.endpoints.contains(address) && tls.is_none_or(|tls| table.tls.contains(&tls))
+        };
+        self.endpoints.lock().retain(|key, _| is_used(key));
     }
 
     /// Sends a request whose URI is a path (HTTP/1) or whole (HTTP/2).
     pub(crate) async fn send(
         &self,
         to: SocketAddr,
-        protocol: BackendProtocol,
+        backend: &Backend,
         request: Request<RequestBody>,
     ) -> Result<(Response<Incoming>, Option<Lease>), Failure> {
-        let endpoint = self.endpoints.lock().entry((to, protocol)).or_default().clone();
+        let (protocol, tls) = (backend.protocol, backend.tls.as_deref());
+        let endpoint = self.endpoints.lock().entry((to, protocol, tls.map(|tls| tls.id))).or_default().clone();
         match protocol {
             BackendProtocol::Http1 => {
-                let (response, sender) = self.send_http1(&endpoint, to, request).await?;
+                let (response, sender) = self.send_http1(&endpoint, to, tls, request).await?;
                 Ok((response, Some(Lease { sender, endpoint })))
             }
-            BackendProtocol::H2c => Ok((self.send_http2(&endpoint, to, request).await?, None)),
+            BackendProtocol::Http2 => Ok((self.send_http2(&endpoint, to, tls, request).await?, None)),
         }
     }
 
@@ -102,6 +113,7 @@ impl Pool {
         &self,
         endpoint: &Endpoint,
         to: SocketAddr,
+        tls: Option<&BackendTls>,
         mut request: Request<RequestBody>,
     ) -> Result<Sent<Http1>, Failure> {
         loop {
@@ -110,7 +122,7 @@ impl Pool {
                     self.metrics.reused.inc();
                     (sender, false)
                 }
-                None => match self.connect_http1(to).await {
+                None => match self.connect_http1(endpoint, to, tls).await {
                     Ok(sender) => (sender, true),
                     Err(error) => return Err(Failure::Connect(Box::new(request), error)),
                 },
@@ -139,8 +151,13 @@ impl Pool {
         }
     }
 
-    async fn connect_http1(&self, to: SocketAddr) -> Result<Http1, String> {
-        let stream = self.connect(to).await?;
+    async fn connect_http1(
+        &self,
+        endpoint: &Endpoint,
+        to: SocketAddr,
+        tls: Option<&BackendTls>,
+    ) -> Result<Http1, String> {
+        let stream = self.connect_securely(endpoint, to, tls, BackendProtocol::Http1).await?;
         let mut builder = http1::Builder::new();
         builder.max_header_size(MAX_HEADERS as usize);
         let made = builder.handshake(TokioIo::new(stream)).await;
@@ -157,6 +174,7 @@ impl Pool {
         &self,
         endpoint: &Endpoint,
         to: SocketAddr,
+        tls: Option<&BackendTls>,
         mut request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, Failure> {
         loop {
@@ -167,7 +185,7 @@ impl Pool {
                         self.metrics.reused.inc();
                         (sender.clone(), false)
                     }
-                    None => match self.connect_http2(to).await {
+                    None => match self.connect_http2(endpoint, to, tls).await {
                         Ok(sender) => (shared.insert(sender).clone(), true),
                         Err(error) => return Err(Failure::Connect(Box::new(request), error)),
                     },
@@ -180,8 +198,13 @@ impl Pool {
         }
     }
 
-    async fn connect_http2(&self, to: SocketAddr) -> Result<Http2, String> {
-        let stream = self.connect(to).await?;
+    async fn connect_http2(
+        &self,
+        endpoint: &Endpoint,
+        to: SocketAddr,
+        tls: Option<&BackendTls>,
+    ) -> Result<Http2, String> {
+        let stream = self.connect_securely(endpoint, to, tls, BackendProtocol::Http2).await?;
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
@@ -198,6 +221,35 @@ impl Pool {
             }
         });
         Ok(sender)
+    }
+
+    /// A connection, over TLS where that is said.
+    async fn connect_securely(
+        &self,
+        endpoint: &Endpoint,
+        to: SocketAddr,
+        tls: Option<&BackendTls>,
+        protocol: BackendProtocol,
+    ) -> Result<Stream, String> {
+        let stream = self.connect(to).await?;
+        let Some(tls) = tls else { return Ok(Stream::Plain(stream)) };
+        let connector = endpoint.tls.get_or_init(|| backend_tls::connector(tls, protocol)).clone()?;
+        let handshake = tokio::time::timeout(CONNECT_TIMEOUT, connector.connect(tls.name.clone(), stream)).await;
+        let stream = match handshake {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                self.metrics.failed.inc();
+                return Err(format!("TLS: {error}"));
+            }
+            Err(_) => {
+                self.metrics.failed.inc();
+                return Err(format!("no TLS within {CONNECT_TIMEOUT:?}"));
+            }
+        };
+        if protocol == BackendProtocol::Http2 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
+            return Err("TLS: the backend does not speak HTTP/2".to_owned());
+        }
+        Ok(Stream::Tls(Box::new(stream)))
     }
 
     /// A bare connection.

@@ -98,7 +98,51 @@ pub fn definitions() -> Vec<Value> {
             None,
             Vec::new(),
         ),
+        definition(
+            Names { kind: "BackendTLSPolicy", plural: "backendtlspolicies", short: &["btlspolicy"] },
+            "Namespaced",
+            &["v1"],
+            backend_tls_spec(),
+            Some(policy_status()),
+            Vec::new(),
+        ),
     ]
+}
+
+fn backend_tls_spec() -> Value {
+    let target = object(
+        &["group", "kind", "name"],
+        [("group", text(0, 253)), ("kind", text(1, 63)), ("name", text(1, 253)), ("sectionName", text(1, 253))],
+    );
+    let name =
+        object(&["type"], [("type", one_of(&["Hostname", "URI"])), ("hostname", text(1, 253)), ("uri", text(1, 253))]);
+    let mut validation = object(
+        &["hostname"],
+        [
+            ("caCertificateRefs", list(reference(&[], &["group", "kind", "name"]), 8)),
+            ("wellKnownCACertificates", one_of(&["System"])),
+            ("hostname", text(1, 253)),
+            ("subjectAltNames", list(name, 5)),
+        ],
+    );
+    validation["x-kubernetes-validations"] = json!([
+        {"rule": "!(has(self.caCertificateRefs) && size(self.caCertificateRefs) > 0 && has(self.wellKnownCACertificates))",
+            "message": "must not contain both CACertificateRefs and WellKnownCACertificates"},
+        {"rule": "(has(self.caCertificateRefs) && size(self.caCertificateRefs) > 0) || has(self.wellKnownCACertificates)",
+            "message": "must specify either CACertificateRefs or WellKnownCACertificates"},
+    ]);
+    object(
+        &["targetRefs", "validation"],
+        [("targetRefs", list(target, 16)), ("validation", validation), ("options", any())],
+    )
+}
+
+fn policy_status() -> Value {
+    let status = object(
+        &["ancestorRef", "controllerName"],
+        [("ancestorRef", parent()), ("controllerName", text(1, 253)), ("conditions", conditions())],
+    );
+    object(&["ancestors"], [("ancestors", list(status, 16))])
 }
 
 struct Names {

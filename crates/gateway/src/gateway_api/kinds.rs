@@ -41,15 +41,16 @@ kinds! {
     GRPCRoute { GrpcRouteSpec, RouteStatus } "grpcroutes",
     TLSRoute { TlsRouteSpec, RouteStatus } "tlsroutes",
     ReferenceGrant { ReferenceGrantSpec, Nothing } "referencegrants",
+    BackendTLSPolicy { BackendTlsPolicySpec, PolicyStatus } "backendtlspolicies",
 }
 
 /// Declares parts of them: all fields may be absent.
 macro_rules! parts {
-    ($($name:ident { $($field:ident: $type:ty,)* })*) => {$(
+    ($($name:ident { $($(#[$attribute:meta])* $field:ident: $type:ty,)* })*) => {$(
         #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         pub struct $name {
-            $(#[serde(skip_serializing_if = "is_default")] pub $field: $type,)*
+            $($(#[$attribute])* #[serde(skip_serializing_if = "is_default")] pub $field: $type,)*
         }
     )*};
 }
@@ -243,6 +244,35 @@ parts! {
         group: String,
         kind: String,
         namespace: String,
+    }
+    BackendTlsPolicySpec {
+        target_refs: Vec<PolicyTarget>,
+        validation: BackendValidation,
+    }
+    PolicyTarget {
+        group: String,
+        kind: String,
+        name: String,
+        section_name: Option<String>,
+    }
+    BackendValidation {
+        ca_certificate_refs: Vec<Reference>,
+        #[serde(rename = "wellKnownCACertificates")] well_known_ca_certificates: Option<String>,
+        hostname: String,
+        subject_alt_names: Vec<SubjectAltName>,
+    }
+    SubjectAltName {
+        r#type: String,
+        hostname: Option<String>,
+        uri: Option<String>,
+    }
+    PolicyStatus {
+        ancestors: Vec<AncestorStatus>,
+    }
+    AncestorStatus {
+        ancestor_ref: ParentRef,
+        controller_name: String,
+        conditions: Vec<Condition>,
     }
     GrantTo {
         group: String,

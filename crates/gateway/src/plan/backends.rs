@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Service, ServicePort};
 use proxy::endpoints::{self, Place};
 
 use super::Settings;
+use super::backend_tls::Policies;
 use crate::table::{Backend, BackendProtocol};
 use crate::world::World;
 
@@ -15,6 +16,15 @@ use crate::world::World;
 pub(super) enum PortRef {
     Number(i32),
     Name(String),
+}
+
+/// What a backend is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Use {
+    Http,
+    Grpc,
+    /// Bytes that are not ours to read.
+    Passthrough,
 }
 
 /// Why a reference leads nowhere.
@@ -41,28 +51,30 @@ pub(super) struct Backends<'a> {
     /// Where the gateway itself listens: a request must not come back to it.
     own: (&'a [IpAddr], BTreeSet<u16>),
     services: Virtual,
-    known: HashMap<(String, PortRef, bool), Found>,
+    pub(super) policies: Policies<'a>,
+    known: HashMap<(String, PortRef, Use), Found>,
 }
 
 impl<'a> Backends<'a> {
     pub(super) fn new(world: &'a World, settings: &'a Settings) -> Self {
         let place = Place { node: &settings.node, zone: world.zone.as_deref() };
         let own = (settings.addresses.as_slice(), super::gateways::ports(world, settings));
-        Self { world, place, own, services: Virtual::of(world), known: HashMap::new() }
+        let policies = Policies::new(world);
+        Self { world, place, own, services: Virtual::of(world), policies, known: HashMap::new() }
     }
 
     /// A port of the Service `namespace/name`; its protocol is HTTP/2 if the Service or the route says so.
-    pub(super) fn find(&mut self, service: &str, port: &PortRef, is_grpc: bool) -> Found {
-        let key = (service.to_owned(), port.clone(), is_grpc);
+    pub(super) fn find(&mut self, service: &str, port: &PortRef, used: Use) -> Found {
+        let key = (service.to_owned(), port.clone(), used);
         if let Some(known) = self.known.get(&key) {
             return known.clone();
         }
-        let found = self.look_up(service, port, is_grpc).map(Arc::new);
+        let found = self.look_up(service, port, used).map(Arc::new);
         self.known.insert(key, found.clone());
         found
     }
 
-    fn look_up(&self, key: &str, port: &PortRef, is_grpc: bool) -> Result<Backend, Missing> {
+    fn look_up(&self, key: &str, port: &PortRef, used: Use) -> Result<Backend, Missing> {
         let missing = || Missing::NotFound(format!("service {key:?} not found"));
         let service: &Service = self.world.services.get(key).ok_or_else(missing)?;
         let spec = service.spec.as_ref().ok_or_else(missing)?;
@@ -83,16 +95,29 @@ impl<'a> Backends<'a> {
         let Some(found) = found else {
             return Err(Missing::NotFound(format!("service {key:?} has no TCP port {text:?}")));
         };
-        let protocol = match (found.app_protocol.as_deref().unwrap_or_default(), is_grpc) {
-            ("kubernetes.io/h2c" | "h2c" | "grpc", _) | (_, true) => BackendProtocol::H2c,
-            ("https" | "kubernetes.io/wss" | "grpcs", _) => {
-                let text = format!("service {key:?}: TLS to backends is not supported (port {text:?})");
-                return Err(Missing::Unsupported(text));
-            }
+        let said = found.app_protocol.as_deref().unwrap_or_default();
+        let protocol = match (said, used) {
+            ("kubernetes.io/h2c" | "h2c" | "grpc" | "grpcs", _) | (_, Use::Grpc) => BackendProtocol::Http2,
             _ => BackendProtocol::Http1,
         };
-        let name = format!("{key}:{text}");
-        Ok(Backend { name, protocol, endpoints: self.endpoints_of(key, found.name.as_deref().unwrap_or_default()) })
+        let port_name = found.name.as_deref().unwrap_or_default();
+        let policy = self.policies.of(key, port_name).filter(|_| used != Use::Passthrough);
+        let tls = match (policy, said) {
+            (Some(Ok(tls)), _) => Some(tls),
+            (Some(Err(why)), _) => {
+                return Err(Missing::Unsupported(format!(
+                    "service {key:?}: its BackendTLSPolicy cannot be used: {why}"
+                )));
+            }
+            // Whoever answers there could say that it is the backend.
+            (None, "https" | "kubernetes.io/wss" | "grpcs") if used != Use::Passthrough => {
+                let text =
+                    format!("service {key:?}: port {text:?} has TLS, and no BackendTLSPolicy says whom to trust");
+                return Err(Missing::Unsupported(text));
+            }
+            (None, _) => None,
+        };
+        Ok(Backend { name: format!("{key}:{text}"), protocol, tls, endpoints: self.endpoints_of(key, port_name) })
     }
 
     /// Those of version 4 where there are any: a client's family says nothing about a backend's.
@@ -114,6 +139,11 @@ impl<'a> Backends<'a> {
         let (addresses, ports) = &self.own;
         let address = endpoint.ip().to_canonical();
         ports.contains(&endpoint.port()) && addresses.iter().any(|own| own.to_canonical() == address)
+    }
+
+    /// The ways in which backends are spoken to over TLS.
+    pub(super) fn tls_ids(&self) -> HashSet<u64> {
+        self.known.values().flatten().filter_map(|backend| backend.tls.as_ref()).map(|tls| tls.id).collect()
     }
 
     /// All endpoints that were found.

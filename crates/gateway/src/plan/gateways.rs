@@ -93,7 +93,7 @@ fn is_ours(class: &GatewayClass) -> bool {
     class.spec.controller_name == GATEWAY_CONTROLLER
 }
 
-fn has_our_class(gateway: &Gateway, world: &World) -> bool {
+pub(super) fn has_our_class(gateway: &Gateway, world: &World) -> bool {
     let class = world.gateway_classes.get(&gateway.spec.gateway_class_name);
     class.is_some_and(|class| is_ours(class) && class.spec.parameters_ref.is_none())
 }
@@ -206,6 +206,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::Ingress => "Ingress",
         Kind::GatewayClass => "GatewayClass",
         Kind::Gateway => "Gateway",
+        Kind::BackendTlsPolicy => "BackendTLSPolicy",
     }
 }
 

@@ -6,7 +6,7 @@ use client::reference;
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass};
 use serde_json::{Value, json};
 
-use super::backends::{Backends, Missing, PortRef};
+use super::backends::{Backends, Missing, PortRef, Use};
 use super::builder::Builder;
 use super::{CLASS, INGRESS_CONTROLLER, Kind, News, Plan, Settings, Status};
 use crate::hostname::{Pattern, Wildcard};
@@ -160,7 +160,7 @@ impl Planner<'_, '_> {
                 let number = port.and_then(|port| port.number).map(PortRef::Number);
                 let port = number.or_else(|| port.and_then(|port| port.name.clone()).map(PortRef::Name));
                 let key = format!("{namespace}/{}", service.name);
-                let found = port.map(|port| self.backends.find(&key, &port, false));
+                let found = port.map(|port| self.backends.find(&key, &port, Use::Http));
                 found.unwrap_or_else(|| Err(Missing::NotFound(format!("backend {:?} names no port", service.name))))
             }
             (None, Some(resource)) => {

@@ -1,5 +1,6 @@
 //! Decides: objects -> routing table, statuses and news. Pure: the same objects always make the same plan.
 
+mod backend_tls;
 mod backends;
 mod builder;
 mod conditions;
@@ -69,6 +70,7 @@ pub enum Kind {
     HttpRoute,
     GrpcRoute,
     TlsRoute,
+    BackendTlsPolicy,
 }
 
 /// Something that its author should know: an event of type Warning.
@@ -87,6 +89,8 @@ pub fn plan(world: &World, settings: &Settings) -> Plan {
     let claims = ingresses::plan(world, settings, &mut backends, &mut builder, &mut plan);
     gateways::plan(world, settings, &claims, &mut backends, &mut builder, &mut plan);
     plan.table = builder.finish();
+    plan.statuses.extend(backends.policies.statuses(world, settings));
     plan.table.endpoints = backends.endpoints();
+    plan.table.tls = backends.tls_ids();
     plan
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{Method, StatusCode};
 
-use super::backends::{Backends, Missing, PortRef};
+use super::backends::{Backends, Missing, PortRef, Use};
 use super::filters;
 use super::grants::{self, Reference};
 use crate::gateway_api::{
@@ -79,7 +79,12 @@ impl Resolver<'_, '_> {
             return Err(Problem::unsupported(format!("backend {:?} names no port", reference.name)));
         };
         let key = format!("{namespace}/{}", reference.name);
-        self.backends.find(&key, &PortRef::Number(port), self.kind == "GRPCRoute").map_err(|missing| match missing {
+        let used = match self.kind {
+            "GRPCRoute" => Use::Grpc,
+            "TLSRoute" => Use::Passthrough,
+            _ => Use::Http,
+        };
+        self.backends.find(&key, &PortRef::Number(port), used).map_err(|missing| match missing {
             Missing::NotFound(message) => Problem { reason: "BackendNotFound", message },
             Missing::Unsupported(message) => Problem { reason: "UnsupportedProtocol", message },
         })

@@ -507,7 +507,7 @@ fn grpc_and_tls_routes_attach_to_their_listeners() {
     assert_eq!((of_route(&plan, "g").as_str(), of_route(&plan, "t").as_str()), (GOOD, GOOD));
     let grpc = route(&plan, 80, "h", "/pkg.Svc/Do").unwrap();
     let Action::Forward(backends) = &grpc.action else { panic!("forwards") };
-    assert_eq!(backends[0].backend.as_ref().unwrap().protocol, crate::table::BackendProtocol::H2c);
+    assert_eq!(backends[0].backend.as_ref().unwrap().protocol, crate::table::BackendProtocol::Http2);
     assert_eq!(leads_to(&plan, 80, "h", "/pkg.Svc/Other"), "nowhere");
     let raw = plan.table.ports[&443].listeners.best("x.raw.test").unwrap();
     assert!(raw.passthrough.best("x.raw.test").is_some() && raw.passthrough.best("y.raw.test").is_none());

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, StatusCode};
+use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
+use rustls_pki_types::ServerName;
 
 pub use rules::{Asked, Found, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
 
@@ -24,6 +26,8 @@ pub struct Table {
     pub ports: BTreeMap<u16, Arc<Port>>,
     /// All that routes lead to.
     pub endpoints: HashSet<SocketAddr>,
+    /// The ways in which they are spoken to over TLS, by [`BackendTls::id`].
+    pub tls: HashSet<u64>,
 }
 
 impl Table {
@@ -116,14 +120,41 @@ pub struct Weighted {
 pub struct Backend {
     pub name: String,
     pub protocol: BackendProtocol,
+    pub tls: Option<Arc<BackendTls>>,
     pub endpoints: Vec<SocketAddr>,
+}
+
+/// Whom to trust behind a Service.
+#[derive(Debug)]
+pub struct BackendTls {
+    /// The same for all who trust the same: they share connections.
+    pub id: u64,
+    /// The name that is asked for, and that the certificate has to have unless `names` say otherwise.
+    pub name: ServerName<'static>,
+    pub names: Vec<ServerName<'static>>,
+    pub roots: Roots,
+}
+
+impl PartialEq for BackendTls {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for BackendTls {}
+
+/// Authorities.
+#[derive(Clone, Debug)]
+pub enum Roots {
+    /// Those of this machine.
+    System,
+    Of(Vec<Arc<RootCertStore>>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BackendProtocol {
     Http1,
-    /// HTTP/2 without TLS.
-    H2c,
+    Http2,
 }
 
 pub enum Filter {

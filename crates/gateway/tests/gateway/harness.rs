@@ -95,6 +95,7 @@ fn resource(object: &Value) -> Gvr {
     let kind = object["kind"].as_str().unwrap().to_lowercase();
     let plural = match kind.as_str() {
         "ingress" | "ingressclass" | "gatewayclass" => format!("{kind}es"),
+        "backendtlspolicy" => "backendtlspolicies".to_owned(),
         _ => format!("{kind}s"),
     };
     Gvr { group: group.to_owned().into(), version: version.to_owned().into(), resource: plural.into() }

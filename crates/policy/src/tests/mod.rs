@@ -9,6 +9,7 @@ use expect_test::expect;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde_json::{Value, json};
 
+use crate::cluster_policy::ClusterPolicy;
 use crate::decision::{Decision, End, decide};
 use crate::plan::{Announced, Plan, plan};
 use crate::program::{afresh, change};
@@ -40,7 +41,21 @@ fn world(pods: Vec<Pod>, policies: Vec<Policy>) -> World {
             .map(|(name, team)| (name.to_owned(), [("team".to_owned(), team.to_owned())].into()))
             .into(),
         policies: policies.into_iter().map(|policy| (policy.key(), Arc::new(policy))).collect(),
+        cluster_policies: BTreeMap::new(),
     }
+}
+
+impl World {
+    fn with_cluster_policies(mut self, policies: Vec<ClusterPolicy>) -> Self {
+        self.cluster_policies = policies.into_iter().map(|policy| (policy.name.clone(), Arc::new(policy))).collect();
+        self
+    }
+}
+
+fn cluster_policy(name: &str, tier: &str, priority: usize, spec: Value) -> ClusterPolicy {
+    let mut object = json!({"metadata": {"name": name}, "spec": {"tier": tier, "priority": priority}});
+    object["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    ClusterPolicy::new(&serde_json::from_value(object).unwrap())
 }
 
 fn planned(world: &World) -> Plan {
@@ -209,7 +224,55 @@ fn random_world(random: &mut Random) -> World {
         policy(random.one(&["default", "other"]), &format!("n{i}"), spec)
     });
     let policies = policies.collect();
-    world(pods, policies)
+    let of_cluster = random.below(4);
+    let of_cluster = (0..of_cluster).map(|i| {
+        let subject = match random.below(3) {
+            0 => json!({"namespaces": random_selector(random)}),
+            1 => json!({"namespaces": {"matchLabels": {"team": "red"}}}),
+            _ => json!({"pods": {"namespaceSelector": {}, "podSelector": random_selector(random)}}),
+        };
+        let mut rules = |peers: &str, networks: bool| {
+            random.some(3, |random| {
+                let action = random.one(&["Accept", "Deny", "Pass"]);
+                let mut to = vec![random_cluster_peer(random, networks)];
+                to.extend(random.some(2, |random| random_cluster_peer(random, networks)));
+                let mut rule = json!({"action": action, peers: to});
+                if random.below(3) > 0 {
+                    rule["protocols"] = json!([random_protocol(random), random_protocol(random)]);
+                }
+                rule
+            })
+        };
+        let (ingress, egress) = (rules("from", false), rules("to", true));
+        let tier = random.one(&["Admin", "Baseline"]);
+        let spec = json!({"subject": subject, "ingress": ingress, "egress": egress});
+        cluster_policy(&format!("c{i}"), tier, random.below(3), spec)
+    });
+    let of_cluster = of_cluster.collect();
+    world(pods, policies).with_cluster_policies(of_cluster)
+}
+
+fn random_cluster_peer(random: &mut Random, networks: bool) -> Value {
+    match random.below(if networks { 4 } else { 3 }) {
+        0 => json!({"namespaces": random.one(&[json!({}), json!({"matchLabels": {"team": "red"}})])}),
+        1 => json!({"pods": {"namespaceSelector": {}, "podSelector": random_selector(random)}}),
+        2 => {
+            json!({"pods": {"namespaceSelector": {"matchLabels": {"team": "blue"}}, "podSelector": random_selector(random)}})
+        }
+        _ => {
+            json!({"networks": random.one(&[json!(["10.42.0.4/30", "fd42::/125"]), json!(["0.0.0.0/0"]), json!(["::/0"])])})
+        }
+    }
+}
+
+fn random_protocol(random: &mut Random) -> Value {
+    let protocol = random.one(&["tcp", "udp", "sctp"]);
+    random.one(&[
+        json!({protocol: {}}),
+        json!({protocol: {"destinationPort": {"number": 80}}}),
+        json!({protocol: {"destinationPort": {"range": {"start": 79, "end": 90}}}}),
+        json!({"destinationNamedPort": "http"}),
+    ])
 }
 
 fn random_selector(random: &mut Random) -> Value {
@@ -257,10 +320,28 @@ fn passes(plan: &Plan, from: IpAddr, to: IpAddr, protocol: Protocol, port: u16) 
     [("egress", from, to), ("ingress", to, from)].into_iter().all(|(direction, subject, peer)| {
         let map = &plan.subjects[format!("{direction}{digit}").as_str()];
         let Some(chain) = map.get(&subject.to_string()) else { return true };
-        let rules = &plan.chains[chain.strip_prefix("jump ").unwrap()];
-        for rule in rules {
-            let Some((fields, set)) = rule.strip_suffix(" return").and_then(|rule| rule.split_once(" @")) else {
-                return rule == "return";
+        let mut rules: Vec<&String> = plan.chains[chain.strip_prefix("jump ").unwrap()].iter().rev().collect();
+        while let Some(rule) = rules.pop() {
+            let (lookup, verdict) = match rule.split_once(" @") {
+                Some((fields, rest)) => {
+                    let (set, verdict) = rest.split_once(' ').unwrap();
+                    (Some((fields, set)), verdict)
+                }
+                None => (None, rule.as_str()),
+            };
+            let mut decided = || match verdict {
+                "return" => Some(true),
+                "drop" => Some(false),
+                other => {
+                    rules = plan.chains[other.strip_prefix("goto ").unwrap()].iter().rev().collect();
+                    None
+                }
+            };
+            let Some((fields, set)) = lookup else {
+                match decided() {
+                    Some(decided) => return decided,
+                    None => continue,
+                }
             };
             if fields.starts_with("ip ") && digit == 6 || fields.starts_with("ip6 ") && digit == 4 {
                 continue;
@@ -271,11 +352,13 @@ fn passes(plan: &Plan, from: IpAddr, to: IpAddr, protocol: Protocol, port: u16) 
                 _ => vec![Part::Address(peer), Part::Word(protocol.name()), Part::Port(port)],
             };
             let holds = |element: &String| element.split(" . ").zip(&key).all(|(text, part)| part.is_in(text));
-            if plan.sets[set].elements.iter().any(holds) {
-                return true;
+            if plan.sets[set].elements.iter().any(holds)
+                && let Some(decided) = decided()
+            {
+                return decided;
             }
         }
-        false
+        true
     })
 }
 
@@ -369,4 +452,115 @@ fn a_pod_that_comes_is_an_element() {
     let now = planned(&world(vec![web(), come], vec![policy("default", "p", spec)]));
     let text = without_hashes(&change(&before, &now));
     assert_eq!(text, "add element inet cox-policy in-*-pods4 { 10.42.1.9 }\n");
+}
+
+#[test]
+fn tiers_and_priorities_decide_in_order() {
+    let pods = || {
+        vec![
+            pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([])),
+            pod("default", "near", "b", json!({}), &["10.42.1.2"], json!([])),
+            pod("other", "far", "b", json!({}), &["10.42.1.3"], json!([])),
+        ]
+    };
+    let everyone = json!([{"namespaces": {}}]);
+    let rule = |name: &str, action: &str| json!({"name": name, "action": action, "from": everyone});
+    let of = |name: &str, tier: &str, priority: usize, rules: Value| {
+        cluster_policy(name, tier, priority, json!({"subject": {"namespaces": {}}, "ingress": rules}))
+    };
+    let said = |world: &World, peer: &str| -> String {
+        let (subject, peer) = (&world.pods["default/web"], &world.pods[peer]);
+        let end = End { address: peer.addresses[0], pod: Some(peer) };
+        let decision = decide(world, Direction::Ingress, subject, end, Protocol::Tcp, 80);
+        let found = passes(&planned(world), peer.addresses[0], subject.addresses[0], Protocol::Tcp, 80);
+        assert_eq!(found, decision.is_allowed(), "{decision:?}");
+        match decision {
+            Decision::Open => "open".to_owned(),
+            Decision::Allowed(policy) => format!("allowed by {policy}"),
+            Decision::Denied(policies) => format!("denied by {policies:?}"),
+            Decision::Ruled { policy, rule, tier, is_accepted } => {
+                format!("{} {policy}/{rule} {}", tier.name(), if is_accepted { "accepts" } else { "denies" })
+            }
+        }
+    };
+    let isolating =
+        || policy("default", "near", json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]}));
+    let baseline = || of("base", "Baseline", 0, json!([rule("no", "Deny")]));
+    let far_only =
+        json!([{"name": "far", "action": "Deny", "from": [{"namespaces": {"matchLabels": {"team": "red"}}}]}]);
+    for (policies, of_cluster, near, far) in [
+        (vec![], vec![], "open", "open"),
+        (vec![], vec![baseline()], "Baseline base/no denies", "Baseline base/no denies"),
+        // Policies of the namespace have the word before the baseline, and the last one.
+        (vec![isolating()], vec![baseline()], "allowed by default/near", "denied by [\"default/near\"]"),
+        // Administrators have it before both.
+        (
+            vec![isolating()],
+            vec![of("z", "Admin", 0, json!([rule("yes", "Accept")])), of("a", "Admin", 1, json!([rule("no", "Deny")]))],
+            "Admin z/yes accepts",
+            "Admin z/yes accepts",
+        ),
+        (
+            vec![isolating()],
+            vec![of("z", "Admin", 7, json!([rule("yes", "Accept")])), of("a", "Admin", 1, far_only.clone())],
+            "Admin z/yes accepts",
+            "Admin a/far denies",
+        ),
+        // Within a policy the first rule; what passes goes on in the next tier.
+        (
+            vec![isolating()],
+            vec![of("a", "Admin", 0, json!([rule("on", "Pass"), rule("no", "Deny")]))],
+            "allowed by default/near",
+            "denied by [\"default/near\"]",
+        ),
+        (
+            vec![],
+            vec![of("a", "Admin", 0, json!([rule("on", "Pass")])), baseline()],
+            "Baseline base/no denies",
+            "Baseline base/no denies",
+        ),
+        (vec![], vec![of("b", "Baseline", 0, json!([rule("on", "Pass"), rule("no", "Deny")]))], "open", "open"),
+        (vec![], vec![of("a", "Admin", 0, far_only.clone())], "open", "Admin a/far denies"),
+    ] {
+        let world = world(pods(), policies).with_cluster_policies(of_cluster);
+        assert_eq!(
+            (said(&world, "default/near").as_str(), said(&world, "other/far").as_str()),
+            (near, far),
+            "{world:#?}"
+        );
+    }
+}
+
+#[test]
+fn security_a_pod_that_is_not_shown_yet_is_closed_to_the_clusters_policies_too() {
+    let told =
+        |pod: &str| Announced { pod: pod.into(), uid: "u".into(), addresses: vec!["10.42.0.9".parse().unwrap()] };
+    let deny = json!({"subject": {"namespaces": {"matchLabels": {"team": "red"}}},
+        "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]});
+    let world = world(vec![], vec![]).with_cluster_policies(vec![cluster_policy("deny", "Baseline", 0, deny)]);
+    for (pod, is_closed) in [("other/new", true), ("default/new", false), ("unknown/new", true)] {
+        let plan = plan(&world, NODE, "cox0", &[told(pod)]);
+        assert_eq!(plan.subjects["ingress4"].contains_key("10.42.0.9"), is_closed, "{pod}");
+    }
+}
+
+#[test]
+fn security_more_than_is_affordable_is_closed() {
+    let pods: Vec<Pod> = (0..300u32)
+        .map(|i| {
+            let address = std::net::Ipv4Addr::from_bits(0x0a2a_0100 + i).to_string();
+            pod("default", &format!("p{i}"), if i == 0 { NODE } else { "b" }, json!({}), &[&address], json!([]))
+        })
+        .collect();
+    // Single ports without neighbours, so that none can be merged.
+    let protocols: Vec<Value> = (0..1000).map(|i| json!({"tcp": {"destinationPort": {"number": 2 * i + 1}}})).collect();
+    let with = |action: &str| {
+        let spec = json!({"subject": {"namespaces": {}},
+            "ingress": [{"action": action, "from": [{"namespaces": {}}], "protocols": protocols}]});
+        world(pods.clone(), vec![]).with_cluster_policies(vec![cluster_policy("large", "Admin", 0, spec)])
+    };
+    let (from, to) = ("10.42.1.7".parse().unwrap(), "10.42.1.0".parse().unwrap());
+    for (action, is_open) in [("Accept", true), ("Deny", false), ("Pass", false)] {
+        assert_eq!(passes(&planned(&with(action)), from, to, Protocol::Tcp, 2), is_open, "{action}");
+    }
 }
