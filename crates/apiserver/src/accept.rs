@@ -4,6 +4,7 @@ use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use registry::Resource;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::body::{Body, response};
@@ -161,14 +162,19 @@ pub(crate) fn is_table(accept: &Accept) -> bool {
 }
 
 pub(crate) fn encode(accept: &Accept, value: &Value) -> Result<Bytes, Status> {
+    encode_as(accept, value, value)
+}
+
+/// As [`encode`], with a form of its own for JSON.
+pub(crate) fn encode_as(accept: &Accept, value: &Value, json: &impl Serialize) -> Result<Bytes, Status> {
     match accept.encoding {
         Encoding::Yaml => api::codec::to_yaml(value).map(Bytes::from).map_err(Status::internal),
         Encoding::Json if accept.pretty => {
-            let mut text = serde_json::to_vec_pretty(value).map_err(Status::internal)?;
+            let mut text = serde_json::to_vec_pretty(json).map_err(Status::internal)?;
             text.push(b'\n');
             Ok(text.into())
         }
-        Encoding::Json => serde_json::to_vec(value).map(Bytes::from).map_err(Status::internal),
+        Encoding::Json => serde_json::to_vec(json).map(Bytes::from).map_err(Status::internal),
         Encoding::Protobuf => {
             protobuf::encode(value).map(Bytes::from).ok_or_else(|| Status::not_acceptable(OFFERED_AS_TEXT))
         }

@@ -40,7 +40,6 @@ impl Table for Unused {
                 "batches are sent as they come, and retried with the usual backoff",
             ),
             only("audit-webhook-version", &["audit.k8s.io/v1"], "events are audit.k8s.io/v1"),
-            same("cert-dir", "a certificate that is made here is not written"),
             only("cloud-config", &[""], "there is no cloud provider"),
             only("cloud-provider", &[""], "there is no cloud provider"),
             only("contention-profiling", &["false"], "there are no profiling endpoints"),

@@ -55,6 +55,10 @@ pub struct Args {
     /// File containing the x509 private key matching --tls-cert-file.
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
+    /// The directory where the TLS certs are located. If --tls-cert-file and --tls-private-key-file are provided, this
+    /// flag will be ignored.
+    #[arg(long, value_name = "DIRECTORY", default_value = crate::config::DEFAULT_CERT_DIR)]
+    pub cert_dir: PathBuf,
     /// Requests with a client certificate signed by one of these authorities are authenticated by its CommonName.
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
@@ -447,6 +451,7 @@ impl TryFrom<Args> for Config {
             advertise_address: args.advertise_address,
             tls_cert_file: args.tls_cert_file,
             tls_private_key_file: args.tls_private_key_file,
+            cert_dir: args.cert_dir,
             client_ca_file: args.client_ca_file,
             token_auth_file: args.token_auth_file,
             basic_auth_file: args.basic_auth_file,

@@ -20,6 +20,8 @@ pub struct Config {
     pub advertise_address: Option<IpAddr>,
     pub tls_cert_file: Option<PathBuf>,
     pub tls_private_key_file: Option<PathBuf>,
+    /// Where a certificate that no file is named for is made and found again.
+    pub cert_dir: PathBuf,
     pub client_ca_file: Option<PathBuf>,
     pub token_auth_file: Option<PathBuf>,
     pub basic_auth_file: Option<PathBuf>,
@@ -260,6 +262,7 @@ pub struct Truncation {
 }
 
 pub(crate) const DEFAULT_ETCD_PREFIX: &str = "/registry";
+pub(crate) const DEFAULT_CERT_DIR: &str = "/var/run/kubernetes";
 pub(crate) const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
 /// What keys begin with in an etcd with this `--etcd-prefix`: slashes at both ends, as upstream has it.
@@ -278,6 +281,7 @@ impl Config {
             advertise_address: None,
             tls_cert_file: None,
             tls_private_key_file: None,
+            cert_dir: DEFAULT_CERT_DIR.into(),
             client_ca_file: None,
             token_auth_file: None,
             basic_auth_file: None,

@@ -9,7 +9,7 @@ use http::{Response, StatusCode, header};
 use registry::Verb;
 use serde_json::{Value, json};
 
-use crate::accept::{Accept, encode};
+use crate::accept::{Accept, encode_as};
 use crate::body::{Body, response};
 use crate::discovery::{self, Documents, openapi};
 use crate::request_info::RequestInfo;
@@ -44,7 +44,7 @@ pub(crate) async fn serve(
             Ok(response(StatusCode::OK, "text/plain; version=0.0.4", crate::metrics_page::render(state).await.into()))
         }
         ["metrics", "slis"] => {
-            Ok(response(StatusCode::OK, "text/plain; version=0.0.4", state.metrics.slis.render().into()))
+            Ok(response(StatusCode::OK, "text/plain; version=0.0.4", crate::health::slis(state).await.into()))
         }
         ["statusz"] | ["flagz"] => zpage(state, path, parts, &documents),
         ["debug", "api_priority_and_fairness", _] => match state.flow_control.dump(path) {
@@ -145,7 +145,7 @@ fn openid_configuration(
 
 fn json_response(parts: &http::request::Parts, info: &RequestInfo, value: &Value) -> Result<Response<Body>, Status> {
     let accept = Accept::parse(&parts.headers, info)?;
-    Ok(response(StatusCode::OK, accept.content_type(), encode(&accept, value)?))
+    Ok(response(StatusCode::OK, accept.content_type(), encode_as(&accept, value, &discovery::InOrder(value))?))
 }
 
 /// The version of aggregated discovery the client asks for, if it does.

@@ -92,13 +92,31 @@ fn readable(state: &State) -> Result<(), String> {
     if unreadable.is_empty() { Ok(()) } else { Err(unreadable.join("; ")) }
 }
 
-pub(crate) async fn serve(state: &Arc<State>, info: &RequestInfo) -> Result<Response<Body>, Status> {
-    let path = info.path.trim_matches('/');
-    let (endpoint, single) = path.split_once('/').map_or((path, None), |(endpoint, name)| (endpoint, Some(name)));
+/// What the checks of an endpoint say now, which the figures about them remember.
+async fn noted(state: &Arc<State>, endpoint: &str) -> Vec<(Cow<'static, str>, Result<(), String>)> {
     let checks = checks(state, endpoint == "readyz").await;
     for (name, outcome) in &checks {
         state.metrics.slis.note(endpoint, name, outcome.is_ok());
     }
+    checks
+}
+
+/// The figures about checks. Where nobody probes this server, who reads them is the first to ask.
+pub(crate) async fn slis(state: &Arc<State>) -> String {
+    let text = state.metrics.slis.render();
+    if !text.is_empty() {
+        return text;
+    }
+    for endpoint in ["healthz", "livez", "readyz"] {
+        noted(state, endpoint).await;
+    }
+    state.metrics.slis.render()
+}
+
+pub(crate) async fn serve(state: &Arc<State>, info: &RequestInfo) -> Result<Response<Body>, Status> {
+    let path = info.path.trim_matches('/');
+    let (endpoint, single) = path.split_once('/').map_or((path, None), |(endpoint, name)| (endpoint, Some(name)));
+    let checks = noted(state, endpoint).await;
     if let Some(single) = single {
         let Some((_, outcome)) = checks.iter().find(|(name, _)| *name == single) else {
             return Err(Status::no_such_path());

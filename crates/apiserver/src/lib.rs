@@ -51,6 +51,7 @@ mod sampler;
 mod seal;
 mod server;
 mod server_leases;
+mod serving_certificate;
 mod stamp;
 mod state;
 mod status;

@@ -37,6 +37,7 @@ use crate::in_flight::InFlight;
 use crate::metrics::{RequestMetrics, Timed};
 use crate::remote::{KubeletClient, Services};
 use crate::seal::{Foreign, Sealed, Seals};
+use crate::serving_certificate;
 use crate::state::State;
 use crate::subresources::Own;
 use crate::watch_cache;
@@ -55,7 +56,7 @@ pub type Handler = Arc<dyn Fn(Request<Bytes>) -> BoxFuture<'static, Response<Bod
 pub struct Server {
     state: Arc<State>,
     listener: TcpListener,
-    acceptor: TlsAcceptor,
+    acceptor: Arc<Reloading<TlsAcceptor>>,
     /// What sends audit events in batches; ends when `audit_stop` fires and everything has been sent.
     audit_tasks: JoinSet<()>,
     audit_stop: CancellationToken,
@@ -75,7 +76,7 @@ impl Server {
     async fn open(mut config: Config) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(config.bind).await.with_context(|| format!("listening on {}", config.bind))?;
         config.bind = listener.local_addr()?;
-        let acceptor = acceptor(&config)?;
+        let acceptor = Arc::new(acceptor(&config)?);
         admission::warnings(&config).iter().for_each(|warning| tracing::warn!("{warning}"));
         let (mut audit_tasks, audit_stop) = (JoinSet::new(), CancellationToken::new());
         let audit = Audit::new(&config.audit, &mut audit_tasks, &audit_stop)?;
@@ -214,7 +215,7 @@ impl Server {
                     let (state, acceptor, closing) = (state.clone(), acceptor.clone(), closing.clone());
                     connections.spawn(async move {
                         let place = tcp.place();
-                        let Ok(tls) = place.handshake(acceptor.accept(tcp)).await else { return };
+                        let Ok(tls) = place.handshake(acceptor.get().accept(tcp)).await else { return };
                         let certificates = tls.get_ref().1.peer_certificates().map(PeerCertificates::new);
                         let certificates = certificates.map(Arc::new);
                         let peer = Peer { in_process: false, address: Some(address), certificates };
@@ -376,16 +377,24 @@ async fn compact(state: Arc<State>) {
     }
 }
 
-fn acceptor(config: &Config) -> anyhow::Result<TlsAcceptor> {
-    let (Some(certificate), Some(key)) = (&config.tls_cert_file, &config.tls_private_key_file) else {
-        anyhow::bail!("--tls-cert-file and --tls-private-key-file are required");
+/// Clients are told whose certificates they may show; the files of those authorities may change.
+fn acceptor(config: &Config) -> anyhow::Result<Reloading<TlsAcceptor>> {
+    let (certificate, key) = serving_certificate::files(config)?;
+    let resolver = Arc::new(tls::ServingCertificate::load(&certificate, &key)?);
+    let authorities = [&config.client_ca_file, &config.requestheader_client_ca_file];
+    let load = move |files: &[std::path::PathBuf]| {
+        let mut roots = rustls::RootCertStore::empty();
+        for file in files {
+            roots.add_parsable_certificates(tls::load_certificates(file)?);
+        }
+        let mut tls = tls::server_builder()
+            .with_client_cert_verifier(Arc::new(tls::AnyCertificate::of(roots.subjects())))
+            .with_cert_resolver(resolver.clone());
+        tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        tls.ignore_client_order = true;
+        Ok(TlsAcceptor::from(Arc::new(tls)))
     };
-    let mut tls = tls::server_builder()
-        .with_client_cert_verifier(Arc::new(tls::AnyCertificate::default()))
-        .with_cert_resolver(Arc::new(tls::ServingCertificate::load(certificate, key)?));
-    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    tls.ignore_client_order = true;
-    Ok(Arc::new(tls).into())
+    Reloading::new(authorities.into_iter().flatten().cloned().collect(), load)
 }
 
 /// How kubelets are reached; the certificate shown to them and the authority of theirs are read again when they change.

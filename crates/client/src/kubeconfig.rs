@@ -158,6 +158,9 @@ pub struct ExecConfig {
     pub interactive_mode: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provide_cluster_info: Option<bool>,
+    /// Who reads standard input already, which the command therefore cannot have.
+    #[serde(skip)]
+    pub stdin_used_by: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -197,6 +200,8 @@ pub struct Overrides {
     pub impersonate_user: Option<String>,
     pub impersonate_uid: Option<String>,
     pub impersonate_groups: Vec<String>,
+    /// Who reads standard input, in words.
+    pub stdin_used_by: Option<&'static str>,
 }
 
 /// One context with its cluster and user, flags applied: all a client needs.
@@ -253,7 +258,14 @@ impl Kubeconfig {
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
-        yaml_serde::from_str(text).map_err(Error::config)
+        let config: Self = yaml_serde::from_str(text).map_err(Error::config)?;
+        if config.api_version != v1() || config.kind != "Config" {
+            return Err(Error::config(format!(
+                "no kind {:?} is registered for version {:?} in scheme \"k8s.io/client-go/tools/clientcmd/api/latest/latest.go:50\"",
+                config.kind, config.api_version
+            )));
+        }
+        Ok(config)
     }
 
     pub fn to_yaml(&self) -> Result<String, Error> {
@@ -352,6 +364,14 @@ impl Kubeconfig {
         };
         overrides.change_cluster(&mut cluster);
         overrides.change_user(&mut user);
+        if let Some(exec) = &user.exec
+            && exec.interactive_mode.is_none()
+            && exec.api_version.as_deref() == Some("client.authentication.k8s.io/v1")
+        {
+            return Err(Error::config(format!(
+                "interactiveMode must be specified for {user_name} to use exec authentication plugin"
+            )));
+        }
         let server = cluster.server.get_or_insert_with(|| "http://localhost:8080".into());
         if !server.contains("://") {
             *server = format!("http://{server}");
@@ -415,6 +435,9 @@ impl Overrides {
     }
 
     fn change_user(&self, user: &mut AuthInfo) {
+        if let Some(exec) = &mut user.exec {
+            exec.stdin_used_by = self.stdin_used_by;
+        }
         if self.client_certificate.is_some() {
             user.client_certificate.clone_from(&self.client_certificate);
             user.client_certificate_data = None;
@@ -509,6 +532,23 @@ contexts: [{name: two, context: {cluster: b, user: v}}]
     fn nothing_configured_means_localhost() {
         let resolved = Kubeconfig::default().resolve(&Overrides::default()).unwrap();
         assert_eq!(resolved.cluster.server.as_deref(), Some("http://localhost:8080"));
+    }
+
+    #[test]
+    fn other_versions_and_plug_ins_that_do_not_say_how_they_run_are_refused() {
+        let said = Kubeconfig::parse("apiVersion: v2\nkind: Config\n").unwrap_err().to_string();
+        assert!(said.contains("no kind \"Config\" is registered for version \"v2\""), "{said}");
+        let resolve = |mode: &str| {
+            let exec = format!("{{apiVersion: client.authentication.k8s.io/v1, command: x{mode}}}");
+            let text = format!(
+                "current-context: c\ncontexts: [{{name: c, context: {{cluster: l, user: u}}}}]\n\
+                 clusters: [{{name: l, cluster: {{server: 'https://a'}}}}]\nusers: [{{name: u, user: {{exec: {exec}}}}}]\n"
+            );
+            Kubeconfig::parse(&text).unwrap().resolve(&Overrides::default())
+        };
+        let said = resolve("").unwrap_err().to_string();
+        assert!(said.contains("interactiveMode must be specified for u to use exec authentication plugin"), "{said}");
+        assert!(resolve(", interactiveMode: Never").is_ok());
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl Context {
         }
         let mut config = Kubeconfig::load(explicit.as_deref()).map_err(|e| Failure::message(format!("error {e}")))?;
         for path in Kubeconfig::paths(explicit.as_deref()).iter().filter(|p| p.exists()) {
-            self.trace(6, "loader.go:405", &format!("Config loaded from file:  {}", path.display()));
+            self.trace(6, "loader.go:407", &format!("Config loaded from file:  {}", path.display()));
         }
         // A pod without any kubeconfig speaks with its service account.
         if explicit.is_none()
@@ -181,7 +181,14 @@ impl Context {
             impersonate_user: text("as"),
             impersonate_uid: text("as-uid"),
             impersonate_groups: self.flags.list("as-group"),
+            stdin_used_by: self.reads_stdin().then_some("stdin resource manifest reader"),
         }
+    }
+
+    /// Whether the command's own input comes from standard input.
+    fn reads_stdin(&self) -> bool {
+        let files = self.flags.has_flag("filename") && self.flags.list("filename").iter().any(|file| file == "-");
+        files || self.flags.command.name == "env" && self.args().iter().any(|word| word == "-")
     }
 
     pub(crate) fn resolved(&self) -> Result<Resolved> {
@@ -215,12 +222,14 @@ impl Context {
             )));
         }
         if let Some(exec) = self.resolved()?.user.exec
-            && !self.plugin_policy.allows(&exec.command)
+            && let Err(why) = self.plugin_policy.check(&exec.command)
         {
-            return Err(Failure::message(format!(
-                "plugin {:?} not allowed by the credential plugin policy of the kuberc file",
-                exec.command
-            )));
+            return Err(Failure::Connect {
+                host: String::new(),
+                cause: format!("getting credentials: {why}"),
+                refused: false,
+                config: String::new(),
+            });
         }
         let client = Client::from_kubeconfig(self.kubeconfig()?, &self.overrides())
             .map_err(|e| Failure::message(e.to_string()))?

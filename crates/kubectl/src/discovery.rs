@@ -6,6 +6,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -149,6 +151,9 @@ impl Discovery {
         let groups = self.groups(cx).await?;
         // An exact group is preferred; a unique prefix of one also does (`deploy.app`).
         let prefix = group.is_some_and(|g| !groups.iter().any(|known| known.name == g));
+        // A full name anywhere comes before short names.
+        let mut short: Option<Mapping> = None;
+        let mut ambiguous: Vec<String> = Vec::new();
         for g in groups.iter() {
             match group {
                 Some(wanted) if prefix && version.is_none() && !g.name.starts_with(wanted) => continue,
@@ -165,18 +170,27 @@ impl Discovery {
                     Err(Failure::Status(_)) => continue,
                     Err(e) => return Err(e),
                 };
-                let found = resources.iter().find(|m| {
-                    m.resource == lower
-                        || m.singular == lower
-                        || m.kind.to_lowercase() == lower
-                        || m.short_names.contains(&lower)
-                });
+                let found = resources
+                    .iter()
+                    .find(|m| m.resource == lower || m.singular == lower || m.kind.to_lowercase() == lower);
                 if let Some(m) = found {
                     return Ok(Some(m.clone()));
                 }
+                for m in resources.iter().filter(|m| m.short_names.contains(&lower)) {
+                    match &short {
+                        None => short = Some(m.clone()),
+                        Some(first) if first.group == m.group && first.resource == m.resource => {}
+                        Some(_) => ambiguous.push(m.group_resource()),
+                    }
+                }
             }
         }
-        Ok(None)
+        if short.is_some() {
+            for other in ambiguous {
+                cx.warn(&format!("short name \"{name}\" could also match lower priority resource {other}"));
+            }
+        }
+        Ok(short)
     }
 
     /// The type of an object in a file.
@@ -410,15 +424,23 @@ fn read_cached(file: &Path) -> Option<Value> {
     serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }
 
-/// The cache is a convenience: a read-only home only costs speed.
+/// The cache is a convenience: a read-only home only costs speed. Others of this machine neither read nor change it,
+/// whatever the umask allows: what is in it decides where later commands send their requests.
 fn write_cached(file: &Path, value: &Value) {
     let Some(dir) = file.parent() else { return };
-    if std::fs::create_dir_all(dir).is_err() {
+    if std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir).is_err() {
         return;
     }
     let temporary =
         dir.join(format!(".{}.{}", std::process::id(), file.file_name().unwrap_or_default().to_string_lossy()));
-    if std::fs::write(&temporary, value.to_string()).is_ok() && std::fs::rename(&temporary, file).is_err() {
+    let write = || -> std::io::Result<()> {
+        // What an ended process of the same number left behind may have another mode.
+        let _ = std::fs::remove_file(&temporary);
+        let mut new = std::fs::OpenOptions::new();
+        new.write(true).create_new(true).mode(0o660).open(&temporary)?.write_all(value.to_string().as_bytes())?;
+        std::fs::rename(&temporary, file)
+    };
+    if write().is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
 }
@@ -542,6 +564,22 @@ mod tests {
             ("http://[::1]:80", "_::1__80"),
         ] {
             assert_eq!(host_dir(server), expected.replace("_::1__80", "___1__80"), "{server}");
+        }
+    }
+
+    /// CVE-2019-11244.
+    #[test]
+    fn security_others_cannot_change_the_cache() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("cache/discovery/host/apps/v1/serverresources.json");
+        write_cached(&file, &json!({"a": 1}));
+        write_cached(&file, &json!({"a": 2}));
+        assert_eq!(read_cached(&file).unwrap()["a"], 2);
+        // The file, and the five folders that were made for it.
+        for path in file.ancestors().take(6) {
+            let mode = std::fs::metadata(path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o007, 0, "{}: {mode:o}", path.display());
         }
     }
 

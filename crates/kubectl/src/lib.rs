@@ -164,6 +164,16 @@ fn help_about(topic: &[String]) -> std::result::Result<Vec<String>, ExitCode> {
     Ok([topic, &["--help".to_owned()]].concat())
 }
 
+/// What other tools call a command.
+const MEANT: &[(&str, &str)] = &[
+    ("inspect", "describe"),
+    ("list", "get"),
+    ("ls", "get"),
+    ("remove", "delete"),
+    ("rm", "delete"),
+    ("stats", "top"),
+];
+
 /// A word that names no command: perhaps a plug-in on the PATH, else a mistake to explain.
 fn unknown(word: &str, group: &'static cli::Command, path: &str, argv: &[String]) -> ExitCode {
     let top = path == "kubectl";
@@ -177,7 +187,10 @@ fn unknown(word: &str, group: &'static cli::Command, path: &str, argv: &[String]
         .subcommands
         .iter()
         .map(|c| c.name.to_owned())
-        .filter(|name| discovery::edit_distance(word, name) <= 2 || name.starts_with(word))
+        .filter(|name| {
+            let meant = MEANT.iter().any(|(other, meant)| top && *other == word && meant == name);
+            meant || discovery::edit_distance(word, name) <= 2 || name.starts_with(word)
+        })
         .collect();
     if !top {
         return report(&Failure::usage(path, format!("unknown command \"{word}\"")).suggest(close));

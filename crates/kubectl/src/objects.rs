@@ -1,6 +1,8 @@
 //! Writing objects: create, update, patch and delete with the query parameters kubectl sends, and small reads and
 //! edits of dynamic objects that several commands need.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
 
 use crate::context::{Context, DryRun};
@@ -42,8 +44,20 @@ pub(crate) async fn create(
     dry_run: DryRun,
     manager: &str,
 ) -> Result<Value> {
-    let request = Request::post(mapping.path(namespace), object);
+    let request = Request::post(mapping.path(namespace), &without_version(object));
     with_write_parameters(cx, request, dry_run, manager)?.value(cx).await
+}
+
+/// What was read from a server, or written down there, can be made anew.
+fn without_version(object: &Value) -> Cow<'_, Value> {
+    if object["metadata"].get("resourceVersion").is_none() {
+        return Cow::Borrowed(object);
+    }
+    let mut object = object.clone();
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.remove("resourceVersion");
+    }
+    Cow::Owned(object)
 }
 
 pub(crate) async fn replace(

@@ -9,16 +9,13 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::request::Request;
-use crate::resources::items;
+use crate::resources::{all_items, items};
 use crate::selector;
 use crate::watch::Watch;
 
 pub(crate) async fn by_selector(cx: &Context, namespace: &str, selector: &str) -> Result<Vec<Value>> {
-    let list = Request::get(known("v1", "pods", "Pod", true).path(namespace))
-        .query("labelSelector", selector)
-        .value(cx)
-        .await?;
-    Ok(items(&list))
+    let path = known("v1", "pods", "Pod", true).path(namespace);
+    all_items(cx, || Request::get(path.clone()).query("labelSelector", selector)).await
 }
 
 /// The pods behind `pod/x`, `deployment/x`, `service/x`…, those most likely to answer first: one at least, for which it

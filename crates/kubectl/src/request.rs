@@ -127,7 +127,7 @@ impl Request {
         let work = async {
             let (status, body) = self.open(cx).await?;
             let body = collect(body).await?;
-            trace_body(cx, &body);
+            trace_body(cx, "Response Body", &body);
             Ok::<_, Failure>((status, body))
         };
         let (status, body) = match timeout {
@@ -316,59 +316,69 @@ fn advice(cx: &Context) -> String {
 }
 
 fn trace_request(cx: &Context, method: &Method, url: &str, headers: &HeaderMap, body: &Bytes) {
-    if cx.verbosity() < 7 {
+    let verbosity = cx.verbosity();
+    if verbosity < 7 {
         return;
     }
-    if cx.verbosity() >= 8 && !body.is_empty() {
-        cx.trace(8, "request.go:1351", &format!("Request Body: {}", shortened(cx, &String::from_utf8_lossy(body))));
-    }
-    if cx.verbosity() >= 9 {
-        let shown: Vec<String> = headers
-            .iter()
-            .map(|(k, v)| format!("-H \"{}: {}\"", canonical(k.as_str()), redact(k.as_str(), v)))
-            .collect();
-        cx.trace(9, "round_trippers.go:466", &format!("curl -v -X{method}  {} '{url}'", shown.join(" ")));
+    trace_body(cx, "Request Body", body);
+    let agent = user_agent();
+    let mut lines = header_lines(headers);
+    lines.push(("User-Agent".to_owned(), agent));
+    lines.sort();
+    let what = if verbosity >= 9 {
+        let shown: Vec<String> = lines.iter().map(|(name, value)| format!("-H \"{name}: {value}\"")).collect();
+        pair("curlCommand", &format!("curl -v -X{method}  {} '{url}'\n", shown.join(" ")))
     } else {
-        cx.trace(7, "round_trippers.go:463", &format!("{method} {url}"));
-    }
-    cx.trace(7, "round_trippers.go:469", "Request Headers:");
-    for (name, value) in headers {
-        cx.trace(
-            7,
-            "round_trippers.go:473",
-            &format!("    {}: {}", canonical(name.as_str()), redact(name.as_str(), value)),
-        );
-    }
-    cx.trace(7, "round_trippers.go:473", &format!("    User-Agent: {}", user_agent()));
+        let headers = pair("headers", &in_lines(&lines));
+        format!("{} {} {headers}", pair("verb", method.as_str()), pair("url", url))
+    };
+    cx.trace(7, "round_trippers.go:527", &format!("\"Request\" {what}"));
 }
 
+/// The parts of a line depend on the level as upstream's do: at 7 and 8 the request has been named already.
 fn trace_response(cx: &Context, method: &Method, url: &str, status: StatusCode, headers: &HeaderMap, started: Instant) {
-    if cx.verbosity() < 6 {
+    let verbosity = cx.verbosity();
+    if verbosity < 6 {
         return;
     }
-    let milliseconds = started.elapsed().as_millis();
-    let text = format!("{} {}", status.as_u16(), status.canonical_reason().unwrap_or(""));
-    if matches!(cx.verbosity(), 6 | 9..) {
-        cx.trace(6, "round_trippers.go:553", &format!("{method} {url} {text} in {milliseconds} milliseconds"));
-    } else {
-        cx.trace(7, "round_trippers.go:574", &format!("Response Status: {text} in {milliseconds} milliseconds"));
+    let mut parts = Vec::new();
+    if matches!(verbosity, 6 | 9..) {
+        parts.push(pair("verb", method.as_str()));
+        parts.push(pair("url", url));
     }
+    let reason = status.canonical_reason().unwrap_or("");
+    parts.push(pair("status", &format!("{} {reason}", status.as_u16())));
+    if verbosity >= 8 {
+        let mut lines = header_lines(headers);
+        lines.sort();
+        parts.push(pair("headers", &in_lines(&lines)));
+    }
+    parts.push(format!("milliseconds={}", started.elapsed().as_millis()));
+    cx.trace(6, "round_trippers.go:632", &format!("\"Response\" {}", parts.join(" ")));
+}
+
+fn trace_body(cx: &Context, what: &str, body: &Bytes) {
     if cx.verbosity() >= 8 {
-        cx.trace(8, "round_trippers.go:577", "Response Headers:");
-        for (name, value) in headers {
-            cx.trace(
-                8,
-                "round_trippers.go:580",
-                &format!("    {}: {}", canonical(name.as_str()), redact(name.as_str(), value)),
-            );
-        }
+        let text = shortened(cx, &String::from_utf8_lossy(body));
+        cx.trace(8, "helper.go:113", &format!("\"{what}\" {}", pair("body", &text)));
     }
 }
 
-fn trace_body(cx: &Context, body: &Bytes) {
-    if cx.verbosity() >= 8 {
-        cx.trace(8, "request.go:1351", &format!("Response Body: {}", shortened(cx, &String::from_utf8_lossy(body))));
+fn header_lines(headers: &HeaderMap) -> Vec<(String, String)> {
+    headers.iter().map(|(name, value)| (canonical(name.as_str()), redact(name.as_str(), value))).collect()
+}
+
+fn in_lines(headers: &[(String, String)]) -> String {
+    headers.iter().map(|(name, value)| format!("{name}: {value}\n")).collect()
+}
+
+/// A key and its value as upstream's log has them: quoted, or in lines of their own when there are several.
+fn pair(key: &str, value: &str) -> String {
+    if !value.contains('\n') {
+        return format!("{key}={value:?}");
     }
+    let lines: String = value.lines().map(|line| format!("\t{line}\n")).collect();
+    format!("{key}=<\n{lines} >")
 }
 
 fn shortened(cx: &Context, text: &str) -> String {
@@ -395,10 +405,16 @@ fn canonical(name: &str) -> String {
 }
 
 fn redact(name: &str, value: &http::HeaderValue) -> String {
-    if name.eq_ignore_ascii_case("authorization") {
-        return "<masked>".to_owned();
+    let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+    if !name.eq_ignore_ascii_case("authorization") || value.is_empty() {
+        return value;
     }
-    String::from_utf8_lossy(value.as_bytes()).into_owned()
+    let (kind, rest) = value.split_once(' ').unwrap_or((&value, ""));
+    match ["bearer", "basic", "negotiate"].contains(&kind.to_lowercase().as_str()) {
+        true if rest.is_empty() => kind.to_owned(),
+        true => format!("{kind} <masked>"),
+        false => "<masked>".to_owned(),
+    }
 }
 
 /// Go's `url.QueryEscape`.

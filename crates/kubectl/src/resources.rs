@@ -59,6 +59,8 @@ pub(crate) struct Options {
     pub(crate) missing: Option<Failure>,
     /// Fetch the live object for those that came from files too.
     pub(crate) latest: bool,
+    /// Files are checked later: what is in them is not sent as it is.
+    pub(crate) unchecked: bool,
     /// Words to use instead of the command's.
     pub(crate) args: Option<Vec<String>>,
 }
@@ -104,7 +106,8 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Selected> 
                 "when paths, URLs, or stdin is provided as input, you may not specify resource arguments as well"
             }));
         }
-        let mut selected = select_files(cx, &namespace, explicit).await?;
+        let checks = if options.unchecked { Checks::None } else { Checks::of(cx).await? };
+        let mut selected = select_files(cx, &checks, &namespace, explicit).await?;
         if !selector.is_empty() {
             let mut kept = Vec::new();
             for selection in selected.found {
@@ -123,9 +126,8 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Selected> 
 }
 
 /// A document that fails validation, or cannot be read, ends its file; one of an unknown type does not.
-async fn select_files(cx: &Context, namespace: &str, explicit: bool) -> Result<Selected> {
+async fn select_files(cx: &Context, checks: &Checks, namespace: &str, explicit: bool) -> Result<Selected> {
     let mut out = Selected::default();
-    let checks = Checks::of(cx).await?;
     for stream in files::read_streams(cx).await? {
         let mut end = stream.failure;
         for document in stream.documents {
@@ -380,14 +382,25 @@ pub(crate) async fn list_chunks(
     namespace: &str,
     adjust: impl Fn(Request) -> Request,
 ) -> Result<Value> {
+    in_chunks(cx, || adjust(list_request(cx, mapping, namespace))).await.map_err(|e| selectors_named(cx, mapping, e))
+}
+
+/// The items of a collection for which `request` asks, in the server's chunks.
+pub(crate) async fn all_items(cx: &Context, request: impl Fn() -> Request) -> Result<Vec<Value>> {
+    Ok(items(&in_chunks(cx, request).await?))
+}
+
+async fn in_chunks(cx: &Context, request: impl Fn() -> Request) -> Result<Value> {
     let chunk = if cx.flags.has_flag("chunk-size") { cx.flags.int("chunk-size") } else { 500 };
     let mut token = String::new();
     let mut whole: Option<Value> = None;
     loop {
-        let request = adjust(list_request(cx, mapping, namespace))
-            .query_if(chunk > 0, "limit", chunk.to_string())
-            .query_if(!token.is_empty(), "continue", token.clone());
-        let mut page = request.value(cx).await.map_err(|e| selectors_named(cx, mapping, e))?;
+        let request = request().query_if(chunk > 0, "limit", chunk.to_string()).query_if(
+            !token.is_empty(),
+            "continue",
+            token.clone(),
+        );
+        let mut page = request.value(cx).await?;
         token = page["metadata"]["continue"].as_str().unwrap_or("").to_owned();
         match &mut whole {
             None => whole = Some(page),

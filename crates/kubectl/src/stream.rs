@@ -40,7 +40,7 @@ pub(crate) async fn open(cx: &Context, path: &str) -> Result<(Reader, Writer)> {
         .header("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io")
         .body(bytes::Bytes::new())
         .map_err(|e| Failure::message(e.to_string()))?;
-    cx.trace(6, "round_trippers.go:553", &format!("GET {}{path}", cx.server()?));
+    cx.trace(6, "round_trippers.go:527", &format!("\"Request\" verb=\"GET\" url=\"{}{path}\"", cx.server()?));
     let (response, io) = cx.client()?.upgrade(request).await.map_err(|e| match e {
         client::Error::Api(status) => Failure::message(format!("unable to upgrade connection: {}", status.message)),
         other => connect_failure(cx, other),

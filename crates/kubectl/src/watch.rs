@@ -43,6 +43,20 @@ pub(crate) struct Watch<'a> {
     backoff: Backoff,
 }
 
+/// The time for one request (`--request-timeout`) is the time for a watch that a person looks at, and its end is no
+/// failure.
+pub(crate) async fn in_time(cx: &Context, watching: impl Future<Output = Result<()>>) -> Result<()> {
+    let Some(limit) = cx.request_timeout()? else { return watching.await };
+    match tokio::time::timeout(limit, watching).await {
+        Ok(ended) => ended,
+        Err(_) => {
+            let why = "context deadline exceeded (Client.Timeout or context cancellation while reading body)";
+            cx.trace(5, "streamwatcher.go:127", &format!("Unable to decode an event from the watch stream: {why}"));
+            Ok(())
+        }
+    }
+}
+
 impl<'a> Watch<'a> {
     /// `collection` makes the request that lists what is watched; nothing is sent before the first `next`.
     pub(crate) fn open(cx: &'a Context, collection: impl Fn() -> Request + 'a, version: String) -> Watch<'a> {

@@ -13,22 +13,30 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 /// On a client: for servers whose name nobody can know, and where the user asked not to check. On a server: asks for a
 /// certificate without insisting on one, for those who decide later what it means.
 #[derive(Debug)]
-pub struct AnyCertificate(Arc<CryptoProvider>);
+pub struct AnyCertificate {
+    provider: Arc<CryptoProvider>,
+    /// Whose certificates mean something to this server: clients that have several choose by it.
+    authorities: Vec<DistinguishedName>,
+}
 
 impl Default for AnyCertificate {
     fn default() -> Self {
-        Self(crate::provider())
+        Self::of(Vec::new())
     }
 }
 
 impl AnyCertificate {
+    pub fn of(authorities: Vec<DistinguishedName>) -> Self {
+        Self { provider: crate::provider(), authorities }
+    }
+
     fn tls12(
         &self,
         message: &[u8],
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
     }
 
     fn tls13(
@@ -37,11 +45,11 @@ impl AnyCertificate {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
     }
 
     fn schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -89,7 +97,7 @@ impl ServerCertVerifier for AnyCertificate {
 
 impl ClientCertVerifier for AnyCertificate {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
+        &self.authorities
     }
 
     fn client_auth_mandatory(&self) -> bool {

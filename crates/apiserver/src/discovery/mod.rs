@@ -4,6 +4,7 @@
 //! sent as it is.
 
 mod groups;
+mod in_order;
 pub(crate) mod openapi;
 mod openapi_corrections;
 mod openapi_groups;
@@ -15,6 +16,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 pub(crate) use groups::{Documents, resource_list};
+pub(crate) use in_order::InOrder;
 
 use crate::body::{Body, empty, response};
 

@@ -49,6 +49,16 @@ impl Patch {
         outcome.map_err(refused)
     }
 
+    /// A strategic patch that puts a value where its type has no place: upstream converts such an object and does not
+    /// decode it, and says so.
+    fn explain(&self, error: Status) -> Status {
+        let Patch::Strategic(patch) = self else { return error };
+        let Some(problem) = in_converters_words(&error.message) else { return error };
+        let mut errors = FieldErrors::default();
+        errors.invalid("patch", in_gos_words(patch), problem);
+        Status::invalid(&api::GroupKind::new("", ""), "", errors)
+    }
+
     /// The short way of the usual patch: on the stored text without managed fields, with a result just as its schema says.
     fn apply_plainly(&self, resource: &Resource, text: &[u8]) -> Option<AnyObject> {
         if resource.conversion.is_some() || resource.initializers || resource.is_custom {
@@ -64,6 +74,40 @@ impl Patch {
             Patch::Strategic(patch) => api::patch::text::apply_strategic(text, patch, &resource.strategy.schema()),
         };
         resource.strategy.decode_fitting(&patched?)
+    }
+}
+
+/// What Go's decoder says of a value of the wrong type, as Go's converter says it.
+fn in_converters_words(message: &str) -> Option<String> {
+    let (_, problem) = message.split_once("cannot unmarshal ")?;
+    let (given, place) = problem.split_once(" into Go ")?;
+    let wanted = place.rsplit(" of type ").next()?;
+    let given = match given.split(' ').next()? {
+        "object" => "map",
+        "array" => "slice",
+        "number" if given.contains('.') => "float64",
+        "number" => "int64",
+        other => other,
+    };
+    Some(match wanted {
+        wanted if wanted.starts_with("map[") => format!("cannot restore map from {given}"),
+        wanted if wanted.starts_with("[]") => format!("cannot restore slice from {given}"),
+        wanted if wanted.contains('.') => format!("cannot restore struct from: {given}"),
+        wanted => format!("unrecognized type: {wanted}"),
+    })
+}
+
+/// A value as Go's `%+v` shows it.
+fn in_gos_words(value: &Value) -> String {
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", items.iter().map(in_gos_words).collect::<Vec<_>>().join(" ")),
+        Value::Object(members) => {
+            let members = members.iter().map(|(key, value)| format!("{key}:{}", in_gos_words(value)));
+            format!("map[{}]", members.collect::<Vec<_>>().join(" "))
+        }
+        other => other.to_string(),
     }
 }
 
@@ -232,10 +276,39 @@ async fn patch_object(operation: &Operation) -> Result<Written, Status> {
             )));
         }
         let mut problems = Vec::new();
-        let object = decode_checked(resource, value, &mut problems)?;
+        let object = decode_checked(resource, value, &mut problems).map_err(|error| patch.explain(error))?;
         problems.extend(duplicate_fields(&duplicates));
         report(operation, validation, problems)?;
         Ok(object)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_patch_that_does_not_fit_is_refused_in_gos_words() {
+        let patch = Patch::Strategic(json!({"metadata": {"labels": "invalid"}, "spec": {"a": [1, null]}}));
+        for (said, expected) in [
+            ("Go struct field ObjectMeta.metadata.labels of type map[string]string", "cannot restore map from string"),
+            ("Go struct field PodSpec.spec.containers of type []v1.Container", "cannot restore slice from string"),
+            ("Go struct field Pod.spec of type v1.PodSpec", "cannot restore struct from: string"),
+            ("Go struct field PodSpec.spec.priority of type int32", "unrecognized type: int32"),
+        ] {
+            let error = Status::bad_request(format!("Pod … a Pod: json: cannot unmarshal string into {said}"));
+            let explained = patch.explain(error);
+            assert_eq!((explained.code, &*explained.reason), (422, "Invalid"));
+            let value = "map[metadata:map[labels:invalid] spec:map[a:[1 <nil>]]]";
+            let expected = format!("patch: Invalid value: \"{value}\": {expected}");
+            assert!(explained.message.ends_with(&expected), "{}", explained.message);
+        }
+        let other = Status::bad_request("another mistake");
+        assert_eq!(patch.explain(other.clone()).message, other.message);
+        let error = Status::bad_request("json: cannot unmarshal string into Go value of type int32");
+        assert_eq!(Patch::Merge(json!({})).explain(error.clone()).message, error.message);
+    }
 }

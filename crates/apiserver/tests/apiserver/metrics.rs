@@ -59,6 +59,10 @@ async fn every_series_of_the_table_is_served_and_moves() {
     }
     assert_eq!(sum(&text, open), 0.0, "a watch that has ended is not counted");
     assert!(!text.contains("_slo_duration_"), "it is deprecated");
+    // Nobody has asked how this server is.
+    let (_, checks) = cluster.send_raw("GET", "/metrics/slis", "", Value::Null).await;
+    let checks = String::from_utf8_lossy(&checks);
+    assert!(checks.contains("kubernetes_healthcheck{name=\"ping\",type=\"livez\"} 1\n"), "{checks}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

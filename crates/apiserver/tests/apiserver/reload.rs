@@ -52,6 +52,9 @@ async fn certificates_and_authorities_are_read_again() {
     cluster.authority.sign(dir, "server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth);
     assert_ne!(shown().await, before);
 
+    let told = asked_for(&cluster).await;
+    assert_eq!(told, names(&file("clients.crt")), "clients are told whose certificates count");
+
     // A new authority for clients: its certificates count, those of the old one no longer do.
     let ann = [file("ann.crt"), file("ann.key")];
     let as_ann = ["--cert", ann[0].as_str(), "--key", ann[1].as_str()];
@@ -60,6 +63,42 @@ async fn certificates_and_authorities_are_read_again() {
     let zoe = [file("zoe.crt"), file("zoe.key")];
     assert_eq!(cluster.whoami(&["--cert", &zoe[0], "--key", &zoe[1]]).await.unwrap()["username"], "zoe");
     assert_eq!(cluster.whoami(&as_ann).await, Err(401));
+    assert_eq!(asked_for(&cluster).await, names(&file("clients.crt")));
+    assert_ne!(asked_for(&cluster).await, told);
+}
+
+fn names(file: &str) -> Vec<Vec<u8>> {
+    let roots = tls::load_roots(file.as_ref()).unwrap();
+    roots.subjects().iter().map(|name| name.as_ref().to_vec()).collect()
+}
+
+/// The authorities whose certificates the server asks its clients for.
+async fn asked_for(cluster: &Cluster) -> Vec<Vec<u8>> {
+    #[derive(Debug, Default)]
+    struct Asked(std::sync::Mutex<Vec<Vec<u8>>>);
+
+    impl rustls::client::ResolvesClientCert for Asked {
+        fn resolve(
+            &self,
+            authorities: &[&[u8]],
+            _: &[rustls::SignatureScheme],
+        ) -> Option<std::sync::Arc<rustls::sign::CertifiedKey>> {
+            *self.0.lock().unwrap() = authorities.iter().map(|name| name.to_vec()).collect();
+            None
+        }
+
+        fn has_certs(&self) -> bool {
+            true
+        }
+    }
+
+    let asked = std::sync::Arc::new(Asked::default());
+    let roots = tls::load_roots(&cluster.dir.path().join("ca.crt")).unwrap();
+    let config = tls::client_builder().with_root_certificates(roots).with_client_cert_resolver(asked.clone());
+    let tcp = tokio::net::TcpStream::connect(cluster.url.strip_prefix("https://").unwrap()).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
+    tokio_rustls::TlsConnector::from(std::sync::Arc::new(config)).connect(name, tcp).await.unwrap();
+    asked.0.lock().unwrap().clone()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,6 @@
 //! Credentials from an exec plug-in (`client.authentication.k8s.io`).
 
+use std::io::IsTerminal as _;
 use std::process::Stdio;
 
 use jiff::Timestamp;
@@ -57,7 +58,10 @@ impl ExecPlugin {
     async fn run(&self) -> Result<Credential, Error> {
         let command = &self.config.command;
         let failed = |what: String| Error::config(format!("getting credentials: exec: executable {command} {what}"));
-        let mut spec = serde_json::json!({ "interactive": false });
+        let interactive = is_interactive(&self.config, std::io::stdin().is_terminal()).map_err(|why| {
+            Error::config(format!("getting credentials: exec plugin cannot support interactive mode: {why}"))
+        })?;
+        let mut spec = serde_json::json!({ "interactive": interactive });
         if self.config.provide_cluster_info.unwrap_or_default() {
             spec["cluster"] = serde_json::json!({ "server": self.server });
         }
@@ -66,7 +70,7 @@ impl ExecPlugin {
             .args(self.config.args.iter().flatten())
             .envs(self.config.env.iter().flatten().map(|variable| (&variable.name, &variable.value)))
             .env("KUBERNETES_EXEC_INFO", info.to_string())
-            .stdin(Stdio::null())
+            .stdin(if interactive { Stdio::inherit() } else { Stdio::null() })
             .stderr(Stdio::inherit())
             .kill_on_drop(true)
             .output()
@@ -78,8 +82,9 @@ impl ExecPlugin {
         if !output.status.success() {
             return Err(failed(format!("failed with exit code {}", output.status.code().unwrap_or(-1))));
         }
-        let answer: ExecCredential = serde_json::from_slice(&output.stdout)
-            .map_err(|error| failed(format!("printed no ExecCredential: {error}")))?;
+        let answer: ExecCredential = serde_json::from_slice(&output.stdout).map_err(|error| {
+            failed(format!("failed: decoding stdout: couldn't get version/kind; json parse error: {error}"))
+        })?;
         if Some(&answer.api_version) != self.config.api_version.as_ref() {
             return Err(failed(format!("is configured for another API version than {}", answer.api_version)));
         }
@@ -91,9 +96,48 @@ impl ExecPlugin {
     }
 }
 
+/// Whether the command gets the terminal, or why it cannot.
+fn is_interactive(config: &ExecConfig, terminal: bool) -> Result<bool, String> {
+    match config.interactive_mode.as_deref() {
+        Some("Never") => Ok(false),
+        None | Some("IfAvailable") => Ok(terminal && config.stdin_used_by.is_none()),
+        Some("Always") if !terminal => Err("standard input is not a terminal".to_owned()),
+        Some("Always") => match config.stdin_used_by {
+            Some(user) => Err(format!("standard input is unavailable: used by {user}")),
+            None => Ok(true),
+        },
+        Some(other) => Err(format!("unknown interactiveMode: {other:?}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_plugin_gets_the_terminal_if_it_may_and_nobody_else_reads_it() {
+        let reader = Some("stdin resource manifest reader");
+        for (mode, terminal, stdin_used_by, expected) in [
+            (None, true, None, Ok(true)),
+            (Some("IfAvailable"), true, reader, Ok(false)),
+            (Some("IfAvailable"), false, None, Ok(false)),
+            (Some("Never"), true, None, Ok(false)),
+            (Some("Always"), true, None, Ok(true)),
+            (Some("Always"), false, None, Err("standard input is not a terminal")),
+            (
+                Some("Always"),
+                true,
+                reader,
+                Err("standard input is unavailable: used by stdin resource manifest reader"),
+            ),
+            (Some("Often"), true, None, Err("unknown interactiveMode: \"Often\"")),
+        ] {
+            let interactive_mode = mode.map(str::to_owned);
+            let config = ExecConfig { interactive_mode, stdin_used_by, ..ExecConfig::default() };
+            let decided = is_interactive(&config, terminal);
+            assert_eq!(decided, expected.map_err(str::to_owned), "{mode:?} {terminal}");
+        }
+    }
 
     fn plugin(script: &str) -> ExecPlugin {
         let config = ExecConfig {

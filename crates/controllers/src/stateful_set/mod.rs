@@ -186,6 +186,9 @@ impl Controller {
     ) -> Result<(), Error> {
         let about = client::reference(set);
         let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        for number in &plan.claims {
+            self.ensure_claims(set, *number).await?;
+        }
         for (number, new) in &plan.create {
             let revision = if *new { update } else { current };
             let Some(template) = history::template(revision) else { continue };

@@ -25,7 +25,8 @@ pub(super) struct Plan {
     /// Ordinal and whether it is made from the update revision.
     pub(super) create: Vec<(i32, bool)>,
     pub(super) delete: Vec<Arc<Pod>>,
-    /// Ordinals whose claims must exist before their pods, and whose pods must carry their identity.
+    /// Ordinals whose pods wait for a node: without their claims, which somebody may have deleted, they would for ever.
+    pub(super) claims: Vec<i32>,
     pub(super) status: StatefulSetStatus,
     pub(super) recheck: Option<std::time::Duration>,
 }
@@ -144,7 +145,12 @@ impl Pass<'_> {
                     self.plan.delete.push(pod.clone());
                     true
                 }
-                Some(pod) => pods::is_terminating(pod) || !self.is_available(pod),
+                Some(pod) => {
+                    if pods::phase(pod) == "Pending" && !pods::is_terminating(pod) {
+                        self.plan.claims.push(number);
+                    }
+                    pods::is_terminating(pod) || !self.is_available(pod)
+                }
             };
             if waits && self.ordered {
                 return;
@@ -172,7 +178,8 @@ impl Pass<'_> {
     }
 
     /// Replaces pods of old revisions, highest ordinal first, down to the partition. One at a time each waits for those above
-    /// it; with `maxUnavailable` that many may be away at once, whichever they are.
+    /// it; with `maxUnavailable` that many may be away at once, whichever they are. One that is away already takes nothing
+    /// more away: after a rollback it would otherwise be in its own way for ever.
     fn update(&mut self, replicas: &[Option<Arc<Pod>>]) {
         if is_on_delete(self.spec) {
             return;
@@ -187,7 +194,14 @@ impl Pass<'_> {
             return;
         };
         let away = replicas.iter().flatten().filter(|pod| is_away(pod)).count();
-        self.plan.delete = targets.filter(|pod| is_old(pod)).take(budget.saturating_sub(away)).cloned().collect();
+        let mut left = budget.saturating_sub(away);
+        let mut may_go = |pod: &Pod| {
+            let free = is_away(pod);
+            let goes = free || left > 0;
+            left -= usize::from(goes && !free);
+            goes
+        };
+        self.plan.delete = targets.filter(|pod| is_old(pod) && may_go(pod)).cloned().collect();
     }
 
     fn partition(&self) -> Option<i32> {
@@ -340,6 +354,44 @@ mod tests {
             assert_eq!(actions(&set(3, "OrderedReady", partition), text), expected, "partition {partition} {text}");
         }
         assert_eq!(actions(&set(3, "Parallel", 0), "rrp"), "-2");
+    }
+
+    /// A broken pod of a revision that nobody wants any more, as a rollback leaves it.
+    #[test]
+    fn a_pod_that_is_away_already_is_not_in_its_own_way() {
+        let at_most = |replicas: i32, most: i32| {
+            let mut set = set(replicas, "Parallel", 0);
+            let strategy = set.spec.as_mut().unwrap().update_strategy.as_mut().unwrap();
+            strategy.rolling_update.as_mut().unwrap().max_unavailable = Some(IntOrString::Int(most));
+            set
+        };
+        for (replicas, most, text, expected) in [
+            (1, 1, "p", "-0"),
+            (3, 1, "rrp", "-2"),
+            (3, 1, "rpr", "-1"),
+            (3, 1, "rrr", "-2"),
+            (3, 1, "rrP", ""),
+            (3, 2, "rrp", "-2 -1"),
+            (3, 2, "rrP", "-1"),
+            (3, 1, "ppp", "-2 -1 -0"),
+            (3, 1, "rrt", ""),
+        ] {
+            assert_eq!(actions(&at_most(replicas, most), text), expected, "{replicas} {most} {text}");
+        }
+    }
+
+    #[test]
+    fn pods_that_wait_for_a_node_have_their_claims() {
+        for (policy, text, expected) in [
+            ("OrderedReady", "rp", vec![1]),
+            ("OrderedReady", "pp", vec![0]),
+            ("Parallel", "prp", vec![0, 2]),
+            ("OrderedReady", "rrr", vec![]),
+            ("Parallel", "tff", vec![]),
+        ] {
+            let revisions = Revisions { current: "old", update: "new" };
+            assert_eq!(plan(&set(3, policy, 0), &pods(text), revisions, at(100)).claims, expected, "{policy} {text}");
+        }
     }
 
     #[test]

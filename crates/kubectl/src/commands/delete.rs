@@ -100,7 +100,12 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let mut deleted: Vec<(Info, String)> = Vec::new();
     let found_any = !targets.is_empty();
+    let mut warn_of_scope = cx.namespace()?.1 && !cx.flags.bool("all-namespaces");
     for info in targets {
+        if warn_of_scope && !info.mapping.namespaced {
+            cx.warn("deleting cluster-scoped resources, not scoped to the provided namespace");
+            warn_of_scope = false;
+        }
         if info.mapping.resource == "namespaces"
             && info.mapping.group.is_empty()
             && cx.flags.bool("force")

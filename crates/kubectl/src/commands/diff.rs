@@ -1,6 +1,6 @@
 //! `kubectl diff`: what `apply` would change, as the server sees it (dry run), shown by diff.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::flags;
 use crate::cli::{Command, Flag};
@@ -140,7 +140,12 @@ async fn merged(cx: &Context, info: &Info, live: Option<&Value>) -> Result<Value
     let Some(live) = live else {
         return objects::create(cx, &info.mapping, &info.namespace, &info.object, DryRun::Server, &manager).await;
     };
-    let (kind, patch) = super::apply::compute_patch(info, &info.object, live);
+    // What apply remembers has a map of annotations even where the file has none: its absence would remove them all.
+    let mut modified = info.object.clone();
+    if !modified["metadata"]["annotations"].is_object() {
+        modified["metadata"]["annotations"] = json!({});
+    }
+    let (kind, patch) = super::apply::compute_patch(info, &modified, live);
     objects::patch(cx, info.path(), kind, patch.to_string(), DryRun::Server, &manager).await
 }
 

@@ -6,7 +6,7 @@ use super::flags;
 use crate::cli::{Command, Flag, Words};
 use crate::context::{Context, DryRun};
 use crate::failure::{Failure, Result};
-use crate::objects::{self, PatchKind};
+use crate::objects::{self, LAST_APPLIED, PatchKind};
 use crate::printers::json;
 use crate::resources::{self, Info, Options};
 
@@ -36,7 +36,7 @@ pub(crate) const COMMAND: Command = Command {
 const HEADER: &str = "# Please edit the object below. Lines beginning with a '#' will be ignored,\n# and an empty file will abort the edit. If an error occurs while saving this file will be\n# reopened with the relevant failures.\n#\n";
 
 async fn run(cx: &Context) -> Result<()> {
-    let infos = resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await?;
+    let infos = resources::all_infos(cx, &Options { latest: true, unchecked: true, ..Options::default() }).await?;
     edit_all(cx, infos, Mode::Patch).await
 }
 
@@ -80,7 +80,7 @@ pub(super) async fn edit_all(cx: &Context, infos: Vec<Info>, mode: Mode) -> Resu
                 break;
             }
             let sent = match crate::files::yaml(&content).map_err(Failure::message) {
-                Ok(wanted) => send(cx, &info, &shown, &wanted, mode).await,
+                Ok(wanted) => send(cx, &info, &shown, wanted, mode).await,
                 Err(e) => Err(e),
             };
             match sent {
@@ -101,17 +101,25 @@ pub(super) async fn edit_all(cx: &Context, infos: Vec<Info>, mode: Mode) -> Resu
     Ok(())
 }
 
-async fn send(cx: &Context, info: &Info, shown: &Value, wanted: &Value, mode: Mode) -> Result<()> {
+async fn send(cx: &Context, info: &Info, shown: &Value, mut wanted: Value, mode: Mode) -> Result<()> {
     let manager = cx.flags.string("field-manager");
+    if cx.flags.bool("save-config") {
+        let text = objects::last_applied(&wanted);
+        objects::set_annotation(&mut wanted, LAST_APPLIED, text);
+    }
+    objects::record(cx, &mut wanted);
     if let Mode::Create = mode {
-        objects::create(cx, &info.mapping, &info.namespace, wanted, DryRun::None, &manager).await?;
+        objects::create(cx, &info.mapping, &info.namespace, &wanted, DryRun::None, &manager).await?;
         return cx.println(format!(
             "{}/{} created",
             info.mapping.kind_group(),
-            objects::text(wanted, "/metadata/name")
+            objects::text(&wanted, "/metadata/name")
         ));
     }
-    let patch = objects::merge_diff(shown, wanted);
+    if ["/apiVersion", "/kind", "/metadata/name"].iter().any(|field| shown.pointer(field) != wanted.pointer(field)) {
+        return Err(Failure::message("At least one of apiVersion, kind and name was changed"));
+    }
+    let patch = objects::merge_diff(shown, &wanted);
     if cx.flags.bool("output-patch") {
         cx.println(format!("Patch: {patch}"))?;
     }

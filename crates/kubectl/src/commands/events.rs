@@ -85,13 +85,16 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let version = text(&list, "/metadata/resourceVersion").to_owned();
     let mut watch = Watch::open(cx, || request(&path), version).knowing(&list);
-    loop {
-        let event = watch.next().await?;
-        if event.kind != "DELETED" && wanted(&event.object) {
-            cx.print(&tabs.format(&line(&event.object, everywhere)))?;
-            cx.flush()?;
+    let watching = async {
+        loop {
+            let event = watch.next().await?;
+            if event.kind != "DELETED" && wanted(&event.object) {
+                cx.print(&tabs.format(&line(&event.object, everywhere)))?;
+                cx.flush()?;
+            }
         }
-    }
+    };
+    crate::watch::in_time(cx, watching).await
 }
 
 fn line(e: &Value, with_namespace: bool) -> String {

@@ -13,6 +13,7 @@ use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::pods;
 use crate::request::{Request, query_escape};
+use crate::resources::{self, Options, Selection};
 use crate::stream::{self, Terminal};
 
 const STREAMS: &[Flag] = &[
@@ -93,12 +94,14 @@ pub(super) fn exec_path(
 
 async fn exec(cx: &Context) -> Result<()> {
     let words = cx.args();
-    let Some(target) = words.first().filter(|_| cx.flags.dash != Some(0)) else {
+    let files = cx.flags.list("filename");
+    let target = words.first().filter(|_| cx.flags.dash != Some(0));
+    if target.is_none() && files.is_empty() {
         return Err(Failure::message("pod, type/name or --filename must be specified"));
-    };
+    }
     let command = match cx.flags.dash {
         Some(at) => words[at..].to_vec(),
-        None if words.len() > 1 => {
+        None if words.len() > 1 || !words.is_empty() && !files.is_empty() => {
             return Err(Failure::message(format!(
                 "exec [POD] [COMMAND] is not supported anymore. Use exec [POD] -- [COMMAND] instead\nSee '{} -h' for help and examples",
                 cx.flags.path
@@ -109,13 +112,26 @@ async fn exec(cx: &Context) -> Result<()> {
     if command.is_empty() {
         return Err(Failure::message("you must specify at least one command for the container"));
     }
-    let (namespace, _) = cx.namespace()?;
-    let pod = one_pod(cx, &namespace, target).await?;
+    let (namespace, word) = match target {
+        Some(word) if files.is_empty() => (cx.namespace()?.0, word.clone()),
+        _ => named_in_files(cx, target).await?,
+    };
+    let pod = one_pod(cx, &namespace, &word).await?;
     finished(&pod)?;
     let container = pods::choose_container(cx, &pod, &cx.flags.string("container"))?;
     let terminal = terminal(cx);
     let path = exec_path(&namespace, text(&pod, "/metadata/name"), &container, &command, terminal.stdin, terminal.tty);
     stream::interact(cx, &path, terminal).await
+}
+
+/// The one object that the files hold, as namespace and `type/name`.
+async fn named_in_files(cx: &Context, word: Option<&String>) -> Result<(String, String)> {
+    let options = Options { args: Some(word.into_iter().cloned().collect()), ..Options::default() };
+    let found = resources::select(cx, &options).await?.complete()?;
+    let [Selection::File(info)] = found.as_slice() else {
+        return Err(Failure::message("cannot exec into multiple objects at a time"));
+    };
+    Ok((info.namespace.clone(), format!("{}/{}", info.mapping.group_resource(), info.name)))
 }
 
 fn terminal(cx: &Context) -> Terminal {

@@ -90,12 +90,7 @@ async fn run(cx: &Context) -> Result<()> {
         return Err(Failure::message("subresource cannot be used when bulk resources are specified"));
     }
     if cx.flags.bool("watch") || cx.flags.bool("watch-only") {
-        let watching = watch(cx, selected.complete()?, output);
-        // The time for one request is the time for a watch, and its end is no failure.
-        return match cx.request_timeout()? {
-            Some(limit) => tokio::time::timeout(limit, watching).await.unwrap_or(Ok(())),
-            None => watching.await,
-        };
+        return crate::watch::in_time(cx, watch(cx, selected.complete()?, output)).await;
     }
     if output.is_human() { human(cx, selected, &output).await } else { generic(cx, selected, output).await }
 }
@@ -105,6 +100,8 @@ async fn get_raw(cx: &Context, raw: &str) -> Result<()> {
     let mut stream = http_body_util::BodyExt::into_data_stream(body);
     while let Some(chunk) = stream.next().await {
         cx.write(&chunk.map_err(|e| Failure::message(e.to_string()))?)?;
+        // A watch may say nothing more for a long time.
+        cx.flush()?;
     }
     Ok(())
 }

@@ -230,13 +230,23 @@ fn set_policy(cx: &Context, preferences: &mut Value) -> Result<()> {
             ));
         }
         ("Allowlist", false) => {
-            let mut list = Vec::new();
+            let (mut list, mut failures) = (Vec::new(), Vec::new());
             for pair in entries.iter().flat_map(|e| e.split(',')) {
-                match pair.split_once('=') {
-                    Some(("command", value)) => list.push(json!({"command": value})),
-                    _ => return Err(Failure::message(format!("improperly formatted allowlist entry: {pair:?}"))),
-                }
+                let wrong = match pair.split_once('=') {
+                    Some(("command", value)) if !value.trim().is_empty() => {
+                        list.push(json!({"command": value}));
+                        continue;
+                    }
+                    Some(("command", _)) => "empty value in allowlist entry for field \"command\"".to_owned(),
+                    Some(("name", _)) => {
+                        "allowlist entry field \"name\" is deprecated, use \"command\" instead".to_owned()
+                    }
+                    Some((field, _)) => format!("unrecognized allowlist entry field: {field:?}"),
+                    None => format!("improperly formatted allowlist entry: {pair:?}"),
+                };
+                failures.push(Failure::message(wrong));
             }
+            Failure::all(failures)?;
             preferences["credentialPluginAllowlist"] = Value::Array(list);
         }
         (other, _) => {

@@ -120,9 +120,7 @@ fn verdict(cx: &Context, pod: &Value) -> Verdict {
         return Verdict::Skip;
     }
     // On a node that is gone, pods being deleted stay so for ever.
-    let patience = cx.flags.int("skip-wait-for-delete-timeout");
-    let deleted = text(pod, "/metadata/deletionTimestamp").parse::<jiff::Timestamp>();
-    if patience > 0 && deleted.is_ok_and(|at| jiff::Timestamp::now().as_second() - at.as_second() > patience) {
+    if is_overdue(pod, cx.flags.int("skip-wait-for-delete-timeout")) {
         return Verdict::Skip;
     }
     let owner = pod["metadata"]["ownerReferences"].as_array().and_then(|o| o.iter().find(|o| o["controller"] == true));
@@ -234,9 +232,36 @@ async fn evict_and_wait(cx: &Context, pod: &Value, limit: Duration) -> Result<()
             api::duration::format(limit)
         ))
     })??;
-    super::delete::wait_gone(cx, &info, text(pod, "/metadata/uid"), limit).await?;
-    cx.println(format!("pod/{} evicted", info.name))?;
+    tokio::select! {
+        gone = super::delete::wait_gone(cx, &info, text(pod, "/metadata/uid"), limit) => {
+            gone?;
+            cx.println(format!("pod/{} evicted", info.name))?;
+        }
+        patience = outlived(cx, &info) => {
+            let name = &info.name;
+            cx.println(format!("pod \"{name}\" has DeletionTimestamp older than {patience} seconds, skipping"))?;
+        }
+    }
     cx.flush()
+}
+
+/// Ends when a pod should have been gone for longer than we are to wait: on a node that is away it never goes.
+async fn outlived(cx: &Context, info: &resources::Info) -> i64 {
+    let patience = cx.flags.int("skip-wait-for-delete-timeout");
+    if patience <= 0 {
+        return std::future::pending().await;
+    }
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        if info.get(cx).await.is_ok_and(|pod| is_overdue(&pod, patience)) {
+            return patience;
+        }
+    }
+}
+
+fn is_overdue(pod: &Value, patience: i64) -> bool {
+    let deleted = text(pod, "/metadata/deletionTimestamp").parse::<jiff::Timestamp>();
+    patience > 0 && deleted.is_ok_and(|at| jiff::Timestamp::now().as_second() - at.as_second() > patience)
 }
 
 async fn evict_pod(cx: &Context, namespace: &str, name: &str) -> Result<()> {

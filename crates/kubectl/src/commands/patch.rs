@@ -124,6 +124,12 @@ pub(crate) fn apply_locally(info: &resources::Info, kind: PatchKind, patch: &Val
     let done = match (kind, schema) {
         (PatchKind::Json, _) => api::patch::json::apply(&mut object, patch),
         (PatchKind::Strategic, Some(schema)) => api::patch::strategic::apply(&mut object, patch, &schema),
+        (PatchKind::Strategic, None) if !crate::three_way::is_built_in(&info.mapping.group) => {
+            return Err(Failure::message(format!(
+                "strategic merge patch is not supported for {} locally, try --type merge",
+                info.mapping.kind_text()
+            )));
+        }
         _ => api::patch::merge::apply(&mut object, patch),
     };
     done.map_err(|e| Failure::message(e.to_string()))?;

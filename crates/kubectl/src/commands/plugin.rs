@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::{Alone, Command, Flag};
@@ -81,12 +81,55 @@ async fn list(cx: &Context) -> Result<()> {
         return Err(Failure::message("unable to find any kubectl plugins in your PATH"));
     }
     cx.println("The following compatible plugins are available:\n")?;
-    for path in found {
+    let mut warnings = 0;
+    for (at, path) in found.iter().enumerate() {
         if cx.flags.bool("name-only") {
             cx.println(path.file_name().unwrap_or_default().to_string_lossy())?;
         } else {
             cx.println(path.display().to_string())?;
         }
+        for warning in hindrances(path, &found[..at]) {
+            cx.flush()?;
+            cx.eprintln(format!("  - warning: {warning}"));
+            warnings += 1;
+        }
     }
-    Ok(())
+    match warnings {
+        0 => Ok(()),
+        1 => Err(Failure::message("error: one plugin warning was found\n")),
+        count => Err(Failure::message(format!("error: {count} plugin warnings were found\n"))),
+    }
+}
+
+/// Why nobody will ever run a plug-in: others come before it.
+fn hindrances(path: &Path, before: &[PathBuf]) -> Vec<String> {
+    let mut out = Vec::new();
+    if let Some(first) = before.iter().find(|other| other.file_name() == path.file_name()) {
+        out.push(format!("{} is overshadowed by a similarly named plugin: {}", path.display(), first.display()));
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let words: Vec<String> = name.split('-').skip(1).map(str::to_owned).collect();
+    let (_, named) = crate::cli::command_of(&super::ROOT, &words);
+    if !named.is_empty() {
+        let command: Vec<&str> = named.into_iter().filter_map(|at| Some(words.get(at)?.as_str())).collect();
+        out.push(format!("{name} overwrites existing command: \"kubectl {}\"", command.join(" ")));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plug_ins_that_nobody_reaches_are_named() {
+        let of = |path: &str, before: &[&str]| {
+            hindrances(Path::new(path), &before.iter().map(PathBuf::from).collect::<Vec<_>>())
+        };
+        assert_eq!(of("/a/kubectl-foo", &["/b/kubectl-bar"]), Vec::<String>::new());
+        let expected = "/a/kubectl-foo is overshadowed by a similarly named plugin: /b/kubectl-foo";
+        assert_eq!(of("/a/kubectl-foo", &["/b/kubectl-foo"]), [expected]);
+        let expected = "kubectl-version overwrites existing command: \"kubectl version\"";
+        assert_eq!(of("/a/kubectl-version", &[]), [expected]);
+    }
 }

@@ -56,7 +56,9 @@ async fn run(cx: &Context) -> Result<()> {
     if !version.is_empty() && infos.len() > 1 {
         return Err(Failure::message("cannot use --resource-version with multiple resources"));
     }
-    for info in infos {
+    for mut info in infos {
+        // What is printed is the object as it is from now on.
+        info.object["spec"]["replicas"] = json!(replicas);
         if dry_run == DryRun::Client {
             cx.print(&printer.print(&info.object)?)?;
             continue;

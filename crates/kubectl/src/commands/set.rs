@@ -157,9 +157,16 @@ async fn change(
         let object = if cx.flags.bool("local") || dry_run == DryRun::Client {
             wanted
         } else {
-            let patch = objects::merge_diff(&info.object, &wanted);
+            let mut patch = objects::merge_diff(&info.object, &wanted);
+            if cx.flags.has_flag("resource-version") && !cx.flags.string("resource-version").is_empty() {
+                patch["metadata"]["resourceVersion"] = json!(cx.flags.string("resource-version"));
+            }
             match objects::patch(cx, info.path(), PatchKind::Merge, patch.to_string(), dry_run, &manager).await {
                 Ok(object) => object,
+                Err(e) if failed.is_empty() => {
+                    failures.push(e);
+                    continue;
+                }
                 Err(e) => {
                     failures.push(Failure::message(format!("{failed} {}", e.inner())));
                     continue;
@@ -187,8 +194,7 @@ fn no_template(cx: &Context, info: &Info) -> Failure {
 
 /// Words up to the first `a=b`, and the pairs.
 fn split_pairs(cx: &Context) -> (Vec<String>, Vec<String>) {
-    let at =
-        cx.args().iter().position(|w| w.contains('=') || (w.ends_with('-') && w.len() > 1)).unwrap_or(cx.args().len());
+    let at = cx.args().iter().position(|w| w.contains('=') || w.ends_with('-')).unwrap_or(cx.args().len());
     (cx.args()[..at].to_vec(), cx.args()[at..].to_vec())
 }
 
@@ -444,7 +450,7 @@ async fn selector(cx: &Context) -> Result<()> {
         )));
     }
     let map = super::expose::pairs(&expression.replace("==", "="))?;
-    change(cx, infos, "selector updated", "failed to patch selector:", |_, object| {
+    change(cx, infos, "selector updated", "", |_, object| {
         if object["kind"] != "Service" {
             return Err(Failure::message("setting a selector is only supported for Services"));
         }

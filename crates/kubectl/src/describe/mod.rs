@@ -24,7 +24,7 @@ use crate::failure::Result;
 use crate::objects::text;
 use crate::printers::TabWriter;
 use crate::request::Request;
-use crate::resources::{Info, items};
+use crate::resources::{Info, all_items};
 
 pub(crate) use workload::same_template;
 
@@ -245,13 +245,10 @@ async fn write_events(cx: &Context, info: &Info, w: &mut Writer) -> Result<()> {
         selector.push_str(&format!(",involvedObject.uid={uid}"));
     }
     let namespace = if info.namespace.is_empty() { String::new() } else { format!("/namespaces/{}", info.namespace) };
-    let list = Request::get(format!("/api/v1{namespace}/events"))
-        .query("fieldSelector", selector)
-        .query("limit", "500")
-        .value(cx)
-        .await;
+    let path = format!("/api/v1{namespace}/events");
+    let list = all_items(cx, || Request::get(path.clone()).query("fieldSelector", selector.clone())).await;
     let Ok(list) = list else { return Ok(()) };
-    events(&items(&list), w);
+    events(&list, w);
     Ok(())
 }
 

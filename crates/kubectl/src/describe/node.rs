@@ -9,16 +9,12 @@ use crate::duration;
 use crate::failure::Result;
 use crate::objects::text;
 use crate::request::Request;
-use crate::resources::items;
+use crate::resources::all_items;
 
 pub(super) async fn describe(cx: &Context, node: &Value, w: &mut Writer) -> Result<()> {
     let name = text(node, "/metadata/name");
-    let pods = Request::get("/api/v1/pods")
-        .query("fieldSelector", format!("spec.nodeName={name},status.phase!=Succeeded,status.phase!=Failed"))
-        .value(cx)
-        .await
-        .map(|l| items(&l))
-        .ok();
+    let running = format!("spec.nodeName={name},status.phase!=Succeeded,status.phase!=Failed");
+    let pods = all_items(cx, || Request::get("/api/v1/pods").query("fieldSelector", running.clone())).await.ok();
     let lease = Request::get(format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"))
         .value(cx)
         .await

@@ -7,18 +7,19 @@ use crate::context::Context;
 use crate::failure::Result;
 use crate::objects::text;
 use crate::request::Request;
-use crate::resources::items;
+use crate::resources::all_items;
 
 pub(super) async fn describe(cx: &Context, service: &Value, w: &mut Writer) -> Result<()> {
     let (name, namespace) = (text(service, "/metadata/name"), text(service, "/metadata/namespace"));
-    let slices = Request::get(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
-        .query("labelSelector", format!("kubernetes.io/service-name={name}"))
-        .value(cx)
-        .await
-        .map(|l| items(&l))
-        .unwrap_or_default();
+    let slices = slices(cx, namespace, name).await.unwrap_or_default();
     write(service, &slices, w);
     Ok(())
+}
+
+pub(super) async fn slices(cx: &Context, namespace: &str, name: &str) -> Result<Vec<Value>> {
+    let path = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
+    let selector = format!("kubernetes.io/service-name={name}");
+    all_items(cx, || Request::get(path.clone()).query("labelSelector", selector.clone())).await
 }
 
 fn write(service: &Value, slices: &[Value], w: &mut Writer) {

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::failure::Result;
 use crate::objects::text;
 use crate::request::Request;
-use crate::resources::items;
+use crate::resources::all_items;
 
 /// `RWO,ROX`, each once, in upstream's order.
 fn access_modes(modes: &Value) -> String {
@@ -113,11 +113,8 @@ pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<(
         w.line(1, format!("Name:\t{}", text(source, "/name")));
     }
     let namespace = text(meta, "/namespace");
-    let pods = Request::get(format!("/api/v1/namespaces/{namespace}/pods"))
-        .value(cx)
-        .await
-        .map(|l| items(&l))
-        .unwrap_or_default();
+    let pods = all_items(cx, || Request::get(format!("/api/v1/namespaces/{namespace}/pods"))).await;
+    let pods = pods.unwrap_or_default();
     let users: Vec<&str> = pods
         .iter()
         .filter(|p| {

@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::failure::Result;
 use crate::objects::text;
 use crate::request::Request;
-use crate::resources::items;
+use crate::resources::all_items;
 
 pub(super) async fn namespace(cx: &Context, ns: &Value, w: &mut Writer) -> Result<()> {
     write_meta(w, ns);
@@ -17,8 +17,8 @@ pub(super) async fn namespace(cx: &Context, ns: &Value, w: &mut Writer) -> Resul
     for (resource, missing) in
         [("resourcequotas", "\nNo resource quota."), ("limitranges", "\nNo LimitRange resource.")]
     {
-        let Ok(list) = Request::get(format!("/api/v1/namespaces/{name}/{resource}")).value(cx).await else { continue };
-        let list = items(&list);
+        let path = format!("/api/v1/namespaces/{name}/{resource}");
+        let Ok(list) = all_items(cx, || Request::get(path.clone())).await else { continue };
         if list.is_empty() {
             w.line(0, missing);
         } else if resource == "resourcequotas" {
@@ -161,15 +161,12 @@ async fn backend(cx: &Context, namespace: &str, backend: &Value) -> String {
 
 /// The endpoints behind one port of a service.
 async fn behind(cx: &Context, namespace: &str, name: &str, port: &str) -> Result<String> {
-    let slices = Request::get(format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"))
-        .query("labelSelector", format!("kubernetes.io/service-name={name}"))
-        .value(cx)
-        .await?;
+    let slices = super::service::slices(cx, namespace, name).await?;
     // The service says which of its ports is meant; the slices know that port by its name.
     let service = Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}")).value(cx).await?;
     let mut ports = service["spec"]["ports"].as_array().into_iter().flatten();
     let meant = ports.find(|p| p["name"] == port || plain(&p["port"]) == port);
-    Ok(super::service::endpoints(&items(&slices), meant.map_or("", |p| text(p, "/name"))))
+    Ok(super::service::endpoints(&slices, meant.map_or("", |p| text(p, "/name"))))
 }
 
 pub(super) fn role(object: &Value, w: &mut Writer) {

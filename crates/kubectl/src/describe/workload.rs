@@ -12,7 +12,7 @@ use crate::failure::Result;
 use crate::objects::text;
 use crate::pods;
 use crate::request::Request;
-use crate::resources::items;
+use crate::resources::all_items;
 use crate::selector::from_label_selector;
 
 fn count(value: &Value) -> i64 {
@@ -21,12 +21,9 @@ fn count(value: &Value) -> i64 {
 
 pub(super) async fn deployment(cx: &Context, d: &Value, w: &mut Writer) -> Result<()> {
     let selector = from_label_selector(&d["spec"]["selector"]).unwrap_or_default();
-    let sets = Request::get(format!("/apis/apps/v1/namespaces/{}/replicasets", text(d, "/metadata/namespace")))
-        .query("labelSelector", selector.clone())
-        .value(cx)
-        .await
-        .map(|l| items(&l))
-        .unwrap_or_default();
+    let path = format!("/apis/apps/v1/namespaces/{}/replicasets", text(d, "/metadata/namespace"));
+    let sets = all_items(cx, || Request::get(path.clone()).query("labelSelector", selector.clone())).await;
+    let sets = sets.unwrap_or_default();
     write_deployment(d, &selector, &sets, w);
     Ok(())
 }

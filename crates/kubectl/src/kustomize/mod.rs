@@ -233,7 +233,8 @@ fn read_settings(dir: &Path) -> Result<Value, String> {
         _ => return Err(format!("Found multiple kustomization files under: {}\n", absolute())),
     };
     let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let settings = crate::files::yaml_by(&text, api::yaml::Rules::Kustomize)?;
+    let mut settings = crate::files::yaml_by(&text, api::yaml::Rules::Kustomize)?;
+    in_known_case(&mut settings);
     let fields = settings.as_object().into_iter().flatten().map(|(field, _)| field.as_str());
     for field in fields.clone() {
         let deprecated = DEPRECATED.iter().any(|(known, ..)| *known == field);
@@ -383,6 +384,21 @@ fn order(resources: &mut [Resource], options: &Value) {
     });
 }
 
+/// Fields are known in any case, as Go's decoder has it (`nameprefix`).
+fn in_known_case(settings: &mut Value) {
+    let Some(fields) = settings.as_object_mut() else { return };
+    let known = DEPRECATED.iter().map(|(name, ..)| *name).chain(REFUSED.iter().map(|(name, _)| *name));
+    for name in known.chain(FIELDS.iter().copied()) {
+        if fields.contains_key(name) {
+            continue;
+        }
+        let Some(given) = fields.keys().find(|given| given.eq_ignore_ascii_case(name)).cloned() else { continue };
+        if let Some(value) = fields.remove(&given) {
+            fields.insert(name.to_owned(), value);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -436,6 +452,12 @@ mod tests {
         )
         .unwrap();
         assert!(text.contains("name: web-x"), "{text}");
+    }
+
+    #[test]
+    fn fields_are_known_in_any_case() {
+        let text = built(&[("kustomization.yaml", "nameprefix: a-\nRESOURCES: [web.yaml]"), ("web.yaml", WEB)], ".");
+        assert!(text.as_ref().is_ok_and(|text| text.contains("name: a-web")), "{text:?}");
     }
 
     #[test]

@@ -135,6 +135,6 @@ async fn a_second_get_sends_one_request() {
     let alone = Alone::start().await;
     alone.run(&["get", "pods"]).await;
     let (_, stderr) = alone.run(&["get", "pods", "-v=6"]).await;
-    let requests: Vec<&str> = stderr.lines().filter(|l| l.contains(" GET https://")).collect();
+    let requests: Vec<&str> = stderr.lines().filter(|l| l.contains("verb=\"GET\" url=\"https://")).collect();
     assert_eq!(requests.len(), 1, "{stderr}");
 }

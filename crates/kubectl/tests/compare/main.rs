@@ -4,7 +4,7 @@
 //! Flow: `scenarios/*.txt` (command lines, and which differences are known and why) -> `scenario` -> each line once per
 //! side in namespaces of its own (`sides`) -> `normal` takes out what cannot be equal (uids, times, addresses) -> compared.
 //! Objects and their status come from `objects/`, the files that lines name from `files/`; no controller runs. What has no
-//! peer is in `alone` and `apply_set`.
+//! peer is in `alone`, `lines` and `apply_set`.
 //!
 //! `KUBECTL_PEER=/path/to/kubectl` compares with another one; `COMPARE_ONLY=get` runs one scenario.
 
@@ -12,6 +12,7 @@
 
 mod alone;
 mod apply_set;
+mod lines;
 mod normal;
 mod peer;
 mod proxy;

@@ -308,7 +308,7 @@ async fn apply_client_side(cx: &Context, info: &Info, dry_run: DryRun) -> Result
                 current = info.get(cx).await?;
             }
             Err(e) if cx.flags.bool("force") && (e.is_conflict() || e.reason() == "Invalid") => {
-                let recreated = recreate(cx, info, &modified, &manager).await?;
+                let recreated = recreate(cx, info, &modified, &current, &manager).await?;
                 return Ok((recreated, "configured"));
             }
             Err(e) => return Err(e.context(format!(
@@ -338,8 +338,22 @@ pub(crate) fn apply_locally(info: &Info, kind: PatchKind, current: &Value, patch
     if done.is_err() { current.clone() } else { result }
 }
 
-async fn recreate(cx: &Context, info: &Info, modified: &Value, manager: &str) -> Result<Value> {
+/// Deletes and makes anew. When the new object is refused, the old one comes back and the refusal is told.
+async fn recreate(cx: &Context, info: &Info, modified: &Value, current: &Value, manager: &str) -> Result<Value> {
     Request::delete(info.path(), &super::delete::options(cx, false, DryRun::None)).send(cx).await?;
     super::delete::wait_gone(cx, info, "", cx.flags.duration("timeout")).await?;
-    objects::create(cx, &info.mapping, &info.namespace, modified, DryRun::None, manager).await
+    let create =
+        async |object: &Value| objects::create(cx, &info.mapping, &info.namespace, object, DryRun::None, manager).await;
+    let refused = match create(modified).await {
+        Ok(created) => return Ok(created),
+        Err(refused) => refused,
+    };
+    match create(current).await {
+        Ok(_) => Err(refused),
+        Err(lost) => Err(Failure::message(format!(
+            "An error occurred force-replacing the existing object with the newly provided one:\n\n{}.\n\nAdditionally, an error occurred attempting to restore the original object:\n\n{}",
+            refused.inner(),
+            lost.inner()
+        ))),
+    }
 }

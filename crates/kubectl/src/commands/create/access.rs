@@ -144,7 +144,13 @@ async fn rules(cx: &Context, verbs: &[String]) -> Result<Vec<Value>> {
         } else if let Some(group) = main.strip_prefix("*.") {
             (group.to_owned(), "*".to_owned())
         } else {
-            let mapping = cx.discovery()?.resolve(cx, main).await.map_err(Failure::without_prefix)?;
+            let mapping = cx.discovery()?.resolve(cx, main).await.map_err(|e| match (e, main.split_once('.')) {
+                (Failure::NoResource { resource, .. }, Some((_, group))) => Failure::ExitWith(
+                    format!("the server doesn't have a resource type \"{resource}\" in group \"{group}\""),
+                    1,
+                ),
+                (e, _) => e.without_prefix(),
+            })?;
             (mapping.group, mapping.resource)
         };
         if !sub.is_empty() {

@@ -275,6 +275,10 @@ impl Session {
         let mut changed = json!({"spec": {"ephemeralContainers": [container]}});
         self.finish(&mut changed, &name, Style::Ephemeral)?;
         warn_non_root(cx, &changed["spec"]["ephemeralContainers"][0], &target.object);
+        // The new one comes last, as the server asks it to.
+        let others = target.object["spec"]["ephemeralContainers"].as_array().into_iter().flatten();
+        let order: Vec<Value> = others.map(|c| json!({"name": c["name"]})).chain([json!({"name": name})]).collect();
+        changed["spec"]["$setElementOrder/ephemeralContainers"] = Value::Array(order);
         let path = format!("{}/ephemeralcontainers", target.path());
         let patched =
             Request::patch(path, "application/strategic-merge-patch+json", changed.to_string()).value(cx).await;
