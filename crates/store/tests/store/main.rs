@@ -8,6 +8,7 @@ mod disk_full;
 mod etcd;
 mod kill;
 mod linearizable;
+mod members;
 mod model;
 mod peer;
 mod suite;
