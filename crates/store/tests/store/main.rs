@@ -12,6 +12,7 @@ mod members;
 mod model;
 mod peer;
 mod suite;
+mod transfer;
 mod watch;
 
 use std::path::Path;
