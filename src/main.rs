@@ -59,6 +59,9 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "join", "Make this machine a node or a server of a cluster, or resume it", |argv| {
         component(argv, cluster::join::cli::main)
     }),
+    row(Group::Cluster, "server", "Add, remove and show servers and their etcd members", |argv| {
+        command(argv, cluster::members::cli::main)
+    }),
     row(Group::Cluster, "cert", "Show and renew the certificates of the cluster", |argv| {
         command(argv, cluster::certificates::main)
     }),
@@ -83,7 +86,7 @@ const COMPONENTS: &[Component] = &[
         command(argv, cluster::systemd::main)
     }),
     row(Group::Client, "kubectl", "Control a cluster: this one or any other", |argv| kubectl::main(argv.into_iter())),
-    row(Group::Client, "store", "Check, repair, back up and restore a store, and exchange its keys", |argv| {
+    row(Group::Client, "store", "Check, repair, back up, restore and move a store, and exchange its keys", |argv| {
         command(argv, cluster::store_command::main)
     }),
     row(Group::Client, "image", "Pull, import, export, list, remove and tag images of this node", |argv| {

@@ -8,6 +8,7 @@ mod certificates;
 mod client;
 mod closed_pipe;
 mod dual_stack;
+mod etcd_members;
 mod etcd_servers;
 mod first_minute;
 mod forms;
