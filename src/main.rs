@@ -65,6 +65,9 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "cert", "Show and renew the certificates of the cluster", |argv| {
         command(argv, cluster::certificates::main)
     }),
+    row(Group::Cluster, "upgrade", "Replace the program under a running cluster, with a way back", |argv| {
+        command(argv, cluster::upgrade::main)
+    }),
     row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| command(argv, cluster::delete::main)),
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
         command(argv, cluster::preflight::main)

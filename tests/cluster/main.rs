@@ -31,4 +31,5 @@ mod servers;
 mod services;
 mod trace;
 mod ui;
+mod upgrade;
 mod walk;

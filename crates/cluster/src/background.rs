@@ -80,7 +80,7 @@ fn detach() -> Result<()> {
     nix::unistd::setsid().map(drop).context("leaving the terminal's session")
 }
 
-fn tail(path: &Path, lines: usize) -> String {
+pub(crate) fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")

@@ -42,6 +42,7 @@ mod store_move;
 pub mod top;
 pub mod up;
 pub mod walk;
+pub mod upgrade;
 pub mod why;
 
 pub use api::zpages::remember_flags;
