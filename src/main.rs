@@ -59,8 +59,14 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "join", "Make this machine a node or a server of a cluster, or resume it", |argv| {
         component(argv, cluster::join::cli::main)
     }),
+    row(Group::Cluster, "server", "Add, remove and show servers and their etcd members", |argv| {
+        command(argv, cluster::members::cli::main)
+    }),
     row(Group::Cluster, "cert", "Show and renew the certificates of the cluster", |argv| {
         command(argv, cluster::certificates::main)
+    }),
+    row(Group::Cluster, "upgrade", "Replace the program under a running cluster, with a way back", |argv| {
+        command(argv, cluster::upgrade::main)
     }),
     row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| command(argv, cluster::delete::main)),
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
@@ -83,7 +89,7 @@ const COMPONENTS: &[Component] = &[
         command(argv, cluster::systemd::main)
     }),
     row(Group::Client, "kubectl", "Control a cluster: this one or any other", |argv| kubectl::main(argv.into_iter())),
-    row(Group::Client, "store", "Check, repair, back up and restore a store, and exchange its keys", |argv| {
+    row(Group::Client, "store", "Check, repair, back up, restore and move a store, and exchange its keys", |argv| {
         command(argv, cluster::store_command::main)
     }),
     row(Group::Client, "image", "Pull, import, export, list, remove and tag images of this node", |argv| {

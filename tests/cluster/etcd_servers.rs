@@ -13,20 +13,25 @@ const SERVERS: [&str; 3] = ["192.168.78.1", "192.168.78.2", "192.168.78.3"];
 const NODE: &str = "192.168.78.4";
 const SWITCH: &str = "192.168.78.9";
 
-/// A host with a bridge, cables from it to others, and etcd.
-struct Switch {
+/// A host with a bridge and cables from it to others.
+pub(crate) struct Switch {
     host: Host,
-    etcd: Child,
-    _data: TempDir,
+    etcd: Option<(Child, TempDir)>,
 }
 
 impl Switch {
-    fn new() -> Switch {
+    pub(crate) fn new() -> Switch {
         let host = Host::new();
         let ip = |line: &str| run(host.command("ip").args(line.split(' ')));
         ip("link add switch0 type bridge");
         ip(&format!("addr add {SWITCH}/24 dev switch0"));
         ip("link set switch0 up");
+        Switch { host, etcd: None }
+    }
+
+    fn with_etcd() -> Switch {
+        let mut switch = Switch::new();
+        let host = &switch.host;
         let data = tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap();
         let url = |port: u16| format!("http://{SWITCH}:{port}");
         let mut etcd = host.command("etcd");
@@ -36,10 +41,11 @@ impl Switch {
         etcd.arg(format!("--initial-advertise-peer-urls={}", url(2380)));
         etcd.arg(format!("--initial-cluster=m={}", url(2380))).stdout(Stdio::null()).stderr(Stdio::null());
         let etcd = etcd.spawn().expect("etcd is installed: apt-get install etcd-server");
-        Switch { host, etcd, _data: data }
+        switch.etcd = Some((etcd, data));
+        switch
     }
 
-    fn plug_in(&self, other: &Host, number: usize, address: &str) {
+    pub(crate) fn plug_in(&self, other: &Host, number: usize, address: &str) {
         let inside = |host: &Host, line: String| run(host.command("ip").args(line.split(' ')));
         let port = format!("port{number}");
         inside(&self.host, format!("link add {port} type veth peer name cable0 netns {}", other.name()));
@@ -51,22 +57,24 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        let _ = (self.etcd.kill(), self.etcd.wait());
+        if let Some((etcd, _)) = &mut self.etcd {
+            let _ = (etcd.kill(), etcd.wait());
+        }
     }
 }
 
 /// A host that joins.
-struct Machine {
-    host: Host,
-    dir: TempDir,
+pub(crate) struct Machine {
+    pub(crate) host: Host,
+    pub(crate) dir: TempDir,
 }
 
 impl Machine {
-    fn new(host: Host) -> Machine {
+    pub(crate) fn new(host: Host) -> Machine {
         Machine { host, dir: tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap() }
     }
 
-    fn cox(&self, component: &str) -> Command {
+    pub(crate) fn cox(&self, component: &str) -> Command {
         let mut command = self.host.command(env!("CARGO_BIN_EXE_cox"));
         command.arg(component).env("COX_DATA_DIR", self.dir.path().join("data")).env("COX_NAME", self.host.name());
         command.env("COX_RUN_DIR", self.dir.path().join("run")).env("HOME", self.dir.path()).env_remove("KUBECONFIG");
@@ -74,16 +82,16 @@ impl Machine {
     }
 
     /// Types what 'cox token create' printed, with an address and a name for the node.
-    fn join(&self, line: &str, name: &str, address: &str) -> Output {
+    pub(crate) fn join(&self, line: &str, name: &str, address: &str) -> Output {
         let mut words = line.split_whitespace().skip(2);
         self.cox("join").args(&mut words).args(["--node-name", name, "--node-ip", address]).output().unwrap()
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("data/logs/cox.log")).unwrap_or_default()
     }
 
-    fn kubectl(&self, line: &str) -> Output {
+    pub(crate) fn kubectl(&self, line: &str) -> Output {
         let kubeconfig = self.dir.path().join("data/admin.kubeconfig");
         self.cox("kubectl").arg("--kubeconfig").arg(kubeconfig).args(line.split_whitespace()).output().unwrap()
     }
@@ -99,14 +107,14 @@ impl Drop for Machine {
     }
 }
 
-fn must(output: &Output, more: impl FnOnce() -> String) -> String {
+pub(crate) fn must(output: &Output, more: impl FnOnce() -> String) -> String {
     assert!(output.status.success(), "{}\n{}", describe(output), more());
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 #[test]
 fn servers_join_and_one_is_killed_under_writes() {
-    let switch = Switch::new();
+    let switch = Switch::with_etcd();
     let hosts: Vec<Host> = (0..4).map(|_| Host::new()).collect();
     for (number, (host, address)) in hosts.iter().zip(SERVERS.into_iter().chain([NODE])).enumerate() {
         switch.plug_in(host, number, address);
@@ -214,7 +222,7 @@ fn servers_join_and_one_is_killed_under_writes() {
     drop(cluster);
 }
 
-struct StopOnDrop<'a>(&'a AtomicBool);
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {

@@ -66,12 +66,21 @@ pub(crate) fn start(options: &Options, words: &[OsString], secrets: &[&str]) -> 
     bail!("it did not start ({status}); the end of {}:\n{}", log.display(), tail(&log, 12));
 }
 
+/// This program again as the process of a cluster that is known, without what this command was told.
+pub(crate) fn start_again(options: &Options, command: &str, secrets: &[&str]) -> Result<()> {
+    let mut words = vec![command.into(), DETACHED.into(), "--name".into(), options.name.clone().into()];
+    for (flag, dir) in [("--data-dir", &options.data_dir), ("--run-dir", &options.run_dir)] {
+        words.extend([flag.into(), dir.clone().into_os_string()]);
+    }
+    start(options, &words, secrets)
+}
+
 /// Leaves the terminal that started this process.
 fn detach() -> Result<()> {
     nix::unistd::setsid().map(drop).context("leaving the terminal's session")
 }
 
-fn tail(path: &Path, lines: usize) -> String {
+pub(crate) fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")

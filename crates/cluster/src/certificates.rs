@@ -108,8 +108,9 @@ pub(crate) fn renew(options: &Options, shape: &Shape) -> Result<()> {
 pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken) -> Result<()> {
     loop {
         let leaves = Pki::open(&options.pki_dir()).certificates()?;
-        // A certificate for etcd is not ours to sign.
-        let ours = leaves.iter().filter(|(name, one)| !one.is_authority && !name.starts_with("etcd-"));
+        // A certificate for an etcd of others is not ours to sign.
+        let is_ours = |name: &str| shape.ha.ha || !name.starts_with("etcd-");
+        let ours = leaves.iter().filter(|(name, one)| !one.is_authority && is_ours(name));
         let ends = ours.map(|(_, one)| one.not_after).min();
         let mut pause = ends.map_or(LOOK, |end| until_renewal(Timestamp::now(), end, shape.certificate_validity));
         if pause.is_zero() {

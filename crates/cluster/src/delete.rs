@@ -12,7 +12,7 @@ use netlink::Socket;
 use crate::join::{Membership, leave};
 use crate::options::Options;
 use crate::shape::Flags;
-use crate::{kubeconfig, manage, node_address, node_network, nodes};
+use crate::{kubeconfig, manage, members, node_address, node_network, nodes};
 
 /// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
 #[derive(Debug, Clone, clap::Args)]
@@ -36,7 +36,10 @@ async fn run_main(args: Args) -> Result<()> {
     // One that cannot be read is no reason to keep everything.
     let member = Membership::load(options).unwrap_or_default();
     let flags = Flags::remembered(options).unwrap_or_default();
+    // While it still has a vote.
+    let not_left = members::leave(&flags).await;
     step("stopping the cluster", manage::stop(options).map(drop));
+    step("stopping etcd", members::end_orphan(options).await);
     step("removing further nodes", remove_nodes(options).await);
     step("removing pods", nodes::clear_pods(options, nodes::Chore::RemovePods).await);
     step("removing firewall rules", remove_rules());
@@ -47,6 +50,10 @@ async fn run_main(args: Args) -> Result<()> {
     // Last of what needs credentials: a node whose pods are gone is missed by nobody.
     let left = match &member {
         Some(member) => leave(options, member).await,
+        None if flags.ha.ha => match not_left {
+            None => format!("server {} is gone", flags.machine.node_name.unwrap_or_default()),
+            Some(left) => format!("this server is gone. {left}"),
+        },
         None if flags.etcd.is_used() => format!(
             "this server is gone. The objects of the cluster stay in etcd at {}; other servers still list its node: there, \
              run 'cox kubectl delete node {}'",

@@ -58,7 +58,7 @@ fn is_there(path: &Path) -> Result<bool> {
     path.try_exists().with_context(|| path.display().to_string())
 }
 
-async fn open(dir: &Path) -> Result<Arc<dyn Store>> {
+pub(crate) async fn open(dir: &Path) -> Result<Arc<dyn Store>> {
     let dir = dir.to_owned();
     let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(dir, Default::default())).await?;
     match store {

@@ -1,5 +1,5 @@
 //! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`, `trace`, `top`; `node` for
-//! further nodes; `token` and `join` for further machines; `cert` for certificates.
+//! further nodes; `token`, `join` and `server` for further machines; `cert` for certificates.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
 //! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
@@ -24,6 +24,7 @@ mod local_volumes;
 mod lock;
 pub mod manage;
 mod metrics_reader;
+pub mod members;
 mod network_policy;
 mod node_address;
 mod node_network;
@@ -37,10 +38,12 @@ mod server;
 mod shape;
 pub mod store_command;
 pub mod systemd;
+mod store_move;
 pub mod top;
 mod turns;
 pub mod up;
 pub mod walk;
+pub mod upgrade;
 pub mod why;
 
 pub use api::zpages::remember_flags;

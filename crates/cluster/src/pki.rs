@@ -67,6 +67,16 @@ impl Pki {
         Ok(pki)
     }
 
+    /// Makes the authority of etcd's members if there is none, and signs what this machine's member and its clients show.
+    pub(crate) fn prepare_member(&self, node_name: &str, addresses: &[IpAddr]) -> Result<()> {
+        let _alone = self.lock()?;
+        let ca = self.authority("etcd-ca", "etcd-ca")?;
+        let hosts = [node_name.to_owned(), "localhost".to_owned()];
+        self.leaf(&ca, "etcd-member", Subject { name: node_name, organizations: &[], hosts: &hosts, addresses })?;
+        let client = Subject { name: "kube-apiserver-etcd-client", organizations: &[], hosts: &[], addresses: &[] };
+        self.leaf(&ca, "etcd-client", client)
+    }
+
     /// Signs the certificates of another node into a directory of its own, which holds no authority's key.
     pub(crate) fn sign_node(&self, dir: &Path, node_name: &str, addresses: &[IpAddr]) -> Result<Pki> {
         private_dir(dir)?;

@@ -21,7 +21,7 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    certificates, dns_service, encryption, etcd, ingress, join, local_volumes, metrics_reader, network_policy,
+    certificates, dns_service, encryption, etcd, ingress, join, local_volumes, members, metrics_reader, network_policy,
     node_address, node_network, nodes,
 };
 
@@ -39,24 +39,36 @@ pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
         Ok(lock) => lock,
         Err(holder) => bail!("process {} runs this cluster already", holder.pid),
     };
-    let flags = flags.over(Flags::remembered(&options)?)?.settled()?;
+    let flags = members::completed(flags.over(Flags::remembered(&options)?)?, &options)?.settled()?;
     flags.remember(&options)?;
     let shape = flags.shape()?;
     let mut components = Components::new();
+    let mut member = None;
     let ended = tokio::select! {
         ended = async {
-            start(&options, &shape, nudges, &mut components).await?;
+            start(&options, &shape, nudges, &mut components, &mut member).await?;
             components.until_stopped().await
         } => ended,
         result = interrupted() => result,
     };
     // Teardown goes on whatever was first; its own errors matter only if nothing else went wrong.
     let finished = components.finish().await;
-    ended.and(finished)
+    // Last: all others stand on it.
+    let stopped = match member {
+        Some(member) => member.stop().await,
+        None => Ok(()),
+    };
+    ended.and(finished).and(stopped)
 }
 
 /// Starts everything and returns when the nodes are Ready and DNS answers.
-async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mut Components) -> Result<()> {
+async fn start(
+    options: &Options,
+    shape: &Shape,
+    nudges: Signal,
+    components: &mut Components,
+    member: &mut Option<members::Member>,
+) -> Result<()> {
     let mut progress = Progress::default();
     let (node_name, node_ip) = (shape.node_name.clone(), shape.node_ip()?);
     if let Some(address) = shape.own_address {
@@ -81,6 +93,13 @@ async fn start(options: &Options, shape: &Shape, nudges: Signal, components: &mu
             durations: Durations::default(),
         })
     };
+    if shape.ha.ha {
+        let own = member.insert(members::Member::start(options, shape, &pki).await?);
+        components.spawn("etcd", own.failed(components.stop.clone()));
+        components.until(own.ready()).await?;
+        let (options, shape) = (options.clone(), shape.clone());
+        components.supervise("etcd members", move |stop| members::keep(options.clone(), shape.clone(), stop));
+    }
     if shape.etcd.is_used() {
         etcd::claim(&*shape.etcd.connect().await?, &read(&pki.certificate("ca"))?).await?;
         progress.done("etcd", &shape.etcd.etcd_servers.join(", "));
@@ -235,6 +254,9 @@ pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Ne
     }
     addresses.extend(&shape.node_ips);
     let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
+    if shape.ha.ha {
+        pki.prepare_member(node, &addresses)?;
+    }
     Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
     Ok(pki)
 }
@@ -273,7 +295,12 @@ async fn keep_kubeconfig(
 
 async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: IpAddr) -> Result<apiserver::Config> {
     let storage = match shape.etcd.is_used() {
-        true => apiserver::Storage::Etcd(shape.etcd.options()),
+        true => {
+            let mut options = shape.etcd.options();
+            // Of others' members only they know where they are reached.
+            options.follows_members = shape.ha.ha;
+            apiserver::Storage::Etcd(options)
+        }
         false => apiserver::Storage::Embedded(options.store_dir()),
     };
     let mut config = apiserver::Config::new(storage);

@@ -14,6 +14,7 @@ use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
 use crate::etcd::Etcd;
+use crate::members::Ha;
 use crate::node_address;
 use crate::node_network::{list, ranges};
 use crate::options::Options;
@@ -32,6 +33,9 @@ pub(crate) struct Flags {
     #[command(flatten)]
     #[serde(flatten)]
     pub etcd: Etcd,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub ha: Ha,
     /// Port of the API server (default: 6443)
     #[arg(long)]
     pub secure_port: Option<u16>,
@@ -117,6 +121,8 @@ pub(crate) struct Shape {
     pub gateway_ports: (u16, u16),
     /// Where the objects are, if not in a store of this machine's.
     pub etcd: Etcd,
+    /// Whether that is the cluster's own, with a member on this machine.
+    pub ha: Ha,
     /// Of certificates that are signed here.
     pub certificate_validity: Duration,
     /// Whether services get the addresses of the nodes.
@@ -157,12 +163,23 @@ impl Flags {
             }
         }
         // One that has a name has been started before.
-        if old.machine.node_name.is_some() && new.etcd.is_used() && !old.etcd.is_used() {
-            bail!("this cluster has a store of its own, which cannot become --etcd-servers: 'cox delete' makes room");
+        if old.machine.node_name.is_some() {
+            if (new.etcd.is_used() || new.ha.ha) && !old.etcd.is_used() {
+                bail!("this cluster has a store of its own: 'cox store move' carries its objects into etcd");
+            }
+            if new.ha.ha && !old.ha.ha {
+                bail!(
+                    "the objects of this cluster are in an etcd that others look after: 'cox store move' carries them elsewhere"
+                );
+            }
+            if old.ha.ha && new.etcd.is_used() {
+                bail!("the etcd of this cluster is its own: 'cox server' shows and changes its members");
+            }
         }
         Ok(Flags {
             machine: self.machine.over(remembered.machine),
             etcd: self.etcd.over(remembered.etcd),
+            ha: self.ha.over(remembered.ha),
             secure_port: self.secure_port.or(remembered.secure_port),
             cluster_cidr: self.cluster_cidr.or(remembered.cluster_cidr),
             service_cidr: self.service_cidr.or(remembered.service_cidr),
@@ -217,6 +234,7 @@ impl Flags {
 
     pub(crate) fn shape(&self) -> Result<Shape> {
         self.etcd.check()?;
+        self.ha.check()?;
         let text = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.to_owned());
         let is_v6 = self.is_v6_first()?;
         let cluster_cidr = text(&self.cluster_cidr, if is_v6 { "fd42::/48" } else { "10.42.0.0/16" });
@@ -254,6 +272,7 @@ impl Flags {
             has_gateway: self.gateway.unwrap_or(true),
             gateway_ports: (self.gateway_http_port.unwrap_or(80), self.gateway_https_port.unwrap_or(443)),
             etcd: self.etcd.clone(),
+            ha: self.ha.clone(),
             certificate_validity: self.validity()?,
             has_load_balancer: self.load_balancer.unwrap_or(true),
         })
@@ -396,8 +415,11 @@ mod tests {
         assert!(other(Flags { service_cidr: Some("10.43.0.0/16".into()), ..Flags::default() }).is_ok());
         let etcd = Etcd { etcd_servers: vec!["http://127.0.0.1:2379".into()], ..Etcd::default() };
         let with_etcd = Flags { etcd, ..Flags::default() };
-        let moved = other(with_etcd.clone()).unwrap_err().to_string();
-        assert!(moved.contains("has a store of its own"), "{moved}");
+        let with_members = Flags { ha: Ha { ha: true, ..Ha::default() }, ..Flags::default() };
+        for flags in [with_etcd.clone(), with_members.clone()] {
+            let moved = other(flags).unwrap_err().to_string();
+            assert!(moved.contains("has a store of its own"), "{moved}");
+        }
 
         for (text, expected) in
             [("1h", Some(3600)), ("8760h0m0s", Some(31_536_000)), ("5s", None), ("-1h", None), ("x", None)]
@@ -420,6 +442,8 @@ mod tests {
         let others = Etcd { etcd_servers: vec!["http://127.0.0.2:2379".into()], ..Etcd::default() };
         let others = Flags { etcd: others, ..Flags::default() }.over(remembered()).unwrap();
         assert_eq!(others.etcd.etcd_servers, ["http://127.0.0.2:2379"]);
+        let taken_over = with_members.over(remembered()).unwrap_err().to_string();
+        assert!(taken_over.contains("that others look after"), "{taken_over}");
         let elsewhere = Etcd { etcd_prefix: Some("/two".into()), ..Etcd::default() };
         let elsewhere = Flags { etcd: elsewhere, ..Flags::default() }.over(remembered()).unwrap_err().to_string();
         assert!(elsewhere.contains("--etcd-prefix=/registry, which cannot become /two"), "{elsewhere}");

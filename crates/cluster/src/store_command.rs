@@ -5,7 +5,7 @@ use futures_util::future::BoxFuture;
 
 use crate::options::Options;
 
-/// Examine, repair, back up and restore an embedded store, and exchange its keys
+/// Examine, repair, back up, restore and move an embedded store, and exchange its keys
 #[derive(clap::Parser, Clone, Debug)]
 #[command(name = "store")]
 pub struct Args {
@@ -17,6 +17,8 @@ pub struct Args {
 enum Command {
     #[command(flatten)]
     Store(store::cli::Command),
+    /// Carry the objects of the cluster on this machine into etcd, or back; it is stopped meanwhile, containers run on
+    Move(crate::store_move::Args),
     /// Encrypt everything with a new key and forget the old ones; the cluster must not run, its containers may
     RotateKeys(Options),
 }
@@ -24,6 +26,7 @@ enum Command {
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
     match args.command {
         Command::Store(command) => store::cli::main(command),
+        Command::Move(args) => Box::pin(crate::store_move::run(args)),
         Command::RotateKeys(options) => Box::pin(async move {
             println!("{}", crate::encryption::rotate(&options).await?);
             Ok(())

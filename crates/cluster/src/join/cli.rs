@@ -15,7 +15,7 @@ use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
 use super::server_keys::ServerKey;
 use super::token::Token;
 use super::{enrolment, machine, server_keys};
-use crate::background::{DETACHED, Ground};
+use crate::background::Ground;
 use crate::lock::Lock;
 use crate::nodes::{ClusterSettings, Settings};
 use crate::options::Options;
@@ -25,6 +25,8 @@ use crate::{background, preflight};
 
 const TOKEN_VARIABLE: &str = "COX_TOKEN";
 const KEY_VARIABLE: &str = "COX_SERVER_KEY";
+/// Nothing of these stays in a process.
+const SECRETS: [&str; 2] = [TOKEN_VARIABLE, KEY_VARIABLE];
 
 /// Make this machine a node or a server of a cluster, or resume the node that it is
 #[derive(Debug, Clone, clap::Args)]
@@ -52,6 +54,9 @@ pub struct Args {
     /// What opens the keys of servers that are offered to the token. Other users of the machine can see it here
     #[arg(long, env = KEY_VARIABLE, hide_env_values = true)]
     key: Option<ServerKey>,
+    /// The etcd program, where servers run etcd's members (default: the one in $PATH)
+    #[arg(long, requires = "as_server")]
+    etcd_binary: Option<PathBuf>,
     #[command(flatten)]
     ground: Ground,
 }
@@ -82,18 +87,9 @@ async fn run_main(args: Args) -> Result<()> {
     if args.ground.stays()? {
         return machine::run(options).await;
     }
-    start_again(options, "join")?;
+    background::start_again(options, "join", &SECRETS)?;
     println!("\nThis machine is a node of the cluster. Here: 'cox status', 'cox logs', 'cox down', 'cox delete'.");
     Ok(())
-}
-
-/// This program again, without what it was told: nothing of the token stays in a process.
-fn start_again(options: &Options, command: &str) -> Result<()> {
-    let mut words = vec![command.into(), DETACHED.into(), "--name".into(), options.name.clone().into()];
-    for (flag, dir) in [("--data-dir", &options.data_dir), ("--run-dir", &options.run_dir)] {
-        words.extend([flag.into(), dir.clone().into_os_string()]);
-    }
-    background::start(options, &words, &[TOKEN_VARIABLE, KEY_VARIABLE])
 }
 
 /// Finds the cluster, gets what its servers have in common, and goes on as `cox up` does.
@@ -110,7 +106,7 @@ async fn become_server(args: &Args, server: &str) -> Result<()> {
     // Others must reach this server: an address that only this machine knows is none.
     let known = host_address(&cluster.server);
     machine.node_ip = machine.reachable_addresses(known, &[known.is_some_and(|address| address.is_ipv6())])?;
-    let flags = bundle.unpack(options, machine)?.settled()?;
+    let flags = bundle.unpack(options, machine, args.etcd_binary.clone())?.settled()?;
     flags.remember(options)?;
     println!(" ✓ {:<14} {}", "server keys", options.pki_dir().display());
     if let Err(error) = server_keys::discard(&client, &token).await {
@@ -119,7 +115,7 @@ async fn become_server(args: &Args, server: &str) -> Result<()> {
     if args.ground.stays()? {
         return crate::server::run(options.clone(), flags).await;
     }
-    start_again(options, "up")?;
+    background::start_again(options, "up", &SECRETS)?;
     println!(
         "\nThis machine is a server of the cluster. 'cox up' resumes it; kubeconfig: {}",
         options.admin_kubeconfig().display()

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
@@ -26,6 +26,7 @@ use serde_json::json;
 
 use super::token::{NAMESPACE, Token};
 use crate::etcd::Etcd;
+use crate::members::Ha;
 use crate::options::Options;
 use crate::pki::{private_dir, write_private};
 use crate::role::{GROUP, MANAGER};
@@ -42,6 +43,9 @@ const FILES: [&str; 7] =
 /// The same, where a server that joined keeps what the flags for etcd name.
 const ETCD_FILES: [(&str, &str); 3] =
     [("etcd-cafile", "etcd-ca.crt"), ("etcd-certfile", "etcd-client.crt"), ("etcd-keyfile", "etcd-client.key")];
+
+/// The same, where servers run etcd's members: each signs its own certificates.
+const MEMBER_FILES: [&str; 2] = ["etcd-ca.crt", "etcd-ca.key"];
 
 /// What opens an offer; carried over by a person.
 #[derive(Clone, PartialEq, Eq)]
@@ -96,6 +100,11 @@ pub(super) struct Bundle {
     files: BTreeMap<String, String>,
     etcd_servers: Vec<String>,
     etcd_prefix: Option<String>,
+    /// Whether servers run etcd's members.
+    #[serde(default)]
+    ha: bool,
+    #[serde(default)]
+    etcd_snapshot_interval: Option<String>,
     secure_port: Option<u16>,
     cluster_cidr: Option<String>,
     service_cidr: Option<String>,
@@ -110,7 +119,7 @@ impl Bundle {
         if !flags.etcd.is_used() {
             bail!(
                 "this cluster has a store of its own, which only this server can write to: several servers need \
-                 'cox up --etcd-servers'"
+                 'cox up --ha' or 'cox up --etcd-servers', and 'cox store move' makes this cluster one of them"
             );
         }
         let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
@@ -118,7 +127,10 @@ impl Bundle {
         for name in FILES {
             files.insert(name.to_owned(), read(&options.pki_dir().join(name))?);
         }
-        for (flag, path) in flags.etcd.files() {
+        for name in MEMBER_FILES.into_iter().filter(|_| flags.ha.ha) {
+            files.insert(name.to_owned(), read(&options.pki_dir().join(name))?);
+        }
+        for (flag, path) in flags.etcd.files().filter(|_| !flags.ha.ha) {
             let named = ETCD_FILES.iter().find(|(known, _)| *known == flag).map(|(_, name)| *name);
             files.insert(named.context("a file of etcd without a name")?.to_owned(), read(path)?);
         }
@@ -126,6 +138,8 @@ impl Bundle {
             files,
             etcd_servers: flags.etcd.etcd_servers,
             etcd_prefix: flags.etcd.etcd_prefix,
+            ha: flags.ha.ha,
+            etcd_snapshot_interval: flags.ha.etcd_snapshot_interval,
             secure_port: flags.secure_port,
             cluster_cidr: flags.cluster_cidr,
             service_cidr: flags.service_cidr,
@@ -135,15 +149,19 @@ impl Bundle {
     }
 
     /// Puts the files where a server has them; returns what `cox up` would have been told here.
-    pub(super) fn unpack(self, options: &Options, machine: Machine) -> Result<Flags> {
+    pub(super) fn unpack(self, options: &Options, machine: Machine, etcd_binary: Option<PathBuf>) -> Result<Flags> {
         let dir = options.pki_dir();
         private_dir(&dir)?;
-        let known = |name: &str| FILES.contains(&name) || ETCD_FILES.iter().any(|(_, known)| *known == name);
+        let known = |name: &str| match self.ha {
+            true => FILES.contains(&name) || MEMBER_FILES.contains(&name),
+            false => FILES.contains(&name) || ETCD_FILES.iter().any(|(_, known)| *known == name),
+        };
         // Names become paths.
         if let Some(other) = self.files.keys().find(|name| !known(name)) {
             bail!("the cluster sent a file that no server has: {other:?}");
         }
-        if let Some(missing) = FILES.iter().find(|name| !self.files.contains_key(**name)) {
+        let members = MEMBER_FILES.iter().filter(|_| self.ha);
+        if let Some(missing) = FILES.iter().chain(members).find(|name| !self.files.contains_key(**name)) {
             bail!("the cluster did not send {missing}");
         }
         for (name, content) in &self.files {
@@ -157,9 +175,15 @@ impl Bundle {
             etcd_keyfile: key,
             etcd_prefix: self.etcd_prefix,
         };
+        let ha = Ha {
+            ha: self.ha,
+            etcd_binary: etcd_binary.filter(|_| self.ha),
+            etcd_snapshot_interval: self.etcd_snapshot_interval,
+        };
         Ok(Flags {
             machine,
             etcd,
+            ha,
             secure_port: self.secure_port,
             cluster_cidr: self.cluster_cidr,
             service_cidr: self.service_cidr,
@@ -295,7 +319,7 @@ mod tests {
         let machine = Machine { node_name: Some("one".into()), ..Machine::default() };
         Flags { machine, ..Flags::default() }.remember(&first).unwrap();
         let alone = Bundle::gather(&first).err().unwrap().to_string();
-        assert!(alone.contains("cox up --etcd-servers"), "{alone}");
+        assert!(alone.contains("cox up --ha"), "{alone}");
 
         private_dir(&first.pki_dir()).unwrap();
         for name in FILES {
@@ -313,7 +337,7 @@ mod tests {
         flags.remember(&first).unwrap();
         let bundle = Bundle::gather(&first).unwrap();
         let machine = Machine { node_name: Some("two".into()), ..Machine::default() };
-        let flags = bundle.unpack(&second, machine).unwrap();
+        let flags = bundle.unpack(&second, machine, None).unwrap();
         for name in FILES.into_iter().chain(["etcd-ca.crt"]) {
             let path = second.pki_dir().join(name);
             let expected = if name == "etcd-ca.crt" { "etcd's" } else { name };
@@ -330,9 +354,23 @@ mod tests {
         // A name is no way to another directory, and half a set of keys is none.
         let mut evil = Bundle::gather(&first).unwrap();
         evil.files.insert("../../evil".into(), "x".into());
-        assert!(evil.unpack(&second, Machine::default()).is_err());
+        assert!(evil.unpack(&second, Machine::default(), None).is_err());
         let mut less = Bundle::gather(&first).unwrap();
         less.files.remove("sa.key");
-        assert!(less.unpack(&second, Machine::default()).is_err());
+        assert!(less.unpack(&second, Machine::default(), None).is_err());
+
+        // Where servers run members, they get their authority and no client's key.
+        let mut flags = Flags::remembered(&first).unwrap();
+        (flags.ha.ha, flags.etcd.etcd_keyfile) = (true, Some("/nowhere".into()));
+        flags.remember(&first).unwrap();
+        assert!(Bundle::gather(&first).is_err(), "no authority to hand on");
+        for name in MEMBER_FILES {
+            write_private(&first.pki_dir().join(name), name.as_bytes()).unwrap();
+        }
+        let bundle = Bundle::gather(&first).unwrap();
+        assert!(!bundle.files.contains_key("etcd-client.key"));
+        let flags = bundle.unpack(&second, Machine::default(), Some("/opt/etcd".into())).unwrap();
+        assert_eq!((flags.ha.ha, flags.ha.etcd_binary), (true, Some("/opt/etcd".into())));
+        assert_eq!(fs::read_to_string(second.pki_dir().join("etcd-ca.key")).unwrap(), "etcd-ca.key");
     }
 }

@@ -104,6 +104,21 @@ async fn carry_out(command: Command) -> Result<()> {
     }
 }
 
+/// `cox server add`: a token with the keys of servers, and the line to type on the new machine.
+pub(crate) async fn offer_to_server(options: Options) -> Result<()> {
+    create(Create {
+        access: Access { options, kubeconfig: None },
+        token: None,
+        server: true,
+        ttl: None,
+        usages: vec!["signing".to_owned(), "authentication".to_owned()],
+        groups: vec![DEFAULT_GROUP.to_owned()],
+        description: None,
+        print_join_command: true,
+    })
+    .await
+}
+
 impl Access {
     fn client(&self) -> Result<Client> {
         connect(self.kubeconfig.as_ref().unwrap_or(&self.options.admin_kubeconfig()))

@@ -2,12 +2,15 @@
 
 use super::directory::{self, Listing, Lock};
 use super::frame::{FrameReader, LOG_MAGIC};
+use super::index::{Lease, View};
 use super::recover::{self, TornTail};
 use super::{random_number, snapshot};
-use crate::{Result, Revision, StoreError};
+use crate::{KeyValue, Result, Revision, StoreError};
+use imbl::OrdSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// A store that can be opened.
 #[derive(Clone, Debug)]
@@ -51,6 +54,16 @@ pub fn backup(dir: &Path, file: &Path) -> Result<(Revision, u64)> {
 /// Makes a store from a backup in `dir`, which must not hold one.
 pub fn restore(file: &Path, dir: &Path) -> Result<Report> {
     let loaded = snapshot::read(file, false)?;
+    refuse_occupied(dir)?;
+    directory::create(dir)?;
+    let _lock = Lock::take(dir)?;
+    let path = directory::snapshot_path(dir, loaded.header.sequence);
+    // A store of its own from here on: its files must not be mixed with the original's.
+    snapshot::write_file(&path, &loaded.replay.view, random_number(), loaded.header.sequence, &AtomicBool::new(false))?;
+    check(dir)
+}
+
+fn refuse_occupied(dir: &Path) -> Result<()> {
     if dir.exists() {
         let listing = Listing::read(dir)?;
         listing.check_vacant()?;
@@ -58,11 +71,31 @@ pub fn restore(file: &Path, dir: &Path) -> Result<Report> {
             return Err(StoreError::Io { path: dir.into(), reason: "already holds a store".into() });
         }
     }
+    Ok(())
+}
+
+/// What a store is made of that comes from elsewhere.
+pub struct Imported {
+    pub kvs: Vec<KeyValue>,
+    /// Of the latest change; none of the keys is newer.
+    pub revision: Revision,
+    /// How long keys with a lease are kept.
+    pub lease_time: Duration,
+}
+
+/// Makes a store in `dir`, which must not hold one. Keys keep their revisions, and nothing before them is known.
+pub fn import(dir: &Path, from: Imported) -> Result<Report> {
+    refuse_occupied(dir)?;
     directory::create(dir)?;
     let _lock = Lock::take(dir)?;
-    let path = directory::snapshot_path(dir, loaded.header.sequence);
-    // A store of its own from here on: its files must not be mixed with the original's.
-    snapshot::write_file(&path, &loaded.replay.view, random_number(), loaded.header.sequence, &AtomicBool::new(false))?;
+    let mut view = View::starting(from.revision, from.revision, from.revision.next());
+    for lease in from.kvs.iter().filter_map(|kv| kv.lease) {
+        view.leases.insert(lease, Lease { ttl: from.lease_time, keys: OrdSet::new() });
+    }
+    from.kvs.into_iter().for_each(|kv| view.insert_base(kv));
+    let first = 1;
+    let path = directory::snapshot_path(dir, first);
+    snapshot::write_file(&path, &view, random_number(), first, &AtomicBool::new(false))?;
     check(dir)
 }
 

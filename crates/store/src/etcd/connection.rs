@@ -3,9 +3,11 @@
 use super::messages::{AuthenticateRequest, AuthenticateResponse};
 use super::{Options, Tls};
 use crate::{Result, StoreError};
-use parking_lot::RwLock;
+use arc_swap::ArcSwap;
+use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -22,6 +24,9 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between rounds over all endpoints while there is time left.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Files with keys are not looked at more often while nobody answers.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What a lost answer means for sending a request again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
@@ -32,12 +37,28 @@ pub(super) enum Repeat {
 }
 
 pub(super) struct Connection {
-    endpoints: Vec<(String, Channel)>,
+    /// Never empty.
+    endpoints: ArcSwap<Vec<(String, Channel)>>,
     /// The endpoint that answered last.
     current: AtomicUsize,
+    tls: Option<Tls>,
+    keys: Mutex<Keys>,
     timeout: Duration,
     credentials: Option<(String, String)>,
     token: RwLock<Option<String>>,
+}
+
+/// What the channels were made with, and when that was last looked at.
+struct Keys {
+    pem: Option<Pem>,
+    read_at: Instant,
+}
+
+/// The contents of [`Tls`].
+#[derive(Clone, PartialEq)]
+struct Pem {
+    ca: Vec<u8>,
+    identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Connection {
@@ -45,11 +66,14 @@ impl Connection {
         if options.endpoints.is_empty() {
             return Err(StoreError::Invalid("no etcd endpoint was given".into()));
         }
-        let tls = options.tls.as_ref().map(read_tls).transpose()?;
+        let pem = options.tls.as_ref().map(Pem::read).transpose()?;
+        let tls = pem.as_ref().map(Pem::config);
         let endpoints = options.endpoints.iter().map(|name| Ok((name.clone(), channel(name, tls.as_ref())?)));
         Ok(Connection {
-            endpoints: endpoints.collect::<Result<_>>()?,
+            endpoints: ArcSwap::from_pointee(endpoints.collect::<Result<_>>()?),
             current: AtomicUsize::new(0),
+            tls: options.tls.clone(),
+            keys: Mutex::new(Keys { pem, read_at: Instant::now() }),
             timeout: options.timeout,
             credentials: options.credentials.clone(),
             token: RwLock::new(None),
@@ -67,10 +91,9 @@ impl Connection {
         let mut failures = Failures::default();
         let mut renewed = false;
         loop {
-            for _ in 0..self.endpoints.len() {
-                let at = self.current.load(Ordering::Relaxed);
-                let (name, channel) = &self.endpoints[at];
-                let attempt = unary(channel, path, self.request(message.clone()));
+            for _ in 0..self.count() {
+                let (at, name, channel) = self.current();
+                let (name, attempt) = (&name, unary(&channel, path, self.request(message.clone())));
                 let Ok(answer) = tokio::time::timeout_at(deadline, attempt).await else {
                     self.move_on(at);
                     return Err(failures.timed_out(self, name));
@@ -113,41 +136,101 @@ impl Connection {
     {
         let deadline = Instant::now() + self.timeout;
         self.authenticate(deadline, false).await?;
-        let at = self.current.load(Ordering::Relaxed);
-        let (name, channel) = &self.endpoints[at];
+        let (at, name, channel) = self.current();
         let mut request = messages.into_streaming_request();
         self.add_token(request.metadata_mut());
         let open = async {
-            let mut grpc = grpc(channel);
+            let mut grpc = grpc(&channel);
             grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
             grpc.streaming(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await
         };
         let failure = match tokio::time::timeout_at(deadline, open).await {
             Ok(Ok(stream)) => return Ok(stream.into_inner()),
-            Ok(Err(status)) => self.judge(at, status),
+            Ok(Err(status)) => self.judge(at, &name, status),
             Err(_) => {
                 self.move_on(at);
-                Failures::default().timed_out(self, name)
+                Failures::default().timed_out(self, &name)
             }
         };
         Err(failure)
     }
 
+    fn count(&self) -> usize {
+        self.endpoints.load().len()
+    }
+
+    /// The place, the name and the channel of the endpoint whose turn it is.
+    fn current(&self) -> (usize, String, Channel) {
+        let endpoints = self.endpoints.load();
+        let at = self.current.load(Ordering::Relaxed) % endpoints.len();
+        let (name, channel) = &endpoints[at];
+        (at, name.clone(), channel.clone())
+    }
+
+    /// Makes these the endpoints; none are no news. Those that stay keep their connections.
+    pub(super) fn lead_to(&self, names: &[String]) -> Result<()> {
+        // Held, so that nobody else makes channels meanwhile.
+        let keys = self.keys.lock();
+        let known = self.endpoints.load_full();
+        if names.is_empty() || known.iter().map(|(name, _)| name).eq(names) {
+            return Ok(());
+        }
+        let tls = keys.pem.as_ref().map(Pem::config);
+        let endpoint = |name: &String| match known.iter().find(|(held, _)| held == name) {
+            Some(held) => Ok(held.clone()),
+            None => Ok((name.clone(), channel(name, tls.as_ref())?)),
+        };
+        let endpoints: Vec<_> = names.iter().map(endpoint).collect::<Result<_>>()?;
+        let used = self.current().1;
+        self.current.store(names.iter().position(|name| *name == used).unwrap_or(0), Ordering::Relaxed);
+        self.endpoints.store(Arc::new(endpoints));
+        Ok(())
+    }
+
+    /// Connects with what is in the files of keys now, if that is something else. What is open goes on.
+    pub(super) fn reload_keys(&self) {
+        let Some(files) = &self.tls else { return };
+        let mut keys = self.keys.lock();
+        if keys.read_at.elapsed() < RELOAD_INTERVAL {
+            return;
+        }
+        keys.read_at = Instant::now();
+        let renewed = || -> Result<Option<(Pem, Vec<(String, Channel)>)>> {
+            let found = Pem::read(files)?;
+            if keys.pem.as_ref() == Some(&found) {
+                return Ok(None);
+            }
+            let tls = found.config();
+            let names = self.endpoints.load_full();
+            let endpoints = names.iter().map(|(name, _)| Ok((name.clone(), channel(name, Some(&tls))?)));
+            Ok(Some((found, endpoints.collect::<Result<_>>()?)))
+        };
+        match renewed() {
+            Ok(None) => {}
+            Ok(Some((found, endpoints))) => {
+                keys.pem = Some(found);
+                self.endpoints.store(Arc::new(endpoints));
+            }
+            // Half written, or a certificate without its key: the next look finds them whole.
+            Err(error) => tracing::warn!(%error, "the keys for etcd are not renewed"),
+        }
+    }
+
     /// What a failed stream means; an outage makes the next attempt use another endpoint.
     pub(super) fn judge_stream(&self, status: Status) -> Failure {
-        self.judge(self.current.load(Ordering::Relaxed), status)
+        let (at, name, _) = self.current();
+        self.judge(at, &name, status)
     }
 
     pub(super) fn try_next_endpoint(&self) {
-        self.move_on(self.current.load(Ordering::Relaxed));
+        self.move_on(self.current().0);
     }
 
     pub(super) fn forget_token(&self) {
         *self.token.write() = None;
     }
 
-    fn judge(&self, at: usize, status: Status) -> Failure {
-        let name = &self.endpoints[at].0;
+    fn judge(&self, at: usize, name: &str, status: Status) -> Failure {
         if is_outage(&status) {
             self.move_on(at);
             let mut failures = Failures::default();
@@ -157,11 +240,13 @@ impl Connection {
         if status.code() == Code::Unauthenticated {
             self.forget_token();
         }
-        Failure::Refused(status, name.clone())
+        Failure::Refused(status, name.to_owned())
     }
 
     fn move_on(&self, from: usize) {
-        let next = (from + 1) % self.endpoints.len();
+        // It may be ours that are wrong: a certificate that has ended, or an authority that is no longer one.
+        self.reload_keys();
+        let next = (from + 1) % self.count();
         // Whoever saw the failure first moves; the others follow.
         let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -173,10 +258,10 @@ impl Connection {
         }
         let message = AuthenticateRequest { name: name.clone(), password: password.clone() };
         let mut failures = Failures::default();
-        for _ in 0..self.endpoints.len() {
-            let at = self.current.load(Ordering::Relaxed);
-            let (name, channel) = &self.endpoints[at];
-            let attempt = unary(channel, "/etcdserverpb.Auth/Authenticate", Request::new(message.clone()));
+        for _ in 0..self.count() {
+            let (at, name, channel) = self.current();
+            let name = &name;
+            let attempt = unary(&channel, "/etcdserverpb.Auth/Authenticate", Request::new(message.clone()));
             let answer: Result<AuthenticateResponse, Status> = match tokio::time::timeout_at(deadline, attempt).await {
                 Ok(answer) => answer,
                 Err(_) => return Err(failures.timed_out(self, name)),
@@ -209,7 +294,8 @@ impl Connection {
     }
 
     pub(super) fn names(&self) -> String {
-        let names: Vec<_> = self.endpoints.iter().map(|(name, _)| name.as_str()).collect();
+        let endpoints = self.endpoints.load();
+        let names: Vec<_> = endpoints.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     }
 }
@@ -355,11 +441,21 @@ fn channel(name: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel> {
         .connect_lazy())
 }
 
-fn read_tls(tls: &Tls) -> Result<ClientTlsConfig> {
-    let read = |path: &Path| std::fs::read(path).map_err(|error| StoreError::io(path, &error));
-    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.ca)?));
-    if let Some((certificate, key)) = &tls.identity {
-        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
+impl Pem {
+    fn read(tls: &Tls) -> Result<Pem> {
+        let read = |path: &Path| std::fs::read(path).map_err(|error| StoreError::io(path, &error));
+        let identity = match &tls.identity {
+            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+            None => None,
+        };
+        Ok(Pem { ca: read(&tls.ca)?, identity })
     }
-    Ok(config)
+
+    fn config(&self) -> ClientTlsConfig {
+        let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&self.ca));
+        if let Some((certificate, key)) = &self.identity {
+            config = config.identity(Identity::from_pem(certificate, key));
+        }
+        config
+    }
 }

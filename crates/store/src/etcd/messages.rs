@@ -6,6 +6,8 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
+    #[prost(uint64, tag = "2")]
+    pub(super) member_id: u64,
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
 }
@@ -251,10 +253,61 @@ pub(super) struct SnapshotResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(string, tag = "2")]
     pub(super) version: String,
     #[prost(int64, tag = "3")]
     pub(super) db_size: i64,
+    #[prost(uint64, tag = "4")]
+    pub(super) leader: u64,
+    #[prost(string, repeated, tag = "8")]
+    pub(super) errors: Vec<String>,
+    #[prost(int64, tag = "9")]
+    pub(super) db_size_in_use: i64,
+    #[prost(bool, tag = "10")]
+    pub(super) is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Member {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
+    #[prost(string, tag = "2")]
+    pub(super) name: String,
+    #[prost(string, repeated, tag = "3")]
+    pub(super) peer_urls: Vec<String>,
+    #[prost(string, repeated, tag = "4")]
+    pub(super) client_urls: Vec<String>,
+    #[prost(bool, tag = "5")]
+    pub(super) is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberListRequest {
+    #[prost(bool, tag = "1")]
+    pub(super) linearizable: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberListResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) members: Vec<Member>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberAddRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub(super) peer_urls: Vec<String>,
+    #[prost(bool, tag = "2")]
+    pub(super) is_learner: bool,
+}
+
+/// Names a member: to remove, to promote, or to lead.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberRequest {
+    #[prost(uint64, tag = "1")]
+    pub(super) id: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

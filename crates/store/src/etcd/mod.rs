@@ -1,11 +1,15 @@
 //! The store on a real etcd cluster, 3.4 to 3.6.
 //!
 //! [`messages`] is the protocol, [`connection`] gets a request to a member that can answer it, [`watch`]
-//! follows changes across reconnects. This file translates between the trait and etcd's requests.
+//! follows changes across reconnects, [`members`] tells and changes who the members are. This file translates between the
+//! trait and etcd's requests.
 
 mod connection;
+mod members;
 mod messages;
 mod watch;
+
+pub use members::{Member, Members, Status};
 
 use crate::range::KeyRange;
 use crate::{
@@ -21,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tonic::Code;
 
 #[derive(Clone, Debug)]
@@ -32,12 +37,14 @@ pub struct Options {
     pub credentials: Option<(String, String)>,
     /// How long a request may take, including attempts on other members.
     pub timeout: Duration,
+    /// Keep to the members that the cluster has, whoever they were at first.
+    pub follows_members: bool,
 }
 
 impl Options {
     pub fn new(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Options {
         let endpoints = endpoints.into_iter().map(Into::into).collect();
-        Options { endpoints, tls: None, credentials: None, timeout: Duration::from_secs(5) }
+        Options { endpoints, tls: None, credentials: None, timeout: Duration::from_secs(5), follows_members: false }
     }
 }
 
@@ -52,6 +59,8 @@ pub struct Tls {
 pub struct EtcdStore {
     connection: Arc<Connection>,
     progress: Arc<Progress>,
+    /// The task that follows members; it ends with this.
+    _following: JoinSet<()>,
 }
 
 /// Requests for progress, shared by all watches.
@@ -74,7 +83,11 @@ impl EtcdStore {
     pub async fn connect(options: Options) -> Result<EtcdStore> {
         let connection = Arc::new(Connection::new(&options)?);
         let progress = Arc::new(Progress::default());
-        let store = EtcdStore { connection, progress };
+        let mut following = JoinSet::new();
+        if options.follows_members {
+            following.spawn(members::follow(connection.clone()));
+        }
+        let store = EtcdStore { connection, progress, _following: following };
         store.current_revision().await?;
         let status = store.connection.call("/etcdserverpb.Maintenance/Status", pb::Empty {}, Repeat::Freely).await;
         // Status needs rights that a user of the key space may lack.

@@ -8,9 +8,11 @@ mod disk_full;
 mod etcd;
 mod kill;
 mod linearizable;
+mod members;
 mod model;
 mod peer;
 mod suite;
+mod transfer;
 mod watch;
 
 use std::path::Path;

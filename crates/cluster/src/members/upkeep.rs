@@ -1,0 +1,209 @@
+//! What members need from time to time: snapshots, room given back to the disk, and servers that know all of them.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, anyhow, bail};
+use futures_util::StreamExt;
+use jiff::Timestamp;
+use ring::digest::{Context as Digest, SHA256, SHA256_OUTPUT_LEN};
+use store::Store;
+use store::etcd::Members;
+use tokio_util::sync::CancellationToken;
+
+use super::flags::client_url;
+use super::plan::{self, State, Which};
+use super::state::{hand_over, only, states, store_of};
+use crate::etcd::Etcd;
+use crate::options::Options;
+use crate::pki::private_dir;
+use crate::shape::{Flags, Shape};
+
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// Between looks at what databases waste.
+const DEFRAGMENT_INTERVAL: Duration = Duration::from_secs(3600);
+/// A large database takes its time.
+const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(300);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
+const SNAPSHOTS_KEPT: usize = 5;
+
+/// Looks after the members, until `stop`. What one does for all, the server does whose member leads.
+pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken) -> Result<()> {
+    let own = client_url(shape.node_ip()?);
+    let interval = shape.ha.snapshot_interval()?;
+    let mut defragmented = tokio::time::Instant::now();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_INTERVAL.min(interval.unwrap_or(LOOK_INTERVAL))) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+        let seen = match states(&shape.etcd).await {
+            Ok(seen) => seen,
+            Err(error) => {
+                tracing::warn!("etcd: {error:#}");
+                continue;
+            }
+        };
+        for state in seen.iter().filter(|state| !state.is_healthy) {
+            let why = state.status.as_ref().map(|status| status.errors.join(", ")).unwrap_or_else(Clone::clone);
+            tracing::warn!(member = state.member.name, why, "an etcd member is not healthy");
+        }
+        if let Err(error) = remember(&options, &own, &seen) {
+            tracing::warn!("the members of etcd are not written down: {error:#}");
+        }
+        if let Some(interval) = interval
+            && is_due(&options, interval)?
+            && let Err(error) = snapshot(&options, &shape.etcd, &own).await
+        {
+            tracing::error!("no snapshot of etcd: {error:#}");
+        }
+        let leads = seen.iter().any(|state| state.is_leader() && state.member.client_urls.contains(&own));
+        if leads && defragmented.elapsed() >= DEFRAGMENT_INTERVAL {
+            defragmented = tokio::time::Instant::now();
+            if let Err(error) = defragment(&shape.etcd, Which::Wasteful).await {
+                tracing::warn!("etcd is not defragmented: {error:#}");
+            }
+        }
+    }
+}
+
+/// Writes down where the members are, so that the next start finds one that lives.
+fn remember(options: &Options, own: &str, seen: &[State]) -> Result<()> {
+    let voters = seen.iter().filter(|state| !state.member.is_learner && !state.member.name.is_empty());
+    let mut servers: Vec<String> = voters.flat_map(|state| state.member.client_urls.iter().cloned()).collect();
+    servers.sort_unstable();
+    servers.retain(|server| server != own);
+    servers.insert(0, own.to_owned());
+    let mut flags = Flags::remembered(options)?;
+    if flags.etcd.etcd_servers != servers {
+        flags.etcd.etcd_servers = servers;
+        flags.remember(options)?;
+    }
+    Ok(())
+}
+
+/// Defragments member after member; says which.
+pub(super) async fn defragment(etcd: &Etcd, which: Which) -> Result<Vec<String>> {
+    let order = plan::defragmentation(&states(etcd).await?, which).map_err(|why| anyhow!(why))?;
+    let mut done = Vec::new();
+    for id in order {
+        // Anything may have happened since.
+        let seen = states(etcd).await?;
+        if let Some(sick) = seen.iter().find(|state| !state.is_healthy) {
+            bail!("{} is not healthy; defragmented so far: {}", sick.member.name, done.join(", "));
+        }
+        let state = seen.iter().find(|state| state.member.id == id).context("a member is gone")?;
+        if state.is_leader()
+            && let Some(next) = seen.iter().find(|other| other.member.id != id && !other.member.is_learner)
+        {
+            hand_over(etcd, &seen, next.member.id).await?;
+        }
+        let url = state.member.client_urls.first().context("a member without an address")?;
+        let defragmented = Members::new(&only(etcd, url, DEFRAGMENT_TIMEOUT))?.defragment().await;
+        defragmented.with_context(|| format!("defragmenting {}", state.member.name))?;
+        done.push(state.member.name.clone());
+    }
+    Ok(done)
+}
+
+fn snapshots_dir(options: &Options) -> PathBuf {
+    options.data_dir.join("etcd-snapshots")
+}
+
+fn snapshot_names(dir: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".db") {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
+fn is_due(options: &Options, interval: Duration) -> Result<bool> {
+    let dir = snapshots_dir(options);
+    if !dir.try_exists()? {
+        return Ok(true);
+    }
+    let Some(newest) = snapshot_names(&dir)?.into_iter().max() else { return Ok(true) };
+    let written = fs::metadata(dir.join(newest))?.modified()?;
+    Ok(SystemTime::now().duration_since(written).is_ok_and(|age| age >= interval))
+}
+
+/// Writes a snapshot of the member at `url` and removes those that are too many. Returns its path.
+pub(crate) async fn snapshot(options: &Options, etcd: &Etcd, url: &str) -> Result<PathBuf> {
+    let dir = snapshots_dir(options);
+    private_dir(&dir)?;
+    let store = store_of(etcd, url, SNAPSHOT_TIMEOUT).await?;
+    let path = dir.join(format!("{}.db", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
+    let temporary = path.with_extension("tmp");
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut check = Check::default();
+    let mut pieces = store.snapshot().await.context("asking etcd for a snapshot")?;
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.context("reading a snapshot of etcd")?;
+        check.update(&piece);
+        file.write_all(&piece).with_context(|| temporary.display().to_string())?;
+    }
+    file.sync_all()?;
+    check.finish().with_context(|| temporary.display().to_string())?;
+    fs::rename(&temporary, &path)?;
+    fs::File::open(&dir)?.sync_all()?;
+    for name in plan::superfluous(snapshot_names(&dir)?, SNAPSHOTS_KEPT) {
+        fs::remove_file(dir.join(&name)).with_context(|| name.clone())?;
+    }
+    Ok(path)
+}
+
+/// etcd ends a snapshot with the hash of what comes before.
+struct Check {
+    hash: Digest,
+    /// What may be the end.
+    tail: Vec<u8>,
+}
+
+impl Default for Check {
+    fn default() -> Check {
+        Check { hash: Digest::new(&SHA256), tail: Vec::new() }
+    }
+}
+
+impl Check {
+    fn update(&mut self, piece: &[u8]) {
+        self.tail.extend_from_slice(piece);
+        let whole = self.tail.len().saturating_sub(SHA256_OUTPUT_LEN);
+        self.hash.update(&self.tail[..whole]);
+        self.tail.drain(..whole);
+    }
+
+    fn finish(self) -> Result<()> {
+        match self.hash.finish().as_ref() == self.tail {
+            true => Ok(()),
+            false => bail!("the snapshot did not arrive whole"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_ends_with_its_hash() {
+        let content = vec![7u8; 1000];
+        let whole = [content.as_slice(), ring::digest::digest(&SHA256, &content).as_ref()].concat();
+        for size in [1, 31, 32, 33, 500, 2000] {
+            let mut check = Check::default();
+            whole.chunks(size).for_each(|piece| check.update(piece));
+            check.finish().unwrap();
+            let mut torn = Check::default();
+            whole[..whole.len() - 1].chunks(size).for_each(|piece| torn.update(piece));
+            assert!(torn.finish().is_err());
+        }
+        assert!(Check::default().finish().is_err());
+    }
+}

@@ -1,0 +1,251 @@
+//! `cox store move`: carries the objects of a cluster from the store of its one server into etcd, and back.
+//!
+//! The server is stopped meanwhile; containers run on. Which store counts is said by the flags that are remembered, and these
+//! change last: whatever fails before leaves the cluster as it was. What was left behind is kept beside it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use store::etcd::Members;
+use store::transfer::{Carried, Transfer};
+
+use crate::background;
+use crate::etcd::{self, Etcd};
+use crate::join::Membership;
+use crate::members::{self, Ha, Member};
+use crate::nodes::Network;
+use crate::options::Options;
+use crate::pki::Pki;
+use crate::shape::Flags;
+use crate::{encryption, manage, server};
+
+/// Servers that live write themselves down here, for some seconds.
+const SERVERS: &str = "/registry/masterleases/";
+const TRANSFER: Transfer<'static> =
+    Transfer { root: "/registry/", mark: "/registry/cox/moving", without: &[SERVERS, "/registry/cox/authority"] };
+/// What keys of a cluster that can be moved begin with: some encryptions are good for one place only.
+const PREFIX: &str = "/registry";
+/// Part of the name of what was left behind.
+const MOVED: &str = "moved";
+/// For this server's member of etcd to answer.
+const MEMBER_TIMEOUT: Duration = Duration::from_secs(180);
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    etcd: Etcd,
+    #[command(flatten)]
+    ha: Ha,
+    /// Into a store of this server's own
+    #[arg(long, conflicts_with_all = ["ha", "etcd_servers"])]
+    embedded: bool,
+}
+
+/// Where objects are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Embedded,
+    /// An etcd that others look after.
+    Etcd,
+    /// The cluster's own etcd.
+    Members,
+}
+
+impl Place {
+    fn of(flags: &Flags) -> Place {
+        match (flags.ha.ha, flags.etcd.is_used()) {
+            (true, _) => Place::Members,
+            (false, true) => Place::Etcd,
+            (false, false) => Place::Embedded,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Place::Embedded => "a store of the server's own",
+            Place::Etcd => "an etcd of others",
+            Place::Members => "an etcd of the cluster's own",
+        }
+    }
+}
+
+/// The flags of the cluster once it has moved.
+fn plan(now: &Flags, etcd: Etcd, ha: Ha, embedded: bool) -> Result<Flags> {
+    if now.machine.node_name.is_none() {
+        bail!("there is no cluster here");
+    }
+    let wanted = Flags { etcd, ha, ..now.clone() };
+    let (from, to) = (Place::of(now), Place::of(&wanted));
+    if to == Place::Embedded && !embedded {
+        bail!("where to? Say --ha, --etcd-servers or --embedded");
+    }
+    match (from, to) {
+        (from, to) if from == to => bail!("the objects are in {} already", to.name()),
+        (Place::Embedded, _) | (_, Place::Embedded) => {}
+        (from, to) => {
+            bail!("from {} into {}: move them into a store of the server's own first", from.name(), to.name())
+        }
+    }
+    for flags in [now, &wanted] {
+        if let Some(prefix) = flags.etcd.prefix().filter(|prefix| *prefix != PREFIX) {
+            bail!("--etcd-prefix={prefix}: only objects below {PREFIX} can be moved");
+        }
+    }
+    wanted.etcd.check()?;
+    wanted.ha.check()?;
+    Ok(wanted)
+}
+
+pub(crate) async fn run(args: Args) -> Result<()> {
+    let options = &args.options;
+    if let Some(member) = Membership::load(options)? {
+        bail!("this machine is a node of {}: servers have the store", member.server);
+    }
+    let now = Flags::remembered(options)?;
+    let wanted = plan(&now, args.etcd, args.ha, args.embedded)?;
+    let wanted = members::completed(wanted, options)?.settled()?;
+    let was_running = manage::stop(options)?;
+    let carried = carry(options, &now, &wanted).await;
+    match &carried {
+        Ok((carried, left)) => println!(
+            "{} objects are in {} now, from revision {} on{}",
+            carried.keys,
+            Place::of(&wanted).name(),
+            carried.revision,
+            left.as_ref().map(|left| format!("; what they were in is kept at {}", left.display())).unwrap_or_default()
+        ),
+        Err(_) => println!("the objects stay in {}", Place::of(&now).name()),
+    }
+    if was_running {
+        background::start_again(options, "up", &[])?;
+    }
+    carried.map(drop)
+}
+
+/// Fills the new store, has it count, and puts the old one aside; returns where that is.
+async fn carry(options: &Options, now: &Flags, wanted: &Flags) -> Result<(Carried, Option<PathBuf>)> {
+    // Whichever of the two has members needs this server's to run.
+    let flags = if now.ha.ha { now } else { wanted };
+    let member = match flags.ha.ha {
+        true => {
+            let shape = flags.shape()?;
+            let pki = server::prepare_keys(options, &shape, &Network::load(options)?)?;
+            Some(Member::start(options, &shape, &pki).await?)
+        }
+        false => None,
+    };
+    let carried = fill(options, now, wanted, member.as_ref()).await;
+    if let Some(member) = member {
+        member.stop().await?;
+    }
+    let carried = carried?;
+    wanted.remember(options)?;
+    let left = match Place::of(now) {
+        Place::Embedded => Some(put_aside(&options.store_dir(), MOVED)?),
+        Place::Members => Some(members::forget(options, |dir| put_aside(dir, MOVED))?),
+        Place::Etcd => None,
+    };
+    Ok((carried, left))
+}
+
+async fn fill(options: &Options, now: &Flags, wanted: &Flags, member: Option<&Member>) -> Result<Carried> {
+    if let Some(member) = member {
+        let ready = tokio::time::timeout(MEMBER_TIMEOUT, member.ready()).await;
+        ready.context("the etcd member does not become ready: do the others run?")??;
+    }
+    match Place::of(wanted) {
+        Place::Embedded => out_of_etcd(options, now).await,
+        Place::Etcd | Place::Members => into_etcd(options, &wanted.etcd).await,
+    }
+}
+
+async fn into_etcd(options: &Options, etcd: &Etcd) -> Result<Carried> {
+    let from = encryption::open(&options.store_dir()).await?;
+    let to = etcd.connect().await?;
+    let carried = TRANSFER.into_store(&*from, &*to).await.context("carrying objects into etcd")?;
+    let authority = fs::read_to_string(Pki::open(&options.pki_dir()).certificate("ca"))?;
+    etcd::claim(&*to, &authority).await?;
+    Ok(carried)
+}
+
+async fn out_of_etcd(options: &Options, now: &Flags) -> Result<Carried> {
+    let from = now.etcd.connect().await?;
+    if now.ha.ha {
+        let members = Members::new(&now.etcd.options())?.list().await?;
+        if members.len() > 1 {
+            bail!("the cluster has {} servers: take the others out first ('cox delete' there)", members.len());
+        }
+    }
+    let own = now.shape()?.node_ip()?.to_string();
+    let servers = from.range(store::Range::prefix(SERVERS).keys_only()).await?.kvs;
+    if let Some(other) = servers.iter().find_map(|kv| kv.key.strip_prefix(SERVERS).filter(|name| *name != own)) {
+        bail!("the server at {other} runs, or did some seconds ago: take all others out first ('cox delete' there)");
+    }
+    let dir = options.store_dir();
+    // From an attempt that was broken off: nothing has used it.
+    if dir.try_exists()? {
+        put_aside(&dir, MOVED)?;
+    }
+    TRANSFER.into_directory(&*from, &dir).await.context("carrying objects out of etcd")
+}
+
+/// Gives a directory another name beside its own, which is free then.
+pub(crate) fn put_aside(dir: &Path, why: &str) -> Result<PathBuf> {
+    let name = dir.file_name().context("a directory without a name")?.to_string_lossy().into_owned();
+    let free = (1u32..).map(|number| dir.with_file_name(format!("{name}.{why}-{number}"))).find(|path| !path.exists());
+    let aside = free.ok_or_else(|| anyhow!("no name is free beside {}", dir.display()))?;
+    fs::rename(dir, &aside).with_context(|| dir.display().to_string())?;
+    Ok(aside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Machine;
+
+    #[test]
+    fn stores_move_one_step_at_a_time() {
+        let machine = Machine { node_name: Some("n".into()), ..Machine::default() };
+        let embedded = Flags { machine, ..Flags::default() };
+        let servers = |prefix: Option<&str>| Etcd {
+            etcd_servers: vec!["http://192.0.2.1:2379".into()],
+            etcd_prefix: prefix.map(str::to_owned),
+            ..Etcd::default()
+        };
+        let own = || Ha { ha: true, ..Ha::default() };
+        let in_etcd = Flags { etcd: servers(Some("/registry")), ..embedded.clone() };
+        let in_members = Flags { ha: own(), etcd: servers(None), ..embedded.clone() };
+        let refused = |now: &Flags, etcd, ha, embedded| plan(now, etcd, ha, embedded).unwrap_err().to_string();
+
+        assert_eq!(Place::of(&plan(&embedded, Etcd::default(), own(), false).unwrap()), Place::Members);
+        assert_eq!(Place::of(&plan(&embedded, servers(None), Ha::default(), false).unwrap()), Place::Etcd);
+        for now in [&in_etcd, &in_members] {
+            let moved = plan(now, Etcd::default(), Ha::default(), true).unwrap();
+            assert_eq!((Place::of(&moved), &moved.machine), (Place::Embedded, &now.machine));
+        }
+        assert!(refused(&embedded, Etcd::default(), Ha::default(), false).contains("where to?"));
+        assert!(refused(&embedded, Etcd::default(), Ha::default(), true).contains("already"));
+        assert!(refused(&in_members, Etcd::default(), own(), false).contains("already"));
+        assert!(refused(&in_etcd, Etcd::default(), own(), false).contains("of the server's own first"));
+        assert!(refused(&embedded, servers(Some("/two")), Ha::default(), false).contains("only objects below"));
+        assert!(refused(&Flags::default(), Etcd::default(), own(), false).contains("no cluster"));
+        let mut elsewhere = in_etcd;
+        elsewhere.etcd.etcd_prefix = Some("/two".into());
+        assert!(refused(&elsewhere, Etcd::default(), Ha::default(), true).contains("only objects below"));
+    }
+
+    #[test]
+    fn what_is_left_behind_stays_beside() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        for number in 1..3 {
+            fs::create_dir(&store).unwrap();
+            assert_eq!(put_aside(&store, MOVED).unwrap(), dir.path().join(format!("store.moved-{number}")));
+            assert!(!store.exists());
+        }
+    }
+}

@@ -1,0 +1,502 @@
+//! `cox upgrade`: another program runs the cluster on this machine, and the old one again if that does not fare well.
+//!
+//! Flow: [`forward`] says what is to be done, each step is written down once it is done, and [`back`] says from that how to
+//! return, also after this program itself was ended in between. Containers run on: they belong to processes of their own.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use futures_util::future::BoxFuture;
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Node;
+use serde::{Deserialize, Serialize};
+
+use crate::background::{self, DETACHED};
+use crate::connection::connect;
+use crate::join::Membership;
+use crate::lock::Lock;
+use crate::options::Options;
+use crate::pki::{private_dir, write_private};
+use crate::shape::Flags;
+use crate::store_move::put_aside;
+use crate::{manage, members, progress};
+
+/// A program says its version at once.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// An API server that is just starting may fail to answer so often in a row.
+const MISSED_LOOKS: u32 = 10;
+
+/// Replace the program that runs the cluster on this machine, and go back if it does not fare well
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = "On several servers, one after the other: each is upgraded while the others are healthy.")]
+pub struct Args {
+    #[command(flatten)]
+    options: Options,
+    /// The new program; none returns from an upgrade that was broken off
+    binary: Option<PathBuf>,
+    /// What it replaces (default: the program that runs the cluster, else this one)
+    #[arg(long)]
+    target: Option<PathBuf>,
+    /// How long the cluster may take to come up
+    #[arg(long, default_value = "5m")]
+    timeout: SignedDuration,
+    /// How long it must fare well then
+    #[arg(long, default_value = "20s")]
+    observe: SignedDuration,
+    /// Also to another version than the same or the next
+    #[arg(long)]
+    force: bool,
+}
+
+/// What is done on the way there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Step {
+    /// Of the store of this server's own.
+    BackUp,
+    /// Of the cluster's etcd.
+    Snapshot,
+    Stop,
+    Replace,
+    Start,
+    Observe,
+}
+
+/// What is done on the way back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Return {
+    Stop,
+    PutBack,
+    Restore,
+    Start,
+}
+
+/// Where objects are, as far as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Objects {
+    Embedded,
+    Members,
+    /// With others: this machine is a node, or a server over their etcd.
+    Elsewhere,
+}
+
+fn forward(objects: Objects, is_running: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    // Its member must run to be asked.
+    if objects == Objects::Members && is_running {
+        steps.push(Step::Snapshot);
+    }
+    if is_running {
+        steps.push(Step::Stop);
+    }
+    // Afterwards nobody writes: going back loses nothing that was acknowledged before.
+    if objects == Objects::Embedded {
+        steps.push(Step::BackUp);
+    }
+    steps.extend([Step::Replace, Step::Start, Step::Observe]);
+    steps
+}
+
+/// How to return after these steps were done or begun.
+fn back(begun: &[Step]) -> Vec<Return> {
+    let has = |step: Step| begun.contains(&step);
+    [
+        (has(Step::Start), Return::Stop),
+        (has(Step::Replace), Return::PutBack),
+        // Only what a newer program may have written needs it.
+        (has(Step::Start) && has(Step::BackUp), Return::Restore),
+        (has(Step::Stop), Return::Start),
+    ]
+    .into_iter()
+    .filter_map(|(is_due, step)| is_due.then_some(step))
+    .collect()
+}
+
+/// What `cox version` says, as the version of Kubernetes.
+fn minor(said: &str) -> Option<(u32, u32)> {
+    let version = said.split("Kubernetes v").nth(1)?.split([')', ' ', '\n']).next()?;
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
+/// Whether a program may take the place of another: objects are read by the same version, and by the next.
+fn check_versions(old: (u32, u32), new: (u32, u32)) -> Result<(), String> {
+    let name = |(major, minor): (u32, u32)| format!("v{major}.{minor}");
+    match new.0 == old.0 && (new.1 == old.1 || new.1 == old.1 + 1) {
+        true => Ok(()),
+        false => {
+            Err(format!("from {} to {}: upgrade one minor version at a time, or say --force", name(old), name(new)))
+        }
+    }
+}
+
+/// What must be known to return.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Record {
+    target: PathBuf,
+    /// The command that brings this machine's part up.
+    command: String,
+    begun: Vec<Step>,
+}
+
+impl Record {
+    fn file(options: &Options) -> PathBuf {
+        options.data_dir.join("upgrade.json")
+    }
+
+    fn load(options: &Options) -> Result<Option<Record>> {
+        let path = Record::file(options);
+        match fs::read(&path) {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text).with_context(|| path.display().to_string())?)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| path.display().to_string()),
+        }
+    }
+
+    fn save(&self, options: &Options) -> Result<()> {
+        write_private(&Record::file(options), &serde_json::to_vec_pretty(self)?)
+    }
+
+    /// The program from before, beside the one that took its place.
+    fn old(&self) -> PathBuf {
+        let mut name = self.target.file_name().unwrap_or_default().to_owned();
+        name.push(".before-upgrade");
+        self.target.with_file_name(name)
+    }
+
+    fn forget(&self, options: &Options) -> Result<()> {
+        for path in [self.old(), backup_file(options), Record::file(options)] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| path.display().to_string());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn backup_file(options: &Options) -> PathBuf {
+    options.data_dir.join("upgrade.snap")
+}
+
+pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
+    Box::pin(run_main(args))
+}
+
+async fn run_main(args: Args) -> Result<()> {
+    let options = &args.options;
+    if let Some(record) = Record::load(options)? {
+        println!("an upgrade of {} was broken off: returning", record.target.display());
+        go_back(options, &record).await?;
+        println!("the old program runs the cluster");
+        if args.binary.is_none() {
+            return Ok(());
+        }
+    }
+    let binary = args.binary.as_ref().context("which program? Give the path of the new one")?;
+    let holder = Lock::holder(&options.lock_file())?;
+    if let Some(holder) = &holder
+        && fs::read_to_string(format!("/proc/{}/cmdline", holder.pid))?.contains("--foreground")
+    {
+        bail!("a service manager runs this cluster: stop the service, upgrade, and start it again");
+    }
+    let target = match (&args.target, &holder) {
+        (Some(target), _) => target.clone(),
+        (None, Some(holder)) => program_of(&format!("/proc/{}/exe", holder.pid))?,
+        (None, None) => std::env::current_exe()?,
+    };
+    let member = Membership::load(options)?;
+    let flags = Flags::remembered(options)?;
+    if member.is_none() && flags.machine.node_name.is_none() {
+        bail!("there is no cluster at {}", options.data_dir.display());
+    }
+    let (old, new) = (version_of(&target).await?, version_of(binary).await?);
+    let versions = check_versions(old, new).map_err(|why| anyhow!(why));
+    versions.or_else(|error| if args.force { Ok(()) } else { Err(error) })?;
+    let objects = match (&member, flags.ha.ha, flags.etcd.is_used()) {
+        (None, false, false) => Objects::Embedded,
+        (None, true, _) => Objects::Members,
+        _ => Objects::Elsewhere,
+    };
+    if objects == Objects::Members && holder.is_some() {
+        members::require_healthy(&flags.etcd).await?;
+    }
+    let command = if member.is_some() { "join" } else { "up" };
+    let node = match &member {
+        Some(member) => member.settings.name.clone(),
+        None => flags.shape()?.node_name,
+    };
+    let mut record = Record { target, command: command.to_owned(), begun: Vec::new() };
+    let was_running = holder.is_some();
+    let (timeout, observe) = (Duration::try_from(args.timeout)?, Duration::try_from(args.observe)?);
+    let upgraded = async {
+        for step in forward(objects, was_running) {
+            record.begun.push(step);
+            record.save(options)?;
+            match step {
+                Step::Snapshot => {
+                    let own = flags.etcd.etcd_servers.first().context("etcd has no members")?;
+                    let path = members::snapshot(options, &flags.etcd, own).await?;
+                    println!(" ✓ snapshot       {}", path.display());
+                }
+                Step::Stop => drop(manage::stop(options)?),
+                Step::BackUp => {
+                    let (store, file) = (options.store_dir(), backup_file(options));
+                    fs::remove_file(&file).or_else(|error| match error.kind() {
+                        std::io::ErrorKind::NotFound => Ok(()),
+                        _ => Err(error),
+                    })?;
+                    let (revision, _) =
+                        tokio::task::spawn_blocking(move || store::embedded::backup(&store, &file)).await??;
+                    println!(" ✓ backup         revision {revision}");
+                }
+                Step::Replace => replace(binary, &record)?,
+                Step::Start => start(options, &record, timeout).await?,
+                Step::Observe => keeps_well(options, &record, &node, observe).await?,
+            }
+        }
+        anyhow::Ok(())
+    };
+    match upgraded.await {
+        Ok(()) => {
+            // It is left as it was found.
+            if !was_running {
+                manage::stop(options)?;
+            }
+            record.forget(options)?;
+            println!("upgraded: {}", record.target.display());
+            Ok(())
+        }
+        Err(error) => {
+            println!(" ✗ {error:#}: returning");
+            go_back(options, &record).await.context("returning to the old program")?;
+            Err(error.context("not upgraded; the old program is back, and so is what was stored before"))
+        }
+    }
+}
+
+async fn go_back(options: &Options, record: &Record) -> Result<()> {
+    for step in back(&record.begun) {
+        match step {
+            Return::Stop => {
+                // It did not do well: it is not asked twice.
+                if let Some(holder) = Lock::holder(&options.lock_file())? {
+                    let pid = holder.pid;
+                    let released = holder.released();
+                    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
+                    if tokio::time::timeout(Duration::from_secs(30), released).await.is_err() {
+                        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL)?;
+                        while Lock::holder(&options.lock_file())?.is_some() {
+                            tokio::time::sleep(Duration::from_millis(50)).await;
+                        }
+                    }
+                }
+            }
+            // Not there: it was not replaced yet.
+            Return::PutBack if !record.old().try_exists()? => {}
+            Return::PutBack => {
+                fs::rename(record.old(), &record.target).with_context(|| record.target.display().to_string())?;
+            }
+            // Done before: what is there now is what was restored.
+            Return::Restore if !backup_file(options).try_exists()? => {}
+            Return::Restore => {
+                let (store, file) = (options.store_dir(), backup_file(options));
+                if store.try_exists()? {
+                    put_aside(&store, "failed")?;
+                }
+                tokio::task::spawn_blocking(move || {
+                    store::embedded::restore(&file, &store)?;
+                    fs::remove_file(&file).map_err(anyhow::Error::from)
+                })
+                .await??;
+            }
+            Return::Start => {
+                if Lock::holder(&options.lock_file())?.is_none() {
+                    start(options, record, Duration::MAX).await?;
+                }
+            }
+        }
+    }
+    record.forget(options)
+}
+
+/// What a link of the kernel to a program says; one that was replaced while it ran is meant by its name.
+fn program_of(link: &str) -> Result<PathBuf> {
+    let path = fs::read_link(link).with_context(|| link.to_owned())?;
+    let text = path.to_string_lossy();
+    Ok(text.strip_suffix(" (deleted)").map(PathBuf::from).unwrap_or(path.clone()))
+}
+
+async fn version_of(program: &Path) -> Result<(u32, u32)> {
+    let said = tokio::process::Command::new(program).arg("version").kill_on_drop(true).output();
+    let said = tokio::time::timeout(VERSION_TIMEOUT, said).await.map_err(|_| anyhow!("it says nothing"));
+    let said = said.and_then(|said| Ok(said?)).with_context(|| format!("running {} version", program.display()))?;
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    minor(&text).with_context(|| format!("{} is no cox: its version is {:?}", program.display(), text.trim()))
+}
+
+/// Puts the new program in the place of the old one, whole or not at all, and keeps the old one beside it.
+fn replace(binary: &Path, record: &Record) -> Result<()> {
+    let mut name = record.target.file_name().context("the program has no name")?.to_owned();
+    name.push(".upgrade");
+    let fresh = record.target.with_file_name(name);
+    fs::copy(binary, &fresh).with_context(|| format!("copying {}", binary.display()))?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
+    fs::File::open(&fresh)?.sync_all()?;
+    let old = record.old();
+    if old.try_exists()? {
+        fs::remove_file(&old)?;
+    }
+    fs::hard_link(&record.target, &old).with_context(|| format!("keeping {}", record.target.display()))?;
+    fs::rename(&fresh, &record.target).with_context(|| record.target.display().to_string())
+}
+
+/// Starts the program in the background; fails unless it brings everything up in time.
+async fn start(options: &Options, record: &Record, timeout: Duration) -> Result<()> {
+    let log = options.log_file();
+    private_dir(log.parent().unwrap_or(Path::new("/")))?;
+    let log_file = fs::OpenOptions::new().create(true).append(true).open(&log)?;
+    let mut command = Command::new(&record.target);
+    command.args([&*record.command, DETACHED, "--name", &options.name]);
+    command.arg("--data-dir").arg(&options.data_dir).arg("--run-dir").arg(&options.run_dir);
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file);
+    let mut child = command.spawn().with_context(|| format!("starting {}", record.target.display()))?;
+    let output = child.stdout.take().context("it has no output")?;
+    // Ends with its output; nobody waits for it longer than that.
+    let (sender, ready) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if line == progress::READY {
+                // Nobody listens after the timeout.
+                let _late = sender.send(());
+                return;
+            }
+            println!("{line}");
+        }
+    });
+    match tokio::time::timeout(timeout, ready).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => {
+            let how = ended(child).await?;
+            bail!("{} did not bring the cluster up ({how}):\n{}", record.target.display(), background::tail(&log, 12))
+        }
+        Err(_) => {
+            child.kill()?;
+            ended(child).await?;
+            bail!("{} did not bring the cluster up within {timeout:?}", record.target.display())
+        }
+    }
+}
+
+async fn ended(mut child: Child) -> Result<String> {
+    Ok(tokio::task::spawn_blocking(move || child.wait()).await??.to_string())
+}
+
+/// Watches over a cluster that has come up: its process stays, its API answers, its node is Ready.
+async fn keeps_well(options: &Options, record: &Record, node: &str, time: Duration) -> Result<()> {
+    let pid = || -> Result<_> { Ok(Lock::holder(&options.lock_file())?.map(|holder| holder.pid)) };
+    let first = pid()?.context("its process ended")?;
+    // A machine that joined has no administrator to ask as.
+    let client = match record.command.as_str() {
+        "up" => Some(connect(&options.admin_kubeconfig())?),
+        _ => None,
+    };
+    let (deadline, mut missed) = (Instant::now() + time, 0);
+    loop {
+        if pid()? != Some(first) {
+            bail!("its process ended");
+        }
+        let looked = match &client {
+            Some(client) => is_ready(client, node).await,
+            None => Ok(()),
+        };
+        match looked {
+            Ok(()) if Instant::now() >= deadline => return Ok(()),
+            Ok(()) => missed = 0,
+            Err(error) if missed >= MISSED_LOOKS => return Err(error.context("the cluster does not fare well")),
+            Err(_) => missed += 1,
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+async fn is_ready(client: &client::Client, name: &str) -> Result<()> {
+    let asked = tokio::time::timeout(Duration::from_secs(10), client.all::<Node>().get(name)).await;
+    let node = asked.context("the API does not answer")?.context("asking for the node")?;
+    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+    match conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True") {
+        true => Ok(()),
+        false => bail!("node {name} is not Ready"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_was_begun_is_undone_in_order() {
+        let all = forward(Objects::Embedded, true);
+        assert_eq!(all, [Step::Stop, Step::BackUp, Step::Replace, Step::Start, Step::Observe]);
+        let expected: [&[Return]; 6] = [
+            &[],
+            &[Return::Start],
+            &[Return::Start],
+            &[Return::PutBack, Return::Start],
+            &[Return::Stop, Return::PutBack, Return::Restore, Return::Start],
+            &[Return::Stop, Return::PutBack, Return::Restore, Return::Start],
+        ];
+        for (count, expected) in expected.into_iter().enumerate() {
+            assert_eq!(back(&all[..count]), expected, "after {count} steps");
+        }
+        // Objects of others are never put back, and what did not run is not started.
+        let steps = forward(Objects::Members, true);
+        assert_eq!(steps[..2], [Step::Snapshot, Step::Stop]);
+        assert_eq!(back(&steps), [Return::Stop, Return::PutBack, Return::Start]);
+        assert_eq!(back(&forward(Objects::Embedded, false)), [Return::Stop, Return::PutBack, Return::Restore]);
+        assert_eq!(back(&forward(Objects::Elsewhere, false)), [Return::Stop, Return::PutBack]);
+    }
+
+    #[test]
+    fn versions_go_up_one_at_a_time() {
+        assert_eq!(minor("cox 0.1.0 (Kubernetes v1.36)\n"), Some((1, 36)));
+        assert_eq!(minor("cox 0.2.0 (Kubernetes v1.37.2)\n"), Some((1, 37)));
+        for other in ["", "kubectl v1.36", "cox (Kubernetes vx.y)"] {
+            assert_eq!(minor(other), None, "{other}");
+        }
+        for (new, is_allowed) in
+            [((1, 35), false), ((1, 36), true), ((1, 37), true), ((1, 38), false), ((2, 36), false)]
+        {
+            assert_eq!(check_versions((1, 36), new).is_ok(), is_allowed, "{new:?}");
+        }
+    }
+
+    #[test]
+    fn the_old_program_is_there_until_it_is_not_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, binary) = (dir.path().join("cox"), dir.path().join("new"));
+        fs::write(&target, "old").unwrap();
+        fs::write(&binary, "new").unwrap();
+        let options = Options { data_dir: dir.path().join("data"), run_dir: dir.path().join("run"), name: "c".into() };
+        fs::create_dir(&options.data_dir).unwrap();
+        let record = Record { target: target.clone(), command: "up".into(), begun: vec![Step::Replace] };
+        record.save(&options).unwrap();
+        replace(&binary, &record).unwrap();
+        assert_eq!((fs::read(&target).unwrap(), fs::read(record.old()).unwrap()), (b"new".into(), b"old".into()));
+        assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o755);
+        // Again, as after a return that was broken off.
+        fs::rename(record.old(), &target).unwrap();
+        replace(&binary, &record).unwrap();
+        assert_eq!(Record::load(&options).unwrap().unwrap().begun, [Step::Replace]);
+        record.forget(&options).unwrap();
+        assert!(Record::load(&options).unwrap().is_none() && !record.old().exists());
+    }
+}

@@ -1,0 +1,153 @@
+//! Carrying everything below a prefix from one store into another, so that revisions only grow.
+//!
+//! Into etcd: it counts its own revisions, so it is brought above the source's first, then everything is written anew. A
+//! client that knew an object or a list by an older revision is told that it is gone, and reads again.
+//! Into an embedded store: every key keeps its revisions, and the store goes on from the source's.
+//! Invariant: a target that was not filled to its end says so, and the next attempt begins anew.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+
+use crate::embedded::{self, Imported};
+use crate::{KeyRange, KeyValue, Op, Range, Result, Revision, Store, StoreError, Txn};
+
+/// Requests on their way at the same time.
+const AT_ONCE: usize = 128;
+/// Keys that are read or compared at a time.
+const PAGE: usize = 500;
+/// Keys that would end by themselves get so long again.
+pub const LEASE_TIME: Duration = Duration::from_secs(3600);
+
+/// What is carried over.
+pub struct Transfer<'a> {
+    /// What all keys begin with.
+    pub root: &'a str,
+    /// A key below it that says in the target that a transfer has begun and not ended.
+    pub mark: &'a str,
+    /// Beginnings of keys that stay behind.
+    pub without: &'a [&'a str],
+}
+
+/// What was carried over, and up to which revision the target counts now.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Carried {
+    pub keys: usize,
+    pub revision: Revision,
+}
+
+impl Transfer<'_> {
+    /// Writes everything into a store that counts for itself. Nobody else may write to either meanwhile.
+    pub async fn into_store(&self, from: &dyn Store, to: &dyn Store) -> Result<Carried> {
+        self.make_room(to).await?;
+        let (kvs, revision) = self.read(from).await?;
+        self.raise(to, revision).await?;
+        let mut lease = None;
+        if kvs.iter().any(|kv| kv.lease.is_some()) {
+            lease = Some(to.grant_lease(LEASE_TIME).await?);
+        }
+        for some in kvs.chunks(AT_ONCE) {
+            let mut writes = Vec::new();
+            for kv in some {
+                let op = Op::Put { key: kv.key.clone(), value: kv.value.clone(), lease: kv.lease.and(lease) };
+                writes.push(to.txn(Txn::new().then(op)));
+            }
+            try_join_all(writes).await?;
+        }
+        self.compare(&kvs, to).await?;
+        to.txn(Txn::new().then(Op::delete(self.mark))).await?;
+        // Nobody is to watch how this came about.
+        let revision = to.current_revision().await?;
+        to.compact(revision).await?;
+        Ok(Carried { keys: kvs.len(), revision })
+    }
+
+    /// Makes an embedded store of everything, in a directory that must not hold one.
+    pub async fn into_directory(&self, from: &dyn Store, dir: &Path) -> Result<Carried> {
+        let (kvs, revision) = self.read(from).await?;
+        let keys = kvs.len();
+        let dir = dir.to_owned();
+        let import = move || embedded::import(&dir, Imported { kvs, revision, lease_time: LEASE_TIME });
+        let report = tokio::task::spawn_blocking(import).await;
+        let report = report.map_err(|error| StoreError::Unavailable(error.to_string()))??;
+        if report.keys != keys as u64 || report.revision != revision {
+            return Err(StoreError::Unavailable(format!(
+                "{} keys at revision {} were written, and {keys} at {revision} were read",
+                report.keys, report.revision
+            )));
+        }
+        Ok(Carried { keys, revision })
+    }
+
+    /// A target has nothing below the root, but for what an earlier attempt left there.
+    async fn make_room(&self, to: &dyn Store) -> Result<()> {
+        let found = to.range(Range::prefix(self.root).limit(2).keys_only()).await?;
+        let is_marked = to.get(self.mark).await?.is_some();
+        if found.count > 0 && !is_marked {
+            let first = found.kvs.first().map(|kv| kv.key.to_string()).unwrap_or_default();
+            return Err(StoreError::Invalid(format!("the target is not empty: it has {first}")));
+        }
+        let mark = Txn::new().then(Op::put(self.mark, "this store is being filled"));
+        if is_marked {
+            to.txn(Txn::new().then(Op::Delete(KeyRange::Prefix(self.root.into())))).await?;
+        }
+        to.txn(mark).await.map(drop)
+    }
+
+    /// Everything at one revision.
+    async fn read(&self, from: &dyn Store) -> Result<(Vec<KeyValue>, Revision)> {
+        let revision = from.current_revision().await?;
+        let mut kvs = Vec::new();
+        let mut after: Option<Arc<str>> = None;
+        loop {
+            let mut page = Range::prefix(self.root).at(revision).limit(PAGE);
+            page.start_after = after;
+            let page = from.range(page).await?;
+            after = page.kvs.last().map(|kv| kv.key.clone());
+            let stays = |kv: &KeyValue| self.without.iter().any(|start| kv.key.starts_with(start));
+            kvs.extend(page.kvs.into_iter().filter(|kv| !stays(kv)));
+            if !page.more {
+                return Ok((kvs, revision));
+            }
+        }
+    }
+
+    /// Makes the target count at least as far as `revision`.
+    async fn raise(&self, to: &dyn Store, revision: Revision) -> Result<()> {
+        let mut missing = revision.0.saturating_sub(to.current_revision().await?.0);
+        while missing > 0 {
+            let count = missing.min(AT_ONCE as u64);
+            let mut writes = Vec::new();
+            for _ in 0..count {
+                writes.push(to.txn(Txn::new().then(Op::put(self.mark, "revisions are counted up"))));
+            }
+            try_join_all(writes).await?;
+            missing -= count;
+        }
+        Ok(())
+    }
+
+    /// Fails unless the target has what was read, and nothing else but the mark.
+    async fn compare(&self, kvs: &[KeyValue], to: &dyn Store) -> Result<()> {
+        let differs = |key: &str| StoreError::Unavailable(format!("{key} is not in the target as it was read"));
+        let written = to.range(Range::prefix(self.root).count_only()).await?;
+        if written.count != kvs.len() as u64 + 1 {
+            let text = format!("{} keys are in the target, and {} were read", written.count - 1, kvs.len());
+            return Err(StoreError::Unavailable(text));
+        }
+        for some in kvs.chunks(AT_ONCE) {
+            let mut reads = Vec::new();
+            for kv in some {
+                reads.push(to.range(Range::key(kv.key.clone())));
+            }
+            for (kv, found) in some.iter().zip(try_join_all(reads).await?) {
+                if found.kvs.first().is_none_or(|found| found.value != kv.value) {
+                    return Err(differs(&kv.key));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,65 @@
+//! Members of a real etcd: listed, asked, added without a vote, taken out, and followed by who uses the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use store::etcd::{Members, Options};
+use store::*;
+
+use crate::peer::{Cluster, free_ports};
+use crate::suite;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_are_told_changed_and_followed() {
+    let mut cluster = Cluster::start(3);
+    drop(cluster.connect().await);
+    let members = Members::new(&cluster.options()).unwrap();
+    let listed = members.list().await.unwrap();
+    let mut names: Vec<&str> = listed.iter().map(|member| member.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["m0", "m1", "m2"]);
+    let mut leaders = Vec::new();
+    for endpoint in cluster.endpoints() {
+        let one = Members::new(&Options::new([endpoint.clone()])).unwrap();
+        let status = one.status().await.unwrap();
+        let member = listed.iter().find(|member| member.id == status.id).unwrap();
+        assert_eq!(member.client_urls, [endpoint]);
+        assert!(!status.is_learner && status.db_size > 0 && status.revision >= Revision(1) && status.errors.is_empty());
+        one.defragment().await.unwrap();
+        leaders.push(status.leader);
+    }
+    assert!(leaders.iter().all(|leader| listed.iter().any(|member| member.id == *leader)), "{leaders:?}");
+
+    // One is added that never starts: it has no vote, so nobody misses it, and it cannot be given one.
+    let url = format!("http://127.0.0.1:{}", free_ports(1)[0]);
+    members.add_learner(&url).await.unwrap();
+    let learner = members.list().await.unwrap().into_iter().find(|member| member.peer_urls == [url.clone()]).unwrap();
+    assert!(learner.is_learner && learner.name.is_empty());
+    assert!(members.promote(learner.id).await.is_err());
+    members.remove(learner.id).await.unwrap();
+    assert_eq!(members.list().await.unwrap().len(), 3);
+
+    // A store that was told of one member only knows the others by the time that one is gone.
+    let mut options = Options::new([cluster.endpoints()[0].clone()]);
+    options.follows_members = true;
+    options.timeout = Duration::from_secs(3);
+    let store: Arc<dyn Store> = Arc::new(cluster.connect_with(options).await);
+    let deadline = tokio::time::Instant::now() + suite::WAIT_TIMEOUT;
+    loop {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        cluster.kill(0);
+        // The first request may have been for the one that is gone.
+        let written = match store.put("/followed", "x").await {
+            Ok(_) => true,
+            Err(_) => store.put("/followed", "x").await.is_ok(),
+        };
+        if written {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "the members are not followed");
+        cluster.run(0);
+        while store.current_revision().await.is_err() {
+            assert!(tokio::time::Instant::now() < deadline, "the member does not come back");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Several servers that bring their own etcd: `cox up --ha` on one host, `cox server add` and `cox join --server` for two
+//! more. One of them loses power under writes and is replaced by another machine.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::etcd_servers::{Machine, StopOnDrop, Switch, must};
+use crate::harness::{Cluster, Host, describe, run, said};
+
+const SERVERS: [&str; 4] = ["192.168.79.1", "192.168.79.2", "192.168.79.3", "192.168.79.4"];
+
+/// The rows of `cox server status`, as words.
+fn rows(machine: &Machine) -> Vec<Vec<String>> {
+    let output = machine.cox("server").arg("status").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    text.lines().skip(1).take_while(|line| !line.is_empty()).filter(|line| !line.starts_with(' ')).map(words).collect()
+}
+
+fn healthy(machine: &Machine) -> BTreeSet<String> {
+    rows(machine).iter().filter(|row| row[3] == "healthy").map(|row| row[0].clone()).collect()
+}
+
+/// Server and etcd at once and without a word.
+fn lose_power(data: &Path) {
+    for file in ["lock", "etcd.pid"] {
+        let pid = std::fs::read_to_string(data.join(file)).unwrap();
+        run(Command::new("kill").args(["-9", pid.trim()]));
+    }
+}
+
+#[test]
+fn servers_with_members_of_etcd_are_lost_and_replaced() {
+    let switch = Switch::new();
+    let hosts: Vec<Host> = SERVERS.iter().map(|_| Host::new()).collect();
+    for (number, (host, address)) in hosts.iter().zip(SERVERS).enumerate() {
+        switch.plug_in(host, number, address);
+    }
+    let mut hosts = hosts.into_iter();
+    let first = hosts.next().unwrap();
+    let [second, third, fourth] = [(); 3].map(|()| Machine::new(hosts.next().unwrap()));
+    // It begins as a cluster of one server with a store of its own, and is carried into etcd while it runs, and back, and
+    // again: whoever follows objects never sees an older revision.
+    let cluster = Cluster::up_on(first, &[], &["--node-ip", SERVERS[0], "--gateway=false"]);
+    cluster.kubectl("create configmap first");
+    let revision = || -> u64 {
+        let listed = cluster.kubectl("get configmaps -o json");
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        let own = listed["items"].as_array().unwrap().iter().find(|item| item["metadata"]["name"] == "first").unwrap();
+        own["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
+    };
+    let mut known = revision();
+    for place in ["--ha", "--embedded", "--ha"] {
+        let said = cluster.cox_says(&format!("store move {place}"));
+        assert!(said.contains("objects are in"), "{said}");
+        cluster.kubectl("label configmap first --overwrite at=here");
+        cluster.kubectl("label configmap first at-");
+        let now = revision();
+        assert!(now > known, "{place}: {now} after {known}");
+        known = now;
+    }
+    let mode = |name: &str| std::fs::metadata(cluster.path(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("data/etcd"), mode("data/pki/etcd-ca.key")), (0o700, 0o600));
+
+    for (machine, name, address) in [(&second, "server-2", SERVERS[1]), (&third, "server-3", SERVERS[2])] {
+        let line = said(cluster.cox("server").arg("add"));
+        must(&machine.join(&line, name, address), || format!("{}\n{}", machine.log(), cluster.log()));
+    }
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let all = names(&["node-1", "server-2", "server-3"]);
+    cluster.wait("three healthy members", || (healthy(&second) == all).then_some(()));
+    let found = rows(&second);
+    assert_eq!(found.iter().filter(|row| row[2] == "leader").count(), 1, "{found:?}");
+    assert!(found.iter().zip(SERVERS).all(|(row, address)| row[1] == format!("{address}:2379")), "{found:?}");
+
+    // Every server writes down where the others are.
+    cluster.wait("the first server to know the others", || {
+        let flags = std::fs::read_to_string(cluster.path("data/flags.json")).ok()?;
+        SERVERS[..3].iter().all(|server| flags.contains(&format!("https://{server}:2379"))).then_some(())
+    });
+
+    // A snapshot is one that etcd's own tools take, and members make room one after the other.
+    let snapshot = said(second.cox("server").arg("snapshot"));
+    let output = Command::new("etcdctl").args(["snapshot", "status", snapshot.trim()]).env("ETCDCTL_API", "3").output();
+    assert!(output.unwrap().status.success());
+    let done = said(second.cox("server").arg("defragment"));
+    assert!(all.iter().all(|name| done.contains(name)), "{done}");
+
+    // A client without a certificate of etcd's authority is nobody.
+    let stranger = |file: &str| format!("--{}={}", file, cluster.path("data/pki").display());
+    let mut ask = cluster.host.command("etcdctl");
+    ask.env("ETCDCTL_API", "3").args([
+        &format!("--endpoints=https://{}:2379", SERVERS[0]),
+        &format!("{}/etcd-ca.crt", stranger("cacert")),
+        &format!("{}/kubelet-client.crt", stranger("cert")),
+        &format!("{}/kubelet-client.key", stranger("key")),
+    ]);
+    let output = ask.args(["--command-timeout=5s", "get", "/registry/configmaps/default/first"]).output().unwrap();
+    assert!(!output.status.success(), "a node reads etcd: {}", describe(&output));
+
+    let (stop, written) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let create = format!("create configmap mark-{}", written.load(Ordering::Relaxed));
+                let is_written = SERVERS[1..3].iter().any(|server| {
+                    let context = format!("--context={}@{server}:6443", second.host.name());
+                    let said = second.kubectl(&format!("{context} --request-timeout=5s {create}"));
+                    said.status.success() || describe(&said).contains("already exists")
+                });
+                written.fetch_add(usize::from(is_written), Ordering::Relaxed);
+            }
+        });
+        let progress = |what: &str, count: usize| {
+            let goal = written.load(Ordering::Relaxed) + count;
+            cluster.wait(what, || (written.load(Ordering::Relaxed) >= goal).then_some(()));
+        };
+        progress("writes", 3);
+        lose_power(&cluster.path("data"));
+        progress("writes without the first server", 5);
+
+        // Another machine takes its place. While one is away, no other may go.
+        let refused = second.cox("server").args(["rm", "server-3"]).output().unwrap();
+        assert!(describe(&refused).contains("node-1 is not healthy"), "{}", describe(&refused));
+        must(&second.cox("server").args(["rm", "node-1"]).output().unwrap(), || second.log());
+        assert!(!String::from_utf8_lossy(&second.kubectl("get nodes -o name").stdout).contains("node/node-1"));
+        let line = said(second.cox("server").arg("add"));
+        must(&fourth.join(&line, "server-4", SERVERS[3]), || format!("{}\n{}", fourth.log(), second.log()));
+        let all = names(&["server-2", "server-3", "server-4"]);
+        cluster.wait("three healthy members again", || (healthy(&third) == all).then_some(()));
+        progress("writes after the replacement", 3);
+        // The new one bears the loss of another.
+        lose_power(&third.dir.path().join("data"));
+        progress("writes without the third server", 3);
+    });
+    let count = written.load(Ordering::Relaxed);
+    let listed = must(&fourth.kubectl("get configmaps -o name"), || fourth.log());
+    let listed: BTreeSet<&str> = listed.lines().collect();
+    let lost: Vec<usize> = (0..count).filter(|n| !listed.contains(&*format!("configmap/mark-{n}"))).collect();
+    assert_eq!(lost, Vec::<usize>::new());
+    assert!(listed.contains("configmap/first"));
+
+    // Whoever was removed says so rather than come back with what it once knew.
+    let output = cluster.cox("up").output().unwrap();
+    assert!(!output.status.success());
+    assert!(describe(&output).contains("is no longer a server of this cluster"), "{}", describe(&output));
+    // One that lost its power comes back as what it was.
+    must(&third.cox("up").output().unwrap(), || third.log());
+    let all = names(&["server-2", "server-3", "server-4"]);
+    cluster.wait("all members after the power is back", || (healthy(&second) == all).then_some(()));
+}
