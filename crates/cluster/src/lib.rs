@@ -39,6 +39,7 @@ pub mod store_command;
 pub mod systemd;
 pub mod top;
 pub mod up;
+mod usual_place;
 pub mod walk;
 pub mod why;
 

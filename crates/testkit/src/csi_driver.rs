@@ -53,6 +53,8 @@ pub struct Options {
     pub name: String,
     /// What it says its name is when it registers.
     pub registers_as: Option<String>,
+    /// Where it says it is, if not where it registers.
+    pub endpoint: Option<PathBuf>,
     pub versions: Vec<String>,
     pub abilities: Vec<NodeRpc>,
     pub node_id: String,
@@ -67,6 +69,7 @@ impl Options {
         Options {
             name: name.into(),
             registers_as: None,
+            endpoint: None,
             versions: vec!["1.0.0".into()],
             abilities: vec![
                 NodeRpc::StageUnstageVolume,
@@ -257,8 +260,9 @@ impl Drop for Leave<'_> {
 
 /// How many mounts are at a path, one over the other.
 pub fn mounts_at(path: &Path) -> usize {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().filter(|line| line.split(' ').nth(4).map(Path::new) == Some(path)).count()
+    table.lines().filter(|line| line.split(' ').nth(4).map(Path::new) == Some(&*real)).count()
 }
 
 /// Mount points below a directory.
@@ -414,7 +418,7 @@ impl Registration for Driver {
             Ok(PluginInfo {
                 r#type: CSI_PLUGIN.into(),
                 name: options.registers_as.unwrap_or(options.name),
-                endpoint: String::new(),
+                endpoint: options.endpoint.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
                 supported_versions: options.versions,
             })
         })

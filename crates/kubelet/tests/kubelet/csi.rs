@@ -388,15 +388,60 @@ pub(crate) async fn one_pod_has_a_volume_for_one_pod(node: &mut Node) {
     assert_clean(node, driver);
 }
 
-/// CSINode, labels and ids follow drivers that register in either directory, leave and come back.
-pub(crate) async fn drivers_come_and_go(node: &mut Node) {
+/// Manifests of drivers name upstream's directory. Their pods get the kubelet's own in its place, what they mount there is seen by
+/// the kubelet, and paths are those that the drivers know.
+pub(crate) async fn drivers_share_the_directory_under_its_usual_name(node: &mut Node) {
     node.stop_kubelet().await;
-    let second = node.dir.path().join("upstream/plugins_registry");
-    let also = second.clone();
-    node.start_kubelet_with(move |settings| settings.plugin_registries = vec![also]);
+    let (own, usual) = (node.dir.path().join("kubelet"), node.dir.path().join("usual"));
+    let place = usual.clone();
+    node.start_kubelet_with(move |settings| settings.usual_root = place);
+    let script = "test -d /r && mkdir /p/d && mount -t tmpfs none /p/d && touch /p/d/seen && sleep 1000";
+    let path = |name: &str| json!({"path": usual.join(name), "type": "Directory"});
+    node.create(
+        "driver",
+        json!({
+            "containers": [{
+                "name": "c", "command": shell(script), "securityContext": {"privileged": true},
+                "volumeMounts": [
+                    {"name": "r", "mountPath": "/r"},
+                    {"name": "p", "mountPath": "/p", "mountPropagation": "Bidirectional"},
+                ],
+            }],
+            "volumes": [{"name": "r", "hostPath": path("plugins_registry")}, {"name": "p", "hostPath": path("plugins")}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    node.wait("driver", "ready", is_ready).await;
+    node.wait_until("mounted for the kubelet as well", || own.join("plugins/d/seen").exists()).await;
+    assert!(!usual.exists(), "nothing is made there");
+    nix::mount::umount(&own.join("plugins/d")).unwrap();
+    node.delete("driver").await;
+
+    // A driver that is no pod has the directory there by a link.
+    std::os::unix::fs::symlink(&own, &usual).unwrap();
+    let mut options = Options::new(NAME);
+    let probe = Driver::new(&node.dir.path().join("drivers").join(NAME), options.clone());
+    let socket = probe.serve(&registry(node)).socket.strip_prefix(&own).map(Path::to_path_buf).unwrap();
+    options.endpoint = Some(usual.join(socket));
+    let served = driver(node, options, json!({})).await;
+    claim(node, "data", NAME, json!({})).await;
+    node.create("user", using("data", "echo x > /v/f && sleep 1000")).await;
+    let pod = node.wait("user", "ready", is_ready).await;
+    let publish = served.driver.publishes().remove(0);
+    let target = Path::new("pods").join(uid(&pod)).join("volumes/kubernetes.io~csi/pv-data/mount");
+    assert_eq!(Path::new(&publish.target_path), usual.join(&target));
+    assert!(Path::new(&publish.staging_target_path).starts_with(&usual));
+    assert_eq!(mounts_at(&own.join(target)), 1);
+    node.delete("user").await;
+    assert_clean(node, &served.driver);
+}
+
+/// CSINode, labels and ids follow drivers that register, leave and come back.
+pub(crate) async fn drivers_come_and_go(node: &mut Node) {
     let served = driver(node, Options::new(NAME), json!({})).await;
     let other = Driver::new(&node.dir.path().join("d2"), Options::new("other.example.com"));
-    let other = other.serve(&second);
+    let other = other.serve(&registry(node));
     wait_registered(node, "other.example.com", true).await;
     let found: CSINode = node.api.client().all().get(&node.name).await.unwrap();
     let entry = found.spec.drivers.iter().find(|driver| driver.name == NAME).unwrap();

@@ -96,6 +96,7 @@ const TESTS: &[Test] = tests![
     csi::attachments_are_waited_for,
     csi::volumes_grow_and_are_measured,
     csi::one_pod_has_a_volume_for_one_pod,
+    csi::drivers_share_the_directory_under_its_usual_name,
     csi::drivers_come_and_go,
     csi::security_drivers_that_fail_hold_up_only_their_pods,
     csi::security_plugins_that_lie_are_refused,
