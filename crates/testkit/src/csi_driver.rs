@@ -15,7 +15,7 @@ use csi::tonic::{Code, Status};
 use csi::v1::{self, AccessType, NodeRpc, Unit};
 use csi::{Answer, Socket};
 use nix::mount::{MsFlags, mount, umount};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 /// What the driver does instead of what it was asked for.
 #[derive(Clone, Debug)]
@@ -115,10 +115,24 @@ pub struct Driver {
 pub struct Served {
     pub driver: Arc<Driver>,
     pub socket: PathBuf,
-    _stop: DropGuard,
+    /// Its own threads, which end like those of a process; there until it is dropped.
+    threads: Option<tokio::runtime::Runtime>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(threads) = self.threads.take() {
+            threads.shutdown_background();
+        }
+    }
 }
 
 impl Served {
+    /// Ends it as SIGKILL would: calls break off, and the socket stays.
+    pub fn kill(self) {
+        drop(self);
+    }
+
     /// Ends it and takes its socket away, as a driver that is uninstalled does.
     pub fn leave(self) {
         std::fs::remove_file(&self.socket).unwrap();
@@ -135,10 +149,13 @@ impl Driver {
     pub fn serve(self: &Arc<Self>, registry: &Path) -> Served {
         let socket = registry.join(format!("{}-{:x}.sock", self.options.name, self.dir.as_os_str().len()));
         let services = csi::router(self.clone()).add_service(RegistrationServer::new(self.clone()));
-        let bound = Socket::bind(&socket).unwrap();
-        let stop = CancellationToken::new();
-        tokio::spawn(bound.serve(services, stop.clone()));
-        Served { driver: self.clone(), socket, _stop: stop.drop_guard() }
+        let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let bound = {
+            let _inside = threads.enter();
+            Socket::bind(&socket).unwrap()
+        };
+        threads.spawn(bound.serve(services, CancellationToken::new()));
+        Served { driver: self.clone(), socket, threads: Some(threads) }
     }
 
     /// From now on; `None` mends it.

@@ -608,13 +608,35 @@ pub(crate) async fn security_plugins_that_lie_are_refused(node: &mut Node) {
     drop((first, late));
 }
 
-/// The kubelet is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
-/// from the API meanwhile. Each time the next kubelet goes on: nothing is mounted twice, leaked or lost.
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Kubelet,
+    Runtime,
+    Driver,
+}
+
 pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
-    node.stop_kubelet().await;
-    node.spawn_kubelet();
-    let served = driver(node, Options::new(NAME), json!({})).await;
-    let driver = &served.driver;
+    kill_at_every_call(node, Victim::Kubelet).await;
+}
+
+pub(crate) async fn a_runtime_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    kill_at_every_call(node, Victim::Runtime).await;
+}
+
+pub(crate) async fn a_driver_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    kill_at_every_call(node, Victim::Driver).await;
+}
+
+/// The victim is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
+/// from the API meanwhile. Each time the next one goes on: nothing is mounted twice, leaked or lost.
+async fn kill_at_every_call(node: &mut Node, victim: Victim) {
+    if victim == Victim::Kubelet {
+        node.stop_kubelet().await;
+        node.spawn_kubelet();
+    }
+    let mut served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = served.driver.clone();
     claim(node, "data", NAME, json!({})).await;
     let (up, down) = (["NodeStageVolume", "NodePublishVolume"], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
     let mut round = 0;
@@ -622,9 +644,10 @@ pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &
         for when in [When::Before, When::After] {
             round += 1;
             let name = format!("round-{round}");
-            kill_at(node, driver, up[index], when);
+            let is_killed = kill_at(node, &driver, victim, up[index], when);
             node.create(&name, using("data", &format!("echo {round} >> /v/log; sleep 1000"))).await;
-            killed(node, driver).await;
+            wait_killed(node, victim, &is_killed).await;
+            served = bring_back(node, victim, served).await;
             let pod = node.wait(&name, "ready", is_ready).await;
             let publish =
                 driver.publishes().into_iter().rfind(|request| request.target_path.contains(uid(&pod))).unwrap();
@@ -637,16 +660,16 @@ pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &
             })
             .await;
 
-            kill_at(node, driver, down[index], when);
+            let is_killed = kill_at(node, &driver, victim, down[index], when);
             let pods = node.api.client().namespaced::<Pod>("default");
             pods.delete(&name, &DeleteParams::default().with_grace_period(1)).await.unwrap();
-            wait_killed(node).await;
+            wait_killed(node, victim, &is_killed).await;
             if round == 4 {
                 let now = DeleteParams::default().with_grace_period(0);
                 // The API may have let it go already.
                 let _ = pods.delete(&name, &now).await;
             }
-            killed(node, driver).await;
+            served = bring_back(node, victim, served).await;
             node.wait_gone(&name).await;
             let root = node.dir.path().join("kubelet");
             node.wait_until("everything is undone", || {
@@ -667,35 +690,64 @@ pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &
         }
     }
     assert!(last.values().all(|call| call.starts_with("NodeUn")), "{last:?}");
-    assert_clean(node, driver);
+    assert_clean(node, &driver);
 }
 
-/// From now on the driver kills the kubelet at this moment, once, and does not go on with the call.
-fn kill_at(node: &Node, driver: &Arc<Driver>, call: &'static str, moment: When) {
-    let (pid, is_done) = (node.kubelet_pid(), AtomicBool::new(false));
+/// From now on the victim dies at this moment of a call, once; says when that has come. A call whose caller or driver is gone
+/// does not go on.
+fn kill_at(node: &Node, driver: &Arc<Driver>, victim: Victim, call: &'static str, moment: When) -> Arc<AtomicBool> {
+    let pid = match victim {
+        Victim::Kubelet => Some(node.kubelet_pid()),
+        Victim::Runtime => Some(node.runtime.pid()),
+        // It is a part of this process: who waits for the moment ends it.
+        Victim::Driver => None,
+    };
+    let is_killed = Arc::new(AtomicBool::new(false));
+    let killed = is_killed.clone();
     driver.set_hook(move |name, when| {
-        let is_it = name == call && when == moment && !is_done.swap(true, Ordering::SeqCst);
-        if is_it {
+        if name != call || when != moment || killed.load(Ordering::SeqCst) {
+            return true;
+        }
+        if let Some(pid) = pid {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
         }
-        !is_it
+        killed.store(true, Ordering::SeqCst);
+        victim == Victim::Runtime
     });
+    is_killed
 }
 
-/// Waits for the kubelet's end and starts the next one.
-async fn killed(node: &mut Node, driver: &Arc<Driver>) {
-    wait_killed(node).await;
-    driver.set_hook(|_, _| true);
-    node.stop_kubelet().await;
-    node.spawn_kubelet();
+async fn wait_killed(node: &Node, victim: Victim, is_killed: &AtomicBool) {
+    node.wait_until("the moment has come", || is_killed.load(Ordering::SeqCst)).await;
+    if victim == Victim::Kubelet {
+        let stat = PathBuf::from(format!("/proc/{}/stat", node.kubelet_pid()));
+        node.wait_until("the kubelet is killed", || {
+            // A zombie: it is our child.
+            std::fs::read_to_string(&stat)
+                .is_ok_and(|text| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+        })
+        .await;
+    }
 }
 
-async fn wait_killed(node: &Node) {
-    let stat = PathBuf::from(format!("/proc/{}/stat", node.kubelet_pid()));
-    node.wait_until("the kubelet is killed", || {
-        // A zombie: it is our child.
-        std::fs::read_to_string(&stat)
-            .is_ok_and(|text| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
-    })
-    .await;
+/// Starts the victim again.
+async fn bring_back(node: &mut Node, victim: Victim, served: Served) -> Served {
+    served.driver.set_hook(|_, _| true);
+    match victim {
+        Victim::Kubelet => {
+            node.stop_kubelet().await;
+            node.spawn_kubelet();
+            served
+        }
+        Victim::Runtime => {
+            node.runtime.kill();
+            node.runtime.spawn();
+            served
+        }
+        Victim::Driver => {
+            let driver = served.driver.clone();
+            served.kill();
+            driver.serve(&registry(node))
+        }
+    }
 }

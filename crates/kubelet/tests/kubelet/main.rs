@@ -101,6 +101,8 @@ const TESTS: &[Test] = tests![
     csi::security_drivers_that_fail_hold_up_only_their_pods,
     csi::security_plugins_that_lie_are_refused,
     csi::a_kubelet_killed_between_any_two_calls_loses_nothing,
+    csi::a_runtime_killed_between_any_two_calls_loses_nothing,
+    csi::a_driver_killed_between_any_two_calls_loses_nothing,
 ];
 
 /// Tests at once: they mostly wait.
