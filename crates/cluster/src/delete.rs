@@ -12,7 +12,7 @@ use netlink::Socket;
 use crate::join::{Membership, leave};
 use crate::options::Options;
 use crate::shape::Flags;
-use crate::{kubeconfig, manage, members, node_address, node_network, nodes};
+use crate::{kubeconfig, manage, members, node_address, node_network, nodes, usual_place};
 
 /// Remove the cluster: processes, mounts, links, rules, cgroups, data and context
 #[derive(Debug, Clone, clap::Args)]
@@ -46,6 +46,7 @@ async fn run_main(args: Args) -> Result<()> {
     step("removing cgroups", remove_cgroups(&options.cgroup()));
     step("removing links", remove_links());
     step("removing routes", node_network::unseal(options));
+    step("removing the link to the kubelet's directory", usual_place::remove(options));
     step("removing mounts", unmount_below(&options.data_dir).and_then(|()| unmount_below(&options.run_dir)));
     // Last of what needs credentials: a node whose pods are gone is missed by nobody.
     let left = match &member {

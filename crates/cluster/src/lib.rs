@@ -42,6 +42,7 @@ mod store_move;
 pub mod top;
 mod turns;
 pub mod up;
+mod usual_place;
 pub mod walk;
 pub mod upgrade;
 pub mod why;

@@ -22,7 +22,7 @@ use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
     certificates, dns_service, encryption, etcd, ingress, join, local_volumes, members, metrics_reader, network_policy,
-    node_address, node_network, nodes,
+    node_address, node_network, nodes, usual_place,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -166,6 +166,7 @@ async fn start(
     if let Err(error) = components.until(network_policy::ensure_role(&admin)).await {
         tracing::warn!("{error:#}");
     }
+    usual_place::ensure(options);
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None };
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));

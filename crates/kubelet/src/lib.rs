@@ -62,6 +62,6 @@ mod volumes;
 mod worker;
 
 pub use certificates::{bootstrap, client_of, renewed};
-pub use config::{Args, CgroupDriver, Config, CpuManagerPolicy, Settings, ShutdownPeriod};
+pub use config::{Args, CgroupDriver, Config, CpuManagerPolicy, Settings, ShutdownPeriod, USUAL_ROOT};
 pub use file_watch::{Change, FileWatch};
 pub use run::{main, run};

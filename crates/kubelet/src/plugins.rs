@@ -1,6 +1,6 @@
 //! Plug-ins that register themselves: a socket appears in a directory, its owner is asked who it is, taken in, and told so.
 //!
-//! Flow: directories (watched) -> one task per socket -> `GetInfo` -> the driver itself -> CSINode -> `NotifyRegistrationStatus`.
+//! Flow: a directory (watched) -> one task per socket -> `GetInfo` -> the driver itself -> CSINode -> `NotifyRegistrationStatus`.
 //! A plug-in that hangs, lies or has another's name is refused, told why, and asked again after a while; that is one event,
 //! and nobody else's registration waits for it.
 
@@ -31,9 +31,9 @@ const MAX_DEPTH: usize = 3;
 
 pub(crate) struct Plugins {
     pub(crate) csi: Arc<Csi>,
-    /// Each with the directory that its plug-ins know the kubelet's as.
-    pub(crate) directories: Vec<(PathBuf, PathBuf)>,
     pub(crate) root: PathBuf,
+    /// What plug-ins may know `root` as.
+    pub(crate) usual_root: PathBuf,
     pub(crate) node_name: String,
     pub(crate) recorder: EventRecorder,
     pub(crate) call_timeout: Duration,
@@ -52,19 +52,12 @@ struct Known {
 
 impl Plugins {
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
-        for (directory, _) in &self.directories {
-            if let Err(error) = std::fs::create_dir_all(directory) {
-                tracing::warn!(path = %directory.display(), %error, "no plug-ins can register there");
-            }
-        }
-        let directories = distinct(&self.directories);
+        let directory = self.root.join("plugins_registry");
         let watch = FileWatch::of_directories();
         let mut known: HashMap<PathBuf, Known> = HashMap::new();
         loop {
             let mut seen = HashMap::new();
-            for (directory, root) in &directories {
-                look(directory, root, MAX_DEPTH, &watch, &mut seen);
-            }
+            look(&directory, MAX_DEPTH, &watch, &mut seen);
             known.retain(|path, known| {
                 let is_there = seen.contains_key(path);
                 if !is_there {
@@ -72,7 +65,7 @@ impl Plugins {
                 }
                 is_there
             });
-            for (path, (identity, root)) in seen {
+            for (path, identity) in seen {
                 let before = known.remove(&path);
                 if let Some(same) = before.as_ref().filter(|before| before.identity == identity) {
                     let Known { identity, .. } = *same;
@@ -90,7 +83,7 @@ impl Plugins {
                         // Its successor comes after it has left.
                         let _ = previous.await;
                     }
-                    this.serve(&place, &root, until, is_over).await;
+                    this.serve(&place, until, is_over).await;
                 });
                 known.insert(path, Known { identity, gone, task });
             }
@@ -102,13 +95,13 @@ impl Plugins {
     }
 
     /// Takes a plug-in in and keeps it until its socket is gone.
-    async fn serve(&self, socket: &Path, root: &Path, gone: CancellationToken, stop: CancellationToken) {
+    async fn serve(&self, socket: &Path, gone: CancellationToken, stop: CancellationToken) {
         let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
         let (mut told, mut is_first) = (None, true);
         let name = loop {
             let failed = tokio::select! {
                 () = gone.cancelled() => return,
-                registered = self.register(socket, root) => match registered {
+                registered = self.register(socket) => match registered {
                     Ok(name) => break name,
                     Err(failed) => failed,
                 },
@@ -140,7 +133,7 @@ impl Plugins {
     }
 
     /// Asks a plug-in who it is, and tells it what came of that.
-    async fn register(&self, socket: &Path, root: &Path) -> Result<String, String> {
+    async fn register(&self, socket: &Path) -> Result<String, String> {
         let plugin = RegistrationClient::new(csi::channel(socket), ANSWER_TIMEOUT);
         let info = plugin.get_info(InfoRequest {}).await.map_err(|status| {
             format!(
@@ -149,7 +142,7 @@ impl Plugins {
                 csi::describe(&status)
             )
         })?;
-        let taken = self.take_in(&info, socket, root).await;
+        let taken = self.take_in(&info, socket).await;
         let status = RegistrationStatus {
             plugin_registered: taken.is_ok(),
             error: taken
@@ -165,7 +158,7 @@ impl Plugins {
         taken.map(|()| info.name)
     }
 
-    async fn take_in(&self, info: &PluginInfo, socket: &Path, root: &Path) -> Result<(), String> {
+    async fn take_in(&self, info: &PluginInfo, socket: &Path) -> Result<(), String> {
         if info.r#type != CSI_PLUGIN {
             return Err(format!(
                 "no handler registered for plugin type: {} at socket {}",
@@ -191,9 +184,9 @@ impl Plugins {
         if let Some(why) = self.csi.drivers.refuses(name, socket, version) {
             return Err(refused(why));
         }
-        let endpoint = match info.endpoint.as_str() {
-            "" => socket.to_path_buf(),
-            endpoint => csi::socket_path(Path::new(endpoint)),
+        let (endpoint, seen_root) = match info.endpoint.as_str() {
+            "" => (socket.to_path_buf(), &self.root),
+            endpoint => self.place(csi::socket_path(Path::new(endpoint))),
         };
         if !endpoint.is_absolute() {
             return Err(format!("invalid endpoint {:?}: must be an absolute path", info.endpoint));
@@ -214,38 +207,24 @@ impl Plugins {
             clients,
             version,
             abilities,
-            roots: (self.root.clone(), if is_same(root, &self.root) { root } else { &self.root }.to_path_buf()),
+            roots: (self.root.clone(), seen_root.clone()),
         });
         Ok(())
     }
-}
 
-/// A directory that is bound to another place, too, is looked at once, under the name that is given last: that is the one which
-/// plug-ins have mounted, and which they are told of.
-fn distinct(directories: &[(PathBuf, PathBuf)]) -> Vec<(PathBuf, PathBuf)> {
-    let mut kept: Vec<(PathBuf, PathBuf)> = Vec::new();
-    for (directory, root) in directories.iter().rev() {
-        if !kept.iter().any(|(known, _)| is_same(known, directory)) {
-            kept.push((directory.clone(), root.clone()));
+    /// Where an endpoint is on this node, and what its driver knows the kubelet's directory as: one that names upstream's place
+    /// has ours mounted there.
+    fn place(&self, endpoint: PathBuf) -> (PathBuf, &PathBuf) {
+        let inside = endpoint.strip_prefix(&self.usual_root).map(|inner| self.root.join(inner));
+        match inside {
+            Ok(inside) if inside.exists() => (inside, &self.usual_root),
+            _ => (endpoint, &self.root),
         }
     }
-    kept
-}
-
-/// Whether two paths lead to one directory.
-fn is_same(one: &Path, other: &Path) -> bool {
-    let identity = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
-    identity(one).is_some() && identity(one) == identity(other)
 }
 
 /// Finds sockets below a directory, and has it watched.
-fn look(
-    directory: &Path,
-    root: &Path,
-    depth: usize,
-    watch: &FileWatch,
-    seen: &mut HashMap<PathBuf, (Identity, PathBuf)>,
-) {
+fn look(directory: &Path, depth: usize, watch: &FileWatch, seen: &mut HashMap<PathBuf, Identity>) {
     watch.add_directory(directory);
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -254,30 +233,10 @@ fn look(
             continue;
         }
         if meta.is_dir() && depth > 1 {
-            look(&entry.path(), root, depth - 1, watch, seen);
+            look(&entry.path(), depth - 1, watch, seen);
         } else if meta.file_type().is_socket() {
             let identity = Identity(meta.ino(), meta.ctime(), meta.ctime_nsec());
-            seen.insert(entry.path(), (identity, root.to_path_buf()));
+            seen.insert(entry.path(), identity);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_directory_with_two_names_is_looked_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let (own, usual, other) = (dir.path().join("own"), dir.path().join("usual"), dir.path().join("other"));
-        for place in [&own, &other] {
-            std::fs::create_dir_all(place.join("plugins_registry")).unwrap();
-        }
-        // As a bind mount would, the link leads to the same directory.
-        std::os::unix::fs::symlink(&own, &usual).unwrap();
-        let entry = |root: &Path| (root.join("plugins_registry"), root.to_path_buf());
-        let found = distinct(&[entry(&own), entry(&usual), entry(&other)]);
-        assert_eq!(found, [entry(&other), entry(&usual)]);
-        assert_eq!(distinct(&[entry(&own), entry(&other)]).len(), 2);
     }
 }

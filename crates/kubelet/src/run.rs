@@ -1,6 +1,5 @@
 //! Assembles the parts and runs them until stopped.
 
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -35,7 +34,7 @@ use crate::shutdown_state::Shutdown;
 use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
-use crate::volumes::{Tokens, Volumes, blocking};
+use crate::volumes::{Tokens, Volumes, blocking, mounts};
 use crate::worker::Workers;
 use crate::{certificates, cpu_sets, dns, gc, pleg, state};
 
@@ -96,9 +95,13 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow
 }
 
 async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
-    for dir in [&config.settings.root_dir, &config.settings.cert_dir, &config.settings.pod_logs_dir] {
+    let root = &config.settings.root_dir;
+    // Drivers mount these into their pods, and ask for directories.
+    let own = ["pods", "plugins", "plugins_registry"].map(|name| root.join(name));
+    for dir in own.iter().chain([&config.settings.cert_dir, &config.settings.pod_logs_dir]) {
         std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     }
+    mounts::make_shared(root).with_context(|| format!("sharing what is mounted below {}", root.display()))?;
     let Some(runtime) = connect(&config.settings.cri_endpoint, &stop).await else { return Ok(()) };
     let settings = &config.settings;
     let machine = Machine::read(&settings.root_dir, &settings.node_ips).context("looking at the machine")?;
@@ -219,6 +222,7 @@ impl Running {
             images: Images::new(runtime.clone(), recorder.clone(), parallel, &settings.root_dir),
             volumes: Volumes {
                 root: settings.root_dir.clone(),
+                usual_root: settings.usual_root.clone(),
                 client: client.clone(),
                 config_maps: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
                 secrets: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
@@ -323,8 +327,8 @@ impl Running {
         parts.spawn("kubelet volume stats", move |_| measured.clone().watch_stats(period));
         let plugins = Arc::new(Plugins {
             csi: csi.clone(),
-            directories: plugin_registries(settings),
             root: settings.root_dir.clone(),
+            usual_root: settings.usual_root.clone(),
             node_name: settings.node_name.clone(),
             recorder: recorder.clone(),
             call_timeout: settings.volume_call_timeout,
@@ -406,17 +410,6 @@ impl Running {
         self.tasks.close();
         self.tasks.wait().await;
     }
-}
-
-/// Where plug-ins register, each with the directory that their sockets are in.
-fn plugin_registries(settings: &Settings) -> Vec<(PathBuf, PathBuf)> {
-    let own = settings.root_dir.join("plugins_registry");
-    let registries = std::iter::once(own).chain(settings.plugin_registries.clone());
-    let mut directories: Vec<_> = registries
-        .map(|directory| (directory.clone(), directory.parent().map_or(directory.clone(), Into::into)))
-        .collect();
-    directories.dedup();
-    directories
 }
 
 /// Waits for the runtime to answer; `None` when stopped meanwhile.

@@ -15,7 +15,7 @@ use csi::tonic::{Code, Status};
 use csi::v1::{self, AccessType, NodeRpc, Unit};
 use csi::{Answer, Socket};
 use nix::mount::{MsFlags, mount, umount};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 /// What the driver does instead of what it was asked for.
 #[derive(Clone, Debug)]
@@ -53,6 +53,8 @@ pub struct Options {
     pub name: String,
     /// What it says its name is when it registers.
     pub registers_as: Option<String>,
+    /// Where it says it is, if not where it registers.
+    pub endpoint: Option<PathBuf>,
     pub versions: Vec<String>,
     pub abilities: Vec<NodeRpc>,
     pub node_id: String,
@@ -67,6 +69,7 @@ impl Options {
         Options {
             name: name.into(),
             registers_as: None,
+            endpoint: None,
             versions: vec!["1.0.0".into()],
             abilities: vec![
                 NodeRpc::StageUnstageVolume,
@@ -112,10 +115,24 @@ pub struct Driver {
 pub struct Served {
     pub driver: Arc<Driver>,
     pub socket: PathBuf,
-    _stop: DropGuard,
+    /// Its own threads, which end like those of a process; there until it is dropped.
+    threads: Option<tokio::runtime::Runtime>,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(threads) = self.threads.take() {
+            threads.shutdown_background();
+        }
+    }
 }
 
 impl Served {
+    /// Ends it as SIGKILL would: calls break off, and the socket stays.
+    pub fn kill(self) {
+        drop(self);
+    }
+
     /// Ends it and takes its socket away, as a driver that is uninstalled does.
     pub fn leave(self) {
         std::fs::remove_file(&self.socket).unwrap();
@@ -132,10 +149,13 @@ impl Driver {
     pub fn serve(self: &Arc<Self>, registry: &Path) -> Served {
         let socket = registry.join(format!("{}-{:x}.sock", self.options.name, self.dir.as_os_str().len()));
         let services = csi::router(self.clone()).add_service(RegistrationServer::new(self.clone()));
-        let bound = Socket::bind(&socket).unwrap();
-        let stop = CancellationToken::new();
-        tokio::spawn(bound.serve(services, stop.clone()));
-        Served { driver: self.clone(), socket, _stop: stop.drop_guard() }
+        let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let bound = {
+            let _inside = threads.enter();
+            Socket::bind(&socket).unwrap()
+        };
+        threads.spawn(bound.serve(services, CancellationToken::new()));
+        Served { driver: self.clone(), socket, threads: Some(threads) }
     }
 
     /// From now on; `None` mends it.
@@ -257,8 +277,9 @@ impl Drop for Leave<'_> {
 
 /// How many mounts are at a path, one over the other.
 pub fn mounts_at(path: &Path) -> usize {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().filter(|line| line.split(' ').nth(4).map(Path::new) == Some(path)).count()
+    table.lines().filter(|line| line.split(' ').nth(4).map(Path::new) == Some(&*real)).count()
 }
 
 /// Mount points below a directory.
@@ -414,7 +435,7 @@ impl Registration for Driver {
             Ok(PluginInfo {
                 r#type: CSI_PLUGIN.into(),
                 name: options.registers_as.unwrap_or(options.name),
-                endpoint: String::new(),
+                endpoint: options.endpoint.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
                 supported_versions: options.versions,
             })
         })

@@ -16,6 +16,7 @@ use crate::nodes::{Clients, Node, start_dns, until_ready};
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
+use crate::usual_place;
 
 /// Between looks at a client certificate that could not be renewed.
 const RENEWAL_RETRY: Duration = Duration::from_secs(30);
@@ -91,6 +92,7 @@ async fn start(
     // A node may see what its proxy needs: one identity, one certificate to renew.
     let clients = Clients { kubelet: client.clone(), proxy: client.clone() };
     let pki = &Pki::open(&options.pki_dir());
+    usual_place::ensure(options);
     let node = Node { options, settings, pki, clients: clients.clone(), pulls: None };
     let gateway = node.start(components).await?;
     start_dns(settings, clients, gateway, components)?;

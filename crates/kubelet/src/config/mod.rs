@@ -128,8 +128,8 @@ pub struct Settings {
     pub shutdown_periods: Vec<ShutdownPeriod>,
     /// The socket of the bus that logind and systemd are on.
     pub system_bus: PathBuf,
-    /// Where plug-ins register beside `plugins_registry` of `root_dir`: what is written for upstream's place finds us, too.
-    pub plugin_registries: Vec<PathBuf>,
+    /// What pods and plug-ins know `root_dir` as, wherever it is: manifests of drivers name upstream's place.
+    pub usual_root: PathBuf,
     /// How long a storage driver has for one call, and an attacher to attach.
     pub volume_call_timeout: Duration,
     /// How often volumes of storage drivers are measured.
@@ -177,9 +177,12 @@ const EVICTION_HARD: &[(&str, &str)] = &[
     ("imagefs.inodesFree", "5%"),
 ];
 
+/// Where upstream's kubelet keeps its files.
+pub const USUAL_ROOT: &str = "/var/lib/kubelet";
+
 impl Settings {
     pub fn new(node_name: impl Into<String>) -> Self {
-        let root_dir = PathBuf::from("/var/lib/kubelet");
+        let root_dir = PathBuf::from(USUAL_ROOT);
         Settings {
             node_name: node_name.into(),
             node_ips: Vec::new(),
@@ -252,7 +255,7 @@ impl Settings {
             reserved_system_cpus: String::new(),
             shutdown_periods: Vec::new(),
             system_bus: dbus::system_bus(),
-            plugin_registries: vec![PathBuf::from("/var/lib/kubelet/plugins_registry")],
+            usual_root: PathBuf::from(USUAL_ROOT),
             volume_call_timeout: csi::CALL_TIMEOUT,
             volume_stats_period: Duration::from_secs(60),
         }

@@ -2,7 +2,18 @@
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Where a hostPath is on this node: what is below upstream's directory of the kubelet is below ours. So drivers that are
+/// installed by their usual manifests share that directory with the kubelet of their node, wherever it is, and however many
+/// kubelets a machine has.
+pub(crate) fn on_node(path: &Path, usual_root: &Path, root: &Path) -> PathBuf {
+    match path.strip_prefix(usual_root) {
+        Ok(inner) if inner.as_os_str().is_empty() => root.to_path_buf(),
+        Ok(inner) => root.join(inner),
+        Err(_) => path.to_path_buf(),
+    }
+}
 
 /// Checks a hostPath against its declared type; the `OrCreate` types make it.
 pub(crate) fn check(path: &Path, kind: &str) -> io::Result<()> {
@@ -37,6 +48,20 @@ pub(crate) fn check(path: &Path, kind: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_usual_directory_of_the_kubelet_is_ours() {
+        for (path, expected) in [
+            ("/var/lib/kubelet", "/data/kubelet"),
+            ("/var/lib/kubelet/", "/data/kubelet"),
+            ("/var/lib/kubelet/plugins/d", "/data/kubelet/plugins/d"),
+            ("/var/lib/kubelets", "/var/lib/kubelets"),
+            ("/var/lib", "/var/lib"),
+        ] {
+            let found = on_node(Path::new(path), Path::new("/var/lib/kubelet"), Path::new("/data/kubelet"));
+            assert_eq!(found, Path::new(expected), "{path}");
+        }
+    }
 
     #[test]
     fn types() {

@@ -38,6 +38,8 @@ pub(crate) use tokens::Tokens;
 
 pub(crate) struct Volumes {
     pub(crate) root: PathBuf,
+    /// What pods know `root` as.
+    pub(crate) usual_root: PathBuf,
     pub(crate) client: Client,
     pub(crate) config_maps: Arc<Objects<ConfigMap>>,
     pub(crate) secrets: Arc<Objects<Secret>>,
@@ -140,7 +142,8 @@ impl Volumes {
         let pod = context.pod;
         let writable = |path: PathBuf| Mounted::Path { path, read_only: false };
         if let Some(source) = &volume.host_path {
-            let (path, kind) = (PathBuf::from(&source.path), source.type_.clone().unwrap_or_default());
+            let path = host_path::on_node(Path::new(&source.path), &self.usual_root, &self.root);
+            let kind = source.type_.clone().unwrap_or_default();
             let checked = path.clone();
             blocking(move || host_path::check(&checked, &kind)).await?;
             return Ok(writable(path));
@@ -281,7 +284,8 @@ impl Volumes {
         }
         // A path of the node's stays as the node has it.
         let (path, kind, group) = if let Some(source) = spec.host_path {
-            (PathBuf::from(source.path), source.type_.unwrap_or_default(), None)
+            let path = host_path::on_node(Path::new(&source.path), &self.usual_root, &self.root);
+            (path, source.type_.unwrap_or_default(), None)
         } else if let Some(source) = spec.local {
             (PathBuf::from(source.path), "Directory".to_string(), fs_group(pod).filter(|_| !read_only))
         } else {

@@ -62,6 +62,32 @@ fn unescape(path: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
+/// Has what is mounted below a directory seen by everyone who has that directory mounted, in either direction: a driver in a pod
+/// mounts for the kubelet. Where the file system is not shared, the directory becomes a mount of its own that is.
+pub(crate) fn make_shared(dir: &Path) -> io::Result<()> {
+    let dir = dir.canonicalize()?;
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    if is_shared(&table, &dir) {
+        return Ok(());
+    }
+    mount(Some(&dir), &dir, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
+    mount(None::<&str>, &dir, None::<&str>, MsFlags::MS_SHARED | MsFlags::MS_REC, None::<&str>)?;
+    Ok(())
+}
+
+/// Whether the mount that a path is on has peers, by the kernel's table of mounts.
+fn is_shared(table: &str, path: &Path) -> bool {
+    let found = table
+        .lines()
+        .filter_map(|line| Some((PathBuf::from(unescape(line.split(' ').nth(4)?)), line)))
+        .filter(|(point, _)| path.starts_with(point))
+        // Of several at one place the last one is seen.
+        .max_by_key(|(point, _)| point.components().count());
+    found.is_some_and(|(_, line)| {
+        line.split(' ').skip(6).take_while(|field| *field != "-").any(|field| field.starts_with("shared:"))
+    })
+}
+
 /// A file system in memory, unless it is mounted already; whether it was not.
 pub(crate) fn tmpfs(path: &Path, size: Option<i64>) -> io::Result<bool> {
     std::fs::create_dir_all(path)?;
@@ -103,6 +129,17 @@ mod tests {
     fn octal_escapes() {
         for (text, expected) in [("/a", "/a"), ("/a\\040b", "/a b"), ("/x\\134y", "/x\\y"), ("/tail\\", "/tail\\")] {
             assert_eq!(unescape(text), expected);
+        }
+    }
+
+    #[test]
+    fn the_innermost_mount_says_whether_a_path_is_shared() {
+        let table = "1 0 0:1 / / rw,relatime - ext4 /dev/vda rw\n2 1 0:1 /d /a/b rw shared:7 master:1 - ext4 /dev/vda rw\n\
+            3 2 0:1 /e /a/b/c rw master:7 - ext4 /dev/vda rw\n4 2 0:2 / /x\\040y rw shared:8 - tmpfs shared:9 rw\n";
+        for (path, expected) in
+            [("/", false), ("/a", false), ("/a/b", true), ("/a/b/d", true), ("/a/b/c/e", false), ("/x y/z", true)]
+        {
+            assert_eq!(is_shared(table, Path::new(path)), expected, "{path}");
         }
     }
 

@@ -388,15 +388,60 @@ pub(crate) async fn one_pod_has_a_volume_for_one_pod(node: &mut Node) {
     assert_clean(node, driver);
 }
 
-/// CSINode, labels and ids follow drivers that register in either directory, leave and come back.
-pub(crate) async fn drivers_come_and_go(node: &mut Node) {
+/// Manifests of drivers name upstream's directory. Their pods get the kubelet's own in its place, what they mount there is seen by
+/// the kubelet, and paths are those that the drivers know.
+pub(crate) async fn drivers_share_the_directory_under_its_usual_name(node: &mut Node) {
     node.stop_kubelet().await;
-    let second = node.dir.path().join("upstream/plugins_registry");
-    let also = second.clone();
-    node.start_kubelet_with(move |settings| settings.plugin_registries = vec![also]);
+    let (own, usual) = (node.dir.path().join("kubelet"), node.dir.path().join("usual"));
+    let place = usual.clone();
+    node.start_kubelet_with(move |settings| settings.usual_root = place);
+    let script = "test -d /r && mkdir /p/d && mount -t tmpfs none /p/d && touch /p/d/seen && sleep 1000";
+    let path = |name: &str| json!({"path": usual.join(name), "type": "Directory"});
+    node.create(
+        "driver",
+        json!({
+            "containers": [{
+                "name": "c", "command": shell(script), "securityContext": {"privileged": true},
+                "volumeMounts": [
+                    {"name": "r", "mountPath": "/r"},
+                    {"name": "p", "mountPath": "/p", "mountPropagation": "Bidirectional"},
+                ],
+            }],
+            "volumes": [{"name": "r", "hostPath": path("plugins_registry")}, {"name": "p", "hostPath": path("plugins")}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    node.wait("driver", "ready", is_ready).await;
+    node.wait_until("mounted for the kubelet as well", || own.join("plugins/d/seen").exists()).await;
+    assert!(!usual.exists(), "nothing is made there");
+    nix::mount::umount(&own.join("plugins/d")).unwrap();
+    node.delete("driver").await;
+
+    // A driver that is no pod has the directory there by a link.
+    std::os::unix::fs::symlink(&own, &usual).unwrap();
+    let mut options = Options::new(NAME);
+    let probe = Driver::new(&node.dir.path().join("drivers").join(NAME), options.clone());
+    let socket = probe.serve(&registry(node)).socket.strip_prefix(&own).map(Path::to_path_buf).unwrap();
+    options.endpoint = Some(usual.join(socket));
+    let served = driver(node, options, json!({})).await;
+    claim(node, "data", NAME, json!({})).await;
+    node.create("user", using("data", "echo x > /v/f && sleep 1000")).await;
+    let pod = node.wait("user", "ready", is_ready).await;
+    let publish = served.driver.publishes().remove(0);
+    let target = Path::new("pods").join(uid(&pod)).join("volumes/kubernetes.io~csi/pv-data/mount");
+    assert_eq!(Path::new(&publish.target_path), usual.join(&target));
+    assert!(Path::new(&publish.staging_target_path).starts_with(&usual));
+    assert_eq!(mounts_at(&own.join(target)), 1);
+    node.delete("user").await;
+    assert_clean(node, &served.driver);
+}
+
+/// CSINode, labels and ids follow drivers that register, leave and come back.
+pub(crate) async fn drivers_come_and_go(node: &mut Node) {
     let served = driver(node, Options::new(NAME), json!({})).await;
     let other = Driver::new(&node.dir.path().join("d2"), Options::new("other.example.com"));
-    let other = other.serve(&second);
+    let other = other.serve(&registry(node));
     wait_registered(node, "other.example.com", true).await;
     let found: CSINode = node.api.client().all().get(&node.name).await.unwrap();
     let entry = found.spec.drivers.iter().find(|driver| driver.name == NAME).unwrap();
@@ -563,13 +608,35 @@ pub(crate) async fn security_plugins_that_lie_are_refused(node: &mut Node) {
     drop((first, late));
 }
 
-/// The kubelet is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
-/// from the API meanwhile. Each time the next kubelet goes on: nothing is mounted twice, leaked or lost.
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Kubelet,
+    Runtime,
+    Driver,
+}
+
 pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
-    node.stop_kubelet().await;
-    node.spawn_kubelet();
-    let served = driver(node, Options::new(NAME), json!({})).await;
-    let driver = &served.driver;
+    kill_at_every_call(node, Victim::Kubelet).await;
+}
+
+pub(crate) async fn a_runtime_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    kill_at_every_call(node, Victim::Runtime).await;
+}
+
+pub(crate) async fn a_driver_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    kill_at_every_call(node, Victim::Driver).await;
+}
+
+/// The victim is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
+/// from the API meanwhile. Each time the next one goes on: nothing is mounted twice, leaked or lost.
+async fn kill_at_every_call(node: &mut Node, victim: Victim) {
+    if victim == Victim::Kubelet {
+        node.stop_kubelet().await;
+        node.spawn_kubelet();
+    }
+    let mut served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = served.driver.clone();
     claim(node, "data", NAME, json!({})).await;
     let (up, down) = (["NodeStageVolume", "NodePublishVolume"], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
     let mut round = 0;
@@ -577,9 +644,10 @@ pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &
         for when in [When::Before, When::After] {
             round += 1;
             let name = format!("round-{round}");
-            kill_at(node, driver, up[index], when);
+            let is_killed = kill_at(node, &driver, victim, up[index], when);
             node.create(&name, using("data", &format!("echo {round} >> /v/log; sleep 1000"))).await;
-            killed(node, driver).await;
+            wait_killed(node, victim, &is_killed).await;
+            served = bring_back(node, victim, served).await;
             let pod = node.wait(&name, "ready", is_ready).await;
             let publish =
                 driver.publishes().into_iter().rfind(|request| request.target_path.contains(uid(&pod))).unwrap();
@@ -592,16 +660,16 @@ pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &
             })
             .await;
 
-            kill_at(node, driver, down[index], when);
+            let is_killed = kill_at(node, &driver, victim, down[index], when);
             let pods = node.api.client().namespaced::<Pod>("default");
             pods.delete(&name, &DeleteParams::default().with_grace_period(1)).await.unwrap();
-            wait_killed(node).await;
+            wait_killed(node, victim, &is_killed).await;
             if round == 4 {
                 let now = DeleteParams::default().with_grace_period(0);
                 // The API may have let it go already.
                 let _ = pods.delete(&name, &now).await;
             }
-            killed(node, driver).await;
+            served = bring_back(node, victim, served).await;
             node.wait_gone(&name).await;
             let root = node.dir.path().join("kubelet");
             node.wait_until("everything is undone", || {
@@ -622,35 +690,64 @@ pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &
         }
     }
     assert!(last.values().all(|call| call.starts_with("NodeUn")), "{last:?}");
-    assert_clean(node, driver);
+    assert_clean(node, &driver);
 }
 
-/// From now on the driver kills the kubelet at this moment, once, and does not go on with the call.
-fn kill_at(node: &Node, driver: &Arc<Driver>, call: &'static str, moment: When) {
-    let (pid, is_done) = (node.kubelet_pid(), AtomicBool::new(false));
+/// From now on the victim dies at this moment of a call, once; says when that has come. A call whose caller or driver is gone
+/// does not go on.
+fn kill_at(node: &Node, driver: &Arc<Driver>, victim: Victim, call: &'static str, moment: When) -> Arc<AtomicBool> {
+    let pid = match victim {
+        Victim::Kubelet => Some(node.kubelet_pid()),
+        Victim::Runtime => Some(node.runtime.pid()),
+        // It is a part of this process: who waits for the moment ends it.
+        Victim::Driver => None,
+    };
+    let is_killed = Arc::new(AtomicBool::new(false));
+    let killed = is_killed.clone();
     driver.set_hook(move |name, when| {
-        let is_it = name == call && when == moment && !is_done.swap(true, Ordering::SeqCst);
-        if is_it {
+        if name != call || when != moment || killed.load(Ordering::SeqCst) {
+            return true;
+        }
+        if let Some(pid) = pid {
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
         }
-        !is_it
+        killed.store(true, Ordering::SeqCst);
+        victim == Victim::Runtime
     });
+    is_killed
 }
 
-/// Waits for the kubelet's end and starts the next one.
-async fn killed(node: &mut Node, driver: &Arc<Driver>) {
-    wait_killed(node).await;
-    driver.set_hook(|_, _| true);
-    node.stop_kubelet().await;
-    node.spawn_kubelet();
+async fn wait_killed(node: &Node, victim: Victim, is_killed: &AtomicBool) {
+    node.wait_until("the moment has come", || is_killed.load(Ordering::SeqCst)).await;
+    if victim == Victim::Kubelet {
+        let stat = PathBuf::from(format!("/proc/{}/stat", node.kubelet_pid()));
+        node.wait_until("the kubelet is killed", || {
+            // A zombie: it is our child.
+            std::fs::read_to_string(&stat)
+                .is_ok_and(|text| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+        })
+        .await;
+    }
 }
 
-async fn wait_killed(node: &Node) {
-    let stat = PathBuf::from(format!("/proc/{}/stat", node.kubelet_pid()));
-    node.wait_until("the kubelet is killed", || {
-        // A zombie: it is our child.
-        std::fs::read_to_string(&stat)
-            .is_ok_and(|text| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
-    })
-    .await;
+/// Starts the victim again.
+async fn bring_back(node: &mut Node, victim: Victim, served: Served) -> Served {
+    served.driver.set_hook(|_, _| true);
+    match victim {
+        Victim::Kubelet => {
+            node.stop_kubelet().await;
+            node.spawn_kubelet();
+            served
+        }
+        Victim::Runtime => {
+            node.runtime.kill();
+            node.runtime.spawn();
+            served
+        }
+        Victim::Driver => {
+            let driver = served.driver.clone();
+            served.kill();
+            driver.serve(&registry(node))
+        }
+    }
 }

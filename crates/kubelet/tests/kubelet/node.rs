@@ -66,8 +66,6 @@ impl Node {
         settings.cluster_dns = vec!["10.43.0.10".into()];
         // How full this machine's disk is has nothing to do with what is tested.
         settings.eviction_hard = [("memory.available".into(), "100Mi".into())].into();
-        // Nobody else's drivers.
-        settings.plugin_registries = Vec::new();
         change(&mut settings);
         let stop = CancellationToken::new();
         let task = tokio::spawn(kubelet::run(

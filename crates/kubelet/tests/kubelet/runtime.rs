@@ -88,6 +88,10 @@ impl Runtime {
         self.bus = Some(bus.to_path_buf());
     }
 
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.as_ref().expect("it runs").id() as i32
+    }
+
     /// SIGKILL, for the runtime alone.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
