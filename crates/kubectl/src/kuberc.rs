@@ -18,7 +18,10 @@ use crate::objects::text;
 /// Where preferences are, and whether somebody named the place. `None` when they are turned off.
 pub(crate) fn place(flag: &str) -> Result<Option<(PathBuf, bool)>> {
     let variable = std::env::var("KUBERC").unwrap_or_default();
-    if variable == "off" || std::env::var("KUBECTL_KUBERC").is_ok_and(|v| v == "false") {
+    if std::env::var("KUBECTL_KUBERC").is_ok_and(|v| v == "false") {
+        return Ok(None);
+    }
+    if variable == "off" {
         if !flag.is_empty() {
             return Err(Failure::message(
                 "disabling kuberc via KUBERC=off and passing kuberc flag are mutually exclusive",

@@ -72,6 +72,14 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         },
         _ => argv,
     };
+    // Plug-ins add to `create`, and to nothing else that there is.
+    if let [create, kind, ..] = argv.as_slice()
+        && create == "create"
+        && commands::ROOT.subcommand(create).is_some_and(|create| create.subcommand(kind).is_none())
+        && let Some(code) = commands::plugin::run(&argv, 2)
+    {
+        return code;
+    }
     let parsed = match cli::parse(&commands::ROOT, argv.clone()) {
         Ok(parsed) => parsed,
         Err(failure) => return report(&failure),
@@ -177,7 +185,7 @@ const MEANT: &[(&str, &str)] = &[
 /// A word that names no command: perhaps a plug-in on the PATH, else a mistake to explain.
 fn unknown(word: &str, group: &'static cli::Command, path: &str, argv: &[String]) -> ExitCode {
     let top = path == "kubectl";
-    if top && let Some(code) = commands::plugin::run(argv) {
+    if top && let Some(code) = commands::plugin::run(argv, 1) {
         return code;
     }
     if !top && group.alone == cli::Alone::Help {

@@ -100,6 +100,14 @@ async fn run(cx: &Context) -> Result<()> {
         }
         let mut object = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": name}, "spec": spec});
         objects::record(cx, &mut object);
+        let (namespace, explicit) = cx.namespace()?;
+        if explicit {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
+        if cx.flags.bool("save-config") {
+            let text = objects::as_generated(&object);
+            objects::set_annotation(&mut object, objects::LAST_APPLIED, text);
+        }
         if dry_run == DryRun::Client {
             object["status"] = json!({"currentMetrics": null, "desiredReplicas": 0});
         } else {

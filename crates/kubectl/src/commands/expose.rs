@@ -100,11 +100,15 @@ async fn run(cx: &Context) -> Result<()> {
     Ok(())
 }
 
-async fn expose_created(cx: &Context, service: Value) -> Result<()> {
+async fn expose_created(cx: &Context, mut service: Value) -> Result<()> {
     let mapping = known("v1", "services", "Service", true);
     let dry_run = cx.dry_run()?;
     if dry_run == crate::context::DryRun::Client {
         return finish(cx, &mapping, service, "").await;
+    }
+    if cx.flags.bool("save-config") {
+        let text = crate::objects::as_generated(&service);
+        crate::objects::set_annotation(&mut service, crate::objects::LAST_APPLIED, text);
     }
     // The answer is no longer the generator's type.
     let mut printer = cx.printer("exposed", dry_run)?;
@@ -171,7 +175,8 @@ fn selector_of(object: &Value) -> Result<Map<String, Value>, String> {
         }
         _ => return Err(format!("cannot extract pod selector from {kind}")),
     };
-    map.ok_or_else(|| format!("{kind} has no selector"))
+    map.filter(|labels| !labels.is_empty())
+        .ok_or_else(|| format!("invalid {}: no selectors, therefore cannot be exposed", kind.to_lowercase()))
 }
 
 fn ports(cx: &Context, object: &Value, kind: &str) -> Result<Vec<Value>> {

@@ -10,7 +10,7 @@ use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind, text};
 use crate::request::Request;
-use crate::resources::{self, Info, Options, items};
+use crate::resources::{self, Info, Options};
 
 pub(crate) const CORDON: Command = Command {
     name: "cordon",
@@ -173,13 +173,16 @@ async fn drain(cx: &Context) -> Result<()> {
 
 async fn drain_one(cx: &Context, node: &Info, dry_run: DryRun) -> Result<()> {
     let selector = cx.flags.string("pod-selector");
-    let list = Request::get("/api/v1/pods")
-        .query("fieldSelector", format!("spec.nodeName={}", node.name))
-        .query_if(!selector.is_empty(), "labelSelector", selector)
-        .value(cx)
-        .await?;
+    let pods = resources::all_items(cx, || {
+        Request::get("/api/v1/pods").query("fieldSelector", format!("spec.nodeName={}", node.name)).query_if(
+            !selector.is_empty(),
+            "labelSelector",
+            selector.clone(),
+        )
+    })
+    .await?;
     let (mut evict, mut warned, mut refused) = (Vec::new(), Vec::new(), Vec::<(&str, Vec<String>)>::new());
-    for pod in items(&list) {
+    for pod in pods {
         let name = format!("{}/{}", text(&pod, "/metadata/namespace"), text(&pod, "/metadata/name"));
         match verdict(cx, &pod) {
             Verdict::Evict => evict.push(pod),

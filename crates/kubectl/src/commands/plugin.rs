@@ -30,10 +30,11 @@ fn directories() -> Vec<PathBuf> {
     std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default()
 }
 
-/// Becomes the plug-in with the longest matching name (`kubectl a b` -> `kubectl-a-b`, then `kubectl-a b`).
-pub(crate) fn run(argv: &[String]) -> Option<ExitCode> {
+/// Becomes the plug-in with the longest matching name (`kubectl a b` -> `kubectl-a-b`, then `kubectl-a b`) of so many
+/// words at least.
+pub(crate) fn run(argv: &[String], least: usize) -> Option<ExitCode> {
     let words: Vec<&String> = argv.iter().take_while(|w| !w.starts_with('-')).collect();
-    for count in (1..=words.len()).rev() {
+    for count in (least..=words.len()).rev() {
         let parts: Vec<String> = words[..count].iter().map(|w| w.replace('-', "_")).collect();
         let name = format!("kubectl-{}", parts.join("-"));
         for dir in directories() {

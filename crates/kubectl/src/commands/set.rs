@@ -245,6 +245,9 @@ async fn env(cx: &Context) -> Result<()> {
     let (words, mut pairs) = split_pairs(cx);
     pairs.extend(cx.flags.list("env"));
     if pairs.iter().any(|p| p == "-") {
+        if cx.flags.list("filename").iter().any(|file| file == "-") {
+            return Err(Failure::message("standard input cannot be used for multiple arguments"));
+        }
         let input = cx.read_stdin()?;
         pairs.retain(|p| p != "-");
         pairs.extend(String::from_utf8_lossy(&input).lines().filter(|l| l.contains('=')).map(str::to_owned));

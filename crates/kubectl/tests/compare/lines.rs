@@ -67,6 +67,16 @@ async fn objects_go_round() {
     write(&alone, "elsewhere.yaml", &web.replace("name: applied", "name: elsewhere"));
     let exposed = passes(&alone, "expose -f elsewhere.yaml --port=80").await;
     assert_eq!(exposed, "service/elsewhere exposed\n");
+    let annotation = "jsonpath={.metadata.annotations}";
+    passes(&alone, "expose pod web-1 --name=kept --port=80 --save-config").await;
+    assert!(passes(&alone, &format!("get service kept -o {annotation}")).await.contains("last-applied"));
+    passes(&alone, "autoscale deployment web --max=2 --save-config").await;
+    assert!(passes(&alone, &format!("get hpa web -o {annotation}")).await.contains("last-applied"));
+    let place = passes(&alone, "get deployment web -o jsonpath={.metadata.namespace}").await;
+    let named = format!("autoscale deployment web --max=2 -n {place} --dry-run=client -o yaml");
+    let generated = passes(&alone, &named).await;
+    assert!(generated.contains(&format!("  namespace: {place}\n")), "{generated}");
+    fails(&alone, "set env -f - -", "standard input cannot be used for multiple arguments").await;
     fails(&alone, "exec -f many.yaml -- date", "cannot exec into multiple objects at a time").await;
 }
 
@@ -81,6 +91,13 @@ async fn lines_say_what_upstreams_say() {
     let warning = "Warning: deleting cluster-scoped resources, not scoped to the provided namespace\n";
     assert!(deleted.contains(warning), "{deleted}");
 
+    write(&alone, "kubectl-create-thing", "#!/bin/sh\necho made $1\n");
+    let script = format!("chmod +x kubectl-create-thing; PATH=.:$PATH {KUBECTL} create thing x");
+    let made = alone.command("sh").args(["-c", &script]).output().await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&made.stdout), "made x\n");
+    write(&alone, "old.yaml", "apiVersion: rbac.authorization.k8s.io/v1beta1\nkind: Role\nmetadata: {name: r}\n");
+    let why = "only rbac.authorization.k8s.io/v1 is supported: not *v1beta1.Role";
+    fails(&alone, "auth reconcile -f old.yaml", why).await;
     let scaled = passes(&alone, "scale deployment web --replicas=7 -o jsonpath={.spec.replicas}").await;
     assert_eq!(scaled, "7");
     let why = "strategic merge patch is not supported for example.com/v1, Kind=W locally, try --type merge";

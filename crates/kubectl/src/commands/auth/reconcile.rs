@@ -67,22 +67,36 @@ async fn run(cx: &Context) -> Result<()> {
         other => other,
     };
     let mut printer = cx.printer("reconciled", dry_run)?.typed();
-    for selection in resources::select(cx, &Options::default()).await?.complete()? {
+    let selected = resources::select(cx, &Options::default()).await?;
+    // Versions that upstream's client knows and servers no longer serve.
+    if let Some((version, kind)) = selected.failures.iter().find_map(|failure| older(&failure.to_string())) {
+        return Err(unsupported(&version, &kind));
+    }
+    for selection in selected.complete()? {
         let Selection::File(info) = selection else { continue };
         if info.mapping.group != "rbac.authorization.k8s.io" {
             continue;
         }
         if info.mapping.version != "v1" {
-            return Err(Failure::message(format!(
-                "only rbac.authorization.k8s.io/v1 is supported: not *{}.{}",
-                info.mapping.version, info.mapping.kind
-            )));
+            return Err(unsupported(&info.mapping.version, &info.mapping.kind));
         }
         let plan = reconcile(cx, &info, dry_run).await?;
         cx.print(&printer.print(&plan.object)?)?;
         explain(cx, &info, &plan);
     }
     Ok(())
+}
+
+fn unsupported(version: &str, kind: &str) -> Failure {
+    Failure::message(format!("only rbac.authorization.k8s.io/v1 is supported: not *{version}.{kind}"))
+}
+
+/// Version and kind of a role or binding that the server does not know any more.
+fn older(failure: &str) -> Option<(String, String)> {
+    let (_, rest) = failure.split_once("no matches for kind \"")?;
+    let (kind, rest) = rest.split_once("\" in version \"rbac.authorization.k8s.io/")?;
+    let (version, _) = rest.split_once('"')?;
+    Some((version.to_owned(), kind.to_owned()))
 }
 
 async fn reconcile(cx: &Context, info: &Info, dry_run: DryRun) -> Result<Plan> {

@@ -168,13 +168,19 @@ async fn answer(proxy: &Proxy, mut request: Request<Incoming>) -> Response<Body>
         request.headers_mut().remove(header::COOKIE);
     }
     let path = request.uri().path().to_owned();
+    let clean = clean(&path);
+    let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+    let elsewhere = (clean != path).then(|| format!("{clean}{query}"));
     if let Some((prefix, dir)) = &proxy.www
-        && let Some(rest) = path.strip_prefix(prefix.as_str())
+        && let Some(rest) = clean.strip_prefix(prefix.as_str())
         && prefix.len() >= proxy.api_prefix.len()
     {
-        return files::serve(dir, &path, rest);
+        return match elsewhere {
+            Some(place) => moved(&place),
+            None => files::serve(dir, &path, rest),
+        };
     }
-    let Some(inner) = api_path(&proxy.api_prefix, &path) else {
+    let Some(inner) = api_path(&proxy.api_prefix, &clean) else {
         return text(StatusCode::NOT_FOUND, "404 page not found\n");
     };
     if let Some(filter) = &proxy.filter
@@ -183,16 +189,42 @@ async fn answer(proxy: &Proxy, mut request: Request<Incoming>) -> Response<Body>
     {
         return text(StatusCode::FORBIDDEN, "Forbidden\n");
     }
-    let target = match request.uri().query() {
-        Some(query) => format!("{inner}?{query}"),
-        None => inner,
-    };
+    if let Some(place) = elsewhere {
+        return moved(&place);
+    }
+    let target = format!("{inner}{query}");
     let outcome = if request.headers().contains_key(header::UPGRADE) {
         upgrade(proxy, request, target).await
     } else {
         forward(proxy, request, target).await
     };
     outcome.unwrap_or_else(|e| text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{e}\n")))
+}
+
+/// Without empty parts, `.` and `..`, as Go's mux wants its paths.
+fn clean(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    let end = if path.ends_with('/') && !parts.is_empty() { "/" } else { "" };
+    format!("/{}{end}", parts.join("/"))
+}
+
+fn moved(location: &str) -> Response<Body> {
+    let link = location.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;");
+    let body = format!("<a href=\"{link}\">Moved Permanently</a>.\n\n");
+    let mut response = plain(StatusCode::MOVED_PERMANENTLY, "text/html; charset=utf-8", Bytes::from(body));
+    if let Ok(location) = location.parse() {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    response
 }
 
 /// Prefixes below `/api` are part of the API's own paths; all others are ours and go.
@@ -286,6 +318,21 @@ fn plain(status: StatusCode, content_type: &str, body: Bytes) -> Response<Body> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_cleaned_as_gos_mux_does() {
+        for (path, expected) in [
+            ("/", "/"),
+            ("//custom/healthz", "/custom/healthz"),
+            ("/api/", "/api/"),
+            ("/api//v1/./pods/", "/api/v1/pods/"),
+            ("/a/../../b", "/b"),
+            ("//", "/"),
+        ] {
+            assert_eq!(clean(path), expected, "{path}");
+        }
+        assert_eq!(moved("/a?b=1").headers()[header::LOCATION], "/a?b=1");
+    }
 
     #[test]
     fn prefixes_go_unless_they_are_the_apis() {
