@@ -333,7 +333,6 @@ const TEXT_AS_ERROR: &[(&str, usize)] = &[
     ("kubectl", 89),
     ("kubelet", 60),
     ("policy", 1),
-    ("proxy", 17),
     ("registry", 11),
     ("runtime", 12),
     ("scheduler", 3),
