@@ -318,6 +318,81 @@ fn no_long_passage_stands_twice() {
     assert!(twice.is_empty(), "more than {SAME_LINES} lines stand twice, give them one home:\n{}", twice.join("\n"));
 }
 
+/// A text can only be printed; a type can be matched, retried, and mapped to an event or a status. These are left, by crate:
+/// leaf parsers, and what nobody has come to yet. Numbers may only fall.
+const TEXT_AS_ERROR: &[(&str, usize)] = &[
+    ("api", 15),
+    ("apiserver", 100),
+    ("cel", 9),
+    ("cluster", 3),
+    ("cni", 2),
+    ("controllers", 8),
+    ("dbus", 12),
+    ("dns", 12),
+    ("gateway", 6),
+    ("kubectl", 89),
+    ("kubelet", 60),
+    ("policy", 1),
+    ("registry", 11),
+    ("runtime", 12),
+    ("scheduler", 3),
+    ("store", 12),
+];
+
+#[test]
+fn errors_are_types() {
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    for (path, text) in production() {
+        let name = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next()).unwrap_or("cox");
+        *found.entry(name.to_owned()).or_default() += text_as_error(&text);
+    }
+    for (name, count) in &found {
+        let most = TEXT_AS_ERROR.iter().find(|(known, _)| known == name).map_or(0, |(_, most)| *most);
+        assert!(*count <= most, "{name} has {count} `Result<_, String>` of at most {most}: make the error a type");
+    }
+}
+
+/// How often `Result<_, String>` is named, whatever stands in the place of `_`.
+fn text_as_error(text: &str) -> usize {
+    let mut count = 0;
+    for (at, start) in text.match_indices("Result<") {
+        let (mut level, mut last, mut before) = (1, String::new(), ' ');
+        for c in text[at + start.len()..].chars() {
+            match c {
+                '<' | '(' | '[' => level += 1,
+                // Not of an arrow.
+                '>' if before == '-' => {}
+                '>' | ')' | ']' => level -= 1,
+                _ => {}
+            }
+            match c {
+                _ if level == 0 => break,
+                ',' if level == 1 => last = ",".to_owned(),
+                c => last.push(c),
+            }
+            before = c;
+        }
+        count += usize::from(last.strip_prefix(',').is_some_and(|last| last.trim() == "String"));
+    }
+    count
+}
+
+/// What decides takes the time as an argument; who asks for it has a `Clock`. These ask the machine themselves, by crate.
+/// Numbers may only fall.
+const ASKS_THE_MACHINE: &[(&str, usize)] = &[("controllers", 1), ("kubelet", 22), ("scheduler", 1)];
+
+#[test]
+fn time_is_an_argument() {
+    for (name, most) in ASKS_THE_MACHINE {
+        let own = format!("crates/{name}/src/");
+        let of_crate = production().into_iter().filter(|(path, _)| path.starts_with(&own));
+        let asks =
+            |text: &str| ["Timestamp::now", "SystemTime::now", "Zoned::now"].map(|ask| text.matches(ask).count());
+        let count: usize = of_crate.map(|(_, text)| asks(&text).iter().sum::<usize>()).sum();
+        assert!(count <= *most, "{name} asks the machine for the time {count} times of at most {most}: use a Clock");
+    }
+}
+
 /// The top-level modules of a crate, each with the others that it names outside of tests.
 fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let root = Path::new(ROOT).join("crates").join(name).join("src");

@@ -9,6 +9,7 @@
 
 mod api_client;
 pub mod backoff;
+mod clock;
 mod discovery;
 mod dynamic;
 mod error;
@@ -35,6 +36,7 @@ use futures_util::future::BoxFuture;
 
 pub use ::metrics;
 pub use api_client::{Api, List, Resource, Written};
+pub use clock::Clock;
 pub use discovery::ApiResource;
 pub use dynamic::{DynamicApi, Gvr, PartialObject};
 pub use error::Error;

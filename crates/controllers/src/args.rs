@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::metrics::Metrics;
 use client::serving::Serving;
-use client::{Client, Durations, Election};
+use client::{Client, Clock, Durations, Election};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
@@ -169,6 +169,7 @@ pub struct Config {
     /// The port for health and metrics.
     pub serving: Option<Serving>,
     pub metrics: Metrics,
+    pub clock: Clock,
 }
 
 impl Config {
@@ -194,6 +195,7 @@ impl Config {
             load_balancing: LoadBalancing::default(),
             serving: None,
             metrics: Metrics::new(),
+            clock: Clock::default(),
         }
     }
 
@@ -282,6 +284,7 @@ impl Args {
                 tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
             }),
             metrics: Metrics::new().with_process(api::version::GIT).with_features(api::features::all()),
+            clock: Clock::default(),
             client,
         })
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::selector::Selector;
-use client::{Client, Event, EventRecorder, Informer, Patch};
+use client::{Client, Clock, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
@@ -30,8 +30,14 @@ const TARGET: &str = "DisruptionTarget";
 /// Keys of pods rather than of budgets, which have no empty part.
 const POD: &str = "pod//";
 
+/// A pod whose controller cannot be scaled.
+#[derive(Debug, thiserror::Error)]
+#[error("found no controllers for pod {0:?}")]
+struct NoController(String);
+
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     budgets: Informer<PodDisruptionBudget>,
     pods: Informer<Pod>,
@@ -44,10 +50,10 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let budgets = context.on_self::<PodDisruptionBudget>();
     let pods = {
-        let budgets = budgets.clone();
+        let (budgets, clock) = (budgets.clone(), context.config.clock.clone());
         context.on::<Pod, _>(move |event| {
             let mut keys = budgets_of(&budgets, event.object());
-            if !matches!(event, Event::Deleted(_)) && stale_in(event.object(), Timestamp::now()).is_some() {
+            if !matches!(event, Event::Deleted(_)) && stale_in(event.object(), clock.now()).is_some() {
                 keys.push(format!("{POD}{}", pods::key(&**event.object())));
             }
             if let Event::Modified { old, new } = event {
@@ -92,6 +98,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (deployments, sets) = (scales!(Deployment), scales!(ReplicaSet));
     let (stateful_sets, controllers) = (scales!(StatefulSet), scales!(ReplicationController));
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         budgets,
@@ -163,7 +170,7 @@ impl Controller {
         if pods.is_empty() {
             self.recorder.normal(&client::reference(&*budget), "NoPods", "No matching pods found");
         }
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let (disrupted, recheck) = still_disrupted(&budget, &pods, now);
         let healthy = pods.iter().filter(|pod| {
             pods::is_ready(pod)
@@ -175,7 +182,7 @@ impl Controller {
         let scale = if needs_scale(&spec) { self.scale(&pods) } else { Ok(Scale::default()) };
         let scale = match scale {
             Ok(scale) => scale,
-            Err(why) => return self.fail_safe(&budget, &why, now).await,
+            Err(why) => return self.fail_safe(&budget, &why.to_string(), now).await,
         };
         if scale.has_unmanaged {
             self.recorder.warning(&client::reference(&*budget), "UnmanagedPods", unmanaged(&selector));
@@ -224,7 +231,7 @@ impl Controller {
     }
 
     /// The sizes of all controllers of these pods together, or the pod whose controller cannot be scaled.
-    fn scale(&self, pods: &[Arc<Pod>]) -> Result<Scale, String> {
+    fn scale(&self, pods: &[Arc<Pod>]) -> Result<Scale, NoController> {
         let mut scale = Scale::default();
         let mut sizes: BTreeMap<String, i32> = BTreeMap::new();
         for pod in pods {
@@ -235,7 +242,7 @@ impl Controller {
             let key = format!("{}/{}", pod.metadata.namespace.as_deref().unwrap_or_default(), owner.name);
             let Some((uid, replicas)) = self.size_of(&owner.kind, &key) else {
                 let name = pod.metadata.name.as_deref().unwrap_or_default();
-                return Err(format!("found no controllers for pod {name:?}"));
+                return Err(NoController(name.to_owned()));
             };
             sizes.insert(uid, replicas);
         }
@@ -273,7 +280,7 @@ impl Controller {
     /// A pod that was to be disrupted but lives on is not about to be disrupted any more.
     async fn clear_stale(&self, key: &str) -> Outcome {
         let Some(pod) = self.pods.get(key) else { return Ok(Requeue::Never) };
-        let now = Timestamp::now();
+        let now = self.clock.now();
         match stale_in(&pod, now) {
             None => return Ok(Requeue::Never),
             Some(left) if !left.is_zero() => return Ok(Requeue::After(left)),

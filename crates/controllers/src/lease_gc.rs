@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Client, DeleteParams, Informer, ListParams};
+use client::{Client, Clock, DeleteParams, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -21,6 +21,7 @@ const RECHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 struct Controller {
     client: Client,
+    clock: Clock,
     leases: Informer<Lease>,
 }
 
@@ -28,7 +29,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let leases = context.namespaced::<Lease>(NAMESPACE, ListParams::labels(IDENTITIES));
     let queue = context.queue.clone();
     let leases = leases.wakes(move |event| queue.add_after(key(&**event.object()), RECHECK_INTERVAL));
-    Arc::new(Controller { client: context.client.clone(), leases })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), leases })
 }
 
 /// How long until a lease runs out; zero once it has. One that was never renewed has.
@@ -43,14 +44,14 @@ impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(lease) = self.leases.get(key) else { return Ok(Requeue::Never) };
-            let left = time_left(&lease, Timestamp::now());
+            let left = time_left(&lease, self.clock.now());
             if !left.is_zero() {
                 return Ok(Requeue::After(left + RECHECK_INTERVAL));
             }
             let (_, name) = client::split_key(key);
             let api = self.client.namespaced::<Lease>(NAMESPACE);
             let Some(live) = api.get_opt(name).await? else { return Ok(Requeue::Never) };
-            if !time_left(&live, Timestamp::now()).is_zero() {
+            if !time_left(&live, self.clock.now()).is_zero() {
                 return Ok(Requeue::Never); // its event is on its way
             }
             let params = DeleteParams {

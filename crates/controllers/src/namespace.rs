@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
-use client::{ApiResource, Client, DeleteParams, Event, Informer, ListParams};
+use client::{ApiResource, Client, Clock, DeleteParams, Event, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition};
@@ -28,6 +28,7 @@ pub(crate) fn is_active(namespace: &Namespace) -> bool {
 
 struct Controller {
     client: Client,
+    clock: Clock,
     namespaces: Informer<Namespace>,
     pods: Informer<Pod>,
 }
@@ -45,7 +46,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             (!is_active(&namespace)).then(|| namespace.metadata.name.clone()).flatten()
         })
     };
-    Arc::new(Controller { client: context.client.clone(), namespaces, pods })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), namespaces, pods })
 }
 
 impl Reconcile for Controller {
@@ -86,7 +87,7 @@ impl Controller {
         let mut changed = namespace.clone();
         let status = changed.status.get_or_insert_default();
         status.phase = Some("Terminating".into());
-        status.conditions = Some(conditions(status.conditions.take().unwrap_or_default(), &remains, Timestamp::now()));
+        status.conditions = Some(conditions(status.conditions.take().unwrap_or_default(), &remains, self.clock.now()));
         if changed.status != namespace.status {
             match api.update_status(&changed).await {
                 Ok(written) => changed = written,
@@ -295,7 +296,7 @@ mod tests {
         let (informers, stop) = (InformerFactory::new(client.clone()), CancellationToken::new());
         let (namespaces, pods) = (informers.informer(), informers.informer());
         informers.start(stop.clone());
-        let controller = Controller { client, namespaces, pods };
+        let controller = Controller { client, clock: Clock::default(), namespaces, pods };
         controller.namespaces.synced().await;
         assert!(!is_active(&controller.namespaces.get("n").unwrap()), "the cache is late");
         assert!(matches!(controller.sync("n").await, Ok(Requeue::Never)));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use client::metrics::Metrics;
-use client::{Client, DeleteParams, Event, Informer, Patch};
+use client::{Client, Clock, DeleteParams, Event, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -53,6 +53,7 @@ impl Why {
 
 struct Controller {
     client: Client,
+    clock: Clock,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
     threshold: usize,
@@ -65,7 +66,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let threshold = context.config.terminated_pod_gc_threshold;
     let nodes = context.informer::<Node>();
     let pods = {
-        let nodes = nodes.shared();
+        let (nodes, clock) = (nodes.shared(), context.config.clock.clone());
         context.on::<Pod, _>(move |event| {
             let pod = event.object();
             let mut keys = Vec::new();
@@ -76,7 +77,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             let on = nodes.get(node);
             let orphan = if node.is_empty() { pods::is_terminating(pod) } else { on.is_none() };
             let is_stuck = pods::is_terminating(pod) && on.is_some_and(|node| is_out_of_service(&node));
-            if orphan || is_stuck || report_due(pod, Timestamp::now()).is_some() {
+            if orphan || is_stuck || report_due(pod, clock.now()).is_some() {
                 keys.push(pods::key(&**pod));
             }
             if threshold > 0 && pods::is_finished(pod) {
@@ -98,7 +99,15 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     let (client, metrics) = (context.client.clone(), context.config.metrics.clone());
-    Arc::new(Controller { client, nodes, pods, threshold, metrics, missing: Mutex::default() })
+    Arc::new(Controller {
+        clock: context.config.clock.clone(),
+        client,
+        nodes,
+        pods,
+        threshold,
+        metrics,
+        missing: Mutex::default(),
+    })
 }
 
 impl Reconcile for Controller {
@@ -130,7 +139,7 @@ impl Controller {
                 self.delete(&pod, Why::OutOfService).await?;
                 return Ok(Requeue::Never);
             }
-            return match report_due(&pod, Timestamp::now()) {
+            return match report_due(&pod, self.clock.now()) {
                 Some(Duration::ZERO) => self.mark_failed(&pod).await.map(|()| Requeue::Never),
                 due => Ok(due.into()),
             };
@@ -185,7 +194,7 @@ impl Controller {
             if why == Why::Orphaned {
                 status["conditions"] = json!([{
                     "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
-                    "message": "PodGC: node no longer exists", "lastTransitionTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                    "message": "PodGC: node no longer exists", "lastTransitionTime": self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
                 }]);
             }
             self.patch_status(pod, status).await?;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use client::{Client, Informer};
+use client::{Client, Clock, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
@@ -16,6 +16,7 @@ const READY: &str = "Ready";
 
 struct Controller {
     client: Client,
+    clock: Clock,
     ranges: Informer<ServiceCIDR>,
     addresses: Informer<IPAddress>,
 }
@@ -32,7 +33,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let again = look_again.clone();
     let addresses = addresses.wakes(move |_| again());
     ranges.subscribe(move |_| look_again());
-    Arc::new(Controller { client: context.client.clone(), ranges, addresses })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), ranges, addresses })
 }
 
 impl Reconcile for Controller {
@@ -40,7 +41,7 @@ impl Reconcile for Controller {
         Box::pin(async move {
             let Some(range) = self.ranges.get(key) else { return Ok(Requeue::Never) };
             let api = self.client.all::<ServiceCIDR>();
-            let written = match plan(&range, &self.ranges.list(), &self.addresses.list(), Timestamp::now()) {
+            let written = match plan(&range, &self.ranges.list(), &self.addresses.list(), self.clock.now()) {
                 Step::Nothing => return Ok(Requeue::Never),
                 Step::Update(new) => api.update(&new).await,
                 Step::UpdateStatus(new) => api.update_status(&new).await,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::cached::Pod;
 use api::placement::tolerates;
 use client::metrics::{Counter, Histogram};
-use client::{Client, Event, EventRecorder, Informer, Patch};
+use client::{Client, Clock, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint, Toleration};
@@ -22,6 +22,7 @@ const BY_NODE: &str = "node";
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
@@ -75,7 +76,16 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         &[],
     );
     let (client, recorder) = (context.client.clone(), context.recorder.clone());
-    Arc::new(Controller { client, recorder, nodes, pods, waiting: Mutex::default(), deletions, delay })
+    Arc::new(Controller {
+        clock: context.config.clock.clone(),
+        client,
+        recorder,
+        nodes,
+        pods,
+        waiting: Mutex::default(),
+        deletions,
+        delay,
+    })
 }
 
 fn evicting(node: &Node) -> Vec<Taint> {
@@ -115,7 +125,7 @@ impl Reconcile for Controller {
                 self.waiting.lock().remove(key);
                 return Ok(Requeue::Never);
             };
-            let now = Timestamp::now();
+            let now = self.clock.now();
             let met = self.waiting.lock().get(key).copied().unwrap_or(now);
             match patience(&evicting(&node), tolerations(&pod), met, now) {
                 Some(left) if !left.is_zero() => {
@@ -143,7 +153,7 @@ impl Controller {
         let condition = json!({
             "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
             "message": "Taint manager: deleting due to NoExecute taint",
-            "lastTransitionTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            "lastTransitionTime": self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         });
         let patch = Patch::strategic(
             json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": [condition] } }),
@@ -152,7 +162,7 @@ impl Controller {
         let params = client::DeleteParams { uid: pod.metadata.uid.clone(), ..client::DeleteParams::default() };
         if if_unchanged(api.delete(name, &params).await)?.is_some() {
             self.deletions.inc();
-            self.delay.observe(Timestamp::now().duration_since(since).as_secs_f64());
+            self.delay.observe(self.clock.now().duration_since(since).as_secs_f64());
         }
         Ok(Requeue::Never)
     }

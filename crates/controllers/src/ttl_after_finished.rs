@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::metrics::{Histogram, exponential};
-use client::{Client, DeleteParams, Event, Informer};
+use client::{Client, Clock, DeleteParams, Event, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
@@ -18,16 +18,16 @@ static DELAY_BOUNDS: [f64; 14] = exponential(0.1, 2.0);
 
 struct Controller {
     client: Client,
+    clock: Clock,
     jobs: Informer<Job>,
     /// From the end of a Job's time to its deletion.
     delay: Histogram,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let jobs = context.on::<Job, _>(|event| match event {
-        Event::Added(job) | Event::Modified { new: job, .. } => {
-            time_left(job, Timestamp::now()).map(|_| pods::key(&**job))
-        }
+    let clock = context.config.clock.clone();
+    let jobs = context.on::<Job, _>(move |event| match event {
+        Event::Added(job) | Event::Modified { new: job, .. } => time_left(job, clock.now()).map(|_| pods::key(&**job)),
         Event::Deleted(_) => None,
     });
     let delay = context.config.metrics.histogram(
@@ -36,7 +36,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         &DELAY_BOUNDS,
         &[],
     );
-    Arc::new(Controller { client: context.client.clone(), jobs, delay })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), jobs, delay })
 }
 
 /// How long a finished Job with a time to live still has.
@@ -61,7 +61,7 @@ impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(job) = self.jobs.get(key) else { return Ok(Requeue::Never) };
-            match time_left(&job, Timestamp::now()) {
+            match time_left(&job, self.clock.now()) {
                 None => return Ok(Requeue::Never),
                 Some(left) if !left.is_zero() => return Ok(Requeue::After(left + Duration::from_millis(100))),
                 Some(_) => {}
@@ -70,13 +70,13 @@ impl Reconcile for Controller {
             let (namespace, name) = client::split_key(key);
             let api = self.client.namespaced::<Job>(namespace);
             let Some(fresh) = api.get_opt(name).await? else { return Ok(Requeue::Never) };
-            if time_left(&fresh, Timestamp::now()) != Some(Duration::ZERO) {
+            if time_left(&fresh, self.clock.now()) != Some(Duration::ZERO) {
                 return Ok(Requeue::After(Duration::from_secs(1)));
             }
             let params = DeleteParams { uid: fresh.metadata.uid.clone(), ..DeleteParams::foreground() };
             let deleted = if_unchanged(api.delete(name, &params).await)?;
             if let Some(over) = end_of_life(&fresh).filter(|_| deleted.is_some()) {
-                self.delay.observe(Timestamp::now().duration_since(over).as_secs_f64());
+                self.delay.observe(self.clock.now().duration_since(over).as_secs_f64());
             }
             Ok(Requeue::Never)
         })

@@ -7,6 +7,7 @@ use api::placement::{is_selected, tolerates, untolerated};
 use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod, Taint};
 
 use crate::config::Settings;
+use crate::cpu_manager::NotAssigned;
 use crate::kubelet::Kubelet;
 use crate::resize::{self, Wait};
 use crate::resources::{self, ResourceList};
@@ -65,7 +66,7 @@ impl Kubelet {
             .or_else(|| misplaced(pod, &others, node))
             .or_else(|| {
                 let cpus = self.cpu_manager.as_ref()?;
-                cpus.admit(pod).err().map(|why| ("UnexpectedAdmissionError".to_string(), why))
+                cpus.admit(pod).err().map(|why| (NotAssigned::REASON.to_string(), why.to_string()))
             });
         if let Some((reason, cause)) = refused {
             return Err(Ended { reason, message: format!("Pod was rejected: {cause}"), disruption: None });
@@ -101,7 +102,7 @@ type Refusal = (String, String);
 
 fn reject(pod: &Pod, settings: &Settings) -> Option<Refusal> {
     if let Err(why) = names::check_spec(pod) {
-        return Some(("UnexpectedAdmissionError".into(), why));
+        return Some(("UnexpectedAdmissionError".into(), why.to_string()));
     }
     if let Some(why) = containers::forbidden_sysctl(pod, &settings.allowed_unsafe_sysctls) {
         return Some(("SysctlForbidden".into(), format!("forbidden sysctl: {why}")));

@@ -10,8 +10,8 @@ use crate::volumes::VolumeError;
 /// A pass that could not be finished; the next one starts over.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SyncError {
-    #[error("{0}")]
-    Name(String),
+    #[error(transparent)]
+    Name(#[from] crate::names::Refused),
     #[error(transparent)]
     Runtime(#[from] CallError),
     #[error("error making pod data directories: {0}")]
@@ -68,7 +68,7 @@ pub(crate) enum ConfigError {
     #[error(transparent)]
     Resolver(#[from] ResolverError),
     #[error("seccomp profile {0}")]
-    Profile(String),
+    Profile(crate::names::Refused),
     /// Something that the pod asks for cannot be had here.
     #[error("{0}")]
     Refused(String),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use client::{Client, EventRecorder, Informer};
+use client::{Client, Clock, EventRecorder, Informer};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus, Service};
 use parking_lot::Mutex;
@@ -52,6 +52,7 @@ pub(crate) struct Kubelet {
     pub(crate) node_memory: i64,
     pub(crate) host_ips: Vec<String>,
     pub(crate) dns: crate::dns::Node,
+    pub(crate) clock: Clock,
 }
 
 impl Kubelet {
@@ -94,7 +95,7 @@ impl Kubelet {
                 ended,
                 runtime_name: &self.runtime.name,
                 recursive_read_only: self.runtime.recursive_read_only,
-                now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+                now: Timestamp::from_second(self.clock.now().as_second()).unwrap_or_default(),
             },
         );
         let mut context = trace::current();

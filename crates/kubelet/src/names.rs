@@ -10,20 +10,31 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::state;
 
+/// What is no part of a path here.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("invalid {what} {name:?}: {why}")]
+    Name { what: &'static str, name: String, why: String },
+    #[error("invalid pod uid {0:?}")]
+    Uid(String),
+    #[error("must be a relative path that does not contain '..': {0:?}")]
+    Path(String),
+}
+
 /// Why the pod itself cannot have a directory here.
-pub(crate) fn check_pod(pod: &Pod) -> Result<(), String> {
+pub(crate) fn check_pod(pod: &Pod) -> Result<(), Refused> {
     check("pod name", state::name(pod), dns1123_subdomain)?;
     check("namespace", state::namespace(pod), dns1123_label)?;
     let uid = state::uid(pod);
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     match uid.starts_with(|c: char| c.is_ascii_alphanumeric()) && uid.len() <= 253 && uid.chars().all(is_plain) {
         true => Ok(()),
-        false => Err(format!("invalid pod uid {uid:?}")),
+        false => Err(Refused::Uid(uid.to_owned())),
     }
 }
 
 /// Why the pod's containers and volumes cannot have theirs. Ephemeral containers come later and are looked at one by one.
-pub(crate) fn check_spec(pod: &Pod) -> Result<(), String> {
+pub(crate) fn check_spec(pod: &Pod) -> Result<(), Refused> {
     let spec = pod.spec.iter();
     for container in spec.clone().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers)) {
         check("container name", &container.name, dns1123_label)?;
@@ -35,9 +46,9 @@ pub(crate) fn check_spec(pod: &Pod) -> Result<(), String> {
 }
 
 /// The pod without ephemeral containers whose names are refused, and why they are.
-pub(crate) fn without_refused(pod: &Arc<Pod>) -> (Arc<Pod>, Vec<String>) {
+pub(crate) fn without_refused(pod: &Arc<Pod>) -> (Arc<Pod>, Vec<Refused>) {
     let ephemeral = pod.spec.iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
-    let refused: Vec<String> =
+    let refused: Vec<Refused> =
         ephemeral.filter_map(|container| check("container name", &container.name, dns1123_label).err()).collect();
     if refused.is_empty() {
         return (pod.clone(), refused);
@@ -50,19 +61,19 @@ pub(crate) fn without_refused(pod: &Arc<Pod>) -> (Arc<Pod>, Vec<String>) {
 }
 
 /// A file below a directory of ours: relative, and never up.
-pub(crate) fn check_relative_path(path: &str) -> Result<(), String> {
+pub(crate) fn check_relative_path(path: &str) -> Result<(), Refused> {
     use std::path::{Component, Path};
     let stays = Path::new(path).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     match stays && !path.is_empty() {
         true => Ok(()),
-        false => Err(format!("must be a relative path that does not contain '..': {path:?}")),
+        false => Err(Refused::Path(path.to_owned())),
     }
 }
 
-fn check(what: &str, name: &str, rule: fn(&str) -> Vec<String>) -> Result<(), String> {
+fn check(what: &'static str, name: &str, rule: fn(&str) -> Vec<String>) -> Result<(), Refused> {
     match rule(name).into_iter().next() {
         None => Ok(()),
-        Some(why) => Err(format!("invalid {what} {name:?}: {why}")),
+        Some(why) => Err(Refused::Name { what, name: name.to_owned(), why }),
     }
 }
 

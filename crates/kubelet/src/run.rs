@@ -219,6 +219,7 @@ impl Running {
         let prober = Prober::new(runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
         let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
         let kubelet = Arc::new(Kubelet {
+            clock: client::Clock::default(),
             images: Images::new(runtime.clone(), recorder.clone(), parallel, &settings.root_dir),
             volumes: Volumes {
                 root: settings.root_dir.clone(),

@@ -50,7 +50,7 @@ const RETRY: Duration = Duration::from_secs(5);
 impl Kubelet {
     pub(crate) async fn sync(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<Next, SyncError> {
         let mut next = Next { again_in: Some(REFRESH), ..Default::default() };
-        names::check_pod(pod).and_then(|()| names::check_spec(pod)).map_err(SyncError::Name)?;
+        names::check_pod(pod).and_then(|()| names::check_spec(pod))?;
         let (pod, refused) = &names::without_refused(pod);
         for why in refused {
             self.recorder.warning(&client::reference(pod.as_ref()), "Failed", format!("Error: {why}"));
@@ -70,7 +70,7 @@ impl Kubelet {
             let key = format!("{}_restart_all", state::uid(pod));
             let ended = plan::reset(pod, &state).iter().map(|container| container.finished_at).max();
             let ended = Timestamp::from_nanosecond(ended.unwrap_or_default().into()).unwrap_or_default();
-            let ago = Duration::try_from(Timestamp::now().duration_since(ended)).unwrap_or_default();
+            let ago = Duration::try_from(self.clock.now().duration_since(ended)).unwrap_or_default();
             if let Some((left, _)) = self.restarts.remaining(&key, ago) {
                 next.sooner(left);
                 return Ok(next);
@@ -237,7 +237,7 @@ impl Kubelet {
         let running: Vec<&str> = state.containers.iter().filter(|c| c.is_running()).map(|c| c.name.as_str()).collect();
         pass.memory.waiting.retain(|name, _| !running.contains(&name.as_str()));
         for container in chosen {
-            if let Some(wait) = self.restart_delay(pass, container, Timestamp::now()) {
+            if let Some(wait) = self.restart_delay(pass, container, self.clock.now()) {
                 next.sooner(wait);
                 if holds_up(container) {
                     break;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -70,7 +71,7 @@ impl Workers {
     /// A pod is new or has changed.
     pub(crate) fn update(self: &Arc<Self>, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) {
         if let Err(why) = names::check_pod(&pod) {
-            tracing::warn!(pod = state::full_name(&pod), why, "pod refused");
+            tracing::warn!(pod = state::full_name(&pod), %why, "pod refused");
             return;
         }
         let uid = state::uid(&pod).to_string();
@@ -102,7 +103,7 @@ impl Workers {
     /// A pod nobody asked for runs here: end it.
     pub(crate) fn end_orphan(self: &Arc<Self>, pod: Pod) {
         if let Err(why) = names::check_pod(&pod) {
-            tracing::warn!(pod = state::full_name(&pod), why, "a pod in no source is none of ours");
+            tracing::warn!(pod = state::full_name(&pod), %why, "a pod in no source is none of ours");
             return;
         }
         let uid = state::uid(&pod).to_string();
@@ -276,7 +277,10 @@ impl Worker {
             // Before the decision: what is freed after it is not missed.
             let mut freed = self.kubelet.freed.subscribe();
             let admission = match self.kubelet.admit(&update.pod).await {
-                Ok(admission) => deadline(&update.pod, self.start_time(&update.pod)).map_or(Ok(admission), Err),
+                Ok(admission) => {
+                    let now = self.kubelet.clock.now();
+                    deadline(&update.pod, self.start_time(&update.pod), now).map_or(Ok(admission), Err)
+                }
                 Err(ended) => Err(ended),
             };
             let admission = match admission {
@@ -319,7 +323,7 @@ impl Worker {
                     _ = updates.wait_for(Update::must_end) => continue,
                 }
             };
-            let left = deadline_left(&update.pod, self.start_time(&update.pod));
+            let left = deadline_left(&update.pod, self.start_time(&update.pod), self.kubelet.clock.now());
             let delay = soonest(delay, left.map(|seconds| Duration::from_secs(seconds.max(0) as u64)));
             tokio::select! {
                 changed = self.updates.changed() => {
@@ -450,13 +454,13 @@ async fn sleep_for(delay: Option<Duration>) {
 }
 
 /// Seconds left of `activeDeadlineSeconds`.
-fn deadline_left(pod: &Pod, started: Option<i64>) -> Option<i64> {
+fn deadline_left(pod: &Pod, started: Option<i64>, now: Timestamp) -> Option<i64> {
     let limit = pod.spec.as_ref()?.active_deadline_seconds?;
-    Some(started?.saturating_add(limit).saturating_sub(jiff::Timestamp::now().as_second()))
+    Some(started?.saturating_add(limit).saturating_sub(now.as_second()))
 }
 
-fn deadline(pod: &Pod, started: Option<i64>) -> Option<Ended> {
-    (deadline_left(pod, started)? <= 0).then(|| Ended {
+fn deadline(pod: &Pod, started: Option<i64>, now: Timestamp) -> Option<Ended> {
+    (deadline_left(pod, started, now)? <= 0).then(|| Ended {
         reason: "DeadlineExceeded".into(),
         message: "Pod was active on the node longer than the specified deadline".into(),
         disruption: None,
@@ -469,11 +473,12 @@ mod tests {
 
     #[test]
     fn security_deadlines_of_any_length_can_be_counted_with() {
-        for (seconds, is_over) in [(i64::MAX, false), (1, true), (i64::MIN, true)] {
+        let (started, now) = (1_000_000_000, Timestamp::from_second(1_000_000_060).unwrap());
+        for (seconds, is_over) in [(i64::MAX, false), (61, false), (60, true), (1, true), (i64::MIN, true)] {
             let spec =
                 k8s_openapi::api::core::v1::PodSpec { active_deadline_seconds: Some(seconds), ..Default::default() };
             let pod = Pod { spec: Some(spec), ..Default::default() };
-            assert_eq!(deadline(&pod, Some(1_000_000_000)).is_some(), is_over, "{seconds}");
+            assert_eq!(deadline(&pod, Some(started), now).is_some(), is_over, "{seconds}");
         }
     }
 }

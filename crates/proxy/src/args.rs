@@ -175,7 +175,7 @@ pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
 
 async fn run_main(args: Args) -> anyhow::Result<()> {
     if args.cleanup {
-        return crate::cleanup().await.map_err(anyhow::Error::msg);
+        return Ok(crate::cleanup().await?);
     }
     let config = args.into_config()?;
     let stop = CancellationToken::new();

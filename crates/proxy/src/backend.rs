@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::error::Result;
 use crate::services::ServicePort;
 use crate::settings::Settings;
 
@@ -17,7 +18,7 @@ pub(crate) trait Backend: Sized + Send {
     fn from_scratch(
         settings: &Settings,
         services: HashMap<String, Self::Fragment>,
-    ) -> impl Future<Output = Result<(Self, Self::Transaction), String>> + Send;
+    ) -> impl Future<Output = Result<(Self, Self::Transaction)>> + Send;
 
     /// What a Service contributes now.
     fn present(&self, service: &str) -> Option<&Self::Fragment>;
@@ -29,7 +30,7 @@ pub(crate) trait Backend: Sized + Send {
     fn update(&mut self, services: Vec<(String, Option<Self::Fragment>)>) -> Self::Transaction;
 
     /// Carries a transaction out: all of it, or nothing.
-    fn apply(transaction: &Self::Transaction) -> impl Future<Output = Result<(), String>> + Send;
+    fn apply(transaction: &Self::Transaction) -> impl Future<Output = Result<()>> + Send;
 
     fn is_empty(transaction: &Self::Transaction) -> bool;
 }

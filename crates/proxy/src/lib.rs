@@ -12,6 +12,7 @@ mod args;
 mod backend;
 mod conntrack;
 pub mod endpoints;
+mod error;
 mod health;
 mod iptables;
 mod metrics;
@@ -24,6 +25,7 @@ mod sysctl;
 mod tool;
 
 pub use args::{Args, main};
+pub use error::Error;
 pub use runner::run;
 pub use sysctl::Conntrack;
 
@@ -125,7 +127,7 @@ impl Config {
 }
 
 /// Removes everything a proxy of ours has programmed on this host.
-pub async fn cleanup() -> Result<(), String> {
+pub async fn cleanup() -> Result<(), Error> {
     let removed = nftables::remove().await;
     iptables::remove().await.and(removed)
 }

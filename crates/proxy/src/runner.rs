@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use trace::{Context, Stage, Work};
 
 use crate::backend::Backend;
+use crate::error::{Error, Result};
 use crate::health::HealthChecks;
 use crate::metrics::ProxyMetrics;
 use crate::own_health::{OwnHealth, TO_BE_DELETED};
@@ -51,7 +52,7 @@ async fn remove_leftovers(mode: Mode) {
     };
     if let Err(error) = removed {
         // Its programs may not even be installed.
-        tracing::debug!(error, "cannot look for rules of the other mode");
+        tracing::debug!(%error, "cannot look for rules of the other mode");
     }
 }
 
@@ -101,12 +102,12 @@ async fn run_mode<B: Backend>(config: Config, stop: CancellationToken) -> anyhow
         match synced.unwrap_or_else(|| {
             // Everything is looked at again, on account of these as well.
             dirty.put_back(keys);
-            Err("panicked".to_owned())
+            Err(Error::Panicked)
         }) {
             Ok(()) => failures = 0,
             Err(error) => {
                 // The transaction did nothing, and what is in the kernel may not be what we think: begin afresh.
-                tracing::error!(error, "programming the rules failed");
+                tracing::error!(%error, "programming the rules failed");
                 dirty.metrics.failed();
                 failures += 1;
                 proxy.programmed = None;
@@ -312,7 +313,7 @@ impl<B: Backend> Proxy<B> {
     }
 
     /// Programs what changed, and tells the trace about each service.
-    async fn sync(&mut self, changes: Changes) -> Result<(), String> {
+    async fn sync(&mut self, changes: Changes) -> Result<()> {
         let traced = |(key, context): (&String, &Context)| {
             let work = Work::caused(context, Stage::Rules, "kube-proxy", format_args!("services/{key}"));
             work.with_detail(&self.config.node_name)
@@ -330,7 +331,7 @@ impl<B: Backend> Proxy<B> {
         synced
     }
 
-    async fn program(&mut self, changes: Changes) -> Result<(), String> {
+    async fn program(&mut self, changes: Changes) -> Result<()> {
         let began = Instant::now();
         self.observe_node();
         self.observe_ranges();
@@ -352,11 +353,7 @@ impl<B: Backend> Proxy<B> {
         Ok(())
     }
 
-    async fn program_changes(
-        &mut self,
-        mut program: B,
-        keys: impl Iterator<Item = String>,
-    ) -> Result<UdpTargets, String> {
+    async fn program_changes(&mut self, mut program: B, keys: impl Iterator<Item = String>) -> Result<UdpTargets> {
         let mut changes = Vec::new();
         let mut stale = UdpTargets::new();
         for key in keys {
@@ -378,7 +375,7 @@ impl<B: Backend> Proxy<B> {
         Ok(stale)
     }
 
-    async fn program_all(&mut self) -> Result<UdpTargets, String> {
+    async fn program_all(&mut self) -> Result<UdpTargets> {
         let began = Instant::now();
         let mut fragments = HashMap::new();
         let mut stale = UdpTargets::new();

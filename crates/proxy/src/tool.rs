@@ -4,8 +4,11 @@ use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt;
 
+use crate::error::{Error, Result};
+
 /// Runs a tool to its end and returns what it printed. The error is what it complained about.
-pub(crate) async fn run(program: &str, args: &[&str], input: &str) -> Result<String, String> {
+pub(crate) async fn run(program: &str, args: &[&str], input: &str) -> Result<String> {
+    let unusable = |source| Error::Tool { program: program.to_owned(), source };
     let mut child = tokio::process::Command::new(program)
         .args(args)
         .stdin(Stdio::piped())
@@ -13,7 +16,7 @@ pub(crate) async fn run(program: &str, args: &[&str], input: &str) -> Result<Str
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
-        .map_err(|error| format!("{program}: {error}"))?;
+        .map_err(unusable)?;
     let stdin = child.stdin.take();
     let feed = async {
         if let Some(mut stdin) = stdin {
@@ -22,9 +25,12 @@ pub(crate) async fn run(program: &str, args: &[&str], input: &str) -> Result<Str
         }
     };
     let ((), output) = tokio::join!(feed, child.wait_with_output());
-    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    let output = output.map_err(unusable)?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(Error::Refused { program: program.to_owned(), said })
+        }
     }
 }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Client, DeleteParams, Event, Informer};
+use client::{Client, Clock, DeleteParams, Event, Informer};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 
 use super::{Expiration, NAMESPACE, expiration, has_expired, selection};
@@ -15,6 +14,7 @@ use crate::pods::key;
 
 struct Controller {
     client: Client,
+    clock: Clock,
     tokens: Informer<Secret>,
 }
 
@@ -26,14 +26,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             queue.add(key(&**event.object()));
         }
     });
-    Arc::new(Controller { client: context.client.clone(), tokens })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), tokens })
 }
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(secret) = self.tokens.get(key) else { return Ok(Requeue::Never) };
-            let now = Timestamp::now();
+            let now = self.clock.now();
             if !has_expired(&secret, now) {
                 let Expiration::At(end) = expiration(&secret) else { return Ok(Requeue::Never) };
                 return Ok(Requeue::After(Duration::try_from(end.duration_since(now)).unwrap_or_default()));

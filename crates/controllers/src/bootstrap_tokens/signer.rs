@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use client::{Client, Informer, ListParams};
+use client::{Client, Clock, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
@@ -19,6 +19,7 @@ const CLUSTER_INFO: &str = "cluster-info";
 
 struct Controller {
     client: Client,
+    clock: Clock,
     maps: Informer<ConfigMap>,
     tokens: Informer<Secret>,
 }
@@ -30,14 +31,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (queue, again) = (context.queue.clone(), context.queue.clone());
     let maps = maps.wakes(move |_| queue.add(CLUSTER_INFO.into()));
     let tokens = tokens.wakes(move |_| again.add(CLUSTER_INFO.into()));
-    Arc::new(Controller { client: context.client.clone(), maps, tokens })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), maps, tokens })
 }
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(map) = self.maps.get(&format!("{PUBLIC}/{CLUSTER_INFO}")) else { return Ok(Requeue::Never) };
-            let now = Timestamp::now();
+            let now = self.clock.now();
             let tokens = self.tokens.list();
             let tokens = tokens.iter().filter_map(|secret| signing_token(secret, now)).collect();
             let Some(data) = signed(map.data.as_ref(), &tokens) else { return Ok(Requeue::Never) };

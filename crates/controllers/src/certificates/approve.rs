@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use client::{Client, Informer};
+use client::{Client, Clock, Informer};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -15,12 +14,13 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
 struct Controller {
     client: Client,
+    clock: Clock,
     requests: Informer<CertificateSigningRequest>,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let requests = context.on_self::<CertificateSigningRequest>();
-    Arc::new(Controller { client: context.client.clone(), requests })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), requests })
 }
 
 impl Reconcile for Controller {
@@ -50,7 +50,7 @@ impl Controller {
                 continue;
             }
             let mut approved = CertificateSigningRequest::clone(&request);
-            let now = Some(Time(Timestamp::now()));
+            let now = Some(Time(self.clock.now()));
             approved.status.get_or_insert_default().conditions.get_or_insert_default().push(
                 CertificateSigningRequestCondition {
                     type_: "Approved".into(),

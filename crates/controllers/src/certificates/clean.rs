@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Client, DeleteParams, Event, Informer};
+use client::{Client, Clock, DeleteParams, Event, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -16,6 +16,7 @@ const UNDECIDED: Duration = Duration::from_secs(24 * 3600);
 
 struct Controller {
     client: Client,
+    clock: Clock,
     requests: Informer<CertificateSigningRequest>,
 }
 
@@ -24,7 +25,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         Event::Deleted(_) => None,
         _ => event.object().metadata.name.clone(),
     });
-    Arc::new(Controller { client: context.client.clone(), requests })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), requests })
 }
 
 /// How long a request still has: an hour after it was issued, denied or failed, a day while nobody decides.
@@ -44,7 +45,7 @@ impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(request) = self.requests.get(key) else { return Ok(Requeue::Never) };
-            let left = time_left(&request, Timestamp::now());
+            let left = time_left(&request, self.clock.now());
             if !left.is_zero() {
                 return Ok(Requeue::After(left + Duration::from_secs(1)));
             }

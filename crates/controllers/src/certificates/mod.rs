@@ -2,6 +2,7 @@
 
 mod approve;
 mod clean;
+mod error;
 mod request;
 mod sign;
 mod subject;

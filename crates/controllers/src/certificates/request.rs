@@ -5,6 +5,7 @@ use rcgen::{CertificateSigningRequestParams, SanType};
 use rustls_pki_types::CertificateSigningRequestDer;
 use rustls_pki_types::pem::PemObject;
 
+use super::error::Error;
 use super::subject::Subject;
 use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN};
 
@@ -14,11 +15,10 @@ pub(super) struct Request {
     pub(super) subject: Subject,
 }
 
-pub(super) fn parse(spec: &CertificateSigningRequestSpec) -> Result<Request, String> {
-    let der = CertificateSigningRequestDer::from_pem_slice(&spec.request.0).map_err(|error| error.to_string())?;
-    let unreadable = |error: String| format!("unable to parse csr: {error}");
-    let params = CertificateSigningRequestParams::from_der(&der).map_err(|error| unreadable(error.to_string()))?;
-    Ok(Request { params, subject: Subject::of_request(&der).map_err(unreadable)? })
+pub(super) fn parse(spec: &CertificateSigningRequestSpec) -> Result<Request, Error> {
+    let der = CertificateSigningRequestDer::from_pem_slice(&spec.request.0)?;
+    let params = CertificateSigningRequestParams::from_der(&der).map_err(Error::Request)?;
+    Ok(Request { params, subject: Subject::of_request(&der)? })
 }
 
 fn is_node(subject: &Subject) -> bool {

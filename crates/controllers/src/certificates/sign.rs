@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tls::pkcs8;
 
-use client::{Client, Informer};
+use client::{Client, Clock, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
@@ -16,6 +16,7 @@ use rcgen::{ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
+use super::error::Error;
 use super::request::{parse, refusal};
 use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN, has_condition, is_issued};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
@@ -28,6 +29,7 @@ const BACKDATE: Duration = Duration::from_secs(300);
 
 struct Controller {
     client: Client,
+    clock: Clock,
     requests: Informer<CertificateSigningRequest>,
     signer: Option<(String, String)>,
 }
@@ -35,21 +37,18 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let requests = context.on_self::<CertificateSigningRequest>();
     let signer = context.config.signer.clone().filter(is_usable);
-    Arc::new(Controller { client: context.client.clone(), requests, signer })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), requests, signer })
 }
 
-fn key_pair(pem: &str) -> Result<KeyPair, String> {
-    let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
-    let der = pkcs8(&key).ok_or("neither RSA nor ECDSA")?;
-    KeyPair::try_from(&PrivatePkcs8KeyDer::from(der)).map_err(|error| error.to_string())
+fn key_pair(pem: &str) -> Result<KeyPair, Error> {
+    let key = PrivateKeyDer::from_pem_slice(pem.as_bytes())?;
+    let der = pkcs8(&key).ok_or(Error::KindOfKey)?;
+    Ok(KeyPair::try_from(&PrivatePkcs8KeyDer::from(der))?)
 }
 
 /// Whether the authority can sign. What is wrong with it is no fault of those who ask.
 fn is_usable((authority, key): &(String, String)) -> bool {
-    let issuer = key_pair(key).and_then(|key| {
-        let issuer = Issuer::from_ca_cert_pem(authority, key);
-        issuer.map(drop).map_err(|error| error.to_string())
-    });
+    let issuer = key_pair(key).and_then(|key| Ok(Issuer::from_ca_cert_pem(authority, key).map(drop)?));
     issuer.inspect_err(|error| tracing::error!(%error, "no certificates are signed: the authority's files")).is_ok()
 }
 
@@ -58,13 +57,13 @@ fn sign(
     spec: &CertificateSigningRequestSpec,
     (authority, key): &(String, String),
     now: Timestamp,
-) -> Result<String, String> {
+) -> Result<String, Error> {
     let mut request = parse(spec)?;
     if let Some(refusal) = refusal(spec, &request) {
-        return Err(refusal.into());
+        return Err(Error::Refused(refusal));
     }
     let key = key_pair(key)?;
-    let issuer = Issuer::from_ca_cert_pem(authority, &key).map_err(|error| error.to_string())?;
+    let issuer = Issuer::from_ca_cert_pem(authority, &key)?;
     let asked =
         spec.expiration_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs().into()).max(SHORTEST));
     let seconds = Duration::from_secs(now.as_second().max(0).unsigned_abs());
@@ -90,7 +89,7 @@ fn sign(
             .filter(|(name, _)| pick(name))
             .map(|(_, usage)| usage)
             .collect();
-    let certificate = request.params.signed_by(&issuer).map_err(|error| error.to_string())?;
+    let certificate = request.params.signed_by(&issuer)?;
     request.subject.put_into(certificate.der(), &key)
 }
 
@@ -111,16 +110,16 @@ impl Reconcile for Controller {
             }
             let mut changed = CertificateSigningRequest::clone(&request);
             let status = changed.status.get_or_insert_default();
-            match sign(&request.spec, signer, Timestamp::now()) {
+            match sign(&request.spec, signer, self.clock.now()) {
                 Ok(certificate) => status.certificate = Some(ByteString(certificate.into_bytes())),
                 // Nobody will ever sign this: say so instead of trying for ever.
-                Err(message) => {
-                    let now = Some(Time(Timestamp::now()));
+                Err(error) => {
+                    let now = Some(Time(self.clock.now()));
                     status.conditions.get_or_insert_default().push(CertificateSigningRequestCondition {
                         type_: "Failed".into(),
                         status: "True".into(),
                         reason: Some("SignerValidationFailure".into()),
-                        message: Some(message),
+                        message: Some(error.to_string()),
                         last_update_time: now.clone(),
                         last_transition_time: now,
                     });

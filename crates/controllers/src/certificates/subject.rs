@@ -7,6 +7,8 @@ use rcgen::{KeyPair, SigningKey};
 use tls::der::element;
 use x509_parser::prelude::{FromDer, X509Certificate, X509CertificationRequest, X509Name};
 
+use super::error::Error;
+
 /// A name, and the attributes of it that mean something here.
 pub(super) struct Subject {
     der: Vec<u8>,
@@ -15,16 +17,17 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) fn of_request(der: &[u8]) -> Result<Self, String> {
-        let (_, request) = X509CertificationRequest::from_der(der).map_err(|error| error.to_string())?;
+    pub(super) fn of_request(der: &[u8]) -> Result<Self, Error> {
+        let (_, request) =
+            X509CertificationRequest::from_der(der).map_err(|error| Error::Subject(error.to_string()))?;
         Self::of_name(&request.certification_request_info.subject)
     }
 
     /// An attribute may stand alone or with others in one part of the name.
-    fn of_name(name: &X509Name<'_>) -> Result<Self, String> {
+    fn of_name(name: &X509Name<'_>) -> Result<Self, Error> {
         let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(String::from);
         let all = |values: Vec<&x509_parser::x509::AttributeTypeAndValue<'_>>| {
-            values.into_iter().map(text).collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())
+            values.into_iter().map(text).collect::<Result<Vec<_>, _>>()
         };
         Ok(Subject {
             der: name.as_raw().to_vec(),
@@ -35,8 +38,9 @@ impl Subject {
     }
 
     /// The certificate with this subject in place of its own, signed again; in PEM.
-    pub(super) fn put_into(&self, certificate: &[u8], key: &KeyPair) -> Result<String, String> {
-        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|error| error.to_string())?;
+    pub(super) fn put_into(&self, certificate: &[u8], key: &KeyPair) -> Result<String, Error> {
+        let (_, parsed) =
+            X509Certificate::from_der(certificate).map_err(|error| Error::Certificate(error.to_string()))?;
         let signed: &[u8] = parsed.tbs_certificate.as_ref();
         let old = parsed.tbs_certificate.subject().as_raw();
         // Both are parts of `certificate`.
@@ -45,7 +49,7 @@ impl Subject {
         let content = element(SEQUENCE, &content);
         let rest = &certificate[header(certificate) + signed.len()..];
         let algorithm = &rest[..header(rest) + length(rest)];
-        let signature = key.sign(&content).map_err(|error| error.to_string())?;
+        let signature = key.sign(&content)?;
         let signature = element(BIT_STRING, &[&[0], signature.as_slice()].concat());
         let der = element(SEQUENCE, &[content.as_slice(), algorithm, signature.as_slice()].concat());
         Ok(pem(&der))

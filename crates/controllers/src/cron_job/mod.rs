@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::metrics::Histogram;
-use client::{Client, DeleteParams, EventRecorder, Informer};
+use client::{Client, Clock, DeleteParams, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -25,6 +25,7 @@ const SCHEDULED_AT: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     cron_jobs: Informer<CronJob>,
     jobs: Informer<Job>,
@@ -42,7 +43,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0],
         &[],
     );
-    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), cron_jobs, jobs, skew })
+    Arc::new(Controller {
+        clock: context.config.clock.clone(),
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        cron_jobs,
+        jobs,
+        skew,
+    })
 }
 
 impl Reconcile for Controller {
@@ -184,7 +192,7 @@ impl Controller {
                 return Ok(Requeue::Never);
             }
         };
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let deadline = spec.starting_deadline_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
         let earliest = earliest(cron_job, status, deadline, now);
         let due = due(&schedule, &zone, earliest, now);
@@ -243,7 +251,7 @@ impl Controller {
         match api.create(&job).await {
             Ok(created) => {
                 self.recorder.normal(&about, "SuccessfulCreate", format!("Created job {name}"));
-                self.skew.observe(Timestamp::now().duration_since(scheduled).as_secs_f64());
+                self.skew.observe(self.clock.now().duration_since(scheduled).as_secs_f64());
                 status.active.get_or_insert_default().push(client::reference(&created));
                 status.last_schedule_time = Some(Time(scheduled));
                 later

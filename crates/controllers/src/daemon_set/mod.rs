@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::selector::Selector;
-use client::{Client, Event, EventRecorder, Expectations, Informer, RateLimiter};
+use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, RateLimiter};
 use futures_util::future::{BoxFuture, join_all};
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use k8s_openapi::api::core::v1::{Node, Pod as NewPod};
 use parking_lot::Mutex;
@@ -27,6 +26,7 @@ const FAILED: RateLimiter = RateLimiter { base: Duration::from_secs(1), cap: Dur
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     sets: Informer<DaemonSet>,
     nodes: Informer<Node>,
@@ -95,6 +95,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         context.on::<ControllerRevision, _>(move |event| controller_key(&event.object().metadata, &sets))
     };
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         sets,
@@ -139,7 +140,7 @@ impl Controller {
             .unwrap_or_default();
         let mine =
             claim(&self.client, &*set, &selector(&set)?, candidates(&self.pods, &set.metadata), |_| true).await?;
-        let mut plan = plan(&set, &self.nodes.list(), &mine, &hash, Timestamp::now());
+        let mut plan = plan(&set, &self.nodes.list(), &mine, &hash, self.clock.now());
         let mut recheck = plan.recheck.map(|delay| delay + Duration::from_secs(1));
         let mut failure = None;
         if settled {

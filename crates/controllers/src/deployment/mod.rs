@@ -13,9 +13,8 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::selector::Selector;
-use client::{Client, DeleteParams, Event, EventRecorder, Informer};
+use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 
 use crate::Error;
@@ -28,6 +27,7 @@ use replica_sets::{REVISION, same_template};
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     deployments: Informer<Deployment>,
     sets: Informer<ReplicaSet>,
@@ -57,7 +57,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             recreates.then_some(key)
         })
     };
-    Arc::new(Controller { client: context.client.clone(), recorder: context.recorder.clone(), deployments, sets, pods })
+    Arc::new(Controller {
+        clock: context.config.clock.clone(),
+        client: context.client.clone(),
+        recorder: context.recorder.clone(),
+        deployments,
+        sets,
+        pods,
+    })
 }
 
 /// The Deployments that a change of a ReplicaSet concerns.
@@ -110,7 +117,7 @@ impl Controller {
         let sets = claim(&self.client, &*deployment, &selector, candidates(&self.sets, &deployment.metadata), |_| true)
             .await?;
         let sets: Vec<ReplicaSet> = sets.iter().map(|set| ReplicaSet::clone(set)).collect();
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let mut plan = plan(&deployment, &sets, |old| self.old_pods_run(old), now);
 
         if let Some(set) = plan.create.take() {
@@ -170,7 +177,7 @@ impl Controller {
             let mut changed = deployment.clone();
             if status::has_deadline(&deployment.spec.clone().unwrap_or_default()) {
                 let status = changed.status.get_or_insert_default();
-                status::set(status, "Progressing", "False", "ReplicaSetCreateError", message, Timestamp::now());
+                status::set(status, "Progressing", "False", "ReplicaSetCreateError", message, self.clock.now());
                 self.client.all::<Deployment>().update_status(&changed).await?;
             }
         }

@@ -9,6 +9,7 @@ use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
 use serde::Deserialize;
 
+use super::error::{Error, Result};
 use super::replicas::{Sample, Samples};
 use super::target::Resources;
 
@@ -59,12 +60,8 @@ struct MetricValue {
     value: Quantity,
 }
 
-fn unable(api: &str, error: &client::Error) -> String {
-    format!("unable to fetch metrics from {api}: {error}")
-}
-
-fn none(api: &str) -> String {
-    format!("no metrics returned from {api}")
+fn unable(api: &'static str) -> impl FnOnce(client::Error) -> Error {
+    move |source| Error::Fetch { api, source }
 }
 
 /// What each pod that `selector` finds uses of a resource, in all its containers or in one.
@@ -74,12 +71,12 @@ pub(super) async fn of_resource(
     selector: &str,
     resource: &str,
     container: Option<&str>,
-) -> Result<Samples, String> {
+) -> Result<Samples> {
     let path = ["apis", "metrics.k8s.io", "v1beta1", "namespaces", namespace, "pods"];
-    let found: Result<List<PodMetrics>, _> = client.get_at(&path, &[("labelSelector", selector)]).await;
-    let found = found.map_err(|error| unable(RESOURCE_METRICS, &error))?.items;
+    let found: Result<List<PodMetrics>, client::Error> = client.get_at(&path, &[("labelSelector", selector)]).await;
+    let found = found.map_err(unable(RESOURCE_METRICS))?.items;
     if found.is_empty() {
-        return Err(none(RESOURCE_METRICS));
+        return Err(Error::Empty(RESOURCE_METRICS));
     }
     let mut samples = Samples::new();
     for pod in &found {
@@ -92,13 +89,16 @@ pub(super) async fn of_resource(
 }
 
 /// None for a pod of which a container was not measured yet: the sum would be too low.
-fn usage(pod: &PodMetrics, namespace: &str, resource: &str, container: Option<&str>) -> Result<Option<i64>, String> {
+fn usage(pod: &PodMetrics, namespace: &str, resource: &str, container: Option<&str>) -> Result<Option<i64>> {
     match container {
         Some(name) => {
             let found = pod.containers.iter().find(|container| container.name == name);
             let Some(found) = found else {
-                let pod = &pod.metadata.name;
-                return Err(format!("container {name} not present in metrics for pod {namespace}/{pod}"));
+                return Err(Error::NotMeasured {
+                    container: name.to_owned(),
+                    namespace: namespace.to_owned(),
+                    pod: pod.metadata.name.clone(),
+                });
             };
             Ok(found.usage.get(resource).map(Quantity::milli_value))
         }
@@ -113,9 +113,9 @@ fn usage(pod: &PodMetrics, namespace: &str, resource: &str, container: Option<&s
 }
 
 /// The version of the custom metrics API that is served.
-async fn custom_version(client: &Client) -> Result<&'static str, String> {
+async fn custom_version(client: &Client) -> Result<&'static str> {
     let group: APIGroup =
-        client.get_at(&["apis", "custom.metrics.k8s.io"], &[]).await.map_err(|error| unable(CUSTOM_METRICS, &error))?;
+        client.get_at(&["apis", "custom.metrics.k8s.io"], &[]).await.map_err(unable(CUSTOM_METRICS))?;
     let serves = |version: &str| group.versions.iter().any(|served| served.version == version);
     Ok(if serves("v1beta2") || !serves("v1beta1") { "v1beta2" } else { "v1beta1" })
 }
@@ -125,7 +125,7 @@ async fn custom(
     path: &[&str],
     selector: Option<&str>,
     metric_selector: &str,
-) -> Result<Vec<MetricValue>, String> {
+) -> Result<Vec<MetricValue>> {
     let version = custom_version(client).await?;
     let mut whole = vec!["apis", "custom.metrics.k8s.io", version];
     whole.extend(path);
@@ -134,9 +134,9 @@ async fn custom(
     if !metric_selector.is_empty() {
         query.push(("metricLabelSelector", metric_selector));
     }
-    let found: Result<List<MetricValue>, _> = client.get_at(&whole, &query).await;
-    let found = found.map_err(|error| unable(CUSTOM_METRICS, &error))?.items;
-    if found.is_empty() { Err(none(CUSTOM_METRICS)) } else { Ok(found) }
+    let found: Result<List<MetricValue>, client::Error> = client.get_at(&whole, &query).await;
+    let found = found.map_err(unable(CUSTOM_METRICS))?.items;
+    if found.is_empty() { Err(Error::Empty(CUSTOM_METRICS)) } else { Ok(found) }
 }
 
 /// A metric of each pod that `selector` finds.
@@ -146,7 +146,7 @@ pub(super) async fn of_pods(
     selector: &str,
     metric: &str,
     metric_selector: &str,
-) -> Result<Samples, String> {
+) -> Result<Samples> {
     let path = ["namespaces", namespace, "pods", "*", metric];
     let found = custom(client, &path, Some(selector), metric_selector).await?;
     let sample = |value: MetricValue| {
@@ -165,7 +165,7 @@ pub(super) async fn of_object(
     object: &CrossVersionObjectReference,
     metric: &str,
     metric_selector: &str,
-) -> Result<i64, String> {
+) -> Result<i64> {
     let found = if object.kind == "Namespace" && matches!(object.api_version.as_deref(), None | Some("" | "v1")) {
         custom(client, &["namespaces", &object.name, "metrics", metric], None, metric_selector).await?
     } else {
@@ -180,21 +180,16 @@ pub(super) async fn of_object(
         let path = if resource.namespaced { &path[..] } else { &path[2..] };
         custom(client, path, None, metric_selector).await?
     };
-    found.first().map(|value| value.value.milli_value()).ok_or_else(|| none(CUSTOM_METRICS))
+    found.first().map(|value| value.value.milli_value()).ok_or(Error::Empty(CUSTOM_METRICS))
 }
 
 /// The sum of what a metric from outside the cluster says, in thousandths.
-pub(super) async fn from_outside(
-    client: &Client,
-    namespace: &str,
-    metric: &str,
-    selector: &str,
-) -> Result<i64, String> {
+pub(super) async fn from_outside(client: &Client, namespace: &str, metric: &str, selector: &str) -> Result<i64> {
     let path = ["apis", "external.metrics.k8s.io", "v1beta1", "namespaces", namespace, metric];
-    let found: Result<List<MetricValue>, _> = client.get_at(&path, &[("labelSelector", selector)]).await;
-    let found = found.map_err(|error| unable(EXTERNAL_METRICS, &error))?.items;
+    let found: Result<List<MetricValue>, client::Error> = client.get_at(&path, &[("labelSelector", selector)]).await;
+    let found = found.map_err(unable(EXTERNAL_METRICS))?.items;
     if found.is_empty() {
-        return Err(none(EXTERNAL_METRICS));
+        return Err(Error::Empty(EXTERNAL_METRICS));
     }
     Ok(found.iter().fold(0_i64, |sum, value| sum.saturating_add(value.value.milli_value())))
 }
@@ -210,11 +205,11 @@ mod tests {
                 {"name":"a","usage":{"cpu":"250m","memory":"64Mi"}},{"name":"b","usage":{"cpu":"1"}}]}"#,
         )
         .unwrap();
-        assert_eq!(usage(&pod, "n", "cpu", None), Ok(Some(1250)));
-        assert_eq!(usage(&pod, "n", "memory", None), Ok(None));
-        assert_eq!(usage(&pod, "n", "cpu", Some("a")), Ok(Some(250)));
-        let missing = "container c not present in metrics for pod n/p".to_owned();
-        assert_eq!(usage(&pod, "n", "cpu", Some("c")), Err(missing));
+        assert_eq!(usage(&pod, "n", "cpu", None).unwrap(), Some(1250));
+        assert_eq!(usage(&pod, "n", "memory", None).unwrap(), None);
+        assert_eq!(usage(&pod, "n", "cpu", Some("a")).unwrap(), Some(250));
+        let missing = usage(&pod, "n", "cpu", Some("c")).unwrap_err();
+        assert_eq!(missing.to_string(), "container c not present in metrics for pod n/p");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! (`metrics`) -> what each asks for (`replicas`), the highest counts -> windows, policies and bounds (`normalize`) -> `scale`.
 //! Invariant: missing data never makes a target smaller. A metric that cannot be read allows growth by the others only.
 
+mod error;
 mod metrics;
 mod normalize;
 mod replicas;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use api::cached::Pod;
 use api::quantity::{Format, Quantity};
 use api::selector::Selector;
-use client::{Client, Event, EventRecorder, Informer};
+use client::{Client, Clock, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v1::Scale;
@@ -30,6 +31,7 @@ use parking_lot::Mutex;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
+use error::Error;
 use normalize::{Bounds, Memory};
 use replicas::{Measurement, Proposal, Samples, Start, Tolerances};
 use target::Resources;
@@ -61,6 +63,7 @@ impl Default for Autoscaling {
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     scalers: Informer<HorizontalPodAutoscaler>,
     pods: Informer<Pod>,
@@ -77,6 +80,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         _ => Some(client::object_key(&**event.object())),
     });
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         scalers,
@@ -97,8 +101,8 @@ impl Reconcile for Controller {
                 return Ok(Requeue::Never);
             };
             let mut look =
-                Look { controller: self, scaler: &scaler, now: Timestamp::now(), key, conditions: conditions(&scaler) };
-            if let Err(why) = look.run().await? {
+                Look { controller: self, scaler: &scaler, now: self.clock.now(), key, conditions: conditions(&scaler) };
+            if let Err(Unfinished(why)) = look.run().await? {
                 tracing::warn!(key, why, "autoscaler did not get through");
             }
             Ok(Requeue::After(self.settings.sync_period))
@@ -124,6 +128,9 @@ struct Unusable {
     /// How the message of the whole look goes on about it.
     message: String,
 }
+
+/// Why a look ended early. Events and conditions have said it already.
+struct Unfinished(String);
 
 struct Wanted {
     replicas: i32,
@@ -173,27 +180,29 @@ impl Look<'_> {
         self.scaler.metadata.namespace.as_deref().unwrap_or_default()
     }
 
-    /// The inner result says why the look ended early; everything about it has been reported.
-    async fn run(&mut self) -> Result<Result<(), String>, crate::Error> {
+    async fn run(&mut self) -> Result<Result<(), Unfinished>, crate::Error> {
         let controller = self.controller;
         let spec = &self.scaler.spec;
         let reference = &spec.scale_target_ref;
         let old = self.scaler.status.clone().unwrap_or_default();
         let api_version = reference.api_version.as_deref().unwrap_or_default();
         let found = controller.resources.find(&controller.client, api_version, &reference.kind).await;
-        let api = found.map(|found| controller.client.dynamic(&found.gvr, Some(self.namespace())));
-        let scale: Result<Scale, String> = match &api {
-            Ok(api) => api.get_subresource(&reference.name, "scale").await.map_err(|error| error.to_string()),
-            Err(why) => Err(why.clone()),
+        let found = match found.map(|found| controller.client.dynamic(&found.gvr, Some(self.namespace()))) {
+            Ok(api) => {
+                let scale: Result<Scale, _> = api.get_subresource(&reference.name, "scale").await;
+                scale.map(|scale| (api, scale)).map_err(Error::Api)
+            }
+            Err(error) => Err(error),
         };
-        let (api, mut scale) = match (api, scale) {
-            (Ok(api), Ok(scale)) => (api, scale),
-            (_, Err(why)) | (Err(why), _) => {
+        let (api, mut scale) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                let why = error.to_string();
                 self.warn("FailedGetScale", &*why);
                 let message = format!("the HPA controller was unable to get the target's current scale: {why}");
                 self.condition(ABLE, false, "FailedGetScale", message);
                 self.write(HorizontalPodAutoscalerStatus { ..old }).await?;
-                return Ok(Err(why));
+                return Ok(Err(Unfinished(why)));
             }
         };
         self.condition(
@@ -221,7 +230,7 @@ impl Look<'_> {
             statuses = answers;
             let wanted = match wanted {
                 Ok(wanted) => wanted,
-                Err(why) => {
+                Err(Unfinished(why)) => {
                     let status = HorizontalPodAutoscalerStatus {
                         current_replicas: Some(current),
                         current_metrics: statuses,
@@ -229,7 +238,7 @@ impl Look<'_> {
                     };
                     self.write(status).await?;
                     self.warn("FailedComputeMetricsReplicas", &*why);
-                    return Ok(Err(why));
+                    return Ok(Err(Unfinished(why)));
                 }
             };
             partly = wanted.partly;
@@ -251,7 +260,7 @@ impl Look<'_> {
                 let status =
                     HorizontalPodAutoscalerStatus { current_replicas: Some(current), current_metrics: statuses, ..old };
                 self.write(status).await?;
-                return Ok(Err(format!("failed to rescale: {error}")));
+                return Ok(Err(Unfinished(format!("failed to rescale: {error}"))));
             }
             let message = format!("the HPA controller was able to update the target scale to {desired}");
             self.condition(ABLE, true, "SucceededRescale", message);
@@ -269,7 +278,7 @@ impl Look<'_> {
             ..HorizontalPodAutoscalerStatus::default()
         };
         self.write(status).await?;
-        Ok(partly.map_or(Ok(()), Err))
+        Ok(partly.map_or(Ok(()), |why| Err(Unfinished(why))))
     }
 
     fn normalize(&mut self, current: i32, wanted: i32, bounds: Bounds) -> i32 {
@@ -300,7 +309,7 @@ impl Look<'_> {
     }
 
     /// Asks every metric. The highest answer counts; where some could not be asked, only if it is not lower than what there is.
-    async fn ask(&mut self, scale: &Scale, current: i32) -> (Option<Vec<MetricStatus>>, Result<Wanted, String>) {
+    async fn ask(&mut self, scale: &Scale, current: i32) -> (Option<Vec<MetricStatus>>, Result<Wanted, Unfinished>) {
         let (selector, pods) = match self.selected(scale) {
             Ok(found) => found,
             Err(why) => return (None, Err(why)),
@@ -345,20 +354,20 @@ impl Look<'_> {
                     let message = format!("the HPA was unable to compute the replica count: {}", first.why);
                     self.condition(ACTIVE, false, first.reason, message);
                 }
-                Err(partly.unwrap_or_else(|| "the HPA has no metrics".to_owned()))
+                Err(Unfinished(partly.unwrap_or_else(|| "the HPA has no metrics".to_owned())))
             }
         };
         (Some(statuses), wanted)
     }
 
     /// The pods of the target. Pods that two autoscalers claim are scaled by neither.
-    fn selected(&mut self, scale: &Scale) -> Result<(Selector, Vec<Arc<Pod>>), String> {
+    fn selected(&mut self, scale: &Scale) -> Result<(Selector, Vec<Arc<Pod>>), Unfinished> {
         let text = scale.status.as_ref().and_then(|status| status.selector.clone()).unwrap_or_default();
         if text.is_empty() {
             let why = "selector is required";
             self.warn("SelectorRequired", why);
             self.condition(ACTIVE, false, "InvalidSelector", "the HPA target's scale is missing a selector");
-            return Err(why.to_owned());
+            return Err(Unfinished(why.to_owned()));
         }
         let selector = match Selector::parse(&text) {
             Ok(selector) => selector,
@@ -366,7 +375,7 @@ impl Look<'_> {
                 let why = format!("couldn't convert selector into a corresponding internal selector object: {error}");
                 self.warn("InvalidSelector", &*why);
                 self.condition(ACTIVE, false, "InvalidSelector", &*why);
-                return Err(why);
+                return Err(Unfinished(why));
             }
         };
         let pods = self.controller.pods.by_namespace(self.namespace()).into_iter();
@@ -386,7 +395,7 @@ impl Look<'_> {
             let why = format!("pods by selector {selector} are controlled by multiple HPAs: [{claimants}]");
             self.warn("AmbiguousSelector", &*why);
             self.condition(ACTIVE, false, "AmbiguousSelector", &*why);
-            return Err(why);
+            return Err(Unfinished(why));
         }
         drop(selectors);
         Ok((selector, pods))
@@ -436,7 +445,7 @@ impl Look<'_> {
         let reason = "FailedGetResourceMetric";
         let message = format!("failed to get {} resource metric value: ", source.name);
         let found = self.of_resource(target, &source.name, None, &source.target, "resource").await;
-        let proposal = found.map_err(|why| unusable(reason, why, &message))?;
+        let proposal = found.map_err(|error| unusable(reason, error, &message))?;
         let name = match proposal.utilization {
             Some(_) => format!("{} resource utilization (percentage of request)", source.name),
             None => format!("{} resource", source.name),
@@ -452,7 +461,7 @@ impl Look<'_> {
         let message = format!("failed to get {} container metric value: ", source.container);
         let container = Some(source.container.as_str());
         let found = self.of_resource(target, &source.name, container, &source.target, "container resource").await;
-        let proposal = found.map_err(|why| unusable(reason, why, &message))?;
+        let proposal = found.map_err(|error| unusable(reason, error, &message))?;
         let name = match proposal.utilization {
             Some(_) => format!("{} container resource utilization (percentage of request)", source.name),
             None => format!("{} container resource", source.name),
@@ -471,39 +480,40 @@ impl Look<'_> {
         container: Option<&str>,
         wanted: &MetricTarget,
         kind: &str,
-    ) -> Result<Proposal, String> {
+    ) -> Result<Proposal, Error> {
         let samples = async || {
             let client = &self.controller.client;
             let selector = target.selector.to_string();
             let samples = metrics::of_resource(client, self.namespace(), &selector, resource, container).await;
-            samples.map_err(|why| format!("unable to get metrics for resource {resource}: {why}"))
+            samples.map_err(Error::doing(format!("unable to get metrics for resource {resource}")))
         };
         if let Some(value) = &wanted.average_value {
-            let usage = |why: String| format!("failed to get {resource} usage: {why}");
+            let usage = |error| Error::doing(format!("failed to get {resource} usage"))(error);
             let value = milli(value).map_err(usage)?;
             let measurement = self.measurement(target, samples().await.map_err(usage)?);
             return measurement.per_pod(resource, value).map_err(usage);
         }
         let Some(percent) = wanted.average_utilization else {
-            return Err(format!(
+            return Err(Error::NoTarget(format!(
                 "invalid {kind} metric source: neither an average utilization target nor an average value (usage) target was set"
-            ));
+            )));
         };
-        let utilization = |why: String| format!("failed to get {resource} utilization: {why}");
+        let utilization = |error| Error::doing(format!("failed to get {resource} utilization"))(error);
         let measurement = self.measurement(target, samples().await.map_err(utilization)?);
         measurement.utilization(resource, container, percent).map_err(utilization)
     }
 
     async fn pods_metric(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
         let source = spec.pods.clone().unwrap_or_default();
-        let fail = |why| unusable("FailedGetPodsMetric", why, "failed to get pods metric value: ");
+        let fail = |error: Error| unusable("FailedGetPodsMetric", error, "failed to get pods metric value: ");
         let metric = &source.metric.name;
         let selector = target.selector.to_string();
-        let value = source.target.average_value.as_ref().ok_or_else(|| "no average value target was set".to_owned());
+        let value = source.target.average_value.as_ref();
+        let value = value.ok_or_else(|| Error::NoTarget("no average value target was set".into()));
         let value = value.and_then(milli).map_err(fail)?;
         let metric_selector = text(source.metric.selector.as_ref()).map_err(fail)?;
         let samples = metrics::of_pods(&self.controller.client, self.namespace(), &selector, metric, &metric_selector);
-        let samples = samples.await.map_err(|why| fail(format!("unable to get metric {metric}: {why}")))?;
+        let samples = samples.await.map_err(Error::doing(format!("unable to get metric {metric}"))).map_err(fail)?;
         let proposal = self.measurement(target, samples).per_pod("", value).map_err(fail)?;
         let name = format!("pods metric {metric}");
         let status = PodsMetricStatus { current: current(&proposal), metric: source.metric };
@@ -513,7 +523,7 @@ impl Look<'_> {
 
     async fn object(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
         let source = spec.object.clone().unwrap_or_default();
-        let fail = |why| unusable("FailedGetObjectMetric", why, "failed to get object metric value: ");
+        let fail = |error: Error| unusable("FailedGetObjectMetric", error, "failed to get object metric value: ");
         let (metric, object) = (&source.metric.name, &source.described_object);
         let metric_selector = text(source.metric.selector.as_ref()).map_err(fail)?;
         let value = metrics::of_object(
@@ -524,14 +534,15 @@ impl Look<'_> {
             metric,
             &metric_selector,
         );
-        let value = value.await.map_err(|why| {
-            let on = format!("{} on {} {}/{why}", object.kind, self.namespace(), object.name);
-            fail(format!("unable to get metric {metric}: {on}"))
+        let value = value.await.map_err(|error| {
+            let on = format!("{} on {} {}/{error}", object.kind, self.namespace(), object.name);
+            let why = format!("unable to get metric {metric}: {on}");
+            unusable("FailedGetObjectMetric", why, "failed to get object metric value: ")
         })?;
         let Some((proposal, is_average)) = self.of_one(&source.target, value, target).map_err(fail)? else {
-            return Err(fail(
+            return Err(fail(Error::NoTarget(
                 "invalid object metric source: neither a value target nor an average value target was set".to_owned(),
-            ));
+            )));
         };
         let name = match is_average {
             false => format!("{} metric {metric}", object.kind),
@@ -547,18 +558,19 @@ impl Look<'_> {
         let source = spec.external.clone().unwrap_or_default();
         let metric = &source.metric.name;
         let message = format!("failed to get {metric} external metric value: ");
-        let fail = |why| unusable("FailedGetExternalMetric", why, &message);
+        let fail = |error: Error| unusable("FailedGetExternalMetric", error, &message);
         let selector = text(source.metric.selector.as_ref()).map_err(fail)?;
         let value = metrics::from_outside(&self.controller.client, self.namespace(), metric, &selector).await;
-        let value = value.map_err(|why| {
+        let value = value.map_err(|error| {
             let shown = shown(source.metric.selector.as_ref());
-            let why = format!("unable to get external metric {}/{metric}/{shown}: {why}", self.namespace());
-            fail(format!("failed to get {metric} external metric: {why}"))
+            let error =
+                Error::doing(format!("unable to get external metric {}/{metric}/{shown}", self.namespace()))(error);
+            fail(Error::doing(format!("failed to get {metric} external metric"))(error))
         })?;
         let Some((proposal, is_average)) = self.of_one(&source.target, value, target).map_err(fail)? else {
-            return Err(fail(
+            return Err(fail(Error::NoTarget(
                 "invalid external metric source: neither a value target nor an average value target was set".to_owned(),
-            ));
+            )));
         };
         let name = external_name(&source.metric);
         let status = ExternalMetricStatus { current: one(&proposal, is_average), metric: source.metric };
@@ -572,7 +584,7 @@ impl Look<'_> {
         wanted: &MetricTarget,
         value: i64,
         target: &Target<'_>,
-    ) -> Result<Option<(Proposal, bool)>, String> {
+    ) -> Result<Option<(Proposal, bool)>, Error> {
         let tolerances = self.tolerances();
         if let Some(average) = &wanted.average_value {
             let replicas = target.scale.status.as_ref().map_or(0, |status| status.replicas);
@@ -592,21 +604,19 @@ struct Target<'a> {
     scale: &'a Scale,
 }
 
-fn unusable(reason: &'static str, why: String, message: &str) -> Unusable {
-    Unusable { reason, message: format!("{message}{why}"), why }
+fn unusable(reason: &'static str, why: impl std::fmt::Display, message: &str) -> Unusable {
+    Unusable { reason, message: format!("{message}{why}"), why: why.to_string() }
 }
 
-fn milli(quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> Result<i64, String> {
-    let value = Quantity::try_from(quantity).map_err(|error| error.to_string())?.milli_value();
-    if value > 0 { Ok(value) } else { Err("the target is not positive".to_owned()) }
+fn milli(quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> Result<i64, Error> {
+    let value = Quantity::try_from(quantity)?.milli_value();
+    if value > 0 { Ok(value) } else { Err(Error::NotPositive) }
 }
 
-fn text(selector: Option<&LabelSelector>) -> Result<String, String> {
+fn text(selector: Option<&LabelSelector>) -> Result<String, Error> {
     match selector {
         None => Ok(String::new()),
-        Some(selector) => Selector::from_label_selector(Some(selector))
-            .map(|found| found.to_string())
-            .map_err(|error| error.to_string()),
+        Some(selector) => Ok(Selector::from_label_selector(Some(selector))?.to_string()),
     }
 }
 

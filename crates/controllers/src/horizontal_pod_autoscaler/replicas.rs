@@ -12,6 +12,7 @@ use api::pod::resources::{self, Side};
 use api::quantity::Quantity;
 use jiff::Timestamp;
 
+use super::error::{Error, Result};
 use crate::pods;
 
 /// How far a ratio may be from 1 without anything happening.
@@ -55,9 +56,6 @@ pub(super) struct Proposal {
     /// Thousandths per pod, or of the one value.
     pub(super) value: i64,
 }
-
-const NO_PODS: &str = "no pods returned by selector while calculating replica count";
-const NO_SAMPLES: &str = "did not receive metrics for targeted pods (pods might be unready)";
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Groups<'a> {
@@ -104,10 +102,7 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
 }
 
 /// Thousandths of `resource` that each pod requests, in all containers that run beside each other or in one of them.
-fn requests(pods: &[Arc<Pod>], resource: &str, container: Option<&str>) -> Result<BTreeMap<String, i64>, String> {
-    let amount = |quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity| {
-        Quantity::try_from(quantity).map(|quantity| quantity.milli_value()).map_err(|error| error.to_string())
-    };
+fn requests(pods: &[Arc<Pod>], resource: &str, container: Option<&str>) -> Result<BTreeMap<String, i64>> {
     let mut requests = BTreeMap::new();
     for pod in pods {
         let name = pod.metadata.name.clone().unwrap_or_default();
@@ -117,7 +112,7 @@ fn requests(pods: &[Arc<Pod>], resource: &str, container: Option<&str>) -> Resul
         if is_set_for_whole && container.is_none() {
             let all = resources::with_overhead(spec, Side::Requests);
             let request = all.get(resource).map(Quantity::milli_value);
-            let missing = || format!("missing pod-level request for {resource} in Pod {name}");
+            let missing = || Error::NoPodRequest { resource: resource.to_owned(), pod: name.clone() };
             requests.insert(name.clone(), request.ok_or_else(missing)?);
             continue;
         }
@@ -125,15 +120,15 @@ fn requests(pods: &[Arc<Pod>], resource: &str, container: Option<&str>) -> Resul
         let running = spec.containers.iter().chain(sidecars);
         let counted: Vec<_> = running.filter(|one| container.is_none_or(|name| name == one.name)).collect();
         if let (Some(container), true) = (container, counted.is_empty()) {
-            return Err(format!("container {container} not found in Pod {name}"));
+            return Err(Error::NoContainer { container: container.to_owned(), pod: name });
         }
         let mut sum = 0_i64;
         for one in counted {
             let request = one.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(resource));
             let Some(request) = request else {
-                return Err(format!("missing request for {resource} in container {} of Pod {name}", one.name));
+                return Err(Error::NoRequest { resource: resource.to_owned(), container: one.name.clone(), pod: name });
             };
-            sum = sum.saturating_add(amount(request)?);
+            sum = sum.saturating_add(Quantity::try_from(request)?.milli_value());
         }
         requests.insert(name, sum);
     }
@@ -155,7 +150,7 @@ struct Measured {
 }
 
 impl Scale {
-    fn measure(&self, samples: &Samples) -> Result<Measured, String> {
+    fn measure(&self, samples: &Samples) -> Result<Measured> {
         let mean = |total: i128, count: usize| i64::try_from(total / count.max(1) as i128).unwrap_or(i64::MAX);
         match self {
             Scale::Requests { of, percent } => {
@@ -167,7 +162,7 @@ impl Scale {
                     count += 1;
                 }
                 if requested == 0 {
-                    return Err("no metrics returned matched known pods".to_owned());
+                    return Err(Error::NoKnownPods);
                 }
                 let utilization = i32::try_from(used * 100 / requested).unwrap_or(i32::MAX);
                 let ratio = f64::from(utilization) / f64::from(*percent);
@@ -205,26 +200,26 @@ pub(super) struct Measurement<'a> {
 
 impl Measurement<'_> {
     /// For a target in percent of requests.
-    pub(super) fn utilization(self, resource: &str, container: Option<&str>, percent: i32) -> Result<Proposal, String> {
+    pub(super) fn utilization(self, resource: &str, container: Option<&str>, percent: i32) -> Result<Proposal> {
         let pods = self.pods;
         let scale = || Ok(Scale::Requests { of: requests(pods, resource, container)?, percent });
         self.propose(resource == "cpu", scale)
     }
 
     /// For a target in thousandths per pod; `resource` is empty for metrics that are none.
-    pub(super) fn per_pod(self, resource: &str, target: i64) -> Result<Proposal, String> {
+    pub(super) fn per_pod(self, resource: &str, target: i64) -> Result<Proposal> {
         self.propose(resource == "cpu", || Ok(Scale::Value(target)))
     }
 
-    fn propose(mut self, is_cpu: bool, scale: impl FnOnce() -> Result<Scale, String>) -> Result<Proposal, String> {
+    fn propose(mut self, is_cpu: bool, scale: impl FnOnce() -> Result<Scale>) -> Result<Proposal> {
         if self.pods.is_empty() {
-            return Err(NO_PODS.to_owned());
+            return Err(Error::NoPods);
         }
         let groups = group(self.pods, &self.samples, is_cpu, self.start, self.now);
         self.samples
             .retain(|name, _| !groups.ignored.contains(name.as_str()) && !groups.unready.contains(name.as_str()));
         if self.samples.is_empty() {
-            return Err(NO_SAMPLES.to_owned());
+            return Err(Error::NoSamples);
         }
         let scale = scale()?;
         let seen = scale.measure(&self.samples)?;
@@ -263,14 +258,14 @@ pub(super) fn whole(
     current: i32,
     tolerances: Tolerances,
     pods: &[Arc<Pod>],
-) -> Result<Proposal, String> {
+) -> Result<Proposal> {
     let ratio = value as f64 / target as f64;
     let replicas = if current == 0 {
         ceil(ratio)
     } else if tolerances.cover(ratio) {
         current
     } else if pods.is_empty() {
-        return Err(format!("unable to calculate ready pods: {NO_PODS}"));
+        return Err(Error::NoReadyPods);
     } else {
         let ready = pods.iter().filter(|pod| pods::phase(pod) == "Running" && pods::is_ready(pod)).count();
         ceil(ratio * ready as f64)
@@ -353,13 +348,14 @@ mod tests {
             ("missing ones hold back a shrink", "rrr", vec![Some(100), Some(450), None], 100, Ok((2, 27))),
             ("missing ones count as idle in growth", "rrr", vec![Some(1000), Some(1000), None], 50, Ok((4, 100))),
             ("missing ones change nothing at the target", "rrr", vec![Some(500), Some(500), None], 50, Ok((3, 50))),
-            ("all missing", "rr", vec![None, None], 50, Err(NO_SAMPLES)),
-            ("no pods", "", vec![], 50, Err(NO_PODS)),
+            ("all missing", "rr", vec![None, None], 50, Err(Error::NoSamples)),
+            ("no pods", "", vec![], 50, Err(Error::NoPods)),
         ] {
             let pods = pods(states);
             let found = measurement(&pods, &values, states.len() as i32).utilization("cpu", None, percent);
             let found = found.map(|proposal| (proposal.replicas, proposal.utilization.unwrap()));
-            assert_eq!(found, expected.map_err(str::to_owned), "{what}");
+            let said = |error: Error| error.to_string();
+            assert_eq!(found.map_err(said), expected.map_err(said), "{what}");
         }
     }
 
@@ -367,7 +363,7 @@ mod tests {
     fn a_container_without_a_request_is_named() {
         let pods = pods("r");
         let found = measurement(&pods, &[Some(1)], 1).utilization("memory", None, 50);
-        assert_eq!(found.unwrap_err(), "missing request for memory in container c of Pod p0");
+        assert_eq!(found.unwrap_err().to_string(), "missing request for memory in container c of Pod p0");
     }
 
     #[test]
@@ -408,7 +404,8 @@ mod tests {
                 Err("missing pod-level request for cpu in Pod p0"),
             ),
         ] {
-            assert_eq!(requests_of(spec, container), expected.map_err(str::to_owned), "{what}");
+            let found = requests_of(spec, container).map_err(|error| error.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned), "{what}");
         }
     }
 
@@ -416,7 +413,7 @@ mod tests {
     fn missing_samples_are_told_before_missing_requests() {
         let pods = pods("r");
         let found = measurement(&pods, &[None], 1).utilization("memory", None, 50);
-        assert_eq!(found.unwrap_err(), NO_SAMPLES);
+        assert!(matches!(found.unwrap_err(), Error::NoSamples));
     }
 
     #[test]

@@ -7,6 +7,8 @@ use client::{ApiResource, Client, Gvr};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
 use parking_lot::Mutex;
 
+use super::error::{Error, Result};
+
 /// How long an answer of discovery is believed.
 const FRESH: Duration = Duration::from_secs(30);
 
@@ -16,7 +18,7 @@ pub(super) struct Resources(Mutex<HashMap<(String, String), (Instant, ApiResourc
 
 impl Resources {
     /// The version of a reference is where the search begins: any version of the group that is served will do.
-    pub(super) async fn find(&self, client: &Client, api_version: &str, kind: &str) -> Result<ApiResource, String> {
+    pub(super) async fn find(&self, client: &Client, api_version: &str, kind: &str) -> Result<ApiResource> {
         let key = (api_version.to_owned(), kind.to_owned());
         if let Some((since, found)) = self.0.lock().get(&key)
             && since.elapsed() < FRESH
@@ -33,7 +35,7 @@ impl Resources {
                 }
             }
         }
-        let (version, found) = found.ok_or_else(|| format!("no matches for kind \"{kind}\" in group \"{group}\""))?;
+        let (version, found) = found.ok_or_else(|| Error::NoKind { kind: kind.to_owned(), group: group.to_owned() })?;
         let found = ApiResource {
             gvr: Gvr { group: group.to_owned().into(), version: version.into(), resource: found.name.into() },
             kind: found.kind,
@@ -45,32 +47,32 @@ impl Resources {
     }
 }
 
-async fn kind_in(client: &Client, group: &str, version: &str, kind: &str) -> Result<Option<APIResource>, String> {
+async fn kind_in(client: &Client, group: &str, version: &str, kind: &str) -> Result<Option<APIResource>> {
     let path = if group.is_empty() { vec!["api", version] } else { vec!["apis", group, version] };
     let list: APIResourceList = match client.get_at(&path, &[]).await {
         Ok(list) => list,
         Err(error) if error.is_not_found() => return Ok(None),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error.into()),
     };
     Ok(list.resources.into_iter().find(|found| found.kind == kind && !found.name.contains('/')))
 }
 
 /// What is served of a group, best first.
-async fn versions(client: &Client, group: &str) -> Result<Vec<String>, String> {
+async fn versions(client: &Client, group: &str) -> Result<Vec<String>> {
     match client.get_at::<APIGroup>(&["apis", group], &[]).await {
         Ok(found) => Ok(found.versions.into_iter().map(|version| version.version).collect()),
         Err(error) if error.is_not_found() => Ok(Vec::new()),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Nothing means the core group, as it does in references to a ReplicationController.
-fn group_version(api_version: &str) -> Result<(&str, &str), String> {
+fn group_version(api_version: &str) -> Result<(&str, &str)> {
     match api_version.split('/').collect::<Vec<_>>()[..] {
         [""] | ["", ""] => Ok(("", "v1")),
         [version] => Ok(("", version)),
         [group, version] => Ok((group, version)),
-        _ => Err(format!("unexpected GroupVersion string: {api_version}")),
+        _ => Err(Error::GroupVersion(api_version.to_owned())),
     }
 }
 
@@ -87,7 +89,7 @@ mod tests {
             ("apps/v1", Ok(("apps", "v1"))),
             ("a/b/c", Err("unexpected GroupVersion string: a/b/c".to_owned())),
         ] {
-            assert_eq!(group_version(text), expected, "{text}");
+            assert_eq!(group_version(text).map_err(|error| error.to_string()), expected, "{text}");
         }
     }
 }

@@ -13,9 +13,8 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::selector::Selector;
-use client::{Client, Event, EventRecorder, Expectations, Informer, Patch};
+use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
-use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod as NewPod};
 use serde_json::json;
@@ -34,6 +33,7 @@ const POD: &str = "pod/";
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     jobs: Informer<Job>,
     pods: Informer<Pod>,
@@ -108,6 +108,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         jobs,
@@ -176,7 +177,7 @@ impl Controller {
             }
             None => self.pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default()),
         };
-        let mut plan = plan(job, &mine, settled, Timestamp::now());
+        let mut plan = plan(job, &mine, settled, self.clock.now());
         *action = plan.action;
         let about = client::reference(&**job);
         let mut failure = None;

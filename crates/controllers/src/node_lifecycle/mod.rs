@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use client::metrics::{Histogram, Metrics, exponential};
-use client::{Client, Event, EventRecorder, Informer, ListParams, Patch};
+use client::{Client, Clock, Event, EventRecorder, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -33,6 +33,7 @@ const TOPOLOGY: [&str; 2] = ["topology.kubernetes.io/region", "topology.kubernet
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
@@ -85,6 +86,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     measure_zones(&context.config.metrics, nodes.clone());
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         nodes,
@@ -154,7 +156,7 @@ impl Controller {
             }
             None => true,
         };
-        if let Some(taints) = taints(&node, evict, Timestamp::now()) {
+        if let Some(taints) = taints(&node, evict, self.clock.now()) {
             let evicts =
                 taints.iter().any(|taint| taint.effect == "NoExecute" && taint.key.starts_with("node.kubernetes.io/"));
             self.client.all::<Node>().patch(key, &Patch::merge(taint_patch(&node, &taints))).await?;
@@ -187,7 +189,7 @@ impl Controller {
     async fn mark_unknown(&self, node: &Node) -> Outcome {
         let mut changed = node.clone();
         let name = node.metadata.name.clone().unwrap_or_default();
-        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::now());
+        let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.clock.now());
         let conditions = changed.status.get_or_insert_default().conditions.get_or_insert_default();
         for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
             let known = conditions.iter_mut().find(|condition| condition.type_ == kind);
@@ -227,7 +229,7 @@ impl Controller {
             if !pods::is_ready(&pod) {
                 continue;
             }
-            let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let now = self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
             let patch = Patch::strategic(json!({
                 "metadata": { "uid": pod.metadata.uid },
                 "status": { "conditions": [{ "type": "Ready", "status": "False", "lastTransitionTime": now }] },

@@ -12,9 +12,8 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use client::metrics::{Histogram, exponential};
-use client::{Client, Event, EventRecorder, Expectations, Informer, WorkQueue};
+use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, WorkQueue};
 use futures_util::future::{BoxFuture, join_all};
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::ReplicationController;
 
@@ -36,6 +35,7 @@ static AGE_BOUNDS: [f64; 6] = exponential(0.25, 2.0);
 
 struct Controller<K> {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     owners: Informer<K>,
     pods: Informer<Pod>,
@@ -60,6 +60,7 @@ fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
     index_orphans(&pods);
     let pods = subscribe(pods, owners.clone(), expectations.clone(), context.queue.clone());
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         owners,
@@ -169,7 +170,7 @@ impl<K: Replicated> Controller<K> {
         if settled && owner.metadata().deletion_timestamp.is_none() {
             failure = self.act(key, &*owner, &mine).await;
         }
-        let now = Timestamp::now();
+        let now = self.clock.now();
         let new =
             status(&*owner, &mine, terminating, failure.as_ref().filter(|failure| !failure.error.is_conflict()), now);
         let mut updated = None;
@@ -189,7 +190,7 @@ impl<K: Replicated> Controller<K> {
 
     async fn act(&self, key: &str, owner: &K, mine: &[Arc<Pod>]) -> Option<Failure> {
         let about = client::reference(owner);
-        match plan(owner.replicas(), mine, || self.related(owner), Timestamp::now()) {
+        match plan(owner.replicas(), mine, || self.related(owner), self.clock.now()) {
             Action::Nothing => None,
             Action::Create(count) => {
                 let template = owner.template()?;
@@ -215,7 +216,7 @@ impl<K: Replicated> Controller<K> {
             }
             Action::Delete(surplus) => {
                 if surplus.len() < mine.len() {
-                    age_ratios(mine, &surplus, Timestamp::now()).for_each(|ratio| self.ages.observe(ratio));
+                    age_ratios(mine, &surplus, self.clock.now()).for_each(|ratio| self.ages.observe(ratio));
                 }
                 self.expectations.expect_deletions(key, surplus.iter().map(|pod| pods::key(&**pod)));
                 let deletions = surplus.iter().map(|pod| async {

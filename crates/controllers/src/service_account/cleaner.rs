@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
-use client::{Client, DeleteParams, Informer, ListParams, Patch};
+use client::{Client, Clock, DeleteParams, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
@@ -28,6 +28,7 @@ const SYNC_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
 
 struct Controller {
     client: Client,
+    clock: Clock,
     accounts: Informer<ServiceAccount>,
     secrets: Informer<Secret>,
     pods: Informer<Pod>,
@@ -43,13 +44,20 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let pods = context.informer::<Pod>().wakes_nothing(DAILY);
     context.queue.add("all".into());
     let unused_for = context.config.legacy_token_clean_up_period;
-    Arc::new(Controller { client: context.client.clone(), accounts, secrets, pods, unused_for })
+    Arc::new(Controller {
+        clock: context.config.clock.clone(),
+        client: context.client.clone(),
+        accounts,
+        secrets,
+        pods,
+        unused_for,
+    })
 }
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
-            self.clean(Timestamp::now()).await?;
+            self.clean(self.clock.now()).await?;
             Ok(Requeue::After(SYNC_PERIOD))
         })
     }

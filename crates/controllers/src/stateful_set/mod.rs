@@ -12,9 +12,8 @@ use std::time::Duration;
 use api::cached::Pod;
 use api::selector::Selector;
 use client::metrics::Metrics;
-use client::{Client, DeleteParams, Event, EventRecorder, Informer};
+use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, Pod as NewPod, PodTemplateSpec, Volume,
@@ -30,6 +29,7 @@ const POD_INDEX_LABEL: &str = "apps.kubernetes.io/pod-index";
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     sets: Informer<StatefulSet>,
     pods: Informer<Pod>,
@@ -71,8 +71,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     });
     let owners = sets.clone();
     let revisions = context.on::<ControllerRevision, _>(move |event| controller_key(&event.object().metadata, &owners));
-    measure(&context.config.metrics, sets.clone(), pods.clone());
+    measure(&context.config.metrics, context.config.clock.clone(), sets.clone(), pods.clone());
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: context.recorder.clone(),
         sets,
@@ -97,11 +98,11 @@ fn sets_of(sets: &Informer<StatefulSet>, claim: &PersistentVolumeClaim) -> Vec<S
 }
 
 /// How available each set is, is looked at when somebody asks.
-fn measure(metrics: &Metrics, sets: Informer<StatefulSet>, pods: Informer<Pod>) {
+fn measure(metrics: &Metrics, clock: Clock, sets: Informer<StatefulSet>, pods: Informer<Pod>) {
     let gauges = metrics.downgrade();
     metrics.on_render(move || {
         let Some(metrics) = gauges.upgrade() else { return };
-        let now = Timestamp::now();
+        let now = clock.now();
         let all = sets.list().into_iter().map(|set| {
             let mine = pods.by_owner(set.metadata.uid.as_deref().unwrap_or_default());
             let policy = set.spec.as_ref().and_then(|spec| spec.pod_management_policy.as_deref());
@@ -154,7 +155,7 @@ impl Controller {
             &set,
             &mine,
             Revisions { current: history::name(&current), update: history::name(&update) },
-            Timestamp::now(),
+            self.clock.now(),
         );
         let failure = match self.settle_claims(&set, &mine).await {
             Ok(()) => self.carry_out(&set, &plan, &current, &update).await.err(),

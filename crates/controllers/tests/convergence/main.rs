@@ -398,3 +398,35 @@ async fn jobs_count_each_pod_once() {
         manager.kill().await;
     }
 }
+
+/// Decisions take the time from the clock that the manager was given, here that of the runtime, in which an hour is nothing.
+#[tokio::test(start_paused = true)]
+async fn finished_jobs_go_when_their_time_is_over() {
+    const JOBS: &str = "/apis/batch/v1/jobs";
+    let fake = Fake::new(7);
+    let start: jiff::Timestamp = "2040-01-01T00:00:00Z".parse().unwrap();
+    let job: Job = serde_json::from_value(json!({
+        "metadata": { "name": "done", "namespace": "default" },
+        "spec": { "ttlSecondsAfterFinished": 3600, "template": {} },
+        "status": { "conditions": [{ "type": "Complete", "status": "True", "lastTransitionTime": start.to_string() }] },
+    }))
+    .unwrap();
+    fake.client().all::<Job>().create(&job).await.unwrap();
+    let stop = CancellationToken::new();
+    let mut config = controllers::Config::new(fake.client());
+    config.controllers = vec!["ttl-after-finished-controller".into()];
+    config.clock = client::Clock::of_runtime(start);
+    let manager = tokio::spawn(controllers::run(config, stop.clone()));
+    let is_there = || fake.all(JOBS).iter().any(|job| job["metadata"]["deletionTimestamp"].is_null());
+    settle(3_590_000).await;
+    assert!(is_there(), "its time is not over");
+    for _ in 0..600 {
+        settle(1000).await;
+        if !is_there() {
+            break;
+        }
+    }
+    assert!(!is_there(), "an hour has passed");
+    stop.cancel();
+    manager.await.unwrap().unwrap();
+}

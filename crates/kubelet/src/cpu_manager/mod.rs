@@ -39,6 +39,22 @@ struct Checkpoint {
     entries: BTreeMap<String, BTreeMap<String, String>>,
 }
 
+/// Why a pod gets no processors for itself.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotAssigned {
+    #[error(
+        "Allocate failed due to not enough cpus available to satisfy request: requested={requested}, available={available}, which is unexpected"
+    )]
+    TooFew { requested: usize, available: usize },
+    #[error("{0:#}")]
+    Unsaved(anyhow::Error),
+}
+
+impl NotAssigned {
+    /// Why the pod is refused.
+    pub(crate) const REASON: &str = "UnexpectedAdmissionError";
+}
+
 impl CpuManager {
     /// The manager that the settings ask for; none without a policy.
     pub(crate) fn open(settings: &Settings) -> anyhow::Result<Option<Self>> {
@@ -53,7 +69,7 @@ impl CpuManager {
     }
 
     /// Sets processors aside for a pod's containers; why not, when there are too few.
-    pub(crate) fn admit(&self, pod: &Pod) -> Result<(), String> {
+    pub(crate) fn admit(&self, pod: &Pod) -> Result<(), NotAssigned> {
         let mut assigned = self.assigned.lock();
         let mut next = assigned.clone();
         for container in pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
@@ -64,16 +80,12 @@ impl CpuManager {
                 continue;
             }
             let free = self.shared(&next).without(&self.reserved);
-            let set = self.topology.take(&free, wanted).ok_or_else(|| {
-                format!(
-                    "Allocate failed due to not enough cpus available to satisfy request: requested={wanted}, available={}, which is unexpected",
-                    free.len()
-                )
-            })?;
+            let set = self.topology.take(&free, wanted);
+            let set = set.ok_or_else(|| NotAssigned::TooFew { requested: wanted, available: free.len() })?;
             next.entry(state::uid(pod).to_string()).or_default().insert(container.name.clone(), set);
         }
         next.retain(|_, entries| !entries.is_empty());
-        self.save(&next).map_err(|error| format!("{error:#}"))?;
+        self.save(&next).map_err(NotAssigned::Unsaved)?;
         *assigned = next;
         Ok(())
     }
@@ -207,7 +219,7 @@ mod tests {
         assert_eq!(cpus.cpus("whole", "c").to_string(), "1-2");
         assert_eq!(cpus.cpus("part", "c").to_string(), "0,3");
         let refused = cpus.admit(&pod("more", "2")).unwrap_err();
-        assert!(refused.contains("requested=2, available=1"), "{refused}");
+        assert!(matches!(refused, NotAssigned::TooFew { requested: 2, available: 1 }), "{refused}");
         let again = manager(&path);
         assert_eq!(again.cpus("whole", "c").to_string(), "1-2", "a restart forgets nothing");
         again.admit(&pod("whole", "2")).unwrap();

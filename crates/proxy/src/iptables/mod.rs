@@ -11,6 +11,7 @@ pub(crate) use program::Program;
 
 use base::{FAMILIES, Family};
 
+use crate::error::Result;
 use crate::tool::run;
 
 /// What `iptables-restore` and `ip6tables-restore` are to read; empty for nothing to do.
@@ -24,7 +25,7 @@ impl Transaction {
 }
 
 /// Carries out a transaction; each family's part happens as a whole or not at all.
-pub(crate) async fn apply(transaction: &Transaction) -> Result<(), String> {
+pub(crate) async fn apply(transaction: &Transaction) -> Result<()> {
     for (family, text) in FAMILIES.iter().zip(&transaction.0) {
         if !text.is_empty() {
             run(&format!("{}-restore", family.command), &["--wait", "5", "--noflush", "--counters"], text).await?;
@@ -34,7 +35,7 @@ pub(crate) async fn apply(transaction: &Transaction) -> Result<(), String> {
 }
 
 /// Takes our chains and the jumps to them out again; quiet when there are none.
-pub(crate) async fn remove() -> Result<(), String> {
+pub(crate) async fn remove() -> Result<()> {
     for family in FAMILIES {
         let mut text = String::new();
         for table in base::TABLES {
@@ -49,6 +50,6 @@ pub(crate) async fn remove() -> Result<(), String> {
 }
 
 /// What a table holds now, as `iptables-save` prints it.
-async fn saved(family: Family, table: &str) -> Result<String, String> {
+async fn saved(family: Family, table: &str) -> Result<String> {
     run(&format!("{}-save", family.command), &["-t", table], "").await
 }

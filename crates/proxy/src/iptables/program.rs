@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::base::{FAMILIES, Family, SHARED, Shared, TABLES, missing_jumps, service_chains, tail};
 use super::fragment::{Fragment, Part, fragment};
 use super::{Transaction, saved};
+use crate::error::Result;
 use crate::services::ServicePort;
 use crate::settings::Settings;
 
@@ -23,10 +24,7 @@ impl crate::backend::Backend for Program {
         fragment(ports, settings)
     }
 
-    async fn from_scratch(
-        settings: &Settings,
-        services: HashMap<String, Fragment>,
-    ) -> Result<(Self, Transaction), String> {
+    async fn from_scratch(settings: &Settings, services: HashMap<String, Fragment>) -> Result<(Self, Transaction)> {
         let mut present: [[String; 2]; 2] = Default::default();
         for (i, family) in FAMILIES.iter().enumerate() {
             for (j, table) in TABLES.iter().enumerate() {
@@ -71,7 +69,7 @@ impl crate::backend::Backend for Program {
         Transaction([text(0), text(1)])
     }
 
-    async fn apply(transaction: &Transaction) -> Result<(), String> {
+    async fn apply(transaction: &Transaction) -> Result<()> {
         super::apply(transaction).await
     }
 

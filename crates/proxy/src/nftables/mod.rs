@@ -11,6 +11,8 @@ mod program;
 
 pub(crate) use program::Program;
 
+use crate::error::Result;
+
 /// A change, in the words of `nft`.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Transaction {
@@ -18,15 +20,13 @@ pub(crate) struct Transaction {
 }
 
 /// Carries out one transaction: all of it, or nothing.
-pub(crate) async fn apply(transaction: &Transaction) -> Result<(), String> {
+pub(crate) async fn apply(transaction: &Transaction) -> Result<()> {
     let text = transaction.text.clone();
-    let sent =
-        tokio::task::spawn_blocking(move || netlink::nft::apply(&text)).await.map_err(|panic| panic.to_string())?;
-    sent.map_err(|error| error.to_string())
+    Ok(tokio::task::spawn_blocking(move || netlink::nft::apply(&text)).await??)
 }
 
 /// Deletes our tables; quiet when there are none.
-pub(crate) async fn remove() -> Result<(), String> {
+pub(crate) async fn remove() -> Result<()> {
     let text = base::FAMILIES
         .map(|family| format!("add table {0} cox-proxy\ndelete table {0} cox-proxy\n", family.name))
         .concat();

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::Transaction;
 use super::base::{FAMILIES, Family, table};
 use super::fragment::{Fragment, Part, fragment};
+use crate::error::Result;
 use crate::services::ServicePort;
 use crate::settings::Settings;
 
@@ -59,10 +60,7 @@ impl crate::backend::Backend for Program {
         fragment(ports, settings)
     }
 
-    async fn from_scratch(
-        settings: &Settings,
-        services: HashMap<String, Fragment>,
-    ) -> Result<(Self, Transaction), String> {
+    async fn from_scratch(settings: &Settings, services: HashMap<String, Fragment>) -> Result<(Self, Transaction)> {
         Ok(Self::fresh(settings, services))
     }
 
@@ -95,7 +93,7 @@ impl crate::backend::Backend for Program {
         transaction
     }
 
-    async fn apply(transaction: &Transaction) -> Result<(), String> {
+    async fn apply(transaction: &Transaction) -> Result<()> {
         super::apply(transaction).await
     }
 

@@ -15,9 +15,8 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use client::metrics::Metrics;
-use client::{Client, DeleteParams, Event, EventRecorder, Informer, Patch};
+use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -41,6 +40,7 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     queue: client::WorkQueue<String>,
     pods: Informer<Pod>,
@@ -234,6 +234,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: EventRecorder::new(context.client.clone(), "attachdetach-controller", ""),
         queue: context.queue.clone(),
@@ -427,7 +428,7 @@ impl Controller {
         let name = name_of(&attachment.metadata);
         let status = attachment.status.as_ref();
         let made = attachment.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        let age = made.map(|made| Duration::try_from(Timestamp::now().duration_since(made)).unwrap_or_default());
+        let age = made.map(|made| Duration::try_from(self.clock.now().duration_since(made)).unwrap_or_default());
         let error = status.and_then(|status| status.attach_error.as_ref()).and_then(|error| error.message.clone());
         let now = match (status.is_some_and(|status| status.attached), error) {
             (true, _) => Reported::Attached,

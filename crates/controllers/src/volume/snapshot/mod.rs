@@ -10,9 +10,8 @@ pub(super) mod plan;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use client::{Client, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
+use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 use k8s_openapi::Resource as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -37,6 +36,7 @@ const INSTALL_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     queue: WorkQueue<String>,
     definitions: Informer<CustomResourceDefinition>,
@@ -104,6 +104,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         claim_key(event.object()).map(|key| of_claim(&key)).unwrap_or_default()
     });
     Arc::new(Controller {
+        clock: context.config.clock.clone(),
         client: context.client.clone(),
         recorder: EventRecorder::new(context.client.clone(), "snapshot-controller", ""),
         queue: context.queue.clone(),
@@ -329,7 +330,7 @@ impl Controller {
                 return Ok(Requeue::After(RETRY_INTERVAL));
             }
             Step::Fail { reason, message } => {
-                if let Some(status) = failed(&snapshot, &message, Timestamp::now()) {
+                if let Some(status) = failed(&snapshot, &message, self.clock.now()) {
                     self.recorder.warning(&about, reason, message);
                     self.set_status(&snapshot, &status).await?;
                 }
