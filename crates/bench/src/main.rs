@@ -9,6 +9,7 @@ mod authz;
 mod control_plane;
 mod controllers;
 mod dns;
+mod gateway;
 mod kubectl;
 mod lifecycle;
 mod load;
@@ -16,6 +17,7 @@ mod memory;
 mod node;
 mod own_server;
 mod peer;
+mod policy;
 mod process;
 mod proxy;
 mod report;
@@ -51,6 +53,8 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("trace", "writes with the trace and without it", |args| Box::pin(trace::run(args))),
     ("dns", "cluster DNS with unbound serving the same names", |args| Box::pin(dns::run(args))),
     ("proxy", "the service proxy with nftables and with iptables", |args| Box::pin(proxy::run(args))),
+    ("policy", "network policies with none: packets, and changes", |args| Box::pin(policy::run(args))),
+    ("gateway", "the gateway with nginx on the same routes", |args| Box::pin(gateway::run(args))),
 ];
 
 /// Compare with real peers

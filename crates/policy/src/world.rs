@@ -316,6 +316,9 @@ impl World {
         tier: Tier,
         direction: Direction,
     ) -> Vec<(&'a Arc<ClusterPolicy>, &'a ClusterRule)> {
+        if self.cluster_policies.is_empty() {
+            return Vec::new();
+        }
         let labels = self.namespace_labels(&pod.namespace);
         let of_tier = self.cluster_policies.values().filter(|policy| policy.tier == tier);
         let mut policies: Vec<&Arc<ClusterPolicy>> = of_tier.filter(|policy| policy.selects(pod, &labels)).collect();
