@@ -101,12 +101,20 @@ fn the_trace_of_a_deployment_has_every_stage_and_no_gap() {
     let roots = spans.iter().filter(|span| !ids.contains(span["parentSpanId"].as_str().unwrap()));
     assert_eq!(roots.count(), 1);
 
-    // A probe is a stage of its own, and readiness follows from it.
-    let probe =
-        r#"{"spec":{"containers":[{"name":"probed","image":"nginx","readinessProbe":{"httpGet":{"port":80}}}]}}"#;
-    cluster.kubectl(&format!("run probed --image=nginx --overrides={probe}"));
+    // A probe is a stage of its own, and readiness follows from it; so are the steps of a volume.
+    let claim = serde_json::json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}});
+    let overrides = serde_json::json!({"spec": {
+        "containers": [{
+            "name": "probed", "image": "nginx", "readinessProbe": {"httpGet": {"port": 80}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }],
+        "volumes": [{"name": "data", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}],
+    }});
+    cluster.kubectl(&format!("run probed --image=nginx --overrides={overrides}"));
     cluster.kubectl("wait --for=condition=Ready pod/probed --timeout=170s");
-    let walk = complete(&cluster, "pod/probed", &[("7.4", "probe"), ("7.4", "ready"), ("7.2", "status")]);
+    let stages =
+        [("7.3", "provision volume"), ("7.3", "publish volume"), ("7.4", "probe"), ("7.4", "ready"), ("7.2", "status")];
+    let walk = complete(&cluster, "pod/probed", &stages);
     assert_eq!(problems(&walk), BTreeSet::new());
     let ready = walk.spans.iter().find(|step| step.name == "ready").unwrap();
     let probed = walk.spans.iter().find(|step| step.name == "probe").unwrap();

@@ -55,11 +55,12 @@ fn translated(volume: &PersistentVolume, spec: &PersistentVolumeSpec) -> Option<
         let account = account.and_then(|rest| rest.strip_suffix("-secret")).filter(|account| !account.is_empty());
         let group = volume.metadata.annotations.as_ref().and_then(|all| all.get(RESOURCE_GROUP));
         let (group, account) = (group.map_or("", String::as_str), account.unwrap_or(&share.secret_name));
-        let handle = format!("{group}#{account}#{}#", share.share_name);
-        let secret = SecretReference {
-            name: Some(share.secret_name.clone()),
-            namespace: share.secret_namespace.clone().or_else(|| Some("default".to_owned())),
-        };
+        // Who has the claim knows the secret.
+        let of_claim = spec.claim_ref.as_ref().and_then(|claim| claim.namespace.as_ref());
+        let namespace = share.secret_namespace.as_ref().or(of_claim).filter(|namespace| !namespace.is_empty())?;
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        let handle = format!("{group}#{account}#{}#{name}#{namespace}", share.share_name);
+        let secret = SecretReference { name: Some(share.secret_name.clone()), namespace: Some(namespace.clone()) };
         let source = made("file.csi.azure.com", handle, &None, share.read_only);
         let source = CSIPersistentVolumeSource { node_stage_secret_ref: Some(secret), ..source };
         return Some(with(source, "sharename", Some(share.share_name.clone())));
@@ -141,10 +142,13 @@ mod tests {
                 json!({ "cachingMode": "None", "fsType": "ext4", "kind": "Managed" }),
             ),
             (
-                &json!({ "annotations": { RESOURCE_GROUP: "rg" } }),
-                json!({ "azureFile": { "secretName": "azure-storage-account-me-secret", "shareName": "s" } }),
+                &json!({ "name": "pv", "annotations": { RESOURCE_GROUP: "rg" } }),
+                json!({
+                    "azureFile": { "secretName": "azure-storage-account-me-secret", "shareName": "s" },
+                    "claimRef": { "namespace": "team", "name": "c" },
+                }),
                 "file.csi.azure.com",
-                "rg#me#s#",
+                "rg#me#s#pv#team",
                 json!({ "sharename": "s" }),
             ),
             (&none, json!({ "cinder": { "volumeID": "c" } }), "cinder.csi.openstack.org", "c", json!({})),
@@ -167,6 +171,7 @@ mod tests {
             json!({ "nfs": { "server": "s", "path": "/" } }),
             json!({ "glusterfs": { "endpoints": "e", "path": "p" } }),
             json!({ "awsElasticBlockStore": { "volumeID": "aws://nonsense" } }),
+            json!({ "azureFile": { "secretName": "k", "shareName": "s" } }),
         ] {
             let volume: PersistentVolume = serde_json::from_value(json!({ "spec": spec })).unwrap_or_default();
             assert_eq!(csi_source(&volume), None, "{}", Value::from(serde_json::to_string(&volume).unwrap()));

@@ -23,6 +23,7 @@ mod proxy;
 mod report;
 mod scheduler;
 mod services;
+mod storage;
 mod store;
 mod trace;
 mod up;
@@ -50,6 +51,9 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
     ("scheduler", "our scheduler with that of another cluster, or by itself", |args| Box::pin(scheduler::run(args))),
+    ("storage", "pods with a volume each, beside another cluster or a helper pod per volume", |args| {
+        Box::pin(storage::run(args))
+    }),
     ("trace", "writes with the trace and without it", |args| Box::pin(trace::run(args))),
     ("dns", "cluster DNS with unbound serving the same names", |args| Box::pin(dns::run(args))),
     ("proxy", "the service proxy with nftables and with iptables", |args| Box::pin(proxy::run(args))),
@@ -84,7 +88,7 @@ struct Args {
     /// scheduler: how many nodes the cluster has
     #[arg(long)]
     nodes: Option<usize>,
-    /// scheduler, controllers: how many pods, where the case does not depend on the number
+    /// scheduler, controllers, storage: how many pods, where the case does not depend on the number
     #[arg(long)]
     pods: Option<usize>,
     /// Given to itself when a case needs a process of its own

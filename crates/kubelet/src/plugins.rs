@@ -25,6 +25,8 @@ use crate::volumes::csi::{Csi, Driver, highest_version};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(120);
+/// What is told of a plug-in that does not answer, or not as plug-ins do.
+const NO_INFO: &str = "RegisterPlugin error -- failed to get plugin info using RPC GetInfo";
 /// What a directory may hold at most: whoever can write to it is root, and may still be mistaken.
 const MAX_SOCKETS: usize = 128;
 const MAX_DEPTH: usize = 3;
@@ -110,10 +112,12 @@ impl Plugins {
             let is_soon_over = failed.contains("code = Unavailable") || failed.contains("error getting node");
             let is_early = std::mem::replace(&mut is_first, false) && is_soon_over;
             tracing::warn!(socket = %socket.display(), error = failed, "plug-in not registered, will retry");
-            if !is_early && told.as_ref() != Some(&failed) {
+            // One that cannot say who it is says that in other words each time.
+            let reason = if failed.starts_with(NO_INFO) { NO_INFO.to_owned() } else { failed.clone() };
+            if !is_early && told.as_ref() != Some(&reason) {
                 let message = format!("plugin at {} not registered: {failed}", socket.display());
                 self.recorder.warning(&node::reference(&self.node_name), "FailedPluginRegistration", message);
-                told = Some(failed);
+                told = Some(reason);
             }
             tokio::select! {
                 () = gone.cancelled() => return,
@@ -135,13 +139,10 @@ impl Plugins {
     /// Asks a plug-in who it is, and tells it what came of that.
     async fn register(&self, socket: &Path) -> Result<String, String> {
         let plugin = RegistrationClient::new(csi::channel(socket), ANSWER_TIMEOUT);
-        let info = plugin.get_info(InfoRequest {}).await.map_err(|status| {
-            format!(
-                "RegisterPlugin error -- failed to get plugin info using RPC GetInfo at socket {}, err: {}",
-                socket.display(),
-                csi::describe(&status)
-            )
-        })?;
+        let info = plugin
+            .get_info(InfoRequest {})
+            .await
+            .map_err(|status| format!("{NO_INFO} at socket {}, err: {}", socket.display(), csi::describe(&status)))?;
         let taken = self.take_in(&info, socket).await;
         let status = RegistrationStatus {
             plugin_registered: taken.is_ok(),

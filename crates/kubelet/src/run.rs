@@ -34,7 +34,7 @@ use crate::shutdown_state::Shutdown;
 use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
-use crate::volumes::{Tokens, Volumes, blocking, mounts};
+use crate::volumes::{LocalDevices, Tokens, Volumes, blocking, mounts};
 use crate::worker::Workers;
 use crate::{certificates, cpu_sets, dns, gc, pleg, state};
 
@@ -230,6 +230,7 @@ impl Running {
                 tokens: Tokens::new(client.clone()),
                 csi,
                 nfs: Default::default(),
+                local_devices: LocalDevices::new(settings.root_dir.clone()),
                 call_timeout: settings.volume_call_timeout,
             },
             cgroups,

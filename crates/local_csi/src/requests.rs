@@ -16,10 +16,12 @@ use csi::v1::{
     CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, GetCapacityRequest, ListSnapshotsRequest,
     Snapshot, SnapshotSource, VolumeContentSource, VolumeSource,
 };
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use trace::{Context, Stage, Work};
 
 use crate::driver::Driver;
 
@@ -27,6 +29,8 @@ use crate::driver::Driver;
 const AGAIN: Duration = Duration::from_secs(30);
 /// Free room is told in steps: it changes all the time.
 const STEP: i64 = 64 << 20;
+/// Who answers, in traces.
+const ACTOR: &str = crate::NAME;
 /// Copies share the disk: more at a time would not end sooner. Everything else is done at once.
 const COPIES: usize = 2;
 
@@ -47,15 +51,23 @@ struct Worker {
     busy: HashSet<Key>,
     /// Not in the status yet, as far as is known.
     answers: BTreeMap<Key, Answer>,
-    tasks: JoinSet<(Key, Answer)>,
+    tasks: JoinSet<(Key, Answer, Context)>,
+    /// What the requests that are not looked at yet follow from.
+    asked_by: Arc<Mutex<Context>>,
+    /// What was done for answers that are not written yet.
+    answered_by: Context,
 }
 
 pub(crate) async fn run(client: Client, node: String, driver: Arc<Driver>, stop: CancellationToken) {
     let own = ListParams { field_selector: Some(format!("metadata.name={node}")), ..ListParams::default() };
     let object = Informer::new(client.all(), own);
     let changed = Arc::new(Notify::new());
-    let wake = changed.clone();
-    object.subscribe(move |_| wake.notify_one());
+    let (wake, asked_by) = (changed.clone(), Arc::<Mutex<Context>>::default());
+    let asked = asked_by.clone();
+    object.subscribe(move |_| {
+        asked.lock().merge(trace::current());
+        wake.notify_one();
+    });
     let mut worker = Worker {
         client,
         node,
@@ -65,6 +77,8 @@ pub(crate) async fn run(client: Client, node: String, driver: Arc<Driver>, stop:
         busy: HashSet::new(),
         answers: BTreeMap::new(),
         tasks: JoinSet::new(),
+        asked_by,
+        answered_by: Context::default(),
     };
     let work = async {
         object.synced().await;
@@ -98,9 +112,10 @@ pub(crate) async fn run(client: Client, node: String, driver: Arc<Driver>, stop:
 }
 
 impl Worker {
-    fn ended(&mut self, done: Result<(Key, Answer), tokio::task::JoinError>) {
+    fn ended(&mut self, done: Result<(Key, Answer, Context), tokio::task::JoinError>) {
         match done {
-            Ok((key, answer)) => {
+            Ok((key, answer, done)) => {
+                self.answered_by.merge(done);
                 self.busy.remove(&key);
                 self.answers.insert(key, answer);
             }
@@ -118,17 +133,25 @@ impl Worker {
             self.answers.clear();
             return Ok(());
         };
+        let cause = std::mem::take(&mut *self.asked_by.lock());
         for (key, request) in open(&object, &self.answers) {
             if self.busy.insert(key.clone()) {
                 let (driver, copies, request) = (self.driver.clone(), self.copies.clone(), request.clone());
                 let (all, node) = (self.object.clone(), self.node.clone());
+                let work = Work::caused(&cause, Stage::Provision, ACTOR, format_args!("nodevolumes/{node}"));
+                let work = work.with_detail(&key.1).announce();
                 self.tasks.spawn(async move {
                     let is_wanted = || {
                         let same = |(other, known): (Key, &Request)| other == key && known.token == request.token;
                         all.get(&node).is_some_and(|object| requests(&object).any(same))
                     };
                     let answer = carry_out(&driver, &copies, &key, &request, &is_wanted).await;
-                    (key, answer)
+                    let done = work.context();
+                    match &answer.error {
+                        None => work.end(),
+                        Some(error) => work.fail(error),
+                    }
+                    (key, answer, done)
                 });
             }
         }
@@ -136,7 +159,10 @@ impl Worker {
         let available = free.ok().map(|free| free.available_capacity / STEP * STEP);
         let Some(status) = difference(&object, &self.answers, available) else { return Ok(()) };
         let patch = Patch::merge(json!({"status": status}));
-        self.client.all::<NodeVolumes>().patch_status(&self.node, &patch).await?;
+        let work = Work::caused(&self.answered_by, Stage::Status, ACTOR, format_args!("nodevolumes/{}", self.node));
+        let api = self.client.all::<NodeVolumes>();
+        work.result(api.patch_status(&self.node, &patch)).await?;
+        self.answered_by = Context::default();
         // What was written is in the informer soon; until then it is kept, so that nothing is done twice.
         let asked: HashSet<Key> = requests(&object).map(|(key, _)| key).collect();
         self.answers.retain(|key, _| asked.contains(key));

@@ -50,7 +50,7 @@ fn step(object: &mut Value, operation: &Value, copied: &mut usize) -> Result<(),
                     *target = value;
                     Ok(())
                 }
-                None => Err(missing(kind, &path)),
+                None => replace_absent(object, &path, value),
             }
         }
         "move" => {
@@ -82,6 +82,21 @@ fn step(object: &mut Value, operation: &Value, copied: &mut usize) -> Result<(),
             }
         }
         other => Err(PatchError::Malformed(format!("Unexpected kind: {other}"))),
+    }
+}
+
+/// Upstream's library takes a member that is not there for one that is null.
+fn replace_absent(object: &mut Value, path: &str, value: Value) -> Result<(), PatchError> {
+    let (parent, key) = split(path).ok_or_else(|| missing("replace", path))?;
+    match object.pointer_mut(parent) {
+        Some(Value::Object(fields)) => {
+            fields.insert(key, value);
+            Ok(())
+        }
+        Some(Value::Array(_)) => Err(PatchError::Unprocessable(format!(
+            "replace operation does not apply: doc is missing key: {path}: missing value"
+        ))),
+        _ => Err(missing("replace", path)),
     }
 }
 
@@ -203,7 +218,9 @@ pub(super) mod tests {
             (json!([{"op": "remove", "path": "/a/1"}]), Some(json!({"a": [1]}))),
             (json!([{"op": "remove", "path": "/nope"}]), None),
             (json!([{"op": "replace", "path": "/a", "value": {}}]), Some(json!({"a": {}}))),
-            (json!([{"op": "replace", "path": "/b", "value": {}}]), None),
+            (json!([{"op": "replace", "path": "/b", "value": {}}]), Some(json!({"a": [1, 2], "b": {}}))),
+            (json!([{"op": "replace", "path": "/b/c", "value": {}}]), None),
+            (json!([{"op": "replace", "path": "/a/2", "value": {}}]), None),
             (json!([{"op": "move", "from": "/a", "path": "/b"}]), Some(json!({"b": [1, 2]}))),
             (json!([{"op": "copy", "from": "/a/0", "path": "/b"}]), Some(json!({"a": [1, 2], "b": 1}))),
             (json!([{"op": "test", "path": "/a/0", "value": 1.0}]), Some(json!({"a": [1, 2]}))),

@@ -8,6 +8,7 @@
 mod atomic_writer;
 pub(crate) mod csi;
 mod host_path;
+mod local_device;
 pub(crate) mod mounts;
 mod nfs;
 mod ownership;
@@ -32,6 +33,7 @@ use crate::objects::Objects;
 use crate::{resources, state};
 
 use self::csi::{Csi, Wanted};
+pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
 use ownership::ChangePolicy;
 pub(crate) use tokens::Tokens;
@@ -46,6 +48,7 @@ pub(crate) struct Volumes {
     pub(crate) tokens: Tokens,
     pub(crate) csi: Arc<Csi>,
     pub(crate) nfs: Nfs,
+    pub(crate) local_devices: LocalDevices,
     /// How long a server has until its share is mounted.
     pub(crate) call_timeout: Duration,
 }
@@ -261,8 +264,8 @@ impl Volumes {
         Ok(Mounted::Path { path, read_only })
     }
 
-    /// A local or hostPath volume. A local one is given to the pod's fsGroup, once: before anything of the
-    /// pod has started, and never while its containers may be at work in it.
+    /// A local or hostPath volume. A local device is mounted as the file system that it holds. A local directory is given to the
+    /// pod's fsGroup, once: before anything of the pod has started, and never while its containers may be at work in it.
     async fn claim(
         &self,
         pod: &Pod,
@@ -270,7 +273,7 @@ impl Volumes {
         bound: PersistentVolume,
         read_only: bool,
     ) -> Result<Mounted, String> {
-        let owned = self.dir(pod, "kubernetes.io~local-volume", volume);
+        let owned = self.dir(pod, local_device::PLUGIN, volume);
         let (name, spec) = (bound.metadata.name.unwrap_or_default(), bound.spec.unwrap_or_default());
         if let Some(source) = &spec.nfs {
             let options = spec.mount_options.as_deref().unwrap_or_default();
@@ -281,6 +284,22 @@ impl Volumes {
             let checked = path.clone();
             blocking(move || host_path::check(&checked, "BlockDevice")).await?;
             return Ok(Mounted::Device { path, read_only });
+        }
+        if let Some(source) = &spec.local {
+            let (path, looked) = (PathBuf::from(&source.path), PathBuf::from(&source.path));
+            let is_device = blocking(move || Ok(host_path::check(&looked, "BlockDevice").is_ok())).await?;
+            if is_device {
+                let target = self.dir(pod, local_device::PLUGIN, &name);
+                let disk = local_device::Disk {
+                    name,
+                    device: path,
+                    fs_type: source.fs_type.clone().unwrap_or_default(),
+                    options: spec.mount_options.clone().unwrap_or_default(),
+                    group: fs_group(pod).filter(|_| !read_only).map(|group| (group, change_policy(pod))),
+                };
+                let path = self.local_devices.set_up(disk, target).await?;
+                return Ok(Mounted::Path { path, read_only });
+            }
         }
         // A path of the node's stays as the node has it.
         let (path, kind, group) = if let Some(source) = spec.host_path {
@@ -318,6 +337,7 @@ impl Volumes {
         blocking(move || mounts::remove_with_mounts(&parts)).await?;
         self.csi.tear_down(uid).await?;
         blocking(move || mounts::remove_with_mounts(&dir)).await?;
+        self.local_devices.release_unused().await;
         self.config_maps.release(uid);
         self.secrets.release(uid);
         self.tokens.forget(uid);

@@ -592,6 +592,8 @@ pub(crate) async fn security_plugins_that_lie_are_refused(node: &mut Node) {
     let silent = Driver::new(&place(20), Options::new("g.example.com"));
     silent.set_fault("GetInfo", Some(Fault::Hang));
     let silent = silent.serve(&registry(node));
+    let garbage = registry(node).join("garbage.sock");
+    let talks = tokio::spawn(talk_garbage(tokio::net::UnixListener::bind(&garbage).unwrap()));
     let late =
         self::driver(node, Options { topology: Default::default(), ..Options::new("late.example.com") }, json!({}))
             .await;
@@ -600,12 +602,27 @@ pub(crate) async fn security_plugins_that_lie_are_refused(node: &mut Node) {
         event.message.as_deref().is_some_and(|message| message.contains(&*silent.socket.to_string_lossy()))
     })
     .await;
-    for (path, _) in &liars {
+    let garbage = garbage.display().to_string();
+    node.wait_event("garbage is told", |event| {
+        event.message.as_deref().is_some_and(|message| message.contains(&garbage))
+    })
+    .await;
+    for path in liars.iter().map(|(path, _)| path).chain([&garbage]) {
         let events = node.api.events().await;
         let told = events.iter().filter(|event| event.message.as_deref().is_some_and(|message| message.contains(path)));
         assert_eq!(told.count(), 1, "one event for {path}");
     }
+    talks.abort();
     drop((first, late));
+}
+
+/// Answers whoever connects with what is no protocol at all.
+async fn talk_garbage(listener: tokio::net::UnixListener) {
+    use tokio::io::AsyncWriteExt;
+    while let Ok((mut stream, _)) = listener.accept().await {
+        // They may have hung up already.
+        let _ = stream.write_all(&[0x5a; 4096]).await;
+    }
 }
 
 /// Who is killed.

@@ -22,12 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{Client, EventRecorder, Informer};
+use csi::tonic::Status;
 use k8s_openapi::api::core::v1::{Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use trace::{Stage, Work};
 
 use super::{Mounted, Tokens, VolumeError, blocking};
 use crate::objects::Objects;
@@ -84,6 +86,8 @@ struct Published {
 /// What the pieces of a call come from, fetched before the volume is locked.
 struct Inputs {
     pod: Arc<Pod>,
+    /// What the calls follow from: they are made by a task of their own.
+    cause: trace::Context,
     object: Option<Arc<CSIDriver>>,
     driver: Arc<Driver>,
     /// The driver wants to be asked again and again.
@@ -93,6 +97,29 @@ struct Inputs {
     stage_secrets: BTreeMap<String, String>,
     publish_secrets: BTreeMap<String, String>,
     expand_secrets: BTreeMap<String, String>,
+}
+
+impl Inputs {
+    /// A call of the driver, as part of what the pod needs.
+    fn work(&self, stage: Stage, wanted: &Wanted) -> Work {
+        let work = Work::caused(&self.cause, stage, state::ACTOR, state::traced_name(&self.pod));
+        work.with_detail(format_args!("{} {}", wanted.driver, wanted.spec_name))
+    }
+
+    async fn call<T>(
+        &self,
+        stage: Stage,
+        wanted: &Wanted,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let mut work = self.work(stage, wanted).announce();
+        let answer = work.run(call).await;
+        match &answer {
+            Ok(_) => work.end(),
+            Err(status) => work.fail(csi::describe(status)),
+        }
+        answer
+    }
 }
 
 pub(crate) struct Parts {
@@ -180,6 +207,7 @@ impl Csi {
         let expand_secrets = secret(wanted.expand_secret.as_ref()).await.map_err(fail)?;
         let mut inputs = Inputs {
             pod: Arc::new(pod.clone()),
+            cause: trace::current(),
             driver,
             republish,
             publish_context: BTreeMap::new(),
@@ -191,8 +219,10 @@ impl Csi {
         };
         self.add_tokens(&mut inputs, tokens).await.map_err(fail)?;
         if wanted.needs_attachment(inputs.object.as_deref()) {
-            inputs.publish_context = self
-                .wait_for_attachment(&wanted, state::uid(pod))
+            inputs.publish_context = inputs
+                .work(Stage::Attach, &wanted)
+                .announce()
+                .result(self.wait_for_attachment(&wanted, state::uid(pod)))
                 .await
                 .map_err(|cause| VolumeError::of("MountVolume.WaitForAttach", &wanted.spec_name, cause))?;
         }

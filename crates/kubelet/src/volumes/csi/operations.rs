@@ -8,6 +8,7 @@ use csi::tonic::Status;
 use csi::v1::{self, NodeRpc};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::json;
+use trace::Stage;
 
 use super::in_use::STAGING;
 use super::layout::{Found, Mode, Record};
@@ -69,7 +70,8 @@ impl Csi {
             secrets: inputs.publish_secrets.clone(),
             volume_context: inputs.volume_context.clone(),
         };
-        if let Err(status) = driver.clients.node.node_publish_volume(request).await {
+        let publish = driver.clients.node.node_publish_volume(request);
+        if let Err(status) = inputs.call(Stage::PublishVolume, wanted, publish).await {
             // Nothing came of it, and nothing else of the volume is here: its pod can go without the driver.
             if csi::is_final(&status) && is_new && staging.is_none() {
                 self.forget_use(&uid, &record, mode).await;
@@ -131,7 +133,8 @@ impl Csi {
             secrets: inputs.stage_secrets.clone(),
             volume_context: wanted.attributes.clone(),
         };
-        if let Err(status) = driver.clients.node.node_stage_volume(request).await {
+        let stage = driver.clients.node.node_stage_volume(request);
+        if let Err(status) = inputs.call(Stage::StageVolume, wanted, stage).await {
             if csi::is_final(&status) && is_new && is_first_use {
                 self.forget_use(state::uid(&inputs.pod), record, mode).await;
                 let (layout, record) = (self.layout.clone(), record.clone());
@@ -172,7 +175,8 @@ impl Csi {
                 volume_capability: Some(self.capability(wanted, inputs)),
                 secrets: inputs.expand_secrets.clone(),
             };
-            let grown = driver.clients.node.node_expand_volume(request).await;
+            let grow = driver.clients.node.node_expand_volume(request);
+            let grown = inputs.call(Stage::ExpandVolume, wanted, grow).await;
             grown.map_err(|status| fail(csi::describe(&status)))?;
             let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} ", wanted.spec_name);
             self.recorder.normal(&client::reference(inputs.pod.as_ref()), "FileSystemResizeSuccessful", message);
