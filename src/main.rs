@@ -81,6 +81,12 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "top", "Show what nodes, pods and the API use, now and in the last hour", |argv| {
         command(argv, cluster::top::main)
     }),
+    row(
+        Group::Cluster,
+        "support",
+        "Write a file with the state and the logs of the cluster, without its secrets",
+        |argv| command(argv, cluster::support::main),
+    ),
     row(Group::Cluster, "ui", "Show the cluster in a browser", |argv| {
         let proxy = ["kubectl", "proxy", "--ui", "--port=0"].map(OsString::from);
         kubectl::main(proxy.into_iter().chain(argv.into_iter().skip(1)))

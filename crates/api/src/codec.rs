@@ -102,6 +102,11 @@ pub fn go_kind(value: &Value) -> &'static str {
 
 /// The line on which a key stands for the second time, in block style, where lines have meaning.
 pub fn line_of_repeated_key(yaml: &[u8], path: &str) -> Option<usize> {
+    line_of_key(yaml, path, 2)
+}
+
+/// The line on which a key stands for the n-th time.
+pub fn line_of_key(yaml: &[u8], path: &str, time: usize) -> Option<usize> {
     // The path to the current line: indentation and what it adds to the path.
     let mut stack: Vec<(usize, String)> = Vec::new();
     let mut seen = 0;
@@ -129,7 +134,7 @@ pub fn line_of_repeated_key(yaml: &[u8], path: &str) -> Option<usize> {
         let here = stack.iter().rev().fold(String::new(), |below, (_, part)| join_path(part, &below));
         if here == path {
             seen += 1;
-            if seen == 2 {
+            if seen == time {
                 return Some(number + 1);
             }
         }

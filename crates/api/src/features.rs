@@ -8,7 +8,8 @@ const ON: &str = "
     APIResponseCompression AggregatedDiscoveryRemoveBetaType AllowParsingUserUIDFromCertAuth
     AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors
     AuthorizePodWebsocketUpgradeCreatePermission AuthorizeWithSelectors CRDValidationRatcheting
-    ClearingNominatedNodeNameAfterBinding ComponentFlagz ComponentStatusz ConsistentListFromCache ContainerRestartRules ContainerStopSignals
+    ClearingNominatedNodeNameAfterBinding ComponentFlagz ComponentStatusz ConsistentListFromCache ConstrainedImpersonation
+    ContainerRestartRules ContainerStopSignals
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
     DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout GracefulNodeShutdown
     GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HonorPVReclaimPolicy HostnameOverride ImageMaximumGCAge ImageVolume
@@ -36,7 +37,7 @@ const OFF: &str = "
     AllowUnsafeMalformedObjectDeletion CBORServingAndStorage CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions
     CPUManagerPolicyOptions CRDObservedGenerationTracking CRIListStreaming CSIServiceAccountTokenSecrets
     CSIVolumeHealth ChangeContainerStatusOnKubeletRestart ClusterTrustBundle ClusterTrustBundleProjection
-    ConstrainedImpersonation ContainerCheckpoint CoordinatedLeaderElection
+    ContainerCheckpoint CoordinatedLeaderElection
     CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAAdminAccess DRAConsumableCapacity
     DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource DRAPartitionableDevices
     DRAPrioritizedList DRAResourceClaimDeviceStatus DRAResourcePoolStatus DRASchedulerFilterTimeout

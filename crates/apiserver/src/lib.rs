@@ -61,6 +61,7 @@ mod versions;
 mod walk;
 mod watch_cache;
 
+pub use admission::labels_not_for_nodes;
 pub use args::Args;
 pub use authz::Attributes;
 pub use body::{Body, BodyError};

@@ -21,6 +21,8 @@ mod bad_input;
 mod can_i;
 #[path = "apiserver/connect.rs"]
 mod connect;
+#[path = "apiserver/constrained_impersonation.rs"]
+mod constrained_impersonation;
 #[path = "apiserver/custom_resources.rs"]
 mod custom_resources;
 #[path = "apiserver/devices.rs"]

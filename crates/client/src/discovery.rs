@@ -63,6 +63,30 @@ impl Client {
         Ok((resources, failed))
     }
 
+    /// The resource of a kind in a version (`apps/v1`, `v1`); none if the server does not have it.
+    pub async fn resource_of(&self, api_version: &str, kind: &str) -> Result<Option<ApiResource>, Error> {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let root = if group.is_empty() { "api" } else { "apis" };
+        let segments: Vec<&str> = [root, group, version].into_iter().filter(|part| !part.is_empty()).collect();
+        let list: APIResourceList = match self.get_at(&segments, &[]).await {
+            Ok(list) => list,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let is_it = |name: &str, found: &str| found == kind && !name.contains('/');
+        let found = list.resources.into_iter().find(|resource| is_it(&resource.name, &resource.kind));
+        Ok(found.map(|resource| ApiResource {
+            gvr: Gvr {
+                group: group.to_owned().into(),
+                version: version.to_owned().into(),
+                resource: resource.name.into(),
+            },
+            kind: resource.kind,
+            namespaced: resource.namespaced,
+            verbs: resource.verbs,
+        }))
+    }
+
     /// GETs the path of these segments with this query, each of them in plain text, and decodes whatever JSON is there.
     pub async fn get_at<T: DeserializeOwned>(&self, segments: &[&str], query: &[(&str, &str)]) -> Result<T, Error> {
         let mut path = String::new();

@@ -1,5 +1,6 @@
 //! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`, `trace`, `top`; `node` for
-//! further nodes; `token`, `join` and `server` for further machines; `cert` for certificates.
+//! further nodes; `token`, `join` and `server` for further machines; `cert` for certificates; `support` for whoever is asked for
+//! help.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
 //! components in order and reports each phase (`progress`) until the node is Ready and DNS answers; then the context
@@ -8,8 +9,11 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod background;
+mod backups;
 mod balancer;
 pub mod certificates;
+mod cluster_file;
+mod component_configs;
 mod components;
 mod connection;
 pub mod delete;
@@ -23,22 +27,28 @@ mod kubeconfig;
 mod local_volumes;
 mod lock;
 pub mod manage;
+mod manifests;
 mod metrics_reader;
 pub mod members;
 mod network_policy;
 mod node_address;
 mod node_network;
+mod node_roles;
 pub mod nodes;
 mod options;
 mod pki;
 pub mod preflight;
 mod progress;
+mod redact;
 mod role;
 mod server;
 mod shape;
 pub mod store_command;
+pub mod support;
 pub mod systemd;
 mod store_move;
+#[cfg(test)]
+mod test_server;
 pub mod top;
 mod turns;
 pub mod up;

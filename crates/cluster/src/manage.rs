@@ -9,8 +9,9 @@ use futures_util::future::BoxFuture;
 
 use crate::join::Membership;
 use crate::lock::Lock;
-use crate::nodes;
 use crate::options::Options;
+use crate::shape::Flags;
+use crate::{backups, nodes};
 
 /// Stop the cluster; its data and its containers stay
 #[derive(Debug, Clone, clap::Args)]
@@ -67,6 +68,14 @@ async fn print_status(args: StatusArgs) -> Result<()> {
     println!("data        {}", options.data_dir.display());
     println!("log         {}", options.log_file().display());
     println!("runtime     unix://{}", options.cri_socket().display());
+    if let Some(schedule) = Flags::remembered(options)?.backups.schedule(true)? {
+        println!("backups     {}", backups::describe(options, &schedule));
+    }
+    if options.manifests_dir().is_dir() {
+        let mut lines = crate::manifests::Record::load(options)?.lines().into_iter();
+        println!("manifests   {} ({})", options.manifests_dir().display(), lines.next().unwrap_or_default());
+        lines.for_each(|line| println!("            {line}"));
+    }
     for record in nodes::all(options)? {
         let process = match Lock::holder(&record.options(options).lock_file())? {
             Some(holder) => format!("process {}", holder.pid),

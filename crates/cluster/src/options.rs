@@ -36,6 +36,16 @@ impl Options {
         self.pki_dir().join("encryption.yaml")
     }
 
+    /// Manifests in here are applied, and kept so.
+    pub fn manifests_dir(&self) -> PathBuf {
+        self.data_dir.join("manifests")
+    }
+
+    /// What was applied from there.
+    pub fn manifests_record(&self) -> PathBuf {
+        self.data_dir.join("manifests.json")
+    }
+
     pub fn log_file(&self) -> PathBuf {
         self.data_dir.join("logs/cox.log")
     }

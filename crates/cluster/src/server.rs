@@ -21,13 +21,19 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    certificates, dns_service, encryption, etcd, ingress, join, local_volumes, members, metrics_reader, network_policy,
-    node_address, node_network, nodes, usual_place,
+    backups, certificates, dns_service, encryption, etcd, ingress, join, local_volumes, manifests, members, metrics_reader,
+    network_policy, node_address, node_network, node_roles, nodes, usual_place,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
 /// addresses of others by naming them in a service.
 const ADMISSION_PLUGINS: [&str; 2] = ["NodeRestriction", "DenyServiceExternalIPs"];
+
+/// Controllers beside those that always run.
+const CONTROLLERS: [&str; 3] =
+    ["bootstrap-signer-controller", "token-cleaner-controller", "storage-version-migrator-controller"];
+/// What is served beside what always is.
+const APIS: [&str; 2] = ["metrics.k8s.io/v1beta1", "storagemigration.k8s.io/v1beta1"];
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
@@ -119,14 +125,14 @@ async fn start(
     let admin = as_user("kubernetes-admin", &["system:masters", "system:authenticated"]);
     progress.done("api server", &url(node_ip, shape.secure_port));
 
-    let controllers = controllers::Config::new(as_user("system:kube-controller-manager", &["system:authenticated"]));
+    let manager = as_user("system:kube-controller-manager", &["system:authenticated"]);
+    let controllers = shape.components.controllers(manager).await?;
     let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?.with_service_cidr(&shape.service_cidr)?;
     let ca = read(&pki.certificate("ca"))?;
     controllers.root_ca = Some(ca.clone());
     controllers.signer = Some((ca.clone(), read(&pki.key("ca"))?));
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
-    controllers.controllers =
-        ["*", "bootstrap-signer-controller", "token-cleaner-controller"].map(str::to_owned).into();
+    controllers.controllers.extend(CONTROLLERS.map(str::to_owned));
     controllers.election = election("kube-controller-manager");
     if shape.has_load_balancer {
         controllers.controllers.push("service-lb-controller".into());
@@ -140,6 +146,9 @@ async fn start(
     components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
     let mut scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
     scheduler.election = election("kube-scheduler");
+    if let Some(configuration) = shape.components.scheduler()? {
+        scheduler.configuration = configuration;
+    }
     components.supervise("scheduler", move |stop| scheduler::run(scheduler.clone(), stop));
     progress.done("control loops", "controllers, scheduler");
 
@@ -154,6 +163,8 @@ async fn start(
         also_behind: vec![network.range.to_string()],
         asks_for_certificate: false,
         resolvers: None,
+        labels: shape.labels.clone(),
+        taints: shape.taints.clone(),
     };
     let clients = nodes::Clients {
         kubelet: as_user(&format!("system:node:{node_name}"), &["system:nodes", "system:authenticated"]),
@@ -207,6 +218,12 @@ async fn start(
     }
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
 
+    if let Some(schedule) = shape.backups.clone() {
+        let own = options.clone();
+        components.supervise("backups", move |stop| backups::keep(own.clone(), schedule.clone(), stop));
+    }
+    let (kept, own, name) = (admin.clone(), options.clone(), node_name.clone());
+    components.supervise("manifests", move |stop| manifests::keep(kept.clone(), own.clone(), name.clone(), stop));
     let (cluster, shape_of_nodes) = (options.clone(), shape.clone());
     let further: Vec<nodes::Record> = nodes::all(options)?;
     let supervisor = nodes::Supervisor {
@@ -220,6 +237,7 @@ async fn start(
     };
     components.spawn("nodes", supervisor.run(nudges, components.stop.clone()));
     components.until(nodes::until_ready(&admin, &node_name)).await?;
+    components.until(node_roles::mark_server(&admin, &node_name)).await?;
     let wanted = further.iter().filter(|record| record.wanted == nodes::Wanted::Running);
     for record in wanted.clone() {
         components.until(nodes::until_ready(&admin, &record.name)).await?;
@@ -304,7 +322,8 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
         }
         false => apiserver::Storage::Embedded(options.store_dir()),
     };
-    let mut config = apiserver::Config::new(storage);
+    let mut config = shape.components.apiserver()?;
+    config.storage = storage;
     if let Some(prefix) = shape.etcd.prefix() {
         config.etcd_prefix = prefix.to_owned();
     }
@@ -329,9 +348,12 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
         .iter()
         .map(|range| range.parse().map(|range: Cidr| range.network()).map_err(|error| anyhow!("{range}: {error}")))
         .collect::<Result<_>>()?;
-    config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
-    config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
-    config.enable_admission_plugins = ADMISSION_PLUGINS.map(str::to_owned).into();
+    if config.authorization_config_file.is_none() {
+        config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
+    }
+    // Before what the cluster file says, which may turn it off.
+    config.runtime_config.0.splice(0..0, APIS.map(|api| (api.to_owned(), true)));
+    config.enable_admission_plugins.extend(ADMISSION_PLUGINS.map(str::to_owned));
     config.kubelet_client_certificate = Some(pki.certificate("apiserver-kubelet-client"));
     config.kubelet_client_key = Some(pki.key("apiserver-kubelet-client"));
     config.kubelet_certificate_authority = Some(pki.certificate("ca"));

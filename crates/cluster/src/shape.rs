@@ -13,6 +13,8 @@ use cni::routes::Backend;
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
+use crate::backups::{BackupFlags, Schedule};
+use crate::component_configs::ComponentConfigs;
 use crate::etcd::Etcd;
 use crate::members::Ha;
 use crate::node_address;
@@ -36,6 +38,13 @@ pub(crate) struct Flags {
     #[command(flatten)]
     #[serde(flatten)]
     pub ha: Ha,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub backups: BackupFlags,
+    /// From a cluster file: there are no flags for it.
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub components: Option<ComponentConfigs>,
     /// Port of the API server (default: 6443)
     #[arg(long)]
     pub secure_port: Option<u16>,
@@ -96,6 +105,15 @@ pub(crate) struct Machine {
     /// File that names mirrors and credentials of image registries (default: /etc/cox/registries.yaml)
     #[arg(long)]
     pub registries: Option<PathBuf>,
+    /// Labels that the node gets when it registers (key=value)
+    #[arg(long, value_delimiter = ',', value_name = "LABEL")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub node_label: Vec<String>,
+    /// Taints that the node gets when it registers (key=value:effect), such as
+    /// node-role.kubernetes.io/control-plane:NoSchedule
+    #[arg(long, value_delimiter = ',', value_name = "TAINT")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub node_taint: Vec<String>,
 }
 
 /// A cluster with nothing left open.
@@ -116,6 +134,8 @@ pub(crate) struct Shape {
     pub node_cidr: Cidr,
     pub routes: Backend,
     pub registries: PathBuf,
+    pub labels: Vec<String>,
+    pub taints: Vec<String>,
     /// Whether there is a gateway, and its ports without and with TLS.
     pub has_gateway: bool,
     pub gateway_ports: (u16, u16),
@@ -127,6 +147,9 @@ pub(crate) struct Shape {
     pub certificate_validity: Duration,
     /// Whether services get the addresses of the nodes.
     pub has_load_balancer: bool,
+    /// When copies of the store are made, if they are.
+    pub backups: Option<Schedule>,
+    pub components: ComponentConfigs,
 }
 
 impl Flags {
@@ -180,6 +203,8 @@ impl Flags {
             machine: self.machine.over(remembered.machine),
             etcd: self.etcd.over(remembered.etcd),
             ha: self.ha.over(remembered.ha),
+            backups: self.backups.over(remembered.backups),
+            components: self.components.or(remembered.components),
             secure_port: self.secure_port.or(remembered.secure_port),
             cluster_cidr: self.cluster_cidr.or(remembered.cluster_cidr),
             service_cidr: self.service_cidr.or(remembered.service_cidr),
@@ -235,6 +260,9 @@ impl Flags {
     pub(crate) fn shape(&self) -> Result<Shape> {
         self.etcd.check()?;
         self.ha.check()?;
+        self.machine.check()?;
+        let components = self.components.clone().unwrap_or_default();
+        components.check()?;
         let text = |given: &Option<String>, usual: &str| given.clone().unwrap_or_else(|| usual.to_owned());
         let is_v6 = self.is_v6_first()?;
         let cluster_cidr = text(&self.cluster_cidr, if is_v6 { "fd42::/48" } else { "10.42.0.0/16" });
@@ -269,23 +297,41 @@ impl Flags {
             node_cidr,
             routes: self.routes.unwrap_or_default(),
             registries: self.machine.registries(),
+            labels: self.machine.node_label.clone(),
+            taints: self.machine.node_taint.clone(),
             has_gateway: self.gateway.unwrap_or(true),
             gateway_ports: (self.gateway_http_port.unwrap_or(80), self.gateway_https_port.unwrap_or(443)),
             etcd: self.etcd.clone(),
             ha: self.ha.clone(),
             certificate_validity: self.validity()?,
             has_load_balancer: self.load_balancer.unwrap_or(true),
+            backups: self.backups.schedule(!self.etcd.is_used())?,
+            components,
         })
     }
 }
 
 impl Machine {
+    /// Labels and taints that no node can have are refused before anything is started.
+    pub(crate) fn check(&self) -> Result<()> {
+        kubelet::Settings::new("n").register(&self.node_label, &self.node_taint)?;
+        let keys = self.node_label.iter().filter_map(|label| label.split('=').next());
+        match apiserver::labels_not_for_nodes(keys).first() {
+            Some(key) => {
+                bail!("--node-label={key}: a node may not give itself this label; 'kubectl label node' does it")
+            }
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn over(self, remembered: Machine) -> Machine {
         Machine {
             node_name: self.node_name.or(remembered.node_name),
             node_ip: if self.node_ip.is_empty() { remembered.node_ip } else { self.node_ip },
             kubelet_port: self.kubelet_port.or(remembered.kubelet_port),
             registries: self.registries.or(remembered.registries),
+            node_label: if self.node_label.is_empty() { remembered.node_label } else { self.node_label },
+            node_taint: if self.node_taint.is_empty() { remembered.node_taint } else { self.node_taint },
         }
     }
 
@@ -427,6 +473,20 @@ mod tests {
             let flags = other(Flags { certificate_validity: Some(text.into()), ..Flags::default() }).unwrap();
             let found = flags.shape().map(|shape| shape.certificate_validity.as_secs());
             assert_eq!(found.ok(), expected, "{text}");
+        }
+
+        let labelled = |label: &str, taint: &str| {
+            let machine =
+                Machine { node_label: vec![label.into()], node_taint: vec![taint.into()], ..Machine::default() };
+            other(Flags { machine, ..Flags::default() }).unwrap().shape().map(drop).map_err(|error| error.to_string())
+        };
+        assert_eq!(labelled("disk=fast", "node-role.kubernetes.io/control-plane:NoSchedule"), Ok(()));
+        for (label, taint, why) in [
+            ("disk", "a:NoSchedule", "is not key=value"),
+            ("disk=fast", "a:Never", "invalid taint effect: Never"),
+            ("node-role.kubernetes.io/control-plane=", "a:NoSchedule", "a node may not give itself this label"),
+        ] {
+            assert!(labelled(label, taint).unwrap_err().contains(why), "{label} {taint}");
         }
 
         // Members of an etcd come and go, and where the cluster is in it stays.

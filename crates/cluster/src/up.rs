@@ -1,12 +1,17 @@
 //! `cox up`: starts the process that runs the cluster, shows its progress, and returns while it runs on.
 
+use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::{Args as _, FromArgMatches as _};
 use futures_util::future::BoxFuture;
 
 use crate::background::{DETACHED, Ground};
+use crate::cluster_file::{ClusterFile, from_anywhere};
+#[cfg(test)]
+use crate::component_configs::ComponentConfigs;
 use crate::join::Membership;
 use crate::lock::Lock;
 use crate::options::Options;
@@ -17,6 +22,9 @@ use crate::{background, kubeconfig, nodes, preflight, server};
 /// Start a cluster on this machine, or resume the one that is here
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
+    /// A file with all of this and the configuration of components (apiVersion: cox.dev/v1, kind: Cluster); flags win
+    #[arg(short, long)]
+    file: Option<PathBuf>,
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
@@ -32,8 +40,36 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
     Box::pin(run_main(args))
 }
 
+impl Args {
+    /// With what the file says, if there is one, and the words that say all of it to another process.
+    fn with_file(self, words: Vec<OsString>) -> Result<(Args, Vec<OsString>)> {
+        let Some(path) = &self.file else { return Ok((self, words)) };
+        let file = ClusterFile::read(path)?;
+        let command = Args::augment_args(clap::Command::new("cox").bin_name("cox up"));
+        let given: Vec<OsString> = words.iter().skip(1).cloned().collect();
+        let mut args = Args::from_arg_matches(&file.merge(&command, &given)?)?;
+        args.take_components(&file);
+        Ok((args, from_anywhere(words, path)?))
+    }
+
+    pub(crate) fn take_components(&mut self, file: &ClusterFile) {
+        self.flags.components = Some(file.components.clone());
+    }
+
+    #[cfg(test)]
+    pub(crate) fn components(&self) -> Option<&ComponentConfigs> {
+        self.flags.components.as_ref()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn without_components(&self) -> Args {
+        Args { flags: Flags { components: None, ..self.flags.clone() }, ..self.clone() }
+    }
+}
+
 async fn run_main(args: Args) -> Result<()> {
     preflight::require()?;
+    let (args, words) = args.with_file(std::env::args_os().skip(1).collect())?;
     if let Some(member) = Membership::load(&args.options)? {
         bail!("this machine is a node of {}: 'cox join' resumes it, 'cox delete' makes room", member.server);
     }
@@ -49,7 +85,7 @@ async fn run_main(args: Args) -> Result<()> {
         None => {
             // Refused here rather than in a log.
             args.flags.clone().over(Flags::remembered(&args.options)?)?.shape()?;
-            let words: Vec<_> = std::env::args_os().skip(1).chain([DETACHED.into()]).collect();
+            let words: Vec<_> = words.into_iter().chain([DETACHED.into()]).collect();
             background::start(&args.options, &words, &[])?;
         }
     }

@@ -239,6 +239,11 @@ impl Args {
             Client::from_kubeconfig(&kubeconfig, &Overrides { server: self.master.clone(), ..Overrides::default() })?
                 .with_rate_limit(self.kube_api_qps, self.kube_api_burst)
                 .traced_remotely(crate::manager::NAME);
+        self.config_with(client).await
+    }
+
+    /// What the flags say, for this client whatever they say about it.
+    pub async fn config_with(self, client: Client) -> anyhow::Result<Config> {
         let read = async |path: &Option<PathBuf>| match path {
             Some(path) => {
                 tokio::fs::read_to_string(path).await.map(Some).with_context(|| format!("reading {}", path.display()))

@@ -43,6 +43,7 @@ mod service_account;
 mod service_cidr;
 mod service_lb;
 mod stateful_set;
+mod storage_version_migration;
 mod taint_eviction;
 mod ttl_after_finished;
 mod volume;

@@ -6,8 +6,8 @@ use crate::controller::{Context, Reconcile};
 use crate::{
     bootstrap_tokens, certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints,
     garbage, horizontal_pod_autoscaler, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set,
-    resource_quota, root_ca, service_account, service_cidr, service_lb, stateful_set, taint_eviction,
-    ttl_after_finished, volume,
+    resource_quota, root_ca, service_account, service_cidr, service_lb, stateful_set, storage_version_migration,
+    taint_eviction, ttl_after_finished, volume,
 };
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
@@ -62,11 +62,18 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "certificatesigningrequest-signing-controller", account: "certificate-controller", workers: 1, build: certificates::build_signer },
     Descriptor { name: "certificatesigningrequest-cleaner-controller", account: "certificate-controller", workers: 1, build: certificates::build_cleaner },
     Descriptor { name: "service-cidr-controller", account: "service-cidrs-controller", workers: 1, build: service_cidr::build },
+    Descriptor { name: "storage-version-migrator-controller", account: "storage-version-migrator-controller", workers: 1, build: storage_version_migration::build },
     Descriptor { name: "service-lb-controller", account: "service-controller", workers: 1, build: service_lb::build },
 ];
 
-/// Run only when `--controllers` names them. Load balancers are mostly somebody else's work where `cox up` did not make the cluster.
-const OFF_BY_DEFAULT: [&str; 3] = ["bootstrap-signer-controller", "token-cleaner-controller", "service-lb-controller"];
+/// Run only when `--controllers` names them. Load balancers are mostly somebody else's work where `cox up` did not make the cluster,
+/// and migrations are served where a server is told to.
+const OFF_BY_DEFAULT: [&str; 4] = [
+    "bootstrap-signer-controller",
+    "token-cleaner-controller",
+    "service-lb-controller",
+    "storage-version-migrator-controller",
+];
 
 /// Upstream's older names that do not follow from the present ones.
 const ALIASES: [(&str, &str); 13] = [

@@ -26,7 +26,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     fn read(text: &str, source: &str) -> Stream {
-        let (documents, failure) = documents_until(text, Rules::Full);
+        let (documents, failure) = api::yaml::documents(text, Rules::Full);
         let failure = failure.map(|e| Failure::message(format!("error parsing {source}: {e}")));
         Stream { source: source.to_owned(), documents, failure }
     }
@@ -218,48 +218,10 @@ pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Manifest>> {
 
 /// The documents of a text that kustomize or a program wrote: YAML separated by `---`, or JSON values one after another.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
-    match documents_until(text, Rules::Kustomize) {
+    match api::yaml::documents(text, Rules::Kustomize) {
         (values, None) => Ok(values),
         (_, Some(e)) => Err(e),
     }
-}
-
-/// The same up to the first that cannot be read, and why it cannot.
-fn documents_until(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let mut values = Vec::new();
-    if text.trim_start().starts_with('{') {
-        let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-        let failed = loop {
-            match stream.next() {
-                Some(Ok(v)) => values.push(v),
-                Some(Err(e)) => break Some(e),
-                None => break None,
-            }
-        };
-        match failed {
-            None => return (values, None),
-            Some(e) if e.is_eof() => return (values, Some("unexpected EOF".to_owned())),
-            // YAML's flow style also begins with a brace.
-            Some(e) if !values.is_empty() || yaml_by(text, rules).is_err() => return (values, Some(json_error(&e))),
-            Some(_) => {}
-        }
-    }
-    for part in split_yaml(text) {
-        if part.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
-            continue;
-        }
-        match yaml_by(&part, rules) {
-            Ok(Value::Null) => {}
-            Ok(value) => values.push(value),
-            Err(e) => return (values, Some(e)),
-        }
-    }
-    (values, None)
-}
-
-fn json_error(e: &serde_json::Error) -> String {
-    format!("json: line {}: {e}", e.line())
 }
 
 pub(crate) fn yaml(text: &str) -> Result<Value, String> {
@@ -267,21 +229,7 @@ pub(crate) fn yaml(text: &str) -> Result<Value, String> {
 }
 
 pub(crate) fn yaml_by(text: &str, rules: Rules) -> Result<Value, String> {
-    api::codec::from_yaml_by(text.as_bytes(), rules).map(|decoded| decoded.value).map_err(|e| e.to_string())
-}
-
-fn split_yaml(text: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    for line in text.lines() {
-        if line.starts_with("---") && line[3..].trim_start_matches([' ', '\t']).chars().next().is_none_or(|c| c == '#')
-        {
-            parts.push(String::new());
-        } else if let Some(last) = parts.last_mut() {
-            last.push_str(line.strip_prefix("--- ").unwrap_or(line));
-            last.push('\n');
-        }
-    }
-    parts
+    api::yaml::document(text, rules)
 }
 
 fn is_list(value: &Value) -> bool {

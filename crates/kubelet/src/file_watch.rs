@@ -51,6 +51,13 @@ impl FileWatch {
         self.add(path, libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_DELETE | libc::IN_MOVED_FROM);
     }
 
+    /// Tells of what comes to and goes from a directory, and of files in it that were written or given to others. Asked for
+    /// again, it watches the directory that is there now.
+    pub fn add_directory_of_files(&self, path: &Path) {
+        let comes_and_goes = libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_DELETE | libc::IN_MOVED_FROM;
+        self.add(path, comes_and_goes | libc::IN_CLOSE_WRITE | libc::IN_ATTRIB);
+    }
+
     /// Watches the file that is at `path` now as well.
     pub fn add_file(&self, path: &Path) {
         self.add(path, libc::IN_MODIFY | libc::IN_CLOSE_WRITE);

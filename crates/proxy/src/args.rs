@@ -182,6 +182,14 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     client::signals::run(stop.clone(), crate::run(config, stop)).await
 }
 
+impl Config {
+    /// What a `KubeProxyConfiguration` says, for this client and node whatever it says about them.
+    pub fn configured(client: client::Client, node_name: &str, configuration: &str) -> anyhow::Result<Config> {
+        let flags = Args { hostname_override: Some(node_name.to_owned()), ..Args::default() };
+        flags.merge(parse_file(configuration)?, client)
+    }
+}
+
 impl Args {
     fn into_config(self) -> anyhow::Result<Config> {
         let file = match &self.config {

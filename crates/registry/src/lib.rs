@@ -46,6 +46,7 @@ pub mod policy;
 pub mod rbac;
 pub mod scheduling;
 pub mod storage;
+pub mod storagemigration;
 
 pub use index::{Registry, RuntimeConfig, Table};
 pub use object::{AnyObject, Object, Typed};

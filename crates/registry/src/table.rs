@@ -515,7 +515,9 @@ fn flowcontrol_group() -> Vec<Resource> {
 fn internal_groups() -> Vec<Resource> {
     vec![
         Resource::cluster::<apiserverinternal::v1alpha1::StorageVersion>("storageversion").status(),
-        Resource::cluster::<storagemigration::v1beta1::StorageVersionMigration>("storageversionmigration").status(),
+        Resource::cluster::<storagemigration::v1beta1::StorageVersionMigration>("storageversionmigration")
+            .strategy(super::storagemigration::storage_version_migration::StorageVersionMigrationStrategy)
+            .status(),
     ]
 }
 

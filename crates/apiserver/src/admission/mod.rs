@@ -54,6 +54,7 @@ mod webhook;
 
 pub(crate) use attributes::{Attributes, Verb};
 pub(crate) use chain::{Admitted, Chain, Plugin, warnings};
+pub use node_restriction::labels_not_for_nodes;
 pub(crate) use policy::check_types;
 
 use chain::{admitted, later};

@@ -150,21 +150,30 @@ struct RangeAllocation {
     api_version: String,
     /// `30000-32767`.
     range: String,
-    /// One bit a port, from the first of the range on, lowest bit first; base64.
-    data: String,
+    /// A number with a bit for each port, the lowest for the first of the range, as Go's `big.Int` gives its bytes: the highest
+    /// first, without leading zeros; base64.
+    #[serde(default)]
+    data: Option<String>,
+}
+
+/// How many bytes have a bit for every port.
+fn width(low: u16, high: u16) -> usize {
+    usize::from(high.saturating_sub(low)) / 8 + 1
 }
 
 fn encode(ports: &Ports, (low, high): (u16, u16)) -> Result<Bytes, Status> {
-    let mut bits = vec![0u8; usize::from(high - low) / 8 + 1];
+    let mut bits = vec![0u8; width(low, high)];
     for port in ports.range(low..=high) {
         let at = usize::from(port - low);
         bits[at / 8] |= 1 << (at % 8);
     }
+    bits.truncate(bits.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
+    bits.reverse();
     let value = RangeAllocation {
         kind: "RangeAllocation".to_owned(),
         api_version: "v1".to_owned(),
         range: format!("{low}-{high}"),
-        data: STANDARD.encode(bits),
+        data: Some(STANDARD.encode(bits)),
     };
     serde_json::to_vec(&value).map(Bytes::from).map_err(Status::internal)
 }
@@ -172,8 +181,13 @@ fn encode(ports: &Ports, (low, high): (u16, u16)) -> Result<Bytes, Status> {
 fn decode(value: &[u8]) -> Result<Ports, Status> {
     let damaged = || Status::internal(format!("{KEY} is not a set of ports"));
     let value: RangeAllocation = serde_json::from_slice(value).map_err(|_| damaged())?;
-    let low: u16 = value.range.split('-').next().and_then(|low| low.parse().ok()).ok_or_else(damaged)?;
-    let bits = STANDARD.decode(&value.data).map_err(|_| damaged())?;
+    let (low, high) = value.range.split_once('-').ok_or_else(damaged)?;
+    let (low, high): (u16, u16) = (low.parse().map_err(|_| damaged())?, high.parse().map_err(|_| damaged())?);
+    let mut bits = STANDARD.decode(value.data.unwrap_or_default()).map_err(|_| damaged())?;
+    // Older versions of ours wrote all bytes, the lowest first. A number has no leading zeros.
+    if bits.len() != width(low, high) || bits.first() != Some(&0) {
+        bits.reverse();
+    }
     let set = bits
         .iter()
         .enumerate()
@@ -194,6 +208,22 @@ mod tests {
             let ports: Ports = ports.into_iter().collect();
             assert_eq!(decode(&encode(&ports, range).unwrap()).unwrap(), ports);
         }
+        let stored = |data: &[u8]| {
+            let data = STANDARD.encode(data);
+            format!(
+                r#"{{"kind":"RangeAllocation","apiVersion":"v1","metadata":{{}},"range":"30000-32767","data":"{data}"}}"#
+            )
+        };
+        // As upstream writes it, and as earlier versions did.
+        let read = |data: &[u8]| decode(stored(data).as_bytes()).unwrap().into_iter().collect::<Vec<u16>>();
+        assert_eq!(read(&[0b1, 0b1000_0001]), [30000, 30007, 30008]);
+        let mut old = [0; 346];
+        (old[1], old[345]) = (1, 0b1000_0000);
+        assert_eq!(read(&old), [30008, 32767]);
+        assert_eq!(
+            decode(br#"{"kind":"RangeAllocation","apiVersion":"v1","range":"30000-32767"}"#).unwrap(),
+            Ports::new()
+        );
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tls::Reloading;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use event::{Event, ObjectRef, ResponseStatus, without_managed_fields};
+use event::{AuthenticationMetadata, Event, ObjectRef, ResponseStatus, without_managed_fields};
 use policy::{Level, Policy, Stage, Verdict};
 use sink::{Backend, Sink};
 
@@ -118,6 +118,7 @@ impl Trail {
             verb: registry::Verb::NONE,
             user: UserInfo::default(),
             impersonated_user: None,
+            authentication_metadata: None,
             source_ips: source_ips(headers, peer),
             user_agent: user_agent(headers),
             object_ref: None,
@@ -161,8 +162,13 @@ impl Trail {
         Ok(())
     }
 
-    pub(crate) fn impersonated(&self, user: &UserInfo) {
-        self.change(Level::Metadata, |event, _| event.impersonated_user = Some(user.clone()));
+    /// The request is somebody else's from here on, by this constrained right if it took one.
+    pub(crate) fn impersonated(&self, user: &UserInfo, constraint: Option<String>) {
+        self.change(Level::Metadata, |event, _| {
+            event.impersonated_user = Some(user.clone());
+            event.authentication_metadata =
+                constraint.map(|constraint| AuthenticationMetadata { impersonation_constraint: constraint });
+        });
     }
 
     pub(crate) fn annotate(&self, key: &str, value: String) {

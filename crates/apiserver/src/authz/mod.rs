@@ -290,7 +290,8 @@ fn rules_status(rules: &[PolicyRule], errors: &[String]) -> Value {
     status
 }
 
-fn refusal(user: &UserInfo, attributes: &Attributes, reason: &str) -> Status {
+/// 403 in upstream's words.
+pub(crate) fn refusal(user: &UserInfo, attributes: &Attributes, reason: &str) -> Status {
     let mut message = denial(user, attributes);
     if !reason.is_empty() {
         message = format!("{message}: {reason}");

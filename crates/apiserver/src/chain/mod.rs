@@ -167,11 +167,11 @@ async fn admit(
     if info.goes_beyond() && state.aggregation.of(info).is_none() {
         return Err(Status::no_such_path());
     }
-    let user = match impersonate::impersonate(&state.authz, &user, &mut parts.headers).await? {
+    let user = match impersonate::impersonate(&state.authz, &user, &mut parts.headers, &attributes).await? {
         None => user,
         Some(other) => {
-            trail.impersonated(&other);
-            other
+            trail.impersonated(&other.user, other.constraint);
+            other.user
         }
     };
     trace::lap(Stage::Impersonation);

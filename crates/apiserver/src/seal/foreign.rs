@@ -10,6 +10,11 @@ use crate::protobuf;
 use crate::watch_cache::ROOT;
 use registry::{Resource, Serving, Table};
 
+/// How such a definition begins, and in how many bytes that is looked for.
+const DEFINITION_HEAD: &[u8] = br#""apiVersion":"apiextensions.k8s.io/v1beta1""#;
+const HEAD_BYTES: usize = 128;
+const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions/";
+
 /// The rows of built-in resources, to read their objects with.
 pub(crate) struct Foreign(Vec<Arc<Resource>>);
 
@@ -21,7 +26,28 @@ impl Foreign {
 
     /// The object as this server would have stored it.
     pub(super) fn read(&self, key: &str, stored: &[u8]) -> Result<Bytes, String> {
-        let mut value = protobuf::decode(stored)?;
+        let value = protobuf::decode(stored)?;
+        // No object, and never served.
+        if key.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with("ranges/")) {
+            return Ok(value.to_string().into());
+        }
+        self.as_ours(key, value)
+    }
+
+    /// Definitions of custom resources, which upstream stores in JSON and in a version that nobody serves any more. None for
+    /// everything else.
+    pub(super) fn read_definition(&self, key: &str, stored: &[u8]) -> Option<Result<Bytes, String>> {
+        let head = &stored[..stored.len().min(HEAD_BYTES)];
+        let is_old = key.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with(DEFINITIONS))
+            && head.windows(DEFINITION_HEAD.len()).any(|window| window == DEFINITION_HEAD);
+        is_old.then(|| {
+            let mut value: Value = serde_json::from_slice(stored).map_err(|error| error.to_string())?;
+            registry::apiextensions::beta::to_v1(&mut value);
+            self.as_ours(key, value)
+        })
+    }
+
+    fn as_ours(&self, key: &str, mut value: Value) -> Result<Bytes, String> {
         let text = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text(&value, "apiVersion"), text(&value, "kind"));
         let within = key.strip_prefix(ROOT).unwrap_or_default();
@@ -85,6 +111,31 @@ mod tests {
         let found = read("/registry/horizontalpodautoscalers/n/h", hpa).unwrap();
         assert_eq!(found["apiVersion"], "autoscaling/v2");
         assert_eq!(found["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"], 50);
+    }
+
+    #[test]
+    fn definitions_of_upstream_are_read() {
+        let key = "/registry/apiextensions.k8s.io/customresourcedefinitions/boats.example.com";
+        let stored = br#"{"kind":"CustomResourceDefinition","apiVersion":"apiextensions.k8s.io/v1beta1","metadata":{"name":"boats.example.com","uid":"u"},
+            "spec":{"group":"example.com","version":"v1","names":{"plural":"boats","singular":"boat","kind":"Boat","listKind":"BoatList"},
+            "scope":"Namespaced","validation":{"openAPIV3Schema":{"type":"object"}},"versions":[{"name":"v1","served":true,"storage":true}],
+            "conversion":{"strategy":"None"},"preserveUnknownFields":false},"status":{"storedVersions":["v1"]}}"#;
+        let found = foreign().read_definition(key, stored).unwrap().unwrap();
+        let found: Value = serde_json::from_slice(&found).unwrap();
+        assert_eq!(found["apiVersion"], "apiextensions.k8s.io/v1");
+        assert_eq!(found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["type"], "object");
+        assert!(found["spec"].get("validation").is_none());
+        assert!(foreign().read_definition("/registry/configmaps/n/a", stored).is_none());
+        assert!(foreign().read_definition(key, &stored[..20]).is_none());
+        let ours = br#"{"kind":"CustomResourceDefinition","apiVersion":"apiextensions.k8s.io/v1","metadata":{}}"#;
+        assert!(foreign().read_definition(key, ours).is_none());
+    }
+
+    #[test]
+    fn ranges_of_upstream_are_read() {
+        let range = json!({"kind": "RangeAllocation", "apiVersion": "v1", "metadata": {}, "range": "30000-32767", "data": "AQ=="});
+        let found = read("/registry/ranges/servicenodeports", range).unwrap();
+        assert_eq!((&found["range"], &found["data"]), (&json!("30000-32767"), &json!("AQ==")));
     }
 
     /// Every kind that has a protobuf form and is stored, as far as a name goes.

@@ -69,6 +69,8 @@ impl Sealed {
         if opened.plain.starts_with(MAGIC) {
             let plain = self.foreign.read(key, &opened.plain).map_err(SealError::Foreign)?;
             opened = Opened { plain, stale: true };
+        } else if let Some(plain) = self.foreign.read_definition(key, &opened.plain) {
+            opened = Opened { plain: plain.map_err(SealError::Foreign)?, stale: true };
         }
         Ok(opened)
     }

@@ -160,6 +160,7 @@ fn token(given: Option<&str>, file: Option<&Path>) -> Result<Token> {
 
 /// This machine's part, and what the cluster tells those who come with a token.
 async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first: &Kubeconfig) -> Result<Settings> {
+    machine.check()?;
     let client = Client::from_kubeconfig(first, &Overrides::default())?;
     let settings_map =
         client.namespaced::<ConfigMap>(enrolment::SETTINGS_NAMESPACE).get(enrolment::SETTINGS_NAME).await;
@@ -180,6 +181,8 @@ async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first
         also_behind: Vec::new(),
         asks_for_certificate: true,
         resolvers: None,
+        labels: machine.node_label.clone(),
+        taints: machine.node_taint.clone(),
     })
 }
 

@@ -12,6 +12,7 @@ use cni::routes::Backend;
 use serde::{Deserialize, Serialize};
 
 use super::{routes, service_ranges};
+use crate::component_configs::NodeConfigs;
 use crate::components::Components;
 use crate::options::Options;
 use crate::pki::Pki;
@@ -37,6 +38,11 @@ pub(crate) struct Settings {
     /// Who is asked for names of elsewhere, if not the resolvers of this machine.
     #[serde(default)]
     pub resolvers: Option<Vec<SocketAddr>>,
+    /// Of the node when it registers.
+    #[serde(default)]
+    pub labels: Vec<String>,
+    #[serde(default)]
+    pub taints: Vec<String>,
 }
 
 impl Settings {
@@ -55,6 +61,8 @@ pub(crate) struct ClusterSettings {
     pub cluster_domain: String,
     pub dns: IpAddr,
     pub routes: Backend,
+    #[serde(default)]
+    pub components: NodeConfigs,
 }
 
 impl ClusterSettings {
@@ -65,6 +73,7 @@ impl ClusterSettings {
             cluster_domain: shape.cluster_domain.clone(),
             dns: shape.service_address(10)?,
             routes: shape.routes,
+            components: shape.components.nodes.clone(),
         })
     }
 }
@@ -103,7 +112,7 @@ impl Node<'_> {
             Ok(())
         };
         components.until(is_listening).await?;
-        let kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone());
+        let kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone())?;
         components.supervise("kubelet", move |stop| kubelet::run(kubelet.clone(), stop));
         let volumes = local_volumes::config(options, &settings.name, self.clients.kubelet.clone());
         components.supervise("local-volumes", move |stop| local_csi::run(volumes.clone(), stop));
@@ -112,7 +121,7 @@ impl Node<'_> {
         let gateway = node_network::ensure_bridge(&ranges)?;
         node_network::masquerade(settings, &ranges)?;
         node_network::write_config(options, settings, &ranges)?;
-        let mut proxy = proxy::Config::new(self.clients.proxy.clone(), &settings.name);
+        let mut proxy = settings.cluster.components.proxy(self.clients.proxy.clone(), &settings.name)?;
         proxy.cluster_cidrs = node_network::list(&settings.cluster.cluster_cidr);
         proxy.service_cidrs = node_network::list(&settings.cluster.service_cidr);
         // Where upstream's answers: load balancers and collectors look there.
@@ -163,8 +172,10 @@ pub(crate) fn runtime_config(options: &Options, registries: Option<&Path>) -> ru
     config
 }
 
-fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client) -> kubelet::Config {
-    let mut settings = kubelet::Settings::new(&node.name);
+fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client) -> Result<kubelet::Config> {
+    let configured = &node.cluster.components.kubelet;
+    let mut settings = node.cluster.components.kubelet(&node.name)?;
+    settings.register(&node.labels, &node.taints)?;
     settings.node_ips = [node.address].into_iter().chain(node.second_address).collect();
     settings.address = node.everywhere();
     settings.cri_endpoint = options.cri_socket();
@@ -173,11 +184,15 @@ fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client)
     settings.pod_logs_dir = options.data_dir.join("logs/pods");
     settings.cgroup_root = options.cgroup();
     // A machine that is also used for other things is often rather full: keep pods off it only when it really is.
-    for signal in ["nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree"] {
-        settings.eviction_hard.insert(signal.into(), "1%".into());
+    if !configured.contains_key("evictionHard") {
+        for signal in ["nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree"] {
+            settings.eviction_hard.insert(signal.into(), "1%".into());
+        }
     }
-    settings.image_gc_high = 99;
-    settings.image_gc_low = 98;
+    if !configured.contains_key("imageGCHighThresholdPercent") && !configured.contains_key("imageGCLowThresholdPercent")
+    {
+        (settings.image_gc_high, settings.image_gc_low) = (99, 98);
+    }
     settings.cluster_dns = vec![node.cluster.dns.to_string()];
     settings.cluster_domain = node.cluster.cluster_domain.clone();
     settings.port = node.kubelet_port;
@@ -188,5 +203,5 @@ fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client)
         settings.tls_cert_file = Some(pki.certificate("kubelet"));
         settings.tls_private_key_file = Some(pki.key("kubelet"));
     }
-    kubelet::Config { client, settings }
+    Ok(kubelet::Config { client, settings })
 }

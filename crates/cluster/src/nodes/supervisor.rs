@@ -175,6 +175,8 @@ impl Supervisor {
             also_behind: Vec::new(),
             asks_for_certificate: false,
             resolvers: Some(vec![self.dns]),
+            labels: Vec::new(),
+            taints: Vec::new(),
         };
         write_private(&settings_file(&options), &serde_json::to_vec_pretty(&settings)?)
     }

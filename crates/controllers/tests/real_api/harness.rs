@@ -22,7 +22,7 @@ pub(crate) struct Cluster {
 }
 
 /// Long enough for a busy machine; a test that works never waits for it.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// The bearer tokens of the test cluster: name of the user, token, groups.
 const USERS: &str = "secret,admin,1,system:masters\nmanager,system:kube-controller-manager,2,\n";

@@ -23,6 +23,7 @@ mod scale;
 mod scheduling;
 mod snapshots;
 mod stateful_sets;
+mod storage_migrations;
 mod tokens;
 mod transport;
 mod volumes;

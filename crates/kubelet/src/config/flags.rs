@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use k8s_openapi::api::core::v1::Taint;
 
 use super::Settings;
@@ -240,13 +240,20 @@ impl Args {
         if self.pod_cidr.is_some() {
             settings.pod_cidr = self.pod_cidr.clone();
         }
-        for label in self.node_labels.iter().filter(|label| !label.is_empty()) {
+        settings.register(&self.node_labels, &self.register_with_taints)
+    }
+}
+
+impl Settings {
+    /// Labels (`key=value`) and taints (`key=value:effect`) that the node is to have when it registers.
+    pub fn register(&mut self, labels: &[String], taints: &[String]) -> anyhow::Result<()> {
+        for label in labels.iter().filter(|label| !label.is_empty()) {
             let (key, value) =
                 label.split_once('=').with_context(|| format!("node label {label:?} is not key=value"))?;
-            settings.node_labels.insert(key.into(), value.into());
+            self.node_labels.insert(key.into(), value.into());
         }
-        for taint in self.register_with_taints.iter().filter(|taint| !taint.is_empty()) {
-            settings.register_with_taints.push(parse_taint(taint)?);
+        for taint in taints.iter().filter(|taint| !taint.is_empty()) {
+            self.register_with_taints.push(parse_taint(taint)?);
         }
         Ok(())
     }
@@ -258,6 +265,9 @@ fn parse_taint(text: &str) -> anyhow::Result<Taint> {
         Some((key, value)) => (key, Some(value.to_string())),
         None => (key, None),
     };
+    if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") {
+        bail!("invalid taint effect: {effect}, unsupported taint effect");
+    }
     Ok(Taint { key: key.into(), value, effect: effect.into(), time_added: None })
 }
 
@@ -271,6 +281,7 @@ mod tests {
             ("a=b:NoSchedule", Some(("a", Some("b"), "NoSchedule"))),
             ("a:NoExecute", Some(("a", None, "NoExecute"))),
             ("a", None),
+            ("a:Sometimes", None),
         ] {
             let taint = parse_taint(text).ok();
             let told = taint.as_ref().map(|t| (t.key.as_str(), t.value.as_deref(), t.effect.as_str()));

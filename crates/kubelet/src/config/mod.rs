@@ -181,6 +181,13 @@ const EVICTION_HARD: &[(&str, &str)] = &[
 pub const USUAL_ROOT: &str = "/var/lib/kubelet";
 
 impl Settings {
+    /// Those of a `KubeletConfiguration`, and the usual ones where it says nothing.
+    pub fn configured(node_name: &str, configuration: serde_json::Value) -> anyhow::Result<Self> {
+        let mut settings = Self::new(node_name);
+        file::FileConfig::parse(configuration)?.apply(&mut settings)?;
+        Ok(settings)
+    }
+
     pub fn new(node_name: impl Into<String>) -> Self {
         let root_dir = PathBuf::from(USUAL_ROOT);
         Settings {

@@ -39,6 +39,11 @@ pub(super) fn forbidden(node: &str, new: Option<&Labels>, old: Option<&Labels>) 
     keys.into_iter().filter(is_new).filter(|key| is_forbidden(key) || is_foreign(key)).cloned().collect()
 }
 
+/// Of these labels, those that a kubelet may not give its node.
+pub fn labels_not_for_nodes<'a>(keys: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    keys.filter(|key| is_forbidden(key)).collect()
+}
+
 fn is_forbidden(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     let below = |parent: &str| domain == parent || domain.ends_with(&format!(".{parent}"));

@@ -5,6 +5,8 @@
 mod labels;
 mod pods;
 
+pub use labels::labels_not_for_nodes;
+
 use std::sync::Arc;
 
 use api::Status;

@@ -1,0 +1,62 @@
+//! The documents of a text: YAML separated by `---`, or JSON values one after another.
+
+use serde_json::Value;
+
+use super::Rules;
+
+/// The documents up to the first that cannot be read, and why it cannot. Empty ones are left out.
+pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut values = Vec::new();
+    if text.trim_start().starts_with('{') {
+        let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+        let failed = loop {
+            match stream.next() {
+                Some(Ok(v)) => values.push(v),
+                Some(Err(e)) => break Some(e),
+                None => break None,
+            }
+        };
+        match failed {
+            None => return (values, None),
+            Some(e) if e.is_eof() => return (values, Some("unexpected EOF".to_owned())),
+            // YAML's flow style also begins with a brace.
+            Some(e) if !values.is_empty() || document(text, rules).is_err() => return (values, Some(json_error(&e))),
+            Some(_) => {}
+        }
+    }
+    for part in split(text) {
+        if part.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
+            continue;
+        }
+        match document(&part, rules) {
+            Ok(Value::Null) => {}
+            Ok(value) => values.push(value),
+            Err(e) => return (values, Some(e)),
+        }
+    }
+    (values, None)
+}
+
+/// The one document of a text.
+pub fn document(text: &str, rules: Rules) -> Result<Value, String> {
+    crate::codec::from_yaml_by(text.as_bytes(), rules).map(|decoded| decoded.value).map_err(|e| e.to_string())
+}
+
+fn json_error(e: &serde_json::Error) -> String {
+    format!("json: line {}: {e}", e.line())
+}
+
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for line in text.lines() {
+        if line.starts_with("---") && line[3..].trim_start_matches([' ', '\t']).chars().next().is_none_or(|c| c == '#')
+        {
+            parts.push(String::new());
+        } else if let Some(last) = parts.last_mut() {
+            last.push_str(line.strip_prefix("--- ").unwrap_or(line));
+            last.push('\n');
+        }
+    }
+    parts
+}

@@ -1,0 +1,371 @@
+//! Applies the files when the cluster starts, when they change, and now and then.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use client::backoff::exponential;
+use client::{ApiResource, Client, DeleteParams, EventRecorder, Patch};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kubelet::FileWatch;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::directory;
+use super::objects::{Identity, Object};
+use super::plan::plan;
+use super::record::Record;
+use crate::options::Options;
+use crate::pki::private_dir;
+
+/// Whose fields they are.
+const MANAGER: &str = "cox-manifests";
+/// What others changed is undone after this long at most.
+const AGAIN: Duration = Duration::from_secs(60);
+/// After a failure, at first and at most; a kind may be defined by another file.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+/// Files often change together.
+const GATHER: Duration = Duration::from_millis(100);
+/// Of an error, as it is told.
+const MAX_MESSAGE: usize = 500;
+
+/// Keeps the files of the directory applied until `stop`. A mistake in one of them is told and changes nothing.
+pub(crate) async fn keep(client: Client, options: Options, node: String, stop: CancellationToken) -> Result<()> {
+    let dir = options.manifests_dir();
+    let events = EventRecorder::new(client.clone(), MANAGER, &node);
+    let about = ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Node".into()),
+        uid: Some(node.clone()),
+        name: Some(node),
+        ..ObjectReference::default()
+    };
+    let watch = FileWatch::of_directories();
+    let mut failures = 0;
+    loop {
+        if let Err(error) = private_dir(&dir) {
+            tracing::warn!("{error:#}");
+        }
+        watch.add_directory_of_files(&dir);
+        let before = Record::load(&options)?;
+        let (after, is_busy) = pass(&client, &options, before.clone()).await?;
+        for news in news(&before, &after) {
+            match news {
+                Ok(line) => tracing::info!("{line}"),
+                Err(line) => {
+                    tracing::warn!("{line}");
+                    events.warning(&about, "ManifestFailed", line);
+                }
+            }
+        }
+        let is_wrong = after.error.is_some() || after.files.values().any(|file| file.error.is_some());
+        failures = if is_wrong || is_busy { failures + 1 } else { 0 };
+        let pause = if failures > 0 { exponential(RETRY.0, RETRY.1, failures) } else { AGAIN };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = watch.changed() => {
+                failures = 0;
+                tokio::time::sleep(GATHER).await;
+            }
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// Lines about what is different: what is well again, and what has gone wrong.
+fn news(before: &Record, after: &Record) -> Vec<Result<String, String>> {
+    let mut news = Vec::new();
+    if after.error != before.error
+        && let Some(error) = &after.error
+    {
+        news.push(Err(format!("manifests: {error}")));
+    }
+    for (name, file) in &after.files {
+        let old = before.files.get(name);
+        match &file.error {
+            Some(error) if old.and_then(|old| old.error.as_ref()) != Some(error) => {
+                news.push(Err(format!("manifest {name}: {error}")));
+            }
+            None if old != Some(file) => {
+                news.push(Ok(format!("manifest {name}: {} objects are applied", file.objects.len())));
+            }
+            _ => {}
+        }
+    }
+    let gone = before.files.keys().filter(|name| !after.files.contains_key(*name));
+    news.extend(gone.map(|name| Ok(format!("manifest {name} is gone, and what it had"))));
+    news
+}
+
+/// Brings the cluster in line with the files once. What was written down is returned, and whether to look again soon.
+async fn pass(client: &Client, options: &Options, mut record: Record) -> Result<(Record, bool)> {
+    let dir = options.manifests_dir();
+    let found = tokio::task::spawn_blocking(move || directory::read(&dir)).await?;
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => {
+            record.error = Some(short(format!("{error:#}")));
+            record.save(options)?;
+            return Ok((record, false));
+        }
+    };
+    let planned = plan(found, &record);
+    let new = Record { error: None, files: planned.files };
+    if new != record {
+        new.save(options)?;
+    }
+    let mut record = new;
+    let before_work = record.clone();
+    let mut kinds = Kinds { client, known: HashMap::new() };
+    for (name, objects) in &planned.apply {
+        let mut failed = None;
+        for object in objects {
+            if let Err(error) = kinds.apply(object).await {
+                // All that can be applied is, and the first trouble is told.
+                failed.get_or_insert_with(|| short(format!("{}: {error:#}", object.identity)));
+            }
+        }
+        record.files.entry(name.clone()).or_default().error = failed;
+    }
+    for (name, identity) in &planned.prune {
+        let file = record.files.entry(name.clone()).or_default();
+        // What takes its place is not there yet.
+        if file.error.is_some() && planned.apply.contains_key(name) {
+            continue;
+        }
+        match kinds.remove(identity).await {
+            Ok(()) => file.objects.retain(|old| old != identity),
+            Err(error) => file.error = Some(short(format!("removing {identity}: {error:#}"))),
+        }
+    }
+    // Moved to another file, in another version, or simply in another order.
+    for (name, objects) in &planned.apply {
+        let file = record.files.entry(name.clone()).or_default();
+        if file.error.is_none() {
+            let stays = |old: &&Identity| planned.prune.iter().any(|(_, left)| left == *old);
+            let left: Vec<Identity> = file.objects.iter().filter(stays).cloned().collect();
+            file.objects = objects.iter().map(|object| object.identity.clone()).chain(left).collect();
+        }
+    }
+    record
+        .files
+        .retain(|name, file| planned.apply.contains_key(name) || file.error.is_some() || !file.objects.is_empty());
+    if record != before_work {
+        record.save(options)?;
+    }
+    Ok((record, planned.is_busy))
+}
+
+fn short(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE {
+        let end = message.floor_char_boundary(MAX_MESSAGE);
+        message.truncate(end);
+        message.push('…');
+    }
+    message.replace('\n', " ")
+}
+
+/// Kinds that were asked for in a pass.
+struct Kinds<'a> {
+    client: &'a Client,
+    known: HashMap<(String, String), Option<ApiResource>>,
+}
+
+impl Kinds<'_> {
+    async fn resource(&mut self, identity: &Identity) -> Result<Option<ApiResource>> {
+        let key = (identity.api_version.clone(), identity.kind.clone());
+        if let Some(Some(known)) = self.known.get(&key) {
+            return Ok(Some(known.clone()));
+        }
+        // One that was not there may have been defined since.
+        let found = self.client.resource_of(&identity.api_version, &identity.kind).await?;
+        self.known.insert(key, found.clone());
+        Ok(found)
+    }
+
+    async fn api(&mut self, identity: &Identity) -> Result<Option<client::DynamicApi>> {
+        let Some(resource) = self.resource(identity).await? else { return Ok(None) };
+        let namespace = match (resource.namespaced, identity.namespace.as_str()) {
+            (true, "") => Some("default"),
+            (true, namespace) => Some(namespace),
+            (false, "") => None,
+            (false, _) => return Err(anyhow!("objects of this kind are in no namespace")),
+        };
+        Ok(Some(self.client.dynamic(&resource.gvr, namespace)))
+    }
+
+    async fn apply(&mut self, object: &Object) -> Result<()> {
+        let Identity { api_version, kind, name, .. } = &object.identity;
+        let api = self.api(&object.identity).await?;
+        let api = api.with_context(|| format!("no matches for kind {kind:?} in version {api_version:?}"))?;
+        let mut patch = Patch::apply(MANAGER, &object.value).force();
+        patch.params.field_validation = Some("Strict".to_owned());
+        api.patch(name, &patch).await?;
+        Ok(())
+    }
+
+    /// Deletes an object that was applied from here; one that somebody else has made since stays.
+    async fn remove(&mut self, identity: &Identity) -> Result<()> {
+        let Some(api) = self.api(identity).await? else { return Ok(()) };
+        let Some(found) = api.get_opt(&identity.name).await? else { return Ok(()) };
+        let managers = found.pointer("/metadata/managedFields").and_then(Value::as_array);
+        if !managers.into_iter().flatten().any(|entry| entry["manager"] == MANAGER) {
+            return Ok(());
+        }
+        let uid = found.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
+        match api.delete(&identity.name, &DeleteParams::background().with_uid(uid)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            done => Ok(done?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::time::Instant;
+
+    use k8s_openapi::api::core::v1::{ConfigMap, Event};
+
+    struct Setting {
+        client: Client,
+        options: Options,
+        _dir: tempfile::TempDir,
+    }
+
+    async fn setting() -> Setting {
+        let dir = tempfile::tempdir().unwrap();
+        let client = crate::test_server::start(dir.path()).await;
+        let data_dir = dir.path().join("data");
+        private_dir(&data_dir.join("manifests")).unwrap();
+        let options = Options { data_dir, run_dir: dir.path().join("run"), name: "t".into() };
+        Setting { client, options, _dir: dir }
+    }
+
+    fn put(options: &Options, name: &str, text: &str) {
+        // As an editor does it: whole, and old enough where the file system has no leases.
+        let path = options.manifests_dir().join(name);
+        let temporary = options.manifests_dir().join(".new");
+        std::fs::write(&temporary, text).unwrap();
+        std::fs::set_permissions(&temporary, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let file = std::fs::File::options().write(true).open(&temporary).unwrap();
+        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(10)).unwrap();
+        drop(file);
+        std::fs::rename(&temporary, &path).unwrap();
+    }
+
+    fn map(name: &str, value: &str) -> String {
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata: {{key: {value}}}\n---\n")
+    }
+
+    async fn until<T>(what: &str, probe: impl AsyncFn() -> Option<T>) -> T {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        loop {
+            if let Some(value) = probe().await {
+                return value;
+            }
+            assert!(Instant::now() < deadline, "no sign of {what}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn files_are_applied_and_kept() {
+        let Setting { client, options, _dir } = setting().await;
+        put(&options, "a.yaml", &(map("one", "first") + &map("two", "first")));
+        let stop = CancellationToken::new();
+        let kept = tokio::spawn(keep(client.clone(), options.clone(), "n1".into(), stop.clone()));
+        let maps = client.namespaced::<ConfigMap>("default");
+        let value = async |name: &str| {
+            let found = maps.get_opt(name).await.unwrap()?;
+            found.data.unwrap_or_default().get("key").cloned()
+        };
+        let is = |name: &'static str, expected: Option<&'static str>| {
+            let value = &value;
+            async move {
+                until(&format!("{name} = {expected:?}"), async || {
+                    (value(name).await.as_deref() == expected).then_some(())
+                })
+                .await;
+            }
+        };
+        is("two", Some("first")).await;
+
+        // A change is noticed, what left the file goes, and what others made of the same name stays.
+        put(&options, "a.yaml", &map("one", "second"));
+        is("one", Some("second")).await;
+        is("two", None).await;
+
+        // A mistake is told and changes nothing.
+        put(&options, "b.yaml", &(map("three", "x") + "spec: ["));
+        put(&options, "c.yaml", "apiVersion: example.com/v1\nkind: Later\nmetadata: {name: l}\n");
+        let told = until("the errors", async || {
+            let lines = Record::load(&options).unwrap().lines();
+            (lines.len() == 3).then_some(lines)
+        })
+        .await;
+        assert!(told[1].starts_with("b.yaml: ") && told[1].contains("yaml"), "{told:?}");
+        assert!(told[2].contains("c.yaml: later/l: no matches for kind \"Later\""), "{told:?}");
+        let events = client.namespaced::<Event>("default");
+        until("an event", async || {
+            let all = events.list(&Default::default()).await.unwrap().items;
+            all.into_iter().find(|event| event.reason.as_deref() == Some("ManifestFailed"))
+        })
+        .await;
+        assert_eq!(value("three").await, None);
+        std::fs::remove_file(options.manifests_dir().join("b.yaml")).unwrap();
+        std::fs::remove_file(options.manifests_dir().join("c.yaml")).unwrap();
+        is("one", Some("second")).await;
+        until("all is well", async || (Record::load(&options).unwrap().lines().len() == 1).then_some(())).await;
+
+        // While nobody looks, a file goes, and somebody has taken one of its objects for himself.
+        put(&options, "d.yaml", &(map("mine", "x") + &map("theirs", "x")));
+        is("theirs", Some("x")).await;
+        until("the record", async || {
+            (Record::load(&options).unwrap().lines()[0] == "2 files, 3 objects").then_some(())
+        })
+        .await;
+        stop.cancel();
+        kept.await.unwrap().unwrap();
+        std::fs::remove_file(options.manifests_dir().join("d.yaml")).unwrap();
+        maps.delete("theirs", &DeleteParams::background()).await.unwrap();
+        let metadata = k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+            name: Some("theirs".into()),
+            ..Default::default()
+        };
+        maps.create(&ConfigMap { metadata, data: Some([("key".into(), "own".into())].into()), ..Default::default() })
+            .await
+            .unwrap();
+        let (record, is_busy) = pass(&client, &options, Record::load(&options).unwrap()).await.unwrap();
+        assert!(!is_busy);
+        assert_eq!(record.lines(), ["1 files, 1 objects"]);
+        assert_eq!((value("mine").await, value("theirs").await.as_deref()), (None, Some("own")));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn security_a_directory_that_others_can_write_changes_nothing() {
+        let Setting { client, options, _dir } = setting().await;
+        put(&options, "a.yaml", &map("one", "first"));
+        let (record, _) = pass(&client, &options, Record::default()).await.unwrap();
+        assert_eq!(record.lines(), ["1 files, 1 objects"]);
+        let mode = |mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(options.manifests_dir(), mode).unwrap();
+        };
+        mode(0o777);
+        std::fs::remove_file(options.manifests_dir().join("a.yaml")).unwrap();
+        put(&options, "evil.yaml", &map("evil", "x"));
+        let (record, _) = pass(&client, &options, record).await.unwrap();
+        assert!(record.lines()[1].contains("can be written by other users"), "{:?}", record.lines());
+        let maps = client.namespaced::<ConfigMap>("default");
+        assert!(maps.get_opt("evil").await.unwrap().is_none());
+        assert!(maps.get_opt("one").await.unwrap().is_some(), "a failure is no absence");
+        mode(0o700);
+        std::fs::remove_file(options.manifests_dir().join("evil.yaml")).unwrap();
+        let (record, _) = pass(&client, &options, record).await.unwrap();
+        assert_eq!(record.lines(), ["0 files, 0 objects"]);
+        assert!(maps.get_opt("one").await.unwrap().is_none());
+        assert!(!Path::new(&options.manifests_dir().join("a.yaml")).exists());
+    }
+}

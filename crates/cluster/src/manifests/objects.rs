@@ -1,0 +1,116 @@
+//! From text to objects. Pure.
+
+use api::yaml::{Rules, documents};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// More are a mistake.
+const MAX_OBJECTS: usize = 10_000;
+
+/// Which object it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Identity {
+    pub api_version: String,
+    pub kind: String,
+    /// Empty where the manifest names none.
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Identity {
+    /// Whether both name the same object, in whichever versions.
+    pub(super) fn is(&self, other: &Identity) -> bool {
+        let key = |one: &Identity| (one.group().to_owned(), one.kind.clone(), one.namespace.clone(), one.name.clone());
+        key(self) == key(other)
+    }
+
+    fn group(&self) -> &str {
+        self.api_version.split_once('/').map_or("", |(group, _)| group)
+    }
+}
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = self.kind.to_lowercase();
+        match self.namespace.as_str() {
+            "" => write!(f, "{kind}/{}", self.name),
+            namespace => write!(f, "{kind}/{} in {namespace}", self.name),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Object {
+    pub(super) identity: Identity,
+    pub(super) value: Value,
+}
+
+/// The objects of a file, lists taken apart. A mistake anywhere makes it none.
+pub(super) fn parse(text: &str) -> Result<Vec<Object>, String> {
+    let (values, failure) = documents(text, Rules::Full);
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    let mut objects = Vec::new();
+    for value in values {
+        take(value, &mut objects)?;
+    }
+    for (at, object) in objects.iter().enumerate() {
+        if objects[..at].iter().any(|before| before.identity.is(&object.identity)) {
+            return Err(format!("{} is there twice", object.identity));
+        }
+    }
+    Ok(objects)
+}
+
+fn take(mut value: Value, objects: &mut Vec<Object>) -> Result<(), String> {
+    let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (api_version, kind) = (text("/apiVersion"), text("/kind"));
+    if !value.is_object() || api_version.is_empty() || kind.is_empty() {
+        return Err("an object has no apiVersion or no kind".to_owned());
+    }
+    if kind.ends_with("List") && value["items"].is_array() {
+        let Value::Array(items) = value["items"].take() else { return Ok(()) };
+        return items.into_iter().try_for_each(|item| take(item, objects));
+    }
+    let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+    if name.is_empty() {
+        return Err(format!("a {kind} has no name"));
+    }
+    if objects.len() == MAX_OBJECTS {
+        return Err(format!("more than {MAX_OBJECTS} objects"));
+    }
+    objects.push(Object { identity: Identity { api_version, kind, namespace, name }, value });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_become_objects_or_nothing() {
+        let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\n# nothing\n---\napiVersion: v1\nkind: List\n\
+                    items:\n- {apiVersion: apps/v1, kind: Deployment, metadata: {name: d, namespace: a}}\n";
+        let found = parse(text).unwrap();
+        let told: Vec<String> = found.iter().map(|object| object.identity.to_string()).collect();
+        assert_eq!(told, ["namespace/a", "deployment/d in a"]);
+        assert_eq!(parse("").unwrap(), []);
+        for (text, why) in [
+            ("a: [", "yaml"),
+            ("kind: Pod\nmetadata: {name: a}", "no apiVersion"),
+            ("- 1", "no apiVersion"),
+            ("{apiVersion: v1, kind: Pod, metadata: {generateName: a-}}", "a Pod has no name"),
+            (
+                "apiVersion: apps/v1\nkind: X\nmetadata: {name: a}\n---\napiVersion: apps/v2\nkind: X\nmetadata: {name: a}",
+                "x/a is there twice",
+            ),
+            // The second half of a file is missing.
+            ("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\napiVersion: v1\nkind: {Names", "yaml"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+}
