@@ -71,6 +71,15 @@ pub(crate) struct Flags {
     /// Whether services of type LoadBalancer without another class get the addresses of the nodes (default: true)
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub load_balancer: Option<bool>,
+    /// File with the tracing configuration of the API server (TracingConfiguration): traces of all components of this machine
+    /// go to its collector
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tracing_config_file: Option<PathBuf>,
+    /// Where a Prometheus takes the history of figures by remote write, such as http://prometheus:9090/api/v1/write
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history_remote_write_url: Option<String>,
 }
 
 /// What concerns this machine's node alone, whether it is the first of a cluster or joins one.
@@ -119,6 +128,9 @@ pub(crate) struct Shape {
     pub certificate_validity: Duration,
     /// Whether services get the addresses of the nodes.
     pub has_load_balancer: bool,
+    /// Where traces and figures go, if anywhere else.
+    pub tracing_config_file: Option<PathBuf>,
+    pub history_remote_write_url: Option<String>,
 }
 
 impl Flags {
@@ -173,6 +185,8 @@ impl Flags {
             gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
             certificate_validity: self.certificate_validity.or(remembered.certificate_validity),
             load_balancer: self.load_balancer.or(remembered.load_balancer),
+            tracing_config_file: self.tracing_config_file.or(remembered.tracing_config_file),
+            history_remote_write_url: self.history_remote_write_url.or(remembered.history_remote_write_url),
         })
     }
 
@@ -237,6 +251,8 @@ impl Flags {
             etcd: self.etcd.clone(),
             certificate_validity: self.validity()?,
             has_load_balancer: self.load_balancer.unwrap_or(true),
+            tracing_config_file: self.tracing_config_file.clone(),
+            history_remote_write_url: self.history_remote_write_url.clone(),
         })
     }
 }

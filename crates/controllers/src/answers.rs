@@ -100,7 +100,7 @@ impl Table for Unused {
                 "controllers have as many workers as they need",
             ),
             only("configure-cloud-routes", &["false"], "there is no cloud provider"),
-            only("contention-profiling", &["false"], "there are no profiling endpoints"),
+            only("contention-profiling", &["false"], "waits for locks are not recorded"),
             same("controller-start-interval", "controllers start side by side"),
             same("disable-attach-detach-reconcile-sync", "what is attached is read from VolumeAttachments"),
             only("disable-http2-serving", &["false"], "HTTP/2 is always served"),
@@ -130,7 +130,6 @@ impl Table for Unused {
             same("node-startup-grace-period", "nodes are looked at once they have registered"),
             only("permit-address-sharing", &["false"], "the address belongs to one process"),
             only("permit-port-sharing", &["false"], "the port belongs to one process"),
-            only("profiling", &["false"], "there are no profiling endpoints"),
             refused("pv-recycler-increment-timeout-nfs", "volumes are not recycled"),
             refused("pv-recycler-minimum-timeout-hostpath", "volumes are not recycled"),
             refused("pv-recycler-minimum-timeout-nfs", "volumes are not recycled"),
@@ -219,7 +218,7 @@ mod tests {
     ];
 
     const REFUSED: &[&str] =
-        &["--cloud-provider=aws", "--profiling", "--node-eviction-rate=1", "--feature-gates=Unheard=true"];
+        &["--cloud-provider=aws", "--contention-profiling", "--node-eviction-rate=1", "--feature-gates=Unheard=true"];
 
     #[test]
     fn every_flag_has_an_answer() {

@@ -34,7 +34,7 @@ impl Table for Unused {
             ),
             same("cert-dir", "a certificate that is made here is not written"),
             same("client-ca-file", "callers show tokens: a certificate or a header gives nobody access"),
-            only("contention-profiling", &["false"], "there are no profiling endpoints"),
+            only("contention-profiling", &["false"], "waits for locks are not recorded"),
             only("disable-http2-serving", &["false"], "HTTP/2 is always served"),
             only("emulated-version", &["1.36", "kube=1.36"], "this is v1.36"),
             refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
@@ -42,7 +42,6 @@ impl Table for Unused {
             only("min-compatibility-version", &["1.36", "kube=1.36"], "this is v1.36"),
             only("permit-address-sharing", &["false"], "the address belongs to one process"),
             only("permit-port-sharing", &["false"], "the port belongs to one process"),
-            only("profiling", &["false"], "there are no profiling endpoints"),
             same("requestheader-allowed-names", "callers show tokens: a certificate or a header gives nobody access"),
             same("requestheader-client-ca-file", "callers show tokens: a certificate or a header gives nobody access"),
             same(
@@ -98,7 +97,8 @@ mod tests {
             assert!(!error.contains(&format!("unknown field `{field}`")), "{field} has no answer: {error}");
         }
         assert!(crate::config::Configuration::parse("noSuchField: 1").is_err());
-        assert!(crate::config::Configuration::parse("enableProfiling: true").is_err());
+        assert!(crate::config::Configuration::parse("enableContentionProfiling: true").is_err());
+        assert!(crate::config::Configuration::parse("enableProfiling: false").is_ok_and(|read| !read.enable_profiling));
         assert!(
             crate::config::Configuration::parse("leaderElection: {leaderElect: true, resourceLock: leases}").is_ok()
         );
@@ -111,7 +111,8 @@ mod tests {
         "--authentication-kubeconfig=/s --authorization-kubeconfig=/s --cert-dir=/t --kubeconfig=/s --leader-elect=false --profiling=false --secure-port=10259",
     ];
 
-    const REFUSED: &[&str] = &["--profiling=true", "--write-config-to=/x", "--feature-gates=GangScheduling=true"];
+    const REFUSED: &[&str] =
+        &["--contention-profiling=true", "--write-config-to=/x", "--feature-gates=GangScheduling=true"];
 
     #[test]
     fn every_flag_has_an_answer() {
