@@ -25,25 +25,34 @@ unsafe impl GlobalAlloc for ByRole {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are those that the allocator behind asks for; so in the three below.
-        unsafe { if serves() { MiMalloc.alloc(layout) } else { System.alloc(layout) } }
+        let at = unsafe { if serves() { MiMalloc.alloc(layout) } else { System.alloc(layout) } };
+        profile::heap::allocated(at, layout.size());
+        at
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as in `alloc`.
-        unsafe { if serves() { MiMalloc.alloc_zeroed(layout) } else { System.alloc_zeroed(layout) } }
+        let at = unsafe { if serves() { MiMalloc.alloc_zeroed(layout) } else { System.alloc_zeroed(layout) } };
+        profile::heap::allocated(at, layout.size());
+        at
     }
 
     #[inline]
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        profile::heap::freed(at);
         // SAFETY: as in `alloc`.
         unsafe { if serves() { MiMalloc.dealloc(at, layout) } else { System.dealloc(at, layout) } }
     }
 
     #[inline]
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        profile::heap::freed(at);
         // SAFETY: as in `alloc`.
-        unsafe { if serves() { MiMalloc.realloc(at, layout, size) } else { System.realloc(at, layout, size) } }
+        let moved =
+            unsafe { if serves() { MiMalloc.realloc(at, layout, size) } else { System.realloc(at, layout, size) } };
+        profile::heap::allocated(moved, size);
+        moved
     }
 }
 

@@ -207,7 +207,7 @@ const FLOORS: &[Floors] = &[
         of: "apiserver",
         order: &[
             // What a request, an answer and a stored object are.
-            "body json protobuf elsewhere request_info stamp expiring config watch_cache status accept",
+            "body json protobuf elsewhere trace_context request_info stamp expiring config watch_cache status accept",
             // Who asks, whether they may, and what else decides about a write.
             "remote authz audit authn initializers seal versions delete_options cluster admission allocation",
             // What a server keeps while it runs.

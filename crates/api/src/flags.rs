@@ -138,7 +138,7 @@ const TOKENS_ONLY: &str = "callers show tokens: a certificate or a header gives 
 /// Of components that run beside the API server: how they serve, and which version they are.
 pub const CONTROL_PLANE: &[Row] = &[
     same("cert-dir", "a certificate that is made here is not written"),
-    only("contention-profiling", &["false"], "there are no profiling endpoints"),
+    only("contention-profiling", &["false"], "waits for locks are not recorded"),
     only("disable-http2-serving", &["false"], "HTTP/2 is always served"),
     only("emulated-version", &["1.36", "kube=1.36"], "this is v1.36"),
     refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
@@ -146,7 +146,6 @@ pub const CONTROL_PLANE: &[Row] = &[
     only("min-compatibility-version", &["1.36", "kube=1.36"], "this is v1.36"),
     only("permit-address-sharing", &["false"], "the address belongs to one process"),
     only("permit-port-sharing", &["false"], "the port belongs to one process"),
-    only("profiling", &["false"], "there are no profiling endpoints"),
 ];
 
 /// A component's table, as several parts that components share.

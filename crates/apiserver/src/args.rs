@@ -82,9 +82,18 @@ pub struct Args {
     /// The previous version for which you want to show hidden metrics, such as 1.35.
     #[arg(long, value_name = "VERSION", value_parser = |version: &str| api::flags::check_show_hidden_metrics(version).map(|()| !version.is_empty()))]
     pub show_hidden_metrics_for_version: Option<bool>,
+    /// Enable profiling via web interface host:port/debug/pprof/
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub profiling: bool,
+    /// File with apiserver tracing configuration.
+    #[arg(long, value_name = "FILE")]
+    pub tracing_config_file: Option<PathBuf>,
     /// Keeps the last hours of CPU, memory, network and API figures in this file, and serves them at /cox/history.
     #[arg(long, value_name = "FILE")]
     pub history_file: Option<PathBuf>,
+    /// Where a Prometheus takes those figures by remote write, such as http://prometheus:9090/api/v1/write.
+    #[arg(long, value_name = "URL", requires = "history_file")]
+    pub history_remote_write_url: Option<String>,
     /// Enables anonymous requests to the secure port of the API server.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: Option<bool>,
@@ -509,7 +518,13 @@ impl TryFrom<Args> for Config {
                 automatic_reload: args.encryption_provider_config_automatic_reload,
             }),
             trace_bytes: args.trace_buffer_bytes,
+            profiling: args.profiling,
+            tracing: match args.tracing_config_file.filter(|path| !path.as_os_str().is_empty()) {
+                Some(path) => Some(otlp::TracingConfiguration::load(&path)?),
+                None => None,
+            },
             history_file: args.history_file,
+            history_remote_write_url: args.history_remote_write_url,
             connections: None,
         })
     }

@@ -89,8 +89,14 @@ pub struct Config {
     pub compaction_interval: Duration,
     /// How much of the trace is kept, in bytes; 0 records nothing.
     pub trace_bytes: usize,
+    /// Whether profiles of the process are served, below `/debug/pprof`.
+    pub profiling: bool,
+    /// The collector that traces are sent to, if any.
+    pub tracing: Option<otlp::TracingConfiguration>,
     /// Where the last hours of figures are kept; without a file they are not.
     pub history_file: Option<PathBuf>,
+    /// Where else those figures go, by Prometheus' remote write.
+    pub history_remote_write_url: Option<String>,
     /// What is encrypted in the store, and with what; without one, nothing.
     pub encryption: Option<EncryptionFile>,
     /// How many connections the port takes; without a word, a share of the descriptors of this process.
@@ -338,7 +344,10 @@ impl Config {
             event_ttl: Duration::from_secs(3600),
             compaction_interval: Duration::from_secs(300),
             trace_bytes: trace::Recorder::DEFAULT_BYTES,
+            profiling: true,
+            tracing: None,
             history_file: None,
+            history_remote_write_url: None,
             encryption: None,
             connections: None,
         }

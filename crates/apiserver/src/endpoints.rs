@@ -47,6 +47,11 @@ pub(crate) async fn serve(
             Ok(response(StatusCode::OK, "text/plain; version=0.0.4", crate::health::slis(state).await.into()))
         }
         ["statusz"] | ["flagz"] => zpage(state, path, parts, &documents),
+        ["debug", "pprof", page @ ..] if state.config.profiling => {
+            let made = profile::serve(&page.join("/"), &info.raw_query).await;
+            let code = StatusCode::from_u16(made.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            Ok(response(code, made.content_type, made.body.into()))
+        }
         ["debug", "api_priority_and_fairness", _] => match state.flow_control.dump(path) {
             Some(text) => Ok(response(StatusCode::OK, "text/plain; charset=utf-8", text.into())),
             None => Err(Status::no_such_path()),

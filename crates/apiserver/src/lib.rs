@@ -56,6 +56,7 @@ mod stamp;
 mod state;
 mod status;
 mod subresources;
+mod trace_context;
 mod verbs;
 mod versions;
 mod walk;
@@ -69,6 +70,7 @@ pub use config::{
     AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
     TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
 };
+pub use otlp::TracingConfiguration;
 pub use registry::RuntimeConfig;
 pub use seal::{
     EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration, first_sealed,

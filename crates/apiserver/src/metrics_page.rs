@@ -64,6 +64,22 @@ async fn collect(state: &State) {
             rows.add(&[("resource", &of.row.group_resource().to_string())], of.objects as f64);
         }
     });
+    if state.config.history_remote_write_url.is_some() {
+        let (sent, dropped) = state.history.remote.get();
+        let help = "Values of the history for remote write, by what became of them.";
+        all.set_rows(Kind::Counter, "cox_history_remote_write_values_total", help, |rows| {
+            rows.add(&[("result", "sent")], sent as f64);
+            rows.add(&[("result", "dropped")], dropped as f64);
+        });
+    }
+    if let Some(exporting) = state.trace.exporting() {
+        let (sent, lost) = exporting.counted();
+        let help = "Spans for the collector of traces, by what became of them.";
+        all.set_rows(Kind::Counter, "cox_trace_spans_exported_total", help, |rows| {
+            rows.add(&[("result", "sent")], sent as f64);
+            rows.add(&[("result", "lost")], lost as f64);
+        });
+    }
     match state.caches.store.size().await {
         Ok(Some(bytes)) => {
             let help = "Bytes that the store takes on its disk.";

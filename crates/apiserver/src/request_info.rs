@@ -185,6 +185,7 @@ impl RequestInfo {
         self.verb == Verb::Watch
             || matches!(&*self.subresource, "proxy" | "attach" | "exec" | "log" | "portforward")
             || (self.is_resource && self.verb == Verb::NONE)
+            || (!self.is_resource && self.path.starts_with("/debug/pprof/"))
     }
 
     pub(crate) fn is_mutating(&self) -> bool {

@@ -142,6 +142,18 @@ impl Server {
         let mut housekeeping = JoinSet::new();
         housekeeping.spawn(crate::custom::run(state.clone()));
         housekeeping.spawn(crate::integrity::run(state.clone()));
+        if let Some(tracing) = state.config.tracing.clone() {
+            let exporting = state.trace.export(tracing.rate());
+            let instance = state.config.advertise_address.map_or_else(String::new, |address| address.to_string());
+            housekeeping.spawn(otlp::run(exporting, tracing, instance, state.stop.clone()));
+        }
+        if let Some(url) = &state.config.history_remote_write_url {
+            let remote = crate::remote::Remote::from_url(url, None).context("--history-remote-write-url")?;
+            let state = state.clone();
+            let writing =
+                async move { crate::history::remote_write::run(&state.history, remote, state.stop.clone()).await };
+            housekeeping.spawn(writing);
+        }
         housekeeping.spawn(crate::sampler::run(state.clone()));
         housekeeping.spawn(crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()));
         begin(&state, &mut housekeeping).await?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use api::Status;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use registry::{Resource, Verb};
 use serde::Deserialize;
 use trace::{Causes, Outcome, Recorder, Span, Stage, Walk, Work};
@@ -37,25 +37,58 @@ pub(crate) struct Served {
 }
 
 /// The span of a request that changes something, or that belongs to something that does.
-pub(crate) fn open(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Served {
+pub(crate) fn open(state: &State, info: &RequestInfo, method: &Method, headers: &HeaderMap) -> Served {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let (causes, client) = (text(trace::CAUSE_HEADER), text(trace::CLIENT_HEADER));
     let writes = matches!(info.verb, Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection);
     // What a command reads on its way is in its own span.
     let belongs = causes.is_some() && client.is_none() && !info.is_long_running();
-    if !info.is_resource || !(writes || belongs) || is_noise(info) || state.config.trace_bytes == 0 {
+    let is_kept = info.is_resource && (writes || belongs) && !is_noise(info) && state.config.trace_bytes > 0;
+    let is_exported = state.trace.exporting().is_some();
+    if !is_kept && !is_exported {
         return Served { work: Work::nobodys(), command: None };
     }
     let causes = causes.map(Causes::parse).unwrap_or_default();
     let slash = if info.namespace.is_empty() { "" } else { "/" };
     let object = format_args!("{}/{}{slash}{}", info.resource, info.namespace, info.name);
-    let mut work = Work::root(&state.trace, &causes, Stage::Request, ACTOR, object).with_detail(info.verb.as_str());
+    let mut work = match info.is_resource {
+        true => Work::root(&state.trace, &causes, Stage::Request, ACTOR, object),
+        false => Work::root(&state.trace, &causes, Stage::Request, ACTOR, ""),
+    };
+    work.detail(info.verb.as_str());
+    if is_exported {
+        describe_request(&mut work, info, method, headers);
+    }
+    if !is_kept {
+        work.only_export();
+    }
     if !info.subresource.is_empty() {
         work.append_detail(&info.subresource);
     }
-    let shown = headers.get(trace::CLIENT_HEADER).filter(|shown| shown.len() <= MAX_COMMAND);
+    let shown = headers.get(trace::CLIENT_HEADER).filter(|shown| is_kept && shown.len() <= MAX_COMMAND);
     let command = shown.map(|shown| (state.trace.clone(), shown.clone()));
     Served { work, command }
+}
+
+/// What a collector is told of a request, in the names that upstream gives it.
+fn describe_request(work: &mut Work, info: &RequestInfo, method: &Method, headers: &HeaderMap) {
+    match info.is_resource {
+        true => {
+            let prefix = if info.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", info.group) };
+            let namespace = if info.namespace.is_empty() { "" } else { "/namespaces/{:namespace}" };
+            let name = if info.name.is_empty() { "" } else { "/{:name}" };
+            let slash = if info.subresource.is_empty() { "" } else { "/" };
+            let (version, resource, subresource) = (&info.version, &info.resource, &info.subresource);
+            work.title(format_args!("{method} {prefix}/{version}{namespace}/{resource}{name}{slash}{subresource}"));
+        }
+        false => work.title(method),
+    }
+    work.attribute("http.method", method);
+    let mark = if info.raw_query.is_empty() { "" } else { "?" };
+    work.attribute("http.target", format_args!("{}{mark}{}", info.path, info.raw_query));
+    if let Some(agent) = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()) {
+        work.attribute("http.user_agent", agent);
+    }
 }
 
 /// Heartbeats, reports for people and questions about rights: many, and nothing follows from them.
@@ -93,6 +126,7 @@ pub(crate) fn close(served: Served, code: StatusCode, authorized: bool) {
         false => Outcome::Ok,
     };
     work.append_detail(code.as_str());
+    work.attribute("http.status_code", code.as_str());
     work.finish(outcome);
     if let Some((recorder, mut command)) = command {
         command.finish(outcome);
@@ -152,6 +186,9 @@ fn page(info: &RequestInfo, file: &str) -> Result<Response<Body>, Status> {
 #[derive(Deserialize)]
 struct Batch {
     spans: Vec<Span>,
+    /// Their process sends them to a collector itself.
+    #[serde(default)]
+    exported: bool,
 }
 
 fn receive(state: &State, body: &Bytes) -> Result<Response<Body>, Status> {
@@ -162,8 +199,12 @@ fn receive(state: &State, body: &Bytes) -> Result<Response<Body>, Status> {
     let now = trace::now();
     for span in batch.spans {
         // Commits are ours to tell about.
-        if !span.id.is_commit() {
-            state.trace.record(&span.received(now));
+        if span.id.is_commit() {
+            continue;
+        }
+        match batch.exported {
+            true => state.trace.record_exported(&span.received(now)),
+            false => state.trace.record(&span.received(now)),
         }
     }
     Ok(response(StatusCode::OK, "application/json", "{}".into()))

@@ -90,6 +90,8 @@ mod security;
 mod servers;
 #[path = "apiserver/storage.rs"]
 mod storage;
+#[path = "apiserver/tracing.rs"]
+mod tracing;
 #[path = "apiserver/unreadable.rs"]
 mod unreadable;
 #[path = "apiserver/watch.rs"]

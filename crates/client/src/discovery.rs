@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::params::{Query, percent_encode};
 use crate::{Body, Client, Error, Gvr};
 
-/// A text that is longer, or takes longer, is not waited for: it may come from a node that means no good.
+/// What is longer, or takes longer, is not waited for: it may come from a node or an adapter that means no good.
 const MAX_TEXT: usize = 64 << 20;
 const TEXT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -104,9 +104,14 @@ impl Client {
     /// GETs a path and returns the text that is there.
     pub async fn get_text(&self, path: &str) -> Result<String, Error> {
         let request = http::Request::get(path).body(Bytes::new()).map_err(|error| Error::Encode(error.to_string()))?;
+        let body = self.read_bounded(request, path).await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+
+    async fn read_bounded(&self, request: http::Request<Bytes>, path: &str) -> Result<Vec<u8>, Error> {
         let body = self.send_checked(request).await?.into_body();
         let source = match tokio::time::timeout(TEXT_TIMEOUT, limited(body)).await {
-            Ok(Ok(body)) => return Ok(String::from_utf8_lossy(&body).into_owned()),
+            Ok(Ok(body)) => return Ok(body),
             Ok(Err(error)) => error,
             Err(late) => late.into(),
         };
@@ -119,10 +124,8 @@ impl Client {
             .header(http::header::ACCEPT, "application/json")
             .body(Bytes::new())
             .map_err(|error| Error::Encode(error.to_string()))?;
-        let response = self.send_checked(request).await?;
-        let body = response.into_body().collect().await;
-        let body = body.map_err(|source| Error::Transport { method: http::Method::GET, uri: path.into(), source })?;
-        serde_json::from_slice(&body.to_bytes()).map_err(|source| Error::Decode { what: path.into(), source })
+        let body = self.read_bounded(request, path).await?;
+        serde_json::from_slice(&body).map_err(|source| Error::Decode { what: path.into(), source })
     }
 }
 

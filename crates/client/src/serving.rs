@@ -28,6 +28,8 @@ use crate::review::{self, Access, Reviews};
 /// Connections: probes and scrapers.
 const PART_OF_DESCRIPTORS: usize = 64;
 const MAX_CONNECTIONS: usize = 256;
+const PROFILES: &str = "debug/pprof";
+const PROFILES_BELOW: &str = "debug/pprof/";
 
 /// Where to listen and what to show.
 #[derive(Debug, Clone)]
@@ -36,6 +38,8 @@ pub struct Serving {
     pub bind: SocketAddr,
     /// Certificate and key in PEM files; without them a certificate is made that nobody knows.
     pub tls: Option<(PathBuf, PathBuf)>,
+    /// Whether profiles of the process are served, below `/debug/pprof`.
+    pub profiling: bool,
 }
 
 /// A failing check: its name and why.
@@ -62,6 +66,7 @@ pub struct Routes {
 pub struct Port {
     listener: TcpListener,
     tls: TlsAcceptor,
+    profiling: bool,
 }
 
 impl Port {
@@ -92,7 +97,7 @@ impl Port {
             .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
             .map_err(Error::config)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)) })
+        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), profiling: serving.profiling })
     }
 
     pub fn address(&self) -> std::io::Result<SocketAddr> {
@@ -101,7 +106,8 @@ impl Port {
 
     /// Answers until `stop`.
     pub async fn run(self, routes: Routes, stop: CancellationToken) {
-        let routes = Arc::new(Served { routes, started: jiff::Timestamp::now(), slis: Slis::default() });
+        let (started, profiling) = (jiff::Timestamp::now(), self.profiling);
+        let routes = Arc::new(Served { routes, started, profiling, slis: Slis::default() });
         let places = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
         let connections = TaskTracker::new();
         loop {
@@ -144,6 +150,7 @@ impl Port {
 struct Served {
     routes: Routes,
     started: jiff::Timestamp,
+    profiling: bool,
     slis: Slis,
 }
 
@@ -168,6 +175,17 @@ impl Served {
         let page = self.routes.pages.iter().find(|(path, _)| *path == endpoint);
         match (request.method(), endpoint, page) {
             (&Method::GET, "metrics", _) => plain(StatusCode::OK, self.routes.metrics.render()),
+            (&Method::GET, _, _)
+                if self.profiling && (endpoint == PROFILES || endpoint.starts_with(PROFILES_BELOW)) =>
+            {
+                let page = endpoint.strip_prefix(PROFILES).unwrap_or_default();
+                let made = profile::serve(page, request.uri().query().unwrap_or_default()).await;
+                let mut response = Response::new(Full::new(Bytes::from(made.body)));
+                *response.status_mut() = StatusCode::from_u16(made.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                let kind = header::HeaderValue::from_static(made.content_type);
+                response.headers_mut().insert(header::CONTENT_TYPE, kind);
+                response
+            }
             (&Method::GET, "metrics/slis", _) => plain(StatusCode::OK, self.slis.render()),
             (&Method::GET, "statusz" | "flagz", _) => self.zpage(endpoint, request),
             (&Method::GET, _, Some((_, page))) => plain(StatusCode::OK, page()),

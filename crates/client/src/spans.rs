@@ -53,7 +53,7 @@ async fn send(client: Client, recorder: Arc<Recorder>) {
         tokio::time::sleep(BATCH_INTERVAL).await;
         sent = recorder.count();
         for batch in recorder.drain().chunks(BATCH) {
-            if let Err(error) = post(&client, batch).await {
+            if let Err(error) = post(&client, batch, recorder.exporting().is_some()).await {
                 tracing::debug!(%error, spans = batch.len(), "spans not sent");
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
@@ -61,8 +61,9 @@ async fn send(client: Client, recorder: Arc<Recorder>) {
     }
 }
 
-async fn post(client: &Client, spans: &[Span]) -> Result<(), crate::Error> {
-    let body = serde_json::to_vec(&serde_json::json!({ "spans": spans }))
+/// `exported` says that a collector has them already.
+async fn post(client: &Client, spans: &[Span], exported: bool) -> Result<(), crate::Error> {
+    let body = serde_json::to_vec(&serde_json::json!({ "spans": spans, "exported": exported }))
         .map_err(|error| crate::Error::Encode(error.to_string()))?;
     let request = Request::builder()
         .method(Method::POST)

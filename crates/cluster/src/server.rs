@@ -331,6 +331,10 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     // Keys are exchanged while the cluster is stopped: nothing is to be looked for meanwhile.
     config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: false });
     config.history_file = Some(options.history_file());
+    config.history_remote_write_url = shape.history_remote_write_url.clone();
+    if let Some(path) = &shape.tracing_config_file {
+        config.tracing = Some(apiserver::TracingConfiguration::load(path)?);
+    }
     config.bind = (shape::everywhere(shape.node_ips.iter().copied()), shape.secure_port).into();
     config.advertise_address = Some(node_ip);
     config.tls_cert_file = Some(pki.certificate("apiserver"));

@@ -86,6 +86,15 @@ pub(crate) struct Flags {
     /// Whether services of type LoadBalancer without another class get the addresses of the nodes (default: true)
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub load_balancer: Option<bool>,
+    /// File with the tracing configuration of the API server (TracingConfiguration): traces of all components of this machine
+    /// go to its collector
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tracing_config_file: Option<PathBuf>,
+    /// Where a Prometheus takes the history of figures by remote write, such as http://prometheus:9090/api/v1/write
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history_remote_write_url: Option<String>,
 }
 
 /// What concerns this machine's node alone, whether it is the first of a cluster or joins one.
@@ -150,6 +159,9 @@ pub(crate) struct Shape {
     /// When copies of the store are made, if they are.
     pub backups: Option<Schedule>,
     pub components: ComponentConfigs,
+    /// Where traces and figures go, if anywhere else.
+    pub tracing_config_file: Option<PathBuf>,
+    pub history_remote_write_url: Option<String>,
 }
 
 impl Flags {
@@ -217,6 +229,8 @@ impl Flags {
             gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
             certificate_validity: self.certificate_validity.or(remembered.certificate_validity),
             load_balancer: self.load_balancer.or(remembered.load_balancer),
+            tracing_config_file: self.tracing_config_file.or(remembered.tracing_config_file),
+            history_remote_write_url: self.history_remote_write_url.or(remembered.history_remote_write_url),
         })
     }
 
@@ -307,6 +321,8 @@ impl Flags {
             has_load_balancer: self.load_balancer.unwrap_or(true),
             backups: self.backups.schedule(!self.etcd.is_used())?,
             components,
+            tracing_config_file: self.tracing_config_file.clone(),
+            history_remote_write_url: self.history_remote_write_url.clone(),
         })
     }
 }

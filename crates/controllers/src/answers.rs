@@ -181,7 +181,7 @@ mod tests {
     ];
 
     const REFUSED: &[&str] =
-        &["--cloud-provider=aws", "--profiling", "--node-eviction-rate=1", "--feature-gates=Unheard=true"];
+        &["--cloud-provider=aws", "--contention-profiling", "--node-eviction-rate=1", "--feature-gates=Unheard=true"];
 
     #[test]
     fn every_flag_has_an_answer() {

@@ -77,6 +77,9 @@ pub struct Args {
     pub tls_cert_file: Option<PathBuf>,
     #[arg(long)]
     pub tls_private_key_file: Option<PathBuf>,
+    /// Enable profiling via web interface host:port/debug/pprof/
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub profiling: bool,
     /// How long a node may be silent before it counts as unhealthy
     #[arg(long, default_value = "50s", value_parser = api::duration::parse)]
     pub node_monitor_grace_period: Duration,
@@ -287,6 +290,7 @@ impl Args {
             serving: (self.secure_port != 0).then(|| Serving {
                 bind: (self.bind_address, self.secure_port).into(),
                 tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
+                profiling: self.profiling,
             }),
             metrics: Metrics::new().with_process(api::version::GIT).with_features(api::features::all()),
             clock: Clock::default(),

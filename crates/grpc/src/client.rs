@@ -18,6 +18,13 @@ pub fn lazy(path: impl AsRef<Path>) -> Channel {
     endpoint().connect_with_connector_lazy(connector(socket_path(path.as_ref())))
 }
 
+/// As `lazy`, to a host and port, without TLS.
+pub fn lazy_host(host: &str) -> Result<Channel, Error> {
+    let endpoint = Endpoint::from_shared(format!("http://{host}"));
+    let endpoint = endpoint.map_err(|source| Error::Transport { path: host.to_owned(), source })?;
+    Ok(endpoint.connect_timeout(CONNECT_TIMEOUT).connect_lazy())
+}
+
 /// Connects to the server at `path` (a plain path or `unix://…`). The channel heals itself: after a restart of the
 /// server the next call reconnects, so callers keep it for life.
 pub async fn connect(path: impl AsRef<Path>) -> Result<Channel, Error> {

@@ -1,4 +1,5 @@
-//! gRPC over a Unix socket: what CRI runtimes, CSI drivers and plug-in registration all speak through.
+//! gRPC over a Unix socket: what CRI runtimes, CSI drivers and plug-in registration all speak through; collectors of traces
+//! over TCP.
 //!
 //! Flow: [`connect`] or [`lazy`] -> Unix socket -> [`Socket`]. Messages and services belong to the crates above.
 
@@ -6,7 +7,7 @@ mod client;
 mod measured;
 mod server;
 
-pub use client::{connect, lazy, socket_path};
+pub use client::{connect, lazy, lazy_host, socket_path};
 pub use measured::{Measured, Observer};
 pub use server::Socket;
 pub use tonic;

@@ -13,6 +13,11 @@ use tower::Service;
 pub trait Observer: Send + Sync {
     /// `method` is the name that the protocol gives it, without its service.
     fn called(&self, method: &str, took: Duration, is_error: bool);
+
+    /// What the call is a part of, in the words of W3C's `traceparent`.
+    fn trace_context(&self) -> Option<String> {
+        None
+    }
 }
 
 #[derive(Clone)]
@@ -48,8 +53,11 @@ impl Service<http::Request<Body>> for Measured {
         self.channel.poll_ready(context)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let Some(observer) = self.observer.clone() else { return Box::pin(self.channel.call(request)) };
+        if let Some(context) = observer.trace_context().and_then(|text| http::HeaderValue::from_str(&text).ok()) {
+            request.headers_mut().insert("traceparent", context);
+        }
         let path = request.uri().path().to_owned();
         let calling = self.channel.call(request);
         Box::pin(async move {

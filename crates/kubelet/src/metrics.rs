@@ -170,6 +170,10 @@ impl KubeletMetrics {
 }
 
 impl cri::Observer for KubeletMetrics {
+    fn trace_context(&self) -> Option<String> {
+        trace::trace_context().map(|context| context.to_string())
+    }
+
     fn called(&self, method: &str, took: Duration, is_error: bool) {
         let operation = operation_type(method);
         let labels = [("operation_type", operation.as_str())];

@@ -64,6 +64,7 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         let client = settings.api_rate.map_or(client.clone(), |(qps, burst)| client.with_rate_limit(qps, burst));
         let until = stop.child_token();
         let config = Config { client: client.traced_remotely(state::ACTOR), settings: settings.clone() };
+        let exporting = export(&config, until.clone());
         let running = run(config, until.clone());
         let renewed = async {
             match settings.rotate_certificates {
@@ -78,15 +79,35 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         };
         tokio::pin!(running);
         tokio::select! {
-            result = &mut running => return result,
+            result = &mut running => {
+                until.cancel();
+                exporting.await;
+                return result;
+            }
             () = renewed => {
                 tracing::info!("starting afresh with the client certificate of now");
                 until.cancel();
                 running.await?;
+                exporting.await;
             }
         }
     }
     Ok(())
+}
+
+/// Sends the spans of this process to a collector, if there is one, until `stop`.
+fn export(config: &Config, stop: CancellationToken) -> impl Future<Output = ()> + use<> {
+    let tracing = config.settings.tracing.clone();
+    let task = tracing.zip(config.client.recorder()).map(|(tracing, recorder)| {
+        let exporting = recorder.export(tracing.rate());
+        tokio::spawn(otlp::run(exporting, tracing, config.settings.node_name.clone(), stop))
+    });
+    async move {
+        if let Some(task) = task {
+            // It ends with `stop`, and nothing depends on it.
+            let _ = task.await;
+        }
+    }
 }
 
 /// Runs a kubelet until `stop` fires. Containers go on.

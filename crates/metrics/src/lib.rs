@@ -494,6 +494,33 @@ mod tests {
     }
 
     #[test]
+    fn security_hostile_label_values_stay_inside_their_quotes() {
+        for value in
+            ["\"} 1\nevil_total 7", "\\", "\\\"", "a\\\nevil 1", "\n\n# TYPE evil counter\nevil 1", "{}=,\u{2028}"]
+        {
+            let metrics = Metrics::new();
+            metrics.counter("b_total", "Things.", &[("a", value), ("z", "1")]).inc();
+            let text = metrics.render();
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(lines.len(), 3, "{text}");
+            // As the format says: inside quotes a backslash takes the next character along.
+            let quoted = lines[2].strip_prefix("b_total{a=\"").unwrap();
+            let (mut read, mut rest) = (String::new(), quoted.chars());
+            loop {
+                match rest.next().unwrap() {
+                    '"' => break,
+                    '\\' => read.push(match rest.next().unwrap() {
+                        'n' => '\n',
+                        other => other,
+                    }),
+                    other => read.push(other),
+                }
+            }
+            assert_eq!((read.as_str(), rest.as_str()), (value, ",z=\"1\"} 1"));
+        }
+    }
+
+    #[test]
     fn the_text_format() {
         let metrics = Metrics::new();
         let again = metrics.clone();

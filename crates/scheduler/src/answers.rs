@@ -56,7 +56,8 @@ mod tests {
             assert!(!error.contains(&format!("unknown field `{field}`")), "{field} has no answer: {error}");
         }
         assert!(crate::config::Configuration::parse("noSuchField: 1").is_err());
-        assert!(crate::config::Configuration::parse("enableProfiling: true").is_err());
+        assert!(crate::config::Configuration::parse("enableContentionProfiling: true").is_err());
+        assert!(crate::config::Configuration::parse("enableProfiling: false").is_ok_and(|read| !read.enable_profiling));
         assert!(
             crate::config::Configuration::parse("leaderElection: {leaderElect: true, resourceLock: leases}").is_ok()
         );
@@ -69,7 +70,8 @@ mod tests {
         "--authentication-kubeconfig=/s --authorization-kubeconfig=/s --cert-dir=/t --kubeconfig=/s --leader-elect=false --profiling=false --secure-port=10259",
     ];
 
-    const REFUSED: &[&str] = &["--profiling=true", "--write-config-to=/x", "--feature-gates=GangScheduling=true"];
+    const REFUSED: &[&str] =
+        &["--contention-profiling=true", "--write-config-to=/x", "--feature-gates=GangScheduling=true"];
 
     #[test]
     fn every_flag_has_an_answer() {

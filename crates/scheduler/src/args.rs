@@ -43,6 +43,9 @@ pub struct Args {
     tls_cert_file: Option<PathBuf>,
     #[arg(long, requires = "tls_cert_file")]
     tls_private_key_file: Option<PathBuf>,
+    /// Enable profiling via web interface host:port/debug/pprof/
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    profiling: Option<bool>,
     /// Wait to be elected before deciding anything, so that several can stand by
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     leader_elect: Option<bool>,
@@ -112,6 +115,7 @@ impl Args {
         let serving = (self.secure_port != 0).then(|| Serving {
             bind: SocketAddr::new(self.bind_address, self.secure_port),
             tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
+            profiling: self.profiling.unwrap_or(configuration.enable_profiling),
         });
         let max_wait = self.pod_max_in_unschedulable_pods_duration.0;
         Ok(Config { client, configuration, election, serving, reviewer, max_wait })

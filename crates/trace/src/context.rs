@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::clock::Clock;
+use crate::export::Exporting;
 use crate::laps::Laps;
 use crate::record::Record;
 use crate::{Causes, Id, Lap, Name, Outcome, Recorder, Span, Stage, now};
@@ -26,6 +27,8 @@ pub(crate) struct Scope {
     laps: RefCell<Option<Laps>>,
     /// The object of the span, if it became known on the way.
     object: RefCell<Option<String>>,
+    /// The span, where it is only exported: nothing follows from it.
+    exported: Option<(Arc<Recorder>, Id)>,
 }
 
 enum Cause {
@@ -48,13 +51,18 @@ impl Scope {
         Self { laps: RefCell::new(Some(laps)), ..Self::with(Some(recorder), Cause::Known(id.into())) }
     }
 
+    /// Of a span that is only exported.
+    pub(crate) fn of_exported(recorder: Arc<Recorder>, id: Id, laps: Laps) -> Self {
+        Self { laps: RefCell::new(Some(laps)), exported: Some((recorder, id)), ..Self::nobodys() }
+    }
+
     /// Of work that nobody keeps count of.
     pub(crate) fn nobodys() -> Self {
         Self::with(None, Cause::Known(Causes::default()))
     }
 
     fn with(recorder: Option<Arc<Recorder>>, cause: Cause) -> Self {
-        Self { recorder, cause, laps: RefCell::default(), object: RefCell::default() }
+        Self { recorder, cause, laps: RefCell::default(), object: RefCell::default(), exported: None }
     }
 
     fn causes(&self) -> Causes {
@@ -179,6 +187,15 @@ pub fn current() -> Context {
     SCOPE.try_with(Scope::context).unwrap_or_default()
 }
 
+/// The span that present work belongs to, where spans are exported.
+pub(crate) fn exporting() -> Option<(Arc<Exporting>, Id)> {
+    let found = SCOPE.try_with(|scope| match &scope.exported {
+        Some((recorder, id)) => Some((recorder.exporting()?.clone(), *id)),
+        None => Some((scope.recorder.as_ref()?.exporting()?.clone(), scope.causes().iter().next()?)),
+    });
+    found.ok().flatten()
+}
+
 /// Runs an informer's handlers on a watch event: what they set off is caused by the commit of `revision`.
 pub fn deliver<R>(
     recorder: &Arc<Recorder>,
@@ -194,15 +211,21 @@ pub fn deliver<R>(
 /// Records a part of the present work that has a name of its own: it began at `began` and ends now. The next step begins.
 pub fn part(id: Id, stage: Stage, actor: &str, object: impl Display, detail: impl Display, began: Instant) {
     let _ = SCOPE.try_with(|scope| {
-        let Some(recorder) = &scope.recorder else { return };
+        let Some(recorder) = scope.recorder.as_ref().or(scope.exported.as_ref().map(|(recorder, _)| recorder)) else {
+            return;
+        };
         let ended = Instant::now();
         let duration = ended.saturating_duration_since(began).as_nanos() as u64;
         let laps = &mut *scope.laps.borrow_mut();
         let start = laps.as_ref().map(Laps::clock).map_or_else(|| now() - duration, |clock| clock.wall(began));
-        let mut record = Record::new(stage, id, start, scope.causes().iter(), actor, object);
+        let causes = scope.exported.as_ref().map_or_else(|| scope.causes(), |(_, id)| (*id).into());
+        let mut record = Record::new(stage, id, start, causes.iter(), actor, object);
         record.detail(detail);
         record.finish(Outcome::Ok, duration);
-        recorder.keep(&record, None);
+        match scope.exported {
+            None => recorder.keep(&record, None),
+            Some(_) => recorder.offer(&record, None),
+        }
         if let Some(laps) = laps {
             laps.mark(ended);
         }
@@ -272,6 +295,7 @@ pub fn set_object(object: impl FnOnce() -> String) {
 pub fn detached<F: Future>(future: F) -> impl Future<Output = Detached<F::Output>> {
     let leave = |scope: &Scope| Scope {
         laps: RefCell::new(scope.laps.take()),
+        exported: scope.exported.clone(),
         ..Scope::with(scope.recorder.clone(), Cause::Known(scope.causes()))
     };
     let scope = SCOPE.try_with(leave).unwrap_or_else(|_| Scope::nobodys());

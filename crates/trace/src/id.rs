@@ -29,7 +29,7 @@ impl Id {
         Self(NEXT.fetch_add(1, Ordering::Relaxed) & !COMMIT)
     }
 
-    pub(crate) const fn to_bits(self) -> u64 {
+    pub const fn to_bits(self) -> u64 {
         self.0
     }
 

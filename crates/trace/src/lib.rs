@@ -13,6 +13,7 @@ mod causes;
 mod clock;
 mod context;
 mod critical;
+mod export;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod id;
@@ -34,6 +35,7 @@ pub use context::{
     Context, Detached, current, deliver, detached, lap, lap_at, lap_failed, lap_named, laps_of, mark, mark_at, part,
     set_object, take_laps,
 };
+pub use export::{Exported, Exporting, Place, TRACEPARENT, TraceContext, follow, trace_context};
 pub use id::Id;
 pub use name::Name;
 pub use recorder::Recorder;

@@ -27,6 +27,9 @@ const ACTOR: u8 = 1;
 const OBJECT: u8 = 2;
 const DETAIL: u8 = 3;
 const WORD: u8 = 4;
+const TITLE: u8 = 5;
+/// `name=text`.
+const ATTRIBUTE: u8 = 6;
 
 /// The bytes of a span, all but its laps.
 pub(crate) struct Record(Vec<u8>);
@@ -97,6 +100,14 @@ impl Record {
         self.text(WORD, word);
     }
 
+    pub(crate) fn title(&mut self, title: impl Display) {
+        self.text(TITLE, title);
+    }
+
+    pub(crate) fn attribute(&mut self, name: &str, text: impl Display) {
+        self.text(ATTRIBUTE, format_args!("{name}={text}"));
+    }
+
     fn text(&mut self, item: u8, text: impl Display) {
         self.0.extend_from_slice(&[item, 0, 0]);
         let begin = self.0.len();
@@ -122,16 +133,36 @@ impl Write for Limited<'_> {
     }
 }
 
-/// Reads a record that its laps follow.
-pub(crate) fn decode(bytes: &[u8]) -> Option<Span> {
+/// What says where a span belongs.
+pub(crate) struct Header {
+    pub(crate) id: Id,
+    pub(crate) cause: Option<Id>,
+    pub(crate) outcome: Outcome,
+}
+
+pub(crate) fn header(bytes: &[u8]) -> Option<Header> {
     let mut reader = Reader(bytes);
-    let stage = Stage::from_byte(reader.byte()?)?;
-    let outcome = match reader.byte()? {
+    let (_, outcome) = (reader.byte()?, outcome(reader.byte()?));
+    let (id, _, _) = (Id::from_bits(reader.word()?), reader.word()?, reader.word()?);
+    // Causes come first.
+    let cause = reader.byte().filter(|item| *item == CAUSE).and_then(|_| reader.word()).map(Id::from_bits);
+    Some(Header { id, cause, outcome })
+}
+
+fn outcome(byte: u8) -> Outcome {
+    match byte {
         0 => Outcome::Ok,
         1 => Outcome::Failed,
         2 => Outcome::Running,
         _ => Outcome::Dropped,
-    };
+    }
+}
+
+/// Reads a record that its laps follow.
+pub(crate) fn decode(bytes: &[u8]) -> Option<Span> {
+    let mut reader = Reader(bytes);
+    let stage = Stage::from_byte(reader.byte()?)?;
+    let outcome = outcome(reader.byte()?);
     let (id, start, duration) = (Id::from_bits(reader.word()?), reader.word()?, reader.word()?);
     let mut span = Span { start, duration, outcome, ..Span::empty(stage, id) };
     let mut end = start;
@@ -142,6 +173,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Span> {
             OBJECT => span.object = reader.text()?,
             DETAIL => span.detail = reader.text()?,
             WORD => span.detail = format!("{} {}", span.detail, reader.text()?),
+            TITLE => span.title = reader.text()?,
+            ATTRIBUTE => {
+                let text = reader.text()?;
+                let (name, value) = text.split_once('=').unwrap_or((&text, ""));
+                span.attributes.push((name.to_owned(), value.to_owned()));
+            }
             lap => span.laps.push(laps::decode(lap, &mut end, &mut reader)?),
         }
     }

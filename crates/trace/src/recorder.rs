@@ -1,12 +1,13 @@
 //! Where spans go.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::Span;
+use crate::export::Exporting;
 use crate::laps::Laps;
 use crate::record::Record;
 use crate::ring::Ring;
@@ -17,6 +18,7 @@ pub struct Recorder {
     changed: Notify,
     /// How many wait for a change. Mostly nobody does, and then nobody is told.
     waiting: AtomicUsize,
+    exporting: OnceLock<Arc<Exporting>>,
 }
 
 impl Recorder {
@@ -25,7 +27,22 @@ impl Recorder {
 
     /// Keeps what fits into `bytes`.
     pub fn new(bytes: usize) -> Arc<Self> {
-        Arc::new(Self { ring: Mutex::new(Ring::new(bytes)), changed: Notify::new(), waiting: AtomicUsize::new(0) })
+        Arc::new(Self {
+            ring: Mutex::new(Ring::new(bytes)),
+            changed: Notify::new(),
+            waiting: AtomicUsize::new(0),
+            exporting: OnceLock::new(),
+        })
+    }
+
+    /// From now on spans are exported as well: of a million traces that begin here, `rate`.
+    pub fn export(&self, rate: u32) -> Arc<Exporting> {
+        self.exporting.get_or_init(|| Arc::new(Exporting::new(rate))).clone()
+    }
+
+    /// What is exported, if anything is.
+    pub fn exporting(&self) -> Option<&Arc<Exporting>> {
+        self.exporting.get()
     }
 
     pub fn record(&self, span: &Span) {
@@ -33,7 +50,25 @@ impl Recorder {
         self.keep(&record, Some(&laps));
     }
 
+    /// Takes a span of another process, which exports its own.
+    pub fn record_exported(&self, span: &Span) {
+        let (record, laps) = Record::of(span);
+        self.push(&record, Some(&laps));
+    }
+
     pub(crate) fn keep(&self, record: &Record, laps: Option<&Laps>) {
+        self.offer(record, laps);
+        self.push(record, laps);
+    }
+
+    /// For those who export alone.
+    pub(crate) fn offer(&self, record: &Record, laps: Option<&Laps>) {
+        if let Some(exporting) = self.exporting.get() {
+            exporting.offer(record, laps.map_or(&[], Laps::bytes));
+        }
+    }
+
+    fn push(&self, record: &Record, laps: Option<&Laps>) {
         self.ring.lock().push(record.bytes(), laps.map_or(&[], Laps::bytes));
         // Whoever counts later than this begins to look after the lock was released: it sees the span.
         if self.waiting.load(Ordering::SeqCst) > 0 {

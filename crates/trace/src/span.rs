@@ -42,6 +42,11 @@ pub struct Span {
     /// Steps inside, one after the other.
     #[serde(default)]
     pub laps: Vec<Lap>,
+    /// What a collector is to call it, if not by its stage, and what else it is told. Other processes are not.
+    #[serde(skip)]
+    pub title: String,
+    #[serde(skip)]
+    pub attributes: Vec<(String, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -113,6 +118,8 @@ impl Span {
             duration: 0,
             outcome: Outcome::Running,
             laps: Vec::new(),
+            title: String::new(),
+            attributes: Vec::new(),
         }
     }
 

@@ -23,18 +23,26 @@ struct Begun {
     record: Record,
     /// While the work runs they are in its scope, and are lost with it if it does not come to its end.
     laps: Option<Laps>,
+    /// Whether it goes into the ring.
+    is_kept: bool,
 }
 
 impl Begun {
     fn new(recorder: Arc<Recorder>, causes: &Causes, stage: Stage, actor: &str, object: impl Display) -> Self {
         let (id, clock) = (Id::fresh(), Clock::begin());
         let record = Record::new(stage, id, clock.start(), causes.iter(), actor, object);
-        Self { recorder, id, clock, record, laps: None }
+        if let Some(exporting) = recorder.exporting() {
+            exporting.begun(id, causes.iter().next());
+        }
+        Self { recorder, id, clock, record, laps: None, is_kept: true }
     }
 
     fn finish(mut self, outcome: Outcome) {
         self.record.finish(outcome, self.clock.elapsed());
-        self.recorder.keep(&self.record, self.laps.as_ref());
+        match self.is_kept {
+            true => self.recorder.keep(&self.record, self.laps.as_ref()),
+            false => self.recorder.offer(&self.record, self.laps.as_ref()),
+        }
     }
 }
 
@@ -93,6 +101,31 @@ impl Work {
         }
     }
 
+    /// Nothing of it is kept here, and nothing that it sets off is said to follow from it: a collector alone is told.
+    pub fn only_export(&mut self) {
+        if let Some(begun) = &mut self.0 {
+            begun.is_kept = false;
+        }
+    }
+
+    /// What a collector is to call it.
+    pub fn title(&mut self, title: impl Display) {
+        if let Some(begun) = self.exported() {
+            begun.record.title(title);
+        }
+    }
+
+    /// What a collector is told besides.
+    pub fn attribute(&mut self, name: &str, text: impl Display) {
+        if let Some(begun) = self.exported() {
+            begun.record.attribute(name, text);
+        }
+    }
+
+    fn exported(&mut self) -> Option<&mut Begun> {
+        self.0.as_mut().filter(|begun| begun.recorder.exporting().is_some())
+    }
+
     pub fn with_detail(mut self, detail: impl Display) -> Self {
         self.detail(detail);
         self
@@ -114,7 +147,8 @@ impl Work {
 
     /// What this work sets off is caused by it.
     pub fn context(&self) -> Context {
-        self.0.as_ref().map(|begun| Context::new(begun.recorder.clone(), begun.id)).unwrap_or_default()
+        let kept = self.0.as_ref().filter(|begun| begun.is_kept);
+        kept.map(|begun| Context::new(begun.recorder.clone(), begun.id)).unwrap_or_default()
     }
 
     fn scope(&mut self) -> Scope {
@@ -126,7 +160,10 @@ impl Work {
                 laps
             }
         };
-        Scope::of_span(begun.recorder.clone(), begun.id, laps)
+        match begun.is_kept {
+            true => Scope::of_span(begun.recorder.clone(), begun.id, laps),
+            false => Scope::of_exported(begun.recorder.clone(), begun.id, laps),
+        }
     }
 
     /// Does the work: everything in `future` is caused by it, and its laps are the span's.
@@ -181,7 +218,11 @@ impl Work {
 
     /// Ends it without a record.
     pub fn discard(mut self) {
-        self.0 = None;
+        if let Some(begun) = self.0.take()
+            && let Some(exporting) = begun.recorder.exporting()
+        {
+            exporting.forget(begun.id);
+        }
     }
 
     pub fn finish(mut self, outcome: Outcome) {

@@ -203,6 +203,7 @@ impl Backend {
         let upgrade = parts.extensions.remove::<OnUpgrade>().filter(|_| parts.headers.contains_key(header::UPGRADE));
         let mut headers = passage::headers(&parts.headers, upgrade.is_some());
         introduce(&mut headers, user).map_err(|error| failed(error.to_string()))?;
+        crate::trace_context::pass_on(&mut headers);
         if !server.aggregation.sign(&mut headers) {
             return Err((StatusCode::LOOP_DETECTED, format!("{} leads back to this server", self.name())));
         }

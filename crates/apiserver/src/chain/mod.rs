@@ -63,7 +63,8 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
         request.headers_mut().insert(AUDIT_ID, audit_id.clone());
     }
     let wants_protobuf = Accept::is_protobuf(request.headers());
-    let mut served = crate::walk::open(&state, &info, request.headers());
+    let mut served = crate::walk::open(&state, &info, request.method(), request.headers());
+    served.work.attribute("audit-id", id);
     let counted = state.clone();
 
     // On the heap: a request is a deep stack of futures, and each layer would hold all those below it.
@@ -161,6 +162,7 @@ async fn admit(
         }
     };
     trace::lap(Stage::Authentication);
+    crate::trace_context::join(&parts.headers, &user);
     trail.received(Some(&user), &attributes).await?;
     trace::lap(Stage::Audit);
     info.check()?;

@@ -4,9 +4,12 @@
 //! counted -> `sample` (pure) -> `ring` -> `serve` (`GET /cox/history`, authorized like any other path), for `cox top`, `cox ui` and
 //! `cox why cluster`. The ring is written to a file four times an hour and when the server stops.
 //!
+//! `remote_write` sends each minute to a Prometheus as well, if one is named.
+//!
 //! Invariant: bounded memory, and no more than one question a second to nodes, however many there are.
 
 mod file;
+pub(crate) mod remote_write;
 mod ring;
 pub(crate) mod sample;
 mod serve;
@@ -14,6 +17,7 @@ mod serve;
 use std::path::PathBuf;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use self::ring::Ring;
 pub(crate) use self::ring::{Key, STEP};
@@ -23,6 +27,10 @@ pub(crate) use self::serve::{PATH, serve};
 pub(crate) struct History {
     file: Option<PathBuf>,
     ring: Mutex<Ring>,
+    /// Told of every minute.
+    recorded: Notify,
+    /// What became of values that were sent elsewhere.
+    pub(crate) remote: remote_write::Counts,
 }
 
 impl History {
@@ -32,7 +40,8 @@ impl History {
             tracing::warn!(file = ?file, error, "the history of figures begins anew");
             None
         });
-        Self { file, ring: Mutex::new(ring.flatten().unwrap_or_default()) }
+        let ring = Mutex::new(ring.flatten().unwrap_or_default());
+        Self { file, ring, recorded: Notify::new(), remote: Default::default() }
     }
 
     /// Whether anything is kept at all.
@@ -42,7 +51,9 @@ impl History {
 
     /// Takes the values of a minute. Returns how many series there was no room for.
     pub(crate) fn record(&self, minute: u64, values: Vec<(Key, f32)>) -> usize {
-        self.ring.lock().record(minute, values)
+        let left_out = self.ring.lock().record(minute, values);
+        self.recorded.notify_one();
+        left_out
     }
 
     /// Writes the file. Blocks.

@@ -74,7 +74,7 @@ impl From<Problem> for RemoteError {
 
 impl RemoteError {
     /// Whether asking again may help.
-    fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         match self {
             RemoteError::Unreachable(_) => true,
             RemoteError::Refused(code) => code.is_server_error() || *code == StatusCode::TOO_MANY_REQUESTS,
@@ -166,20 +166,44 @@ impl Remote {
         serde_json::from_slice(&answer).map_err(|error| RemoteError::Garbage(error.to_string()))
     }
 
+    /// Posts once, with these headers instead of those of JSON.
+    pub(crate) async fn write(
+        &self,
+        headers: &'static [(&'static str, &'static str)],
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<(), RemoteError> {
+        let writing = self.send_with(Method::POST, None, body, headers);
+        tokio::time::timeout(limit, writing).await.map_err(|_| RemoteError::Late(limit))?.map(drop)
+    }
+
     async fn send(&self, method: Method, path: Option<&str>, body: Bytes) -> Result<Bytes, RemoteError> {
+        let json = &[("accept", "application/json"), ("content-type", "application/json")];
+        self.send_with(method, path, body, json).await
+    }
+
+    async fn send_with(
+        &self,
+        method: Method,
+        path: Option<&str>,
+        body: Bytes,
+        headers: &[(&'static str, &'static str)],
+    ) -> Result<Bytes, RemoteError> {
         let endpoint = self.endpoint.get();
         let path = path.or(endpoint.url.path_and_query().map(|path| path.as_str())).unwrap_or("/");
         let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, endpoint.url.authority().map(|name| name.as_str()).unwrap_or_default())
-            .header(header::USER_AGENT, concat!("cox-apiserver/", env!("CARGO_PKG_VERSION")))
-            .header(header::ACCEPT, "application/json")
-            .header(header::CONTENT_TYPE, "application/json");
+            .header(header::USER_AGENT, concat!("cox-apiserver/", env!("CARGO_PKG_VERSION")));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
         if let Some(value) = &endpoint.authorization {
             request = request.header(header::AUTHORIZATION, value);
         }
-        let request = request.body(Full::new(body)).map_err(|error| RemoteError::Garbage(error.to_string()))?;
+        let mut request = request.body(Full::new(body)).map_err(|error| RemoteError::Garbage(error.to_string()))?;
+        crate::trace_context::pass_on(request.headers_mut());
         let answer = self.connections.exchange(request, || endpoint.connect()).await?;
         if answer.status().is_success() { Ok(answer.into_body()) } else { Err(RemoteError::Refused(answer.status())) }
     }

@@ -139,7 +139,8 @@ impl WebhookClient {
     ) -> Result<Bytes, CallError> {
         let url = self.target.url(query);
         let failed = |problem: &dyn std::fmt::Display| CallError::Failed(format!("Post {url:?}: {problem}"));
-        let request = self.request(query, body).map_err(|error| failed(&error))?;
+        let mut request = self.request(query, body).map_err(|error| failed(&error))?;
+        crate::trace_context::pass_on(request.headers_mut());
         let exchange = self.connections.exchange(request, || self.connect(services));
         let outcome = tokio::time::timeout(timeout, exchange).await;
         let outcome = outcome.map_err(|_| failed(&"context deadline exceeded"))?;

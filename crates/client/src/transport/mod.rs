@@ -144,6 +144,11 @@ impl Client {
         Self { traced: Some(Arc::new(Traced::remote(self.clone(), actor))), ..self.clone() }
     }
 
+    /// Where what follows from its watches is recorded.
+    pub fn recorder(&self) -> Option<&Arc<trace::Recorder>> {
+        self.traced.as_ref().map(|traced| &traced.recorder)
+    }
+
     pub(crate) fn trace(&self) -> Option<&Arc<Traced>> {
         self.traced.as_ref()
     }
@@ -189,6 +194,9 @@ impl Client {
         }
         if let Some(causes) = trace::current().header().and_then(|text| HeaderValue::from_str(&text).ok()) {
             request.headers_mut().insert(trace::CAUSE_HEADER, causes);
+        }
+        if let Some(context) = trace::trace_context().and_then(|at| HeaderValue::from_str(&at.to_string()).ok()) {
+            request.headers_mut().insert(trace::TRACEPARENT, context);
         }
         let mut retries = 0;
         loop {

@@ -196,7 +196,81 @@ pub(super) async fn from_outside(client: &Client, namespace: &str, metric: &str,
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use futures_util::{StreamExt, stream};
+    use http_body_util::{BodyExt, Full, StreamBody};
+
     use super::*;
+
+    /// An adapter that answers every question so.
+    fn adapter(answer: impl Fn() -> client::Body + Send + Sync + 'static) -> Client {
+        let handler: client::Handler = Arc::new(move |_| {
+            let body = answer();
+            Box::pin(async move { http::Response::new(body) })
+        });
+        Client::in_process(handler, api::UserInfo::default())
+    }
+
+    fn text(text: &'static str) -> client::Body {
+        Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync()
+    }
+
+    async fn asked(client: &Client) -> [Result<(), String>; 3] {
+        [
+            of_resource(client, "d", "app=web", "cpu", None).await.map(drop),
+            of_pods(client, "d", "app=web", "m", "").await.map(drop),
+            from_outside(client, "d", "m", "").await.map(drop),
+        ]
+    }
+
+    #[tokio::test]
+    async fn security_an_adapter_that_answers_garbage_is_an_error_and_never_a_number() {
+        for garbage in [
+            "",
+            "<html>",
+            "null",
+            "[]",
+            "{}",
+            r#"{"items": 7}"#,
+            r#"{"items": []}"#,
+            r#"{"items": [{}]}"#,
+            r#"{"items": [{"timestamp": "now", "value": "1", "window": "1s", "metadata": {"name": "p"}}]}"#,
+            r#"{"items": [{"timestamp": "2026-01-01T00:00:00Z", "value": "lots", "window": 1, "metadata": {"name": "p"}}]}"#,
+            r#"{"items": [{"timestamp": "2026-01-01T00:00:00Z", "value": null, "window": -1, "metadata": {"name": "p"}}]}"#,
+        ] {
+            let client = adapter(move || text(garbage));
+            for answer in asked(&client).await {
+                let error = answer.unwrap_err();
+                let is_told =
+                    error.starts_with("unable to fetch metrics from ") || error.starts_with("no metrics returned");
+                assert!(is_told, "{garbage}: {error}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_an_adapter_that_never_ends_is_given_up() {
+        let begins = || {
+            let first = stream::iter([Ok(http_body::Frame::data(Bytes::from_static(b"{\"items\": [")))]);
+            StreamBody::new(first.chain(stream::pending())).boxed_unsync()
+        };
+        for answer in asked(&adapter(begins)).await {
+            assert!(answer.unwrap_err().starts_with("unable to fetch metrics from "));
+        }
+    }
+
+    #[tokio::test]
+    async fn security_an_adapter_that_sends_without_end_is_cut_off() {
+        let endless = || {
+            let piece = Bytes::from(vec![b' '; 1 << 20]);
+            let pieces = stream::repeat_with(move || Ok(http_body::Frame::data(piece.clone())));
+            StreamBody::new(pieces).boxed_unsync()
+        };
+        let answer = from_outside(&adapter(endless), "d", "m", "").await;
+        assert!(answer.unwrap_err().starts_with("unable to fetch metrics from external metrics API"));
+    }
 
     #[test]
     fn a_pod_counts_only_when_all_its_containers_were_measured() {

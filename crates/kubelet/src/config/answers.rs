@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 const NO_CACHE: &str = "what the API server answered is kept for upstream's defaults";
 const NO_NUMA: &str = "memory and devices are not aligned with processors";
-const NO_PROFILES: &str = "there are no profiling endpoints";
+const NO_CONTENTION: &str = "waits for locks are not recorded";
 
 /// Fields of `KubeletConfiguration` that are not read.
 pub(super) const FIELDS: &[Row] = &[
@@ -20,10 +20,9 @@ pub(super) const FIELDS: &[Row] = &[
     only("cpuCFSQuotaPeriod", &["100ms"], "the period is 100ms"),
     refused("cpuManagerPolicyOptions", "the static policy has no options"),
     same("draManagerReconcilePeriod", "pods with resource claims are refused"),
-    only("enableContentionProfiling", &["false"], NO_PROFILES),
+    only("enableContentionProfiling", &["false"], NO_CONTENTION),
     same("enableControllerAttachDetach", "a controller attaches volumes, never the kubelet"),
     only("enableDebugFlagsHandler", &["false", "true"], "there is no /debug/flags"),
-    only("enableProfilingHandler", &["false", "true"], NO_PROFILES),
     only("enableServer", &["true"], "the server always runs"),
     only("enableSystemLogQuery", &["false"], "logs are served as files, not searched"),
     only(
@@ -69,7 +68,6 @@ pub(super) const FIELDS: &[Row] = &[
     only("topologyManagerPolicy", &["none"], NO_NUMA),
     refused("topologyManagerPolicyOptions", NO_NUMA),
     only("topologyManagerScope", &["container"], NO_NUMA),
-    refused("tracing", "spans go to the API server (cox trace)"),
     refused("userNamespaces", "pods in user namespaces are refused"),
     same("volumePluginDir", "no volume plug-ins are started: a pod with a flexVolume waits"),
     same("volumeStatsAggPeriod", "volumes of CSI drivers are measured every minute, others when somebody asks"),

@@ -37,6 +37,7 @@ pub(super) struct FileConfig {
     event_record_qps: Option<i32>,
     event_burst: Option<u32>,
     enable_debugging_handlers: Option<bool>,
+    enable_profiling_handler: Option<bool>,
     #[serde(rename = "imageMaximumGCAge")]
     image_maximum_gc_age: Option<String>,
     node_status_max_images: Option<i32>,
@@ -108,6 +109,7 @@ pub(super) struct FileConfig {
     seccomp_default: Option<bool>,
     node_status_update_frequency: Option<String>,
     node_lease_duration_seconds: Option<u64>,
+    tracing: Option<otlp::TracingConfiguration>,
 }
 
 #[derive(Deserialize, Debug, Default)]
@@ -225,6 +227,14 @@ impl FileConfig {
         settings.api_rate = rate(self.kube_api_qps, self.kube_api_burst, 100);
         settings.event_rate = rate(self.event_record_qps, self.event_burst, 100);
         set(&mut settings.debugging_handlers, self.enable_debugging_handlers);
+        set(&mut settings.profiling_handler, self.enable_profiling_handler);
+        if let Some(tracing) = self.tracing {
+            let errors = tracing.validate("tracing.");
+            if !errors.is_empty() {
+                bail!("{errors}");
+            }
+            settings.tracing = Some(tracing);
+        }
         set(&mut settings.node_status_max_images, self.node_status_max_images);
         set(&mut settings.pods_per_core, self.pods_per_core);
         set(&mut settings.seccomp_default, self.seccomp_default);
@@ -398,6 +408,21 @@ mod tests {
         for text in ["unknownFuture: 1", "authentication: {x509: {unknown: 1}}", "kind: Pod", "swap: true"] {
             assert!(parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn tracing_is_checked_in_upstreams_words() {
+        let apply = |text: &str| -> anyhow::Result<Settings> {
+            let mut settings = Settings::new("n");
+            parse(text)?.apply(&mut settings)?;
+            Ok(settings)
+        };
+        let settings = apply("tracing: {endpoint: 'c:4317', samplingRatePerMillion: 7}\nenableProfilingHandler: false");
+        let settings = settings.unwrap();
+        assert_eq!(settings.tracing.map(|tracing| tracing.rate()), Some(7));
+        assert!(!settings.profiling_handler);
+        let error = apply("tracing: {samplingRatePerMillion: -7}").unwrap_err().to_string();
+        assert_eq!(error, "tracing.samplingRatePerMillion: Invalid value: -7: sampling rate must be positive");
     }
 
     #[test]

@@ -82,6 +82,10 @@ pub struct Settings {
     pub event_rate: Option<(f64, u32)>,
     /// Serve exec, attach, port-forward, run and logs.
     pub debugging_handlers: bool,
+    /// Whether profiles of the process are served.
+    pub profiling_handler: bool,
+    /// The collector that traces are sent to, if any.
+    pub tracing: Option<otlp::TracingConfiguration>,
     /// Zero: unused images may stay.
     pub image_maximum_gc_age: Duration,
     /// Images that the node's status shows; negative: all.
@@ -231,6 +235,8 @@ impl Settings {
             api_rate: None,
             event_rate: None,
             debugging_handlers: true,
+            profiling_handler: true,
+            tracing: None,
             image_maximum_gc_age: Duration::ZERO,
             node_status_max_images: 50,
             node_status_report_frequency: Duration::from_secs(300),

@@ -169,7 +169,8 @@ impl Server {
         }
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         if !self.kubelet.settings.debugging_handlers
-            && matches!(parts[0], "containerLogs" | "exec" | "attach" | "portForward" | "run" | "runningpods")
+            && (matches!(parts[0], "containerLogs" | "exec" | "attach" | "portForward" | "run" | "runningpods")
+                || parts.starts_with(&["debug", "pprof"]))
         {
             return text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.");
         }
@@ -202,6 +203,16 @@ impl Server {
             }
             (&Method::GET | &Method::HEAD, ["logs", ..]) => {
                 system_logs::serve(system_logs::ROOT, path.trim_start_matches('/').trim_start_matches("logs")).await
+            }
+            (_, ["debug", "pprof", ..]) if !self.kubelet.settings.profiling_handler => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "profiling endpoint is disabled.")
+            }
+            (&Method::GET, ["debug", "pprof", page @ ..]) => {
+                let made = profile::serve(&page.join("/"), request.uri().query().unwrap_or_default()).await;
+                let mut response = Response::new(boxed(made.body));
+                *response.status_mut() = StatusCode::from_u16(made.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                response.headers_mut().insert("content-type", http::HeaderValue::from_static(made.content_type));
+                response
             }
             (_, ["configz"]) => json(StatusCode::OK, &serde_json::json!({"kubeletconfig": self.configz()})),
             _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),

@@ -16,8 +16,7 @@ const FIELDS: &[Row] = &[
     same("clientConnection.acceptContentTypes", "answers say the same in any encoding"),
     same("clientConnection.contentType", "requests say the same in any encoding"),
     same("delayCacheUntilActive", "a cache that stands by costs a watch"),
-    only("enableContentionProfiling", &["false"], "there are no profiling endpoints"),
-    only("enableProfiling", &["false"], "there are no profiling endpoints"),
+    only("enableContentionProfiling", &["false"], "waits for locks are not recorded"),
     only("leaderElection.resourceLock", &["leases"], "leaders hold leases"),
     same("parallelism", "a decision is made by one thread"),
 ];
@@ -47,6 +46,7 @@ pub struct Configuration {
     pub(crate) pod_max_backoff_seconds: i64,
     pub(crate) profiles: Vec<SchedulerProfile>,
     pub(crate) extenders: Vec<Extender>,
+    pub(crate) enable_profiling: bool,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -214,6 +214,7 @@ impl Default for Configuration {
                 ..SchedulerProfile::default()
             }],
             extenders: Vec::new(),
+            enable_profiling: true,
         }
     }
 }
