@@ -7,6 +7,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod authority;
 mod background;
 mod balancer;
 pub mod certificates;
@@ -23,8 +24,8 @@ mod kubeconfig;
 mod local_volumes;
 mod lock;
 pub mod manage;
-mod metrics_reader;
 pub mod members;
+mod metrics_reader;
 mod network_policy;
 mod node_address;
 mod node_network;
@@ -37,12 +38,12 @@ mod role;
 mod server;
 mod shape;
 pub mod store_command;
-pub mod systemd;
 mod store_move;
+pub mod systemd;
 pub mod top;
 pub mod up;
-pub mod walk;
 pub mod upgrade;
+pub mod walk;
 pub mod why;
 
 pub use api::zpages::remember_flags;

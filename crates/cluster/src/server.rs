@@ -21,8 +21,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{Flags, Shape};
 use crate::{
-    certificates, dns_service, encryption, etcd, ingress, join, local_volumes, members, metrics_reader, network_policy,
-    node_address, node_network, nodes,
+    authority, certificates, dns_service, encryption, etcd, ingress, join, local_volumes, members, metrics_reader,
+    network_policy, node_address, node_network, nodes,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -239,6 +239,7 @@ async fn start(
 
 /// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
 pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
+    authority::complete(&options.pki_dir())?;
     let (domain, node) = (&shape.cluster_domain, &shape.node_name);
     let hosts = [
         "localhost".to_owned(),
