@@ -123,6 +123,8 @@ fn security_a_machine_joins_with_a_token() {
     has_volumes_of_its_own(&cluster, &machine);
     its_credential_is_good_for_itself(&cluster);
 
+    its_authority_is_exchanged(&cluster, &machine, &pod);
+
     // A token that is deleted is of no use; those who have joined stay.
     let deleted = said(cluster.cox("token").args(["delete", token]));
     assert_eq!(deleted.trim(), format!("bootstrap token \"{id}\" deleted"));
@@ -145,6 +147,39 @@ fn security_a_machine_joins_with_a_token() {
     // It may not take itself out of the cluster.
     assert_eq!(cluster.kubectl("delete node machine-2"), "node \"machine-2\" deleted\n");
     assert_eq!(mounts_below(&data), Vec::<String>::new());
+}
+
+/// Another authority signs for everybody, and nobody is cut off on the way; a command that is ended goes on where it was.
+fn its_authority_is_exchanged(cluster: &Cluster, machine: &Machine, pod: &str) {
+    let subjects = |file: std::path::PathBuf| {
+        let text = std::fs::read_to_string(file).unwrap();
+        text.matches("BEGIN CERTIFICATE").count()
+    };
+    let ca = cluster.path("data/pki/ca.crt");
+    let old = std::fs::read_to_string(&ca).unwrap();
+    // Nobody is waited for, and the machine has not come along.
+    let output = cluster.cox("cert").args(["rotate-ca", "--settle", "0s", "--timeout", "0s"]).output().unwrap();
+    assert!(describe(&output).contains("machine-2 has not come along"), "{}", describe(&output));
+    assert_eq!(subjects(ca.clone()), 2);
+    cluster.kubectl("get --raw /readyz");
+    let said = cluster.cox_says("cert rotate-ca --settle 0s");
+    assert!(said.contains("CN=kubernetes-ca-2 is the only authority"), "{said}");
+    let new = std::fs::read_to_string(&ca).unwrap();
+    assert!(subjects(ca) == 1 && !new.contains(&old) && !cluster.path("data/pki/ca-rotation.json").exists());
+    cluster.wait("the machine to trust the new authority only", || {
+        (std::fs::read_to_string(machine.path("data/pki/ca.crt")).unwrap() == new).then_some(())
+    });
+    // Its lease is renewed, and its kubelet answers the API server.
+    let renewed = || cluster.kubectl("get lease -n kube-node-lease machine-2 -o jsonpath={.spec.renewTime}");
+    let before = renewed();
+    cluster.wait("the machine's lease", || (renewed() > before).then_some(()));
+    cluster.wait("the pod's log", || {
+        cluster.cox("kubectl").args(["logs", pod]).output().unwrap().status.success().then_some(())
+    });
+    cluster.wait("pods to be told", || {
+        let published = cluster.kubectl("get configmap -n kube-system kube-root-ca.crt -o jsonpath={.data.ca\\.crt}");
+        (published.trim() == new.trim()).then_some(())
+    });
 }
 
 /// A claim without a class gets a folder of the machine that its pod is on; it outlives the pod, grows, is copied, and goes

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
+use crate::authority;
 use crate::join::{Membership, remaining};
 use crate::kubeconfig::{self, Access};
 use crate::nodes::{self, Network};
@@ -40,6 +41,8 @@ enum Command {
     List(Options),
     /// Sign all certificates anew, but for the authorities'; the cluster may run
     Renew(Options),
+    /// Exchange the cluster's authority for a new one, in steps that nodes can follow; goes on where it was ended
+    RotateCa(authority::Args),
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -47,6 +50,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
         match args.command {
             Command::List(options) => list(&options),
             Command::Renew(options) => renew_now(&options),
+            Command::RotateCa(args) => authority::rotate(args).await,
         }
     })
 }

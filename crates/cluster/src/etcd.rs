@@ -132,6 +132,12 @@ pub(crate) async fn claim(store: &dyn Store, authority: &str) -> Result<()> {
              there prints how), or give this cluster a place of its own with --etcd-prefix"
         );
     }
+    // While an authority is exchanged, the one that signs comes first, and stays.
+    if let Some(kv) = done.kv(0).filter(|_| found != *first) {
+        let renew =
+            Txn::new().when(Compare::mod_revision(AUTHORITY, kv.mod_revision)).then(Op::put(AUTHORITY, first.clone()));
+        store.txn(renew).await.context("writing to etcd whose it is")?;
+    }
     Ok(())
 }
 
@@ -152,12 +158,16 @@ mod tests {
         claim(&*store, &first).await.unwrap();
         claim(&*store, &first).await.unwrap();
         // While an authority is exchanged for another, both are there.
-        claim(&*store, &format!("{second}{first}")).await.unwrap();
+        claim(&*store, &format!("{first}{second}")).await.unwrap();
         let before = store.current_revision().await.unwrap();
         let refused = claim(&*store, &second).await.unwrap_err().to_string();
         assert!(refused.contains("belongs to the cluster with the authority sha256:"), "{refused}");
         assert_eq!(store.current_revision().await.unwrap(), before);
         assert!(claim(&*store, "").await.is_err());
+        // Once the other signs, it is the other's.
+        claim(&*store, &format!("{second}{first}")).await.unwrap();
+        claim(&*store, &second).await.unwrap();
+        assert!(claim(&*store, &first).await.is_err());
     }
 
     #[test]

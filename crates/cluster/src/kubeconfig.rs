@@ -75,7 +75,7 @@ impl Access {
         save(path, &config)
     }
 
-    /// Exchanges the certificate and key of our user, if it is there, and touches nothing else. Done as the first owner on the
+    /// Exchanges the certificate and key of our user, if it is there, and whom it trusts, and touches nothing else. Done as the first owner on the
     /// way to the directory who is not root: it is theirs to say what the path leads to, links included.
     fn renew_in(&self, path: &Path) -> Result<()> {
         let parent = path.parent().context("a file without a directory")?;
@@ -101,6 +101,17 @@ impl Access {
         let Some(fields) = user.get_mut("user").and_then(Value::as_object_mut) else { return Ok(()) };
         fields.insert("client-certificate-data".to_owned(), STANDARD.encode(&self.certificate).into());
         fields.insert("client-key-data".to_owned(), STANDARD.encode(&self.key).into());
+        let clusters = config.get_mut("clusters").and_then(Value::as_array_mut).into_iter().flatten();
+        for entry in clusters {
+            let name = entry["name"].as_str().unwrap_or_default();
+            if name != self.name && !is_server_of(name, &self.name) {
+                continue;
+            }
+            let authority = entry.get_mut("cluster").and_then(|cluster| cluster.get_mut("certificate-authority-data"));
+            if let Some(authority) = authority {
+                *authority = STANDARD.encode(&self.ca).into();
+            }
+        }
         save(path, &config)
     }
 

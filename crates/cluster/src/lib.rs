@@ -8,6 +8,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod authority;
 mod background;
 mod backups;
 mod balancer;
@@ -28,8 +29,8 @@ mod local_volumes;
 mod lock;
 pub mod manage;
 mod manifests;
-mod metrics_reader;
 pub mod members;
+mod metrics_reader;
 mod network_policy;
 mod node_address;
 mod node_network;
@@ -44,17 +45,17 @@ mod role;
 mod server;
 mod shape;
 pub mod store_command;
+mod store_move;
 pub mod support;
 pub mod systemd;
-mod store_move;
 #[cfg(test)]
 mod test_server;
 pub mod top;
 mod turns;
 pub mod up;
+pub mod upgrade;
 mod usual_place;
 pub mod walk;
-pub mod upgrade;
 pub mod why;
 
 pub use api::zpages::remember_flags;

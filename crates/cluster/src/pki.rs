@@ -148,16 +148,9 @@ impl Pki {
     fn authority(&self, name: &str, common_name: &str) -> Result<Issuer<'static, KeyPair>> {
         let (certificate, key) = (self.certificate(name), self.key(name));
         if !certificate.exists() || !key.exists() {
-            let mut params = CertificateParams::default();
-            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-            params.key_usages =
-                vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
-            params.distinguished_name.push(DnType::CommonName, common_name);
-            valid_for(&mut params, Duration::from_secs(AUTHORITY_YEARS * 365 * 24 * 3600));
-            let pair = KeyPair::generate()?;
-            let signed = params.self_signed(&pair)?;
-            write_private(&key, pair.serialize_pem().as_bytes())?;
-            write_private(&certificate, signed.pem().as_bytes())?;
+            let (made, its_key) = new_authority(common_name)?;
+            write_private(&key, its_key.as_bytes())?;
+            write_private(&certificate, made.as_bytes())?;
         }
         let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
         let pair = KeyPair::from_pem(&read(&key)?).with_context(|| key.display().to_string())?;
@@ -197,6 +190,20 @@ impl Pki {
     }
 }
 
+/// The certificate and the key of an authority that is new, in PEM.
+pub(crate) fn new_authority(common_name: &str) -> Result<(String, String)> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common_name);
+    params.distinguished_name = name;
+    valid_for(&mut params, Duration::from_secs(AUTHORITY_YEARS * 365 * 24 * 3600));
+    let pair = KeyPair::generate()?;
+    let signed = params.self_signed(&pair)?;
+    Ok((signed.pem(), pair.serialize_pem()))
+}
+
 fn valid_for(params: &mut CertificateParams, lifetime: Duration) {
     let now = SystemTime::now();
     params.not_before = (now - BACKDATED).into();
@@ -216,6 +223,15 @@ impl Certificate {
     /// The first in a PEM file.
     pub(crate) fn parse(pem: &[u8]) -> Result<Certificate> {
         let block = x509_parser::pem::Pem::iter_from_buffer(pem).next().context("no certificate")??;
+        Certificate::from_block(&block)
+    }
+
+    /// All in a PEM file.
+    pub(crate) fn parse_all(pem: &[u8]) -> Result<Vec<Certificate>> {
+        x509_parser::pem::Pem::iter_from_buffer(pem).map(|block| Certificate::from_block(&block?)).collect()
+    }
+
+    fn from_block(block: &x509_parser::pem::Pem) -> Result<Certificate> {
         let parsed = block.parse_x509().context("no certificate")?;
         Ok(Certificate {
             subject: parsed.subject().to_string(),

@@ -21,7 +21,7 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    backups, certificates, dns_service, encryption, etcd, ingress, join, local_volumes, manifests, members, metrics_reader,
+    authority, backups, certificates, dns_service, encryption, etcd, ingress, join, local_volumes, manifests, members, metrics_reader,
     network_policy, node_address, node_network, node_roles, nodes, usual_place,
 };
 
@@ -258,6 +258,7 @@ async fn start(
 
 /// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
 pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
+    authority::complete(&options.pki_dir())?;
     let (domain, node) = (&shape.cluster_domain, &shape.node_name);
     let hosts = [
         "localhost".to_owned(),

@@ -61,7 +61,7 @@ mod usage;
 mod volumes;
 mod worker;
 
-pub use certificates::{bootstrap, client_of, renewed};
+pub use certificates::{ask_renewal, bootstrap, client_of, renewed};
 pub use config::{Args, CgroupDriver, Config, CpuManagerPolicy, Settings, ShutdownPeriod, USUAL_ROOT};
 pub use file_watch::{Change, FileWatch};
 pub use run::{main, run};

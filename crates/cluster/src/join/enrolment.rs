@@ -17,9 +17,11 @@ use crate::nodes::ClusterSettings;
 pub(super) const INFO_NAMESPACE: &str = "kube-public";
 pub(super) const INFO_NAME: &str = "cluster-info";
 /// What nodes must know, for those who come with a token.
-pub(super) const SETTINGS_NAMESPACE: &str = "kube-system";
-pub(super) const SETTINGS_NAME: &str = "cox-config";
+pub(crate) const SETTINGS_NAMESPACE: &str = "kube-system";
+pub(crate) const SETTINGS_NAME: &str = "cox-config";
 pub(super) const SETTINGS_KEY: &str = "settings";
+/// Whom nodes are to trust, the one that signs first.
+pub(crate) const AUTHORITY_KEY: &str = "authority";
 
 const MANAGER: &str = "cox";
 const RBAC: &str = "rbac.authorization.k8s.io";
@@ -27,7 +29,7 @@ const RBAC: &str = "rbac.authorization.k8s.io";
 /// Writes all of it; doing so again changes nothing.
 pub(crate) async fn publish(client: &Client, server: &str, ca: &str, settings: &ClusterSettings) -> Result<()> {
     publish_info(client, server, ca).await.context("publishing cluster-info")?;
-    publish_settings(client, settings).await.context("publishing the settings of nodes")?;
+    publish_settings(client, ca, settings).await.context("publishing the settings of nodes")?;
     let [bootstrap, csr] = ["system:node-bootstrapper", "system:certificates.k8s.io:certificatesigningrequests"];
     let (for_others, for_itself) = (format!("{csr}:nodeclient"), format!("{csr}:selfnodeclient"));
     for (name, role, group) in [
@@ -61,8 +63,8 @@ async fn publish_info(client: &Client, server: &str, ca: &str) -> Result<()> {
     allow_reading(client, INFO_NAMESPACE, role, INFO_NAME, &[anybody]).await
 }
 
-async fn publish_settings(client: &Client, settings: &ClusterSettings) -> Result<()> {
-    let data = json!({SETTINGS_KEY: serde_json::to_string_pretty(settings)?});
+async fn publish_settings(client: &Client, ca: &str, settings: &ClusterSettings) -> Result<()> {
+    let data = json!({SETTINGS_KEY: serde_json::to_string_pretty(settings)?, AUTHORITY_KEY: ca});
     put_map(client, SETTINGS_NAMESPACE, SETTINGS_NAME, data).await?;
     let group = |name: &str| json!({"apiGroup": RBAC, "kind": "Group", "name": name});
     let readers = [group(DEFAULT_GROUP), group("system:nodes")];

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use client::Client;
-use client::kubeconfig::Kubeconfig;
 use tokio_util::sync::CancellationToken;
 
-use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, servers_file};
+use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
+use crate::authority;
 use crate::balancer::Balancer;
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
@@ -41,6 +41,9 @@ pub(super) async fn run(options: &Options) -> Result<()> {
     let follower = client.clone();
     components.supervise("servers", move |stop| balancer.clone().follow(follower.clone(), stop));
     let (own, name, dir) = (client.clone(), member.settings.name.clone(), options.pki_dir());
+    let (asker, asker_name, keys) = (client.clone(), member.settings.name.clone(), options.pki_dir());
+    components
+        .supervise("authority", move |stop| authority::follow(asker.clone(), keys.clone(), asker_name.clone(), stop));
     components.supervise("client-certificate", move |stop| renew(own.clone(), dir.clone(), name.clone(), stop));
     let ended = tokio::select! {
         ended = async {
@@ -103,7 +106,5 @@ async fn start(
 }
 
 fn connect(options: &Options, balancer: &Balancer) -> Result<Client> {
-    let kubeconfig = node_kubeconfig(options);
-    let config = Kubeconfig::read(&kubeconfig).with_context(|| kubeconfig.display().to_string())?;
-    kubelet::client_of(&balancer.redirect(config))
+    kubelet::client_of(&balancer.redirect(read_kubeconfig(options)?))
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::nodes::Settings;
 use crate::options::Options;
-use crate::pki::write_private;
+use crate::pki::{Pki, write_private};
 
 /// A cluster that does not answer is left without a word to it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,8 +44,7 @@ impl Membership {
 pub(crate) async fn leave(options: &Options, member: &Membership) -> String {
     let name = &member.settings.name;
     let gone = async {
-        let config = Kubeconfig::read(&node_kubeconfig(options))?;
-        kubelet::client_of(&config)?.all::<Node>().delete(name, &DeleteParams::default()).await?;
+        kubelet::client_of(&read_kubeconfig(options)?)?.all::<Node>().delete(name, &DeleteParams::default()).await?;
         anyhow::Ok(())
     };
     match tokio::time::timeout(REQUEST_TIMEOUT, gone).await {
@@ -70,6 +69,19 @@ pub(super) fn bootstrap_kubeconfig(options: &Options) -> PathBuf {
 /// The credentials of the machine's node.
 pub(super) fn node_kubeconfig(options: &Options) -> PathBuf {
     options.data_dir.join("kubelet.kubeconfig")
+}
+
+/// The credentials of the machine's node. Whom it trusts is in a file that is read for every connection, and follows the
+/// cluster's authority.
+pub(super) fn read_kubeconfig(options: &Options) -> Result<Kubeconfig> {
+    let path = node_kubeconfig(options);
+    let mut config = Kubeconfig::read(&path).with_context(|| path.display().to_string())?;
+    for named in &mut config.clusters {
+        let authority = Pki::open(&options.pki_dir()).certificate("ca");
+        named.cluster.certificate_authority_data = None;
+        named.cluster.certificate_authority = Some(authority.display().to_string());
+    }
+    Ok(config)
 }
 
 /// The API servers that the machine knows of.

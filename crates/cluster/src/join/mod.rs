@@ -19,6 +19,6 @@ pub mod token_cli;
 
 pub(crate) use approval::run as approve;
 pub(crate) use discovery::CaHash;
-pub(crate) use enrolment::publish;
+pub(crate) use enrolment::{AUTHORITY_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, publish};
 pub(crate) use membership::{Membership, leave};
 pub(crate) use token_cli::remaining;

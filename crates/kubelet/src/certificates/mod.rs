@@ -29,6 +29,11 @@ fn client_store(cert_dir: &Path) -> Store {
     Store::new(cert_dir, "kubelet-client")
 }
 
+/// Where a kubelet keeps the certificate that it was given to serve with.
+pub(crate) fn serving_store(cert_dir: &Path) -> Store {
+    Store::new(cert_dir, "kubelet-server")
+}
+
 /// Makes sure that the kubeconfig works: if it is missing, or its certificate has ended, gets a new one with the
 /// credentials of the bootstrap kubeconfig.
 pub async fn bootstrap(
@@ -58,6 +63,11 @@ pub async fn bootstrap(
     store::write_private(kubeconfig, &text).with_context(|| format!("writing {}", kubeconfig.display()))
 }
 
+/// Has the certificates in a directory renewed soon, whatever is left of their time.
+pub fn ask_renewal(cert_dir: &Path) -> std::io::Result<()> {
+    [client_store(cert_dir), serving_store(cert_dir)].iter().try_for_each(Store::ask_renewal)
+}
+
 /// How often a certificate could not be renewed, in this process.
 pub(crate) struct RenewalsFailed {
     pub(crate) client: AtomicU64,
@@ -73,7 +83,7 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
     let store = client_store(cert_dir);
     loop {
         let Some(current) = store.load() else { return std::future::pending().await };
-        tokio::time::sleep(until_renewal(&current, Timestamp::now(), rand::random())).await;
+        store.until_due(until_renewal(&current, Timestamp::now(), rand::random())).await;
         match request(client, &Purpose::client(node_name)).await {
             Ok(issued) => match store.save(&issued) {
                 Ok(_) => return,

@@ -3,8 +3,12 @@
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jiff::Timestamp;
+
+/// Between looks whether somebody wants another certificate.
+const WISH_INTERVAL: Duration = Duration::from_secs(5);
 
 pub(crate) struct Store {
     dir: PathBuf,
@@ -63,6 +67,32 @@ impl Store {
         parsed
     }
 
+    /// There while somebody wants another certificate.
+    fn wish(&self) -> PathBuf {
+        self.dir.join(format!("{}.renew", self.name))
+    }
+
+    /// Has the certificate renewed, if there is one.
+    pub(crate) fn ask_renewal(&self) -> io::Result<()> {
+        match self.current().exists() {
+            true => write_private(&self.wish(), ""),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for so long, or until somebody wants another certificate.
+    pub(crate) async fn until_due(&self, pause: Duration) {
+        let wished = async {
+            while !self.wish().exists() {
+                tokio::time::sleep(WISH_INTERVAL).await;
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            () = wished => {}
+        }
+    }
+
     /// Keeps a certificate and makes it the current one, in one step for whoever reads it.
     pub(crate) fn save(&self, certificate: &Certificate) -> io::Result<PathBuf> {
         std::fs::create_dir_all(&self.dir)?;
@@ -76,6 +106,10 @@ impl Store {
         }
         symlink(&file, &fresh)?;
         std::fs::rename(&fresh, self.current())?;
+        match std::fs::remove_file(self.wish()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         Ok(self.current())
     }
 }
@@ -92,6 +126,24 @@ pub(super) fn write_private(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wish_for_another_certificate_is_heard_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path(), "kubelet-client");
+        store.ask_renewal().unwrap();
+        assert!(!store.wish().exists(), "there is none to renew");
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let certificate = Certificate { pem: "x".into(), not_before: at(0), not_after: at(1000) };
+        store.save(&certificate).unwrap();
+        store.ask_renewal().unwrap();
+        let began = tokio::time::Instant::now();
+        store.until_due(Duration::from_secs(3600)).await;
+        assert!(began.elapsed() < Duration::from_secs(60));
+        store.save(&certificate).unwrap();
+        store.until_due(Duration::from_secs(3600)).await;
+        assert!(began.elapsed() >= Duration::from_secs(3600));
+    }
 
     #[test]
     fn the_newest_is_current() {

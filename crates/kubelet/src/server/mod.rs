@@ -33,7 +33,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::certificates::{self, Purpose, RETRY_INTERVAL, Store};
+use crate::certificates::{self, Purpose, RETRY_INTERVAL};
 use crate::cgroups::Cgroups;
 use crate::kubelet::Kubelet;
 use crate::state;
@@ -73,7 +73,7 @@ impl Server {
     /// Gets the certificate to serve with from the API, and a new one in time, until stopped.
     pub(crate) async fn renew_certificate(self: Arc<Self>, stop: CancellationToken) {
         let settings = &self.kubelet.settings;
-        let store = Store::new(&settings.cert_dir, "kubelet-server");
+        let store = certificates::serving_store(&settings.cert_dir);
         let mut names = vec![settings.node_name.clone()];
         names.extend(self.kubelet.host_ips.iter().cloned());
         let renewing = async {
@@ -88,7 +88,7 @@ impl Server {
                         certificates::until_renewal(certificate, Timestamp::now(), rand::random())
                     }
                 };
-                tokio::time::sleep(pause).await;
+                store.until_due(pause).await;
                 let purpose = Purpose::serving(&settings.node_name, names.clone());
                 let issued = certificates::request(&self.kubelet.client, &purpose).await;
                 if let Err(error) = issued.and_then(|issued| Ok(store.save(&issued)?)) {

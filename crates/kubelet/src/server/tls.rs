@@ -1,16 +1,18 @@
 //! The server's certificate, and who a client's certificate says it is.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use parking_lot::RwLock;
-use rustls::RootCertStore;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
+use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
 use crate::config::Settings;
 
@@ -56,25 +58,80 @@ pub(super) fn server_config(
         }
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        rustls::ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+    let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let builder = match &settings.client_ca_file {
         None => builder.with_no_client_auth(),
-        Some(path) => {
-            let mut roots = RootCertStore::empty();
-            for cert in read_chain(path)? {
-                roots.add(cert)?;
-            }
-            // A token may come instead of a certificate.
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                .allow_unauthenticated()
-                .build()?;
-            builder.with_client_cert_verifier(verifier)
-        }
+        Some(path) => builder.with_client_cert_verifier(Arc::new(ClientAuthorities::load(path)?)),
     };
     let mut config = builder.with_cert_resolver(resolver);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Verifies clients against the authorities that are in a file at the time. A token may come instead of a certificate.
+struct ClientAuthorities(tls::Reloading<Arc<dyn ClientCertVerifier>>);
+
+impl ClientAuthorities {
+    fn load(path: &Path) -> anyhow::Result<ClientAuthorities> {
+        let load = |files: &[PathBuf]| {
+            let mut roots = RootCertStore::empty();
+            for certificate in files.iter().map(|path| read_chain(path)).collect::<anyhow::Result<Vec<_>>>()?.concat() {
+                roots.add(certificate)?;
+            }
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            anyhow::Ok(verifier.allow_unauthenticated().build()?)
+        };
+        Ok(ClientAuthorities(tls::Reloading::new(vec![path.to_owned()], load)?))
+    }
+}
+
+impl std::fmt::Debug for ClientAuthorities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ClientAuthorities")
+    }
+}
+
+impl ClientCertVerifier for ClientAuthorities {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    /// None: a client shows the certificate that it has.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        self.0.get().verify_client_cert(certificate, intermediates, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.get().verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.0.get().verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.get().supported_verify_schemes()
+    }
 }
 
 fn read_both(cert: &Path, key: &Path) -> anyhow::Result<String> {
@@ -109,4 +166,44 @@ pub(super) fn user_of(certificate: &CertificateDer<'_>) -> Option<api::UserInfo>
     let mut groups: Vec<String> = subject.iter_organization().filter_map(text).collect();
     groups.push("system:authenticated".into());
     Some(api::UserInfo { name, groups, ..Default::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An authority and a client's certificate that it has signed.
+    fn authority(name: &str) -> (String, CertificateDer<'static>) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let pem = params.self_signed(&key).unwrap().pem();
+        let issuer = rcgen::Issuer::new(params, key);
+        let mut leaf = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        leaf.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        let signed = leaf.signed_by(&rcgen::KeyPair::generate().unwrap(), &issuer).unwrap();
+        (pem, signed.der().clone())
+    }
+
+    #[test]
+    fn security_clients_are_verified_against_the_authorities_of_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ca.crt");
+        let write = |text: &str| {
+            std::fs::write(dir.path().join("new"), text).unwrap();
+            std::fs::rename(dir.path().join("new"), &file).unwrap();
+        };
+        let ((old, by_old), (new, by_new)) = (authority("old"), authority("new"));
+        write(&old);
+        let authorities = ClientAuthorities::load(&file).unwrap();
+        let lets_in = |client: &CertificateDer<'_>| authorities.verify_client_cert(client, &[], UnixTime::now()).is_ok();
+        assert_eq!((lets_in(&by_old), lets_in(&by_new)), (true, false));
+        write(&format!("{old}{new}"));
+        assert_eq!((lets_in(&by_old), lets_in(&by_new)), (true, true));
+        write("half a fi");
+        assert_eq!((lets_in(&by_old), lets_in(&by_new)), (true, true));
+        write(&new);
+        assert_eq!((lets_in(&by_old), lets_in(&by_new)), (false, true));
+    }
 }

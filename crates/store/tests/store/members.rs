@@ -7,7 +7,8 @@ use store::etcd::{Members, Options};
 use store::*;
 
 use crate::peer::{Cluster, free_ports};
-use crate::suite;
+
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_are_told_changed_and_followed() {
@@ -32,8 +33,17 @@ async fn members_are_told_changed_and_followed() {
 
     // One is added that never starts: it has no vote, so nobody misses it, and it cannot be given one.
     let url = format!("http://127.0.0.1:{}", free_ports(1)[0]);
-    members.add_learner(&url).await.unwrap();
-    let learner = members.list().await.unwrap().into_iter().find(|member| member.peer_urls == [url.clone()]).unwrap();
+    let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
+    let learner = loop {
+        // Refused until the others have been together for some seconds.
+        let added = members.add_learner(&url).await;
+        let found = members.list().await.unwrap().into_iter().find(|member| member.peer_urls == [url.clone()]);
+        match found {
+            Some(learner) => break learner,
+            None => assert!(tokio::time::Instant::now() < deadline, "{added:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    };
     assert!(learner.is_learner && learner.name.is_empty());
     assert!(members.promote(learner.id).await.is_err());
     members.remove(learner.id).await.unwrap();
@@ -44,7 +54,7 @@ async fn members_are_told_changed_and_followed() {
     options.follows_members = true;
     options.timeout = Duration::from_secs(3);
     let store: Arc<dyn Store> = Arc::new(cluster.connect_with(options).await);
-    let deadline = tokio::time::Instant::now() + suite::WAIT_TIMEOUT;
+    let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
     loop {
         tokio::time::sleep(Duration::from_secs(3)).await;
         cluster.kill(0);
