@@ -21,8 +21,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    authority, backups, certificates, dns_service, encryption, etcd, ingress, join, local_volumes, manifests, members, metrics_reader,
-    network_policy, node_address, node_network, node_roles, nodes, usual_place,
+    authority, backups, certificates, dns_service, encryption, etcd, ingress, join, local_volumes, manifests, members,
+    metrics_reader, network_policy, node_address, node_network, node_roles, nodes, usual_place,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
