@@ -219,9 +219,9 @@ mod tests {
 
     async fn asked(client: &Client) -> [Result<(), String>; 3] {
         [
-            of_resource(client, "d", "app=web", "cpu", None).await.map(drop),
-            of_pods(client, "d", "app=web", "m", "").await.map(drop),
-            from_outside(client, "d", "m", "").await.map(drop),
+            of_resource(client, "d", "app=web", "cpu", None).await.map(drop).map_err(|error| error.to_string()),
+            of_pods(client, "d", "app=web", "m", "").await.map(drop).map_err(|error| error.to_string()),
+            from_outside(client, "d", "m", "").await.map(drop).map_err(|error| error.to_string()),
         ]
     }
 
@@ -269,7 +269,7 @@ mod tests {
             StreamBody::new(pieces).boxed_unsync()
         };
         let answer = from_outside(&adapter(endless), "d", "m", "").await;
-        assert!(answer.unwrap_err().starts_with("unable to fetch metrics from external metrics API"));
+        assert!(answer.unwrap_err().to_string().starts_with("unable to fetch metrics from external metrics API"));
     }
 
     #[test]
