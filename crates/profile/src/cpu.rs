@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 
 use crate::pages::Refusal;
 use crate::pprof::{self, Profile, Texts};
-use crate::sampler::{self, INTERRUPTED, OneAtATime, Sample, Timer};
+use crate::sampler::{self, INTERRUPTED, OneAtATime, Sample, Timers};
 use crate::stacks::Stacks;
 use crate::unwind::{Code, Moment};
 
-/// A hundred times a second of processor time, as Go's.
+/// A hundred times a second of a thread's processor time, as Go's.
 const PERIOD: i64 = 10_000;
+/// New threads are looked for in every so many turns.
+const COVER_EVERY: u32 = 5;
 /// How often full slots are read: long before all are.
 const READ_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Watches for so long. Blocks. One at a time: the timer is the process's.
+/// Watches for so long. Blocks. One at a time: there is one signal.
 pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
     static ONE: OneAtATime = OneAtATime::new();
     let Some(_one) = ONE.enter() else {
@@ -33,12 +35,19 @@ pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
         let thread = names.entry(sample.thread).or_insert_with(|| crate::threads::name(sample.thread)).clone();
         stacks.add(code.unwind(&moment), thread, &[1, PERIOD * 1000]);
     };
-    let timer = Timer::start(PERIOD).map_err(Refusal::Io)?;
-    while clock.elapsed() < duration {
+    let mut timers = Timers::new(PERIOD);
+    for turn in 0_u32.. {
+        // Threads come and go.
+        if turn.is_multiple_of(COVER_EVERY) {
+            timers.cover(&crate::threads::numbers()).map_err(Refusal::Io)?;
+        }
+        if clock.elapsed() >= duration {
+            break;
+        }
         std::thread::sleep(READ_INTERVAL.min(duration.saturating_sub(clock.elapsed())));
         lent.slots().drain(&mut read);
     }
-    drop(timer);
+    drop(timers);
     lent.slots().drain(&mut read);
     let lost = lent.slots().lost();
     drop(lent);

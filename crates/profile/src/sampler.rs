@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "a signal handler and the registers of a thread; every block states why it is sound")]
 
 use std::cell::UnsafeCell;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crate::cfi::REGISTERS;
@@ -283,7 +284,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// What the timer of processor time fills.
+/// What the timers of processor time fill.
 pub(crate) static INTERRUPTED: Current = Current::none();
 
 extern "C" fn interrupted(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -309,37 +310,85 @@ pub(crate) fn install() -> std::io::Result<()> {
     if installed == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// As the kernel wants it.
-#[repr(C)]
-struct Interval {
-    seconds: i64,
-    microseconds: i64,
+/// Interrupts every thread once in so much of its own processor time, for as long as it lives. One timer for the whole process
+/// would do with less, but the kernel then interrupts whom it likes, mostly the first thread.
+pub(crate) struct Timers {
+    period: libc::timespec,
+    /// By thread, the kernel's names for them.
+    timers: HashMap<i32, libc::c_int>,
 }
 
-/// Interrupts whoever runs, once every so many microseconds of the process's processor time, for as long as it lives.
-pub(crate) struct Timer(());
+impl Timers {
+    pub(crate) fn new(microseconds: i64) -> Self {
+        let period = libc::timespec { tv_sec: 0, tv_nsec: microseconds * 1000 };
+        Self { period, timers: HashMap::new() }
+    }
 
-impl Timer {
-    pub(crate) fn start(microseconds: i64) -> std::io::Result<Self> {
-        set_timer(microseconds).map(Self)
+    /// Gives a timer to each of `threads` that has none, and takes away those of others, which have ended. The present
+    /// thread has none.
+    pub(crate) fn cover(&mut self, threads: &[i32]) -> std::io::Result<()> {
+        // SAFETY: a call of the kernel without arguments.
+        let own = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+        self.timers.retain(|thread, timer| {
+            let is_there = threads.contains(thread);
+            if !is_there {
+                delete(*timer);
+            }
+            is_there
+        });
+        let mut last = Ok(());
+        for thread in threads.iter().filter(|thread| **thread != own) {
+            if !self.timers.contains_key(thread) {
+                match start(*thread, self.period) {
+                    Ok(timer) => {
+                        self.timers.insert(*thread, timer);
+                    }
+                    // It may have ended meanwhile.
+                    Err(error) => last = Err(error),
+                }
+            }
+        }
+        if self.timers.is_empty() { last } else { Ok(()) }
     }
 }
 
-impl Drop for Timer {
+impl Drop for Timers {
     fn drop(&mut self) {
-        // It was set before, so it can be unset.
-        let _ = set_timer(0);
+        self.timers.values().copied().for_each(delete);
     }
 }
 
-fn set_timer(microseconds: i64) -> std::io::Result<()> {
-    const ITIMER_PROF: libc::c_long = 2;
-    let every = || Interval { seconds: 0, microseconds };
-    let value = [every(), every()];
-    let nowhere = std::ptr::null_mut::<Interval>();
-    // SAFETY: the kernel reads two intervals.
-    let set = unsafe { libc::syscall(libc::SYS_setitimer, ITIMER_PROF, value.as_ptr(), nowhere) };
-    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+/// A timer of a thread's processor time, which interrupts that thread.
+fn start(thread: i32, period: libc::timespec) -> std::io::Result<libc::c_int> {
+    // The kernel's name for the clock: the thread, and which of its clocks (CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED).
+    let clock = libc::c_long::from((!thread << 3) | 6);
+    // SAFETY: all zero is a value of this plain structure.
+    let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+    event.sigev_signo = libc::SIGPROF;
+    event.sigev_notify = libc::SIGEV_THREAD_ID;
+    event.sigev_notify_thread_id = thread;
+    let mut timer: libc::c_int = 0;
+    // SAFETY: the kernel reads the event and writes the timer's name.
+    let made = unsafe { libc::syscall(libc::SYS_timer_create, clock, &raw const event, &raw mut timer) };
+    if made != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    let every = libc::itimerspec { it_interval: period, it_value: period };
+    let nowhere = std::ptr::null_mut::<libc::itimerspec>();
+    let name = libc::c_long::from(timer);
+    // SAFETY: the kernel reads the interval.
+    let set = unsafe { libc::syscall(libc::SYS_timer_settime, name, 0_usize, &raw const every, nowhere) };
+    if set != 0 {
+        let error = std::io::Error::last_os_error();
+        delete(timer);
+        return Err(error);
+    }
+    Ok(timer)
+}
+
+fn delete(timer: libc::c_int) {
+    // SAFETY: a name that the kernel gave us; it goes with the process in any case.
+    unsafe { libc::syscall(libc::SYS_timer_delete, libc::c_long::from(timer)) };
 }
 
 /// Keeps the timer's signal from the present thread.

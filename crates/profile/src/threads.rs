@@ -9,16 +9,20 @@ pub(crate) fn name(thread: i32) -> String {
     name.map_or_else(|_| thread.to_string(), |name| name.trim_end().to_owned())
 }
 
+/// The threads that there are now.
+pub(crate) fn numbers() -> Vec<i32> {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// Threads and what they are at, by the name that the kernel has for it: `running`, or the call that they wait in.
 fn all() -> Vec<(String, String)> {
-    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
-    let numbers = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse::<i32>().ok());
     let state = |thread: i32| {
         let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap_or_default();
         let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or("gone");
         state.trim().trim_start_matches(|letter: char| letter.is_ascii_uppercase()).trim().to_owned()
     };
-    numbers.map(|thread| (name(thread), state(thread))).collect()
+    numbers().into_iter().map(|thread| (name(thread), state(thread))).collect()
 }
 
 pub(crate) fn text() -> String {
