@@ -197,7 +197,8 @@ mod tests {
         let ((old, by_old), (new, by_new)) = (authority("old"), authority("new"));
         write(&old);
         let authorities = ClientAuthorities::load(&file).unwrap();
-        let lets_in = |client: &CertificateDer<'_>| authorities.verify_client_cert(client, &[], UnixTime::now()).is_ok();
+        let lets_in =
+            |client: &CertificateDer<'_>| authorities.verify_client_cert(client, &[], UnixTime::now()).is_ok();
         assert_eq!((lets_in(&by_old), lets_in(&by_new)), (true, false));
         write(&format!("{old}{new}"));
         assert_eq!((lets_in(&by_old), lets_in(&by_new)), (true, true));
