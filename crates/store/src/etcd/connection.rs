@@ -36,9 +36,12 @@ pub(super) enum Repeat {
     IfUnsent,
 }
 
+/// Names and channels.
+type Endpoints = Vec<(String, Channel)>;
+
 pub(super) struct Connection {
     /// Never empty.
-    endpoints: ArcSwap<Vec<(String, Channel)>>,
+    endpoints: ArcSwap<Endpoints>,
     /// The endpoint that answered last.
     current: AtomicUsize,
     tls: Option<Tls>,
@@ -195,7 +198,7 @@ impl Connection {
             return;
         }
         keys.read_at = Instant::now();
-        let renewed = || -> Result<Option<(Pem, Vec<(String, Channel)>)>> {
+        let renewed = || -> Result<Option<(Pem, Endpoints)>> {
             let found = Pem::read(files)?;
             if keys.pem.as_ref() == Some(&found) {
                 return Ok(None);
