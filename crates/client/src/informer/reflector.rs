@@ -23,6 +23,12 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// A watch that was open for this long shows that the server is well: what went wrong before is forgotten.
 const LONG_WATCH: Duration = Duration::from_secs(10);
 
+/// Whether a list may be answered where a watch-list was refused: a server whose store cannot report progress says so with
+/// 500, before the stream or within it. Who may not read, asks too often or comes too late is told the same by a list.
+fn is_about_watch_lists(error: &Error) -> bool {
+    error.code().is_some_and(|code| !matches!(code, 401 | 403 | 404 | 410 | 429 | 502..=504))
+}
+
 /// Where the reflector is between two requests.
 struct Progress {
     /// The last version seen, while it can be resumed from.
@@ -112,13 +118,14 @@ impl<K: Object> Informer<K> {
         };
         let mut stream = match self.inner.api.watch(&params, "").await {
             Ok(stream) => stream.trimmed(),
-            Err(error) if matches!(error.code(), Some(400 | 405 | 406 | 422)) => return Ok(None),
+            Err(error) if is_about_watch_lists(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
         let mut objects = BTreeMap::new();
         loop {
             match tokio::time::timeout(WATCH_LIST_TIMEOUT, stream.next()).await {
                 Err(_) | Ok(None) => return Ok(None),
+                Ok(Some(Err(error))) if is_about_watch_lists(&error) => return Ok(None),
                 Ok(Some(event)) => match event? {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                         objects.insert(object_key(&object), object);
@@ -307,6 +314,14 @@ mod tests {
             let items: Vec<Value> = names.iter().map(|(name, version)| map(name, version)).collect();
             Answer::List(json!({ "metadata": { "resourceVersion": version }, "items": items }))
         };
+        let failed = json!({ "type": "ERROR", "object": { "kind": "Status", "status": "Failure", "code": 500 } });
+        for refusal in [Answer::Refuse(500), Answer::Watch(vec![failed])] {
+            let (asked, told) = follow(vec![refusal, list(&[("a", "1")], "5")]).await;
+            assert_eq!(
+                (asked.as_slice(), told.as_slice()),
+                (["watch-list".into(), "list".into()].as_slice(), ["+a".into()].as_slice())
+            );
+        }
         let (asked, told) = follow(vec![
             Answer::Refuse(422),
             list(&[("a", "1"), ("b", "2")], "5"),
