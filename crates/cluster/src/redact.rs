@@ -73,12 +73,12 @@ fn patterns(text: &str) -> String {
     let mut in_key = false;
     for line in text.split_inclusive('\n') {
         if in_key {
-            in_key = !line.contains("-----END ");
+            in_key = !line.contains("-----END ") || opens_key(line);
             continue;
         }
         // In a JSON text, a whole key may be in one line.
         if line.contains("-----BEGIN ") && line.contains("PRIVATE KEY-----") {
-            in_key = !line.contains("-----END ");
+            in_key = opens_key(line);
             out.push_str(GONE);
             out.push('\n');
             continue;
@@ -88,8 +88,14 @@ fn patterns(text: &str) -> String {
     out
 }
 
+/// Whether a private key begins here and goes on in the next line; before it, something else may end.
+fn opens_key(line: &str) -> bool {
+    let last = line.rfind("-----BEGIN ").map_or("", |at| &line[at..]);
+    last.contains("PRIVATE KEY-----") && !last.contains("-----END ")
+}
+
 fn words(line: &str, out: &mut String) {
-    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '/' | '=' | '@' | ':');
+    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '/' | '=' | '@' | ':' | '%' | '~' | '!' | '$' | '&' | '*' | ';');
     let mut after_bearer = false;
     let mut rest = line;
     while !rest.is_empty() {
@@ -117,12 +123,15 @@ fn credentials(word: &str) -> Option<(&str, &str)> {
     let start = word.find("://")? + 3;
     let authority = word[start..].split('/').next()?;
     let at = authority.rfind('@')?;
-    authority[..at].contains(':').then(|| (&word[..start], &word[start + at..]))
+    (at > 0).then(|| (&word[..start], &word[start + at..]))
 }
 
 /// A JSON web token, or a bootstrap token, possibly after a name (`token=…`).
 fn is_token(word: &str) -> bool {
-    let word = word.rsplit(['=', ':', '/']).find(|part| !part.is_empty()).unwrap_or(word);
+    word.split(['=', ':', '/', '&', ';', '!', '*', '~', '$']).map(|part| part.trim_matches('.')).any(is_bare_token)
+}
+
+fn is_bare_token(word: &str) -> bool {
     let mut parts = word.split('.');
     let (first, second, third, more) = (parts.next(), parts.next(), parts.next(), parts.next());
     let is_short = |part: &str, length: usize| {
@@ -162,6 +171,11 @@ mod tests {
             ("Authorization: Bearer abc", "Authorization: Bearer [redacted]"),
             ("at https://root:pw@etcd:2379/v3", "at https://[redacted]@etcd:2379/v3"),
             ("at https://etcd:2379/a@b:c", "at https://etcd:2379/a@b:c"),
+            ("at https://root:p%40ss!@etcd:2379", "at https://[redacted]@etcd:2379"),
+            ("at https://t0ken@etcd:2379", "at https://[redacted]@etcd:2379"),
+            ("it is eyJhbGciOi.eyJpc3MiOi.c2ln.", "it is [redacted]"),
+            ("?token=eyJhbGciOi.eyJpc3MiOi.c2ln&x=1", "?[redacted]"),
+            ("-----END CERTIFICATE----------BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\nafter\n", "[redacted]\nafter\n"),
             ("käse — ✓", "käse — ✓"),
         ] {
             assert_eq!(redactor.clean(text), expected, "{text}");

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{ApiResource, Client, Informer, ListParams, Patch, object_key};
+use client::{ApiResource, Client, Clock, Informer, ListParams, Patch, object_key};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::storagemigration::v1beta1::{StorageVersionMigration, StorageVersionMigrationStatus};
@@ -25,10 +25,11 @@ const RUNNER: &str = "migration-runner-controller";
 const NEEDED_VERBS: [&str; 3] = ["update", "patch", "list"];
 const PAGE: u32 = 500;
 /// A resource that was defined just now may not be served yet.
-const PATIENCE: Duration = Duration::from_secs(60);
-const AGAIN: Duration = Duration::from_secs(2);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(2);
 
 struct Controller {
+    clock: Clock,
     client: Client,
     migrations: Informer<StorageVersionMigration>,
 }
@@ -44,7 +45,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             queue.add(object_key(&**other));
         }
     });
-    Arc::new(Controller { client: context.client.clone(), migrations })
+    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), migrations })
 }
 
 fn holds(migration: &StorageVersionMigration, kind: &str) -> bool {
@@ -150,7 +151,7 @@ impl Controller {
         self.mark_definition(migration, ("True", "MigrationRunning", &format!("Migration {name} is running")), false)
             .await?;
         let why = ("MigrationRunning", "The migration is running");
-        self.write(&with_condition(migration, Timestamp::now(), ("Running", true), why)).await
+        self.write(&with_condition(migration, self.clock.now(), ("Running", true), why)).await
     }
 
     async fn close(&self, migration: &StorageVersionMigration) -> Outcome {
@@ -160,13 +161,13 @@ impl Controller {
         };
         self.mark_definition(migration, told, true).await?;
         let why = ("MigrationCompleted", "Migration completed");
-        self.write(&with_condition(migration, Timestamp::now(), ("Running", false), why)).await
+        self.write(&with_condition(migration, self.clock.now(), ("Running", false), why)).await
     }
 
     async fn fail(&self, migration: &StorageVersionMigration, why: &str) -> Outcome {
         let message = format!("migration encountered unhandled error: {why}");
         let why = ("StorageVersionMigrationFailed", message.as_str());
-        self.write(&with_condition(migration, Timestamp::now(), ("Failed", true), why)).await
+        self.write(&with_condition(migration, self.clock.now(), ("Failed", true), why)).await
     }
 
     /// Says on the definition of a custom resource that its objects are migrated. When that is over and the definition is
@@ -200,10 +201,14 @@ impl Controller {
             "metadata": {"name": name, "resourceVersion": found.metadata.resource_version},
             "status": {"conditions": [{
                 "type": "StorageMigrating", "status": status, "reason": reason, "message": message,
-                "lastTransitionTime": Time(Timestamp::now()), "observedGeneration": generation,
+                "lastTransitionTime": Time(self.clock.now()), "observedGeneration": generation,
             }]},
         });
         let stored = found.spec.versions.iter().find(|version| version.storage).map(|version| version.name.clone());
+        // A field that this manager once applied and leaves out would be removed.
+        if let Some(stored) = found.status.as_ref().and_then(|status| status.stored_versions.as_ref()) {
+            wanted["status"]["storedVersions"] = json!(stored);
+        }
         if is_same
             && reason == "MigrationSucceeded"
             && let Some(stored) = stored
@@ -219,7 +224,8 @@ impl Controller {
         let (group, plural) = resource(migration);
         let (resources, failed) = self.client.discover().await?;
         let found = resources.into_iter().find(|one| one.gvr.group == group && one.gvr.resource == plural);
-        match (found, failed.into_iter().find(|(path, _)| path.starts_with(&format!("/apis/{group}/")))) {
+        let root = if group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{group}/") };
+        match (found, failed.into_iter().find(|(path, _)| path.starts_with(&root))) {
             (None, Some((_, error))) => Err(error.into()),
             (found, _) => Ok(found),
         }
@@ -228,9 +234,9 @@ impl Controller {
     async fn find_version(&self, migration: &StorageVersionMigration) -> Outcome {
         let Some(served) = self.served(migration).await? else {
             let made = migration.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |at| at.0);
-            let age = Duration::try_from(Timestamp::now().duration_since(made)).unwrap_or_default();
-            if age < PATIENCE {
-                return Ok(Requeue::After(AGAIN));
+            let age = Duration::try_from(self.clock.now().duration_since(made)).unwrap_or_default();
+            if age < DISCOVERY_TIMEOUT {
+                return Ok(Requeue::After(DISCOVERY_INTERVAL));
             }
             return self.fail(migration, "resource does not exist in discovery").await;
         };
@@ -285,7 +291,7 @@ impl Controller {
             }
         }
         let why = ("StorageVersionMigrationSucceeded", "");
-        self.write(&with_condition(migration, Timestamp::now(), ("Succeeded", true), why)).await
+        self.write(&with_condition(migration, self.clock.now(), ("Succeeded", true), why)).await
     }
 }
 

@@ -148,6 +148,9 @@ struct RangeAllocation {
     kind: String,
     #[serde(rename = "apiVersion")]
     api_version: String,
+    /// Older versions of ours wrote none, and the bytes in another order.
+    #[serde(default)]
+    metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// `30000-32767`.
     range: String,
     /// A number with a bit for each port, the lowest for the first of the range, as Go's `big.Int` gives its bytes: the highest
@@ -172,6 +175,7 @@ fn encode(ports: &Ports, (low, high): (u16, u16)) -> Result<Bytes, Status> {
     let value = RangeAllocation {
         kind: "RangeAllocation".to_owned(),
         api_version: "v1".to_owned(),
+        metadata: Some(serde_json::Map::new()),
         range: format!("{low}-{high}"),
         data: Some(STANDARD.encode(bits)),
     };
@@ -184,8 +188,9 @@ fn decode(value: &[u8]) -> Result<Ports, Status> {
     let (low, high) = value.range.split_once('-').ok_or_else(damaged)?;
     let (low, high): (u16, u16) = (low.parse().map_err(|_| damaged())?, high.parse().map_err(|_| damaged())?);
     let mut bits = STANDARD.decode(value.data.unwrap_or_default()).map_err(|_| damaged())?;
-    // Older versions of ours wrote all bytes, the lowest first. A number has no leading zeros.
-    if bits.len() != width(low, high) || bits.first() != Some(&0) {
+    // Older versions of ours wrote all bytes, the lowest first.
+    let is_old = value.metadata.is_none() && bits.len() == width(low, high);
+    if !is_old {
         bits.reverse();
     }
     let set = bits
@@ -208,18 +213,21 @@ mod tests {
             let ports: Ports = ports.into_iter().collect();
             assert_eq!(decode(&encode(&ports, range).unwrap()).unwrap(), ports);
         }
-        let stored = |data: &[u8]| {
-            let data = STANDARD.encode(data);
-            format!(
-                r#"{{"kind":"RangeAllocation","apiVersion":"v1","metadata":{{}},"range":"30000-32767","data":"{data}"}}"#
-            )
-        };
         // As upstream writes it, and as earlier versions did.
-        let read = |data: &[u8]| decode(stored(data).as_bytes()).unwrap().into_iter().collect::<Vec<u16>>();
-        assert_eq!(read(&[0b1, 0b1000_0001]), [30000, 30007, 30008]);
+        let read = |metadata: &str, data: &[u8]| {
+            let data = STANDARD.encode(data);
+            let stored = format!(
+                r#"{{"kind":"RangeAllocation","apiVersion":"v1",{metadata}"range":"30000-32767","data":"{data}"}}"#
+            );
+            decode(stored.as_bytes()).unwrap().into_iter().collect::<Vec<u16>>()
+        };
+        assert_eq!(read(r#""metadata":{},"#, &[0b1, 0b1000_0001]), [30000, 30007, 30008]);
         let mut old = [0; 346];
-        (old[1], old[345]) = (1, 0b1000_0000);
-        assert_eq!(read(&old), [30008, 32767]);
+        (old[0], old[1], old[345]) = (1, 1, 0b1000_0000);
+        assert_eq!(read("", &old), [30000, 30008, 32767]);
+        let mut full = [0; 346];
+        (full[0], full[345]) = (0b1000_0000, 1);
+        assert_eq!(read(r#""metadata":{},"#, &full), [30000, 32767]);
         assert_eq!(
             decode(br#"{"kind":"RangeAllocation","apiVersion":"v1","range":"30000-32767"}"#).unwrap(),
             Ports::new()

@@ -26,9 +26,12 @@ impl Foreign {
 
     /// The object as this server would have stored it.
     pub(super) fn read(&self, key: &str, stored: &[u8]) -> Result<Bytes, String> {
-        let value = protobuf::decode(stored)?;
-        // No object, and never served.
+        let mut value = protobuf::decode(stored)?;
+        // No object, and never served. That it has metadata tells it from what older versions of ours wrote.
         if key.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with("ranges/")) {
+            if !value["metadata"].is_object() {
+                value["metadata"] = serde_json::json!({});
+            }
             return Ok(value.to_string().into());
         }
         self.as_ours(key, value)
@@ -136,6 +139,7 @@ mod tests {
         let range = json!({"kind": "RangeAllocation", "apiVersion": "v1", "metadata": {}, "range": "30000-32767", "data": "AQ=="});
         let found = read("/registry/ranges/servicenodeports", range).unwrap();
         assert_eq!((&found["range"], &found["data"]), (&json!("30000-32767"), &json!("AQ==")));
+        assert!(found["metadata"].is_object());
     }
 
     /// Every kind that has a protobuf form and is stored, as far as a name goes.

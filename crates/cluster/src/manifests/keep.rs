@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::directory;
-use super::objects::{Identity, Object};
+use super::objects::{DEFAULT_NAMESPACE, Identity, Object};
 use super::plan::plan;
 use super::record::Record;
 use crate::options::Options;
@@ -20,6 +20,8 @@ use crate::pki::private_dir;
 
 /// Whose fields they are.
 const MANAGER: &str = "cox-manifests";
+/// An annotation of all objects from here: who applies nothing but a name manages nothing, and could not be recognized later.
+const MARK: &str = "cox.dev/manifest";
 /// What others changed is undone after this long at most.
 const AGAIN: Duration = Duration::from_secs(60);
 /// After a failure, at first and at most; a kind may be defined by another file.
@@ -47,19 +49,31 @@ pub(crate) async fn keep(client: Client, options: Options, node: String, stop: C
             tracing::warn!("{error:#}");
         }
         watch.add_directory_of_files(&dir);
-        let before = Record::load(&options)?;
-        let (after, is_busy) = pass(&client, &options, before.clone()).await?;
-        for news in news(&before, &after) {
-            match news {
-                Ok(line) => tracing::info!("{line}"),
-                Err(line) => {
-                    tracing::warn!("{line}");
-                    events.warning(&about, "ManifestFailed", line);
-                }
+        let passed = async {
+            let before = Record::load(&options)?;
+            let (after, is_busy) = pass(&client, &options, before.clone()).await?;
+            anyhow::Ok((before, after, is_busy))
+        };
+        let is_done = match passed.await {
+            // A full disk or a damaged record: the cluster is well without.
+            Err(error) => {
+                tracing::warn!("manifests: {error:#}");
+                false
             }
-        }
-        let is_wrong = after.error.is_some() || after.files.values().any(|file| file.error.is_some());
-        failures = if is_wrong || is_busy { failures + 1 } else { 0 };
+            Ok((before, after, is_busy)) => {
+                for news in news(&before, &after) {
+                    match news {
+                        Ok(line) => tracing::info!("{line}"),
+                        Err(line) => {
+                            tracing::warn!("{line}");
+                            events.warning(&about, "ManifestFailed", line);
+                        }
+                    }
+                }
+                !is_busy && after.error.is_none() && after.files.values().all(|file| file.error.is_none())
+            }
+        };
+        failures = if is_done { 0 } else { failures + 1 };
         let pause = if failures > 0 { exponential(RETRY.0, RETRY.1, failures) } else { AGAIN };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -142,8 +156,10 @@ async fn pass(client: &Client, options: &Options, mut record: Record) -> Result<
     for (name, objects) in &planned.apply {
         let file = record.files.entry(name.clone()).or_default();
         if file.error.is_none() {
-            let stays = |old: &&Identity| planned.prune.iter().any(|(_, left)| left == *old);
-            let left: Vec<Identity> = file.objects.iter().filter(stays).cloned().collect();
+            // What was removed is not among them any more; what could not be, or not yet, is remembered.
+            let is_wanted =
+                |old: &Identity| planned.apply.values().flatten().any(|object| object.identity.is(old));
+            let left: Vec<Identity> = file.objects.iter().filter(|old| !is_wanted(old)).cloned().collect();
             file.objects = objects.iter().map(|object| object.identity.clone()).chain(left).collect();
         }
     }
@@ -186,7 +202,7 @@ impl Kinds<'_> {
     async fn api(&mut self, identity: &Identity) -> Result<Option<client::DynamicApi>> {
         let Some(resource) = self.resource(identity).await? else { return Ok(None) };
         let namespace = match (resource.namespaced, identity.namespace.as_str()) {
-            (true, "") => Some("default"),
+            (true, "") => Some(DEFAULT_NAMESPACE),
             (true, namespace) => Some(namespace),
             (false, "") => None,
             (false, _) => return Err(anyhow!("objects of this kind are in no namespace")),
@@ -198,7 +214,17 @@ impl Kinds<'_> {
         let Identity { api_version, kind, name, .. } = &object.identity;
         let api = self.api(&object.identity).await?;
         let api = api.with_context(|| format!("no matches for kind {kind:?} in version {api_version:?}"))?;
-        let mut patch = Patch::apply(MANAGER, &object.value).force();
+        let mut value = object.value.clone();
+        if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+            let annotations = metadata.entry("annotations").or_insert(Value::Null);
+            if annotations.is_null() {
+                *annotations = serde_json::json!({});
+            }
+            if let Some(annotations) = annotations.as_object_mut() {
+                annotations.insert(MARK.to_owned(), "true".into());
+            }
+        }
+        let mut patch = Patch::apply(MANAGER, &value).force();
         patch.params.field_validation = Some("Strict".to_owned());
         api.patch(name, &patch).await?;
         Ok(())
@@ -297,7 +323,24 @@ mod tests {
         is("one", Some("second")).await;
         is("two", None).await;
 
+        // The default namespace by name is the same object; one that has nothing but a name goes as well.
+        let bare = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: bare}\n---\n";
+        let named = map("one", "third").replace("{name: one}", "{name: one, namespace: default}");
+        put(&options, "a.yaml", &(named.clone() + bare));
+        let is_there = async |name: &str| maps.get_opt(name).await.unwrap().is_some();
+        until("an object that has a name alone", async || is_there("bare").await.then_some(())).await;
+        let uid = async || maps.get_opt("one").await.unwrap().unwrap().metadata.uid;
+        let before = uid().await;
+        put(&options, "a.yaml", &named);
+        until("its end", async || (!is_there("bare").await).then_some(())).await;
+        assert_eq!(uid().await, before);
+        put(&options, "a.yaml", &map("one", "second"));
+        is("one", Some("second")).await;
+        assert_eq!(uid().await, before);
+
         // A mistake is told and changes nothing.
+        put(&options, "a.yaml", &(map("one", "second") + &map("late", "x")));
+        is("late", Some("x")).await;
         put(&options, "b.yaml", &(map("three", "x") + "spec: ["));
         put(&options, "c.yaml", "apiVersion: example.com/v1\nkind: Later\nmetadata: {name: l}\n");
         let told = until("the errors", async || {
@@ -314,9 +357,15 @@ mod tests {
         })
         .await;
         assert_eq!(value("three").await, None);
+        // What leaves a file meanwhile is remembered and goes when all files can be read.
+        put(&options, "a.yaml", &map("one", "third"));
+        is("one", Some("third")).await;
+        assert_eq!(value("late").await.as_deref(), Some("x"));
+        put(&options, "a.yaml", &map("one", "second"));
         std::fs::remove_file(options.manifests_dir().join("b.yaml")).unwrap();
         std::fs::remove_file(options.manifests_dir().join("c.yaml")).unwrap();
         is("one", Some("second")).await;
+        is("late", None).await;
         until("all is well", async || (Record::load(&options).unwrap().lines().len() == 1).then_some(())).await;
 
         // While nobody looks, a file goes, and somebody has taken one of its objects for himself.

@@ -4,6 +4,7 @@ use api::yaml::{Rules, documents};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub(super) const DEFAULT_NAMESPACE: &str = "default";
 /// More are a mistake.
 const MAX_OBJECTS: usize = 10_000;
 
@@ -21,8 +22,13 @@ pub(crate) struct Identity {
 impl Identity {
     /// Whether both name the same object, in whichever versions.
     pub(super) fn is(&self, other: &Identity) -> bool {
-        let key = |one: &Identity| (one.group().to_owned(), one.kind.clone(), one.namespace.clone(), one.name.clone());
+        let key = |one: &Identity| (one.group().to_owned(), one.kind.clone(), one.place().to_owned(), one.name.clone());
         key(self) == key(other)
+    }
+
+    /// Where no namespace is named it is the default one. Kinds that are in none are never given one.
+    fn place(&self) -> &str {
+        if self.namespace.is_empty() { DEFAULT_NAMESPACE } else { &self.namespace }
     }
 
     fn group(&self) -> &str {
@@ -105,6 +111,10 @@ mod tests {
             (
                 "apiVersion: apps/v1\nkind: X\nmetadata: {name: a}\n---\napiVersion: apps/v2\nkind: X\nmetadata: {name: a}",
                 "x/a is there twice",
+            ),
+            (
+                "apiVersion: v1\nkind: X\nmetadata: {name: a}\n---\napiVersion: v1\nkind: X\nmetadata: {name: a, namespace: default}",
+                "x/a in default is there twice",
             ),
             // The second half of a file is missing.
             ("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\napiVersion: v1\nkind: {Names", "yaml"),
