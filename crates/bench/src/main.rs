@@ -9,10 +9,13 @@ mod authz;
 mod control_plane;
 mod controllers;
 mod dns;
+mod faults;
 mod gateway;
+mod ha;
 mod kubectl;
 mod lifecycle;
 mod load;
+mod machines;
 mod memory;
 mod node;
 mod own_server;
@@ -56,6 +59,10 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     }),
     ("trace", "writes with the trace and without it", |args| Box::pin(trace::run(args))),
     ("dns", "cluster DNS with unbound serving the same names", |args| Box::pin(dns::run(args))),
+    ("ha", "one and three of our API servers over three etcd members with kube-apiservers", |args| {
+        Box::pin(ha::run(args))
+    }),
+    ("faults", "writes to three servers, one always in trouble: is anything lost?", |args| Box::pin(faults::run(args))),
     ("proxy", "the service proxy with nftables and with iptables", |args| Box::pin(proxy::run(args))),
     ("policy", "network policies with none: packets, and changes", |args| Box::pin(policy::run(args))),
     ("gateway", "the gateway with nginx on the same routes", |args| Box::pin(gateway::run(args))),
@@ -91,6 +98,18 @@ struct Args {
     /// scheduler, controllers, storage: how many pods, where the case does not depend on the number
     #[arg(long)]
     pods: Option<usize>,
+    /// ha, faults: the cox program to run (default: the one beside this)
+    #[arg(long)]
+    cox: Option<PathBuf>,
+    /// ha, faults: the etcd program to run (default: the one in $PATH)
+    #[arg(long)]
+    etcd_binary: Option<PathBuf>,
+    /// ha: an upstream kube-apiserver to compare with
+    #[arg(long)]
+    kube_apiserver: Option<PathBuf>,
+    /// faults: how long it goes on
+    #[arg(long, default_value_t = 5)]
+    minutes: u64,
     /// Given to itself when a case needs a process of its own
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
