@@ -67,7 +67,8 @@ const NAMED_BY_UPSTREAM: &[&str] = &[
 
 #[test]
 fn prometheus_finds_the_figures_of_dashboards() {
-    let cluster = Cluster::up(&[testkit::images::busybox]);
+    let write = format!("http://{}/api/v1/write", Prometheus::ADDRESS);
+    let cluster = Cluster::up_with(&[testkit::images::busybox], &["--history-remote-write-url", &write]);
     let busy = "
       containers:
       - name: busy
@@ -109,6 +110,15 @@ fn prometheus_finds_the_figures_of_dashboards() {
         let has = |name: &str| told.contains(&format!("cox_history_cpu_cores{{name=\"{name}"));
         (has("node-1") && has("busy-")).then_some(())
     });
+    // And what it told Prometheus of it by itself.
+    for question in [
+        r#"cox_history_cpu_cores{of="node",name="node-1"} > 0"#,
+        r#"cox_history_memory_bytes{of="pod",namespace="default",name=~"busy-.*"} > 0"#,
+        r#"cox_history_requests_per_second{of="component",name="kube-apiserver"} > 0"#,
+    ] {
+        cluster.wait(question, || prometheus.has(&cluster, question).then_some(()));
+    }
+    profiles_are_read_by_their_tools(&cluster);
     let top = said(cluster.cox("top").arg("--once"));
     assert!(top.contains("node-1") && top.contains("default/busy-"), "{top}");
     // Once it has been throttled for long enough to say so.
@@ -118,6 +128,38 @@ fn prometheus_finds_the_figures_of_dashboards() {
     });
     let up = prometheus.ask(&cluster, "count(up == 1)");
     assert!(up.contains(r#""7""#), "{up}");
+}
+
+/// Of the server and of a node, through the API.
+fn profiles_are_read_by_their_tools(cluster: &Cluster) {
+    for path in [
+        "/debug/pprof/profile?seconds=2",
+        "/debug/pprof/heap?seconds=2",
+        "/api/v1/nodes/node-1/proxy/debug/pprof/profile?seconds=1",
+    ] {
+        let output = cluster.cox("kubectl").args(["get", "--raw", path]).output().unwrap();
+        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
+        let plain = run_with_bytes("gzip", &["-dc"], &output.stdout);
+        // Every profile says what it counts, and of which program.
+        let has = |text: &str| plain.windows(text.len()).any(|window| window == text.as_bytes());
+        assert!(has("count") && has("/cox"), "{path}");
+    }
+}
+
+fn run_with_bytes(program: &str, arguments: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut child = std::process::Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let (output, ()) = std::thread::scope(|scope| {
+        let writing = scope.spawn(move || stdin.write_all(input).unwrap());
+        (child.wait_with_output().unwrap(), writing.join().unwrap())
+    });
+    assert!(output.status.success());
+    output.stdout
 }
 
 /// Series that nothing in this cluster moves: tests of the API server do.
@@ -163,7 +205,7 @@ impl Prometheus {
         let mut command = cluster.host.command("prometheus");
         command.arg(format!("--config.file={}", file.display()));
         command.arg(format!("--storage.tsdb.path={}", cluster.path("prometheus").display()));
-        command.arg(format!("--web.listen-address={}", Self::ADDRESS));
+        command.arg(format!("--web.listen-address={}", Self::ADDRESS)).arg("--web.enable-remote-write-receiver");
         Prometheus(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 

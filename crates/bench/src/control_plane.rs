@@ -46,6 +46,7 @@ impl ControlPlane {
         config.token_auth_file = Some(path("tokens.csv"));
         config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
         config.trace_bytes = trace_bytes;
+        config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
         let server = Server::new(config).await.context("starting the API server")?;
         let client = match transport {
             Transport::Call => Client::in_process(

@@ -17,6 +17,7 @@ mod lifecycle;
 mod load;
 mod machines;
 mod memory;
+mod metrics;
 mod node;
 mod own_server;
 mod peer;
@@ -51,6 +52,7 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
     ("memory", "caches of pods with caches of their types", |args| Box::pin(memory::run(args))),
+    ("metrics", "usage of nodes and pods with a real metrics-server", |args| Box::pin(metrics::run(args))),
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
     ("scheduler", "our scheduler with that of another cluster, or by itself", |args| Box::pin(scheduler::run(args))),
@@ -89,6 +91,9 @@ struct Args {
     /// A running cluster to compare with, where the comparison takes one
     #[arg(long)]
     peer_kubeconfig: Option<PathBuf>,
+    /// metrics: the program of a metrics-server to compare with
+    #[arg(long, value_name = "PROGRAM")]
+    metrics_server: Option<PathBuf>,
     /// scheduler: decisions only, without an API server
     #[arg(long)]
     algorithm_only: bool,

@@ -1,0 +1,289 @@
+//! What `kubectl top` costs: our API server, which asks kubelets itself, beside a real metrics-server that is named by
+//! `--metrics-server`. Both ask the same kubelets, and both are asked the same questions at the same pace.
+//!
+//! The kubelets are ports of this process that answer with ready texts, so that only those who ask are measured. Ours is the
+//! growth of the API server's CPU time and memory over what it takes without questions; the peer's is all of its process, but
+//! not what its watches cost the API server.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use client::Client;
+use client::kubeconfig::{Kubeconfig, Overrides};
+use http::{Method, Request};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::TlsAcceptor;
+
+use crate::Args;
+use crate::own_server::{self, OwnServer};
+use crate::process::Processes;
+use crate::report::{Better, line};
+
+/// As often as a metrics-server asks.
+const PACE: Duration = Duration::from_secs(15);
+/// What all of it may cost a cluster that nobody looks at, in percent of a core.
+const AIM_IDLE_PERCENT: f64 = 0.1;
+
+pub(crate) async fn run(args: Args) -> Result<()> {
+    if let Some(dir) = &args.inside {
+        return own_server::serve(dir).await;
+    }
+    if args.metrics_server.is_none() {
+        println!("# no peer was named: --metrics-server <path of a metrics-server>");
+    }
+    let (many, long) = if args.quick { (20, 20) } else { (1000, 120) };
+    for (case, nodes, pods) in [("pods", 1, 110), ("nodes", many, 0)] {
+        if args.wants(case) {
+            measure(&args, case, nodes, pods, Duration::from_secs(long)).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn measure(args: &Args, case: &str, nodes: usize, pods: usize, long: Duration) -> Result<()> {
+    let kubelets = Kubelets::start(pods).await?;
+    let server = OwnServer::start("metrics", &args.dir).await?;
+    let kubeconfig = Kubeconfig::load(Some(server.kubeconfig().as_path()))?;
+    let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?;
+    fill(&client, kubelets.port, nodes, pods).await?;
+    let own = Processes::behind(client.endpoint().await?.port);
+    ensure!(own.are_known(), "the API server is not found");
+
+    let (before, cpu) = (own.memory()?, own.cpu());
+    tokio::time::sleep(long).await;
+    let unasked = own.cpu() - cpu;
+    let cpu = own.cpu();
+    let questions = ask(&client, long, nodes, pods).await?;
+    let asked = (own.cpu() - cpu).saturating_sub(unasked);
+    let grown = own.memory()?.saturating_sub(before);
+
+    let peer = match &args.metrics_server {
+        None => None,
+        Some(program) => Some(measure_peer(program, &server.kubeconfig(), args, long, nodes, pods).await?),
+    };
+    let named = if peer.is_some() { "" } else { " peer=not-named" };
+    let parameters = format!("nodes={nodes} pods={pods} seconds={}{named}", long.as_secs());
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    let cpu_peer = peer.as_ref().map(|(cpu, _)| milliseconds(*cpu));
+    line(&format!("{case}-cpu"), &parameters, "ms", milliseconds(asked), cpu_peer, Better::Less);
+    line(
+        &format!("{case}-memory"),
+        &parameters,
+        "MB",
+        grown as f64 / 1e6,
+        peer.map(|(_, memory)| memory as f64 / 1e6),
+        Better::Less,
+    );
+    // The history asks once a minute.
+    let each = asked.as_secs_f64() / f64::from(questions.max(1));
+    let parameters = format!("nodes={nodes} pods={pods} aim=peer");
+    line(&format!("{case}-idle"), parameters, "%", each / 60.0 * 100.0, AIM_IDLE_PERCENT, Better::Less);
+    Ok(())
+}
+
+/// Asks for nodes and pods at a metrics-server's pace; returns how often.
+async fn ask(client: &Client, long: Duration, nodes: usize, pods: usize) -> Result<u32> {
+    let (began, mut questions) = (Instant::now(), 0);
+    while began.elapsed() < long {
+        let pause = tokio::time::sleep(PACE);
+        let found = list(client, "nodes").await?;
+        ensure!(found == nodes, "{found} of {nodes} nodes are measured");
+        let found = list(client, "pods").await?;
+        ensure!(found == pods, "{found} of {pods} pods are measured");
+        questions += 1;
+        pause.await;
+    }
+    Ok(questions)
+}
+
+async fn list(client: &Client, what: &str) -> Result<usize> {
+    let answer = send(client, Method::GET, &format!("/apis/metrics.k8s.io/v1beta1/{what}"), Value::Null).await?;
+    Ok(answer["items"].as_array().map_or(0, Vec::len))
+}
+
+async fn send(client: &Client, method: Method, path: &str, body: Value) -> Result<Value> {
+    let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
+    let request = Request::builder().method(method).uri(path).header("content-type", "application/json").body(body)?;
+    let answer = client.send_checked(request).await.with_context(|| path.to_owned())?;
+    let bytes = http_body_util::BodyExt::collect(answer.into_body()).await.map_err(anyhow::Error::from_boxed)?;
+    Ok(serde_json::from_slice(&bytes.to_bytes())?)
+}
+
+/// Nodes that are Ready, all with the same kubelet, and pods on the first of them.
+async fn fill(client: &Client, port: u16, nodes: usize, pods: usize) -> Result<()> {
+    for node in 0..nodes {
+        let name = format!("node-{node}");
+        let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+        let mut made = send(client, Method::POST, "/api/v1/nodes", object).await?;
+        let now = "2026-01-01T00:00:00Z";
+        made["status"] = json!({
+            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now}],
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+        });
+        send(client, Method::PUT, &format!("/api/v1/nodes/{name}/status"), made).await?;
+    }
+    if pods > 0 {
+        let account = json!({"metadata": {"name": "default"}});
+        send(client, Method::POST, "/api/v1/namespaces/default/serviceaccounts", account).await?;
+    }
+    for pod in 0..pods {
+        let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": format!("pod-{pod}")},
+            "spec": {"nodeName": "node-0", "automountServiceAccountToken": false,
+                "containers": [{"name": "main", "image": "none"}]}});
+        send(client, Method::POST, "/api/v1/namespaces/default/pods", object).await?;
+    }
+    Ok(())
+}
+
+/// CPU time and memory of a metrics-server that is asked as we are.
+async fn measure_peer(
+    program: &Path,
+    kubeconfig: &Path,
+    args: &Args,
+    long: Duration,
+    nodes: usize,
+    pods: usize,
+) -> Result<(Duration, u64)> {
+    let dir = tempfile::tempdir_in(&args.dir)?;
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let mut command = Command::new(program);
+    for flag in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
+        command.arg(format!("--{flag}={}", kubeconfig.display()));
+    }
+    command.args([
+        "--kubelet-insecure-tls",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--bind-address=127.0.0.1",
+    ]);
+    command.arg(format!("--metric-resolution={}s", PACE.as_secs())).arg("--kubelet-use-node-status-port");
+    command.arg(format!("--secure-port={port}")).arg(format!("--cert-dir={}", dir.path().display()));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let process = command.spawn().with_context(|| program.display().to_string())?;
+    let _ends = Ends(process);
+    // The same administrator, at the peer's own port.
+    let mut peer = Kubeconfig::load(Some(kubeconfig))?;
+    for cluster in &mut peer.clusters {
+        cluster.cluster.server = Some(format!("https://127.0.0.1:{port}"));
+        cluster.cluster.certificate_authority = None;
+        cluster.cluster.insecure_skip_tls_verify = Some(true);
+    }
+    let client = Client::from_kubeconfig(&peer, &Overrides::default())?;
+    let deadline = Instant::now() + Duration::from_secs(300);
+    while list(&client, "nodes").await.ok() != Some(nodes) || list(&client, "pods").await.ok() != Some(pods) {
+        ensure!(Instant::now() < deadline, "the metrics-server does not measure all nodes");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let processes = Processes::behind(port);
+    let cpu = processes.cpu();
+    ask(&client, long, nodes, pods).await?;
+    Ok((processes.cpu() - cpu, processes.memory()?))
+}
+
+/// Ended when dropped.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A port that answers as a kubelet does, whatever node it is asked as.
+struct Kubelets {
+    port: u16,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Kubelets {
+    async fn start(pods: usize) -> Result<Self> {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()])?;
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let config = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key.into())?;
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = tokio::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        let port = listener.local_addr()?.port();
+        let task = tokio::spawn(async move {
+            while let Ok((tcp, _)) = listener.accept().await {
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    let Ok(mut stream) = acceptor.accept(tcp).await else { return };
+                    let mut head = Vec::new();
+                    let mut piece = [0; 4096];
+                    while let Ok(read @ 1..) = stream.read(&mut piece).await {
+                        head.extend_from_slice(&piece[..read]);
+                        if !head.ends_with(b"\r\n\r\n") {
+                            continue;
+                        }
+                        let wants_summary = head.windows(14).any(|window| window == b"/stats/summary");
+                        let (media, body) = answer(wants_summary, pods);
+                        head.clear();
+                        let length = body.len();
+                        let answer = format!(
+                            "HTTP/1.1 200 OK\r\ncontent-type: {media}\r\ncontent-length: {length}\r\n\r\n{body}"
+                        );
+                        if stream.write_all(answer.as_bytes()).await.is_err() || stream.flush().await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        Ok(Self { port, task })
+    }
+}
+
+impl Drop for Kubelets {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// `/stats/summary`, which we ask for, or `/metrics/resource`, which metrics-server does.
+fn answer(wants_summary: bool, pods: usize) -> (&'static str, String) {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    // Everybody uses a tenth of a core.
+    let (used, milliseconds) = (since.as_nanos() / 10, since.as_millis());
+    let seconds = since.as_secs_f64() / 10.0;
+    if wants_summary {
+        let cpu = json!({"usageCoreNanoSeconds": u64::try_from(used).unwrap_or_default()});
+        let memory = json!({"workingSetBytes": 50_000_000});
+        let pod = |number: usize| {
+            json!({"podRef": {"namespace": "default", "name": format!("pod-{number}"), "uid": number.to_string()},
+                "containers": [{"name": "main", "cpu": cpu, "memory": memory}]})
+        };
+        let pods: Vec<Value> = (0..pods).map(pod).collect();
+        return (
+            "application/json",
+            json!({"node": {"nodeName": "n", "cpu": cpu, "memory": memory}, "pods": pods}).to_string(),
+        );
+    }
+    let mut text = String::new();
+    let mut family = |name: &str, kind: &str, value: &str| {
+        text +=
+            &format!("# TYPE node_{name} {kind}\nnode_{name} {value} {milliseconds}\n# TYPE container_{name} {kind}\n");
+        for pod in 0..pods {
+            let labels = format!("container=\"main\",namespace=\"default\",pod=\"pod-{pod}\"");
+            text += &format!("container_{name}{{{labels}}} {value} {milliseconds}\n");
+        }
+    };
+    family("cpu_usage_seconds_total", "counter", &seconds.to_string());
+    family("memory_working_set_bytes", "gauge", "50000000");
+    for pod in 0..pods {
+        text += &format!(
+            "container_start_time_seconds{{container=\"main\",namespace=\"default\",pod=\"pod-{pod}\"}} 1700000000\n"
+        );
+    }
+    ("text/plain; version=0.0.4", text)
+}
