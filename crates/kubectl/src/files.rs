@@ -229,7 +229,7 @@ pub(crate) fn yaml(text: &str) -> Result<Value, String> {
 }
 
 pub(crate) fn yaml_by(text: &str, rules: Rules) -> Result<Value, String> {
-    api::yaml::document(text, rules)
+    api::yaml::document(text, rules).map_err(|error| error.to_string())
 }
 
 fn is_list(value: &Value) -> bool {

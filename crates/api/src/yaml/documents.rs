@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::Rules;
+use crate::codec::DecodeError;
 
 /// The documents up to the first that cannot be read, and why it cannot. Empty ones are left out.
 pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
@@ -32,15 +33,15 @@ pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
         match document(&part, rules) {
             Ok(Value::Null) => {}
             Ok(value) => values.push(value),
-            Err(e) => return (values, Some(e)),
+            Err(e) => return (values, Some(e.to_string())),
         }
     }
     (values, None)
 }
 
 /// The one document of a text.
-pub fn document(text: &str, rules: Rules) -> Result<Value, String> {
-    crate::codec::from_yaml_by(text.as_bytes(), rules).map(|decoded| decoded.value).map_err(|e| e.to_string())
+pub fn document(text: &str, rules: Rules) -> Result<Value, DecodeError> {
+    crate::codec::from_yaml_by(text.as_bytes(), rules).map(|decoded| decoded.value)
 }
 
 fn json_error(e: &serde_json::Error) -> String {
