@@ -97,7 +97,9 @@ async fn write_and_watch(servers: &[Client], namespace: &str, time: Duration, ou
         let client = &servers[number % servers.len()];
         let informer: Informer<ConfigMap> = Informer::new(client.namespaced(namespace), ListParams::default());
         let (seen, stop) = (seen.clone(), stop.clone());
-        informer.subscribe(move |_| drop(seen.fetch_add(1, Ordering::Relaxed)));
+        informer.subscribe(move |_| {
+            seen.fetch_add(1, Ordering::Relaxed);
+        });
         watching.spawn(async move { informer.run(stop).await });
     }
     let began = Instant::now();

@@ -157,8 +157,15 @@ pub(crate) async fn rotate(args: Args) -> Result<()> {
     if !dir.join("ca.key").try_exists()? {
         bail!("there is no cluster at {}", options.data_dir.display());
     }
-    if Lock::holder(&options.lock_file())?.is_none() {
-        bail!("the cluster does not run: nodes could not be told ('cox up')");
+    let Ok(_lock) = Lock::take(&dir.join("rotation.lock"))? else {
+        bail!("another 'cox cert rotate-ca' is under way");
+    };
+    match Lock::holder(&options.lock_file())? {
+        Some(holder) => holder.refuse_foreground(
+            "stop the service, have 'cox up' run it for as long as the exchange takes, and start the service again after \
+             'cox down'",
+        )?,
+        None => bail!("the cluster does not run: nodes could not be told ('cox up')"),
     }
     refuse_several(options).await?;
     let (timeout, settle) = (Duration::try_from(args.timeout)?, Duration::try_from(args.settle)?);

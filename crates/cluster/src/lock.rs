@@ -8,7 +8,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -81,6 +81,16 @@ impl Holder {
         Ok(Holder { pid: Pid::from_raw(pid), path: path.to_owned() })
     }
 
+    /// Fails if a service manager runs the process, which would start it again whenever it is stopped. `instead` says what
+    /// can be done.
+    pub(crate) fn refuse_foreground(&self, instead: &str) -> Result<()> {
+        let path = format!("/proc/{}/cmdline", self.pid);
+        if is_foreground(&std::fs::read(&path).with_context(|| path.clone())?) {
+            bail!("a service manager runs this cluster: {instead}");
+        }
+        Ok(())
+    }
+
     /// Resolves at the end of the process.
     pub(crate) fn released(self) -> tokio::sync::oneshot::Receiver<()> {
         let (sender, receiver) = tokio::sync::oneshot::channel();
@@ -102,6 +112,11 @@ impl Holder {
             Err((_, error)) => Err(error).with_context(|| self.path.display().to_string()),
         }
     }
+}
+
+/// Whether a command line, as the kernel tells it, is that of a process that a service manager runs.
+fn is_foreground(line: &[u8]) -> bool {
+    line.split(|byte| *byte == 0).any(|word| word == b"--foreground")
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -128,7 +143,15 @@ mod tests {
         let Err(holder) = Lock::take(&path).unwrap() else { panic!("taken twice") };
         assert_eq!(holder.pid, nix::unistd::getpid());
         assert!(Lock::holder(&path).unwrap().is_some());
+        holder.refuse_foreground("not this one").unwrap();
         drop(held);
         assert!(Lock::holder(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_service_manager_runs_its_process_in_the_foreground() {
+        assert!(is_foreground(b"/usr/local/bin/cox\0up\0--foreground\0--node-name\0n\0"));
+        assert!(!is_foreground(b"/usr/local/bin/cox\0up\0--detached\0--data-dir\0/d--foreground\0"));
+        assert!(!is_foreground(b""));
     }
 }

@@ -95,7 +95,10 @@ fn opens_key(line: &str) -> bool {
 }
 
 fn words(line: &str, out: &mut String) {
-    let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '/' | '=' | '@' | ':' | '%' | '~' | '!' | '$' | '&' | '*' | ';');
+    let is_word = |c: char| {
+        c.is_ascii_alphanumeric()
+            || matches!(c, '.' | '_' | '-' | '+' | '/' | '=' | '@' | ':' | '%' | '~' | '!' | '$' | '&' | '*' | ';')
+    };
     let mut after_bearer = false;
     let mut rest = line;
     while !rest.is_empty() {
@@ -175,7 +178,10 @@ mod tests {
             ("at https://t0ken@etcd:2379", "at https://[redacted]@etcd:2379"),
             ("it is eyJhbGciOi.eyJpc3MiOi.c2ln.", "it is [redacted]"),
             ("?token=eyJhbGciOi.eyJpc3MiOi.c2ln&x=1", "?[redacted]"),
-            ("-----END CERTIFICATE----------BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\nafter\n", "[redacted]\nafter\n"),
+            (
+                "-----END CERTIFICATE----------BEGIN PRIVATE KEY-----\nabc\n-----END PRIVATE KEY-----\nafter\n",
+                "[redacted]\nafter\n",
+            ),
             ("käse — ✓", "käse — ✓"),
         ] {
             assert_eq!(redactor.clean(text), expected, "{text}");

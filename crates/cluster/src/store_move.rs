@@ -14,6 +14,7 @@ use store::transfer::{Carried, Transfer};
 use crate::background;
 use crate::etcd::{self, Etcd};
 use crate::join::Membership;
+use crate::lock::Lock;
 use crate::members::{self, Ha, Member};
 use crate::nodes::Network;
 use crate::options::Options;
@@ -31,6 +32,9 @@ const PREFIX: &str = "/registry";
 const MOVED: &str = "moved";
 /// For this server's member of etcd to answer.
 const MEMBER_TIMEOUT: Duration = Duration::from_secs(180);
+/// Whoever only looks at a lock has it for a moment.
+const LOOKS: u32 = 20;
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
@@ -108,8 +112,14 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     let now = Flags::remembered(options)?;
     let wanted = plan(&now, args.etcd, args.ha, args.embedded)?;
     let wanted = members::completed(wanted, options)?.settled()?;
+    if let Some(holder) = Lock::holder(&options.lock_file())? {
+        holder.refuse_foreground("stop the service, move the objects, and start it again")?;
+    }
     let was_running = manage::stop(options)?;
+    // Nobody starts the cluster while its objects are on the way.
+    let lock = hold(options).await?;
     let carried = carry(options, &now, &wanted).await;
+    drop(lock);
     match &carried {
         Ok((carried, left)) => println!(
             "{} objects are in {} now, from revision {} on{}",
@@ -124,6 +134,18 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         background::start_again(options, "up", &[])?;
     }
     carried.map(drop)
+}
+
+async fn hold(options: &Options) -> Result<Lock> {
+    let mut looks = 0;
+    loop {
+        match Lock::take(&options.lock_file())? {
+            Ok(lock) => return Ok(lock),
+            Err(holder) if looks >= LOOKS => bail!("process {} has started this cluster again", holder.pid),
+            Err(_) => looks += 1,
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
 }
 
 /// Fills the new store, has it count, and puts the old one aside; returns where that is.

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -136,6 +136,24 @@ fn check_versions(old: (u32, u32), new: (u32, u32)) -> Result<(), String> {
     }
 }
 
+/// What becomes of an upgrade that is written down when another command comes.
+#[derive(Debug, PartialEq, Eq)]
+enum Earlier {
+    /// It has ended, and some of what it needed is still there.
+    Clear,
+    Return,
+    /// The new program may have run for long: what it stored is not thrown away unasked.
+    Refuse,
+}
+
+fn earlier(begun: &[Step], has_binary: bool) -> Earlier {
+    match begun {
+        [] => Earlier::Clear,
+        begun if has_binary && begun.contains(&Step::Start) => Earlier::Refuse,
+        _ => Earlier::Return,
+    }
+}
+
 /// What must be known to return.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Record {
@@ -170,7 +188,9 @@ impl Record {
         self.target.with_file_name(name)
     }
 
+    /// From the first write on there is nothing to return from; ended in between, it is done again.
     fn forget(&self, options: &Options) -> Result<()> {
+        Record { begun: Vec::new(), ..self.clone() }.save(options)?;
         for path in [self.old(), backup_file(options), Record::file(options)] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -193,20 +213,35 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 
 async fn run_main(args: Args) -> Result<()> {
     let options = &args.options;
+    if !options.data_dir.try_exists()? {
+        bail!("there is no cluster at {}", options.data_dir.display());
+    }
+    let Ok(_lock) = Lock::take(&options.data_dir.join("change.lock"))? else {
+        bail!("another command changes this cluster");
+    };
     if let Some(record) = Record::load(options)? {
-        println!("an upgrade of {} was broken off: returning", record.target.display());
-        go_back(options, &record).await?;
-        println!("the old program runs the cluster");
-        if args.binary.is_none() {
-            return Ok(());
+        match earlier(&record.begun, args.binary.is_some()) {
+            Earlier::Clear => record.forget(options)?,
+            Earlier::Refuse => bail!(
+                "an upgrade of {} was broken off after the new program had been started: 'cox upgrade' alone returns to the \
+                 old one and to what was stored then; remove {} to keep the new one",
+                record.target.display(),
+                Record::file(options).display()
+            ),
+            Earlier::Return => {
+                println!("an upgrade of {} was broken off: returning", record.target.display());
+                go_back(options, &record).await?;
+                println!("the old program runs the cluster");
+                if args.binary.is_none() {
+                    return Ok(());
+                }
+            }
         }
     }
     let binary = args.binary.as_ref().context("which program? Give the path of the new one")?;
     let holder = Lock::holder(&options.lock_file())?;
-    if let Some(holder) = &holder
-        && fs::read_to_string(format!("/proc/{}/cmdline", holder.pid))?.contains("--foreground")
-    {
-        bail!("a service manager runs this cluster: stop the service, upgrade, and start it again");
+    if let Some(holder) = &holder {
+        holder.refuse_foreground("stop the service, upgrade, and start it again")?;
     }
     let target = match (&args.target, &holder) {
         (Some(target), _) => target.clone(),
@@ -363,7 +398,7 @@ fn replace(binary: &Path, record: &Record) -> Result<()> {
 async fn start(options: &Options, record: &Record, timeout: Duration) -> Result<()> {
     let log = options.log_file();
     private_dir(log.parent().unwrap_or(Path::new("/")))?;
-    let log_file = fs::OpenOptions::new().create(true).append(true).open(&log)?;
+    let log_file = fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&log)?;
     let mut command = Command::new(&record.target);
     command.args([&*record.command, DETACHED, "--name", &options.name]);
     command.arg("--data-dir").arg(&options.data_dir).arg("--run-dir").arg(&options.run_dir);
@@ -466,6 +501,21 @@ mod tests {
     }
 
     #[test]
+    fn a_new_program_that_has_run_is_not_given_up_unasked() {
+        let all = forward(Objects::Embedded, true);
+        for (count, with_binary, alone) in [
+            (0, Earlier::Clear, Earlier::Clear),
+            (1, Earlier::Return, Earlier::Return),
+            (3, Earlier::Return, Earlier::Return),
+            (4, Earlier::Refuse, Earlier::Return),
+            (5, Earlier::Refuse, Earlier::Return),
+        ] {
+            assert_eq!(earlier(&all[..count], true), with_binary, "after {count} steps");
+            assert_eq!(earlier(&all[..count], false), alone, "after {count} steps");
+        }
+    }
+
+    #[test]
     fn versions_go_up_one_at_a_time() {
         assert_eq!(minor("cox 0.1.0 (Kubernetes v1.36)\n"), Some((1, 36)));
         assert_eq!(minor("cox 0.2.0 (Kubernetes v1.37.2)\n"), Some((1, 37)));
@@ -498,5 +548,12 @@ mod tests {
         assert_eq!(Record::load(&options).unwrap().unwrap().begun, [Step::Replace]);
         record.forget(&options).unwrap();
         assert!(Record::load(&options).unwrap().is_none() && !record.old().exists());
+        // Broken off, it says that nothing is to be undone, and goes on the next time.
+        fs::create_dir(backup_file(&options)).unwrap();
+        assert!(record.forget(&options).is_err());
+        assert!(Record::load(&options).unwrap().unwrap().begun.is_empty());
+        fs::remove_dir(backup_file(&options)).unwrap();
+        record.forget(&options).unwrap();
+        assert!(Record::load(&options).unwrap().is_none());
     }
 }

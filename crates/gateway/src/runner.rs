@@ -331,7 +331,10 @@ impl Kinds {
         }
         if let Some((_, token)) = self.running.remove(plural) {
             token.cancel();
-            objects(&mut self.shared.world.lock()).clear();
+            // In another version they are still there: routes and policies hold until the new list is in.
+            if version.is_none() {
+                objects(&mut self.shared.world.lock()).clear();
+            }
         }
         let version = version?;
         let token = stop.child_token();
@@ -345,9 +348,31 @@ impl Kinds {
             }
         });
         self.running.insert(plural, (version, token.clone()));
+        if running.is_some() {
+            tasks.spawn(forget_missing(informer.clone(), self.shared.clone(), token.clone(), objects));
+        }
         let followed = informer.clone();
         tasks.spawn(async move { followed.run(token).await });
         Some(Box::pin(async move { informer.synced().await }))
+    }
+}
+
+/// Lets go, once the first list is in, of what was known before and is not in it: it was deleted while nobody followed.
+async fn forget_missing<K: Object>(
+    informer: Informer<K>,
+    shared: Arc<Shared>,
+    gone: CancellationToken,
+    objects: fn(&mut World) -> &mut Objects<K>,
+) {
+    tokio::select! {
+        () = informer.synced() => {}
+        () = gone.cancelled() => return,
+    }
+    let mut world = shared.world.lock();
+    // Under the lock: whoever follows after us has not written anything yet if we are not cancelled.
+    if !gone.is_cancelled() {
+        objects(&mut world).retain(|key, _| informer.get(key).is_some());
+        shared.changed.notify_one();
     }
 }
 
@@ -422,6 +447,26 @@ async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn security_objects_stay_while_their_version_changes() {
+        let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let shared = Arc::new(Shared::default());
+        let mut kinds = Kinds { client, shared: shared.clone(), running: BTreeMap::new() };
+        let (mut tasks, stop) = (JoinSet::new(), CancellationToken::new());
+        let mut follow = |version: Option<&'static str>| {
+            let plural = BackendTLSPolicy::PLURAL;
+            let is_new = kinds
+                .one::<BackendTLSPolicy>(plural, version, &mut tasks, &stop, |world| &mut world.backend_tls_policies);
+            (is_new.is_some(), shared.world.lock().backend_tls_policies.len())
+        };
+        assert_eq!(follow(Some("v1alpha3")), (true, 0));
+        shared.world.lock().backend_tls_policies.insert("default/tls".into(), Arc::default());
+        assert_eq!(follow(Some("v1alpha3")), (false, 1));
+        assert_eq!(follow(Some("v1")), (true, 1));
+        assert_eq!(follow(None), (false, 0));
+    }
 
     #[test]
     fn security_two_writers_of_a_status_do_not_chase_each_other() {

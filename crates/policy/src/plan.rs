@@ -6,7 +6,11 @@
 //!
 //! ClusterNetworkPolicies come before that (tier Admin) and in its place (tier Baseline, for pods that no policy selects): their
 //! rules in order, where neighbours that say the same are one, with sets like those.
+//!
+//! A pod of this node has its address as soon as the plug-in announces it, as a subject and as a peer. A peer on another
+//! node is known when its address reaches this node through the API: until then no rule that means pods means it.
 
+use std::borrow::Cow;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
@@ -66,16 +70,13 @@ pub(crate) fn plan(world: &World, node: &str, bridge: &str, announced: &[Announc
     if world.policies.is_empty() && world.cluster_policies.is_empty() {
         return plan;
     }
+    let known = with_announced(world, node, announced);
+    let world: &World = &known;
     let mut planner = Planner { world, plan, peers: HashMap::new(), classes: HashMap::new() };
     // Those that leave first: an address that was given to another pod is the other's.
-    let mut subjects: Vec<(&Pod, Vec<IpAddr>)> = Vec::new();
-    for pod in world.pods.values().filter(|pod| pod.node == node && pod.has_network) {
-        let told = announced.iter().filter(|told| told.pod == pod.key() && told.uid == pod.uid);
-        let all: BTreeSet<IpAddr> =
-            pod.addresses.iter().copied().chain(told.flat_map(|told| told.addresses.iter().copied())).collect();
-        subjects.push((pod, all.into_iter().collect()));
-    }
-    subjects.sort_by_key(|(pod, _)| !pod.is_leaving);
+    let mut subjects: Vec<&Pod> =
+        world.pods.values().map(|pod| &**pod).filter(|pod| pod.node == node && pod.has_network).collect();
+    subjects.sort_by_key(|pod| !pod.is_leaving);
     for told in announced {
         // Not shown at all: closed, if there is anything that could select it.
         let is_known = world.pods.get(&told.pod).is_some_and(|pod| pod.uid == told.uid && pod.node == node);
@@ -84,13 +85,36 @@ pub(crate) fn plan(world: &World, node: &str, bridge: &str, announced: &[Announc
             planner.close(&told.addresses);
         }
     }
-    for (pod, addresses) in subjects {
+    for pod in subjects {
+        // A namespace that is not shown yet may have any labels, and so be one that a policy of the cluster selects.
+        if !world.cluster_policies.is_empty() && !world.namespaces.contains_key(&pod.namespace) {
+            planner.close(&pod.addresses);
+            continue;
+        }
         for direction in [Direction::Egress, Direction::Ingress] {
             let chain = planner.class(pod, direction);
-            planner.lead(direction, &addresses, chain);
+            planner.lead(direction, &pod.addresses, chain);
         }
     }
     planner.finish(bridge)
+}
+
+/// The world with the addresses of this node's pods that their statuses do not show yet. Copied only if there are some.
+fn with_announced<'w>(world: &'w World, node: &str, announced: &[Announced]) -> Cow<'w, World> {
+    let mut known = Cow::Borrowed(world);
+    for told in announced {
+        let is_it = |pod: &&Arc<Pod>| pod.uid == told.uid && pod.node == node && pod.has_network;
+        let Some(pod) = known.pods.get(&told.pod).filter(is_it) else { continue };
+        let new: Vec<IpAddr> =
+            told.addresses.iter().copied().filter(|address| !pod.addresses.contains(address)).collect();
+        if new.is_empty() {
+            continue;
+        }
+        let mut pod = Pod::clone(pod);
+        pod.addresses.extend(new);
+        known.to_mut().pods.insert(told.pod.clone(), Arc::new(pod));
+    }
+    known
 }
 
 struct Planner<'a> {

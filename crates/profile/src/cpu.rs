@@ -16,8 +16,8 @@ const COVER_EVERY: u32 = 5;
 /// How often full slots are read: long before all are.
 const READ_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Watches for so long. Blocks. One at a time: there is one signal.
-pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
+/// Watches for so long, or until nobody wants it any more. Blocks. One at a time: there is one signal.
+pub(crate) fn profile(duration: Duration, wanted: &dyn Fn() -> bool) -> Result<Vec<u8>, Refusal> {
     static ONE: OneAtATime = OneAtATime::new();
     let Some(_one) = ONE.enter() else {
         return Err(Refusal::Busy("Could not enable CPU profiling: cpu profiling already in use"));
@@ -43,6 +43,9 @@ pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
         }
         if clock.elapsed() >= duration {
             break;
+        }
+        if !wanted() {
+            return Err(Refusal::GivenUp);
         }
         std::thread::sleep(READ_INTERVAL.min(duration.saturating_sub(clock.elapsed())));
         lent.slots().drain(&mut read);
@@ -94,7 +97,7 @@ mod tests {
 
     fn when_free(duration: Duration) -> Vec<u8> {
         loop {
-            match profile(duration) {
+            match profile(duration, &|| true) {
                 Ok(bytes) => return bytes,
                 Err(Refusal::Busy(_)) => std::thread::sleep(Duration::from_millis(50)),
                 Err(other) => unreachable!("{other:?}"),
@@ -124,6 +127,19 @@ mod tests {
         stop.store(true, Ordering::Relaxed);
         burner.unwrap().join().unwrap();
         assert!(found);
+    }
+
+    #[test]
+    fn a_profile_that_nobody_wants_ends() {
+        let began = Instant::now();
+        let ended = loop {
+            match profile(Duration::from_secs(600), &|| began.elapsed() < Duration::from_millis(100)) {
+                Err(Refusal::Busy(_)) => std::thread::sleep(Duration::from_millis(50)),
+                other => break other,
+            }
+        };
+        assert!(matches!(ended, Err(Refusal::GivenUp)), "{ended:?}");
+        assert!(began.elapsed() < Duration::from_secs(300));
     }
 
     fn fails() {

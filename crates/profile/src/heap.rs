@@ -5,7 +5,7 @@
 //! allocation is looked at for every half megabyte, and stands for those that were not.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::pages::Refusal;
@@ -27,6 +27,8 @@ const FREED: usize = 1;
 
 static ALLOCATED: Current = Current::none();
 static LEFT: AtomicI64 = AtomicI64::new(0);
+/// Samples for which there was no place.
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// Addresses that are followed, each near the place that it hashes to.
 static ADDRESSES: [AtomicUsize; FOLLOWED] = [const { AtomicUsize::new(NONE) }; FOLLOWED];
 
@@ -62,6 +64,7 @@ fn look(address: usize, size: usize) {
             return;
         }
     }
+    LEFT_OUT.fetch_add(1, Ordering::Relaxed);
 }
 
 #[cold]
@@ -83,8 +86,8 @@ fn stands_for(size: usize) -> f64 {
     1.0 / (1.0 - (-(size.max(1) as f64) / PERIOD as f64).exp())
 }
 
-/// Watches for so long. Blocks. One at a time.
-pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
+/// Watches for so long, or until nobody wants it any more. Blocks. One at a time.
+pub(crate) fn profile(duration: Duration, wanted: &dyn Fn() -> bool) -> Result<Vec<u8>, Refusal> {
     static ONE: OneAtATime = OneAtATime::new();
     let Some(_one) = ONE.enter() else { return Err(Refusal::Busy("heap profiling already in use")) };
     if !sampler::can_copy() {
@@ -93,6 +96,7 @@ pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
     let (began, clock) = (pprof::now(), Instant::now());
     ADDRESSES.iter().for_each(|address| address.store(NONE, Ordering::Relaxed));
     LEFT.store(PERIOD, Ordering::Relaxed);
+    LEFT_OUT.store(0, Ordering::Relaxed);
     let mut code = Code::read();
     let mut seen: HashMap<usize, (Vec<u64>, String, usize)> = HashMap::new();
     let lent = ALLOCATED.begin();
@@ -105,11 +109,14 @@ pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
         seen.insert(place, (stack, crate::threads::name(sample.thread), size));
     };
     while clock.elapsed() < duration {
+        if !wanted() {
+            return Err(Refusal::GivenUp);
+        }
         std::thread::sleep(READ_INTERVAL.min(duration.saturating_sub(clock.elapsed())));
         lent.slots().drain(&mut read);
     }
     lent.slots().drain(&mut read);
-    let lost = lent.slots().lost();
+    let (lost, left_out) = (lent.slots().lost(), LEFT_OUT.load(Ordering::Relaxed));
     let mut stacks = Stacks::new(4);
     for (place, (stack, thread, size)) in std::mem::take(&mut seen) {
         let objects = stands_for(size);
@@ -143,6 +150,10 @@ pub(crate) fn profile(duration: Duration) -> Result<Vec<u8>, Refusal> {
     }
     if lost > 0 {
         profile.comment.push(texts.id(&format!("{lost} samples were lost: they came faster than they were read")));
+    }
+    if left_out > 0 {
+        let why = "the window has more allocations than are followed";
+        profile.comment.push(texts.id(&format!("{left_out} samples were left out: {why}")));
     }
     stacks.describe(&mut code, &mut profile, &mut texts);
     pprof::encode(profile, texts).map_err(Refusal::Io)
@@ -211,7 +222,7 @@ mod tests {
         });
         let deadline = Instant::now() + Duration::from_secs(60);
         let found = loop {
-            let profile = pprof::decode(&profile(Duration::from_secs(1)).unwrap());
+            let profile = pprof::decode(&profile(Duration::from_secs(1), &|| true).unwrap());
             let sum = |of: &str, kind: usize| -> i64 {
                 let stacks = profile.stacks();
                 stacks
@@ -232,6 +243,22 @@ mod tests {
         stop.store(true, Ordering::Relaxed);
         worker.join().unwrap();
         assert_eq!(found, Ok(()));
+    }
+
+    #[test]
+    fn what_finds_no_place_is_counted() {
+        let address = 0x1000;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // Again, if a profile begins at the same time, which empties all places.
+        loop {
+            let before = LEFT_OUT.load(Ordering::Relaxed);
+            places(address).for_each(|place| ADDRESSES[place].store(FREED, Ordering::Relaxed));
+            look(address, 1 << 40);
+            if LEFT_OUT.load(Ordering::Relaxed) > before {
+                break;
+            }
+            assert!(Instant::now() < deadline);
+        }
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Answer {
 pub(crate) enum Refusal {
     Busy(&'static str),
     Impossible(&'static str),
+    /// Whoever asked has gone.
+    GivenUp,
     Io(std::io::Error),
 }
 
@@ -56,11 +58,11 @@ pub async fn serve(page: &str, query: &str) -> Answer {
         "goroutine" => file(threads::profile("goroutine")),
         "threadcreate" => file(threads::profile("threadcreate")),
         "profile" => match seconds(SECONDS) {
-            Ok(duration) => blocking(move || cpu::profile(duration)).await,
+            Ok(duration) => blocking(move |wanted| cpu::profile(duration, wanted)).await,
             Err(refused) => refused,
         },
         "heap" | "allocs" => match seconds(HEAP_SECONDS) {
-            Ok(duration) => blocking(move || heap::profile(duration)).await,
+            Ok(duration) => blocking(move |wanted| heap::profile(duration, wanted)).await,
             Err(refused) => refused,
         },
         "block" | "mutex" | "trace" => {
@@ -70,13 +72,16 @@ pub async fn serve(page: &str, query: &str) -> Answer {
     }
 }
 
-/// On a thread of its own, which is not profiled.
-async fn blocking(work: impl FnOnce() -> Result<Vec<u8>, Refusal> + Send + 'static) -> Answer {
+/// On a thread of its own, which is not profiled. The work can ask whether its answer is still wanted.
+async fn blocking(work: impl FnOnce(&dyn Fn() -> bool) -> Result<Vec<u8>, Refusal> + Send + 'static) -> Answer {
     let (told, answer) = tokio::sync::oneshot::channel();
-    let started = std::thread::Builder::new().name("profiler".into()).spawn(move || drop(told.send(file(work()))));
+    let started = std::thread::Builder::new().name("profiler".into()).spawn(move || {
+        let made = file(work(&|| !told.is_closed()));
+        drop(told.send(made));
+    });
     match started {
         Err(error) => text(500, format!("{error}\n")),
-        Ok(_) => answer.await.unwrap_or_else(|_| text(500, "the profile was given up\n".to_owned())),
+        Ok(_) => answer.await.unwrap_or_else(|_| file(Err(Refusal::GivenUp))),
     }
 }
 
@@ -85,6 +90,7 @@ fn file(made: Result<Vec<u8>, Refusal>) -> Answer {
         Ok(body) => Answer { code: 200, content_type: "application/octet-stream", body },
         Err(Refusal::Busy(why)) => text(500, format!("{why}\n")),
         Err(Refusal::Impossible(why)) => text(501, format!("{why}\n")),
+        Err(Refusal::GivenUp) => text(500, "the profile was given up\n".to_owned()),
         Err(Refusal::Io(error)) => text(500, format!("{error}\n")),
     }
 }
@@ -96,6 +102,20 @@ fn text(code: u16, body: String) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn work_ends_when_its_client_has_gone() {
+        let (ended, mut seen) = tokio::sync::mpsc::unbounded_channel();
+        let asked = blocking(move |wanted| {
+            while wanted() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ended.send(()).unwrap();
+            Err(Refusal::GivenUp)
+        });
+        assert!(tokio::time::timeout(Duration::from_millis(50), asked).await.is_err());
+        assert_eq!(tokio::time::timeout(Duration::from_secs(60), seen.recv()).await, Ok(Some(())));
+    }
 
     #[tokio::test]
     async fn pages_answer_as_gos_do() {

@@ -4,7 +4,7 @@
 //! known (it came about in another process, or long ago), a trace begins. Of each trace either everything is exported or
 //! nothing, as W3C's flag says or the rate decides. Not here: who sends.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -89,23 +89,66 @@ pub struct Exporting {
 
 #[derive(Default)]
 struct Traces {
-    places: HashMap<u64, Place>,
-    /// In the order in which they came.
-    order: VecDeque<u64>,
+    places: HashMap<u64, Known>,
+    /// In the order in which they came, by number.
+    order: BTreeMap<u64, u64>,
+    next: u64,
+}
+
+/// What is remembered of a span.
+struct Known {
+    place: Place,
+    number: u64,
+    /// Spans that name it as their cause, while nobody else has told of it; else 0.
+    named_by: usize,
 }
 
 impl Traces {
     fn get(&self, id: Id) -> Option<Place> {
-        self.places.get(&id.to_bits()).copied()
+        self.places.get(&id.to_bits()).map(|known| known.place)
     }
 
+    /// The place of a span that is there.
     fn set(&mut self, id: Id, place: Place) {
-        if self.places.insert(id.to_bits(), place).is_none() {
-            self.order.push_back(id.to_bits());
+        self.put(id, place, 0);
+    }
+
+    fn put(&mut self, id: Id, place: Place, named_by: usize) {
+        if let Some(known) = self.places.get_mut(&id.to_bits()) {
+            (known.place, known.named_by) = (place, named_by);
+            return;
         }
+        let number = self.next;
+        self.next += 1;
+        self.places.insert(id.to_bits(), Known { place, number, named_by });
+        self.order.insert(number, id.to_bits());
         while self.order.len() > REMEMBERED {
-            if let Some(oldest) = self.order.pop_front() {
+            if let Some((_, oldest)) = self.order.pop_first() {
                 self.places.remove(&oldest);
+            }
+        }
+    }
+
+    /// One more span names a cause.
+    fn name(&mut self, cause: Id) {
+        if let Some(known) = self.places.get_mut(&cause.to_bits()).filter(|known| known.named_by > 0) {
+            known.named_by += 1;
+        }
+    }
+
+    fn remove(&mut self, bits: u64) -> Option<Known> {
+        let known = self.places.remove(&bits)?;
+        self.order.remove(&known.number);
+        Some(known)
+    }
+
+    /// Forgets a span, and its cause if only such spans told of it.
+    fn forget(&mut self, id: Id) {
+        let Some(cause) = self.remove(id.to_bits()).and_then(|gone| gone.place.parent) else { return };
+        if let Some(known) = self.places.get_mut(&cause).filter(|known| known.named_by > 0) {
+            known.named_by -= 1;
+            if known.named_by == 0 {
+                self.remove(cause);
             }
         }
     }
@@ -143,11 +186,14 @@ impl Exporting {
                 Place { link: Some(link), ..place }
             }
             (Some(place), ..) => place,
-            (None, _, Some((cause, other))) => Place { parent: Some(cause.to_bits()), link: None, ..other },
+            (None, _, Some((cause, other))) => {
+                traces.name(cause);
+                Place { parent: Some(cause.to_bits()), link: None, ..other }
+            }
             // A commit of another time or another process will not be told about any more; a command will.
             (None, Some(cause), None) if !cause.is_commit() => {
                 let root = self.root();
-                traces.set(cause, root);
+                traces.put(cause, root, 1);
                 Place { parent: Some(cause.to_bits()), ..root }
             }
             (None, ..) => self.root(),
@@ -171,13 +217,26 @@ impl Exporting {
         traces.set(id, place);
     }
 
+    /// The span begins a trace of its own if it is said to follow from a commit, whose name anybody can guess.
+    fn part_from_commit(&self, id: Id) {
+        let mut traces = self.traces.lock();
+        let parent = traces.get(id).and_then(|place| place.parent);
+        if parent.is_some_and(|parent| Id::from_bits(parent).is_commit()) {
+            traces.set(id, self.root());
+        }
+    }
+
+    /// The present span was asked for by somebody whose word on its cause is not taken: a commit that it names does not
+    /// decide whether it is exported. The commit's trace is still named by a link.
+    pub fn alone() {
+        if let Some((exporting, id)) = crate::context::exporting() {
+            exporting.part_from_commit(id);
+        }
+    }
+
     /// A span of somebody who was turned away.
     pub(crate) fn forget(&self, id: Id) {
-        let mut traces = self.traces.lock();
-        traces.places.remove(&id.to_bits());
-        if traces.order.back() == Some(&id.to_bits()) {
-            traces.order.pop_back();
-        }
+        self.traces.lock().forget(id);
     }
 
     pub(crate) fn context_of(&self, id: Id) -> Option<TraceContext> {
@@ -345,6 +404,66 @@ mod tests {
         let before = exporting.traces.lock().places.len();
         Work::root(&recorder, &Causes::default(), Stage::Request, "a", "b").discard();
         assert_eq!(exporting.traces.lock().places.len(), before);
+    }
+
+    #[test]
+    fn security_causes_that_strangers_make_up_are_forgotten_with_them() {
+        let (recorder, exporting) = recorder(1_000_000);
+        let begin = |cause: Id| Work::root(&recorder, &cause.into(), Stage::Request, "a", "b");
+        let kept = || {
+            let traces = exporting.traces.lock();
+            assert_eq!(traces.order.len(), traces.places.len());
+            traces.places.len()
+        };
+        let known = begin(Id::fresh());
+        assert_eq!(kept(), 2);
+        // Several at a time, in any order, also with the same cause.
+        let strangers = [Id::fresh(), Id::fresh()].map(|cause| [begin(cause), begin(cause)]);
+        assert_eq!(kept(), 8);
+        strangers.into_iter().flatten().for_each(Work::discard);
+        assert_eq!(kept(), 2);
+        known.end();
+        // A cause that somebody else names as well stays.
+        let shared = Id::fresh();
+        let (stranger, friend) = (begin(shared), begin(shared));
+        let trace = exporting.context_of(shared).unwrap().trace;
+        stranger.discard();
+        friend.end();
+        assert_eq!(exporting.context_of(shared).unwrap().trace, trace);
+        // So does one that was told of.
+        let mut command = Span::new(Stage::Command, "kubectl", "x");
+        command.finish(Outcome::Ok);
+        let stranger = begin(command.id);
+        recorder.record(&command);
+        stranger.discard();
+        assert!(exporting.context_of(command.id).is_some());
+    }
+
+    #[tokio::test]
+    async fn security_strangers_do_not_join_the_trace_of_a_commit() {
+        let (recorder, exporting) = recorder(0);
+        let context = TraceContext::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
+        let mut work = Work::root(&recorder, &Causes::default(), Stage::Request, "a", "b");
+        work.run(async {
+            follow(context, true);
+            crate::part(Id::commit(7), Stage::Commit, "store", "b", "", std::time::Instant::now());
+        })
+        .await;
+        work.end();
+        assert_eq!(exporting.take(10).len(), 2);
+        for (is_alone, exported) in [(true, 0), (false, 1)] {
+            let mut work = Work::root(&recorder, &Id::commit(7).into(), Stage::Request, "a", "b");
+            let trace = work
+                .run(async {
+                    if is_alone {
+                        Exporting::alone();
+                    }
+                    trace_context().unwrap().trace
+                })
+                .await;
+            work.end();
+            assert_eq!((trace != context.trace, exporting.take(10).len()), (is_alone, exported));
+        }
     }
 
     #[test]

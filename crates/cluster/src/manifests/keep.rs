@@ -157,8 +157,7 @@ async fn pass(client: &Client, options: &Options, mut record: Record) -> Result<
         let file = record.files.entry(name.clone()).or_default();
         if file.error.is_none() {
             // What was removed is not among them any more; what could not be, or not yet, is remembered.
-            let is_wanted =
-                |old: &Identity| planned.apply.values().flatten().any(|object| object.identity.is(old));
+            let is_wanted = |old: &Identity| planned.apply.values().flatten().any(|object| object.identity.is(old));
             let left: Vec<Identity> = file.objects.iter().filter(|old| !is_wanted(old)).cloned().collect();
             file.objects = objects.iter().map(|object| object.identity.clone()).chain(left).collect();
         }

@@ -37,7 +37,7 @@ enum Command {
     Rm {
         #[command(flatten)]
         options: Options,
-        /// Name of the server's node
+        /// Name of the server's node, or the address of one that has never started
         server: String,
     },
     /// List servers and members of etcd, and how they fare
@@ -96,6 +96,10 @@ async fn remove(options: &Options, name: &str) -> Result<()> {
     }
     state::remove(&flags.etcd, name).await?;
     println!("{name} is no longer a member of etcd");
+    // An address: it has no node.
+    if name.contains(':') {
+        return Ok(());
+    }
     let deleted = connect(&options.admin_kubeconfig())?.all::<Node>().delete(name, &DeleteParams::default()).await;
     match deleted {
         Err(error) if !error.is_not_found() => {
@@ -137,8 +141,7 @@ fn table(states: &[State], api: Option<&BTreeSet<String>>) -> String {
         "NAME", "ADDRESS", "ROLE", "HEALTH", "API", "DB SIZE", "REVISION", "VERSION"
     );
     for state in states {
-        let url = state.member.client_urls.first().or(state.member.peer_urls.first());
-        let address = url.map(|url| url.split("://").last().unwrap_or_default()).unwrap_or_default();
+        let address = state.address();
         let name = if state.member.name.is_empty() { "<not started>" } else { &state.member.name };
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
         let serves = match api {

@@ -97,6 +97,17 @@ pub(super) struct State {
 }
 
 impl State {
+    /// Where it is, as people are shown it.
+    pub(super) fn address(&self) -> &str {
+        let url = self.member.client_urls.first().or(self.member.peer_urls.first());
+        url.map(|url| url.split("://").last().unwrap_or_default()).unwrap_or_default()
+    }
+
+    /// What people call it: one that has never started has only an address.
+    pub(super) fn name(&self) -> &str {
+        if self.member.name.is_empty() { self.address() } else { &self.member.name }
+    }
+
     pub(super) fn is_leader(&self) -> bool {
         self.status.as_ref().is_ok_and(|status| status.leader == self.member.id)
     }
@@ -121,8 +132,8 @@ pub(super) struct Removal {
 
 /// Whether a member can go without the others losing their quorum.
 pub(super) fn removal(states: &[State], name: &str) -> Result<Removal, String> {
-    let goes = states.iter().find(|state| state.member.name == name).ok_or_else(|| {
-        let names: Vec<&str> = states.iter().map(|state| state.member.name.as_str()).collect();
+    let goes = states.iter().find(|state| state.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = states.iter().map(State::name).collect();
         format!("no server named {name}: there are {}", names.join(", "))
     })?;
     let id = goes.member.id;
@@ -132,8 +143,7 @@ pub(super) fn removal(states: &[State], name: &str) -> Result<Removal, String> {
     }
     let healthy: Vec<&&State> = stay.iter().filter(|state| state.is_healthy).collect();
     if healthy.len() * 2 <= stay.len() {
-        let sick: Vec<&str> =
-            stay.iter().filter(|state| !state.is_healthy).map(|state| state.member.name.as_str()).collect();
+        let sick: Vec<&str> = stay.iter().filter(|state| !state.is_healthy).map(|state| state.name()).collect();
         return Err(format!(
             "without {name} the servers would have no quorum, since {} is not healthy: mend or remove that first",
             sick.join(", ")
@@ -158,7 +168,7 @@ const WASTE: u64 = 128 << 20;
 /// all take part.
 pub(super) fn defragmentation(states: &[State], which: Which) -> Result<Vec<u64>, String> {
     if let Some(sick) = states.iter().find(|state| !state.is_healthy) {
-        return Err(format!("{} is not healthy: no other member may pause now", sick.member.name));
+        return Err(format!("{} is not healthy: no other member may pause now", sick.name()));
     }
     let wastes = |state: &&State| match (&state.status, which) {
         (_, Which::All) => true,
@@ -272,6 +282,17 @@ mod tests {
         learner.member.is_learner = true;
         assert!(removal(&[state(1, "a", 1, true), learner.clone()], "a").unwrap_err().contains("the last server"));
         assert_eq!((learner.role(), state(1, "a", 1, true).role()), ("learner", "leader"));
+    }
+
+    #[test]
+    fn a_member_that_never_started_goes_by_its_address() {
+        let mut nameless = state(3, "", 1, false);
+        (nameless.member.is_learner, nameless.member.client_urls) = (true, Vec::new());
+        let states = [state(1, "a", 1, true), state(2, "b", 1, true), nameless];
+        assert_eq!(removal(&states, "192.0.2.3:2380"), Ok(Removal { id: 3, hand_over_to: None }));
+        assert!(removal(&states, "").is_err());
+        assert!(removal(&states, "192.0.2.1:2380").unwrap_err().contains("a, b, 192.0.2.3:2380"));
+        assert!(defragmentation(&states, Which::All).unwrap_err().contains("192.0.2.3:2380 is not healthy"));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::etcd::Etcd;
 use crate::join::CaHash;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
-use crate::shape::Shape;
+use crate::shape::{Flags, Shape};
 
 /// How long it may take to end before it is made to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -88,7 +88,8 @@ impl Member {
         end_orphan(options).await?;
         let own = client_url(address);
         let others: Vec<String> = shape.etcd.etcd_servers.iter().filter(|url| **url != own).cloned().collect();
-        let has_data = options.data_dir.join(DATA).join("member").try_exists()?;
+        // Made last of all: the rest is there before it has joined.
+        let has_data = options.data_dir.join(DATA).join("member/wal").try_exists()?;
         let has_served = options.data_dir.join(SERVED_FILE).try_exists()?;
         let start = plan::start(has_data, has_served, &others).map_err(|why| anyhow!(why))?;
         let (name, peer) = (shape.node_name.clone(), peer_url(address));
@@ -152,7 +153,7 @@ impl Spec {
                 Ok(Some(how)) => how,
                 Err(error) => format!("{error:#}"),
             };
-            if is_removed(&self.etcd, &client_url(self.address), &peer_url(self.address)).await {
+            if is_removed(&self.known(), &client_url(self.address), &peer_url(self.address)).await {
                 let why = format!(
                     "{} is no longer a server of this cluster: 'cox delete' makes room, and 'cox server add' on another \
                      server says how it joins again",
@@ -170,6 +171,12 @@ impl Spec {
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    /// The way to all members that are known by now; the one that founded the cluster started alone.
+    fn known(&self) -> Etcd {
+        let remembered = Flags::remembered(&self.options).ok().map(|flags| flags.etcd);
+        remembered.filter(Etcd::is_used).unwrap_or_else(|| self.etcd.clone())
     }
 
     /// Runs the process once; how it ended, or none if it was told to.
@@ -387,10 +394,15 @@ pub(crate) async fn end_orphan(options: &Options) -> Result<()> {
 
 /// Puts the data of a member aside that is none any more; returns where they are.
 pub(crate) fn forget(options: &Options, put_aside: fn(&Path) -> Result<PathBuf>) -> Result<PathBuf> {
-    let aside = put_aside(&options.data_dir.join(DATA))?;
+    // First: it must not say of data that are gone that they are missed.
     let served = options.data_dir.join(SERVED_FILE);
-    fs::remove_file(&served).with_context(|| served.display().to_string())?;
-    Ok(aside)
+    match fs::remove_file(&served) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| served.display().to_string());
+        }
+        _ => {}
+    }
+    put_aside(&options.data_dir.join(DATA))
 }
 
 #[cfg(test)]
@@ -426,6 +438,34 @@ mod tests {
         for start in [Start::Join, Start::Resume] {
             assert!(spec(start).arguments().iter().any(|flag| flag == "--initial-cluster-state=existing"));
         }
+    }
+
+    #[test]
+    fn members_that_came_later_are_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let etcd = |servers: &[&str]| Etcd {
+            etcd_servers: servers.iter().map(|server| (*server).to_owned()).collect(),
+            ..Etcd::default()
+        };
+        let mut spec = spec(Start::Found);
+        spec.options.data_dir = dir.path().into();
+        spec.etcd = etcd(&["https://192.0.2.1:2379"]);
+        assert_eq!(spec.known(), spec.etcd, "nothing is written down");
+        let all = etcd(&["https://192.0.2.1:2379", "https://192.0.2.2:2379"]);
+        Flags { etcd: all.clone(), ..Flags::default() }.remember(&spec.options).unwrap();
+        assert_eq!(spec.known(), all);
+    }
+
+    #[test]
+    fn data_of_a_former_member_are_kept_and_not_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().into(), run_dir: dir.path().join("run"), name: "cox".into() };
+        let served = dir.path().join(SERVED_FILE);
+        fs::write(&served, "").unwrap();
+        assert!(forget(&options, |_| bail!("no room")).is_err());
+        assert!(!served.exists());
+        let aside = forget(&options, |dir| Ok(dir.with_extension("aside"))).unwrap();
+        assert_eq!(aside, dir.path().join("etcd.aside"));
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use store::Store;
 use store::etcd::{EtcdStore, Member, Members, Options as EtcdOptions, Status};
 
+use super::flags::peer_url;
 use super::plan::{self, State};
 use crate::etcd::Etcd;
 use crate::shape::Flags;
@@ -75,7 +76,7 @@ pub(super) async fn hand_over(etcd: &Etcd, states: &[State], next: u64) -> Resul
 pub(crate) async fn require_healthy(etcd: &Etcd) -> Result<()> {
     match states(etcd).await?.iter().find(|state| !state.is_healthy) {
         None => Ok(()),
-        Some(sick) => bail!("the server {} is not healthy: mend it first", sick.member.name),
+        Some(sick) => bail!("the server {} is not healthy: mend it first", sick.name()),
     }
 }
 
@@ -96,7 +97,14 @@ pub(crate) async fn leave(flags: &Flags) -> Option<String> {
         Err(_) => Err(anyhow!("etcd does not answer")),
     };
     left.err().map(|error| {
-        format!("{name} may still be a member of etcd ({error:#}): 'cox server rm {name}' elsewhere removes it")
+        let address = flags.shape().and_then(|shape| shape.node_ip()).map(peer_url);
+        let or_address = match address.as_deref().unwrap_or_default().rsplit_once("://") {
+            Some((_, address)) => format!(", or 'cox server rm {address}' if it has never started"),
+            None => String::new(),
+        };
+        format!(
+            "{name} may still be a member of etcd ({error:#}): 'cox server rm {name}' elsewhere removes it{or_address}"
+        )
     })
 }
 

@@ -4,9 +4,11 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
+use client::backoff::Backoff;
 use futures_util::StreamExt;
 use jiff::Timestamp;
 use ring::digest::{Context as Digest, SHA256, SHA256_OUTPUT_LEN};
@@ -28,6 +30,8 @@ const DEFRAGMENT_INTERVAL: Duration = Duration::from_secs(3600);
 /// A large database takes its time.
 const DEFRAGMENT_TIMEOUT: Duration = Duration::from_secs(300);
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
+/// After one that failed: each reads the whole database.
+const SNAPSHOT_RETRY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
 const SNAPSHOTS_KEPT: usize = 5;
 
 /// Looks after the members, until `stop`. What one does for all, the server does whose member leads.
@@ -35,6 +39,11 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
     let own = client_url(shape.node_ip()?);
     let interval = shape.ha.snapshot_interval()?;
     let mut defragmented = tokio::time::Instant::now();
+    let mut pauses = Backoff::new(SNAPSHOT_RETRY.0, SNAPSHOT_RETRY.1);
+    let mut not_before = tokio::time::Instant::now();
+    if let Err(error) = remove_unfinished(&snapshots_dir(&options)) {
+        tracing::warn!("snapshots of etcd that were broken off stay: {error:#}");
+    }
     loop {
         tokio::select! {
             () = tokio::time::sleep(LOOK_INTERVAL.min(interval.unwrap_or(LOOK_INTERVAL))) => {}
@@ -49,16 +58,23 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
         };
         for state in seen.iter().filter(|state| !state.is_healthy) {
             let why = state.status.as_ref().map(|status| status.errors.join(", ")).unwrap_or_else(Clone::clone);
-            tracing::warn!(member = state.member.name, why, "an etcd member is not healthy");
+            tracing::warn!(member = state.name(), why, "an etcd member is not healthy");
         }
         if let Err(error) = remember(&options, &own, &seen) {
             tracing::warn!("the members of etcd are not written down: {error:#}");
         }
         if let Some(interval) = interval
+            && tokio::time::Instant::now() >= not_before
             && is_due(&options, interval)?
-            && let Err(error) = snapshot(&options, &shape.etcd, &own).await
         {
-            tracing::error!("no snapshot of etcd: {error:#}");
+            match snapshot(&options, &shape.etcd, &own).await {
+                Ok(_) => pauses.reset(),
+                Err(error) => {
+                    let delay = pauses.next_delay();
+                    not_before = tokio::time::Instant::now() + delay;
+                    tracing::error!(?delay, "no snapshot of etcd: {error:#}");
+                }
+            }
         }
         let leads = seen.iter().any(|state| state.is_leader() && state.member.client_urls.contains(&own));
         if leads && defragmented.elapsed() >= DEFRAGMENT_INTERVAL {
@@ -93,7 +109,7 @@ pub(super) async fn defragment(etcd: &Etcd, which: Which) -> Result<Vec<String>>
         // Anything may have happened since.
         let seen = states(etcd).await?;
         if let Some(sick) = seen.iter().find(|state| !state.is_healthy) {
-            bail!("{} is not healthy; defragmented so far: {}", sick.member.name, done.join(", "));
+            bail!("{} is not healthy; defragmented so far: {}", sick.name(), done.join(", "));
         }
         let state = seen.iter().find(|state| state.member.id == id).context("a member is gone")?;
         if state.is_leader()
@@ -124,6 +140,39 @@ fn snapshot_names(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Which process writes a file that is unfinished, by its name. Older ones do not say it.
+fn writer(name: &str) -> Option<u32> {
+    name.split('.').nth(1)?.parse().ok()
+}
+
+/// Removes what is unfinished and stays so: nobody is at it.
+fn remove_unfinished(dir: &Path) -> Result<()> {
+    if !dir.try_exists()? {
+        return Ok(());
+    }
+    // This process has not begun any.
+    let is_at_it = |pid: u32| pid != std::process::id() && Path::new(&format!("/proc/{pid}")).exists();
+    for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".tmp") && writer(&name).is_none_or(|pid| !is_at_it(pid)) {
+            fs::remove_file(dir.join(&name)).with_context(|| name.clone())?;
+        }
+    }
+    Ok(())
+}
+
+/// A file that goes unless it was given another name.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // It is not there where all went well.
+        let _absent = fs::remove_file(&self.0);
+    }
+}
+
+static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
+
 fn is_due(options: &Options, interval: Duration) -> Result<bool> {
     let dir = snapshots_dir(options);
     if !dir.try_exists()? {
@@ -140,7 +189,9 @@ pub(crate) async fn snapshot(options: &Options, etcd: &Etcd, url: &str) -> Resul
     private_dir(&dir)?;
     let store = store_of(etcd, url, SNAPSHOT_TIMEOUT).await?;
     let path = dir.join(format!("{}.db", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
-    let temporary = path.with_extension("tmp");
+    let (pid, attempt) = (std::process::id(), ATTEMPTS.fetch_add(1, Ordering::Relaxed));
+    let temporary = path.with_extension(format!("{pid}.{attempt}.tmp"));
+    let _unfinished = Unfinished(temporary.clone());
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     let mut check = Check::default();
     let mut pieces = store.snapshot().await.context("asking etcd for a snapshot")?;
@@ -205,5 +256,27 @@ mod tests {
             assert!(torn.finish().is_err());
         }
         assert!(Check::default().finish().is_err());
+    }
+
+    #[test]
+    fn what_nobody_writes_any_more_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        remove_unfinished(&dir.path().join("none")).unwrap();
+        // The first process lives as long as there is any; no process has the last number.
+        let own = format!("20260102T000000Z.{}.0.tmp", std::process::id());
+        let stale = ["20260101T000000Z.tmp", "20260102T000000Z.4294967295.7.tmp", &own];
+        let kept = ["20260103T000000Z.1.0.tmp", "20260101T000000Z.db"];
+        for name in stale.iter().chain(&kept) {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        remove_unfinished(dir.path()).unwrap();
+        assert!(stale.iter().all(|name| !dir.path().join(name).exists()));
+        assert!(kept.iter().all(|name| dir.path().join(name).exists()));
+        assert_eq!((writer(&own), writer(stale[0])), (Some(std::process::id()), None));
+
+        let path = dir.path().join("x");
+        fs::write(&path, "").unwrap();
+        drop(Unfinished(path.clone()));
+        assert!(!path.exists());
     }
 }

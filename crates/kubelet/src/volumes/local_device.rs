@@ -5,7 +5,8 @@
 //! also by a kubelet that starts later.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -156,8 +157,12 @@ fn format_of(device: &Path) -> io::Result<Option<String>> {
     let output = run(Command::new("blkid").args(["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"]).arg(device))?;
     match output.status.code() {
         Some(0) => Ok(parse_format(&String::from_utf8_lossy(&output.stdout))),
-        // What blkid says of a device without anything that it knows.
-        Some(2) => Ok(None),
+        // What blkid says of a device without anything that it knows, and of one that it could not read.
+        Some(2) if output.stderr.is_empty() => {
+            let read = File::open(device).and_then(read_ends);
+            let failed = |error: io::Error| format!("failed to read disk {}: {error}", device.display());
+            read.map(|()| None).map_err(|error| io::Error::new(error.kind(), failed(error)))
+        }
         _ => Err(io::Error::other(format!(
             "failed to get disk format of disk {}: {}: {}",
             device.display(),
@@ -165,6 +170,19 @@ fn format_of(device: &Path) -> io::Result<Option<String>> {
             said(&output)
         ))),
     }
+}
+
+/// Reads where file systems and partition tables leave their marks: nothing is empty that cannot be read.
+fn read_ends(mut device: impl Read + Seek) -> io::Result<()> {
+    const END: u64 = 1 << 20;
+    let size = device.seek(SeekFrom::End(0))?;
+    let length = size.min(END);
+    let mut buffer = vec![0; length as usize];
+    for start in [0, size - length] {
+        device.seek(SeekFrom::Start(start))?;
+        device.read_exact(&mut buffer)?;
+    }
+    Ok(())
 }
 
 fn parse_format(text: &str) -> Option<String> {
@@ -244,6 +262,41 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(parse_format(text).as_deref(), expected, "{text:?}");
+        }
+    }
+
+    /// A device with a byte that cannot be read.
+    struct Scratched {
+        bytes: io::Cursor<Vec<u8>>,
+        bad: u64,
+    }
+
+    impl Read for Scratched {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let start = self.bytes.position();
+            let count = self.bytes.read(buffer)?;
+            match (start..start + count as u64).contains(&self.bad) {
+                true => Err(io::Error::other("Input/output error")),
+                false => Ok(count),
+            }
+        }
+    }
+
+    impl Seek for Scratched {
+        fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+            self.bytes.seek(to)
+        }
+    }
+
+    #[test]
+    fn security_what_cannot_be_read_is_not_empty() {
+        let size: u64 = 3 << 20;
+        for (bad, is_readable) in [(0, false), (4096, false), (size / 2, true), (size - 1, false), (size, true)] {
+            let device = Scratched { bytes: io::Cursor::new(vec![0; size as usize]), bad };
+            assert_eq!(read_ends(device).is_ok(), is_readable, "{bad}");
+        }
+        for size in [0, 1, 1 << 20] {
+            assert!(read_ends(io::Cursor::new(vec![0_u8; size])).is_ok(), "{size}");
         }
     }
 

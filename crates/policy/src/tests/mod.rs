@@ -545,6 +545,50 @@ fn security_a_pod_that_is_not_shown_yet_is_closed_to_the_clusters_policies_too()
 }
 
 #[test]
+fn security_a_pod_of_a_namespace_that_is_not_shown_yet_is_closed() {
+    let deny = json!({"subject": {"namespaces": {"matchLabels": {"team": "red"}}},
+        "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]});
+    let pods = vec![
+        pod("other", "red", NODE, json!({}), &["10.42.0.2"], json!([])),
+        pod("default", "blue", NODE, json!({}), &["10.42.0.3"], json!([])),
+        pod("unknown", "new", NODE, json!({}), &["10.42.0.4"], json!([])),
+    ];
+    let mut world = world(pods, vec![]).with_cluster_policies(vec![cluster_policy("deny", "Admin", 0, deny)]);
+    let plan = planned(&world);
+    assert!(plan.subjects["ingress4"]["10.42.0.2"].starts_with("jump in-"));
+    assert!(!plan.subjects["ingress4"].contains_key("10.42.0.3"));
+    for map in ["egress4", "ingress4"] {
+        assert_eq!(plan.subjects[map]["10.42.0.4"], "jump closed");
+    }
+    // Shown: what its labels say.
+    world.namespaces.insert("unknown".to_owned(), BTreeMap::new());
+    assert!(!planned(&world).subjects["ingress4"].contains_key("10.42.0.4"));
+    // Without policies of the cluster its labels do not matter.
+    world.namespaces.remove("unknown");
+    world.cluster_policies.clear();
+    assert!(planned(&world).is_empty());
+}
+
+#[test]
+fn security_an_announced_pod_is_a_peer_before_its_status_shows_it() {
+    let deny = json!({"subject": {"namespaces": {}}, "ingress": [{"action": "Deny",
+        "from": [{"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "bad"}}}}]}]});
+    let pods = vec![
+        pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([])),
+        pod("default", "new", NODE, json!({"app": "bad"}), &[], json!([])),
+    ];
+    let world = world(pods, vec![]).with_cluster_policies(vec![cluster_policy("deny", "Admin", 0, deny)]);
+    let (from, to) = ("10.42.0.9".parse().unwrap(), "10.42.0.2".parse().unwrap());
+    let told = |uid: &str| Announced { pod: "default/new".into(), uid: uid.into(), addresses: vec![from] };
+    // Another pod of that name has other labels.
+    for (uid, is_peer) in [("new", true), ("earlier", false)] {
+        let plan = plan(&world, NODE, "cox0", &[told(uid)]);
+        assert_eq!(plan.sets.values().any(|set| set.elements.contains("10.42.0.9")), is_peer, "{uid}");
+    }
+    assert!(!passes(&plan(&world, NODE, "cox0", &[told("new")]), from, to, Protocol::Tcp, 80));
+}
+
+#[test]
 fn security_more_than_is_affordable_is_closed() {
     let pods: Vec<Pod> = (0..300u32)
         .map(|i| {

@@ -113,7 +113,13 @@ pub(crate) fn receive_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8], fds: &
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = std::mem::size_of_val(&control);
-        let n = cvt(libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) as i64)?;
+        // The kernel does not resume a wait that has a time limit after a signal, whatever the handler's flags.
+        let n = loop {
+            match cvt(libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) as i64) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                received => break received?,
+            }
+        };
         let mut header = libc::CMSG_FIRSTHDR(&message);
         while !header.is_null() {
             if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
@@ -179,4 +185,36 @@ pub(crate) fn watch_fd(fd: OwnedFd) -> io::Result<tokio::io::unix::AsyncFd<Owned
 /// The raw number of a descriptor as a path that opens it again.
 pub(crate) fn fd_path(fd: &impl AsFd) -> String {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    #[test]
+    fn a_signal_does_not_end_a_wait_with_a_time_limit() {
+        let (receiver, sender) = UnixStream::pair().unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        // SAFETY: the handler does nothing, and nothing else here uses the signal.
+        unsafe { libc::signal(libc::SIGUSR2, nothing as *const () as usize) };
+        let (told, thread) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            // SAFETY: a call without arguments.
+            told.send(unsafe { libc::syscall(libc::SYS_gettid) }).unwrap();
+            receive_with_fds(receiver.as_fd(), &mut [0; 8], &mut Vec::new())
+        });
+        let thread = thread.recv().unwrap();
+        for _ in 0..20 {
+            // SAFETY: the thread waits for what is sent below, so the number is still its own.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::c_long::from(libc::getpid()), thread, libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(send_with_fds(sender.as_fd(), b"x", &[]).unwrap(), 1);
+        assert_eq!(waiting.join().unwrap().unwrap(), 1);
+    }
 }
