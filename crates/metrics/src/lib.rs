@@ -3,6 +3,8 @@
 //! A component makes one `Metrics`, hands clones to its queues and clients, and renders it at `/metrics`. Several
 //! components in one process keep theirs apart.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod panics;
 pub mod slis;
 pub mod upstream;

@@ -113,8 +113,8 @@ impl Elf {
     /// In hexadecimal; empty if there is none.
     pub(crate) fn build_id(&self) -> String {
         let notes = self.sections.iter().filter(|section| section.kind == SHT_NOTE && section.size < 1 << 12);
-        let ids = notes.filter_map(|section| build_id(&read(&self.file, section.offset, section.size)?));
-        ids.last().map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()).unwrap_or_default()
+        let mut ids = notes.filter_map(|section| build_id(&read(&self.file, section.offset, section.size)?));
+        ids.next_back().map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect()).unwrap_or_default()
     }
 
     /// The functions that hold `addresses`, which are sorted.

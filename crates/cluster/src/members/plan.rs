@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(joining("c", own, &[a.clone(), member(3, "c")]), Ok(Joining::Replace(3)));
         // A machine that takes the place of another at its address.
         assert_eq!(joining("c", own, &[member(3, "old")]), Ok(Joining::Replace(3)));
-        assert!(joining("a", own, &[a.clone()]).unwrap_err().contains("192.0.2.1"));
+        assert!(joining("a", own, std::slice::from_ref(&a)).unwrap_err().contains("192.0.2.1"));
         assert_eq!(
             initial_cluster("c", own, &[a.clone(), nameless]),
             "a=https://192.0.2.1:2380,c=https://192.0.2.3:2380"

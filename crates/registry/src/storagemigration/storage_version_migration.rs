@@ -88,8 +88,7 @@ impl Strategy for StorageVersionMigrationStrategy {
         };
         let state = ["Running", "Failed", "Succeeded"];
         let conditions = migration.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
-        let shown =
-            conditions.iter().filter(|one| one.status == "True" && state.contains(&one.type_.as_str())).next_back();
+        let shown = conditions.iter().rfind(|one| one.status == "True" && state.contains(&one.type_.as_str()));
         vec![
             cells::name(&migration.metadata),
             json!(resource),
