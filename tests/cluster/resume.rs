@@ -67,7 +67,7 @@ fn support_has_no_secrets(cluster: &Cluster, dir: &Path) {
     std::fs::create_dir(&out).unwrap();
     said(std::process::Command::new("tar").arg("-xzf").arg(&bundle).arg("-C").arg(&out));
     let read = |name: &str| std::fs::read_to_string(out.join("cox-support").join(name)).unwrap();
-    assert!(read("api/pods.json").contains("ticker") && read("logs/server.log").contains("apiserver"));
+    assert!(read("api/pods.json").contains("ticker") && read("logs/server.log").contains("serving CRI"));
     let key = std::fs::read_to_string(cluster.path("data/pki/ca.key")).unwrap();
     let sealing = std::fs::read_to_string(cluster.path("data/pki/encryption.yaml")).unwrap();
     let sealing = sealing.lines().find_map(|line| line.split_once("secret: ")).unwrap().1.to_owned();

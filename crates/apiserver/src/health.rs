@@ -56,7 +56,9 @@ const HOOKS: &[(&str, Awaited)] = &[
 ];
 
 /// Name and outcome of every check.
-async fn checks(state: &Arc<State>, ready: bool) -> Vec<(Cow<'static, str>, Result<(), String>)> {
+type Checks = Vec<(Cow<'static, str>, Result<(), String>)>;
+
+async fn checks(state: &Arc<State>, ready: bool) -> Checks {
     let store = state.caches.store.current_revision().await.map(drop).map_err(|error| error.to_string());
     let mut checks = vec![("ping".into(), Ok(())), ("log".into(), Ok(())), ("etcd".into(), store.clone())];
     if ready {
@@ -93,7 +95,7 @@ fn readable(state: &State) -> Result<(), String> {
 }
 
 /// What the checks of an endpoint say now, which the figures about them remember.
-async fn noted(state: &Arc<State>, endpoint: &str) -> Vec<(Cow<'static, str>, Result<(), String>)> {
+async fn noted(state: &Arc<State>, endpoint: &str) -> Checks {
     let checks = checks(state, endpoint == "readyz").await;
     for (name, outcome) in &checks {
         state.metrics.slis.note(endpoint, name, outcome.is_ok());

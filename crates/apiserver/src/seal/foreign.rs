@@ -15,6 +15,27 @@ const DEFINITION_HEAD: &[u8] = br#""apiVersion":"apiextensions.k8s.io/v1beta1""#
 const HEAD_BYTES: usize = 128;
 const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions/";
 
+/// Why an object of upstream's cannot be read.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum ForeignError {
+    #[error("{0}")]
+    Protobuf(String),
+    #[error("{0}")]
+    Json(Arc<serde_json::Error>),
+    #[error("{0} is no kind that is stored here")]
+    Kind(String),
+    #[error("{version} is no version of {kind}")]
+    Version { version: String, kind: String },
+    #[error("{0}")]
+    Encoding(String),
+    #[error("an object without metadata")]
+    NoMetadata,
+}
+
+fn not_json(error: serde_json::Error) -> ForeignError {
+    ForeignError::Json(Arc::new(error))
+}
+
 /// The rows of built-in resources, to read their objects with.
 pub(crate) struct Foreign(Vec<Arc<Resource>>);
 
@@ -25,8 +46,8 @@ impl Foreign {
     }
 
     /// The object as this server would have stored it.
-    pub(super) fn read(&self, key: &str, stored: &[u8]) -> Result<Bytes, String> {
-        let mut value = protobuf::decode(stored)?;
+    pub(super) fn read(&self, key: &str, stored: &[u8]) -> Result<Bytes, ForeignError> {
+        let mut value = protobuf::decode(stored).map_err(ForeignError::Protobuf)?;
         // No object, and never served. That it has metadata tells it from what older versions of ours wrote.
         if key.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with("ranges/")) {
             if !value["metadata"].is_object() {
@@ -39,18 +60,18 @@ impl Foreign {
 
     /// Definitions of custom resources, which upstream stores in JSON and in a version that nobody serves any more. None for
     /// everything else.
-    pub(super) fn read_definition(&self, key: &str, stored: &[u8]) -> Option<Result<Bytes, String>> {
+    pub(super) fn read_definition(&self, key: &str, stored: &[u8]) -> Option<Result<Bytes, ForeignError>> {
         let head = &stored[..stored.len().min(HEAD_BYTES)];
         let is_old = key.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with(DEFINITIONS))
             && head.windows(DEFINITION_HEAD.len()).any(|window| window == DEFINITION_HEAD);
         is_old.then(|| {
-            let mut value: Value = serde_json::from_slice(stored).map_err(|error| error.to_string())?;
+            let mut value: Value = serde_json::from_slice(stored).map_err(not_json)?;
             registry::apiextensions::beta::to_v1(&mut value);
             self.as_ours(key, value)
         })
     }
 
-    fn as_ours(&self, key: &str, mut value: Value) -> Result<Bytes, String> {
+    fn as_ours(&self, key: &str, mut value: Value) -> Result<Bytes, ForeignError> {
         let text = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text(&value, "apiVersion"), text(&value, "kind"));
         let within = key.strip_prefix(ROOT).unwrap_or_default();
@@ -58,23 +79,25 @@ impl Foreign {
             within.strip_prefix(&*row.store_prefix).is_some_and(|rest| rest.starts_with('/')) && *row.kind == kind
         };
         let row = self.0.iter().filter(is_here).find(|row| row.conversion.is_none());
-        let row = row.ok_or_else(|| format!("{kind} is no kind that is stored here"))?;
+        let row = row.ok_or_else(|| ForeignError::Kind(kind.clone()))?;
         if *row.storage_version != api_version {
             let other = self.0.iter().filter(is_here).find(|row| row.api_version() == api_version);
             let conversion = other.and_then(|row| row.conversion.as_ref());
-            conversion.ok_or_else(|| format!("{api_version} is no version of {kind}"))?.to_storage(&mut value);
+            let unknown = || ForeignError::Version { version: api_version.clone(), kind: kind.clone() };
+            conversion.ok_or_else(unknown)?.to_storage(&mut value);
         }
         let managed_fields = value["metadata"].as_object_mut().and_then(|meta| meta.remove("managedFields"));
         let managed_fields = managed_fields.map(|fields| fields.to_string());
-        let mut object = row.strategy.decode_value(value).map_err(|error| error.to_string())?;
+        let mut object = row.strategy.decode_value(value).map_err(not_json)?;
         // As upstream does with what it reads.
         row.strategy.apply_defaults(&mut *object);
         object.fill_status();
         let meta = object.meta_mut();
         (meta.resource_version, meta.self_link) = (None, None);
-        let raw = crate::initializers::encode(row, &mut *object).map_err(|status| status.message)?;
+        let raw =
+            crate::initializers::encode(row, &mut *object).map_err(|status| ForeignError::Encoding(status.message))?;
         let stored = json::canonical(raw, &row.kind, &row.storage_version, managed_fields.as_deref());
-        stored.map(Bytes::from).ok_or_else(|| "an object without metadata".to_owned())
+        stored.map(Bytes::from).ok_or(ForeignError::NoMetadata)
     }
 }
 
@@ -90,7 +113,7 @@ mod tests {
     }
 
     fn read(key: &str, object: Value) -> Result<Value, String> {
-        let stored = foreign().read(key, &protobuf::encode(&object).unwrap())?;
+        let stored = foreign().read(key, &protobuf::encode(&object).unwrap()).map_err(|error| error.to_string())?;
         Ok(serde_json::from_slice(&stored).unwrap())
     }
 
@@ -158,7 +181,7 @@ mod tests {
                     kinds += 1;
                 }
                 // Some kinds have fields that every object of them has.
-                Err(error) => assert!(error.contains("missing field"), "{}: {error}", row.kind),
+                Err(error) => assert!(error.to_string().contains("missing field"), "{}: {error}", row.kind),
             }
         }
         assert!(kinds > 40, "{kinds} kinds");

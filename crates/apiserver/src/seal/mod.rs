@@ -18,7 +18,7 @@ mod rules;
 mod store;
 
 pub use config::{EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration};
-pub(crate) use foreign::Foreign;
+pub(crate) use foreign::{Foreign, ForeignError};
 pub use rewrite::{first_sealed, rewrite_store};
 pub(crate) use rules::Seals;
 pub(crate) use store::{Sealed, run};
@@ -45,8 +45,8 @@ pub(crate) enum SealError {
     Random,
     #[error("{0}")]
     Envelope(String),
-    #[error("{0}")]
-    Foreign(String),
+    #[error(transparent)]
+    Foreign(ForeignError),
     #[error("KMS provider {name}: {reason}")]
     Kms { name: String, reason: String, is_silent: bool },
 }
