@@ -252,7 +252,7 @@ fn server_flags(place: &Place, number: usize, prefix: &str, port: u16) -> Vec<St
         format!("--tls-cert-file={}", file("server.crt")),
         format!("--tls-private-key-file={}", file("server.key")),
         format!("--client-ca-file={}", file("ca.crt")),
-        format!("--service-account-key-file={}", file("sa.key")),
+        format!("--service-account-key-file={}", file("sa.pub")),
         format!("--service-account-signing-key-file={}", file("sa.key")),
         "--authorization-mode=RBAC".to_owned(),
     ]

@@ -5,12 +5,14 @@ use std::path::Path;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
 /// Writes a certificate authority (`ca.*`), what it signed for a server on this machine and for a member of
-/// `system:masters` (`server.*`, `admin.*`), and a key for service accounts (`sa.key`).
+/// `system:masters` (`server.*`, `admin.*`), and a key for service accounts (`sa.key`, `sa.pub`).
 pub fn write(dir: &Path) -> Authority {
     let authority = Authority::new(dir, "ca");
     authority.sign(dir, "server", "apiserver", None, ExtendedKeyUsagePurpose::ServerAuth);
     authority.sign(dir, "admin", "admin", Some("system:masters"), ExtendedKeyUsagePurpose::ClientAuth);
-    replace(&dir.join("sa.key"), &KeyPair::generate().unwrap().serialize_pem());
+    let service_accounts = KeyPair::generate().unwrap();
+    replace(&dir.join("sa.key"), &service_accounts.serialize_pem());
+    replace(&dir.join("sa.pub"), &service_accounts.public_key_pem());
     authority
 }
 
