@@ -26,6 +26,18 @@ pub(crate) struct ControlPlane {
     tasks: JoinSet<Result<()>>,
 }
 
+/// How programs of other processes reach a server that was started here over HTTPS, its data in `dir`.
+pub(crate) fn kubeconfig(client: &Client, dir: &Path) -> Result<String> {
+    let url = client.server().context("served over HTTPS")?;
+    Ok(format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: bench\n\
+         clusters:\n- name: bench\n  cluster: {{server: '{url}', certificate-authority: '{}'}}\n\
+         users:\n- name: bench\n  user: {{token: secret}}\n\
+         contexts:\n- name: bench\n  context: {{cluster: bench, user: bench}}\n",
+        dir.join("tls.crt").display()
+    ))
+}
+
 impl ControlPlane {
     /// The API server alone, its data in `dir`.
     pub(crate) async fn start(dir: &Path, transport: Transport) -> Result<Self> {

@@ -3,10 +3,10 @@
 //! Everything happens in a network namespace of its own. Both have a process of their own, so that memory is theirs alone, and
 //! take short turns in rotation: a machine that is shared is fast in one second and slow in the next.
 
-use crate::Args;
-use crate::control_plane::{ControlPlane, Transport};
+use crate::control_plane::{self, ControlPlane, Transport};
 use crate::report::{Better, Times, line, resident};
-use anyhow::{Context, bail, ensure};
+use crate::{Args, own_network};
+use anyhow::{Context, ensure};
 use client::kubeconfig::{Kubeconfig, Overrides};
 use client::{Client, Patch};
 use k8s_openapi::api::core::v1::{Namespace, Secret, Service};
@@ -41,16 +41,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         (Some(dir), None) => return inside(&args, &dir).await,
         _ => {}
     }
-    let dir = tempfile::tempdir_in(&args.dir)?;
-    let mut again = Command::new("unshare");
-    again.arg("--net").arg(std::env::current_exe()?).arg("gateway").arg("--inside").arg(dir.path());
-    again.args(args.quick.then_some("--quick"));
-    again.args(args.only.iter().flat_map(|only| ["--only", only]));
-    let status = again.status().context("a namespace of its own")?;
-    if !status.success() {
-        bail!("{status}");
-    }
-    Ok(())
+    own_network::again(&args, "gateway")
 }
 
 /// The gateway alone, until it is killed.
@@ -163,15 +154,7 @@ struct Side {
 impl Side {
     fn ours(dir: &Path, client: &Client) -> anyhow::Result<Side> {
         let kubeconfig = dir.join("kubeconfig");
-        let url = client.server().context("served over HTTPS")?;
-        let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: bench\n\
-             clusters:\n- name: bench\n  cluster: {{server: '{url}', certificate-authority: '{}'}}\n\
-             users:\n- name: bench\n  user: {{token: secret}}\n\
-             contexts:\n- name: bench\n  context: {{cluster: bench, user: bench}}\n",
-            dir.join("tls.crt").display()
-        );
-        std::fs::write(&kubeconfig, text)?;
+        std::fs::write(&kubeconfig, control_plane::kubeconfig(client, dir)?)?;
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("gateway").arg("--inside").arg(dir).arg("--kubeconfig").arg(kubeconfig);
         Ok(Side { address: OURS, process: command.spawn()? })

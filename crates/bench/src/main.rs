@@ -19,6 +19,7 @@ mod machines;
 mod memory;
 mod metrics;
 mod node;
+mod own_network;
 mod own_server;
 mod peer;
 mod policy;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 
-use crate::control_plane::{ControlPlane, Transport};
+use crate::control_plane::{self, ControlPlane, Transport};
 
 pub(crate) struct OwnServer {
     process: Child,
@@ -48,14 +48,7 @@ impl Drop for OwnServer {
 /// The child: serves until its standard input ends.
 pub(crate) async fn serve(dir: &Path) -> anyhow::Result<()> {
     let server = ControlPlane::start(dir, Transport::Https).await?;
-    let url = server.client.server().context("served over HTTPS")?;
-    let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: bench\n\
-         clusters:\n- name: bench\n  cluster: {{server: '{url}', certificate-authority: '{}'}}\n\
-         users:\n- name: bench\n  user: {{token: secret}}\n\
-         contexts:\n- name: bench\n  context: {{cluster: bench, user: bench}}\n",
-        dir.join("tls.crt").display()
-    );
+    let text = control_plane::kubeconfig(&server.client, dir)?;
     let (new, file) = (dir.join("kubeconfig.new"), dir.join("kubeconfig"));
     std::fs::write(&new, text)?;
     std::fs::rename(new, file)?;

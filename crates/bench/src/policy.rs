@@ -3,9 +3,9 @@
 //! Everything happens in a network namespace of its own: this host, somebody who sends, and somebody who has the addresses of
 //! all pods. Every pod has a policy of its own, which lets the sender in.
 
-use crate::Args;
 use crate::control_plane::{ControlPlane, Transport};
 use crate::report::{Better, Times, line, line_alone};
+use crate::{Args, own_network};
 use anyhow::{Context, bail};
 use api::cidr::Cidr;
 use client::{Client, Patch};
@@ -19,7 +19,6 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -47,15 +46,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(dir) = args.inside.clone() {
         return inside(&args, &dir).await;
     }
-    let dir = tempfile::tempdir_in(&args.dir)?;
-    let mut again = Command::new("unshare");
-    again.arg("--net").arg(std::env::current_exe()?).arg("policy").arg("--inside").arg(dir.path());
-    again.args(args.quick.then_some("--quick"));
-    let status = again.status().context("a namespace of its own")?;
-    if !status.success() {
-        bail!("{status}");
-    }
-    Ok(())
+    own_network::again(&args, "policy")
 }
 
 async fn inside(args: &Args, dir: &Path) -> anyhow::Result<()> {

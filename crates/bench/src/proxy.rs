@@ -3,9 +3,9 @@
 //! Everything happens in a network namespace of its own: this host, and a pod behind a cable that has all endpoints' addresses
 //! and answers with the one it was reached at.
 
-use crate::Args;
 use crate::report::{Better, Times, line};
 use crate::services::{Services, cluster_ip};
+use crate::{Args, own_network};
 use ::proxy::Mode;
 use anyhow::{Context, bail};
 use api::cidr::Cidr;
@@ -15,7 +15,6 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -28,15 +27,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if let Some(dir) = args.inside.clone() {
         return inside(&args, &dir).await;
     }
-    let dir = tempfile::tempdir_in(&args.dir)?;
-    let mut again = Command::new("unshare");
-    again.arg("--net").arg(std::env::current_exe()?).arg("proxy").arg("--inside").arg(dir.path());
-    again.args(args.quick.then_some("--quick"));
-    let status = again.status().context("a namespace of its own")?;
-    if !status.success() {
-        bail!("{status}");
-    }
-    Ok(())
+    own_network::again(&args, "proxy")
 }
 
 async fn inside(args: &Args, dir: &Path) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroupList, APIResourceList};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroupList, APIResource, APIResourceList};
 use serde::de::DeserializeOwned;
 
 use crate::params::{Query, percent_encode};
@@ -24,6 +24,12 @@ pub struct ApiResource {
 }
 
 impl ApiResource {
+    fn of(group: &str, version: &str, found: APIResource) -> Self {
+        let gvr =
+            Gvr { group: group.to_owned().into(), version: version.to_owned().into(), resource: found.name.into() };
+        ApiResource { gvr, kind: found.kind, namespaced: found.namespaced, verbs: found.verbs }
+    }
+
     pub fn supports(&self, verb: &str) -> bool {
         self.verbs.iter().any(|known| known == verb)
     }
@@ -44,18 +50,8 @@ impl Client {
             let path = if group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{group}/{version}") };
             match self.get_json::<APIResourceList>(&path).await {
                 Ok(list) => {
-                    resources.extend(list.resources.into_iter().filter(|resource| !resource.name.contains('/')).map(
-                        |resource| ApiResource {
-                            gvr: Gvr {
-                                group: group.clone().into(),
-                                version: version.clone().into(),
-                                resource: resource.name.into(),
-                            },
-                            kind: resource.kind,
-                            namespaced: resource.namespaced,
-                            verbs: resource.verbs,
-                        },
-                    ))
+                    let own = list.resources.into_iter().filter(|resource| !resource.name.contains('/'));
+                    resources.extend(own.map(|resource| ApiResource::of(&group, &version, resource)));
                 }
                 Err(error) => failed.push((path, error)),
             }
@@ -75,16 +71,7 @@ impl Client {
         };
         let is_it = |name: &str, found: &str| found == kind && !name.contains('/');
         let found = list.resources.into_iter().find(|resource| is_it(&resource.name, &resource.kind));
-        Ok(found.map(|resource| ApiResource {
-            gvr: Gvr {
-                group: group.to_owned().into(),
-                version: version.to_owned().into(),
-                resource: resource.name.into(),
-            },
-            kind: resource.kind,
-            namespaced: resource.namespaced,
-            verbs: resource.verbs,
-        }))
+        Ok(found.map(|resource| ApiResource::of(group, version, resource)))
     }
 
     /// GETs the path of these segments with this query, each of them in plain text, and decodes whatever JSON is there.

@@ -23,9 +23,9 @@ const MANAGER: &str = "cox-manifests";
 /// An annotation of all objects from here: who applies nothing but a name manages nothing, and could not be recognized later.
 const MARK: &str = "cox.dev/manifest";
 /// What others changed is undone after this long at most.
-const AGAIN: Duration = Duration::from_secs(60);
+const APPLY_INTERVAL: Duration = Duration::from_secs(60);
 /// After a failure, at first and at most; a kind may be defined by another file.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
+const RETRY_INTERVALS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 /// Files often change together.
 const GATHER: Duration = Duration::from_millis(100);
 /// Of an error, as it is told.
@@ -74,7 +74,8 @@ pub(crate) async fn keep(client: Client, options: Options, node: String, stop: C
             }
         };
         failures = if is_done { 0 } else { failures + 1 };
-        let pause = if failures > 0 { exponential(RETRY.0, RETRY.1, failures) } else { AGAIN };
+        let pause =
+            if failures > 0 { exponential(RETRY_INTERVALS.0, RETRY_INTERVALS.1, failures) } else { APPLY_INTERVAL };
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = watch.changed() => {
