@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::Status;
@@ -31,13 +32,29 @@ const MAX_BATCH: usize = 5000;
 
 /// A request under way, and what its client says of the command that sent it. Nothing of either is remembered before
 /// the request is authorized: the trace is a ring, and a stranger could have it forget.
-pub(crate) struct Served {
+pub(crate) struct Served<'a> {
     pub(crate) work: Work,
     command: Option<(Arc<Recorder>, HeaderValue)>,
+    authorized: &'a AtomicBool,
+}
+
+impl Drop for Served<'_> {
+    /// Also for a client that leaves while it is still being asked who it is.
+    fn drop(&mut self) {
+        if !self.authorized.load(Ordering::Relaxed) {
+            std::mem::replace(&mut self.work, Work::nobodys()).discard();
+        }
+    }
 }
 
 /// The span of a request that changes something, or that belongs to something that does.
-pub(crate) fn open(state: &State, info: &RequestInfo, method: &Method, headers: &HeaderMap) -> Served {
+pub(crate) fn open<'a>(
+    state: &State,
+    info: &RequestInfo,
+    method: &Method,
+    headers: &HeaderMap,
+    authorized: &'a AtomicBool,
+) -> Served<'a> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let (causes, client) = (text(trace::CAUSE_HEADER), text(trace::CLIENT_HEADER));
     let writes = matches!(info.verb, Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection);
@@ -46,7 +63,7 @@ pub(crate) fn open(state: &State, info: &RequestInfo, method: &Method, headers: 
     let is_kept = info.is_resource && (writes || belongs) && !is_noise(info) && state.config.trace_bytes > 0;
     let is_exported = state.trace.exporting().is_some();
     if !is_kept && !is_exported {
-        return Served { work: Work::nobodys(), command: None };
+        return Served { work: Work::nobodys(), command: None, authorized };
     }
     let causes = causes.map(Causes::parse).unwrap_or_default();
     let slash = if info.namespace.is_empty() { "" } else { "/" };
@@ -67,7 +84,7 @@ pub(crate) fn open(state: &State, info: &RequestInfo, method: &Method, headers: 
     }
     let shown = headers.get(trace::CLIENT_HEADER).filter(|shown| is_kept && shown.len() <= MAX_COMMAND);
     let command = shown.map(|shown| (state.trace.clone(), shown.clone()));
-    Served { work, command }
+    Served { work, command, authorized }
 }
 
 /// What a collector is told of a request, in the names that upstream gives it.
@@ -114,13 +131,13 @@ fn command(text: &str, now: u64) -> Option<Span> {
 }
 
 /// Ends the span of a request with its answer.
-pub(crate) fn close(served: Served, code: StatusCode, authorized: bool) {
-    let Served { mut work, command } = served;
-    if !authorized {
-        return work.discard();
+pub(crate) fn close(mut served: Served<'_>, code: StatusCode) {
+    if !served.authorized.load(Ordering::Relaxed) {
+        return;
     }
+    let mut work = std::mem::replace(&mut served.work, Work::nobodys());
     let command =
-        command.and_then(|(recorder, shown)| Some((recorder, self::command(shown.to_str().ok()?, work.started_at())?)));
+        served.command.take().and_then(|(recorder, shown)| Some((recorder, self::command(shown.to_str().ok()?, work.started_at())?)));
     let outcome = match code.is_client_error() || code.is_server_error() {
         true => Outcome::Failed,
         false => Outcome::Ok,

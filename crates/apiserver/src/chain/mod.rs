@@ -7,6 +7,7 @@ mod impersonate;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use api::{Status, UserInfo};
@@ -35,13 +36,13 @@ const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowsch
 const PRIORITY_LEVEL: HeaderName = HeaderName::from_static("x-kubernetes-pf-prioritylevel-uid");
 
 /// What became known of a request on its way, told with its answer and counted.
-struct Seen {
+struct Seen<'a> {
     labels: Labels,
     /// Nothing once the answer that stays open has it.
     serving: Option<Serving>,
     flow: Option<Arc<Flow>>,
     /// Whether the client may do what it asks for.
-    authorized: bool,
+    authorized: &'a AtomicBool,
 }
 
 /// Serves one request. Whatever happens inside, the answer is a response.
@@ -49,8 +50,9 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     let started = Instant::now();
     let info = RequestInfo::new(request.method(), request.uri());
     let long_running = info.is_long_running();
-    let mut seen =
-        Seen { labels: Labels::unknown(&info), serving: state.metrics.serving(&info), flow: None, authorized: false };
+    let authorized = AtomicBool::new(false);
+    let (labels, serving) = (Labels::unknown(&info), state.metrics.serving(&info));
+    let mut seen = Seen { labels, serving, flow: None, authorized: &authorized };
     let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
     let id = audit_id.to_str().unwrap_or_default();
@@ -63,7 +65,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
         request.headers_mut().insert(AUDIT_ID, audit_id.clone());
     }
     let wants_protobuf = Accept::is_protobuf(request.headers());
-    let mut served = crate::walk::open(&state, &info, request.method(), request.headers());
+    let mut served = crate::walk::open(&state, &info, request.method(), request.headers(), &authorized);
     served.work.attribute("audit-id", id);
     let counted = state.clone();
 
@@ -103,7 +105,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     if is_head {
         *response.body_mut() = empty();
     }
-    crate::walk::close(served, response.status(), seen.authorized);
+    crate::walk::close(served, response.status());
     let took = Took { all: started.elapsed(), elsewhere: elsewhere.total() };
     let size = http_body::Body::size_hint(response.body()).exact();
     counted.metrics.observe(&seen.labels, response.status(), took, size);
@@ -117,7 +119,7 @@ async fn pass(
     request: Request<RequestBody>,
     peer: Peer,
     trail: &Trail,
-    seen: &mut Seen,
+    seen: &mut Seen<'_>,
 ) -> Result<Response<Body>, Status> {
     let (mut parts, body) = request.into_parts();
     let (user, place, row) = match Box::pin(admit(&state, &info, &mut parts, &peer, trail, seen)).await {
@@ -127,7 +129,7 @@ async fn pass(
             return Err(status);
         }
     };
-    seen.authorized = true;
+    seen.authorized.store(true, Ordering::Relaxed);
     let body = body.read().await?;
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     trail.request_body(content_type.unwrap_or_default(), &body);
@@ -150,7 +152,7 @@ async fn admit(
     parts: &mut http::request::Parts,
     peer: &Peer,
     trail: &Trail,
-    seen: &mut Seen,
+    seen: &mut Seen<'_>,
 ) -> Result<(UserInfo, Place, Option<Arc<Resource>>), Status> {
     let attributes = Attributes::from(info);
     let user = match trail.follow(Box::pin(authenticate(state, parts, peer))).await {
@@ -303,7 +305,7 @@ async fn dispatch(
     user: UserInfo,
     mut parts: http::request::Parts,
     body: Bytes,
-    seen: &mut Seen,
+    seen: &mut Seen<'_>,
 ) -> Result<Response<Body>, Status> {
     if info.is_long_running() {
         seen.serving = Some(state.metrics.open(&seen.labels));
