@@ -68,6 +68,9 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "upgrade", "Replace the program under a running cluster, with a way back", |argv| {
         command(argv, cluster::upgrade::main)
     }),
+    row(Group::Cluster, "import", "Make a cluster from one of kubeadm or k3s, with its keys and objects", |argv| {
+        command(argv, cluster::import::main)
+    }),
     row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| command(argv, cluster::delete::main)),
     row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
         command(argv, cluster::preflight::main)

@@ -112,6 +112,15 @@ impl Cluster {
         cluster
     }
 
+    /// Starts what is in a directory already.
+    pub(crate) fn resume(host: Host, dir: TempDir, flags: &[&str]) -> Cluster {
+        let mut cluster = Cluster { host, dir, registry: None };
+        cluster.start_registry(&[]);
+        let registries = cluster.path("registries.yaml");
+        cluster.cox_up(&[&["--registries", registries.to_str().unwrap()], flags].concat());
+        cluster
+    }
+
     /// `cox up`, once more: it remembers what it was told.
     pub(crate) fn up_again(&self) -> String {
         self.cox_up(&[])

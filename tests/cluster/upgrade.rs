@@ -60,6 +60,7 @@ fn a_program_is_replaced_under_a_running_cluster_and_put_back_when_it_fails() {
     cluster.says("kubectl run hello --image=cox.local/hello");
     cluster.says("kubectl wait --for=condition=Ready pod/hello --timeout=170s");
     cluster.says("kubectl create configmap before");
+    cluster.says("kubectl create secret generic s --from-literal=p=upgraded-words-0451");
     let container = || {
         let path = "jsonpath={.status.containerStatuses[0].containerID}/{.status.containerStatuses[0].restartCount}";
         cluster.says(&format!("kubectl get pod hello -o {path}"))
@@ -97,5 +98,13 @@ fn a_program_is_replaced_under_a_running_cluster_and_put_back_when_it_fails() {
         assert!(!output.status.success() && describe(&output).contains(expected), "{}", describe(&output));
     }
     assert!(!cluster.dir.path().join("data/upgrade.json").exists());
+    // What was put aside on the way has no Secret in it, as text or in base64.
+    for text in ["upgraded-words-0451", "dXBncmFkZWQtd29yZHMtMDQ1"] {
+        let mut grep = Command::new("grep");
+        grep.args(["-rlaF", "--exclude-dir=runtime", "--devices=skip", "-e", text])
+            .arg(cluster.dir.path().join("data"));
+        let found = grep.output().unwrap();
+        assert!(found.stdout.is_empty(), "{text} is in {}", String::from_utf8_lossy(&found.stdout));
+    }
     cluster.says("kubectl get --raw /readyz");
 }

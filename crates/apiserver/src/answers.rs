@@ -82,7 +82,6 @@ impl Table for Unused {
             only("permit-port-sharing", &["false"], "the port belongs to one process"),
             only("runtime-config-emulation-forward-compatible", &["false"], "this is v1.36"),
             only("service-account-lookup", &["true"], "tokens of deleted accounts are always refused"),
-            refused("service-account-signing-endpoint", "tokens are signed with --service-account-signing-key-file"),
             only("shutdown-delay-duration", &["0s", "0"], "the server stops at once"),
             only("shutdown-send-retry-after", &["false"], "the server stops at once"),
             only("shutdown-watch-termination-grace-period", &["0s", "0"], "watches end with the server"),

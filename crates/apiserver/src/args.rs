@@ -139,6 +139,9 @@ pub struct Args {
     /// File with the private key that signs ServiceAccount tokens.
     #[arg(long, value_name = "FILE")]
     pub service_account_signing_key_file: Option<PathBuf>,
+    /// Socket of a program that signs ServiceAccount tokens and says which keys verify them, instead of key files.
+    #[arg(long, value_name = "SOCKET")]
+    pub service_account_signing_endpoint: Option<String>,
     /// Identifier of the service account token issuer; the first signs, all are accepted.
     #[arg(long = "service-account-issuer", default_value = DEFAULT_ISSUER)]
     pub service_account_issuers: Vec<String>,
@@ -453,6 +456,18 @@ impl TryFrom<Args> for Config {
             }
             Storage::Etcd(options)
         };
+        if let Some(endpoint) = args.service_account_signing_endpoint.as_deref().filter(|text| !text.is_empty()) {
+            anyhow::ensure!(
+                args.service_account_signing_key_file.is_none() && args.service_account_key_files.is_empty(),
+                "can't set `--service-account-signing-key-file` and/or `--service-account-key-file` with \
+                 `--service-account-signing-endpoint` (They are mutually exclusive)"
+            );
+            anyhow::ensure!(
+                crate::authn::is_endpoint(endpoint),
+                "invalid value {endpoint:?} passed for `--service-account-signing-endpoint`, when prefixed with @ must be a valid \
+                 abstract socket name"
+            );
+        }
         Ok(Config {
             storage,
             etcd_prefix: args.etcd_prefix,
@@ -486,6 +501,7 @@ impl TryFrom<Args> for Config {
             aggregator_reject_forwarding_redirect: args.aggregator_reject_forwarding_redirect,
             service_account_key_files: args.service_account_key_files,
             service_account_signing_key_file: args.service_account_signing_key_file,
+            service_account_signing_endpoint: args.service_account_signing_endpoint.filter(|text| !text.is_empty()),
             service_account_issuers: args.service_account_issuers,
             service_account_jwks_uri: args.service_account_jwks_uri,
             api_audiences: args.api_audiences,

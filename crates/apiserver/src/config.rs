@@ -51,6 +51,8 @@ pub struct Config {
     pub service_account_key_files: Vec<PathBuf>,
     /// The key that signs them; without it no tokens are issued.
     pub service_account_signing_key_file: Option<PathBuf>,
+    /// The socket of a program that signs them instead.
+    pub service_account_signing_endpoint: Option<String>,
     pub service_account_issuers: Vec<String>,
     pub service_account_jwks_uri: Option<String>,
     pub api_audiences: Vec<String>,
@@ -309,6 +311,7 @@ impl Config {
             aggregator_reject_forwarding_redirect: true,
             service_account_key_files: Vec::new(),
             service_account_signing_key_file: None,
+            service_account_signing_endpoint: None,
             service_account_issuers: text(&[DEFAULT_ISSUER]),
             service_account_jwks_uri: None,
             api_audiences: Vec::new(),

@@ -73,8 +73,8 @@ pub use config::{
 pub use otlp::TracingConfiguration;
 pub use registry::RuntimeConfig;
 pub use seal::{
-    EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration, first_sealed,
-    rewrite_store,
+    EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration, Unreadable,
+    first_sealed, open_others, rewrite_store, seal_values,
 };
 pub use server::{Handler, Server};
 

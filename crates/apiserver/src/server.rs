@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::admission;
 use crate::allocation;
 use crate::audit::Audit;
-use crate::authn::{Authenticators, Peer, PeerCertificates, TokenIssuer};
+use crate::authn::{Authenticators, ExternalSigner, Peer, PeerCertificates, TokenIssuer};
 use crate::authz::Authorizers;
 use crate::body::{Body, RequestBody};
 use crate::chain;
@@ -90,9 +90,13 @@ impl Server {
         let dispatcher = tokio::spawn(watch_cache::run(caches.clone(), stop.clone()));
 
         let audiences = config.audiences();
+        let signer = external_signer(&mut config, metrics.all()).await?;
         let tokens = match (&config.service_account_signing_key_file, config.service_account_issuers.first()) {
             (Some(key), Some(issuer)) => Some(TokenIssuer::load(key, issuer, audiences.clone())?),
-            _ => None,
+            (None, Some(issuer)) => {
+                signer.clone().map(|signer| TokenIssuer::external(signer, issuer, audiences.clone()))
+            }
+            (_, None) => None,
         };
         let (mutating, read_only) = (config.max_mutating_requests_inflight, config.max_requests_inflight);
         // Either the seats are shared by levels, or writes and reads have so many each.
@@ -112,7 +116,7 @@ impl Server {
         };
         let config = &cluster.config;
         let state = State {
-            authn: Authenticators::new(config)?,
+            authn: Authenticators::new(config, signer.as_ref())?,
             admission: admission::Chain::new(
                 &config.enable_admission_plugins,
                 &config.disable_admission_plugins,
@@ -155,6 +159,9 @@ impl Server {
             housekeeping.spawn(writing);
         }
         housekeeping.spawn(crate::sampler::run(state.clone()));
+        if let Some(signer) = signer {
+            housekeeping.spawn(signer.follow(state.stop.clone()));
+        }
         housekeeping.spawn(crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()));
         begin(&state, &mut housekeeping).await?;
         housekeeping.spawn(crate::api_services::local::run(state.clone()));
@@ -309,6 +316,24 @@ async fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
             Ok(Arc::new(store))
         }
     }
+}
+
+/// Who signs service-account tokens instead of this server, if anybody does; no token lives longer than that allows.
+async fn external_signer(
+    config: &mut Config,
+    metrics: &::metrics::Metrics,
+) -> anyhow::Result<Option<Arc<ExternalSigner>>> {
+    let Some(endpoint) = config.service_account_signing_endpoint.clone() else { return Ok(None) };
+    let signer = ExternalSigner::connect(&endpoint, metrics).await.context("while setting up external-jwt-signer")?;
+    let (longest, asked) = (signer.max_life(), config.service_account_max_token_expiration);
+    if let Some(asked) = asked.filter(|asked| *asked > longest) {
+        anyhow::bail!(
+            "service-account-max-token-expiration cannot be set longer than the token expiration supported by \
+             service-account-signing-endpoint: {asked:?} > {longest:?}"
+        );
+    }
+    config.service_account_max_token_expiration = Some(asked.unwrap_or(longest));
+    Ok(Some(Arc::new(signer)))
 }
 
 /// Puts what seals before a store, if something is to be sealed or upstream may have written there.

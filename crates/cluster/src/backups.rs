@@ -1,4 +1,4 @@
-//! Copies of the store that are made while the cluster runs, into a directory, the newest few kept.
+//! Copies of the store that are made while the cluster runs, into a directory or a bucket of S3, the newest few kept.
 //!
 //! When the next one is due is told by the names of those that are there, so a restart neither skips nor repeats one.
 
@@ -14,6 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::options::Options;
 use crate::pki::private_dir;
+use crate::s3::{Bucket, Place, S3Flags};
+use crate::shape::Flags;
 
 const USUAL_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
@@ -24,6 +26,8 @@ const RETRY: Duration = Duration::from_secs(300);
 const LOOK: Duration = Duration::from_secs(3600);
 const FORMAT: &str = "%Y%m%dT%H%M%SZ";
 const ENDING: &str = ".snap";
+/// Where a copy is on its way to a bucket.
+const PASSING: &str = "backup-passing";
 
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
@@ -32,6 +36,9 @@ pub(crate) struct BackupFlags {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_dir: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub s3: S3Flags,
     /// How often that is done (default: 12h)
     #[arg(long, value_name = "DURATION")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,28 +52,43 @@ pub(crate) struct BackupFlags {
 /// Where to, how often, and how many.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Schedule {
-    pub dir: PathBuf,
+    to: Target,
     interval: Duration,
     keep: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Target {
+    Dir(PathBuf),
+    S3(Place),
 }
 
 impl BackupFlags {
     pub(crate) fn over(self, remembered: BackupFlags) -> BackupFlags {
         BackupFlags {
             backup_dir: self.backup_dir.or(remembered.backup_dir),
+            s3: self.s3.over(remembered.s3),
             backup_interval: self.backup_interval.or(remembered.backup_interval),
             backup_keep: self.backup_keep.or(remembered.backup_keep),
         }
     }
 
-    /// None where no directory is named.
+    /// None where neither a directory nor an endpoint is named.
     pub(crate) fn schedule(&self, has_own_store: bool) -> Result<Option<Schedule>> {
-        let Some(dir) = self.backup_dir.clone().filter(|dir| !dir.as_os_str().is_empty()) else { return Ok(None) };
+        let dir = self.backup_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
+        let to = match (dir, self.s3.place()?) {
+            (None, None) => return Ok(None),
+            (Some(_), Some(_)) => bail!("--backup-dir and --backup-s3-endpoint: copies go to one place"),
+            (Some(dir), None) if dir.is_relative() => {
+                bail!("--backup-dir={} must be a whole path: the cluster is resumed from anywhere", dir.display())
+            }
+            (Some(dir), None) => Target::Dir(dir),
+            (None, Some(place)) => Target::S3(place),
+        };
         if !has_own_store {
-            bail!("--backup-dir is of no use with --etcd-servers: the backups of an etcd are etcd's");
-        }
-        if dir.is_relative() {
-            bail!("--backup-dir={} must be a whole path: the cluster is resumed from anywhere", dir.display());
+            bail!(
+                "--backup-dir and --backup-s3-endpoint are of no use with --etcd-servers: the backups of an etcd are etcd's"
+            );
         }
         let interval = match &self.backup_interval {
             None => USUAL_INTERVAL,
@@ -81,15 +103,22 @@ impl BackupFlags {
         if keep == 0 {
             bail!("--backup-keep=0 would keep nothing");
         }
-        Ok(Some(Schedule { dir, interval, keep }))
+        Ok(Some(Schedule { to, interval, keep }))
     }
 }
 
 /// Makes copies when they are due, until `stop`.
 pub(crate) async fn keep(options: Options, schedule: Schedule, stop: CancellationToken) -> Result<()> {
     loop {
-        let (own, plan) = (options.clone(), schedule.clone());
-        let pause = match tokio::task::spawn_blocking(move || make_due(&own, &plan, Timestamp::now())).await? {
+        let now = Timestamp::now();
+        let made = match &schedule.to {
+            Target::Dir(dir) => {
+                let (own, dir, plan) = (options.clone(), dir.clone(), schedule.clone());
+                tokio::task::spawn_blocking(move || make_due(&own, &dir, &plan, now)).await?
+            }
+            Target::S3(place) => put_due(&options, place, &schedule, now).await,
+        };
+        let pause = match made {
             Ok(pause) => pause,
             Err(error) => {
                 tracing::error!("the store is not backed up: {error:#}");
@@ -104,15 +133,14 @@ pub(crate) async fn keep(options: Options, schedule: Schedule, stop: Cancellatio
 }
 
 /// Makes the copy that is due, if one is, and removes the oldest; returns how long there is nothing to do.
-fn make_due(options: &Options, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
-    private_dir(&schedule.dir)?;
-    let made = made(&schedule.dir, &options.name)?;
+fn make_due(options: &Options, dir: &Path, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
+    private_dir(dir)?;
+    let made = made(dir, &options.name)?;
     if let Some(pause) = until_due(made.last().map(|(at, _)| *at), now, schedule.interval) {
         return Ok(pause);
     }
-    let file = schedule.dir.join(format!("{}{}{ENDING}", beginning(&options.name), now.strftime(FORMAT)));
-    let (revision, bytes) = store::embedded::backup(&options.store_dir(), &file)?;
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).with_context(|| file.display().to_string())?;
+    let file = dir.join(name_at(&options.name, now));
+    let (revision, bytes) = copy(options, &file)?;
     tracing::info!(file = %file.display(), %revision, bytes, "the store is backed up");
     // Only after the new one is there.
     let surplus = (made.len() + 1).saturating_sub(schedule.keep);
@@ -120,6 +148,90 @@ fn make_due(options: &Options, schedule: &Schedule, now: Timestamp) -> Result<Du
         fs::remove_file(&old).with_context(|| format!("removing {}", old.display()))?;
     }
     Ok(schedule.interval)
+}
+
+/// The same for a bucket.
+async fn put_due(options: &Options, place: &Place, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
+    let bucket = Bucket::open(place)?;
+    let made = put(&bucket, place, &options.name).await?;
+    if let Some(pause) = until_due(made.last().map(|(at, _)| *at), now, schedule.interval) {
+        return Ok(pause);
+    }
+    // On its way through a place where only root looks.
+    let dir = options.data_dir.join(PASSING);
+    if dir.try_exists()? {
+        fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    }
+    private_dir(&dir)?;
+    let name = name_at(&options.name, now);
+    let (file, own) = (dir.join(&name), options.clone());
+    let from = file.clone();
+    let (revision, bytes) = tokio::task::spawn_blocking(move || copy(&own, &file)).await??;
+    let key = format!("{}{name}", place.prefix);
+    let sent = bucket.put(&key, &from).await;
+    fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    sent?;
+    tracing::info!(%place, key, %revision, bytes, "the store is backed up");
+    let surplus = (made.len() + 1).saturating_sub(schedule.keep);
+    for (_, old) in made.into_iter().take(surplus) {
+        bucket.delete(&old).await?;
+    }
+    Ok(schedule.interval)
+}
+
+/// The copies in a bucket, oldest first.
+async fn put(bucket: &Bucket, place: &Place, cluster: &str) -> Result<Vec<(Timestamp, String)>> {
+    let names = bucket.list(&format!("{}{}", place.prefix, beginning(cluster))).await?;
+    let at = |key: &String| key.strip_prefix(&place.prefix).and_then(|name| made_at(name, cluster));
+    let mut found: Vec<_> = names.into_iter().filter_map(|key| Some((at(&key)?, key))).collect();
+    found.sort();
+    Ok(found)
+}
+
+fn name_at(cluster: &str, now: Timestamp) -> String {
+    format!("{}{}{ENDING}", beginning(cluster), now.strftime(FORMAT))
+}
+
+fn copy(options: &Options, file: &Path) -> Result<(store::Revision, u64)> {
+    let done = store::embedded::backup(&options.store_dir(), file)?;
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).with_context(|| file.display().to_string())?;
+    Ok(done)
+}
+
+/// List the copies that `cox up` has put into a bucket of S3, or fetch one; `cox store restore` makes a store of it
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct FetchArgs {
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    s3: S3Flags,
+    /// The copy to fetch, as it is listed, or 'latest'
+    #[arg(requires = "file")]
+    copy: Option<String>,
+    /// The file to write; it must not exist
+    file: Option<PathBuf>,
+}
+
+pub(crate) async fn fetch(args: FetchArgs) -> Result<()> {
+    // On the machine of the cluster nothing need be said again.
+    let flags = args.s3.over(Flags::remembered(&args.options)?.backups.s3);
+    let place = flags.place()?.context("which endpoint? Say --backup-s3-endpoint and --backup-s3-bucket")?;
+    let bucket = Bucket::open(&place)?;
+    let found = put(&bucket, &place, &args.options.name).await?;
+    let name = |key: &str| key.strip_prefix(&place.prefix).unwrap_or(key).to_owned();
+    let Some((wanted, file)) = args.copy.zip(args.file) else {
+        found.iter().for_each(|(_, key)| println!("{}", name(key)));
+        return Ok(());
+    };
+    let key = match wanted.as_str() {
+        "latest" => found.last().map(|(_, key)| key.clone()),
+        wanted => found.into_iter().map(|(_, key)| key).find(|key| name(key) == wanted),
+    };
+    let key =
+        key.with_context(|| format!("{place} has no copy {wanted} of the cluster {:?} (--name)", args.options.name))?;
+    let bytes = bucket.fetch(&key, &file).await?;
+    println!("{}: {}, {bytes} bytes", file.display(), name(&key));
+    Ok(())
 }
 
 /// How long until the next is due; none if it is now. A last one that is in the future was made by a wrong clock.
@@ -132,16 +244,21 @@ fn beginning(cluster: &str) -> String {
     format!("{}-", cluster.replace('/', "-"))
 }
 
+/// When a copy was made, by its name; none for what is no copy of this cluster.
+fn made_at(name: &str, cluster: &str) -> Option<Timestamp> {
+    let text = name.strip_prefix(&beginning(cluster))?.strip_suffix(ENDING)?;
+    let at = jiff::civil::DateTime::strptime(FORMAT, text).ok()?;
+    Some(at.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
+}
+
 /// The copies that are there, oldest first. Other files are not ours to remove.
 fn made(dir: &Path, cluster: &str) -> Result<Vec<(Timestamp, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
         let path = entry.with_context(|| dir.display().to_string())?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let at = name.strip_prefix(&beginning(cluster)).and_then(|rest| rest.strip_suffix(ENDING));
-        let at = at.and_then(|text| jiff::civil::DateTime::strptime(FORMAT, text).ok());
-        if let Some(at) = at.and_then(|at| at.to_zoned(jiff::tz::TimeZone::UTC).ok()) {
-            found.push((at.timestamp(), path));
+        if let Some(at) = made_at(name, cluster) {
+            found.push((at, path));
         }
     }
     found.sort();
@@ -150,11 +267,16 @@ fn made(dir: &Path, cluster: &str) -> Result<Vec<(Timestamp, PathBuf)>> {
 
 /// For `cox status`: how many there are, and the newest.
 pub(crate) fn describe(options: &Options, schedule: &Schedule) -> String {
-    match made(&schedule.dir, &options.name) {
+    let dir = match &schedule.to {
+        Target::Dir(dir) => dir,
+        // Not asked: the answer would wait for somebody else's network.
+        Target::S3(place) => return format!("{place} ('cox store fetch' lists them)"),
+    };
+    match made(dir, &options.name) {
         Err(error) => format!("{error:#}"),
         Ok(made) => match made.last() {
-            None => format!("{} (none yet)", schedule.dir.display()),
-            Some((at, _)) => format!("{} ({}, the last at {at})", schedule.dir.display(), made.len()),
+            None => format!("{} (none yet)", dir.display()),
+            Some((at, _)) => format!("{} ({}, the last at {at})", dir.display(), made.len()),
         },
     }
 }
@@ -171,6 +293,7 @@ mod tests {
             backup_dir: Some(dir.into()),
             backup_interval: interval.map(str::to_owned),
             backup_keep: keep,
+            s3: S3Flags::default(),
         };
         assert_eq!(BackupFlags::default().schedule(true).unwrap(), None);
         let usual = flags("/b", None, None).schedule(true).unwrap().unwrap();
@@ -210,26 +333,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let options = Options { data_dir: dir.path().join("d"), run_dir: dir.path().join("r"), name: "c".into() };
         let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(options.store_dir(), Default::default()).unwrap());
-        let plan = Schedule { dir: dir.path().join("b"), interval: Duration::from_secs(3600), keep: 2 };
-        private_dir(&plan.dir).unwrap();
-        fs::write(plan.dir.join("c-notes.snap"), "mine").unwrap();
-        fs::write(plan.dir.join("other-20200101T000000Z.snap"), "another cluster's").unwrap();
+        let to = dir.path().join("b");
+        let plan = Schedule { to: Target::Dir(to.clone()), interval: Duration::from_secs(3600), keep: 2 };
+        private_dir(&to).unwrap();
+        fs::write(to.join("c-notes.snap"), "mine").unwrap();
+        fs::write(to.join("other-20200101T000000Z.snap"), "another cluster's").unwrap();
         for hour in 0..4 {
             store.put(&format!("/k{hour}"), "v").await.unwrap();
             let now = Timestamp::from_second(1_800_000_000 + hour * 3600).unwrap();
-            assert_eq!(make_due(&options, &plan, now).unwrap(), plan.interval);
+            assert_eq!(make_due(&options, &to, &plan, now).unwrap(), plan.interval);
             // Once: the next is due later.
             let later = now.checked_add(SignedDuration::from_secs(600)).unwrap();
-            assert_eq!(make_due(&options, &plan, later).unwrap(), Duration::from_secs(3000));
+            assert_eq!(make_due(&options, &to, &plan, later).unwrap(), Duration::from_secs(3000));
         }
-        let found = made(&plan.dir, "c").unwrap();
+        let found = made(&to, "c").unwrap();
         assert_eq!(found.len(), 2);
         assert!(
             describe(&options, &plan).contains("(2, the last at 2027-01-15T11:00:00Z)"),
             "{}",
             describe(&options, &plan)
         );
-        assert_eq!(fs::read_dir(&plan.dir).unwrap().count(), 4, "what is not ours stays");
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 4, "what is not ours stays");
         for (_, file) in &found {
             assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
         }

@@ -16,10 +16,13 @@ use ring::rand::{SecureRandom, SystemRandom};
 use store::{EmbeddedStore, Store};
 
 use crate::etcd::Etcd;
+use crate::key_rotation;
+use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::write_private;
 use crate::shape::Flags;
 
+const SECRETS: &str = "secrets";
 const KEY_BYTES: usize = 32;
 /// Not an object: says in the store which key was the last to be exchanged for another.
 const ROTATED: &str = "/cox/rotated-keys";
@@ -69,13 +72,22 @@ pub(crate) async fn open(dir: &Path) -> Result<Arc<dyn Store>> {
     }
 }
 
+/// Exchanges the keys of the cluster, which may run.
+pub(crate) async fn rotate(options: &Options) -> Result<String> {
+    match Lock::holder(&options.lock_file())? {
+        Some(_) => key_rotation::rotate_running(options).await,
+        None => rotate_stopped(options).await,
+    }
+}
+
 /// Exchanges the keys of a cluster that does not run: a new one is added, everything is written with it, and the others
 /// go. Ended after any step, everything can be read, and the next exchange ends what this one began.
-pub(crate) async fn rotate(options: &Options) -> Result<String> {
+async fn rotate_stopped(options: &Options) -> Result<String> {
     let (file, dir) = (options.encryption_file(), options.store_dir());
     if Flags::remembered(options)?.etcd.is_used() {
         bail!(
-            "the objects of this cluster are in etcd, where other servers may write: docs/servers.md says how keys are exchanged"
+            "the objects of this cluster are in etcd, where other servers may write: exchange its keys while it runs; of several \
+             servers docs/servers.md says how"
         );
     }
     if !dir.is_dir() {
@@ -97,15 +109,43 @@ pub(crate) async fn rotate(options: &Options) -> Result<String> {
     Ok(format!("{}: {written} objects are encrypted with {added} now", file.display()))
 }
 
+/// The resources to encrypt where others were encrypted before: those, and Secrets. None that another stands for as well.
+pub(crate) fn resources(before: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for name in before.into_iter().chain([SECRETS.to_owned()]) {
+        if !all.contains(&name) {
+            all.push(name);
+        }
+    }
+    let group = |name: &str| name.split_once('.').map_or("", |(_, group)| group).to_owned();
+    let stands_for = |wildcard: &String, name: &String| {
+        wildcard != name && (wildcard == "*.*" || wildcard.starts_with("*.") && group(wildcard) == group(name))
+    };
+    let known = all.clone();
+    all.retain(|name| !known.iter().any(|wildcard| stands_for(wildcard, name)));
+    all
+}
+
+/// A file with a new key, for these resources.
+pub(crate) fn write_new(options: &Options, resources: &[String]) -> Result<PathBuf> {
+    let file = options.encryption_file();
+    let mut configuration = configuration(vec![new_key("key1")?]);
+    for rule in &mut configuration.resources {
+        rule.resources = resources.to_vec();
+    }
+    write(&file, &configuration)?;
+    Ok(file)
+}
+
 fn configuration(keys: Vec<Key>) -> EncryptionConfiguration {
     let secretbox = ProviderConfiguration { secretbox: Some(Keys { keys }), ..Default::default() };
     let identity = ProviderConfiguration { identity: Some(serde_json::json!({})), ..Default::default() };
-    let secrets = ResourceConfiguration { resources: vec!["secrets".to_owned()], providers: vec![secretbox, identity] };
+    let secrets = ResourceConfiguration { resources: vec![SECRETS.to_owned()], providers: vec![secretbox, identity] };
     EncryptionConfiguration::new(vec![secrets])
 }
 
 /// Puts a new key before the others, and returns its name.
-fn add_key(file: &Path) -> Result<String> {
+pub(crate) fn add_key(file: &Path) -> Result<String> {
     if !is_there(file)? {
         write(file, &configuration(vec![new_key("key1")?]))?;
         return Ok("key1".to_owned());
@@ -118,8 +158,14 @@ fn add_key(file: &Path) -> Result<String> {
     })
 }
 
+/// What a file as [`ensure`] makes it encrypts.
+pub(crate) fn encrypted_resources(file: &Path) -> Result<Vec<String>> {
+    let found = EncryptionConfiguration::load(file, true)?;
+    Ok(found.resources.into_iter().flat_map(|rule| rule.resources).collect())
+}
+
 /// Forgets all keys but one.
-fn keep_key(file: &Path, name: &str) -> Result<()> {
+pub(crate) fn keep_key(file: &Path, name: &str) -> Result<()> {
     change(file, |keys| {
         keys.retain(|key| key.name == name);
         Ok(())

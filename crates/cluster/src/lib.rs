@@ -1,5 +1,5 @@
 //! A whole cluster: `cox up`, `down`, `delete`, `status`, `logs`, `check`, `systemd-unit`, `why`, `trace`, `top`; `node` for
-//! further nodes; `token`, `join` and `server` for further machines; `cert` for certificates; `support` for whoever is asked for
+//! further nodes; `token`, `join` and `server` for further machines; `cert` for certificates; `import` for clusters of others; `support` for whoever is asked for
 //! help.
 //!
 //! Flow: `up` (the user's command) starts `server` (the process that stays), which prepares keys (`pki`), starts the
@@ -22,8 +22,10 @@ mod dns_service;
 mod encryption;
 mod etcd;
 mod history;
+pub mod import;
 mod ingress;
 pub mod join;
+mod key_rotation;
 mod kubeconfig;
 mod local_volumes;
 mod lock;
@@ -42,6 +44,7 @@ pub mod preflight;
 mod progress;
 mod redact;
 mod role;
+mod s3;
 mod server;
 mod shape;
 pub mod store_command;

@@ -21,8 +21,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    authority, backups, certificates, dns_service, encryption, etcd, ingress, join, local_volumes, manifests, members,
-    metrics_reader, network_policy, node_address, node_network, node_roles, nodes, usual_place,
+    authority, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes, manifests,
+    members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, usual_place,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -37,6 +37,8 @@ const APIS: [&str; 2] = ["metrics.k8s.io/v1beta1", "storagemigration.k8s.io/v1be
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
+    // A core would have every Secret in it.
+    nix::sys::prctl::set_dumpable(false).context("keeping this process out of cores")?;
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
     // Before the lock tells anyone where to send it: unheard, it would end the process.
@@ -45,6 +47,7 @@ pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
         Ok(lock) => lock,
         Err(holder) => bail!("process {} runs this cluster already", holder.pid),
     };
+    import::refuse_unfinished(&options)?;
     let flags = members::completed(flags.over(Flags::remembered(&options)?)?, &options)?.settled()?;
     flags.remember(&options)?;
     let shape = flags.shape()?;
@@ -260,7 +263,7 @@ async fn start(
 pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
     authority::complete(&options.pki_dir())?;
     let (domain, node) = (&shape.cluster_domain, &shape.node_name);
-    let hosts = [
+    let mut hosts = vec![
         "localhost".to_owned(),
         node.to_owned(),
         "kubernetes".to_owned(),
@@ -273,6 +276,12 @@ pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Ne
         addresses.push(Ipv6Addr::LOCALHOST.into());
     }
     addresses.extend(&shape.node_ips);
+    for name in &shape.names {
+        match name.parse() {
+            Ok(address) => addresses.push(address),
+            Err(_) => hosts.push(name.clone()),
+        }
+    }
     let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
     if shape.ha.ha {
         pki.prepare_member(node, &addresses)?;
@@ -329,8 +338,8 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
         config.etcd_prefix = prefix.to_owned();
     }
     let encryption = encryption::ensure(options, &shape.etcd).await?;
-    // Keys are exchanged while the cluster is stopped: nothing is to be looked for meanwhile.
-    config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: false });
+    // Keys are exchanged while the cluster runs.
+    config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: true });
     config.history_file = Some(options.history_file());
     config.history_remote_write_url = shape.history_remote_write_url.clone();
     if let Some(path) = &shape.tracing_config_file {
@@ -348,7 +357,7 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     config.enable_bootstrap_token_auth = true;
     config.service_account_key_files = vec![pki.service_account_public_key()];
     config.service_account_signing_key_file = Some(pki.key("sa"));
-    config.service_account_issuers = vec![format!("https://kubernetes.default.svc.{}", shape.cluster_domain)];
+    config.service_account_issuers = shape.issuers.clone();
     config.service_cluster_ip_ranges = node_network::list(&shape.service_cidr)
         .iter()
         .map(|range| range.parse().map(|range: Cidr| range.network()).map_err(|error| anyhow!("{range}: {error}")))

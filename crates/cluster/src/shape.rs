@@ -91,6 +91,14 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing_config_file: Option<PathBuf>,
+    /// Further names and addresses that the API server is reached by, for its certificate
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tls_san: Vec<String>,
+    /// Issuers of service-account tokens; the first is in new ones, all are accepted (default: the cluster's own name)
+    #[arg(long, value_delimiter = ',', value_name = "URL")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub service_account_issuer: Vec<String>,
     /// Where a Prometheus takes the history of figures by remote write, such as http://prometheus:9090/api/v1/write
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -159,6 +167,10 @@ pub(crate) struct Shape {
     /// When copies of the store are made, if they are.
     pub backups: Option<Schedule>,
     pub components: ComponentConfigs,
+    /// Further names and addresses of the API server.
+    pub names: Vec<String>,
+    /// Of service-account tokens.
+    pub issuers: Vec<String>,
     /// Where traces and figures go, if anywhere else.
     pub tracing_config_file: Option<PathBuf>,
     pub history_remote_write_url: Option<String>,
@@ -230,6 +242,11 @@ impl Flags {
             certificate_validity: self.certificate_validity.or(remembered.certificate_validity),
             load_balancer: self.load_balancer.or(remembered.load_balancer),
             tracing_config_file: self.tracing_config_file.or(remembered.tracing_config_file),
+            tls_san: if self.tls_san.is_empty() { remembered.tls_san } else { self.tls_san },
+            service_account_issuer: match self.service_account_issuer.is_empty() {
+                true => remembered.service_account_issuer,
+                false => self.service_account_issuer,
+            },
             history_remote_write_url: self.history_remote_write_url.or(remembered.history_remote_write_url),
         })
     }
@@ -298,6 +315,11 @@ impl Flags {
             own_address = node_address::own(is_v6, &taken).context("reading the routing table")?;
             node_ips.extend(own_address);
         }
+        let cluster_domain = text(&self.cluster_domain, "cluster.local");
+        let issuers = match self.service_account_issuer.is_empty() {
+            true => vec![format!("https://kubernetes.default.svc.{cluster_domain}")],
+            false => self.service_account_issuer.clone(),
+        };
         Ok(Shape {
             node_name: self.machine.name()?,
             node_ips,
@@ -306,7 +328,7 @@ impl Flags {
             kubelet_port: self.machine.kubelet_port(),
             cluster_cidr,
             service_cidr,
-            cluster_domain: text(&self.cluster_domain, "cluster.local"),
+            cluster_domain,
             nodes: self.nodes.unwrap_or(1),
             node_cidr,
             routes: self.routes.unwrap_or_default(),
@@ -321,6 +343,8 @@ impl Flags {
             has_load_balancer: self.load_balancer.unwrap_or(true),
             backups: self.backups.schedule(!self.etcd.is_used())?,
             components,
+            names: self.tls_san.clone(),
+            issuers,
             tracing_config_file: self.tracing_config_file.clone(),
             history_remote_write_url: self.history_remote_write_url.clone(),
         })

@@ -19,7 +19,9 @@ enum Command {
     Store(store::cli::Command),
     /// Carry the objects of the cluster on this machine into etcd, or back; it is stopped meanwhile, containers run on
     Move(crate::store_move::Args),
-    /// Encrypt everything with a new key and forget the old ones; the cluster must not run, its containers may
+    /// List the copies that 'cox up' has put into a bucket of S3, or fetch one
+    Fetch(crate::backups::FetchArgs),
+    /// Encrypt everything with a new key and forget the old ones; the cluster may run
     RotateKeys(Options),
 }
 
@@ -27,6 +29,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
     match args.command {
         Command::Store(command) => store::cli::main(command),
         Command::Move(args) => Box::pin(crate::store_move::run(args)),
+        Command::Fetch(args) => Box::pin(crate::backups::fetch(args)),
         Command::RotateKeys(options) => Box::pin(async move {
             println!("{}", crate::encryption::rotate(&options).await?);
             Ok(())

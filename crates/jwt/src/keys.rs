@@ -195,6 +195,23 @@ fn public_keys(text: &str) -> Vec<Key> {
     keys
 }
 
+impl Key {
+    /// A public key in its usual form (SubjectPublicKeyInfo), under the name that somebody else gives it.
+    pub fn from_spki(id: &str, der: &[u8]) -> Option<Key> {
+        use x509_parser::prelude::FromDer;
+        let found = match from_spki(der) {
+            Some(key) => key.material,
+            None => {
+                let (rest, info) = x509_parser::x509::SubjectPublicKeyInfo::from_der(der).ok()?;
+                let point = info.subject_public_key.data.as_ref();
+                (rest.is_empty() && point.first() == Some(&0x04) && point.len() == 97).then_some(())?;
+                Material::P384(point.to_vec())
+            }
+        };
+        Some(Key { id: id.to_owned(), material: found })
+    }
+}
+
 fn from_spki(der: &[u8]) -> Option<Key> {
     use x509_parser::prelude::FromDer;
     let (_, info) = x509_parser::x509::SubjectPublicKeyInfo::from_der(der).ok()?;

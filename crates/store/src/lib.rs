@@ -17,6 +17,7 @@
 pub mod cli;
 pub mod embedded;
 pub mod etcd;
+pub mod foreign;
 pub mod transfer;
 
 mod error;

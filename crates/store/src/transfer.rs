@@ -38,11 +38,19 @@ pub struct Carried {
     pub revision: Revision,
 }
 
+/// What a store holds at its latest revision.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// In the order of their keys.
+    pub kvs: Vec<KeyValue>,
+    pub revision: Revision,
+}
+
 impl Transfer<'_> {
     /// Writes everything into a store that counts for itself. Nobody else may write to either meanwhile.
     pub async fn into_store(&self, from: &dyn Store, to: &dyn Store) -> Result<Carried> {
         self.make_room(to).await?;
-        let (kvs, revision) = self.read(from).await?;
+        let Contents { kvs, revision } = self.read(from).await?;
         self.raise(to, revision).await?;
         let mut lease = None;
         if kvs.iter().any(|kv| kv.lease.is_some()) {
@@ -66,7 +74,7 @@ impl Transfer<'_> {
 
     /// Makes an embedded store of everything, in a directory that must not hold one.
     pub async fn into_directory(&self, from: &dyn Store, dir: &Path) -> Result<Carried> {
-        let (kvs, revision) = self.read(from).await?;
+        let Contents { kvs, revision } = self.read(from).await?;
         let keys = kvs.len();
         let dir = dir.to_owned();
         let import = move || embedded::import(&dir, Imported { kvs, revision, lease_time: LEASE_TIME });
@@ -97,7 +105,7 @@ impl Transfer<'_> {
     }
 
     /// Everything at one revision.
-    async fn read(&self, from: &dyn Store) -> Result<(Vec<KeyValue>, Revision)> {
+    pub async fn read(&self, from: &dyn Store) -> Result<Contents> {
         let revision = from.current_revision().await?;
         let mut kvs = Vec::new();
         let mut after: Option<Arc<str>> = None;
@@ -109,7 +117,7 @@ impl Transfer<'_> {
             let stays = |kv: &KeyValue| self.without.iter().any(|start| kv.key.starts_with(start));
             kvs.extend(page.kvs.into_iter().filter(|kv| !stays(kv)));
             if !page.more {
-                return Ok((kvs, revision));
+                return Ok(Contents { kvs, revision });
             }
         }
     }

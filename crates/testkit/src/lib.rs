@@ -11,4 +11,5 @@ pub mod mutate;
 pub mod peers;
 pub mod registry;
 pub mod runtimes;
+pub mod s3;
 pub mod suite;

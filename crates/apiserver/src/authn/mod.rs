@@ -7,6 +7,7 @@
 mod bootstrap;
 mod certificates;
 mod config_file;
+mod external_signer;
 mod front_proxy;
 mod oidc;
 mod service_account;
@@ -24,6 +25,7 @@ use tls::Reloading;
 
 pub(crate) use certificates::{CertificateAuthority, PeerCertificates, not_after};
 pub(crate) use config_file::Anonymous;
+pub(crate) use external_signer::{ExternalSigner, is_endpoint};
 pub(crate) use front_proxy::FrontProxy;
 pub(crate) use oidc::Oidc;
 pub(crate) use service_account::{PublicKeys, TokenClaims, TokenIssuer};
@@ -66,15 +68,18 @@ pub(crate) type Accepted = (UserInfo, Vec<String>);
 const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
 
 impl Authenticators {
-    pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
+    pub(crate) fn new(config: &Config, signer: Option<&Arc<ExternalSigner>>) -> anyhow::Result<Self> {
         let authority = |path: &Option<std::path::PathBuf>| path.as_deref().map(CertificateAuthority::load).transpose();
         let mut key_files = config.service_account_key_files.clone();
         if key_files.is_empty() {
             key_files.extend(config.service_account_signing_key_file.clone());
         }
-        let service_accounts = (!key_files.is_empty())
-            .then(|| PublicKeys::load(key_files, config.service_account_issuers.clone(), config.audiences()))
-            .transpose()?;
+        let (issuers, audiences) = (config.service_account_issuers.clone(), config.audiences());
+        let service_accounts = match signer {
+            Some(signer) => Some(PublicKeys::external(signer.clone(), issuers, audiences)),
+            None if key_files.is_empty() => None,
+            None => Some(PublicKeys::load(key_files, issuers, audiences)?),
+        };
         let front_proxy = authority(&config.requestheader_client_ca_file)?.map(|authority| FrontProxy {
             authority,
             allowed_names: config.requestheader_allowed_names.clone(),
@@ -199,7 +204,7 @@ impl Authenticators {
         }
         let mut errors: Vec<String> = Vec::new();
         if let Some(keys) = &self.service_accounts {
-            match keys.verify(caches, token, wanted) {
+            match keys.verify(caches, token, wanted).await {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
                 Err(error) => errors.push(error),

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tls::Reloading;
 
 use super::Accepted;
+use super::external_signer::ExternalSigner;
 use crate::expiring::Expiring;
 use crate::watch_cache::Caches;
 
@@ -23,11 +24,16 @@ const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 /// How far clocks may differ, and how long a deleted object still counts (upstream's `jwt.DefaultLeeway`).
 const LEEWAY: i64 = 60;
 
-/// Issuer and key of new tokens.
+/// Issuer and signer of new tokens.
 pub(crate) struct TokenIssuer {
-    key: Reloading<SigningKey>,
+    signer: Signer,
     issuer: String,
     audiences: Vec<String>,
+}
+
+enum Signer {
+    Key(Reloading<SigningKey>),
+    External(Arc<ExternalSigner>),
 }
 
 /// What a token says.
@@ -49,14 +55,27 @@ pub(crate) struct TokenClaims {
 impl TokenIssuer {
     pub(crate) fn load(key: &Path, issuer: &str, audiences: Vec<String>) -> anyhow::Result<Self> {
         let load = |files: &[PathBuf]| Ok(SigningKey::load(&files[0])?);
-        Ok(Self { key: Reloading::new(vec![key.to_owned()], load)?, issuer: issuer.to_owned(), audiences })
+        let signer = Signer::Key(Reloading::new(vec![key.to_owned()], load)?);
+        Ok(Self { signer, issuer: issuer.to_owned(), audiences })
+    }
+
+    pub(crate) fn external(signer: Arc<ExternalSigner>, issuer: &str, audiences: Vec<String>) -> Self {
+        Self { signer: Signer::External(signer), issuer: issuer.to_owned(), audiences }
+    }
+
+    /// The longest life of a token that the signer signs, if it has one.
+    pub(crate) fn max_life(&self) -> Option<Duration> {
+        match &self.signer {
+            Signer::Key(_) => None,
+            Signer::External(signer) => Some(signer.max_life()),
+        }
     }
 
     pub(crate) fn audiences(&self) -> &[String] {
         &self.audiences
     }
 
-    pub(crate) fn sign(&self, claims: &TokenClaims) -> anyhow::Result<String> {
+    pub(crate) async fn sign(&self, claims: &TokenClaims) -> anyhow::Result<String> {
         let mut private = json!({
             "namespace": claims.namespace,
             "serviceaccount": {"name": claims.name, "uid": claims.uid},
@@ -79,17 +98,34 @@ impl TokenIssuer {
             "kubernetes.io": private,
             "sub": format!("system:serviceaccount:{}:{}", claims.namespace, claims.name),
         });
-        Ok(self.key.get().token(&body)?)
+        Ok(match &self.signer {
+            Signer::Key(key) => key.get().token(&body)?,
+            Signer::External(signer) => signer.token(&body).await?,
+        })
     }
 }
 
-/// Keys whose signatures are accepted, from files that may change.
+/// Keys whose signatures are accepted, which may change.
 pub(crate) struct PublicKeys {
-    keys: Reloading<Vec<Key>>,
+    keys: Source,
     issuers: Vec<String>,
     audiences: Vec<String>,
     /// Digests of tokens whose signature was good, and the keys it was checked with: checking costs more than all the rest.
     checked: Expiring<Vec<u8>, Arc<Vec<Key>>>,
+}
+
+enum Source {
+    Files(Reloading<Vec<Key>>),
+    External(Arc<ExternalSigner>),
+}
+
+impl Source {
+    fn get(&self) -> Arc<Vec<Key>> {
+        match self {
+            Source::Files(keys) => keys.get(),
+            Source::External(signer) => signer.keys(),
+        }
+    }
 }
 
 /// How long a good signature is remembered.
@@ -97,21 +133,36 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 
 impl PublicKeys {
     pub(crate) fn load(files: Vec<PathBuf>, issuers: Vec<String>, audiences: Vec<String>) -> anyhow::Result<Self> {
-        Ok(Self {
-            keys: Reloading::new(files, |files| Ok(load_public(files)?))?,
-            issuers,
-            audiences,
-            checked: Expiring::new(),
-        })
+        let keys = Source::Files(Reloading::new(files, |files| Ok(load_public(files)?))?);
+        Ok(Self { keys, issuers, audiences, checked: Expiring::new() })
+    }
+
+    pub(crate) fn external(signer: Arc<ExternalSigner>, issuers: Vec<String>, audiences: Vec<String>) -> Self {
+        Self { keys: Source::External(signer), issuers, audiences, checked: Expiring::new() }
     }
 
     /// The key set served at `/openid/v1/jwks`.
     pub(crate) fn jwks(&self) -> Value {
-        json!({"keys": self.keys.get().iter().map(Key::jwk).collect::<Vec<_>>()})
+        let keys = match &self.keys {
+            Source::Files(keys) => keys.get().iter().map(Key::jwk).collect::<Vec<_>>(),
+            Source::External(signer) => signer.published().iter().map(Key::jwk).collect(),
+        };
+        json!({"keys": keys})
     }
 
     /// `Ok(None)` if the token is not one of ours at all.
-    pub(crate) fn verify(&self, caches: &Caches, text: &str, wanted: &[String]) -> Result<Option<Accepted>, String> {
+    pub(crate) async fn verify(
+        &self,
+        caches: &Caches,
+        text: &str,
+        wanted: &[String],
+    ) -> Result<Option<Accepted>, String> {
+        // A key that a signer has since the last time.
+        if let Source::External(signer) = &self.keys
+            && let Some(token) = Token::parse(text).filter(|token| self.is_of_ours(token))
+        {
+            signer.keys_for(&token.key_id).await;
+        }
         let Some(token) = self.ours(text)? else { return Ok(None) };
         let now = jiff::Timestamp::now().as_second();
         check_times(&token, now)?;
@@ -132,11 +183,16 @@ impl PublicKeys {
         Ok(Some((user, accepted)))
     }
 
+    /// Whether it says that it is of one of our issuers.
+    fn is_of_ours(&self, token: &Token<'_>) -> bool {
+        let issuer = token.text("iss");
+        issuer == LEGACY_ISSUER || self.issuers.iter().any(|known| known == issuer)
+    }
+
     /// A token of one of our issuers with a good signature.
     fn ours<'t>(&self, text: &'t str) -> Result<Option<Token<'t>>, String> {
         let Some(token) = Token::parse(text) else { return Ok(None) };
-        let issuer = token.text("iss");
-        if issuer != LEGACY_ISSUER && !self.issuers.iter().any(|known| known == issuer) {
+        if !self.is_of_ours(&token) {
             return Ok(None);
         }
         let keys = self.keys.get();
@@ -294,12 +350,12 @@ mod tests {
         }
     }
 
-    #[test]
-    fn signatures_are_checked() {
+    #[tokio::test]
+    async fn signatures_are_checked() {
         let dir = tempfile::tempdir().unwrap();
         let (issuer, keys) = issuer(dir.path(), "one");
         let (_, others) = self::issuer(dir.path(), "two");
-        let token = issuer.sign(&claims(1, 2)).unwrap();
+        let token = issuer.sign(&claims(1, 2)).await.unwrap();
         assert!(keys.ours(&token).unwrap().is_some());
         let parts: Vec<&str> = token.split('.').collect();
         let encode = |text: &str| URL_SAFE_NO_PAD.encode(text);
@@ -312,25 +368,25 @@ mod tests {
         assert!(keys.ours("opaque").unwrap().is_none(), "not a token");
     }
 
-    #[test]
-    fn times_are_checked() {
+    #[tokio::test]
+    async fn times_are_checked() {
         let dir = tempfile::tempdir().unwrap();
         let (issuer, _) = issuer(dir.path(), "key");
-        let text = issuer.sign(&claims(1000, 2000)).unwrap();
+        let text = issuer.sign(&claims(1000, 2000)).await.unwrap();
         let token = Token::parse(&text).unwrap();
         for (now, good) in [(900, false), (950, true), (1500, true), (2060, true), (2061, false)] {
             assert_eq!(check_times(&token, now).is_ok(), good, "{now}");
         }
     }
 
-    #[test]
-    fn a_new_signing_key_is_used_at_once() {
+    #[tokio::test]
+    async fn a_new_signing_key_is_used_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let (issuer, keys) = issuer(dir.path(), "key");
-        let before = issuer.sign(&claims(1, 2)).unwrap();
+        let before = issuer.sign(&claims(1, 2)).await.unwrap();
         std::fs::write(dir.path().join("new"), rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
         std::fs::rename(dir.path().join("new"), dir.path().join("key")).unwrap();
-        let after = issuer.sign(&claims(1, 2)).unwrap();
+        let after = issuer.sign(&claims(1, 2)).await.unwrap();
         assert!(keys.ours(&before).is_err() && keys.ours(&after).unwrap().is_some());
     }
 }

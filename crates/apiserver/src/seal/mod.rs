@@ -19,7 +19,7 @@ mod store;
 
 pub use config::{EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration};
 pub(crate) use foreign::{Foreign, ForeignError};
-pub use rewrite::{first_sealed, rewrite_store};
+pub use rewrite::{Unreadable, first_sealed, open_others, rewrite_store, seal_values};
 pub(crate) use rules::Seals;
 pub(crate) use store::{Sealed, run};
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::foreign::Foreign;
 use super::providers::{Opened, open_plain};
-use super::rules::Seals;
+use super::rules::{Rules, Seals};
 use super::{SEALED, SealError};
 use crate::protobuf::MAGIC;
 use crate::watch_cache::{Caches, ROOT};
@@ -60,19 +60,7 @@ impl Sealed {
     }
 
     async fn opened(&self, key: &str, stored: &Bytes) -> Result<Opened, SealError> {
-        let rules = self.seals.rules();
-        let mut opened = match rules.of(key) {
-            Some(providers) => providers.open(&self.place(key), stored).await?,
-            None => open_plain(stored)?,
-        };
-        // Written by upstream; we write JSON.
-        if opened.plain.starts_with(MAGIC) {
-            let plain = self.foreign.read(key, &opened.plain).map_err(SealError::Foreign)?;
-            opened = Opened { plain, stale: true };
-        } else if let Some(plain) = self.foreign.read_definition(key, &opened.plain) {
-            opened = Opened { plain: plain.map_err(SealError::Foreign)?, stale: true };
-        }
-        Ok(opened)
+        open_value(&self.seals.rules(), &self.foreign, key, &self.place(key), stored).await
     }
 
     /// Without its value if that cannot be opened, which makes it an unreadable object: why is logged here.
@@ -121,6 +109,28 @@ impl Sealed {
         }
         Ok(())
     }
+}
+
+/// The object that is stored under `key`, which is at `place` in the store beneath, as this server would have written it.
+pub(super) async fn open_value(
+    rules: &Rules,
+    foreign: &Foreign,
+    key: &str,
+    place: &str,
+    stored: &Bytes,
+) -> Result<Opened, SealError> {
+    let mut opened = match rules.of(key) {
+        Some(providers) => providers.open(place, stored).await?,
+        None => open_plain(stored)?,
+    };
+    // Written by upstream; we write JSON.
+    if opened.plain.starts_with(MAGIC) {
+        let plain = foreign.read(key, &opened.plain).map_err(SealError::Foreign)?;
+        opened = Opened { plain, stale: true };
+    } else if let Some(plain) = foreign.read_definition(key, &opened.plain) {
+        opened = Opened { plain: plain.map_err(SealError::Foreign)?, stale: true };
+    }
+    Ok(opened)
 }
 
 impl Store for Sealed {

@@ -87,9 +87,11 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
         && audiences.iter().all(|audience| issuer.audiences().contains(audience));
     if extends {
         claims.warn_after = Some(claims.expires);
-        claims.expires = claims.issued + EXTENDED_LIFE;
+        let longest = issuer.max_life().map_or(i64::MAX, |life| i64::try_from(life.as_secs()).unwrap_or(i64::MAX));
+        claims.expires = claims.issued + EXTENDED_LIFE.min(longest);
     }
-    let token = issuer.sign(&claims).map_err(Status::internal)?;
+    let token =
+        issuer.sign(&claims).await.map_err(|error| Status::internal(format!("failed to generate token: {error:#}")))?;
     let expires = jiff::Timestamp::from_second(claims.issued + seconds).map_err(Status::internal)?;
     request["kind"] = "TokenRequest".into();
     request["apiVersion"] = "authentication.k8s.io/v1".into();

@@ -5,7 +5,8 @@ use super::frame::{FrameReader, LOG_MAGIC};
 use super::index::{Lease, View};
 use super::recover::{self, TornTail};
 use super::{random_number, snapshot};
-use crate::{KeyValue, Result, Revision, StoreError};
+use crate::transfer::Contents;
+use crate::{KeyValue, Range, Result, Revision, StoreError};
 use imbl::OrdSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,13 @@ pub fn check(dir: &Path) -> Result<Report> {
         files,
         torn: found.torn,
     })
+}
+
+/// What a store holds now, also while it is in use.
+pub fn contents(dir: &Path) -> Result<Contents> {
+    let view = read(dir)?.view;
+    let found = view.range(&Range::prefix(""))?;
+    Ok(Contents { kvs: found.kvs, revision: view.revision })
 }
 
 /// Copies the store's state into one file, also while the store is in use. Returns its revision and size.

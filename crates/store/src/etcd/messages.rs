@@ -13,19 +13,19 @@ pub(super) struct Header {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct KeyValue {
+pub(crate) struct KeyValue {
     #[prost(bytes = "bytes", tag = "1")]
-    pub(super) key: Bytes,
+    pub(crate) key: Bytes,
     #[prost(int64, tag = "2")]
-    pub(super) create_revision: i64,
+    pub(crate) create_revision: i64,
     #[prost(int64, tag = "3")]
-    pub(super) mod_revision: i64,
+    pub(crate) mod_revision: i64,
     #[prost(int64, tag = "4")]
-    pub(super) version: i64,
+    pub(crate) version: i64,
     #[prost(bytes = "bytes", tag = "5")]
-    pub(super) value: Bytes,
+    pub(crate) value: Bytes,
     #[prost(int64, tag = "6")]
-    pub(super) lease: i64,
+    pub(crate) lease: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -10,6 +10,8 @@ mod messages;
 mod watch;
 
 pub use members::{Member, Members, Status};
+/// A key as etcd keeps it, on the wire and on its disk.
+pub(crate) use messages::KeyValue as StoredKeyValue;
 
 use crate::range::KeyRange;
 use crate::{

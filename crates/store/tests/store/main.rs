@@ -6,6 +6,7 @@ mod bad_input;
 mod crash;
 mod disk_full;
 mod etcd;
+mod foreign;
 mod kill;
 mod linearizable;
 mod members;

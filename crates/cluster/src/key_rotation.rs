@@ -1,0 +1,234 @@
+//! `cox store rotate-keys` while the cluster runs: the server goes over to a new key, everything is written once more by
+//! StorageVersionMigrations, and the older keys are forgotten.
+//!
+//! Where it stands is in the file of keys alone. Ended after any step, all that is stored can be read with what the file has,
+//! and the next exchange ends what this one began. Keys are forgotten only once the bytes in the store have been looked at:
+//! none may need them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use client::{Client, DeleteParams, ListParams};
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use rand::Rng;
+use serde_json::json;
+use store::transfer::Transfer;
+use store::{KeyValue, Store};
+
+use crate::connection::connect;
+use crate::encryption::{add_key, encrypted_resources, keep_key};
+use crate::options::Options;
+use crate::shape::Flags;
+
+/// For the server to read the file again; it looks every second.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// For all objects of a resource to be written once more.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(1800);
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const NAMESPACE: &str = "kube-system";
+/// What is sealed in a store begins so.
+const SEALED: &[u8] = b"k8s:enc:";
+/// On what this makes in the API for a while.
+const LABEL: &str = "cox.dev/key-rotation";
+const SERVERS: &str = "/registry/masterleases/";
+const ALL: Transfer<'static> = Transfer { root: "/registry/", mark: "", without: &[] };
+
+/// The bytes of the store beneath a running server.
+enum Beneath {
+    Embedded(PathBuf),
+    Etcd(Arc<dyn Store>),
+}
+
+impl Beneath {
+    async fn open(options: &Options, flags: &Flags) -> Result<Beneath> {
+        Ok(match flags.etcd.is_used() {
+            true => Beneath::Etcd(flags.etcd.connect().await?),
+            false => Beneath::Embedded(options.store_dir()),
+        })
+    }
+
+    async fn contents(&self) -> Result<Vec<KeyValue>> {
+        match self {
+            Beneath::Embedded(dir) => {
+                let dir = dir.clone();
+                Ok(tokio::task::spawn_blocking(move || store::embedded::contents(&dir)).await??.kvs)
+            }
+            Beneath::Etcd(store) => Ok(ALL.read(&**store).await?.kvs),
+        }
+    }
+}
+
+/// How values begin that were sealed with a key of ours.
+fn prefix(key: &str) -> String {
+    format!("k8s:enc:secretbox:v1:{key}:")
+}
+
+/// The first object whose bytes need another key than the newest, or have none though they should, and how many have it.
+fn judge<'k>(kvs: &'k [KeyValue], places: &[String], newest: &str) -> (Option<&'k str>, usize) {
+    let wanted = prefix(newest);
+    let is_one =
+        |kv: &&KeyValue| kv.value.starts_with(SEALED) || places.iter().any(|place| kv.key.starts_with(place.as_str()));
+    let has_it = |kv: &&KeyValue| kv.value.starts_with(wanted.as_bytes());
+    let other = kvs.iter().filter(is_one).find(|kv| !has_it(kv)).map(|kv| &*kv.key);
+    (other, kvs.iter().filter(has_it).count())
+}
+
+/// Group and resource of a name in the file, such as `configmaps` and `deployments.apps`.
+fn resource(name: &str) -> (String, String) {
+    let (resource, group) = name.split_once('.').unwrap_or((name, ""));
+    (group.to_owned(), resource.to_owned())
+}
+
+pub(crate) async fn rotate_running(options: &Options) -> Result<String> {
+    let file = options.encryption_file();
+    let flags = Flags::remembered(options)?;
+    let resources = encrypted_resources(&file)?;
+    if let Some(wildcard) = resources.iter().find(|name| name.starts_with("*.")) {
+        bail!(
+            "{} encrypts {wildcard}: of resources that are not named one by one keys are exchanged while the cluster is \
+             stopped ('cox down' first; containers run on)",
+            file.display()
+        );
+    }
+    let beneath = Beneath::open(options, &flags).await?;
+    let before = beneath.contents().await?;
+    let servers: Vec<&str> = before.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).collect();
+    if servers.len() > 1 {
+        bail!(
+            "the cluster has several servers ({}), each with a file of keys: docs/servers.md says how they are exchanged",
+            servers.join(", ")
+        );
+    }
+    let client = connect(&options.admin_kubeconfig())?;
+    remove_leftovers(&client).await.context("removing what an exchange that was broken off has left")?;
+    let added = add_key(&file)?;
+    until_used(&client, &beneath, &added).await?;
+    for name in &resources {
+        migrate(&client, name).await.with_context(|| format!("writing {name} once more; no key was forgotten"))?;
+    }
+    // Secrets are where everybody knows; of others it is enough that none needs an older key.
+    let places =
+        if resources.iter().any(|name| name == "secrets") { vec!["/registry/secrets/".to_owned()] } else { Vec::new() };
+    let after = beneath.contents().await?;
+    let (other, count) = judge(&after, &places, &added);
+    if let Some(key) = other {
+        bail!("{key} is not encrypted with {added}: no key was forgotten; give the command again");
+    }
+    keep_key(&file, &added)?;
+    Ok(format!("{}: {count} objects are encrypted with {added} now", file.display()))
+}
+
+async fn remove_leftovers(client: &Client) -> Result<()> {
+    let (ours, params) = (ListParams::labels(LABEL), DeleteParams::default());
+    client.namespaced::<Secret>(NAMESPACE).delete_collection(&ours, &params).await?;
+    client.all::<StorageVersionMigration>().delete_collection(&ours, &params).await?;
+    Ok(())
+}
+
+/// Waits until the server writes with the new key, which a Secret of ours shows.
+async fn until_used(client: &Client, beneath: &Beneath, added: &str) -> Result<()> {
+    let secrets = client.namespaced::<Secret>(NAMESPACE);
+    let name = format!("cox-key-{:08x}", rand::rng().random::<u32>());
+    let key = format!("/registry/secrets/{NAMESPACE}/{name}");
+    let probe = |number: u32| Secret {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            namespace: Some(NAMESPACE.into()),
+            labels: Some([(LABEL.to_owned(), number.to_string())].into()),
+            ..ObjectMeta::default()
+        },
+        ..Secret::default()
+    };
+    secrets.create(&probe(0)).await.context("writing a Secret to see which key is used")?;
+    let mut number = 0;
+    let wait = async {
+        loop {
+            let kvs = beneath.contents().await?;
+            let found = kvs.iter().find(|kv| *kv.key == *key).context("the Secret is not in the store")?;
+            if found.value.starts_with(prefix(added).as_bytes()) {
+                return anyhow::Ok(());
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            number += 1;
+            secrets.update(&probe(number)).await.context("writing a Secret to see which key is used")?;
+        }
+    };
+    let used = tokio::time::timeout(RELOAD_TIMEOUT, wait).await;
+    let removed = secrets.delete(&name, &DeleteParams::default()).await;
+    match used {
+        Ok(used) => used?,
+        Err(_) => bail!(
+            "the server does not use the new key after {RELOAD_TIMEOUT:?}: its log says why. No key was forgotten"
+        ),
+    }
+    removed.with_context(|| format!("removing the Secret {NAMESPACE}/{name}")).map(drop)
+}
+
+/// Has every object of a resource written once more.
+async fn migrate(client: &Client, name: &str) -> Result<()> {
+    let migrations = client.all::<StorageVersionMigration>();
+    let (group, resource) = resource(name);
+    let called = format!("cox-rotate-keys-{}-{:08x}", resource.to_lowercase(), rand::rng().random::<u32>());
+    let wanted = json!({"metadata": {"name": called, "labels": {LABEL: resource}}, "spec": {"resource": {"group": group, "resource": resource}}});
+    migrations.create(&serde_json::from_value(wanted)?).await?;
+    let wait = async {
+        loop {
+            let found = migrations.get(&called).await?;
+            let conditions = found.status.as_ref().and_then(|status| status.conditions.as_ref());
+            let holds = |kind: &str| {
+                conditions.into_iter().flatten().find(|one| one.type_ == kind && one.status == "True").cloned()
+            };
+            if let Some(failed) = holds("Failed") {
+                bail!("{}", failed.message);
+            }
+            if holds("Succeeded").is_some() {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    };
+    let done = tokio::time::timeout(MIGRATION_TIMEOUT, wait).await;
+    migrations.delete(&called, &DeleteParams::default()).await?;
+    done.with_context(|| format!("it takes longer than {MIGRATION_TIMEOUT:?}"))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use store::Revision;
+
+    #[test]
+    fn keys_are_forgotten_only_if_nothing_needs_them() {
+        let kv = |key: &str, value: &str| KeyValue {
+            key: key.into(),
+            value: value.to_owned().into(),
+            create_revision: Revision(1),
+            mod_revision: Revision(1),
+            version: 1,
+            lease: None,
+        };
+        let new = |key: &str| kv(key, "k8s:enc:secretbox:v1:key2:x");
+        let places = ["/registry/secrets/".to_owned()];
+        for (kvs, expected) in [
+            (vec![new("/registry/secrets/a/s"), kv("/registry/pods/a/p", "{}")], (None, 1)),
+            (vec![kv("/registry/secrets/a/s", "k8s:enc:secretbox:v1:key1:x")], (Some("/registry/secrets/a/s"), 0)),
+            (vec![kv("/registry/secrets/a/s", "k8s:enc:secretbox:v1:key22:x")], (Some("/registry/secrets/a/s"), 0)),
+            (vec![new("/registry/secrets/a/r"), kv("/registry/secrets/a/s", "{}")], (Some("/registry/secrets/a/s"), 1)),
+            (vec![kv("/registry/configmaps/a/c", "k8s:enc:aescbc:v1:old:x")], (Some("/registry/configmaps/a/c"), 0)),
+            (vec![], (None, 0)),
+        ] {
+            assert_eq!(judge(&kvs, &places, "key2"), expected);
+        }
+    }
+
+    #[test]
+    fn resources_have_a_group() {
+        assert_eq!(resource("secrets"), (String::new(), "secrets".to_owned()));
+        assert_eq!(resource("deployments.apps"), ("apps".to_owned(), "deployments".to_owned()));
+        assert_eq!(resource("boats.old.example"), ("old.example".to_owned(), "boats".to_owned()));
+    }
+}
