@@ -107,8 +107,8 @@ impl NodeAgent {
     }
 
     async fn status(&self, old: &NodeStatus) -> NodeStatus {
-        let runtime = self.runtime.status().await.map_err(|error| error.to_string());
-        let images = self.runtime.images().await.map_err(|error| error.to_string());
+        let runtime = self.runtime.status().await;
+        let images = self.runtime.images().await;
         let pressure = *self.pressure.lock();
         status::node_status(&status::Facts {
             settings: &self.settings,

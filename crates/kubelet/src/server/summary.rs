@@ -126,7 +126,7 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
         let sandbox = sandboxes.get(state::uid(&pod));
         match pod_json(server, &pod, &stats, sandbox).await {
             Ok(value) => pods.extend(value),
-            Err(error) => return failed(error),
+            Err(error) => return failed(error.to_string()),
         }
     }
     let root = &kubelet.settings.root_dir;
@@ -202,7 +202,7 @@ async fn pod_json(
     pod: &Pod,
     stats: &[v1::ContainerStats],
     sandbox: Option<&v1::LinuxPodSandboxStats>,
-) -> Result<Option<Value>, String> {
+) -> std::io::Result<Option<Value>> {
     let kubelet = &server.kubelet;
     let own: Vec<&v1::ContainerStats> = stats
         .iter()

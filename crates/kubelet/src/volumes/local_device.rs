@@ -15,6 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
+use super::error::{Cause, check_name};
 use super::{ChangePolicy, blocking, mounts, ownership};
 
 /// The plug-in's name as part of a path.
@@ -54,10 +55,8 @@ impl LocalDevices {
     }
 
     /// Mounts the device, unless it is, and binds it to `target`, which is in the pod's directory for this volume.
-    pub(super) async fn set_up(&self, disk: Disk, target: PathBuf) -> Result<PathBuf, String> {
-        if let Some(why) = api::validation::dns1123_subdomain(&disk.name).into_iter().next() {
-            return Err(format!("invalid volume name {:?}: {why}", disk.name));
-        }
+    pub(super) async fn set_up(&self, disk: Disk, target: PathBuf) -> Result<PathBuf, Cause> {
+        check_name("volume name", &disk.name)?;
         let held: OwnedMutexGuard<()> = self.lock_of(&disk.name).lock_owned().await;
         let place = self.mounts().join(&disk.name);
         blocking(move || {
@@ -77,6 +76,7 @@ impl LocalDevices {
             Ok(target)
         })
         .await
+        .map_err(Cause::from)
     }
 
     /// Unmounts devices that no pod uses any more. Says whether there was nothing to do.
@@ -100,7 +100,7 @@ impl LocalDevices {
                 Ok(is_used) => is_clean &= is_used,
                 Err(error) => {
                     is_clean = false;
-                    tracing::warn!(path = %dir.display(), error, "a local device not unmounted, will retry");
+                    tracing::warn!(path = %dir.display(), %error, "a local device not unmounted, will retry");
                 }
             }
         }

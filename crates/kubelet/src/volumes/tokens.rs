@@ -10,6 +10,11 @@ use parking_lot::Mutex;
 
 use crate::state;
 
+/// The server gave no token, and none that was kept is still good.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to fetch token: {0}")]
+pub(crate) struct TokenError(client::Error);
+
 pub(crate) struct Tokens {
     client: Client,
     /// By pod uid, account, audience and lifetime.
@@ -37,7 +42,12 @@ impl Tokens {
         Tokens { client, cache: Mutex::new(HashMap::new()) }
     }
 
-    pub(crate) async fn get(&self, pod: &Pod, audience: Option<&str>, seconds: Option<i64>) -> Result<String, String> {
+    pub(crate) async fn get(
+        &self,
+        pod: &Pod,
+        audience: Option<&str>,
+        seconds: Option<i64>,
+    ) -> Result<String, TokenError> {
         self.with_expiry(pod, audience, seconds).await.map(|(token, _)| token)
     }
 
@@ -47,7 +57,7 @@ impl Tokens {
         pod: &Pod,
         audience: Option<&str>,
         seconds: Option<i64>,
-    ) -> Result<(String, Timestamp), String> {
+    ) -> Result<(String, Timestamp), TokenError> {
         let account =
             pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or_else(|| "default".into());
         let audience = audience.unwrap_or_default();
@@ -69,7 +79,7 @@ impl Tokens {
                     tracing::warn!(pod = state::full_name(pod), %error, "token not renewed, the present one is kept");
                     Ok((cached.token, cached.expires))
                 }
-                None => Err(format!("failed to fetch token: {error}")),
+                None => Err(TokenError(error)),
             },
         }
     }
