@@ -91,7 +91,7 @@ impl Manager {
 
     async fn end_pods(&self, periods: &[ShutdownPeriod]) {
         let shutdown = &self.kubelet.shutdown;
-        let start_time = Some(Timestamp::now());
+        let start_time = Some(self.kubelet.clock.now());
         shutdown.note(Times { start_time, end_time: None });
         for (period, pods) in groups::group(periods, self.workers.active_pods()) {
             let mut ended = Vec::new();
@@ -114,6 +114,6 @@ impl Manager {
                 tracing::warn!(priority = period.priority, "pods have used up the time of their priority");
             }
         }
-        shutdown.note(Times { start_time, end_time: Some(Timestamp::now()) });
+        shutdown.note(Times { start_time, end_time: Some(self.kubelet.clock.now()) });
     }
 }

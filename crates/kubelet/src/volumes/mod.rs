@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::Client;
+use client::{Client, Clock};
 use k8s_openapi::api::core::v1::{
     ConfigMap, EmptyDirVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
     Pod, Secret, Volume,
@@ -45,6 +45,7 @@ pub(crate) struct Volumes {
     pub(crate) root: PathBuf,
     /// What pods know `root` as.
     pub(crate) usual_root: PathBuf,
+    pub(crate) clock: Clock,
     pub(crate) client: Client,
     pub(crate) config_maps: Arc<Objects<ConfigMap>>,
     pub(crate) secrets: Arc<Objects<Secret>>,
@@ -159,6 +160,7 @@ impl Volumes {
             return Err(Cause::NoPlugin(volume.name.clone()));
         };
         let files = self.payload(volume, context).await?;
+        let now = self.clock.now();
         let path = self.dir(pod, plugin, &volume.name);
         let made = path.clone();
         blocking(move || {
@@ -168,7 +170,7 @@ impl Volumes {
                 std::fs::create_dir_all(&made)?;
             }
             set_mode(&made, 0o777, group)?;
-            atomic_writer::write(&made, &files, group)
+            atomic_writer::write(&made, &files, group, now)
         })
         .await?;
         Ok(Mounted::Path { path, read_only: true })

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use client::Client;
+use client::{Client, Clock};
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
@@ -16,6 +16,7 @@ use crate::state;
 pub(crate) struct TokenError(client::Error);
 
 pub(crate) struct Tokens {
+    clock: Clock,
     client: Client,
     /// By pod uid, account, audience and lifetime.
     cache: Mutex<HashMap<(String, String, String, i64), Cached>>,
@@ -38,8 +39,8 @@ fn needs_renewal(issued: Timestamp, expires: Timestamp, now: Timestamp) -> bool 
 }
 
 impl Tokens {
-    pub(crate) fn new(client: Client) -> Self {
-        Tokens { client, cache: Mutex::new(HashMap::new()) }
+    pub(crate) fn new(client: Client, clock: Clock) -> Self {
+        Tokens { clock, client, cache: Mutex::new(HashMap::new()) }
     }
 
     pub(crate) async fn get(
@@ -64,7 +65,7 @@ impl Tokens {
         let seconds = seconds.unwrap_or(3600);
         let key = (state::uid(pod).to_string(), account.clone(), audience.to_string(), seconds);
         let cached = self.cache.lock().get(&key).cloned();
-        let now = Timestamp::now();
+        let now = self.clock.now();
         if let Some(cached) = cached.as_ref().filter(|cached| !needs_renewal(cached.issued, cached.expires, now)) {
             return Ok((cached.token.clone(), cached.expires));
         }
@@ -110,7 +111,7 @@ impl Tokens {
             .create_subresource(account, "token", &request)
             .await?;
         let status = answer.status.unwrap_or_default();
-        let expires = status.expiration_timestamp.map_or_else(Timestamp::now, |time| time.0);
+        let expires = status.expiration_timestamp.map_or_else(|| self.clock.now(), |time| time.0);
         Ok((status.token.unwrap_or_default(), expires))
     }
 
