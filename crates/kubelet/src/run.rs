@@ -34,6 +34,7 @@ use crate::shutdown_state::Shutdown;
 use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
+use crate::volumes::kernel::Linux;
 use crate::volumes::{LocalDevices, Tokens, Volumes, blocking, mounts};
 use crate::worker::Workers;
 use crate::{certificates, cpu_sets, dns, gc, pleg, state};
@@ -123,7 +124,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     for dir in own.iter().chain([&config.settings.cert_dir, &config.settings.pod_logs_dir]) {
         std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     }
-    mounts::make_shared(root).with_context(|| format!("sharing what is mounted below {}", root.display()))?;
+    mounts::make_shared(&Linux, root).with_context(|| format!("sharing what is mounted below {}", root.display()))?;
     let Some(runtime) = connect(&config.settings.cri_endpoint, &stop).await else { return Ok(()) };
     let settings = &config.settings;
     let machine = Machine::read(&settings.root_dir, &settings.node_ips).context("looking at the machine")?;

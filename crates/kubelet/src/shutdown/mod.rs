@@ -11,7 +11,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 

@@ -9,11 +9,14 @@ mod atomic_writer;
 pub(crate) mod csi;
 mod error;
 mod host_path;
+pub(crate) mod kernel;
 mod local_device;
 pub(crate) mod mounts;
 mod nfs;
 mod ownership;
 mod payload;
+#[cfg(test)]
+mod recorded;
 pub(crate) mod subpath;
 mod tokens;
 
@@ -36,6 +39,7 @@ use crate::{resources, state};
 use self::csi::{Csi, Wanted};
 use error::{Cause, ClaimError, Operation};
 pub(crate) use error::{TearDownError, VolumeError};
+use kernel::{Kernel, Linux};
 pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
 use ownership::ChangePolicy;
@@ -145,7 +149,7 @@ impl Volumes {
             };
             let size = memory_size(source, context);
             let made = path.clone();
-            blocking(move || empty_dir(&made, in_memory, size, group)).await?;
+            blocking(move || empty_dir(&Linux, &made, in_memory, size, group)).await?;
             return Ok(writable(path));
         }
         let (plugin, in_memory) = if volume.config_map.is_some() {
@@ -165,7 +169,7 @@ impl Volumes {
         let made = path.clone();
         blocking(move || {
             if in_memory {
-                mounts::tmpfs(&made, None)?;
+                mounts::tmpfs(&Linux, &made, None)?;
             } else {
                 std::fs::create_dir_all(&made)?;
             }
@@ -293,9 +297,9 @@ impl Volumes {
         let dir = self.pod_dir(uid);
         // Parts of volumes that containers saw hold the volumes up.
         let parts = dir.join("volume-subpaths");
-        blocking(move || mounts::remove_with_mounts(&parts)).await?;
+        blocking(move || mounts::remove_with_mounts(&Linux, &parts)).await?;
         self.csi.tear_down(uid).await?;
-        blocking(move || mounts::remove_with_mounts(&dir)).await?;
+        blocking(move || mounts::remove_with_mounts(&Linux, &dir)).await?;
         self.local_devices.release_unused().await;
         self.config_maps.release(uid);
         self.secrets.release(uid);
@@ -362,9 +366,15 @@ fn memory_size(source: &EmptyDirVolumeSource, context: &Context<'_>) -> Option<i
     [own, of_pod, of_node].into_iter().flatten().map(|quantity| quantity.value()).filter(|bytes| *bytes > 0).min()
 }
 
-fn empty_dir(path: &Path, in_memory: bool, size: Option<i64>, group: Option<u32>) -> std::io::Result<()> {
+fn empty_dir(
+    kernel: &impl Kernel,
+    path: &Path,
+    in_memory: bool,
+    size: Option<i64>,
+    group: Option<u32>,
+) -> std::io::Result<()> {
     let is_new = match in_memory {
-        true => mounts::tmpfs(path, size)?,
+        true => mounts::tmpfs(kernel, path, size)?,
         false => {
             let is_new = !path.exists();
             std::fs::create_dir_all(path)?;
@@ -392,8 +402,28 @@ fn set_mode(path: &Path, mode: u32, group: Option<u32>) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::recorded::Recorded;
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn an_empty_directory_is_made_once_and_left_to_its_containers() {
+        let root = tempfile::tempdir().unwrap();
+        let kernel = Recorded::default();
+        let (disk, memory) = (root.path().join("disk"), root.path().join("memory"));
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        empty_dir(&kernel, &disk, false, None, None).unwrap();
+        empty_dir(&kernel, &memory, true, Some(4096), None).unwrap();
+        assert_eq!(kernel.calls(), [format!("mount tmpfs {} tmpfs size=4096", memory.display())]);
+        assert_eq!((mode(&disk), mode(&memory)), (0o777, 0o777));
+        for path in [&disk, &memory] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        empty_dir(&kernel, &disk, false, None, None).unwrap();
+        empty_dir(&kernel, &memory, true, Some(4096), None).unwrap();
+        assert_eq!(kernel.calls(), [""; 0]);
+        assert_eq!((mode(&disk), mode(&memory)), (0o700, 0o700), "what a container set stays");
+    }
 
     #[test]
     fn security_a_claim_has_only_the_volume_that_names_it() {

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
+use nix::mount::MsFlags;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::kernel::{Kernel, Linux};
 use super::mounts;
 
 /// As the helper of nfs-utils tries them.
@@ -157,7 +158,7 @@ impl Nfs {
     /// Mounts a share unless it is mounted there.
     pub(super) async fn set_up(&self, target: PathBuf, share: Share, timeout: Duration) -> Result<PathBuf, NfsError> {
         let looked = target.clone();
-        if super::blocking(move || mounts::is_mounted_at(&looked)).await? {
+        if super::blocking(move || mounts::is_mounted_at(&Linux, &looked)).await? {
             return Ok(target);
         }
         let address = resolve(&share.server, timeout).await?;
@@ -170,7 +171,7 @@ impl Nfs {
         }
         let (under_way, place) = (self.under_way.clone(), target.clone());
         let mounting = tokio::task::spawn_blocking(move || {
-            let mounted = mount_share(&share, &place, address);
+            let mounted = mount_share(&Linux, &share, &place, address);
             under_way.lock().remove(&place);
             drop(slot);
             mounted
@@ -189,14 +190,14 @@ async fn resolve(server: &str, timeout: Duration) -> Result<IpAddr, NfsError> {
     found.next().map(|address| address.ip()).ok_or_else(|| unknown("Name or service not known".into()))
 }
 
-fn mount_share(share: &Share, target: &Path, address: IpAddr) -> Result<(), NfsError> {
+fn mount_share(kernel: &impl Kernel, share: &Share, target: &Path, address: IpAddr) -> Result<(), NfsError> {
     std::fs::create_dir_all(target)?;
     let (flags, _) = share.parsed();
     let mut failed = Errno::ENODEV;
     for options in share.tries(address) {
-        match mount(Some(share.source().as_str()), target, Some("nfs"), flags, Some(options.as_str())) {
+        match kernel.mount(Some(Path::new(&share.source())), target, Some("nfs"), flags, Some(options.as_str())) {
             Ok(()) => return Ok(()),
-            Err(error) => failed = error,
+            Err(error) => failed = error.raw_os_error().map_or(failed, Errno::from_raw),
         }
         // Only these say that another version may do.
         if !matches!(failed, Errno::EPROTONOSUPPORT | Errno::EINVAL | Errno::ECONNREFUSED | Errno::ENOENT) {
@@ -212,7 +213,31 @@ fn mount_share(share: &Share, target: &Path, address: IpAddr) -> Result<(), NfsE
 
 #[cfg(test)]
 mod tests {
+    use super::super::recorded::Recorded;
     use super::*;
+
+    /// Versions are tried from the newest on, as long as the server may know another one.
+    #[test]
+    fn a_server_is_asked_for_older_versions_only_if_that_may_help() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("data");
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        for (answers, asked, is_mounted) in [
+            (vec![], 1, true),
+            (vec![Errno::EPROTONOSUPPORT, Errno::EINVAL], 3, true),
+            (vec![Errno::EPROTONOSUPPORT; 4], 4, false),
+            (vec![Errno::EACCES], 1, false),
+        ] {
+            let kernel = Recorded { answers: std::cell::RefCell::new(answers.clone().into()), ..Recorded::default() };
+            let mounted = mount_share(&kernel, &share("nas", false, &[]), &target, address);
+            let versions: Vec<String> =
+                kernel.calls().iter().map(|call| call.rsplit_once("vers=").unwrap().1.to_owned()).collect();
+            let expected: Vec<String> =
+                VERSIONS.iter().take(asked).map(|version| format!("{version},addr=10.0.0.1")).collect();
+            assert_eq!((versions, mounted.is_ok()), (expected, is_mounted), "{answers:?}");
+            assert_eq!(target.exists(), is_mounted, "a place where nothing is mounted does not stay");
+        }
+    }
 
     fn share(server: &str, is_read_only: bool, options: &[&str]) -> Share {
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();

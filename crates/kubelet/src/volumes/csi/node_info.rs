@@ -241,7 +241,7 @@ mod tests {
         let known = node(json!({"annotations": {NODE_IDS: r#"{"d":"id-1","e":"x"}"#}, "labels": {"d/zone": "z1"}}));
         let (ids, _) = noted(&known, "d", None, &BTreeMap::new()).unwrap();
         assert_eq!(ids.as_deref(), Some(r#"{"e":"x"}"#));
-        let clash = noted(&known, "d", Some("id-1"), &segments(&[("d/zone", "z2")])).unwrap_err();
+        let clash = noted(&known, "d", Some("id-1"), &segments(&[("d/zone", "z2")])).unwrap_err().to_string();
         assert_eq!(
             clash,
             "detected topology value collision: driver reported \"d/zone\":\"z2\" but existing label is \"d/zone\":\"z1\""
