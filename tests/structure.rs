@@ -328,7 +328,7 @@ const TEXT_AS_ERROR: &[(&str, usize)] = &[
     ("cni", 2),
     ("dns", 10),
     ("gateway", 1),
-    ("kubectl", 90),
+    ("kubectl", 66),
     ("kubelet", 4),
     ("policy", 1),
     ("registry", 9),
