@@ -585,7 +585,7 @@ mod tests {
         claims["aud"] = "c".into();
         claims["exp"] = 100.into();
         let text = format!("{}.AAAA", jwt::signing_input("ES256", "k", &claims));
-        configuration.issuers[0].rules.user(&Token::parse(&text).unwrap(), 100)
+        configuration.issuers[0].rules.user(&Token::parse(&text).unwrap(), 100).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -13,9 +13,9 @@ use crate::sys;
 
 /// Says what was asked, in one line a call. Places below the container's root are written `<path>`.
 pub(crate) struct Recorded {
-    root: PathBuf,
-    calls: RefCell<Vec<String>>,
-    is_entered: Cell<bool>,
+    pub(crate) root: PathBuf,
+    pub(crate) calls: RefCell<Vec<String>>,
+    pub(crate) is_entered: Cell<bool>,
     /// A call that begins so fails.
     pub(crate) failing: &'static str,
 }
