@@ -322,22 +322,18 @@ fn no_long_passage_stands_twice() {
 /// leaf parsers, and what nobody has come to yet. Numbers may only fall.
 const TEXT_AS_ERROR: &[(&str, usize)] = &[
     ("api", 15),
-    ("apiserver", 99),
+    ("apiserver", 38),
     ("cel", 9),
     ("client", 1),
-    ("cluster", 15),
     ("cni", 2),
-    ("controllers", 8),
-    ("dbus", 12),
-    ("dns", 12),
-    ("gateway", 12),
-    ("kubectl", 90),
-    ("kubelet", 61),
+    ("dns", 10),
+    ("gateway", 1),
+    ("kubectl", 66),
+    ("kubelet", 4),
     ("policy", 1),
-    ("registry", 11),
-    ("runtime", 12),
+    ("registry", 9),
+    ("runtime", 1),
     ("scheduler", 3),
-    ("store", 12),
 ];
 
 #[test]
@@ -380,7 +376,7 @@ fn text_as_error(text: &str) -> usize {
 
 /// What decides takes the time as an argument; who asks for it has a `Clock`. These ask the machine themselves, by crate.
 /// Numbers may only fall.
-const ASKS_THE_MACHINE: &[(&str, usize)] = &[("controllers", 1), ("kubelet", 22), ("scheduler", 1)];
+const ASKS_THE_MACHINE: &[(&str, usize)] = &[("controllers", 0), ("kubelet", 0), ("scheduler", 1)];
 
 #[test]
 fn time_is_an_argument() {

@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::etcd_servers::{Machine, StopOnDrop, Switch, must};
+use crate::etcd_servers::{Machine, Marks, Switch, must};
 use crate::harness::{Cluster, Host, describe, run, said};
 
 const SERVERS: [&str; 4] = ["192.168.79.1", "192.168.79.2", "192.168.79.3", "192.168.79.4"];
@@ -109,24 +108,9 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
     let output = ask.args(["--command-timeout=5s", "get", "/registry/configmaps/default/first"]).output().unwrap();
     assert!(!output.status.success(), "a node reads etcd: {}", describe(&output));
 
-    let (stop, written) = (AtomicBool::new(false), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        let _stop = StopOnDrop(&stop);
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                let create = format!("create configmap mark-{}", written.load(Ordering::Relaxed));
-                let is_written = SERVERS[1..3].iter().any(|server| {
-                    let context = format!("--context={}@{server}:6443", second.host.name());
-                    let said = second.kubectl(&format!("{context} --request-timeout=5s {create}"));
-                    said.status.success() || describe(&said).contains("already exists")
-                });
-                written.fetch_add(usize::from(is_written), Ordering::Relaxed);
-            }
-        });
-        let progress = |what: &str, count: usize| {
-            let goal = written.load(Ordering::Relaxed) + count;
-            cluster.wait(what, || (written.load(Ordering::Relaxed) >= goal).then_some(()));
-        };
+    let marks = Marks::new(&second, &SERVERS[1..3]);
+    let count = marks.while_written(|| {
+        let progress = |what: &str, count: usize| marks.progress(&cluster, what, count);
         progress("writes", 3);
         lose_power(&cluster, &cluster.path("data"));
         progress("writes without the first server", 5);
@@ -162,12 +146,9 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
         lose_power(&cluster, &third.dir.path().join("data"));
         progress("writes without the third server", 3);
     });
-    let count = written.load(Ordering::Relaxed);
     let listed = must(&fourth.kubectl("get configmaps -o name"), || fourth.log());
-    let listed: BTreeSet<&str> = listed.lines().collect();
-    let lost: Vec<usize> = (0..count).filter(|n| !listed.contains(&*format!("configmap/mark-{n}"))).collect();
-    assert_eq!(lost, Vec::<usize>::new());
-    assert!(listed.contains("configmap/first"));
+    Marks::assert_all_of(count, &listed);
+    assert!(listed.lines().any(|name| name == "configmap/first"));
 
     // Whoever was removed says so rather than come back with what it once knew.
     let output = cluster.cox("up").output().unwrap();

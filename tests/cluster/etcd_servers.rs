@@ -172,24 +172,9 @@ fn servers_join_and_one_is_killed_under_writes() {
     });
 
     // The first server, which leads, dies without a word, while somebody writes to whichever server answers.
-    let (stop, written) = (AtomicBool::new(false), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
-        let _stop = StopOnDrop(&stop);
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                let create = format!("create configmap mark-{}", written.load(Ordering::Relaxed));
-                let is_written = SERVERS.iter().any(|server| {
-                    let context = format!("--context={}@{server}:6443", second.host.name());
-                    let said = second.kubectl(&format!("{context} --request-timeout=5s {create}"));
-                    said.status.success() || describe(&said).contains("already exists")
-                });
-                written.fetch_add(usize::from(is_written), Ordering::Relaxed);
-            }
-        });
-        let progress = |what: &str, count: usize| {
-            let goal = written.load(Ordering::Relaxed) + count;
-            cluster.wait(what, || (written.load(Ordering::Relaxed) >= goal).then_some(()));
-        };
+    let marks = Marks::new(&second, &SERVERS);
+    let count = marks.while_written(|| {
+        let progress = |what: &str, count: usize| marks.progress(&cluster, what, count);
         progress("writes", 5);
         let pid = std::fs::read_to_string(cluster.path("data/lock")).unwrap();
         run(Command::new("kill").args(["-9", pid.trim()]));
@@ -208,11 +193,8 @@ fn servers_join_and_one_is_killed_under_writes() {
     });
 
     // Nothing that was acknowledged is lost.
-    let count = written.load(Ordering::Relaxed);
     let listed = must(&third.kubectl("get configmaps -o name"), || third.log());
-    let listed: BTreeSet<&str> = listed.lines().collect();
-    let lost: Vec<usize> = (0..count).filter(|n| !listed.contains(&*format!("configmap/mark-{n}"))).collect();
-    assert_eq!(lost, Vec::<usize>::new());
+    Marks::assert_all_of(count, &listed);
 
     // The first one comes back as what it was.
     cluster.up_again();
@@ -222,7 +204,56 @@ fn servers_join_and_one_is_killed_under_writes() {
     drop(cluster);
 }
 
-pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
+/// ConfigMaps that are written one after the other, to whichever server answers, while something happens to the servers.
+pub(crate) struct Marks<'a> {
+    machine: &'a Machine,
+    servers: &'a [&'a str],
+    written: AtomicUsize,
+}
+
+impl<'a> Marks<'a> {
+    pub(crate) fn new(machine: &'a Machine, servers: &'a [&'a str]) -> Marks<'a> {
+        Marks { machine, servers, written: AtomicUsize::new(0) }
+    }
+
+    /// Writes all the while; how many were acknowledged in the end.
+    pub(crate) fn while_written(&self, meanwhile: impl FnOnce()) -> usize {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _stop = StopOnDrop(&stop);
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let is_written = self.servers.iter().any(|server| self.write(server));
+                    self.written.fetch_add(usize::from(is_written), Ordering::Relaxed);
+                }
+            });
+            meanwhile();
+        });
+        self.written.load(Ordering::Relaxed)
+    }
+
+    fn write(&self, server: &str) -> bool {
+        let number = self.written.load(Ordering::Relaxed);
+        let context = format!("--context={}@{server}:6443", self.machine.host.name());
+        let said = self.machine.kubectl(&format!("{context} --request-timeout=5s create configmap mark-{number}"));
+        said.status.success() || describe(&said).contains("already exists")
+    }
+
+    /// Waits until so many more are acknowledged.
+    pub(crate) fn progress(&self, cluster: &Cluster, what: &str, count: usize) {
+        let goal = self.written.load(Ordering::Relaxed) + count;
+        cluster.wait(what, || (self.written.load(Ordering::Relaxed) >= goal).then_some(()));
+    }
+
+    /// Nothing that was acknowledged is lost.
+    pub(crate) fn assert_all_of(count: usize, listed: &str) {
+        let listed: BTreeSet<&str> = listed.lines().collect();
+        let lost: Vec<usize> = (0..count).filter(|n| !listed.contains(&*format!("configmap/mark-{n}"))).collect();
+        assert_eq!(lost, Vec::<usize>::new());
+    }
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {

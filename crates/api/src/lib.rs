@@ -8,6 +8,7 @@
 pub mod cached;
 pub mod cidr;
 pub mod codec;
+pub mod cron;
 pub mod duration;
 pub mod features;
 pub mod field;

@@ -1,7 +1,7 @@
 //! Our kubectl beside Debian's: start to exit of the same command lines against one server, which runs in this process.
 //!
 //! Cases: `version` (start-up alone), `get warm` (discovery in its cache), `get cold` (no cache, 100 custom groups),
-//! `apply 100` (100 new objects in one file). Sides take turns, so that both meet the same noise. Memory is measured in two
+//! `apply 100` (100 new objects in one file), `get all` (`get pods -A` of thousands that run, with what the server had to do for it). Sides take turns, so that both meet the same noise. Memory is measured in two
 //! ways, both at its peak: `resident` counts the pages of the program's file that the kernel maps around those in use, as
 //! GNU time reports it (asking the kernel from here would count this process too, from which the child is cloned before it
 //! becomes kubectl); `charged` is what the process takes from the machine beyond its file in the page cache, by cgroup.
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use apiserver::{Config, Server, Storage};
+use client::Client;
+use futures_util::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::Pod;
 use tokio_util::sync::CancellationToken;
 
 use crate::Args;
@@ -22,6 +25,8 @@ use crate::report::{Better, Times, line};
 
 /// Custom groups that a cold start has to learn about.
 const GROUPS: usize = 100;
+/// Pods of `get all`.
+const PODS: usize = 20_000;
 /// Objects of `apply 100`.
 const OBJECTS: usize = 100;
 
@@ -45,17 +50,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         if let Some(alone) = &alone {
             alone.run(&get)?;
         }
-        let memory = |kind, of: fn(&Side, &[&str]) -> anyhow::Result<f64>| {
-            let peer = of(&sides.peer, &get)?;
-            for (program, side) in [("cox", Some(&sides.ours)), ("kubectl", alone.as_ref())] {
-                let Some(side) = side else { continue };
-                let parameters = format!("memory={kind} program={program}");
-                line("get warm", parameters, "MiB", of(side, &get)?, peer, Better::Less);
-            }
-            anyhow::Ok(())
-        };
-        memory("resident", Side::resident)?;
-        memory("charged", Side::charged)?;
+        sides.memory("get warm", "", &get, alone.as_ref())?;
     }
     if args.wants("get cold") {
         let parameters = format!("groups={GROUPS}");
@@ -76,6 +71,18 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         sides.race("apply 100", format!("objects={OBJECTS}"), runs.min(5), |side, run| {
             side.run(&["apply", "-n", &side.namespace(run), "-f", &file])
         })?;
+    }
+    if args.wants("get all") {
+        let pods = args.pods.unwrap_or(if args.quick { 500 } else { PODS });
+        cluster.fill_with_pods(pods).await?;
+        let (get, parameters) = (["get", "pods", "-A"], format!("pods={pods}"));
+        for side in [&sides.ours, &sides.peer] {
+            let (shown, _) = side.output(&get)?;
+            let lines = shown.iter().filter(|byte| **byte == b'\n').count();
+            anyhow::ensure!(lines > pods, "{} shows {lines} lines of {pods} pods", side.name);
+        }
+        sides.race("get all", &parameters, runs.min(5), |side, _| side.run(&get))?;
+        sides.memory("get all", &format!("{parameters} "), &get, Side::alone(dir.path())?.as_ref())?;
     }
     cluster.stop.cancel();
     Ok(())
@@ -109,6 +116,22 @@ impl Sides {
             peer.add(work(&self.peer, run)?);
         }
         line(case, parameters, "ms", ours.percentile(50), peer.percentile(50), Better::Less);
+        Ok(())
+    }
+}
+
+impl Sides {
+    /// What a command line takes at its peak, in both ways of counting.
+    fn memory(&self, case: &str, parameters: &str, command: &[&str], alone: Option<&Side>) -> anyhow::Result<()> {
+        type Measure = fn(&Side, &[&str]) -> anyhow::Result<f64>;
+        for (kind, of) in [("resident", Side::resident as Measure), ("charged", Side::charged)] {
+            let peer = of(&self.peer, command)?;
+            for (program, side) in [("cox", Some(&self.ours)), ("kubectl", alone)] {
+                let Some(side) = side else { continue };
+                let parameters = format!("{parameters}memory={kind} program={program}");
+                line(case, parameters, "MiB", of(side, command)?, peer, Better::Less);
+            }
+        }
         Ok(())
     }
 }
@@ -167,6 +190,11 @@ impl Side {
 
     /// Start to exit.
     fn run(&self, args: &[&str]) -> anyhow::Result<Duration> {
+        self.output(args).map(|(_, took)| took)
+    }
+
+    /// What it says, and how long that took from start to exit.
+    fn output(&self, args: &[&str]) -> anyhow::Result<(Vec<u8>, Duration)> {
         let mut command = self.command(args);
         let started = Instant::now();
         let output = command.output().with_context(|| format!("starting {}", self.program.display()))?;
@@ -174,7 +202,7 @@ impl Side {
         if !output.status.success() {
             bail!("{} {args:?}: {}", self.program.display(), String::from_utf8_lossy(&output.stderr));
         }
-        Ok(took)
+        Ok((output.stdout, took))
     }
 
     /// MiB resident at most.
@@ -233,6 +261,7 @@ impl Side {
 
 /// Our API server over TLS on a free port.
 struct Cluster {
+    client: Client,
     stop: CancellationToken,
 }
 
@@ -258,9 +287,29 @@ impl Cluster {
         );
         std::fs::write(dir.join("kubeconfig"), kubeconfig)?;
         let stop = CancellationToken::new();
+        let client = Client::in_process(server.handler(), api::UserInfo::new("admin", &[api::user::MASTERS]));
         // Ends with the token, at the end of the comparison.
         tokio::spawn(server.serve(stop.clone()));
-        Ok(Cluster { stop })
+        Ok(Cluster { client, stop })
+    }
+
+    /// Pods that run, so that each has all that a row shows.
+    async fn fill_with_pods(&self, count: usize) -> anyhow::Result<()> {
+        const WRITERS: usize = 32;
+        let pods = self.client.namespaced::<Pod>("default");
+        let all = futures_util::stream::iter(0..count).map(|at| {
+            let pods = pods.clone();
+            async move {
+                let mut pod: Pod = serde_json::from_value(crate::memory::running_pod(at))?;
+                (pod.metadata.resource_version, pod.metadata.uid, pod.metadata.managed_fields) = (None, None, None);
+                let status = pod.status.take();
+                let mut made = pods.create(&pod).await?;
+                made.status = status;
+                pods.update_status(&made).await?;
+                anyhow::Ok(())
+            }
+        });
+        all.buffer_unordered(WRITERS).try_collect().await
     }
 
     /// Ten pods, and custom groups for discovery to tell about.

@@ -101,7 +101,7 @@ struct Args {
     /// scheduler: how many nodes the cluster has
     #[arg(long)]
     nodes: Option<usize>,
-    /// scheduler, controllers, storage: how many pods, where the case does not depend on the number
+    /// scheduler, controllers, storage, memory, kubectl: how many pods, where the case does not depend on the number
     #[arg(long)]
     pods: Option<usize>,
     /// ha, faults: the cox program to run (default: the one beside this)

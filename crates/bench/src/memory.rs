@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use client::{Client, Informer, ListParams, Resource};
+use client::{Api, Client, Gvr, Informer, ListParams, Object, Resource};
 use http_body_util::{BodyExt, StreamBody};
 use scheduler::{Configuration, Offline};
 use serde_json::{Value, json};
@@ -35,6 +35,15 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         line("informer-second", &parameters, "B", again, peer, Better::Less);
         drop(first);
     }
+    if args.wants("owned") {
+        let frames: Arc<Vec<Bytes>> = Arc::new((0..count).map(map_frame).collect());
+        let stored = frames.iter().map(Bytes::len).sum::<usize>() as f64 / count as f64;
+        let parameters = format!("objects={count} metadata={stored:.0}B");
+        let maps = Gvr::new("", "v1", "configmaps");
+        let (_whole, peer) = grown(count, follow_api(&frames, |client| client.metadata(&maps, None))).await?;
+        let (_owned, ours) = grown(count, follow_api(&frames, |client| client.owned(&maps, None))).await?;
+        line("owned", &parameters, "B", ours, peer, Better::Less);
+    }
     if args.wants("scheduler") {
         let (_held, ours) = grown(count, async {
             let mut offline = Offline::new(&Configuration::default(), 1)?;
@@ -58,8 +67,12 @@ async fn grown<T>(count: usize, made: impl Future<Output = Result<T>>) -> Result
     Ok((made, after.saturating_sub(before) as f64 / count as f64))
 }
 
-/// An informer that has seen all of them.
 async fn follow<K: Resource>(frames: &Arc<Vec<Bytes>>) -> Result<Informer<K>> {
+    follow_api(frames, Client::all::<K>).await
+}
+
+/// An informer that has seen all of them.
+async fn follow_api<K: Object>(frames: &Arc<Vec<Bytes>>, api: impl FnOnce(&Client) -> Api<K>) -> Result<Informer<K>> {
     let frames = frames.clone();
     let handler: client::Handler = Arc::new(move |_| {
         let frames = frames.clone();
@@ -73,18 +86,33 @@ async fn follow<K: Resource>(frames: &Arc<Vec<Bytes>>) -> Result<Informer<K>> {
         Box::pin(async move { http::Response::new(StreamBody::new(stream).boxed_unsync()) })
     });
     let client = Client::in_process(handler, api::UserInfo::default());
-    let informer = Informer::new(client.all::<K>(), ListParams::default());
+    let informer = Informer::new(api(&client), ListParams::default());
     let stop = CancellationToken::new();
     let (running, stopped) = (informer.clone(), stop.clone());
     let task = tokio::spawn(async move { running.run(stopped).await });
-    tokio::time::timeout(SYNC_TIMEOUT, informer.synced()).await.context("the informer does not see all pods")?;
+    tokio::time::timeout(SYNC_TIMEOUT, informer.synced()).await.context("the informer does not see all objects")?;
     stop.cancel();
     task.await?;
     Ok(informer)
 }
 
-/// The event of a pod that runs: one of many of its template, on one of many nodes.
 fn frame(at: usize) -> Bytes {
+    Bytes::from(format!("{}\n", json!({"type": "ADDED", "object": running_pod(at)})))
+}
+
+/// The event of a ConfigMap that was applied, as those see it who ask for metadata: kinds that nobody but the garbage collector
+/// and quotas watch.
+fn map_frame(at: usize) -> Bytes {
+    let map = json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {
+        "name": format!("settings-{at:05}"), "namespace": "default", "uid": format!("00000003-7b1e-4f7e-9a55-{at:012x}"),
+        "resourceVersion": (1000 + at).to_string(), "creationTimestamp": "2026-01-01T00:00:00Z",
+        "labels": {"app": format!("web-{}", at % TEMPLATES), "app.kubernetes.io/managed-by": "bench"},
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": format!("{{\"data\":\"{at:01000}\"}}")}}});
+    Bytes::from(format!("{}\n", json!({"type": "ADDED", "object": map})))
+}
+
+/// A pod that runs: one of many of its template, on one of many nodes.
+pub(crate) fn running_pod(at: usize) -> Value {
     let template = format!("web-{}", at % TEMPLATES);
     let name = format!("{template}-5d4f8c7b9d-{at:05}");
     let node = format!("node-{}", at % NODES);
@@ -98,7 +126,7 @@ fn frame(at: usize) -> Bytes {
     let image = format!("registry.example/web@sha256:{:064x}", at % TEMPLATES);
     let toleration =
         |key: &str| json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
-    let pod = json!({
+    json!({
         "kind": "Pod", "apiVersion": "v1",
         "metadata": {
             "name": name, "generateName": format!("{template}-5d4f8c7b9d-"), "namespace": "default", "uid": uid(1, at),
@@ -140,6 +168,5 @@ fn frame(at: usize) -> Bytes {
             "containerStatuses": [{"name": "web", "state": {"running": {"startedAt": time}}, "lastState": {}, "ready": true,
                 "restartCount": 0, "image": image, "imageID": image, "containerID": format!("cox://{at:064x}"), "started": true}],
         },
-    });
-    Bytes::from(format!("{}\n", json!({"type": "ADDED", "object": pod})))
+    })
 }

@@ -7,16 +7,6 @@ use jiff::tz::TimeZone;
 use crate::error::Error;
 
 const SECOND: i64 = 1_000_000_000;
-const UNITS: [(&str, i64); 8] = [
-    ("ns", 1),
-    ("us", 1_000),
-    ("µs", 1_000),
-    ("μs", 1_000),
-    ("ms", 1_000_000),
-    ("s", SECOND),
-    ("m", 60 * SECOND),
-    ("h", 3600 * SECOND),
-];
 
 /// RFC 3339, in UTC, with no more digits than there are.
 pub(crate) fn timestamp_text(at: Timestamp) -> String {
@@ -36,37 +26,7 @@ pub(crate) fn timestamp(text: &str) -> Option<Timestamp> {
 
 /// Nanoseconds of a duration as Go writes it: `1h30m`, `-1.5s`.
 pub(crate) fn duration(text: &str) -> Option<i64> {
-    let (negative, mut rest) = match text.strip_prefix(['-', '+']) {
-        Some(rest) => (text.starts_with('-'), rest),
-        None => (false, text),
-    };
-    if rest == "0" {
-        return Some(0);
-    }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut total: i128 = 0;
-    while !rest.is_empty() {
-        let digits = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.').unwrap_or(rest.len());
-        let (number, tail) = rest.split_at(digits);
-        let unit_end = tail.find(|letter: char| letter.is_ascii_digit() || letter == '.').unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(unit_end);
-        let scale = i128::from(UNITS.iter().find(|(name, _)| *name == unit)?.1);
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if whole.is_empty() && fraction.is_empty() || whole.len() > 19 || fraction.contains('.') {
-            return None;
-        }
-        let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-        total += whole * scale;
-        let mut part = scale;
-        for digit in fraction.bytes() {
-            part /= 10;
-            total += i128::from(digit - b'0') * part;
-        }
-        rest = tail;
-    }
-    i64::try_from(if negative { -total } else { total }).ok()
+    api::duration::parse_signed(text).ok()
 }
 
 /// Seconds with as many digits as there are, and an `s`.

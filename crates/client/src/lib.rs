@@ -38,7 +38,7 @@ pub use ::metrics;
 pub use api_client::{Api, List, Resource, Written};
 pub use clock::Clock;
 pub use discovery::ApiResource;
-pub use dynamic::{DynamicApi, Gvr, PartialObject};
+pub use dynamic::{DynamicApi, Gvr, Owned, PartialObject};
 pub use error::Error;
 pub use events::{EventRecorder, reference};
 pub use expectations::Expectations;

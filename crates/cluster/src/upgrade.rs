@@ -125,14 +125,21 @@ fn minor(said: &str) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
+/// Programs that are further apart than one can read the other's objects.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "from v{}.{} to v{}.{}: upgrade one minor version at a time, or say --force", old.0, old.1, new.0, new.1
+)]
+struct TooFar {
+    old: (u32, u32),
+    new: (u32, u32),
+}
+
 /// Whether a program may take the place of another: objects are read by the same version, and by the next.
-fn check_versions(old: (u32, u32), new: (u32, u32)) -> Result<(), String> {
-    let name = |(major, minor): (u32, u32)| format!("v{major}.{minor}");
+fn check_versions(old: (u32, u32), new: (u32, u32)) -> Result<(), TooFar> {
     match new.0 == old.0 && (new.1 == old.1 || new.1 == old.1 + 1) {
         true => Ok(()),
-        false => {
-            Err(format!("from {} to {}: upgrade one minor version at a time, or say --force", name(old), name(new)))
-        }
+        false => Err(TooFar { old, new }),
     }
 }
 
@@ -254,7 +261,7 @@ async fn run_main(args: Args) -> Result<()> {
         bail!("there is no cluster at {}", options.data_dir.display());
     }
     let (old, new) = (version_of(&target).await?, version_of(binary).await?);
-    let versions = check_versions(old, new).map_err(|why| anyhow!(why));
+    let versions = check_versions(old, new);
     versions.or_else(|error| if args.force { Ok(()) } else { Err(error) })?;
     let objects = match (&member, flags.ha.ha, flags.etcd.is_used()) {
         (None, false, false) => Objects::Embedded,

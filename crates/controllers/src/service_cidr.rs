@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use api::cidr::Cidr;
 use client::{Client, Clock, Informer};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -132,15 +133,7 @@ fn cidrs(range: &ServiceCIDR) -> Vec<&str> {
 }
 
 fn contains(cidr: &str, address: IpAddr) -> bool {
-    let Some((base, bits)) = cidr.split_once('/') else { return false };
-    let (Ok(base), Ok(bits)) = (base.parse::<IpAddr>(), bits.parse::<u32>()) else { return false };
-    let same =
-        |a: u128, b: u128, width: u32| width.checked_sub(bits).is_some_and(|host| host > 127 || a >> host == b >> host);
-    match (base, address) {
-        (IpAddr::V4(base), IpAddr::V4(address)) => same(u32::from(base).into(), u32::from(address).into(), 32),
-        (IpAddr::V6(base), IpAddr::V6(address)) => same(base.into(), address.into(), 128),
-        _ => false,
-    }
+    cidr.parse::<Cidr>().is_ok_and(|cidr| cidr.contains(address))
 }
 
 #[cfg(test)]

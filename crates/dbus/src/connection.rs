@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-use crate::wire::{Kind, Message, Value};
+use crate::wire::{Kind, Malformed, Message, Value};
 
 /// systemd answers in milliseconds; one that is stuck must not hold a pod forever.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -30,6 +30,9 @@ pub enum Error {
     #[error("D-Bus: {0}")]
     Io(#[from] io::Error),
     /// What came is not D-Bus.
+    #[error("D-Bus: {0}")]
+    Malformed(#[from] Malformed),
+    /// What came is not what was asked for.
     #[error("D-Bus: {0}")]
     Protocol(String),
     /// The other side says no.
@@ -188,12 +191,12 @@ impl Connection {
     fn read(&mut self, deadline: Instant) -> Result<Message, Error> {
         let mut head = [0; 16];
         self.read_exact(&mut head, deadline)?;
-        let length = Message::length(&head).map_err(Error::Protocol)?;
+        let length = Message::length(&head)?;
         let mut bytes = head.to_vec();
         bytes.resize(length, 0);
         // Once begun, a message comes as a whole.
         self.read_exact(&mut bytes[16..], Instant::now() + TIMEOUT)?;
-        Message::decode(&bytes).map_err(Error::Protocol)
+        Ok(Message::decode(&bytes)?)
     }
 
     fn read_exact(&mut self, mut buffer: &mut [u8], deadline: Instant) -> Result<(), Error> {

@@ -14,4 +14,4 @@ mod wire;
 pub use connection::{Call, Connection, Error, Handle, SYSTEM_BUS_ADDRESS, system_bus};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use wire::fuzz_message;
-pub use wire::{Kind, Message, Value};
+pub use wire::{Kind, Malformed, Message, Value};

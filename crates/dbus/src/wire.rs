@@ -1,6 +1,35 @@
 //! Messages as bytes: <https://dbus.freedesktop.org/doc/dbus-specification.html>, little-endian on the way out, both on the
 //! way in. Pure.
 
+/// Bytes that are no message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    #[error("a message ends before its end")]
+    Cut,
+    #[error("a message without a beginning")]
+    Empty,
+    #[error("a message of {0} bytes is too long")]
+    Long(usize),
+    #[error("a message of kind {0}")]
+    Kind(u8),
+    #[error("a message in byte order {0:#x}")]
+    Order(u8),
+    #[error(transparent)]
+    Text(#[from] std::string::FromUtf8Error),
+    #[error("values are nested too deeply")]
+    Deep,
+    #[error("a type is missing")]
+    NoType,
+    #[error("a structure does not end")]
+    OpenStruct,
+    #[error("an entry does not end")]
+    OpenEntry,
+    #[error("an array of nothing")]
+    EmptyArray,
+    #[error("a value of type {0:?}")]
+    Type(char),
+}
+
 /// A value of any type that systemd uses.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
@@ -130,30 +159,32 @@ impl Message {
     }
 
     /// How long the message is whose first sixteen bytes these are.
-    pub(crate) fn length(head: &[u8; 16]) -> Result<usize, String> {
+    pub(crate) fn length(head: &[u8; 16]) -> Result<usize, Malformed> {
         let mut reader = Reader { bytes: head, at: 4, is_big: is_big(head[0])? };
         let body = reader.u32()? as usize;
         reader.u32()?;
         let fields = reader.u32()? as usize;
         if body > MAX_MESSAGE || fields > MAX_MESSAGE {
-            return Err(format!("a message of {body} bytes is too long"));
+            return Err(Malformed::Long(body));
         }
         Ok((16 + fields).next_multiple_of(8) + body)
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let [order, kind, ..] = bytes else { return Err("a message without a beginning".into()) };
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let [order, kind, ..] = bytes else { return Err(Malformed::Empty) };
         let mut reader = Reader { bytes, at: 4, is_big: is_big(*order)? };
         let mut message = Message::new(match kind {
             1 => Kind::Call,
             2 => Kind::Answer,
             3 => Kind::Error,
             4 => Kind::Signal,
-            other => return Err(format!("a message of kind {other}")),
+            other => return Err(Malformed::Kind(*other)),
         });
         reader.u32()?;
         message.serial = reader.u32()?;
-        let Value::Array(_, fields) = reader.value(&mut "a(yv)".chars().peekable())? else { return Err(CUT.into()) };
+        let Value::Array(_, fields) = reader.value(&mut "a(yv)".chars().peekable())? else {
+            return Err(Malformed::Cut);
+        };
         let mut signature = String::new();
         for field in fields {
             let Value::Struct(parts) = field else { continue };
@@ -182,15 +213,14 @@ impl Message {
 
 /// More than systemd ever says.
 const MAX_MESSAGE: usize = 8 << 20;
-const CUT: &str = "a message ends before its end";
 /// Values inside values; a peer could nest them until the stack is full.
 const MAX_DEPTH: usize = 32;
 
-fn is_big(order: u8) -> Result<bool, String> {
+fn is_big(order: u8) -> Result<bool, Malformed> {
     match order {
         b'l' => Ok(false),
         b'B' => Ok(true),
-        other => Err(format!("a message in byte order {other:#x}")),
+        other => Err(Malformed::Order(other)),
     }
 }
 
@@ -274,46 +304,46 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn align(&mut self, to: usize) -> Result<(), String> {
+    fn align(&mut self, to: usize) -> Result<(), Malformed> {
         self.at = self.at.next_multiple_of(to);
-        if self.at > self.bytes.len() { Err(CUT.into()) } else { Ok(()) }
+        if self.at > self.bytes.len() { Err(Malformed::Cut) } else { Ok(()) }
     }
 
-    fn take(&mut self, count: usize) -> Result<&[u8], String> {
-        let end = self.at.checked_add(count).ok_or(CUT)?;
-        let bytes = self.bytes.get(self.at..end).ok_or(CUT)?;
+    fn take(&mut self, count: usize) -> Result<&[u8], Malformed> {
+        let end = self.at.checked_add(count).ok_or(Malformed::Cut)?;
+        let bytes = self.bytes.get(self.at..end).ok_or(Malformed::Cut)?;
         self.at = end;
         Ok(bytes)
     }
 
-    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], String> {
+    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         self.align(N)?;
-        let mut bytes: [u8; N] = self.take(N)?.try_into().map_err(|_| CUT)?;
+        let mut bytes: [u8; N] = self.take(N)?.try_into().map_err(|_| Malformed::Cut)?;
         if self.is_big {
             bytes.reverse();
         }
         Ok(bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, String> {
+    fn u32(&mut self) -> Result<u32, Malformed> {
         Ok(u32::from_le_bytes(self.fixed()?))
     }
 
-    fn text(&mut self, length: usize) -> Result<String, String> {
-        let text = String::from_utf8(self.take(length)?.to_vec()).map_err(|error| error.to_string())?;
+    fn text(&mut self, length: usize) -> Result<String, Malformed> {
+        let text = String::from_utf8(self.take(length)?.to_vec())?;
         self.take(1)?;
         Ok(text)
     }
 
-    fn value(&mut self, types: &mut Types<'_>) -> Result<Value, String> {
+    fn value(&mut self, types: &mut Types<'_>) -> Result<Value, Malformed> {
         self.nested(types, 0)
     }
 
-    fn nested(&mut self, types: &mut Types<'_>, depth: usize) -> Result<Value, String> {
+    fn nested(&mut self, types: &mut Types<'_>, depth: usize) -> Result<Value, Malformed> {
         if depth > MAX_DEPTH {
-            return Err("values are nested too deeply".into());
+            return Err(Malformed::Deep);
         }
-        let kind = types.next().ok_or("a type is missing")?;
+        let kind = types.next().ok_or(Malformed::NoType)?;
         Ok(match kind {
             'y' => Value::Byte(self.fixed::<1>()?[0]),
             'b' => Value::Bool(self.u32()? != 0),
@@ -341,13 +371,13 @@ impl Reader<'_> {
                 while types.peek().is_some_and(|next| *next != ')') {
                     fields.push(self.nested(types, depth + 1)?);
                 }
-                types.next().ok_or("a structure does not end")?;
+                types.next().ok_or(Malformed::OpenStruct)?;
                 Value::Struct(fields)
             }
             '{' => {
                 self.align(8)?;
                 let pair = (self.nested(types, depth + 1)?, self.nested(types, depth + 1)?);
-                types.next().filter(|end| *end == '}').ok_or("an entry does not end")?;
+                types.next().filter(|end| *end == '}').ok_or(Malformed::OpenEntry)?;
                 Value::Entry(Box::new(pair))
             }
             'v' => {
@@ -355,15 +385,15 @@ impl Reader<'_> {
                 let signature = self.text(length)?;
                 Value::variant(self.nested(&mut signature.chars().peekable(), depth + 1)?)
             }
-            other => return Err(format!("a value of type {other:?}")),
+            other => return Err(Malformed::Type(other)),
         })
     }
 
-    fn array(&mut self, types: &mut Types<'_>, depth: usize) -> Result<Value, String> {
+    fn array(&mut self, types: &mut Types<'_>, depth: usize) -> Result<Value, Malformed> {
         let of = element(types)?;
         let length = self.u32()? as usize;
         self.align(alignment(of.chars().next().unwrap_or('y')))?;
-        let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len()).ok_or(CUT)?;
+        let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len()).ok_or(Malformed::Cut)?;
         let mut values = Vec::new();
         while self.at < end {
             values.push(self.nested(&mut of.chars().peekable(), depth + 1)?);
@@ -373,11 +403,11 @@ impl Reader<'_> {
 }
 
 /// Takes one whole type, such as `s`, `(yv)` or `a{sv}`.
-fn element(types: &mut Types<'_>) -> Result<String, String> {
+fn element(types: &mut Types<'_>) -> Result<String, Malformed> {
     let mut element = String::new();
     let mut open = 0;
     loop {
-        let next = types.next().ok_or("an array of nothing")?;
+        let next = types.next().ok_or(Malformed::EmptyArray)?;
         element.push(next);
         match next {
             '(' | '{' => open += 1,
@@ -451,7 +481,7 @@ mod tests {
             body: (0..40).fold(vec![Value::Byte(0)], |inner, _| vec![Value::variant(inner[0].clone())]),
             ..message()
         };
-        assert_eq!(Message::decode(&deep.encode()), Err("values are nested too deeply".into()));
+        assert_eq!(Message::decode(&deep.encode()), Err(Malformed::Deep));
     }
 
     #[test]

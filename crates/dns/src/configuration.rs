@@ -68,7 +68,7 @@ impl Configuration {
         let flags = config.flags();
         let plan = match files.get(COREFILE) {
             Some(text) => Plan::of_corefile(text, &files, &flags).map_err(|refusal| refusal.to_string()),
-            None => Plan::of_flags(&flags),
+            None => Plan::of_flags(&flags).map_err(|refusal| refusal.to_string()),
         };
         match plan {
             Ok(plan) => {

@@ -27,6 +27,7 @@ mod zone;
 
 pub use args::{Args, main, resolvers};
 pub use offline::{Objects, Offline};
+pub use plan::InvalidDomain;
 pub use server::run;
 
 use std::net::SocketAddr;

@@ -8,7 +8,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use crate::index::{Index, cluster_ips, service_key};
 use crate::metrics::ServerMetrics;
-use crate::plan::{Flags, Plan};
+use crate::plan::{Flags, InvalidDomain, Plan};
 use crate::responder::{Reaction, Responder};
 use crate::zone::endpoint_addresses;
 
@@ -59,7 +59,7 @@ impl Index for Objects {
 pub struct Offline(Responder);
 
 impl Offline {
-    pub fn new(domain: &str, objects: Objects) -> Result<Self, String> {
+    pub fn new(domain: &str, objects: Objects) -> Result<Self, InvalidDomain> {
         let plan =
             Plan::of_flags(&Flags { domain, ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: vec![] })?;
         Ok(Self(Responder::new(plan, Arc::new(objects), ServerMetrics::new(domain))))

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use hickory_proto::ProtoError;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{Name, Record, RecordType};
 
@@ -30,6 +31,14 @@ pub(crate) struct Flags<'a> {
     pub(crate) ranges: &'a [String],
     /// Addresses that lead back to us: asking them would go round in circles.
     pub(crate) own: Vec<SocketAddr>,
+}
+
+/// A cluster's domain that is no name.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid domain {text:?}: {source}")]
+pub struct InvalidDomain {
+    text: String,
+    source: ProtoError,
 }
 
 pub(crate) struct Plan {
@@ -66,9 +75,9 @@ pub(crate) struct Known {
 
 impl Plan {
     /// Everything that flags can say.
-    pub(crate) fn of_flags(flags: &Flags<'_>) -> Result<Plan, String> {
+    pub(crate) fn of_flags(flags: &Flags<'_>) -> Result<Plan, InvalidDomain> {
         let text = format!("{}.", flags.domain.trim_matches('.').to_ascii_lowercase());
-        let domain = Name::from_ascii(&text).map_err(|error| format!("invalid domain {text:?}: {error}"))?;
+        let domain = Name::from_ascii(&text).map_err(|source| InvalidDomain { text, source })?;
         let reverse: Vec<Name> =
             ["in-addr.arpa.", "ip6.arpa."].iter().filter_map(|name| Name::from_ascii(name).ok()).collect();
         let names = NameOptions { ttl: flags.ttl, pods: Pods::Insecure, ..NameOptions::default() };

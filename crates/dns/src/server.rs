@@ -40,7 +40,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let of = |(namespace, name): &(String, String)| Configuration::new(&config.client, &informers, namespace, name);
     let configuration = config.corefile.as_ref().map(of);
     informers.start(stop.child_token());
-    let plan = Plan::of_flags(&config.flags()).map_err(anyhow::Error::msg)?;
+    let plan = Plan::of_flags(&config.flags())?;
     let responder = Arc::new(Responder::new(plan, index.clone(), ServerMetrics::new(&config.domain)));
     let mut tasks = JoinSet::new();
     for address in [config.health_bind_address, config.metrics_bind_address].into_iter().flatten() {

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use api::cidr::Cidr;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
@@ -31,7 +32,7 @@ pub(crate) struct Zone {
     domain: Name,
     labels: Vec<String>,
     options: NameOptions,
-    ranges: Vec<(IpAddr, u8)>,
+    ranges: Vec<Cidr>,
 }
 
 /// What the zone says about a question.
@@ -64,13 +65,7 @@ pub(crate) enum Outcome {
 
 impl Zone {
     pub(crate) fn new(domain: Name, options: NameOptions, ranges: &[String]) -> Self {
-        let ranges = ranges
-            .iter()
-            .filter_map(|range| {
-                let (addr, prefix) = range.split_once('/')?;
-                Some((addr.parse().ok()?, prefix.parse().ok()?))
-            })
-            .collect();
+        let ranges = ranges.iter().filter_map(|range| range.parse().ok()).collect();
         Self { labels: labels(&domain), domain, options, ranges }
     }
 
@@ -334,7 +329,7 @@ impl Zone {
         match (records.is_empty(), kind) {
             (false, RecordType::PTR) => self.records(name, records),
             (false, _) => Outcome::NoData,
-            (true, _) if self.ranges.iter().any(|range| is_within(addr, *range)) => Outcome::NoSuchName,
+            (true, _) if self.ranges.iter().any(|range| range.contains(addr)) => Outcome::NoSuchName,
             (true, _) => Outcome::Elsewhere,
         }
     }
@@ -454,16 +449,6 @@ pub(crate) fn reverse_address(labels: &[String]) -> Option<IpAddr> {
         }
         _ => None,
     }
-}
-
-fn is_within(addr: IpAddr, (range, prefix): (IpAddr, u8)) -> bool {
-    let (a, b, width): (u128, u128, u8) = match (addr, range) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits().into(), b.to_bits().into(), 32),
-        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
-        _ => return false,
-    };
-    let shift = u32::from(width.saturating_sub(prefix));
-    (a ^ b).checked_shr(shift).unwrap_or(0) == 0
 }
 
 #[cfg(test)]

@@ -23,8 +23,19 @@ use crate::gateway_api::{
 /// Objects by `namespace/name`.
 pub type Objects<K> = BTreeMap<String, Arc<K>>;
 
+/// Why an object holds no certificate that can be used.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0:#}")]
+pub struct NoCertificate(Arc<anyhow::Error>);
+
+impl From<anyhow::Error> for NoCertificate {
+    fn from(error: anyhow::Error) -> Self {
+        NoCertificate(Arc::new(error))
+    }
+}
+
 /// A certificate with its key, or why it is none.
-pub type Certificate = Result<Arc<CertifiedKey>, String>;
+pub type Certificate = Result<Arc<CertifiedKey>, NoCertificate>;
 
 #[derive(Clone, Default)]
 pub struct World {
@@ -46,7 +57,7 @@ pub struct World {
     pub grants: Objects<ReferenceGrant>,
     pub backend_tls_policies: Objects<BackendTLSPolicy>,
     /// Authorities in ConfigMaps, known while there are policies that may name them.
-    pub authorities: BTreeMap<String, Result<Authority, String>>,
+    pub authorities: BTreeMap<String, Result<Authority, NoCertificate>>,
 }
 
 /// Certificates of authorities that a ConfigMap holds.
@@ -58,7 +69,7 @@ pub struct Authority {
 }
 
 /// Reads the `ca.crt` of a ConfigMap; none has none.
-pub fn authority(map: &AuthorityMap) -> Option<Result<Authority, String>> {
+pub fn authority(map: &AuthorityMap) -> Option<Result<Authority, NoCertificate>> {
     let text = map.data.as_ref()?.certificate.as_ref()?;
     let read = || -> anyhow::Result<Authority> {
         let mut roots = RootCertStore::empty();
@@ -70,7 +81,7 @@ pub fn authority(map: &AuthorityMap) -> Option<Result<Authority, String>> {
         text.hash(&mut hasher);
         Ok(Authority { roots: Arc::new(roots), hash: hasher.finish() })
     };
-    Some(read().map_err(|error| format!("{error:#}")))
+    Some(read().map_err(NoCertificate::from))
 }
 
 /// Of a ConfigMap, what can be an authority.
@@ -110,5 +121,5 @@ pub fn certificate(secret: &Secret) -> Certificate {
         // Refuses a key that does not belong to the certificate.
         CertifiedKey::from_der(chain, key, &tls::provider()).context("tls.crt and tls.key")
     };
-    read().map(Arc::new).map_err(|error| format!("{error:#}"))
+    read().map(Arc::new).map_err(NoCertificate::from)
 }

@@ -57,7 +57,7 @@ pub(crate) async fn read_streams(cx: &Context) -> Result<Vec<Stream>> {
             return Err(Failure::message("the -k flag can't be used with -f or -R"));
         }
         let text = crate::kustomize::build(Path::new(&kustomize), crate::kustomize::LoadRestrictor::RootOnly)
-            .map_err(Failure::message)?;
+            .map_err(|error| Failure::message(error.to_string()))?;
         return Ok(vec![Stream::read(&text, &kustomize)]);
     }
     if files.iter().filter(|f| *f == "-").count() > 1 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::admit::Admission;
-use crate::error::{CgroupError, SyncError};
+use crate::error::{CgroupError, MemoryError, MemoryInUse, ResizeError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::pass::Memory;
 use crate::resize::{Change, Progress, changes, summary, with_granted};
@@ -56,6 +56,7 @@ impl Kubelet {
     /// Changes containers while they run; tells whether it could.
     pub(crate) async fn resize(&self, pod: &Pod, updates: &[Change], memory: &mut Memory) -> bool {
         let Err(error) = self.update_containers(pod, updates, &mut memory.resize).await else { return true };
+        let error = error.to_string();
         if memory.resize.error.as_ref() != Some(&error) {
             let message = summary("Pod resize error", pod, Some(&error));
             self.recorder.warning(&client::reference(pod), "ResizeError", message);
@@ -64,17 +65,18 @@ impl Kubelet {
         false
     }
 
-    async fn update_containers(&self, pod: &Pod, updates: &[Change], progress: &mut Progress) -> Result<(), String> {
+    async fn update_containers(
+        &self,
+        pod: &Pod,
+        updates: &[Change],
+        progress: &mut Progress,
+    ) -> Result<(), ResizeError> {
         let less = progress.less_pod_memory(pod);
         if less.is_some() || updates.iter().any(|change| change.less_memory.is_some()) {
-            let checked = self.check_memory(pod, less, updates).await;
-            checked.map_err(|error| format!("cannot decrease memory limits: {error}"))?;
+            self.check_memory(pod, less, updates).await?;
         }
         for change in updates {
-            self.runtime
-                .update_container(&change.id, change.update.clone())
-                .await
-                .map_err(|error| error.to_string())?;
+            self.runtime.update_container(&change.id, change.update.clone()).await?;
             tracing::info!(pod = state::full_name(pod), container = change.name, "resources changed in place");
             progress.given.insert(change.id.clone(), change.resources.clone());
         }
@@ -93,7 +95,7 @@ impl Kubelet {
     }
 
     /// Less memory than is in use would end a container. `less` is the pod's new limit, where that is a lower one.
-    async fn check_memory(&self, pod: &Pod, less: Option<i64>, updates: &[Change]) -> Result<(), String> {
+    async fn check_memory(&self, pod: &Pod, less: Option<i64>, updates: &[Change]) -> Result<(), MemoryError> {
         let pod_usage = match (less, self.cgroups.clone()) {
             (Some(_), Some(cgroups)) => {
                 let owned = pod.clone();
@@ -102,33 +104,25 @@ impl Kubelet {
             _ => None,
         };
         let of_pod = less.zip(pod_usage).and_then(|(limit, usage)| match usage {
-            Err(_) => Some("missing pod memory usage".to_string()),
-            Ok(usage) if usage >= limit as u64 => {
-                Some(format!("attempting to set pod memory limit ({limit}) below current usage ({usage})"))
-            }
+            Err(_) => Some(MemoryInUse::PodUnknown),
+            Ok(usage) if usage >= limit as u64 => Some(MemoryInUse::Pod { limit, usage }),
             Ok(_) => None,
         });
-        let stats = self.runtime.container_stats().await.map_err(|error| error.to_string())?;
+        let stats = self.runtime.container_stats().await?;
         let usage = |id: &str| {
             let stats = stats.iter().find(|stats| stats.attributes.as_ref().is_some_and(|a| a.id == id))?;
             let memory = stats.memory.as_ref()?;
             Some(memory.usage_bytes.as_ref().or(memory.working_set_bytes.as_ref())?.value)
         };
         let of_containers = updates.iter().filter_map(|change| {
-            let (limit, name) = (change.less_memory?, &change.name);
+            let (limit, name) = (change.less_memory?, change.name.clone());
             match usage(&change.id) {
-                None => Some(format!("missing container {name:?} memory usage")),
-                Some(usage) if usage >= limit as u64 => Some(format!(
-                    "attempting to set container {name:?} memory limit ({limit}) below current usage ({usage})"
-                )),
+                None => Some(MemoryInUse::ContainerUnknown(name)),
+                Some(usage) if usage >= limit as u64 => Some(MemoryInUse::Container { name, limit, usage }),
                 Some(_) => None,
             }
         });
-        let refusals: Vec<String> = of_pod.into_iter().chain(of_containers).collect();
-        match refusals.as_slice() {
-            [] => Ok(()),
-            [one] => Err(one.clone()),
-            many => Err(format!("[{}]", many.join(", "))),
-        }
+        let refusals: Vec<MemoryInUse> = of_pod.into_iter().chain(of_containers).collect();
+        if refusals.is_empty() { Ok(()) } else { Err(MemoryError::InUse(refusals)) }
     }
 }

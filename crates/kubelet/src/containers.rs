@@ -9,8 +9,36 @@ use k8s_openapi::api::core::v1::{
 
 use crate::state;
 
-/// A container that cannot be configured: `CreateContainerConfigError`.
-pub(crate) type ConfigError = String;
+/// A container promises not to run as root, and would.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("{why} (pod: \"{name}_{namespace}({uid})\", container: {container})")]
+pub(crate) struct RunsAsRoot {
+    why: RootReason,
+    name: String,
+    namespace: String,
+    uid: String,
+    container: String,
+}
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+enum RootReason {
+    #[error("container's runAsUser breaks non-root policy")]
+    OwnUser,
+    #[error("container has runAsNonRoot and image will run as root")]
+    Image,
+    #[error("container has runAsNonRoot and image has non-numeric user ({0}), cannot verify user is non-root")]
+    Unknown(String),
+}
+
+/// Mounts below a volume cannot be made read-only with it.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error(
+    "failed to resolve recursive read-only mode: volume \"{volume}\" requested recursive read-only mode, but it is {why}"
+)]
+pub(crate) struct NotRecursive {
+    volume: String,
+    why: String,
+}
 
 const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
@@ -193,30 +221,25 @@ pub(crate) fn check_non_root(
     container: &Container,
     image_uid: Option<i64>,
     image_user: &str,
-) -> Result<(), ConfigError> {
+) -> Result<(), RunsAsRoot> {
     let context = effective_security(pod, container);
     if context.run_as_non_root != Some(true) {
         return Ok(());
     }
-    let whose = format!(
-        "(pod: \"{}_{}({})\", container: {})",
-        state::name(pod),
-        state::namespace(pod),
-        state::uid(pod),
-        container.name
-    );
-    match (context.run_as_user, image_uid) {
-        (Some(0), _) => Err(format!("container's runAsUser breaks non-root policy {whose}")),
-        (Some(_), _) => Ok(()),
-        (None, Some(0)) => Err(format!("container has runAsNonRoot and image will run as root {whose}")),
-        (None, None) if image_user.is_empty() => {
-            Err(format!("container has runAsNonRoot and image will run as root {whose}"))
-        }
-        (None, None) => Err(format!(
-            "container has runAsNonRoot and image has non-numeric user ({image_user}), cannot verify user is non-root {whose}"
-        )),
-        (None, Some(_)) => Ok(()),
-    }
+    let why = match (context.run_as_user, image_uid) {
+        (Some(0), _) => RootReason::OwnUser,
+        (None, Some(0)) => RootReason::Image,
+        (None, None) if image_user.is_empty() => RootReason::Image,
+        (None, None) => RootReason::Unknown(image_user.to_owned()),
+        (Some(_), _) | (None, Some(_)) => return Ok(()),
+    };
+    Err(RunsAsRoot {
+        why,
+        name: state::name(pod).to_owned(),
+        namespace: state::namespace(pod).to_owned(),
+        uid: state::uid(pod).to_owned(),
+        container: container.name.clone(),
+    })
 }
 
 fn seccomp(profile: Option<&SeccompProfile>, root: &Path, is_default: bool) -> v1::SecurityProfile {
@@ -354,17 +377,12 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
 }
 
 /// Whether mounts below a volume are read-only too.
-pub(crate) fn is_recursively_read_only(mount: &VolumeMount, is_supported: bool) -> Result<bool, ConfigError> {
-    let name = &mount.name;
+pub(crate) fn is_recursively_read_only(mount: &VolumeMount, is_supported: bool) -> Result<bool, NotRecursive> {
     let mode = match mount.recursive_read_only.as_deref() {
         None | Some("Disabled") => return Ok(false),
         Some(mode) => mode,
     };
-    let refused = |why: String| {
-        Err(format!(
-            "failed to resolve recursive read-only mode: volume \"{name}\" requested recursive read-only mode, but it is {why}"
-        ))
-    };
+    let refused = |why: String| Err(NotRecursive { volume: mount.name.clone(), why });
     if mount.read_only != Some(true) {
         return refused("not read-only".into());
     }

@@ -2,10 +2,16 @@
 //! tells of its failure has one event reason for it.
 //! Not here: why a container is not started (`status::Waiting`), and volumes (`volumes::VolumeError`).
 
+use std::io;
+use std::path::PathBuf;
+
+use crate::containers::{NotRecursive, RunsAsRoot};
 use crate::dns::ResolverError;
 use crate::env::EnvError;
+use crate::objects::NotSynced;
+use crate::pod_fields::NotDone;
 use crate::runtime::CallError;
-use crate::volumes::VolumeError;
+use crate::volumes::{TearDownError, VolumeError};
 
 /// A pass that could not be finished; the next one starts over.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +21,7 @@ pub(crate) enum SyncError {
     #[error(transparent)]
     Runtime(#[from] CallError),
     #[error("error making pod data directories: {0}")]
-    Directories(String),
+    Directories(io::Error),
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
     #[error(transparent)]
@@ -27,9 +33,9 @@ pub(crate) enum SyncError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CgroupError {
     #[error("unable to ensure pod container exists: {0}")]
-    Ensure(String),
+    Ensure(io::Error),
     #[error("limits of the resized pod: {0}")]
-    Resize(String),
+    Resize(io::Error),
 }
 
 impl CgroupError {
@@ -69,12 +75,14 @@ pub(crate) enum ConfigError {
     Resolver(#[from] ResolverError),
     #[error("seccomp profile {0}")]
     Profile(crate::names::Refused),
+    #[error(transparent)]
+    RunsAsRoot(#[from] RunsAsRoot),
     /// Something that the pod asks for cannot be had here.
-    #[error("{0}")]
-    Refused(String),
+    #[error(transparent)]
+    Refused(#[from] NotDone),
     /// ConfigMaps or Secrets could not be read.
-    #[error("{0}")]
-    Objects(String),
+    #[error(transparent)]
+    Objects(#[from] NotSynced),
     #[error(transparent)]
     Env(#[from] EnvError),
     #[error(transparent)]
@@ -106,13 +114,75 @@ pub(crate) enum MountError {
     /// The cause would tell the pod's owner about the node's file system.
     #[error("failed to prepare subPath for volumeMount \"{volume}\" of container \"{container}\"")]
     SubPath { volume: String, container: String },
+    /// The message that the container waits with.
     #[error("{0}")]
     Image(String),
-    #[error("{0}")]
-    ReadOnly(String),
-    /// The hosts file or the termination message file could not be made.
-    #[error("{0}")]
-    File(String),
+    #[error(transparent)]
+    ReadOnly(#[from] NotRecursive),
+    /// The hosts file could not be made from this one.
+    #[error("{}: {source}", path.display())]
+    Hosts { path: PathBuf, source: io::Error },
+    /// There is no file for the termination message.
+    #[error(transparent)]
+    TerminationMessage(io::Error),
+}
+
+/// What a pod that has ended still holds.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReleaseError {
+    #[error(transparent)]
+    Volumes(#[from] TearDownError),
+    #[error(transparent)]
+    Cgroup(io::Error),
+}
+
+/// Why a pod has not ended yet.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EndError {
+    #[error(transparent)]
+    Runtime(#[from] CallError),
+    #[error(transparent)]
+    Release(#[from] ReleaseError),
+}
+
+/// Why the containers of a pod were not resized.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ResizeError {
+    #[error("cannot decrease memory limits: {0}")]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Runtime(#[from] CallError),
+}
+
+/// Why limits of memory are not lowered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryError {
+    #[error(transparent)]
+    Stats(#[from] CallError),
+    /// Of the pod and its containers, at least one.
+    #[error("{}", listed(.0))]
+    InUse(Vec<MemoryInUse>),
+}
+
+/// Less memory than is in use would end a container.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryInUse {
+    #[error("missing pod memory usage")]
+    PodUnknown,
+    #[error("attempting to set pod memory limit ({limit}) below current usage ({usage})")]
+    Pod { limit: i64, usage: u64 },
+    #[error("missing container {0:?} memory usage")]
+    ContainerUnknown(String),
+    #[error("attempting to set container {name:?} memory limit ({limit}) below current usage ({usage})")]
+    Container { name: String, limit: i64, usage: u64 },
+}
+
+/// One, or several in brackets, as Go joins them.
+fn listed(errors: &[MemoryInUse]) -> String {
+    match errors {
+        [one] => one.to_string(),
+        several => format!("[{}]", several.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -140,7 +210,13 @@ mod tests {
             (config.to_string(), ConfigError::from(missing).to_string()),
             ("secret \"s\" not found".to_string(), "secret \"s\" not found".to_string())
         );
-        let ensure = SyncError::from(CgroupError::Ensure("full".into()));
+        let ensure = SyncError::from(CgroupError::Ensure(io::Error::other("full")));
         assert_eq!(ensure.to_string(), "unable to ensure pod container exists: full");
+        let (pod, web) = (MemoryInUse::PodUnknown, MemoryInUse::Container { name: "web".into(), limit: 1, usage: 2 });
+        let one = "attempting to set container \"web\" memory limit (1) below current usage (2)";
+        let resize = |errors| ResizeError::from(MemoryError::InUse(errors)).to_string();
+        assert_eq!(resize(vec![pod, web]), format!("cannot decrease memory limits: [missing pod memory usage, {one}]"));
+        let web = MemoryInUse::Container { name: "web".into(), limit: 1, usage: 2 };
+        assert_eq!(resize(vec![web]), format!("cannot decrease memory limits: {one}"));
     }
 }

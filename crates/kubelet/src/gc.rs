@@ -159,7 +159,7 @@ async fn rotate_logs(kubelet: &Kubelet) {
         if length <= kubelet.settings.container_log_max_size {
             continue;
         }
-        if let Err(error) = rotate(&path, kubelet.settings.container_log_max_files).await {
+        if let Err(error) = rotate(&path, kubelet.settings.container_log_max_files, kubelet.clock.now()).await {
             tracing::warn!(path = %path.display(), %error, "log not rotated");
             continue;
         }
@@ -170,8 +170,8 @@ async fn rotate_logs(kubelet: &Kubelet) {
 }
 
 /// `0.log` becomes `0.log.<time>`; the oldest of more than `keep` files go.
-async fn rotate(path: &Path, keep: u32) -> std::io::Result<()> {
-    let stamp = Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
+async fn rotate(path: &Path, keep: u32, now: Timestamp) -> std::io::Result<()> {
+    let stamp = now.strftime("%Y%m%d-%H%M%S").to_string();
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_string();
     tokio::fs::rename(path, path.with_file_name(format!("{name}.{stamp}"))).await?;
     let Some(dir) = path.parent() else { return Ok(()) };
@@ -226,7 +226,7 @@ mod tests {
             std::fs::write(dir.path().join(format!("0.log.{stamp}")), "old").unwrap();
         }
         std::fs::write(&path, "new").unwrap();
-        rotate(&path, 3).await.unwrap();
+        rotate(&path, 3, "2026-01-04T00:00:00Z".parse().unwrap()).await.unwrap();
         let mut left: Vec<String> =
             std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();

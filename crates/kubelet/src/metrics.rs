@@ -76,7 +76,7 @@ impl KubeletMetrics {
     }
 
     /// One look at everything the runtime has.
-    pub(crate) fn relisted(&self, took: Duration) {
+    pub(crate) fn relisted(&self, took: Duration, now: jiff::Timestamp) {
         let help = "[ALPHA] Duration in seconds for relisting pods in PLEG.";
         self.all.histogram("kubelet_pleg_relist_duration_seconds", help, DEFAULT, &[]).observe_duration(took);
         if let Some(before) = self.relisted.lock().replace(Instant::now()) {
@@ -85,8 +85,7 @@ impl KubeletMetrics {
             intervals.observe_duration(before.elapsed());
         }
         let help = "[ALPHA] Timestamp in seconds when PLEG was last seen active.";
-        let now = jiff::Timestamp::now().as_second() as f64;
-        self.all.gauge("kubelet_pleg_last_seen_seconds", help, &[]).set(now);
+        self.all.gauge("kubelet_pleg_last_seen_seconds", help, &[]).set(now.as_second() as f64);
     }
 
     /// One pass of a pod's worker. `operation` is `create`, `sync`, `terminating` or `terminated`.

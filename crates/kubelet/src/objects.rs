@@ -19,6 +19,13 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 /// Wakes the worker of a pod, by uid.
 pub(crate) type Wake = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// The first look at an object took too long.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to sync {kind} cache: timed out waiting for the condition")]
+pub(crate) struct NotSynced {
+    kind: String,
+}
+
 pub(crate) struct Objects<K> {
     client: Client,
     wake: Wake,
@@ -39,13 +46,10 @@ impl<K: Resource> Objects<K> {
     }
 
     /// The object as of now, or `None` if there is none. `uid` is the pod that asks.
-    pub(crate) async fn get(&self, uid: &str, namespace: &str, name: &str) -> Result<Option<Arc<K>>, String> {
+    pub(crate) async fn get(&self, uid: &str, namespace: &str, name: &str) -> Result<Option<Arc<K>>, NotSynced> {
         let informer = self.watch(uid, namespace, name);
         if tokio::time::timeout(SYNC_TIMEOUT, informer.synced()).await.is_err() {
-            return Err(format!(
-                "failed to sync {} cache: timed out waiting for the condition",
-                K::KIND.to_lowercase()
-            ));
+            return Err(NotSynced { kind: K::KIND.to_lowercase() });
         }
         Ok(informer.get(&format!("{namespace}/{name}")))
     }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use client::Clock;
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +21,7 @@ const RELIST_INTERVAL_WITH_EVENTS: Duration = Duration::from_secs(60);
 /// Sandboxes and containers by id: the pod they belong to and their state.
 type Seen = HashMap<String, (String, i32)>;
 
-pub(crate) async fn run(runtime: Runtime, wake: Wake, stop: CancellationToken) {
+pub(crate) async fn run(runtime: Runtime, clock: Clock, wake: Wake, stop: CancellationToken) {
     let mut seen = Seen::new();
     while !stop.is_cancelled() {
         let stream = tokio::select! {
@@ -29,7 +30,7 @@ pub(crate) async fn run(runtime: Runtime, wake: Wake, stop: CancellationToken) {
         };
         let mut stream = match stream {
             Ok(Some(stream)) => stream,
-            Ok(None) => return relist_forever(&runtime, &wake, &mut seen, &stop).await,
+            Ok(None) => return relist_forever(&runtime, &clock, &wake, &mut seen, &stop).await,
             Err(error) => {
                 tracing::warn!(%error, "no runtime events, will retry");
                 pause(&stop).await;
@@ -40,7 +41,7 @@ pub(crate) async fn run(runtime: Runtime, wake: Wake, stop: CancellationToken) {
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = relist.tick() => compare(&runtime, &wake, &mut seen).await,
+                _ = relist.tick() => compare(&runtime, &clock, &wake, &mut seen).await,
                 event = stream.next() => match event {
                     Some(Ok(event)) => {
                         let status = event.pod_sandbox_status.and_then(|status| status.metadata).map(|metadata| metadata.uid);
@@ -48,7 +49,7 @@ pub(crate) async fn run(runtime: Runtime, wake: Wake, stop: CancellationToken) {
                         match status.or(labelled).filter(|uid| !uid.is_empty()) {
                             Some(uid) => wake(&uid),
                             // A removed sandbox has no status to name its pod.
-                            None => compare(&runtime, &wake, &mut seen).await,
+                            None => compare(&runtime, &clock, &wake, &mut seen).await,
                         }
                     }
                     Some(Err(_)) | None => {
@@ -62,13 +63,13 @@ pub(crate) async fn run(runtime: Runtime, wake: Wake, stop: CancellationToken) {
     }
 }
 
-async fn relist_forever(runtime: &Runtime, wake: &Wake, seen: &mut Seen, stop: &CancellationToken) {
+async fn relist_forever(runtime: &Runtime, clock: &Clock, wake: &Wake, seen: &mut Seen, stop: &CancellationToken) {
     let mut ticks = tokio::time::interval(RELIST_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = ticks.tick() => compare(runtime, wake, seen).await,
+            _ = ticks.tick() => compare(runtime, clock, wake, seen).await,
         }
     }
 }
@@ -81,10 +82,10 @@ async fn pause(stop: &CancellationToken) {
 }
 
 /// Wakes the pods of everything that changed since the last look.
-async fn compare(runtime: &Runtime, wake: &Wake, seen: &mut Seen) {
+async fn compare(runtime: &Runtime, clock: &Clock, wake: &Wake, seen: &mut Seen) {
     let began = Instant::now();
     let looked = look(runtime).await;
-    runtime.metrics.relisted(began.elapsed());
+    runtime.metrics.relisted(began.elapsed(), clock.now());
     let now = match looked {
         Ok(now) => now,
         Err(error) => {

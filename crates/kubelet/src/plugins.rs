@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use client::EventRecorder;
 use csi::registration::{CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationClient, RegistrationStatus};
+use csi::tonic::{Code, Status};
 use csi::v1;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::file_watch::FileWatch;
 use crate::node;
-use crate::volumes::csi::{Csi, Driver, highest_version};
+use crate::volumes::csi::{Csi, Driver, NodeInfoError, Refused, highest_version};
 
 /// How long a plug-in has to say who it is; drivers have longer for their own calls.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,6 +51,61 @@ struct Known {
     identity: Identity,
     gone: CancellationToken,
     task: JoinHandle<()>,
+}
+
+/// Why a plug-in is not registered.
+#[derive(Debug, thiserror::Error)]
+enum RegistrationError {
+    /// It does not answer, or not as plug-ins do.
+    #[error("{NO_INFO} at socket {}, err: {}", socket.display(), csi::describe(status))]
+    NoInfo { socket: PathBuf, status: Status },
+    #[error("no handler registered for plugin type: {kind} at socket {}", socket.display())]
+    Kind { kind: String, socket: PathBuf },
+    #[error("invalid driver name {name:?}: {why}")]
+    Name { name: String, why: String },
+    #[error("RegisterPlugin for CSI driver {name:?} failed. {why}")]
+    Version { name: String, why: VersionError },
+    #[error("invalid endpoint {0:?}: must be an absolute path")]
+    Endpoint(String),
+    #[error("plugin registered as {name:?}, but calls itself {own:?}")]
+    OtherName { name: String, own: String },
+    /// What the driver itself answered.
+    #[error("{}", csi::describe(.0))]
+    Driver(#[from] Status),
+    #[error(transparent)]
+    Node(#[from] NodeInfoError),
+}
+
+/// Why a driver's versions do not do.
+#[derive(Debug, thiserror::Error)]
+enum VersionError {
+    #[error("Plugin returned an empty list for supported versions")]
+    None,
+    #[error("None of the versions specified {0:?} are supported")]
+    Unsupported(Vec<String>),
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}
+
+impl RegistrationError {
+    /// A socket is there a moment before somebody listens, and a driver may be before its node.
+    fn is_soon_over(&self) -> bool {
+        match self {
+            RegistrationError::NoInfo { status, .. } | RegistrationError::Driver(status) => {
+                status.code() == Code::Unavailable
+            }
+            RegistrationError::Node(error) => matches!(error, NodeInfoError::NoNode(_)),
+            _ => false,
+        }
+    }
+
+    /// What an event tells once. A plug-in that cannot say who it is says that in other words each time.
+    fn told_once(&self) -> String {
+        match self {
+            RegistrationError::NoInfo { .. } => NO_INFO.to_owned(),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl Plugins {
@@ -108,12 +164,9 @@ impl Plugins {
                     Err(failed) => failed,
                 },
             };
-            // A socket is there a moment before somebody listens, and a driver may be before its node.
-            let is_soon_over = failed.contains("code = Unavailable") || failed.contains("error getting node");
-            let is_early = std::mem::replace(&mut is_first, false) && is_soon_over;
-            tracing::warn!(socket = %socket.display(), error = failed, "plug-in not registered, will retry");
-            // One that cannot say who it is says that in other words each time.
-            let reason = if failed.starts_with(NO_INFO) { NO_INFO.to_owned() } else { failed.clone() };
+            let is_early = std::mem::replace(&mut is_first, false) && failed.is_soon_over();
+            tracing::warn!(socket = %socket.display(), error = %failed, "plug-in not registered, will retry");
+            let reason = failed.told_once();
             if !is_early && told.as_ref() != Some(&reason) {
                 let message = format!("plugin at {} not registered: {failed}", socket.display());
                 self.recorder.warning(&node::reference(&self.node_name), "FailedPluginRegistration", message);
@@ -132,17 +185,17 @@ impl Plugins {
         }
         tracing::info!(driver = name, "CSI driver is gone");
         if let Err(error) = self.csi.uninstall(&name).await {
-            tracing::warn!(driver = name, error, "CSI driver that is gone is still in the CSINode");
+            tracing::warn!(driver = name, %error, "CSI driver that is gone is still in the CSINode");
         }
     }
 
     /// Asks a plug-in who it is, and tells it what came of that.
-    async fn register(&self, socket: &Path) -> Result<String, String> {
+    async fn register(&self, socket: &Path) -> Result<String, RegistrationError> {
         let plugin = RegistrationClient::new(csi::channel(socket), ANSWER_TIMEOUT);
         let info = plugin
             .get_info(InfoRequest {})
             .await
-            .map_err(|status| format!("{NO_INFO} at socket {}, err: {}", socket.display(), csi::describe(&status)))?;
+            .map_err(|status| RegistrationError::NoInfo { socket: socket.to_owned(), status })?;
         let taken = self.take_in(&info, socket).await;
         let status = RegistrationStatus {
             plugin_registered: taken.is_ok(),
@@ -159,48 +212,44 @@ impl Plugins {
         taken.map(|()| info.name)
     }
 
-    async fn take_in(&self, info: &PluginInfo, socket: &Path) -> Result<(), String> {
+    async fn take_in(&self, info: &PluginInfo, socket: &Path) -> Result<(), RegistrationError> {
         if info.r#type != CSI_PLUGIN {
-            return Err(format!(
-                "no handler registered for plugin type: {} at socket {}",
-                info.r#type,
-                socket.display()
-            ));
+            return Err(RegistrationError::Kind { kind: info.r#type.clone(), socket: socket.to_owned() });
         }
         let name = &info.name;
         if let Some(why) = api::validation::dns1123_subdomain(&name.to_lowercase()).into_iter().next() {
-            return Err(format!("invalid driver name {name:?}: {why}"));
+            return Err(RegistrationError::Name { name: name.clone(), why });
         }
         if name.len() > 63 {
-            return Err(format!("invalid driver name {name:?}: must be no more than 63 characters"));
+            return Err(RegistrationError::Name {
+                name: name.clone(),
+                why: "must be no more than 63 characters".to_owned(),
+            });
         }
-        let refused = |why: String| format!("RegisterPlugin for CSI driver {name:?} failed. {why}");
+        let refused = |why: VersionError| RegistrationError::Version { name: name.clone(), why };
         let version = match (info.supported_versions.as_slice(), highest_version(&info.supported_versions)) {
-            ([], _) => return Err(refused("Plugin returned an empty list for supported versions".into())),
-            (given, None) => {
-                return Err(refused(format!("None of the versions specified {given:?} are supported")));
-            }
+            ([], _) => return Err(refused(VersionError::None)),
+            (given, None) => return Err(refused(VersionError::Unsupported(given.to_vec()))),
             (_, Some(version)) => version,
         };
         if let Some(why) = self.csi.drivers.refuses(name, socket, version) {
-            return Err(refused(why));
+            return Err(refused(why.into()));
         }
         let (endpoint, seen_root) = match info.endpoint.as_str() {
             "" => (socket.to_path_buf(), &self.root),
             endpoint => self.place(csi::socket_path(Path::new(endpoint))),
         };
         if !endpoint.is_absolute() {
-            return Err(format!("invalid endpoint {:?}: must be an absolute path", info.endpoint));
+            return Err(RegistrationError::Endpoint(info.endpoint.clone()));
         }
         let clients = csi::Clients::lazy(&endpoint).timeout(self.call_timeout);
         let ask = clients.clone().timeout(self.call_timeout.min(ANSWER_TIMEOUT));
-        let own = ask.identity.get_plugin_info(v1::GetPluginInfoRequest {}).await.map_err(|s| csi::describe(&s))?;
+        let own = ask.identity.get_plugin_info(v1::GetPluginInfoRequest {}).await?;
         if own.name != *name {
-            return Err(format!("plugin registered as {name:?}, but calls itself {:?}", own.name));
+            return Err(RegistrationError::OtherName { name: name.clone(), own: own.name });
         }
-        let abilities =
-            ask.node.node_get_capabilities(v1::NodeGetCapabilitiesRequest {}).await.map_err(|s| csi::describe(&s))?;
-        let info = clients.node.node_get_info(v1::NodeGetInfoRequest {}).await.map_err(|s| csi::describe(&s))?;
+        let abilities = ask.node.node_get_capabilities(v1::NodeGetCapabilitiesRequest {}).await?;
+        let info = clients.node.node_get_info(v1::NodeGetInfoRequest {}).await?;
         self.csi.install(name, &info).await?;
         self.csi.drivers.insert(Driver {
             name: name.clone(),

@@ -74,13 +74,18 @@ pub(crate) fn refuse(pod: &Pod, host: Host) -> Option<(String, String)> {
     })
 }
 
+/// A field of a container asks for what this node does not do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotDone(String);
+
 /// The same for a container alone: ephemeral ones come when their pod has long been let in.
-pub(crate) fn refuse_container(pod: &Pod, container: &Container, host: Host) -> Result<(), String> {
+pub(crate) fn refuse_container(pod: &Pod, container: &Container, host: Host) -> Result<(), NotDone> {
     let cause = REFUSED.iter().find_map(|row| match row.asks {
         Asks::Pod(_) => None,
         Asks::Container(asks) => asks(pod, container, host),
     });
-    cause.map_or(Ok(()), Err)
+    cause.map_or(Ok(()), |cause| Err(NotDone(cause)))
 }
 
 fn host_users(spec: &PodSpec) -> Option<String> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use client::kubeconfig::Kubeconfig;
-use client::{Client, Event, EventRecorder, Informer, InformerFactory, ListParams};
+use client::{Client, Clock, Event, EventRecorder, Informer, InformerFactory, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -34,6 +34,7 @@ use crate::shutdown_state::Shutdown;
 use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
+use crate::volumes::kernel::Linux;
 use crate::volumes::{LocalDevices, Tokens, Volumes, blocking, mounts};
 use crate::worker::Workers;
 use crate::{certificates, cpu_sets, dns, gc, pleg, state};
@@ -51,9 +52,10 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyhow::Result<()> {
+    let clock = Clock::default();
     while !stop.is_cancelled() {
         if let (Some(kubeconfig), Some(first)) = (&args.kubeconfig, &args.bootstrap_kubeconfig) {
-            let bootstrap = certificates::bootstrap(kubeconfig, first, &settings.cert_dir, &settings.node_name);
+            let bootstrap = certificates::bootstrap(kubeconfig, first, &settings.cert_dir, &settings.node_name, &clock);
             tokio::select! {
                 result = bootstrap => result.context("getting a client certificate")?,
                 () = stop.cancelled() => return Ok(()),
@@ -69,7 +71,7 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         let renewed = async {
             match settings.rotate_certificates {
                 true => {
-                    let renewed = || certificates::renewed(&client, &settings.cert_dir, &settings.node_name);
+                    let renewed = || certificates::renewed(&client, &settings.cert_dir, &settings.node_name, &clock);
                     if client::outlive_panics("kubelet certificates", "", &until, renewed).await.is_none() {
                         std::future::pending().await
                     }
@@ -122,7 +124,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     for dir in own.iter().chain([&config.settings.cert_dir, &config.settings.pod_logs_dir]) {
         std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
     }
-    mounts::make_shared(root).with_context(|| format!("sharing what is mounted below {}", root.display()))?;
+    mounts::make_shared(&Linux, root).with_context(|| format!("sharing what is mounted below {}", root.display()))?;
     let Some(runtime) = connect(&config.settings.cri_endpoint, &stop).await else { return Ok(()) };
     let settings = &config.settings;
     let machine = Machine::read(&settings.root_dir, &settings.node_ips).context("looking at the machine")?;
@@ -237,18 +239,21 @@ impl Running {
             stop: stop.clone(),
         })
         .context("reading what volumes of CSI drivers are in use")?;
-        let prober = Prober::new(runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
+        let clock = Clock::default();
+        let prober =
+            Prober::new(clock.clone(), runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
         let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
         let kubelet = Arc::new(Kubelet {
-            clock: client::Clock::default(),
+            clock: clock.clone(),
             images: Images::new(runtime.clone(), recorder.clone(), parallel, &settings.root_dir),
             volumes: Volumes {
+                clock: clock.clone(),
                 root: settings.root_dir.clone(),
                 usual_root: settings.usual_root.clone(),
                 client: client.clone(),
                 config_maps: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
                 secrets: Arc::new(Objects::new(client.clone(), wake.clone(), stop.clone(), tasks.clone())),
-                tokens: Tokens::new(client.clone()),
+                tokens: Tokens::new(client.clone(), clock.clone()),
                 csi,
                 nfs: Default::default(),
                 local_devices: LocalDevices::new(settings.root_dir.clone()),
@@ -315,6 +320,7 @@ impl Running {
         let Kubelet { settings, client, runtime, recorder, .. } = &**kubelet;
         let csi = &kubelet.volumes.csi;
         let agent = Arc::new(NodeAgent {
+            clock: kubelet.clock.clone(),
             client: client.clone(),
             settings: settings.clone(),
             runtime: runtime.clone(),
@@ -339,8 +345,10 @@ impl Running {
         parts.spawn("kubelet node", move |stop| agent.clone().run(stop));
         let status = kubelet.status.clone();
         parts.spawn("kubelet status", move |stop| status.clone().run(stop));
-        let (listed, wake) = (runtime.clone(), self.wake.clone());
-        parts.spawn("kubelet pod lifecycle events", move |stop| pleg::run(listed.clone(), wake.clone(), stop));
+        let (listed, clock, wake) = (runtime.clone(), kubelet.clock.clone(), self.wake.clone());
+        parts.spawn("kubelet pod lifecycle events", move |stop| {
+            pleg::run(listed.clone(), clock.clone(), wake.clone(), stop)
+        });
         let announced = csi.clone();
         parts.spawn("kubelet CSI node", move |_| {
             let announced = announced.clone();

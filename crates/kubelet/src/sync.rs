@@ -19,6 +19,7 @@ use crate::containers::{self, ContainerParts};
 use crate::env::{self, Context, Sources};
 use crate::error::{CgroupError, ConfigError, SyncError};
 use crate::kubelet::Kubelet;
+use crate::objects::NotSynced;
 use crate::pass::{Memory, Pass};
 use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
@@ -406,14 +407,13 @@ impl Kubelet {
         if let Some(path) = containers::localhost_profile(pod, container) {
             names::check_relative_path(path.as_str()).map_err(ConfigError::Profile)?;
         }
-        containers::check_non_root(pod, container, image_uid, &inspected.username).map_err(ConfigError::Refused)?;
-        pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))
-            .map_err(ConfigError::Refused)?;
+        containers::check_non_root(pod, container, image_uid, &inspected.username)?;
+        pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))?;
         let restart_count = match state.container(&container.name) {
             Some(past) => past.restart_count.saturating_add(1),
             None => told_restart_count(self.status.latest(state::uid(pod)).as_ref(), &container.name),
         };
-        let sources = self.env_sources(pod, container).await.map_err(ConfigError::Objects)?;
+        let sources = self.env_sources(pod, container).await?;
         let env = env::environment(container, context, &sources)?;
         let mounts = self.mounts(pass, container, &env).await?;
         let devices = mounts::devices(container, mounted)?;
@@ -455,7 +455,7 @@ impl Kubelet {
         ))
     }
 
-    async fn env_sources(&self, pod: &Pod, container: &Container) -> Result<Sources, String> {
+    async fn env_sources(&self, pod: &Pod, container: &Container) -> Result<Sources, NotSynced> {
         let (maps, secrets) = env::referenced(container);
         let (uid, namespace) = (state::uid(pod), state::namespace(pod));
         let mut sources = Sources::default();

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::error::ReleaseError;
 use crate::kubelet::Kubelet;
 use crate::pass::Memory;
 use crate::runtime::CallError;
@@ -163,11 +164,11 @@ impl Kubelet {
     }
 
     /// Takes down volumes and the cgroup of a pod that has ended; its containers stay for their logs.
-    pub(crate) async fn release(&self, uid: &str) -> Result<(), String> {
+    pub(crate) async fn release(&self, uid: &str) -> Result<(), ReleaseError> {
         self.volumes.tear_down(uid).await?;
         if let Some(cgroups) = self.cgroups.clone() {
             let owned = uid.to_string();
-            blocking(move || cgroups.remove_pod(&owned)).await?;
+            blocking(move || cgroups.remove_pod(&owned)).await.map_err(ReleaseError::Cgroup)?;
         }
         self.admitted.lock().remove(uid);
         self.freed.send_modify(|count| *count += 1);

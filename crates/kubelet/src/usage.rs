@@ -3,6 +3,7 @@
 //! Flow: CRI stats + pod directories -> here -> eviction (limits, ranking) and `/stats/summary`.
 
 use std::collections::HashSet;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -79,7 +80,7 @@ impl PodUsage {
 }
 
 /// Looks at one pod. `stats` are those of all containers.
-pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerStats]) -> Result<PodUsage, String> {
+pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerStats]) -> io::Result<PodUsage> {
     let number = |value: &Option<v1::UInt64Value>| value.as_ref().map_or(0, |value| value.value);
     let mut containers = Vec::new();
     for stat in stats {

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Context, Stage, Work};
 
+use crate::error::EndError;
 use crate::kubelet::Kubelet;
 use crate::names;
 use crate::pass::Memory;
@@ -383,7 +384,7 @@ impl Worker {
                 let mut shorter = Box::pin(async { drop(updates.wait_for(is_shorter).await) });
                 loop {
                     tokio::select! {
-                        result = &mut terminate => break Some(result.map_err(|error| error.to_string())),
+                        result = &mut terminate => break Some(result),
                         // Deleted again with less grace: start over with what is left.
                         () = &mut shorter => break None,
                         // A container became ready or unready while it ends: whoever sends it requests must hear.
@@ -393,8 +394,8 @@ impl Worker {
             };
             let Some(result) = result else { continue };
             let result = match result {
-                Ok(()) => self.kubelet.release(state::uid(&update.pod)).await,
-                Err(error) => Err(error),
+                Ok(()) => self.kubelet.release(state::uid(&update.pod)).await.map_err(EndError::from),
+                Err(error) => Err(error.into()),
             };
             match result {
                 Ok(()) => {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use api::cidr::Cidr;
 use client::kubeconfig::{Kubeconfig, Overrides};
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
@@ -228,8 +229,7 @@ impl Args {
         config.cluster_cidrs = list(self.cluster_cidr.unwrap_or(file.cluster_cidr));
         config.service_cidrs = list(self.service_cluster_ip_range.unwrap_or_default());
         for cidr in config.cluster_cidrs.iter().chain(&config.service_cidrs) {
-            let addr = cidr.split_once('/').and_then(|(addr, _)| addr.parse::<IpAddr>().ok());
-            if addr.is_none() {
+            if cidr.parse::<Cidr>().is_err() {
                 bail!("invalid CIDR {cidr:?}");
             }
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use api::cidr::Cidr;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
@@ -200,26 +201,15 @@ pub(crate) fn udp_targets(ports: &[ServicePort]) -> UdpTargets {
 
 /// The kernel refuses ranges that overlap; CIDRs overlap only by nesting, and the outer one says it all.
 pub(crate) fn without_nested(ranges: Vec<String>) -> Vec<String> {
-    let parse = |text: &String| -> Option<(u128, u32)> {
-        let (addr, prefix) = text.split_once('/')?;
-        let (bits, width) = match addr.parse().ok()? {
-            IpAddr::V4(addr) => (u128::from(addr.to_bits()) << 96, 32),
-            IpAddr::V6(addr) => (addr.to_bits(), 128),
-        };
-        prefix.parse().ok().filter(|prefix: &u32| *prefix <= width).map(|prefix| (bits, prefix))
+    let parsed: Vec<(String, Cidr)> = ranges.into_iter().filter_map(|r| Some((r.clone(), r.parse().ok()?))).collect();
+    let is_nested = |at: usize| {
+        let inner = parsed[at].1;
+        let has_it = |outer: &Cidr| outer.prefix <= inner.prefix && outer.contains(inner.addr);
+        let mut others = parsed.iter().enumerate().filter(|(other, (_, outer))| *other != at && has_it(outer));
+        // Of two that are the same, the first stays.
+        others.any(|(other, (_, outer))| other < at || outer.prefix < inner.prefix)
     };
-    let parsed: Vec<(String, (u128, u32))> = ranges.into_iter().filter_map(|r| Some((r.clone(), parse(&r)?))).collect();
-    let contains = |outer: (u128, u32), inner: (u128, u32)| {
-        outer.1 <= inner.1 && (outer.0 ^ inner.0).checked_shr(128 - outer.1).unwrap_or(0) == 0
-    };
-    let is_nested = |i: usize| {
-        let inner = parsed[i].1;
-        parsed
-            .iter()
-            .enumerate()
-            .any(|(j, (_, outer))| j != i && contains(*outer, inner) && (j < i || outer.1 < inner.1))
-    };
-    (0..parsed.len()).filter(|i| !is_nested(*i)).map(|i| parsed[i].0.clone()).collect()
+    (0..parsed.len()).filter(|at| !is_nested(*at)).map(|at| parsed[at].0.clone()).collect()
 }
 
 /// The health check of a load balancer with `externalTrafficPolicy: Local`.
@@ -340,6 +330,8 @@ pub(crate) mod tests {
             (vec!["10.0.0.0/8", "10.1.0.0/16", "192.168.0.0/16"], vec!["10.0.0.0/8", "192.168.0.0/16"]),
             (vec!["10.1.0.0/16", "0.0.0.0/0"], vec!["0.0.0.0/0"]),
             (vec!["10.1.0.0/16", "10.1.0.0/16", "x"], vec!["10.1.0.0/16"]),
+            // The same bits in another family are another range.
+            (vec!["2001::/16", "32.1.0.0/24"], vec!["2001::/16", "32.1.0.0/24"]),
         ] {
             let ranges = ranges.into_iter().map(str::to_owned).collect();
             assert_eq!(without_nested(ranges), kept);

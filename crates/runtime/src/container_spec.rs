@@ -59,7 +59,7 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
     let oci_runtime = input.engine.config.oci_runtimes.get(&input.sandbox.record.lock().runtime_handler).cloned();
     let seccomp_profile = match oci_runtime {
         None => None,
-        Some(_) => seccomp::oci_profile(&security, capabilities.effective).map_err(Error::Invalid)?,
+        Some(_) => seccomp::oci_profile(&security, capabilities.effective)?,
     };
     let process = Process {
         args,
@@ -74,7 +74,7 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
         capabilities,
         no_new_privs: security.no_new_privs,
         seccomp: match oci_runtime {
-            None => seccomp::filters(&security, capabilities.effective).map_err(Error::Invalid)?,
+            None => seccomp::filters(&security, capabilities.effective)?,
             Some(_) => Vec::new(),
         },
         apparmor: apparmor(&security),

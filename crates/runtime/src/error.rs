@@ -8,6 +8,8 @@ pub enum Error {
     NotFound { kind: &'static str, id: String },
     #[error("{0}")]
     Invalid(String),
+    #[error(transparent)]
+    Seccomp(#[from] crate::seccomp::SeccompError),
     /// The object is in a state that does not allow it.
     #[error("{0}")]
     Precondition(String),
@@ -47,7 +49,7 @@ impl From<Error> for cri::tonic::Status {
         let message = error.to_string();
         match error {
             Error::NotFound { .. } => Self::not_found(message),
-            Error::Invalid(_) => Self::invalid_argument(message),
+            Error::Invalid(_) | Error::Seccomp(_) => Self::invalid_argument(message),
             Error::Precondition(_) => Self::failed_precondition(message),
             Error::Timeout { .. } => Self::deadline_exceeded(message),
             Error::Unimplemented(_) => Self::unimplemented(message),

@@ -25,7 +25,8 @@ use crate::body::{self, Body};
 use crate::config::Config;
 use crate::remote::passage;
 use crate::remote::proxied_answer::{Links, pass};
-use crate::remote::{Connections, Lost, Problem, Sender, Services, dial, service};
+use crate::remote::service::{self, NoAddress};
+use crate::remote::{ConnectError, Connections, Lost, Problem, Sender, Services, dial};
 use crate::request_info::RequestInfo;
 
 /// The documents that clients need to find their way come soon or not at all.
@@ -49,7 +50,7 @@ pub(crate) struct Backend {
     pub(crate) service: (String, String, u16),
     /// What this was made from.
     spec: APIServiceSpec,
-    tls: Result<Reloading<TlsConnector>, String>,
+    tls: Result<Reloading<TlsConnector>, Arc<anyhow::Error>>,
     connections: Connections,
     is_available: AtomicBool,
     discovered: RwLock<Arc<Discovered>>,
@@ -67,7 +68,7 @@ impl Backend {
             version: or_empty(&spec.version).to_owned(),
             priority: Priority { group: spec.group_priority_minimum, version: spec.version_priority },
             service: (namespace.to_owned(), name.to_owned(), port),
-            tls: trust(config, &spec).map_err(|error| format!("{error:#}")),
+            tls: trust(config, &spec).map_err(Arc::new),
             connections: Connections::default(),
             is_available: AtomicBool::new(is_available(registered)),
             discovered: RwLock::default(),
@@ -115,13 +116,13 @@ impl Backend {
     }
 
     /// Where a connection would lead now.
-    pub(crate) fn address(&self, services: &Services) -> Result<(String, u16), String> {
+    pub(crate) fn address(&self, services: &Services) -> Result<(String, u16), NoAddress> {
         let (namespace, name, port) = &self.service;
         service::resolve(services, namespace, name, *port)
     }
 
-    async fn connect(&self, services: &Services) -> Result<Sender, String> {
-        let tls = self.tls.as_ref().map_err(String::clone)?;
+    async fn connect(&self, services: &Services) -> Result<Sender, ConnectError> {
+        let tls = self.tls.as_ref().map_err(|error| ConnectError::Trust(error.clone()))?;
         let (host, port) = self.address(services)?;
         let (namespace, name, _) = &self.service;
         dial(&host, port, Some((&tls.get(), &format!("{name}.{namespace}.svc")))).await
@@ -134,12 +135,10 @@ impl Backend {
         if let Ok(accept) = HeaderValue::from_str(accept) {
             headers.insert(header::ACCEPT, accept);
         }
-        introduce(&mut headers, &user).map_err(|error| Problem::Unreadable(error.to_string()))?;
-        let request = self.request(Method::GET, path, headers, Bytes::new());
-        let request = request.map_err(|error| Problem::Unreadable(error.to_string()))?;
+        introduce(&mut headers, &user)?;
+        let request = self.request(Method::GET, path, headers, Bytes::new())?;
         let asking = self.connections.exchange(request, || self.connect(services));
-        let late = |_| Problem::Unreachable("context deadline exceeded".to_owned());
-        tokio::time::timeout(DISCOVERY_TIMEOUT, asking).await.map_err(late)?
+        tokio::time::timeout(DISCOVERY_TIMEOUT, asking).await.map_err(|_| Problem::Late)?
     }
 
     fn request(
@@ -195,7 +194,7 @@ impl Backend {
         if !self.is_available.load(Ordering::Acquire) {
             return Err(unavailable("service unavailable".to_owned()));
         }
-        self.tls.as_ref().map_err(|error| failed(error.clone()))?;
+        self.tls.as_ref().map_err(|error| failed(format!("{error:#}")))?;
         self.address(server.services).map_err(|error| {
             tracing::warn!(service = self.name(), "resolving an aggregated API server: {error}");
             unavailable("service unavailable".to_owned())
@@ -266,7 +265,7 @@ fn trust(config: &Config, spec: &APIServiceSpec) -> anyhow::Result<Reloading<Tls
                 tls::client_builder().dangerous().with_custom_certificate_verifier(anyone)
             }
             false => {
-                let roots = crate::remote::webhook::roots(&authorities).map_err(anyhow::Error::msg)?;
+                let roots = crate::remote::webhook::roots(&authorities)?;
                 tls::client_builder().with_root_certificates(roots)
             }
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::select_ok;
+use http::StatusCode;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
@@ -13,7 +14,8 @@ use tokio::sync::watch::Receiver;
 
 use super::write_status;
 use crate::aggregation::{Backend, PREFIX, condition, remote_discovery};
-use crate::remote::service;
+use crate::remote::Problem;
+use crate::remote::service::{self, NoAddress};
 use crate::state::State;
 use crate::watch_cache::Unreadable;
 
@@ -119,20 +121,29 @@ async fn check(state: &State, backend: &Backend) -> Result<(), Reason> {
     routable((namespace, name, *port), found.as_deref(), &slices)?;
     let Err(_) = probe(state, backend).await else { return Ok(()) };
     let probes = (0..ATTEMPTS).map(|_| Box::pin(probe(state, backend)));
-    select_ok(probes).await.map(drop).map_err(|error| ("FailedDiscoveryCheck", error))
+    select_ok(probes).await.map(drop).map_err(|error| ("FailedDiscoveryCheck", error.to_string()))
+}
+
+/// Why a backend does not do.
+#[derive(Debug, thiserror::Error)]
+enum ProbeError {
+    #[error(transparent)]
+    Address(#[from] NoAddress),
+    #[error("failing or missing response from {url}: Get {url:?}: {problem}")]
+    NoAnswer { url: String, problem: Problem },
+    #[error("failing or missing response from {url}: bad status from {url}: {}", code.as_u16())]
+    Status { url: String, code: StatusCode },
 }
 
 /// Asks for what every API server has to answer.
-async fn probe(state: &State, backend: &Backend) -> Result<(), String> {
+async fn probe(state: &State, backend: &Backend) -> Result<(), ProbeError> {
     let (host, port) = backend.address(&state.services)?;
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     let url = format!("https://{host}:{port}{}", backend.path());
-    let failed = |problem: String| format!("failing or missing response from {url}: {problem}");
-    let answer = backend.ask(&state.services, &backend.path(), "*/*").await;
-    let answer = answer.map_err(|problem| failed(format!("Get {url:?}: {problem}")))?;
-    match answer.status() {
-        code if code.is_success() => Ok(()),
-        code => Err(failed(format!("bad status from {url}: {}", code.as_u16()))),
+    match backend.ask(&state.services, &backend.path(), "*/*").await {
+        Err(problem) => Err(ProbeError::NoAnswer { url, problem }),
+        Ok(answer) if answer.status().is_success() => Ok(()),
+        Ok(answer) => Err(ProbeError::Status { url, code: answer.status() }),
     }
 }
 

@@ -48,10 +48,12 @@ pub(crate) async fn run(state: Arc<State>) {
 }
 
 /// A registration, or the name of one that cannot be read.
-type Registered = Result<Arc<APIService>, String>;
+type Registered = Result<Arc<APIService>, UnreadableName>;
+
+struct UnreadableName(String);
 
 fn registered(snapshot: &Snapshot) -> Vec<Registered> {
-    snapshot.objects.values().map(|entry| entry.read().map_err(|_| entry.name().to_owned())).collect()
+    snapshot.objects.values().map(|entry| entry.read().map_err(|_| UnreadableName(entry.name().to_owned()))).collect()
 }
 
 /// The backends that registrations ask for, and those among them that are new. One that has not changed stays, and so
@@ -62,7 +64,7 @@ fn next(state: &State, registered: &[Registered]) -> (Arc<[Arc<Backend>]>, Vec<A
     for service in registered {
         let service = match service {
             Ok(service) => service,
-            Err(name) => {
+            Err(UnreadableName(name)) => {
                 all.extend(before.iter().find(|backend| backend.name() == *name).cloned());
                 continue;
             }

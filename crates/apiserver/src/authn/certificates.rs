@@ -11,6 +11,8 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use tls::Reloading;
 
+use super::error::CertificateError;
+
 /// An authority for client certificates; its file may change.
 pub(crate) struct CertificateAuthority(Reloading<Verifier>);
 
@@ -47,12 +49,12 @@ impl CertificateAuthority {
     }
 
     /// The user the certificates name: CN is the user, each O a group.
-    pub(crate) fn user(&self, peer: &PeerCertificates) -> Result<UserInfo, String> {
+    pub(crate) fn user(&self, peer: &PeerCertificates) -> Result<UserInfo, CertificateError> {
         self.user_until(peer).map(|(user, _)| user)
     }
 
     /// As [`Self::user`], and for how many seconds the certificates hold.
-    pub(crate) fn user_until(&self, peer: &PeerCertificates) -> Result<(UserInfo, i64), String> {
+    pub(crate) fn user_until(&self, peer: &PeerCertificates) -> Result<(UserInfo, i64), CertificateError> {
         let authority = self.0.get();
         let now = UnixTime::now();
         let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
@@ -61,10 +63,8 @@ impl CertificateAuthority {
         if let Some(known) = known.iter().find(|known| Arc::ptr_eq(&known.authority, &authority)) {
             return Ok((known.user.clone(), known.until - seconds));
         }
-        let (leaf, intermediates) = peer.chain.split_first().ok_or("no certificate")?;
-        authority
-            .verify_client_cert(leaf, intermediates, now)
-            .map_err(|error| format!("verifying certificate failed: {error}"))?;
+        let (leaf, intermediates) = peer.chain.split_first().ok_or(CertificateError::None)?;
+        authority.verify_client_cert(leaf, intermediates, now)?;
         let user = subject(leaf)?;
         let until = peer.chain.iter().filter_map(|certificate| not_after(certificate)).min().unwrap_or(seconds);
         known.push(Known { authority, user: user.clone(), until });
@@ -78,13 +78,14 @@ pub(crate) fn not_after(certificate: &[u8]) -> Option<i64> {
     Some(parsed.validity().not_after.timestamp())
 }
 
-fn subject(leaf: &[u8]) -> Result<UserInfo, String> {
-    let (_, certificate) = x509_parser::parse_x509_certificate(leaf).map_err(|error| error.to_string())?;
+fn subject(leaf: &[u8]) -> Result<UserInfo, CertificateError> {
+    let (_, certificate) =
+        x509_parser::parse_x509_certificate(leaf).map_err(|error| CertificateError::Unreadable(error.to_string()))?;
     let subject = certificate.subject();
     // The last one counts, as for whoever approved and signed the request.
     let name = subject.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();
     if name.is_empty() {
-        return Err("certificate has no common name".to_owned());
+        return Err(CertificateError::NoName);
     }
     let groups = subject.iter_organization().filter_map(|group| group.as_str().ok().map(str::to_owned));
     let mut user = UserInfo { name: name.to_owned(), groups: groups.collect(), ..Default::default() };

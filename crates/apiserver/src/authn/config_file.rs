@@ -13,6 +13,7 @@ use cel::{Budget, Env, PER_CALL_LIMIT, Program, Type};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::error::OidcError;
 use super::oidc;
 use jwt::Token;
 use registry::admissionregistration::environment::structure;
@@ -77,10 +78,10 @@ enum Source {
 
 impl Rules {
     /// Who a token of the issuer speaks for; its signature is good.
-    pub(super) fn user(&self, token: &Token<'_>, now: i64) -> Result<UserInfo, String> {
+    pub(super) fn user(&self, token: &Token<'_>, now: i64) -> Result<UserInfo, OidcError> {
         let found = token.audiences();
         if !self.audiences.iter().any(|audience| found.contains(&audience.as_str())) {
-            return Err(format!("oidc: verify token: expected audience in {:?} got {found:?}", self.audiences));
+            return Err(OidcError::audience_in(&self.audiences, token));
         }
         oidc::check_times(token, now)?;
         oidc::check_required(&self.required_claims, &token.claims)?;
@@ -114,14 +115,14 @@ impl Rules {
         Ok(user)
     }
 
-    fn username(&self, claims: &Value, see: &dyn cel::Activation) -> Result<String, String> {
+    fn username(&self, claims: &Value, see: &dyn cel::Activation) -> Result<String, OidcError> {
         match &self.username {
             Source::Claim { claim, prefix } => Ok(format!("{prefix}{}", oidc::username(claims, claim)?)),
             Source::Expression(program) => {
                 let name = text(&run(program, see, "username")?, "username")?;
                 // As with the claim, whatever the expression looks at.
                 if name.is_empty() {
-                    return Err("oidc: empty username via CEL expression is not allowed".to_owned());
+                    return Err(OidcError::EmptyUsername);
                 }
                 Ok(name)
             }
@@ -129,28 +130,28 @@ impl Rules {
     }
 }
 
-fn run(program: &Program, see: &dyn cel::Activation, what: &str) -> Result<Value, String> {
+fn run(program: &Program, see: &dyn cel::Activation, what: &'static str) -> Result<Value, OidcError> {
     let result = program.run(see, &mut Budget::new(PER_CALL_LIMIT));
     let value = result.and_then(|value| value.to_json());
-    value.map_err(|error| format!("oidc: error evaluating {what} expression: {error}"))
+    value.map_err(|source| OidcError::Evaluation { what, source })
 }
 
-fn hold(rules: &[(Program, String)], see: &dyn cel::Activation, what: &str) -> Result<(), String> {
+fn hold(rules: &[(Program, String)], see: &dyn cel::Activation, what: &'static str) -> Result<(), OidcError> {
     for (program, message) in rules {
         if run(program, see, what)? != Value::Bool(true) {
             let why = if message.is_empty() { format!("{:?} is not true", program.source()) } else { message.clone() };
-            return Err(format!("oidc: error evaluating {what} expression: validation expression failed: {why}"));
+            return Err(OidcError::Rule { what, why });
         }
     }
     Ok(())
 }
 
-fn text(value: &Value, what: &str) -> Result<String, String> {
-    value.as_str().map(str::to_owned).ok_or_else(|| format!("oidc: {what} is not a string"))
+fn text(value: &Value, what: &str) -> Result<String, OidcError> {
+    value.as_str().map(str::to_owned).ok_or_else(|| OidcError::NotText(what.to_owned()))
 }
 
 /// One text or several; nothing and empty ones are left out.
-fn texts(value: Value, what: &str) -> Result<Vec<String>, String> {
+fn texts(value: Value, what: &str) -> Result<Vec<String>, OidcError> {
     let all = match value {
         Value::Null => Vec::new(),
         Value::Array(all) => all,
@@ -584,7 +585,7 @@ mod tests {
         claims["aud"] = "c".into();
         claims["exp"] = 100.into();
         let text = format!("{}.AAAA", jwt::signing_input("ES256", "k", &claims));
-        configuration.issuers[0].rules.user(&Token::parse(&text).unwrap(), 100)
+        configuration.issuers[0].rules.user(&Token::parse(&text).unwrap(), 100).map_err(|error| error.to_string())
     }
 
     #[test]

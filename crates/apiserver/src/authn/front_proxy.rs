@@ -3,6 +3,7 @@
 use api::{Status, UserInfo};
 use http::{HeaderMap, HeaderName};
 
+use super::error::AuthnError;
 use super::{CertificateAuthority, Peer};
 
 /// Which proxies are believed, and which headers of theirs name the user.
@@ -29,7 +30,7 @@ impl FrontProxy {
     }
 
     /// The user that a trusted proxy names. `Err` is a certificate of somebody who may not do that.
-    pub(super) fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<Option<UserInfo>, String> {
+    pub(super) fn user(&self, headers: &HeaderMap, peer: &Peer) -> Result<Option<UserInfo>, AuthnError> {
         let values = |names: &[String]| -> Vec<String> {
             names
                 .iter()
@@ -42,7 +43,7 @@ impl FrontProxy {
         let Some(certificates) = &peer.certificates else { return Ok(None) };
         let Ok(proxy) = self.authority.user(certificates) else { return Ok(None) };
         if !self.allowed_names.is_empty() && !self.allowed_names.contains(&proxy.name) {
-            return Err(format!("x509: subject with cn={} is not in the allowed list", proxy.name));
+            return Err(AuthnError::FrontProxy(proxy.name));
         }
         let uid = first(&self.uid_headers).unwrap_or_default();
         let mut user = UserInfo { name, uid, groups: values(&self.group_headers), ..Default::default() };

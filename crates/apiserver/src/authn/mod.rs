@@ -8,6 +8,7 @@ mod bootstrap;
 mod certificates;
 mod config_file;
 mod external_signer;
+mod error;
 mod front_proxy;
 mod oidc;
 mod service_account;
@@ -26,6 +27,7 @@ use tls::Reloading;
 pub(crate) use certificates::{CertificateAuthority, PeerCertificates, not_after};
 pub(crate) use config_file::Anonymous;
 pub(crate) use external_signer::{ExternalSigner, is_endpoint};
+use error::AuthnError;
 pub(crate) use front_proxy::FrontProxy;
 pub(crate) use oidc::Oidc;
 pub(crate) use service_account::{PublicKeys, TokenClaims, TokenIssuer};
@@ -140,7 +142,7 @@ impl Authenticators {
     ) -> Result<(UserInfo, Option<i64>), Status> {
         let mut left = None;
         let given = Given::take(headers);
-        let mut errors: Vec<String> = Vec::new();
+        let mut errors: Vec<AuthnError> = Vec::new();
         let mut found = None;
         if let Some(proxy) = &self.front_proxy {
             proxy.check(headers)?;
@@ -153,19 +155,19 @@ impl Authenticators {
         if let (None, Some(certificates), Some(authority)) = (&found, &peer.certificates, &self.client_ca) {
             match authority.user_until(certificates) {
                 Ok((user, seconds)) => (found, left) = (Some(user), Some(seconds)),
-                Err(error) => errors.push(error),
+                Err(error) => errors.push(error.into()),
             }
         }
         if let (None, Some((name, password)), Some(file)) = (&found, &given.basic, &self.basic_file) {
             match file.find(name, password) {
                 Some(user) => found = Some(user),
-                None => errors.push("invalid user name or password".to_owned()),
+                None => errors.push(AuthnError::Password),
             }
         }
         if let (None, Some(token)) = (&found, &given.bearer) {
             match self.token(caches, token, &[]).await {
                 Ok(Some((user, _))) => found = Some(user),
-                Ok(None) => errors.push("invalid bearer token".to_owned()),
+                Ok(None) => errors.push(AuthnError::NoToken),
                 Err(error) => errors.push(error),
             }
         }
@@ -179,6 +181,7 @@ impl Authenticators {
             return Ok((UserInfo::anonymous(), None));
         }
         if !errors.is_empty() {
+            let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
             tracing::info!(errors = ?errors, "unable to authenticate the request");
         }
         // The reasons stay in the log: they would help an attacker more than a user.
@@ -191,7 +194,7 @@ impl Authenticators {
         caches: &Caches,
         token: &str,
         audiences: &[String],
-    ) -> Result<Option<Accepted>, String> {
+    ) -> Result<Option<Accepted>, AuthnError> {
         if token.is_empty() {
             return Ok(None);
         }
@@ -202,19 +205,19 @@ impl Authenticators {
         if is_ours && let Some(user) = self.token_file.as_ref().and_then(|file| file.find(token)) {
             return Ok(Some((user, common)));
         }
-        let mut errors: Vec<String> = Vec::new();
+        let mut errors: Vec<AuthnError> = Vec::new();
         if let Some(keys) = &self.service_accounts {
             match keys.verify(caches, token, wanted).await {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
-                Err(error) => errors.push(error),
+                Err(error) => errors.push(error.into()),
             }
         }
         if is_ours && self.bootstrap_tokens {
             match bootstrap::find(caches, token, jiff::Timestamp::now()) {
                 Ok(Some(user)) => return Ok(Some((user, common))),
                 Ok(None) => {}
-                Err(unreadable) => errors.push(unreadable.to_string()),
+                Err(unreadable) => errors.push(AuthnError::Bootstrap(unreadable)),
             }
         }
         let issuers = self.issuers.as_ref().map(Reloading::get).unwrap_or_default();
@@ -222,20 +225,20 @@ impl Authenticators {
             match oidc.verify(token).await {
                 Ok(Some(user)) => return Ok(Some((user, common))),
                 Ok(None) => {}
-                Err(error) => errors.push(error),
+                Err(error) => errors.push(error.into()),
             }
         }
         if let Some(webhook) = &self.webhook {
             match webhook.verify(token, wanted).await {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
-                Err(error) => errors.push(error),
+                Err(error) => errors.push(error.into()),
             }
         }
         match errors.len() {
             0 => Ok(None),
             1 => Err(errors.remove(0)),
-            _ => Err(format!("[{}]", errors.join(", "))),
+            _ => Err(AuthnError::Several(errors)),
         }
     }
 }

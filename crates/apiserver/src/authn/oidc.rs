@@ -12,6 +12,7 @@ use jwt::{Key, Token};
 use serde_json::Value;
 
 use super::config_file::{Issuer, Rules};
+use super::error::{KeysError, OidcError};
 use crate::config::OidcConfig;
 use crate::remote::{Remote, Trust};
 
@@ -76,22 +77,20 @@ impl Oidc {
     }
 
     /// `Ok(None)` if the token is not of this issuer.
-    pub(super) async fn verify(&self, text: &str) -> Result<Option<UserInfo>, String> {
+    pub(super) async fn verify(&self, text: &str) -> Result<Option<UserInfo>, OidcError> {
         let Some(token) = Token::parse(text) else { return Ok(None) };
         if token.text("iss") != self.issuer {
             return Ok(None);
         }
         if !self.algorithms.contains(&token.algorithm) {
-            return Err(format!("oidc: id token signed with unsupported algorithm {:?}", token.algorithm));
+            return Err(OidcError::Algorithm(token.algorithm));
         }
         let mut keys = self.keys.read().clone();
         if keys.is_empty() || !token.key_id.is_empty() && !token.key_is_known(&keys) {
             keys = self.refresh(&keys).await?;
         }
         if !token.is_signed_by(&keys) {
-            return Err(
-                "oidc: verify token: failed to verify signature: failed to verify id token signature".to_owned()
-            );
+            return Err(OidcError::Signature);
         }
         let now = jiff::Timestamp::now().as_second();
         match &self.means {
@@ -104,31 +103,29 @@ impl Oidc {
     }
 
     /// Asks for the keys, unless somebody else did so since `seen`.
-    async fn refresh(&self, seen: &Arc<Vec<Key>>) -> Result<Arc<Vec<Key>>, String> {
+    async fn refresh(&self, seen: &Arc<Vec<Key>>) -> Result<Arc<Vec<Key>>, KeysError> {
         let _asking = self.asking.lock().await;
         let current = self.keys.read().clone();
         if !Arc::ptr_eq(&current, seen) {
             return Ok(current);
         }
-        let failed = |error: &dyn std::fmt::Display| format!("oidc: fetching keys failed: {error}");
         let path = path_of(&self.discovery).unwrap_or_default();
-        let document = self.remote.fetch(&path, REQUEST_TIMEOUT).await.map_err(|error| failed(&error))?;
+        let document = self.remote.fetch(&path, REQUEST_TIMEOUT).await?;
         if document["issuer"] != self.issuer.as_str() {
-            return Err(failed(&format!("issuer did not match: {}", document["issuer"])));
+            return Err(KeysError::Issuer(document["issuer"].clone()));
         }
-        let url = document["jwks_uri"].as_str().ok_or_else(|| failed(&"no jwks_uri"))?;
+        let url = document["jwks_uri"].as_str().ok_or(KeysError::NoUri)?;
         // Keys may live on another host; the same authorities vouch for it.
         let set = match same_host(url, &self.discovery).then(|| path_of(url)).flatten() {
             Some(path) => self.remote.fetch(&path, REQUEST_TIMEOUT).await,
             None => {
-                let elsewhere = Remote::from_url(url, self.ca.as_ref()).map_err(|error| failed(&error))?;
+                let elsewhere = Remote::from_url(url, self.ca.as_ref()).map_err(KeysError::Uri)?;
                 elsewhere.fetch(&path_of(url).unwrap_or_else(|| "/".to_owned()), REQUEST_TIMEOUT).await
             }
-        }
-        .map_err(|error| failed(&error))?;
+        }?;
         let keys: Vec<Key> = set["keys"].as_array().into_iter().flatten().filter_map(Key::from_jwk).collect();
         if keys.is_empty() {
-            return Err(failed(&"the key set holds no usable key"));
+            return Err(KeysError::NoKeys);
         }
         let keys = Arc::new(keys);
         *self.keys.write() = keys.clone();
@@ -151,59 +148,57 @@ fn same_host(left: &str, right: &str) -> bool {
 }
 
 /// Audience, times and required claims.
-fn check(config: &OidcConfig, token: &Token<'_>, now: i64) -> Result<(), String> {
-    let audiences = token.audiences();
-    if !audiences.contains(&config.client_id.as_str()) {
-        return Err(format!("oidc: verify token: expected audience {:?} got {audiences:?}", config.client_id));
+fn check(config: &OidcConfig, token: &Token<'_>, now: i64) -> Result<(), OidcError> {
+    if !token.audiences().contains(&config.client_id.as_str()) {
+        return Err(OidcError::audience(&config.client_id, token));
     }
     check_times(token, now)?;
     check_required(&config.required_claims, &token.claims)
 }
 
-pub(super) fn check_times(token: &Token<'_>, now: i64) -> Result<(), String> {
+pub(super) fn check_times(token: &Token<'_>, now: i64) -> Result<(), OidcError> {
     match token.time("exp") {
         Some(expires) if now <= expires => {}
-        _ => return Err("oidc: verify token: token is expired".to_owned()),
+        _ => return Err(OidcError::Expired),
     }
     if token.time("nbf").is_some_and(|not_before| now + LEEWAY < not_before) {
-        return Err("oidc: verify token: current time is before the nbf (not before) time".to_owned());
+        return Err(OidcError::TooEarly);
     }
     Ok(())
 }
 
-pub(super) fn check_required(required: &[(String, String)], claims: &Value) -> Result<(), String> {
+pub(super) fn check_required(required: &[(String, String)], claims: &Value) -> Result<(), OidcError> {
     for (claim, wanted) in required {
         match &claims[claim.as_str()] {
             Value::String(found) if found == wanted => {}
-            Value::Null => return Err(format!("oidc: required claim {claim} not present in ID token")),
-            _ => return Err(format!("oidc: required claim {claim} value does not match")),
+            Value::Null => return Err(OidcError::NoClaim(claim.clone())),
+            _ => return Err(OidcError::Claim(claim.clone())),
         }
     }
     Ok(())
 }
 
 /// The name in a claim, without a prefix.
-pub(super) fn username<'c>(claims: &'c Value, claim: &str) -> Result<&'c str, String> {
+pub(super) fn username<'c>(claims: &'c Value, claim: &str) -> Result<&'c str, OidcError> {
     let Some(name) = claims[claim].as_str().filter(|name| !name.is_empty()) else {
-        return Err(format!("oidc: parse username claims {claim:?}: claim not present"));
+        return Err(OidcError::NoUsername(claim.to_owned()));
     };
-    // An address that the issuer did not check proves nothing.
     if claim == "email" && claims.get("email_verified").is_some_and(|verified| *verified != Value::Bool(true)) {
-        return Err("oidc: email not verified".to_owned());
+        return Err(OidcError::Email);
     }
     Ok(name)
 }
 
 /// The groups in a claim: one, several or none.
-pub(super) fn groups(claims: &Value, claim: &str, prefix: &str) -> Result<Vec<String>, String> {
+pub(super) fn groups(claims: &Value, claim: &str, prefix: &str) -> Result<Vec<String>, OidcError> {
     let groups: Vec<&str> = match &claims[claim] {
         Value::Null => Vec::new(),
         Value::String(one) => vec![one],
         Value::Array(list) => list
             .iter()
-            .map(|group| group.as_str().ok_or_else(|| format!("oidc: parse groups claim {claim:?}: not strings")))
+            .map(|group| group.as_str().ok_or_else(|| OidcError::Groups(claim.to_owned())))
             .collect::<Result<_, _>>()?,
-        _ => return Err(format!("oidc: parse groups claim {claim:?}: not strings")),
+        _ => return Err(OidcError::Groups(claim.to_owned())),
     };
     Ok(groups.iter().map(|group| format!("{prefix}{group}")).collect())
 }
@@ -214,7 +209,7 @@ pub(super) fn credential_id(claims: &Value) -> Option<(String, Vec<String>)> {
     Some(("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={id}")]))
 }
 
-fn user(config: &OidcConfig, claims: &Value) -> Result<UserInfo, String> {
+fn user(config: &OidcConfig, claims: &Value) -> Result<UserInfo, OidcError> {
     let claim = config.username_claim.as_str();
     let name = username(claims, claim)?;
     let prefix = match config.username_prefix.as_deref() {

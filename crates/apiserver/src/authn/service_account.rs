@@ -16,6 +16,7 @@ use tls::Reloading;
 
 use super::Accepted;
 use super::external_signer::ExternalSigner;
+use super::error::{AccountTokenError, LegacyTokenError};
 use crate::expiring::Expiring;
 use crate::watch_cache::Caches;
 
@@ -156,7 +157,7 @@ impl PublicKeys {
         caches: &Caches,
         text: &str,
         wanted: &[String],
-    ) -> Result<Option<Accepted>, String> {
+    ) -> Result<Option<Accepted>, AccountTokenError> {
         // A key that a signer has since the last time.
         if let Source::External(signer) = &self.keys
             && let Some(token) = Token::parse(text).filter(|token| self.is_of_ours(token))
@@ -174,7 +175,8 @@ impl PublicKeys {
         }
         let accepted: Vec<String> = wanted.iter().filter(|wanted| given.contains(&wanted.as_str())).cloned().collect();
         if accepted.is_empty() {
-            return Err(format!("token audiences {given:?} is invalid for the target audiences {wanted:?}"));
+            let given = given.into_iter().map(str::to_owned).collect();
+            return Err(AccountTokenError::Audience { given, wanted: wanted.to_vec() });
         }
         let user = match legacy {
             true => legacy_user(caches, &token, text, now)?,
@@ -190,7 +192,7 @@ impl PublicKeys {
     }
 
     /// A token of one of our issuers with a good signature.
-    fn ours<'t>(&self, text: &'t str) -> Result<Option<Token<'t>>, String> {
+    fn ours<'t>(&self, text: &'t str) -> Result<Option<Token<'t>>, AccountTokenError> {
         let Some(token) = Token::parse(text) else { return Ok(None) };
         if !self.is_of_ours(&token) {
             return Ok(None);
@@ -200,7 +202,7 @@ impl PublicKeys {
         let is_known = self.checked.get(&digest).is_some_and(|with| Arc::ptr_eq(&with, &keys));
         if !is_known {
             if !token.is_signed_by(&keys) {
-                return Err("invalid signature, no keys found".to_owned());
+                return Err(AccountTokenError::Signature);
             }
             self.checked.put(digest, keys, REMEMBERED);
         }
@@ -208,15 +210,15 @@ impl PublicKeys {
     }
 }
 
-fn check_times(token: &Token<'_>, now: i64) -> Result<(), String> {
+fn check_times(token: &Token<'_>, now: i64) -> Result<(), AccountTokenError> {
     if token.time("exp").is_some_and(|expires| now > expires + LEEWAY) {
-        return Err("service account token has expired".to_owned());
+        return Err(AccountTokenError::Expired);
     }
     if token.time("nbf").is_some_and(|not_before| now + LEEWAY < not_before) {
-        return Err("service account token is not valid yet".to_owned());
+        return Err(AccountTokenError::TooEarly);
     }
     if token.time("iat").is_some_and(|issued| now + LEEWAY < issued) {
-        return Err("service account token is issued in the future".to_owned());
+        return Err(AccountTokenError::FromTheFuture);
     }
     Ok(())
 }
@@ -226,29 +228,28 @@ fn is_gone(metadata: &ObjectMeta, now: i64) -> bool {
     metadata.deletion_timestamp.as_ref().is_some_and(|deleted| deleted.0.as_second() + LEEWAY < now)
 }
 
-fn check_account(caches: &Caches, namespace: &str, name: &str, uid: &str, now: i64) -> Result<(), String> {
+fn check_account(caches: &Caches, namespace: &str, name: &str, uid: &str, now: i64) -> Result<(), AccountTokenError> {
     let account = caches
         .objects()
-        .get::<ServiceAccount>(namespace, name)
-        .map_err(|unreadable| unreadable.to_string())?
-        .ok_or_else(|| format!("serviceaccounts {name:?} not found"))?;
+        .get::<ServiceAccount>(namespace, name)?
+        .ok_or_else(|| AccountTokenError::NoAccount(name.to_owned()))?;
     let found = account.metadata.uid.as_deref().unwrap_or_default();
     if found != uid {
-        return Err(format!("service account UID ({found}) does not match claim ({uid})"));
+        return Err(AccountTokenError::AccountUid { found: found.to_owned(), claimed: uid.to_owned() });
     }
     if is_gone(&account.metadata, now) {
-        return Err(format!("service account {namespace}/{name} has been deleted"));
+        return Err(AccountTokenError::AccountGone(format!("{namespace}/{name}")));
     }
     Ok(())
 }
 
-fn bound_user(caches: &Caches, token: &Token<'_>, now: i64) -> Result<UserInfo, String> {
+fn bound_user(caches: &Caches, token: &Token<'_>, now: i64) -> Result<UserInfo, AccountTokenError> {
     let private = &token.claims["kubernetes.io"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let namespace = text(&private["namespace"]);
     let (name, uid) = (text(&private["serviceaccount"]["name"]), text(&private["serviceaccount"]["uid"]));
     if token.text("sub") != format!("system:serviceaccount:{namespace}:{name}") {
-        return Err("token subject does not match its service account".to_owned());
+        return Err(AccountTokenError::Subject);
     }
     check_account(caches, &namespace, &name, &uid, now)?;
     let mut user = UserInfo::service_account(&namespace, &name, uid);
@@ -259,19 +260,18 @@ fn bound_user(caches: &Caches, token: &Token<'_>, now: i64) -> Result<UserInfo, 
         let (name, uid) = (text(&private[kind]["name"]), text(&private[kind]["uid"]));
         // A token bound to a pod also names its node for information; only a direct binding must hold.
         if kind != "node" || !private["pod"].is_object() {
-            let invalidated = || "service account token has been invalidated".to_owned();
             let object = match kind {
                 "pod" => caches.objects().metadata::<Pod>(&namespace, &name),
                 "secret" => caches.objects().metadata::<Secret>(&namespace, &name),
                 _ => caches.objects().metadata::<Node>("", &name),
             };
-            let object = object.map_err(|unreadable| unreadable.to_string())?.ok_or_else(invalidated)?;
+            let object = object?.ok_or(AccountTokenError::BoundGone)?;
             let found = object.uid.as_deref().unwrap_or_default();
             if found != uid {
-                return Err(format!("{kind} UID ({found}) does not match service account {kind} ref claim ({uid})"));
+                return Err(AccountTokenError::BoundUid { kind, found: found.to_owned(), claimed: uid });
             }
             if is_gone(&object, now) {
-                return Err(invalidated());
+                return Err(AccountTokenError::BoundGone);
             }
         }
         if kind != "secret" {
@@ -291,31 +291,26 @@ fn bound_user(caches: &Caches, token: &Token<'_>, now: i64) -> Result<UserInfo, 
 }
 
 /// A token that lives in a secret: it counts as long as the secret holds it.
-fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str, now: i64) -> Result<UserInfo, String> {
+fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str, now: i64) -> Result<UserInfo, AccountTokenError> {
     let claim = |key: &str| token.text(&format!("kubernetes.io/serviceaccount/{key}")).to_owned();
     let (namespace, secret_name) = (claim("namespace"), claim("secret.name"));
     let (name, uid) = (claim("service-account.name"), claim("service-account.uid"));
     if token.text("sub") != format!("system:serviceaccount:{namespace}:{name}") {
-        return Err("sub claim is invalid".to_owned());
+        return Err(LegacyTokenError::Subject.into());
     }
-    let secret = caches
-        .objects()
-        .get::<Secret>(&namespace, &secret_name)
-        .map_err(|unreadable| unreadable.to_string())?
-        .ok_or_else(|| "Token has been invalidated".to_owned())?;
+    let secret = caches.objects().get::<Secret>(&namespace, &secret_name)?.ok_or(LegacyTokenError::SecretGone)?;
     if secret.metadata.deletion_timestamp.is_some() {
-        return Err("Token has been invalidated".to_owned());
+        return Err(LegacyTokenError::SecretGone.into());
     }
     let kept = secret.data.as_ref().and_then(|data| data.get("token"));
     if kept.is_none_or(|kept| !super::same_secret(&kept.0, text.as_bytes())) {
-        return Err("Token does not match server's copy".to_owned());
+        return Err(LegacyTokenError::AnotherToken.into());
     }
     let labels = secret.metadata.labels.as_ref();
     let invalid_since = labels.and_then(|labels| labels.get("kubernetes.io/legacy-token-invalid-since"));
     if invalid_since.is_some_and(|since| !since.is_empty()) {
-        return Err(format!(
-            "the token in secret {namespace}/{secret_name} for service account {namespace}/{name} has been marked invalid"
-        ));
+        let (secret, account) = (secret_name, name);
+        return Err(LegacyTokenError::Invalidated { namespace, secret, account }.into());
     }
     check_account(caches, &namespace, &name, &uid, now)?;
     crate::audit::annotate("authentication.k8s.io/legacy-token-manual-secret", &secret_name);

@@ -7,6 +7,7 @@ use api::UserInfo;
 use serde_json::{Value, json};
 
 use super::Accepted;
+use super::error::TokenWebhookError;
 use crate::expiring::Expiring;
 use crate::remote::Remote;
 
@@ -33,7 +34,11 @@ impl TokenWebhook {
         Ok(Self { remote, version: version.to_owned(), life, implied, cache: Expiring::new() })
     }
 
-    pub(super) async fn verify(&self, token: &str, audiences: &[String]) -> Result<Option<Accepted>, String> {
+    pub(super) async fn verify(
+        &self,
+        token: &str,
+        audiences: &[String],
+    ) -> Result<Option<Accepted>, TokenWebhookError> {
         let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
         for part in std::iter::once(token).chain(audiences.iter().map(String::as_str)) {
             digest.update(part.as_bytes());
@@ -48,8 +53,7 @@ impl TokenWebhook {
             "apiVersion": format!("authentication.k8s.io/{}", self.version),
             "spec": {"token": token, "audiences": audiences},
         });
-        let answer =
-            self.remote.ask(&question, REQUEST_TIMEOUT).await.map_err(|error| format!("token webhook: {error}"))?;
+        let answer = self.remote.ask(&question, REQUEST_TIMEOUT).await?;
         let found = accepted(&answer, audiences, &self.implied)?;
         self.cache.put(key, found.clone(), self.life);
         Ok(found)
@@ -59,21 +63,20 @@ impl TokenWebhook {
 /// What a TokenReview says. Only a clear yes counts.
 ///
 /// A webhook that knows nothing of audiences vouches for this server's own (`implied`), not for those asked about.
-fn accepted(answer: &Value, audiences: &[String], implied: &[String]) -> Result<Option<Accepted>, String> {
+fn accepted(answer: &Value, audiences: &[String], implied: &[String]) -> Result<Option<Accepted>, TokenWebhookError> {
     if answer["kind"].as_str().is_some_and(|kind| kind != "TokenReview") {
-        return Err(format!("token webhook: answered with a {}", answer["kind"]));
+        return Err(TokenWebhookError::Kind(answer["kind"].clone()));
     }
     let status = &answer["status"];
     if status["authenticated"] != Value::Bool(true) {
         return match status["error"].as_str().filter(|error| !error.is_empty()) {
-            Some(error) => Err(format!("token webhook: {error}")),
+            Some(error) => Err(TokenWebhookError::Said(error.to_owned())),
             None => Ok(None),
         };
     }
-    let user: UserInfo = serde_json::from_value(status["user"].clone())
-        .map_err(|error| format!("token webhook: user is not readable: {error}"))?;
+    let user: UserInfo = serde_json::from_value(status["user"].clone()).map_err(TokenWebhookError::User)?;
     if user.name.is_empty() {
-        return Err("token webhook: authenticated nobody".to_owned());
+        return Err(TokenWebhookError::Nobody);
     }
     let given: Vec<String> = serde_json::from_value(status["audiences"].clone()).unwrap_or_default();
     let given = if given.is_empty() { implied } else { &given };

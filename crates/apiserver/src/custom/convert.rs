@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomR
 use registry::resource::{Converted, Converter};
 use serde_json::{Value, json};
 
-use crate::remote::webhook::WebhookClient;
+use crate::remote::webhook::{NoClient, WebhookClient};
 use crate::remote::{Identities, Services};
 
 /// A webhook gets this long, as upstream.
@@ -19,7 +19,7 @@ const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(30);
 /// The webhook of a definition.
 struct Webhook {
     services: Services,
-    client: Result<WebhookClient, String>,
+    client: Result<WebhookClient, NoClient>,
     /// The first version of reviews that both sides speak.
     review: Option<&'static str>,
 }
@@ -84,25 +84,37 @@ impl Webhook {
     }
 }
 
-fn client(webhook: &WebhookConversion) -> Result<WebhookClient, String> {
+fn client(webhook: &WebhookConversion) -> Result<WebhookClient, NoClient> {
     // The same fields under two names; without any, the client says what it needs.
     let config = webhook.client_config.clone().unwrap_or_default();
-    let config = serde_json::from_value(json!(config)).map_err(|error| error.to_string())?;
+    let config = serde_json::from_value(json!(config)).map_err(|error| NoClient::Config(Arc::new(error)))?;
     WebhookClient::configured(&config, &Identities::default())
 }
 
+/// Why what a webhook answered is not the object that it was given.
+#[derive(Debug, thiserror::Error)]
+enum NotTheSame {
+    #[error("apiVersion must be {wanted:?}, got {found}")]
+    ApiVersion { wanted: String, found: Value },
+    #[error("kind must be {wanted}, got {found}")]
+    Kind { wanted: Value, found: Value },
+    #[error("must have the same {field}: {found} != {wanted}")]
+    Field { field: &'static str, found: Value, wanted: Value },
+}
+
 /// A converted object is the same object in the version asked for. Of metadata, only labels and annotations may change.
-fn checked(mut new: Value, old: Value, wanted: &str) -> Result<Value, String> {
+fn checked(mut new: Value, old: Value, wanted: &str) -> Result<Value, NotTheSame> {
     if new["apiVersion"] != wanted {
-        return Err(format!("apiVersion must be {wanted:?}, got {}", new["apiVersion"]));
+        return Err(NotTheSame::ApiVersion { wanted: wanted.to_owned(), found: new["apiVersion"].take() });
     }
     if new["kind"] != old["kind"] {
-        return Err(format!("kind must be {}, got {}", old["kind"], new["kind"]));
+        return Err(NotTheSame::Kind { wanted: old["kind"].clone(), found: new["kind"].take() });
     }
     let (given, mut metadata) = (&new["metadata"], old["metadata"].clone());
     for field in ["name", "namespace", "uid"] {
         if given[field] != metadata[field] {
-            return Err(format!("must have the same {field}: {} != {}", given[field], metadata[field]));
+            let (found, wanted) = (given[field].clone(), metadata[field].clone());
+            return Err(NotTheSame::Field { field, found, wanted });
         }
     }
     for field in ["labels", "annotations"] {

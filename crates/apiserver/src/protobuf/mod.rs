@@ -9,7 +9,7 @@ mod encode;
 pub(crate) use encode::{encode, frame};
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use base64::Engine;
 use serde_json::{Map, Number, Value};
@@ -20,11 +20,38 @@ pub(crate) const WATCH_CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf
 /// As deep as JSON bodies may be nested.
 const MAX_DEPTH: usize = 64;
 
+/// Why bytes are no object.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum DecodeError {
+    #[error("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")]
+    NoMagic,
+    #[error("no kind {kind:?} is registered for version {api_version:?}")]
+    Kind { api_version: String, kind: String },
+    #[error("message is nested too deeply")]
+    Deep,
+    #[error("field has the wrong wire type")]
+    Mismatch,
+    #[error("string is not valid UTF-8")]
+    Text,
+    #[error("unexpected EOF")]
+    Cut,
+    #[error("integer overflow")]
+    Overflow,
+    #[error("invalid field number")]
+    Number,
+    #[error("invalid length")]
+    Length,
+    #[error("wire type {0} is not known")]
+    WireType(u64),
+    #[error(transparent)]
+    Time(#[from] jiff::Error),
+    #[error(transparent)]
+    Json(Arc<serde_json::Error>),
+}
+
 /// Decodes a body into the JSON value that the same client would have sent.
-pub(crate) fn decode(body: &[u8]) -> Result<Value, String> {
-    let envelope = body
-        .strip_prefix(MAGIC)
-        .ok_or("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")?;
+pub(crate) fn decode(body: &[u8]) -> Result<Value, DecodeError> {
+    let envelope = body.strip_prefix(MAGIC).ok_or(DecodeError::NoMagic)?;
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
     for field in Reader(envelope) {
         match field? {
@@ -41,9 +68,9 @@ pub(crate) fn decode(body: &[u8]) -> Result<Value, String> {
             _ => {}
         }
     }
-    let message = MESSAGES
-        .get(&message_name(&api_version, &kind))
-        .ok_or_else(|| format!("no kind {kind:?} is registered for version {api_version:?}"))?;
+    let Some(message) = MESSAGES.get(&message_name(&api_version, &kind)) else {
+        return Err(DecodeError::Kind { api_version, kind });
+    };
     let mut object = Map::new();
     object.insert("kind".to_owned(), kind.into());
     object.insert("apiVersion".to_owned(), api_version.into());
@@ -143,9 +170,9 @@ fn field(word: &'static str) -> Option<(u32, Field)> {
 }
 
 impl Message {
-    fn read(&self, bytes: &[u8], object: &mut Map<String, Value>, depth: usize) -> Result<(), String> {
+    fn read(&self, bytes: &[u8], object: &mut Map<String, Value>, depth: usize) -> Result<(), DecodeError> {
         if depth > MAX_DEPTH {
-            return Err("message is nested too deeply".to_owned());
+            return Err(DecodeError::Deep);
         }
         for item in Reader(bytes) {
             let (number, wire) = item?;
@@ -206,8 +233,7 @@ impl Message {
         if name.contains('.') { MESSAGES.get(name) } else { MESSAGES.get(&format!("{}.{name}", self.package)) }
     }
 
-    fn value(&self, kind: Kind, wire: Wire<'_>, depth: usize) -> Result<Value, String> {
-        let mismatch = || Err("field has the wrong wire type".to_owned());
+    fn value(&self, kind: Kind, wire: Wire<'_>, depth: usize) -> Result<Value, DecodeError> {
         Ok(match (kind, wire) {
             (Kind::Text, Wire::Bytes(bytes)) => text(bytes)?.into(),
             (Kind::Bytes, Wire::Bytes(bytes)) => base64::engine::general_purpose::STANDARD.encode(bytes).into(),
@@ -227,14 +253,14 @@ impl Message {
                     unwrap(name, object)
                 }
             },
-            _ => return mismatch(),
+            _ => return Err(DecodeError::Mismatch),
         })
     }
 }
 
 /// Types whose JSON form is not an object of their fields.
-fn special(name: &str, bytes: &[u8]) -> Result<Option<Value>, String> {
-    let numbers = || -> Result<(i64, i64), String> {
+fn special(name: &str, bytes: &[u8]) -> Result<Option<Value>, DecodeError> {
+    let numbers = || -> Result<(i64, i64), DecodeError> {
         let mut pair = (0, 0);
         for field in Reader(bytes) {
             match field? {
@@ -245,7 +271,7 @@ fn special(name: &str, bytes: &[u8]) -> Result<Option<Value>, String> {
         }
         Ok(pair)
     };
-    let first = || -> Result<&[u8], String> {
+    let first = || -> Result<&[u8], DecodeError> {
         let mut found = &[][..];
         for field in Reader(bytes) {
             if let (1, Wire::Bytes(bytes)) = field? {
@@ -259,8 +285,7 @@ fn special(name: &str, bytes: &[u8]) -> Result<Option<Value>, String> {
         "Time" | "MicroTime" if bytes.is_empty() => Value::Null,
         "Time" | "MicroTime" => {
             let (seconds, nanos) = numbers()?;
-            let time =
-                jiff::Timestamp::new(seconds, i32::try_from(nanos).unwrap_or(0)).map_err(|error| error.to_string())?;
+            let time = jiff::Timestamp::new(seconds, i32::try_from(nanos).unwrap_or(0))?;
             let format = if name == "Time" { "%Y-%m-%dT%H:%M:%SZ" } else { "%Y-%m-%dT%H:%M:%S%.6fZ" };
             time.strftime(format).to_string().into()
         }
@@ -280,7 +305,11 @@ fn special(name: &str, bytes: &[u8]) -> Result<Option<Value>, String> {
         }
         "RawExtension" | "FieldsV1" | "JSON" => {
             let raw = first()?;
-            if raw.is_empty() { Value::Null } else { serde_json::from_slice(raw).map_err(|error| error.to_string())? }
+            if raw.is_empty() {
+                Value::Null
+            } else {
+                serde_json::from_slice(raw).map_err(|error| DecodeError::Json(Arc::new(error)))?
+            }
         }
         _ => return Ok(None),
     }))
@@ -309,8 +338,8 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-fn text(bytes: &[u8]) -> Result<String, String> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| "string is not valid UTF-8".to_owned())
+fn text(bytes: &[u8]) -> Result<String, DecodeError> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| DecodeError::Text)
 }
 
 enum Wire<'a> {
@@ -320,29 +349,29 @@ enum Wire<'a> {
     Bytes(&'a [u8]),
 }
 
-fn varint(bytes: &mut &[u8]) -> Result<u64, String> {
+fn varint(bytes: &mut &[u8]) -> Result<u64, DecodeError> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {
-        let (first, rest) = bytes.split_first().ok_or("unexpected EOF")?;
+        let (first, rest) = bytes.split_first().ok_or(DecodeError::Cut)?;
         *bytes = rest;
         value |= u64::from(first & 0x7f) << shift;
         if first & 0x80 == 0 {
             return Ok(value);
         }
     }
-    Err("integer overflow".to_owned())
+    Err(DecodeError::Overflow)
 }
 
 /// Iterates over the fields of a message. Ends after the first error.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn field(&mut self) -> Result<(u32, Wire<'a>), String> {
+    fn field(&mut self) -> Result<(u32, Wire<'a>), DecodeError> {
         let tag = varint(&mut self.0)?;
-        let number = u32::try_from(tag >> 3).map_err(|_| "invalid field number")?;
-        let mut take = |length: usize| -> Result<&'a [u8], String> {
+        let number = u32::try_from(tag >> 3).map_err(|_| DecodeError::Number)?;
+        let mut take = |length: usize| -> Result<&'a [u8], DecodeError> {
             if length > self.0.len() {
-                return Err("unexpected EOF".to_owned());
+                return Err(DecodeError::Cut);
             }
             let (bytes, rest) = self.0.split_at(length);
             self.0 = rest;
@@ -350,12 +379,12 @@ impl<'a> Reader<'a> {
         };
         let wire = match tag & 7 {
             0 => Wire::Varint(varint(&mut self.0)?),
-            1 => Wire::Fixed64(u64::from_le_bytes(take(8)?.try_into().map_err(|_| "unexpected EOF")?)),
+            1 => Wire::Fixed64(u64::from_le_bytes(take(8)?.try_into().map_err(|_| DecodeError::Cut)?)),
             2 => {
                 let length = varint(&mut self.0)?;
-                let length = usize::try_from(length).map_err(|_| "invalid length")?;
+                let length = usize::try_from(length).map_err(|_| DecodeError::Length)?;
                 if length > self.0.len() {
-                    return Err("unexpected EOF".to_owned());
+                    return Err(DecodeError::Cut);
                 }
                 let (bytes, rest) = self.0.split_at(length);
                 self.0 = rest;
@@ -365,14 +394,14 @@ impl<'a> Reader<'a> {
                 take(4)?;
                 Wire::Fixed32
             }
-            other => return Err(format!("wire type {other} is not known")),
+            other => return Err(DecodeError::WireType(other)),
         };
         Ok((number, wire))
     }
 }
 
 impl<'a> Iterator for Reader<'a> {
-    type Item = Result<(u32, Wire<'a>), String>;
+    type Item = Result<(u32, Wire<'a>), DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {

@@ -9,10 +9,12 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use rustls::pki_types::ServerName;
+use rustls::pki_types::{InvalidDnsNameError, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+use super::service::NoAddress;
 
 /// Answers larger than this are refused: more than twice what any object may have.
 const MAX_ANSWER: usize = 8 << 20;
@@ -36,18 +38,43 @@ pub(crate) struct Connections {
 }
 
 /// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Problem {
-    Unreachable(String),
-    /// There was one that could not be read, or that did not end.
-    Unreadable(String),
+    #[error(transparent)]
+    Unreachable(#[from] ConnectError),
+    /// The connection ended before there was an answer.
+    #[error("{}", text(.0))]
+    Broken(hyper::Error),
+    #[error("context deadline exceeded")]
+    Late,
+    /// What was to be sent is no request.
+    #[error(transparent)]
+    Request(#[from] http::Error),
+    /// There was one that did not end.
+    #[error("{}", text(.0))]
+    Cut(hyper::Error),
+    #[error("the response is larger than {MAX_ANSWER} bytes")]
+    Large,
 }
 
-impl std::fmt::Display for Problem {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Problem::Unreachable(text) | Problem::Unreadable(text) => f.write_str(text),
-        }
-    }
+/// Why there is no connection. Texts are those of Go's HTTP client, which people and tests know.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("dial tcp {host}:{port}: connect: {}", io_text(source))]
+    Dial { host: String, port: u16, source: std::io::Error },
+    #[error(transparent)]
+    Socket(std::io::Error),
+    #[error(transparent)]
+    Name(#[from] InvalidDnsNameError),
+    #[error("tls: {0}")]
+    Tls(std::io::Error),
+    #[error("{}", text(.0))]
+    Http(hyper::Error),
+    #[error(transparent)]
+    Service(#[from] NoAddress),
+    /// Whom to trust could not be found out.
+    #[error("{0:#}")]
+    Trust(Arc<anyhow::Error>),
 }
 
 impl Connections {
@@ -59,11 +86,11 @@ impl Connections {
     ) -> Result<Response<Bytes>, Problem>
     where
         C: Fn() -> F,
-        F: Future<Output = Result<Sender, String>>,
+        F: Future<Output = Result<Sender, ConnectError>>,
     {
         let (mut sender, response) = self.open(request, Lost::Repeat, connect).await?;
         let (parts, body) = response.into_parts();
-        let answer = read(body).await.map_err(Problem::Unreadable)?;
+        let answer = read(body).await?;
         if sender.ready().await.is_ok() {
             self.put_back(sender);
         }
@@ -79,9 +106,9 @@ impl Connections {
     ) -> Result<(Sender, Response<Incoming>), Problem>
     where
         C: Fn() -> F,
-        F: Future<Output = Result<Sender, String>>,
+        F: Future<Output = Result<Sender, ConnectError>>,
     {
-        let anew = async || connect().await.map_err(Problem::Unreachable);
+        let anew = async || connect().await.map_err(Problem::from);
         match self.kept() {
             // The other side may have closed a kept connection just now: then a new one decides, once.
             Some(mut kept) => match kept.send_request(request.clone()).await {
@@ -90,7 +117,7 @@ impl Connections {
                 Err(error) if error.is_incomplete_message() && lost == Lost::Repeat => {
                     send(anew().await?, request).await
                 }
-                Err(error) => Err(Problem::Unreachable(text(&error))),
+                Err(error) => Err(Problem::Broken(error)),
             },
             None => send(anew().await?, request).await,
         }
@@ -122,37 +149,38 @@ impl Connections {
 
 async fn send(mut sender: Sender, request: Request<Full<Bytes>>) -> Result<(Sender, Response<Incoming>), Problem> {
     let sent = sender.send_request(request).await;
-    sent.map(|response| (sender, response)).map_err(|error| Problem::Unreachable(text(&error)))
+    sent.map(|response| (sender, response)).map_err(Problem::Broken)
 }
 
-async fn read(mut body: Incoming) -> Result<Bytes, String> {
+async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
     let mut kept = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| text(&error))?;
+        let frame = frame.map_err(Problem::Cut)?;
         let Some(data) = frame.data_ref() else { continue };
         if kept.len() + data.len() > MAX_ANSWER {
-            return Err(format!("the response is larger than {MAX_ANSWER} bytes"));
+            return Err(Problem::Large);
         }
         kept.extend_from_slice(data);
     }
     Ok(kept.freeze())
 }
 
-/// A new connection; with TLS, to the holder of a certificate for the given name. Problems read as Go's HTTP client
-/// tells them, which people and tests know.
-pub(crate) async fn dial(host: &str, port: u16, tls: Option<(&TlsConnector, &str)>) -> Result<Sender, String> {
-    let tcp = TcpStream::connect((host, port))
-        .await
-        .map_err(|error| format!("dial tcp {host}:{port}: connect: {}", io_text(&error)))?;
-    tcp.set_nodelay(true).map_err(|error| error.to_string())?;
+/// A new connection; with TLS, to the holder of a certificate for the given name.
+pub(crate) async fn dial(host: &str, port: u16, tls: Option<(&TlsConnector, &str)>) -> Result<Sender, ConnectError> {
+    let tcp = TcpStream::connect((host, port)).await.map_err(|source| ConnectError::Dial {
+        host: host.to_owned(),
+        port,
+        source,
+    })?;
+    tcp.set_nodelay(true).map_err(ConnectError::Socket)?;
     let Some((connector, name)) = tls else { return handshake(tcp).await };
-    let name = ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?;
-    let tls = connector.connect(name, tcp).await.map_err(|error| format!("tls: {error}"))?;
+    let name = ServerName::try_from(name.to_owned())?;
+    let tls = connector.connect(name, tcp).await.map_err(ConnectError::Tls)?;
     handshake(tls).await
 }
 
-async fn handshake(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Sender, String> {
-    let (sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(|error| text(&error))?;
+async fn handshake(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Sender, ConnectError> {
+    let (sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(ConnectError::Http)?;
     // Ends when the sender is dropped or the other side closes; errors surface on the request.
     tokio::spawn(connection.with_upgrades());
     Ok(sender)

@@ -126,7 +126,7 @@ impl Kubeconfig {
                         roots.add(certificate).with_context(named)?;
                     }
                 }
-                None => roots = super::system_roots(),
+                None => roots = tls::system_roots(),
             }
             tls::client_builder().with_root_certificates(roots)
         };

@@ -26,7 +26,7 @@ use serde_json::Value;
 use tls::Reloading;
 use tokio_rustls::TlsConnector;
 
-pub(crate) use connection::{Connections, Lost, Problem, Sender, dial};
+pub(crate) use connection::{ConnectError, Connections, Lost, Problem, Sender, dial};
 pub(crate) use kubeconfig::Identities;
 use kubeconfig::Kubeconfig;
 pub(crate) use kubelet::KubeletClient;
@@ -53,8 +53,8 @@ struct Endpoint {
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RemoteError {
-    #[error("{0}")]
-    Unreachable(String),
+    #[error(transparent)]
+    Unreachable(Problem),
     #[error("no answer within {0:?}")]
     Late(Duration),
     #[error("answered {0}")]
@@ -66,8 +66,8 @@ pub(crate) enum RemoteError {
 impl From<Problem> for RemoteError {
     fn from(problem: Problem) -> Self {
         match problem {
-            Problem::Unreachable(text) => RemoteError::Unreachable(text),
-            Problem::Unreadable(text) => RemoteError::Garbage(text),
+            Problem::Unreachable(_) | Problem::Broken(_) | Problem::Late => RemoteError::Unreachable(problem),
+            Problem::Request(_) | Problem::Cut(_) | Problem::Large => RemoteError::Garbage(problem.to_string()),
         }
     }
 }
@@ -120,7 +120,7 @@ impl Remote {
             let roots = match (&given, files.first()) {
                 (Some(roots), _) => roots.clone(),
                 (None, Some(path)) => tls::load_roots(path)?,
-                (None, None) => system_roots(),
+                (None, None) => tls::system_roots(),
             };
             let config = tls::client_builder().with_root_certificates(roots).with_no_client_auth();
             Ok(Endpoint { url: url.clone(), tls: Arc::new(config).into(), server_name: None, authorization: None })
@@ -210,22 +210,11 @@ impl Remote {
 }
 
 impl Endpoint {
-    async fn connect(&self) -> Result<Sender, String> {
+    async fn connect(&self) -> Result<Sender, ConnectError> {
         let host = self.url.host().unwrap_or_default().trim_matches(['[', ']']);
         let secure = self.url.scheme_str() != Some("http");
         let port = self.url.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let name = self.server_name.as_deref().unwrap_or(host);
         dial(host, port, secure.then_some((&self.tls, name))).await
     }
-}
-
-/// The authorities that the system trusts.
-fn system_roots() -> rustls::RootCertStore {
-    let mut roots = rustls::RootCertStore::empty();
-    for path in ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"] {
-        let certificates = tls::load_certificates(Path::new(path)).unwrap_or_default();
-        // System bundles carry old certificates that rustls does not read; the rest is still good.
-        roots.add_parsable_certificates(certificates);
-    }
-    roots
 }

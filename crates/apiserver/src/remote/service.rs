@@ -21,35 +21,50 @@ impl Services {
     }
 }
 
+/// Why a service leads nowhere.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoAddress {
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    #[error("service {0:?} not found")]
+    NoService(String),
+    #[error("unsupported service type {0:?}")]
+    Type(String),
+    #[error("cannot route to service with ClusterIP {0:?}")]
+    NoClusterIp(String),
+    #[error("no service port {port} found for service {name:?}")]
+    NoPort { name: String, port: u16 },
+    #[error("no endpoints available for service {0:?}")]
+    NoEndpoints(String),
+}
+
 /// The address behind a service port: its cluster IP, or the name an ExternalName service stands for. With
 /// `--enable-aggregator-routing`, one of its endpoints.
-pub(crate) fn resolve(services: &Services, namespace: &str, name: &str, port: u16) -> Result<(String, u16), String> {
+pub(crate) fn resolve(services: &Services, namespace: &str, name: &str, port: u16) -> Result<(String, u16), NoAddress> {
     let service = services
         .caches
         .objects()
-        .get::<Service>(namespace, name)
-        .map_err(|unreadable| unreadable.to_string())?
-        .ok_or_else(|| format!("service {name:?} not found"))?;
+        .get::<Service>(namespace, name)?
+        .ok_or_else(|| NoAddress::NoService(name.to_owned()))?;
     let spec = service.spec.clone().unwrap_or_default();
     let kind = spec.type_.as_deref().unwrap_or("ClusterIP");
     let is_routed = services.is_routed;
     match kind {
         "ExternalName" if !is_routed => return Ok((spec.external_name.unwrap_or_default(), port)),
         "ClusterIP" | "NodePort" | "LoadBalancer" => {}
-        other => return Err(format!("unsupported service type {other:?}")),
+        other => return Err(NoAddress::Type(other.to_owned())),
     }
     let address = spec.cluster_ip.unwrap_or_default();
     if !is_routed && (address.is_empty() || address == "None") {
-        return Err(format!("cannot route to service with ClusterIP {address:?}"));
+        return Err(NoAddress::NoClusterIp(address));
     }
     let declared = spec.ports.iter().flatten().find(|declared| declared.port == i32::from(port));
-    let declared = declared.ok_or_else(|| format!("no service port {port} found for service {name:?}"))?;
+    let declared = declared.ok_or_else(|| NoAddress::NoPort { name: name.to_owned(), port })?;
     if !is_routed {
         return Ok((address, port));
     }
-    ready_endpoint(services, namespace, name, declared.name.as_deref().unwrap_or_default(), |_, _| Ok(true))
-        .map_err(|unreadable| unreadable.to_string())?
-        .ok_or_else(|| format!("no endpoints available for service {name:?}"))
+    ready_endpoint(services, namespace, name, declared.name.as_deref().unwrap_or_default(), |_, _| Ok(true))?
+        .ok_or_else(|| NoAddress::NoEndpoints(name.to_owned()))
 }
 
 /// The slices of a service, as they are in the cache.

@@ -14,7 +14,7 @@ use http_body_util::Full;
 use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use tokio_rustls::TlsConnector;
 
-use super::{Connections, Identities, Sender, Services, dial, service, system_roots};
+use super::{ConnectError, Connections, Identities, Sender, Services, dial, service};
 
 /// Where a webhook listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,14 +41,32 @@ pub(crate) enum Dial {
     },
 }
 
+/// Why a webhook cannot be called, whoever asks.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum NoClient {
+    #[error("Unparsable URL: {0}")]
+    Url(String),
+    #[error("webhooks are called over https, not at {0:?}")]
+    Scheme(String),
+    #[error("webhook configuration must have either service or URL")]
+    NoTarget,
+    #[error("unable to load root certificates: unable to parse bytes as PEM block")]
+    NoRoots,
+    /// Our own credentials there cannot be used.
+    #[error("{0:#}")]
+    Credentials(Arc<anyhow::Error>),
+    #[error(transparent)]
+    Config(Arc<serde_json::Error>),
+}
+
 impl Target {
     /// Reads `https://host[:port][/path]`.
-    pub(crate) fn parse(url: &str) -> Result<Self, String> {
-        let uri: http::Uri = url.parse().map_err(|error| format!("Unparsable URL: {error}"))?;
+    pub(crate) fn parse(url: &str) -> Result<Self, NoClient> {
+        let uri: http::Uri = url.parse().map_err(|error: http::uri::InvalidUri| NoClient::Url(error.to_string()))?;
         if uri.scheme_str() != Some("https") {
-            return Err(format!("webhooks are called over https, not at {url:?}"));
+            return Err(NoClient::Scheme(url.to_owned()));
         }
-        let host = uri.host().ok_or_else(|| format!("Unparsable URL: {url:?} has no host"))?;
+        let host = uri.host().ok_or_else(|| NoClient::Url(format!("{url:?} has no host")))?;
         let name = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = uri.port_u16().unwrap_or(443);
         let authority = uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
@@ -107,24 +125,25 @@ pub(crate) struct WebhookClient {
 
 impl WebhookClient {
     /// A client for what an object of the API names.
-    pub(crate) fn configured(config: &WebhookClientConfig, identities: &Identities) -> Result<Self, String> {
+    pub(crate) fn configured(config: &WebhookClientConfig, identities: &Identities) -> Result<Self, NoClient> {
         let target = match (&config.service, &config.url) {
             (Some(service), _) => {
                 let port = service.port.and_then(|port| u16::try_from(port).ok()).unwrap_or(443);
                 Target::service(&service.namespace, &service.name, port, service.path.as_deref().unwrap_or_default())
             }
             (None, Some(url)) => Target::parse(url)?,
-            (None, None) => return Err("webhook configuration must have either service or URL".to_owned()),
+            (None, None) => return Err(NoClient::NoTarget),
         };
         let authorities = config.ca_bundle.as_ref().map(|bundle| bundle.0.as_slice()).unwrap_or_default();
         Self::new(target, authorities, identities)
     }
 
     /// `authorities` is PEM; empty means the system's.
-    pub(crate) fn new(target: Target, authorities: &[u8], identities: &Identities) -> Result<Self, String> {
-        let credentials = identities.credentials(&target.host_and_port()).map_err(|error| format!("{error:#}"))?;
+    pub(crate) fn new(target: Target, authorities: &[u8], identities: &Identities) -> Result<Self, NoClient> {
+        let credentials = identities.credentials(&target.host_and_port());
+        let credentials = credentials.map_err(|error| NoClient::Credentials(Arc::new(error)))?;
         let verified = tls::client_builder().with_root_certificates(roots(authorities)?);
-        let config = credentials.complete(verified).map_err(|error| error.to_string())?;
+        let config = credentials.complete(verified).map_err(|error| NoClient::Credentials(Arc::new(error.into())))?;
         let tls = Arc::new(config).into();
         Ok(Self { target, tls, authorization: credentials.authorization, connections: Connections::default() })
     }
@@ -167,7 +186,7 @@ impl WebhookClient {
         request.body(Full::new(body))
     }
 
-    async fn connect(&self, services: &Services) -> Result<Sender, String> {
+    async fn connect(&self, services: &Services) -> Result<Sender, ConnectError> {
         let (host, port) = match &self.target.dial {
             Dial::Host { name, port } => (name.clone(), *port),
             Dial::Service { namespace, name, port } => service::resolve(services, namespace, name, *port)?,
@@ -177,15 +196,15 @@ impl WebhookClient {
 }
 
 /// The authorities of a bundle; the system's if it is empty.
-pub(crate) fn roots(authorities: &[u8]) -> Result<rustls::RootCertStore, String> {
+pub(crate) fn roots(authorities: &[u8]) -> Result<rustls::RootCertStore, NoClient> {
     let mut roots = rustls::RootCertStore::empty();
     match authorities {
-        [] => roots = system_roots(),
+        [] => roots = tls::system_roots(),
         // One odd certificate in a bundle must not make all the others useless.
         pem => drop(roots.add_parsable_certificates(tls::certificates(pem).unwrap_or_default())),
     }
     if roots.is_empty() {
-        return Err("unable to load root certificates: unable to parse bytes as PEM block".to_owned());
+        return Err(NoClient::NoRoots);
     }
     Ok(roots)
 }

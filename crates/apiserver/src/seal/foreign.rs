@@ -19,7 +19,7 @@ const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions/";
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum ForeignError {
     #[error("{0}")]
-    Protobuf(String),
+    Protobuf(#[from] protobuf::DecodeError),
     #[error("{0}")]
     Json(Arc<serde_json::Error>),
     #[error("{0} is no kind that is stored here")]
@@ -47,7 +47,7 @@ impl Foreign {
 
     /// The object as this server would have stored it.
     pub(super) fn read(&self, key: &str, stored: &[u8]) -> Result<Bytes, ForeignError> {
-        let mut value = protobuf::decode(stored).map_err(ForeignError::Protobuf)?;
+        let mut value = protobuf::decode(stored)?;
         // No object, and never served. That it has metadata tells it from what older versions of ours wrote.
         if key.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with("ranges/")) {
             if !value["metadata"].is_object() {

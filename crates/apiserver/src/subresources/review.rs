@@ -67,7 +67,7 @@ async fn token(operation: &Operation, body: &mut Value) {
             status
         }
         Ok(None) => json!({"user": {}}),
-        Err(error) => json!({"user": {}, "error": error}),
+        Err(error) => json!({"user": {}, "error": error.to_string()}),
     };
     body["status"] = status;
 }

@@ -52,7 +52,8 @@ pub(crate) fn body_value(operation: &Operation) -> Result<Decoded, Status> {
         "" | "application/json" => api::codec::Encoding::Json,
         "application/yaml" => api::codec::Encoding::Yaml,
         crate::protobuf::CONTENT_TYPE => {
-            let value = crate::protobuf::decode(&operation.body).map_err(Status::bad_request)?;
+            let value =
+                crate::protobuf::decode(&operation.body).map_err(|error| Status::bad_request(error.to_string()))?;
             return Ok(Decoded { value, duplicates: Vec::new() });
         }
         _ => return Err(Status::unsupported_media_type(ACCEPTED)),

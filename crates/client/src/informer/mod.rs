@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 pub use factory::InformerFactory;
 
-use crate::{Api, ListParams, PartialObject, Resource};
+use crate::{Api, ListParams, Owned, PartialObject, Resource};
 use cache::{Cache, IndexFn};
 
 /// Anything an informer can hold.
@@ -36,6 +36,18 @@ impl<K: Resource> Object for K {
     }
     fn kind() -> &'static str {
         K::KIND
+    }
+}
+
+impl Object for Owned {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+    fn kind() -> &'static str {
+        "PartialObjectMetadata"
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! HTTP proxies are asked to CONNECT, SOCKS5 proxies to do the same in their way; what follows is TLS to the server as ever.
 
+use api::cidr::Cidr;
 use http::Uri;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -156,8 +157,8 @@ fn is_exempt(host: &str, port: u16, list: &str) -> bool {
         if entry == "*" {
             return true;
         }
-        if let (Some((network, bits)), Some(address)) = (entry.split_once('/'), address) {
-            return in_range(network, bits, address);
+        if let (Ok(range), Some(address)) = (entry.parse::<Cidr>(), address) {
+            return range.contains(address);
         }
         let (name, wanted) = match entry.rsplit_once(':') {
             Some((name, wanted)) if !name.contains(':') => (name, wanted.parse().ok()),
@@ -169,17 +170,6 @@ fn is_exempt(host: &str, port: u16, list: &str) -> bool {
         let below = name.trim_start_matches('*').trim_start_matches('.');
         (host == below && !name.starts_with('.')) || host.ends_with(&format!(".{below}"))
     })
-}
-
-fn in_range(network: &str, bits: &str, address: std::net::IpAddr) -> bool {
-    use std::net::IpAddr;
-    let (Ok(network), Ok(bits)) = (network.parse::<IpAddr>(), bits.parse::<u32>()) else { return false };
-    let (a, b, width) = match (network, address) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => (u128::from(a.to_bits()), u128::from(b.to_bits()), 32),
-        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
-        _ => return false,
-    };
-    bits <= width && (bits == 0 || a >> (width - bits) == b >> (width - bits))
 }
 
 #[cfg(test)]

@@ -70,10 +70,15 @@ impl fmt::Display for CaHash {
     }
 }
 
-impl FromStr for CaHash {
-    type Err = String;
+/// A text that is no hash of an authority's key.
+#[derive(Debug, thiserror::Error)]
+#[error("a hash has the form sha256:<64 hexadecimal digits>")]
+pub(crate) struct BadHash;
 
-    fn from_str(text: &str) -> Result<CaHash, String> {
+impl FromStr for CaHash {
+    type Err = BadHash;
+
+    fn from_str(text: &str) -> Result<CaHash, BadHash> {
         let parse = || {
             let hex = text.strip_prefix("sha256:").filter(|hex| hex.len() == 64 && hex.is_ascii())?;
             let mut bytes = [0; 32];
@@ -82,7 +87,7 @@ impl FromStr for CaHash {
             }
             Some(CaHash(bytes))
         };
-        parse().ok_or_else(|| "a hash has the form sha256:<64 hexadecimal digits>".to_owned())
+        parse().ok_or(BadHash)
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use client::Client;
+use client::{Client, Clock};
 use tokio_util::sync::CancellationToken;
 
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
@@ -59,9 +59,10 @@ pub(super) async fn run(options: &Options) -> Result<()> {
 /// Renews the client certificate before it ends, until `stop`. Connections that are made from then on show it, also those
 /// that take the place of one whose certificate the servers no longer accept.
 async fn renew(client: Client, dir: PathBuf, name: String, stop: CancellationToken) -> Result<()> {
+    let clock = Clock::default();
     loop {
         tokio::select! {
-            () = kubelet::renewed(&client, &dir, &name) => tracing::info!("going on with a renewed client certificate"),
+            () = kubelet::renewed(&client, &dir, &name, &clock) => tracing::info!("going on with a renewed client certificate"),
             () = stop.cancelled() => return Ok(()),
         }
         // One that has ended is there again at once: only a bootstrap can mend that.
@@ -76,7 +77,7 @@ async fn renew(client: Client, dir: PathBuf, name: String, stop: CancellationTok
 async fn credentials(options: &Options, member: &Membership) -> Result<()> {
     let (own, first) = (node_kubeconfig(options), bootstrap_kubeconfig(options));
     if first.exists() {
-        kubelet::bootstrap(&own, &first, &options.pki_dir(), &member.settings.name)
+        kubelet::bootstrap(&own, &first, &options.pki_dir(), &member.settings.name, &Clock::default())
             .await
             .context("getting a client certificate")?;
         std::fs::remove_file(&first).with_context(|| first.display().to_string())?;

@@ -75,18 +75,21 @@ impl fmt::Debug for ServerKey {
     }
 }
 
-impl FromStr for ServerKey {
-    type Err = String;
+/// A text that is no server key. It is not repeated: it may be almost a secret.
+#[derive(Debug, thiserror::Error)]
+#[error("a server key has {} hexadecimal digits", 2 * KEY_LENGTH)]
+pub(super) struct BadServerKey;
 
-    fn from_str(text: &str) -> Result<ServerKey, String> {
-        // The text is not repeated: it may be almost a secret.
-        let wrong = || format!("a server key has {} hexadecimal digits", 2 * KEY_LENGTH);
+impl FromStr for ServerKey {
+    type Err = BadServerKey;
+
+    fn from_str(text: &str) -> Result<ServerKey, BadServerKey> {
         if text.len() != 2 * KEY_LENGTH || !text.is_ascii() {
-            return Err(wrong());
+            return Err(BadServerKey);
         }
         let mut key = [0; KEY_LENGTH];
         for (index, byte) in key.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| wrong())?;
+            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| BadServerKey)?;
         }
         Ok(ServerKey(key))
     }

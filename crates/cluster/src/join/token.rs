@@ -125,16 +125,22 @@ pub(super) fn from_secret(secret: &Secret) -> Option<(Token, Purpose)> {
     Some((token, purpose))
 }
 
+/// A text that says no lifetime.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadLifetime {
+    #[error("a token lasts for some time, or for ever with 0")]
+    NotPositive,
+    #[error(transparent)]
+    Text(#[from] jiff::Error),
+}
+
 /// How long a token lasts, as `24h0m0s`; nothing for ever.
-pub(super) fn parse_lifetime(text: &str) -> Result<Option<SignedDuration>, String> {
+pub(super) fn parse_lifetime(text: &str) -> Result<Option<SignedDuration>, BadLifetime> {
     if text == "0" {
         return Ok(None);
     }
-    match text.parse::<SignedDuration>() {
-        Ok(lifetime) if lifetime.is_positive() => Ok(Some(lifetime)),
-        Ok(_) => Err("a token lasts for some time, or for ever with 0".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
+    let lifetime = text.parse::<SignedDuration>()?;
+    if lifetime.is_positive() { Ok(Some(lifetime)) } else { Err(BadLifetime::NotPositive) }
 }
 
 #[cfg(test)]
@@ -176,7 +182,7 @@ mod tests {
         for (text, seconds) in [("24h0m0s", Some(86_400)), ("30m", Some(1800)), ("1h30m", Some(5400))] {
             assert_eq!(parse_lifetime(text).unwrap().map(|lifetime| lifetime.as_secs()), seconds, "{text}");
         }
-        assert_eq!(parse_lifetime("0"), Ok(None));
+        assert_eq!(parse_lifetime("0").unwrap(), None);
         for text in ["", "-1h", "soon", "0s"] {
             assert!(parse_lifetime(text).is_err(), "{text}");
         }

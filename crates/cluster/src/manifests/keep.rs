@@ -63,8 +63,8 @@ pub(crate) async fn keep(client: Client, options: Options, node: String, stop: C
             Ok((before, after, is_busy)) => {
                 for news in news(&before, &after) {
                     match news {
-                        Ok(line) => tracing::info!("{line}"),
-                        Err(line) => {
+                        News::Good(line) => tracing::info!("{line}"),
+                        News::Bad(line) => {
                             tracing::warn!("{line}");
                             events.warning(&about, "ManifestFailed", line);
                         }
@@ -87,28 +87,35 @@ pub(crate) async fn keep(client: Client, options: Options, node: String, stop: C
     }
 }
 
+/// A line about what is different.
+#[derive(Debug, PartialEq, Eq)]
+enum News {
+    Good(String),
+    Bad(String),
+}
+
 /// Lines about what is different: what is well again, and what has gone wrong.
-fn news(before: &Record, after: &Record) -> Vec<Result<String, String>> {
+fn news(before: &Record, after: &Record) -> Vec<News> {
     let mut news = Vec::new();
     if after.error != before.error
         && let Some(error) = &after.error
     {
-        news.push(Err(format!("manifests: {error}")));
+        news.push(News::Bad(format!("manifests: {error}")));
     }
     for (name, file) in &after.files {
         let old = before.files.get(name);
         match &file.error {
             Some(error) if old.and_then(|old| old.error.as_ref()) != Some(error) => {
-                news.push(Err(format!("manifest {name}: {error}")));
+                news.push(News::Bad(format!("manifest {name}: {error}")));
             }
             None if old != Some(file) => {
-                news.push(Ok(format!("manifest {name}: {} objects are applied", file.objects.len())));
+                news.push(News::Good(format!("manifest {name}: {} objects are applied", file.objects.len())));
             }
             _ => {}
         }
     }
     let gone = before.files.keys().filter(|name| !after.files.contains_key(*name));
-    news.extend(gone.map(|name| Ok(format!("manifest {name} is gone, and what it had"))));
+    news.extend(gone.map(|name| News::Good(format!("manifest {name} is gone, and what it had"))));
     news
 }
 

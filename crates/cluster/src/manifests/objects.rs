@@ -52,11 +52,31 @@ pub(super) struct Object {
     pub(super) value: Value,
 }
 
+/// Why a file is not applied.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadManifest {
+    /// It could not be read.
+    #[error("{0}")]
+    Unreadable(String),
+    #[error("{0}")]
+    Yaml(String),
+    #[error("{0} is there twice")]
+    Twice(Identity),
+    #[error("{identity} is in {file} too")]
+    Elsewhere { identity: Identity, file: String },
+    #[error("an object has no apiVersion or no kind")]
+    NoKind,
+    #[error("a {0} has no name")]
+    NoName(String),
+    #[error("more than {MAX_OBJECTS} objects")]
+    TooMany,
+}
+
 /// The objects of a file, lists taken apart. A mistake anywhere makes it none.
-pub(super) fn parse(text: &str) -> Result<Vec<Object>, String> {
+pub(super) fn parse(text: &str) -> Result<Vec<Object>, BadManifest> {
     let (values, failure) = documents(text, Rules::Full);
     if let Some(failure) = failure {
-        return Err(failure);
+        return Err(BadManifest::Yaml(failure));
     }
     let mut objects = Vec::new();
     for value in values {
@@ -64,17 +84,17 @@ pub(super) fn parse(text: &str) -> Result<Vec<Object>, String> {
     }
     for (at, object) in objects.iter().enumerate() {
         if objects[..at].iter().any(|before| before.identity.is(&object.identity)) {
-            return Err(format!("{} is there twice", object.identity));
+            return Err(BadManifest::Twice(object.identity.clone()));
         }
     }
     Ok(objects)
 }
 
-fn take(mut value: Value, objects: &mut Vec<Object>) -> Result<(), String> {
+fn take(mut value: Value, objects: &mut Vec<Object>) -> Result<(), BadManifest> {
     let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (api_version, kind) = (text("/apiVersion"), text("/kind"));
     if !value.is_object() || api_version.is_empty() || kind.is_empty() {
-        return Err("an object has no apiVersion or no kind".to_owned());
+        return Err(BadManifest::NoKind);
     }
     if kind.ends_with("List") && value["items"].is_array() {
         let Value::Array(items) = value["items"].take() else { return Ok(()) };
@@ -82,10 +102,10 @@ fn take(mut value: Value, objects: &mut Vec<Object>) -> Result<(), String> {
     }
     let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
     if name.is_empty() {
-        return Err(format!("a {kind} has no name"));
+        return Err(BadManifest::NoName(kind));
     }
     if objects.len() == MAX_OBJECTS {
-        return Err(format!("more than {MAX_OBJECTS} objects"));
+        return Err(BadManifest::TooMany);
     }
     objects.push(Object { identity: Identity { api_version, kind, namespace, name }, value });
     Ok(())
@@ -119,7 +139,7 @@ mod tests {
             // The second half of a file is missing.
             ("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\napiVersion: v1\nkind: {Names", "yaml"),
         ] {
-            let error = parse(text).unwrap_err();
+            let error = parse(text).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::directory::Found;
-use super::objects::{self, Identity, Object};
+use super::objects::{self, BadManifest, Identity, Object};
 use super::record::{File, Record};
 
 #[derive(Debug, Default, PartialEq)]
@@ -25,7 +25,7 @@ pub(super) fn plan(found: BTreeMap<String, Found>, record: &Record) -> Plan {
         let mut file = record.files.get(&name).cloned().unwrap_or_default();
         let parsed = match found {
             Found::Text(text) => objects::parse(&text).and_then(|objects| elsewhere(&plan.apply, objects)),
-            Found::Bad(why) => Err(why),
+            Found::Bad(why) => Err(BadManifest::Unreadable(why)),
             Found::Busy => {
                 (plan.is_busy, is_known) = (true, false);
                 plan.files.insert(name, file);
@@ -33,7 +33,7 @@ pub(super) fn plan(found: BTreeMap<String, Found>, record: &Record) -> Plan {
             }
         };
         match parsed {
-            Err(why) => (file.error, is_known) = (Some(why), false),
+            Err(why) => (file.error, is_known) = (Some(why.to_string()), false),
             Ok(objects) => {
                 let new = objects.iter().map(|object| &object.identity);
                 let new: Vec<Identity> =
@@ -59,11 +59,11 @@ pub(super) fn plan(found: BTreeMap<String, Found>, record: &Record) -> Plan {
 }
 
 /// An object is kept by one file.
-fn elsewhere(others: &BTreeMap<String, Vec<Object>>, objects: Vec<Object>) -> Result<Vec<Object>, String> {
+fn elsewhere(others: &BTreeMap<String, Vec<Object>>, objects: Vec<Object>) -> Result<Vec<Object>, BadManifest> {
     for object in &objects {
         let other = others.iter().find(|(_, theirs)| theirs.iter().any(|their| their.identity.is(&object.identity)));
         if let Some((name, _)) = other {
-            return Err(format!("{} is in {name} too", object.identity));
+            return Err(BadManifest::Elsewhere { identity: object.identity.clone(), file: name.clone() });
         }
     }
     Ok(objects)

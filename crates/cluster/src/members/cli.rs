@@ -160,7 +160,7 @@ fn table(states: &[State], api: Option<&BTreeSet<String>>) -> String {
         );
         let trouble = match &state.status {
             Ok(status) => status.errors.join(", "),
-            Err(why) => why.clone(),
+            Err(why) => why.to_string(),
         };
         if !trouble.is_empty() {
             text += &format!("  {trouble}\n");
@@ -173,6 +173,8 @@ fn table(states: &[State], api: Option<&BTreeSet<String>>) -> String {
 mod tests {
     use store::Revision;
     use store::etcd::{Member, Status};
+
+    use crate::members::plan::NoAnswer;
 
     use super::*;
 
@@ -208,7 +210,7 @@ mod tests {
         };
         let states = [
             State { member: member(1, "one"), status: Ok(status), is_healthy: true },
-            State { member: member(2, "two"), status: Err("no answer".into()), is_healthy: false },
+            State { member: member(2, "two"), status: Err(NoAnswer("no answer".into())), is_healthy: false },
         ];
         let api = BTreeSet::from(["192.0.2.1".to_owned()]);
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");

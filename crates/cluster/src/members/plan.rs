@@ -12,15 +12,24 @@ pub(super) enum Support {
     Old,
 }
 
+/// Why a release of etcd will not do.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unsupported {
+    #[error("it does not say its version")]
+    Silent,
+    #[error("it is version {0}, and 3.5 or 3.6 is needed")]
+    Version(String),
+}
+
 /// What `etcd --version` says, and whether that will do.
-pub(super) fn support(said: &str) -> Result<(String, Support), String> {
+pub(super) fn support(said: &str) -> Result<(String, Support), Unsupported> {
     let version = said.lines().find_map(|line| line.strip_prefix("etcd Version: ")).map(str::trim);
-    let version = version.ok_or_else(|| "it does not say its version".to_owned())?;
+    let version = version.ok_or(Unsupported::Silent)?;
     let mut numbers = version.split('.').map(|number| number.parse::<u32>());
     match (numbers.next(), numbers.next()) {
         (Some(Ok(3)), Some(Ok(5 | 6))) => Ok((version.to_owned(), Support::Full)),
         (Some(Ok(3)), Some(Ok(4))) => Ok((version.to_owned(), Support::Old)),
-        _ => Err(format!("it is version {version}, and 3.5 or 3.6 is needed")),
+        _ => Err(Unsupported::Version(version.to_owned())),
     }
 }
 
@@ -35,16 +44,18 @@ pub(super) enum Start {
     Join,
 }
 
+/// An empty cluster in the place of one that was lost would have controllers delete what still runs.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the data of the only etcd member are gone: put them back, or restore a snapshot (docs/servers.md)")]
+pub(super) struct DataGone;
+
 /// What a server's member does at first. `has_data`: its directory was filled. `has_served`: it has been a member.
-pub(super) fn start(has_data: bool, has_served: bool, others: &[String]) -> Result<Start, String> {
+pub(super) fn start(has_data: bool, has_served: bool, others: &[String]) -> Result<Start, DataGone> {
     match (has_data, has_served, others.is_empty()) {
         (true, _, _) => Ok(Start::Resume),
         (false, _, false) => Ok(Start::Join),
         (false, false, true) => Ok(Start::Found),
-        // An empty cluster in the place of one that was lost would have controllers delete what still runs.
-        (false, true, true) => Err("the data of the only etcd member are gone: put them back, or restore a snapshot \
-                                    (docs/servers.md)"
-            .into()),
+        (false, true, true) => Err(DataGone),
     }
 }
 
@@ -58,16 +69,23 @@ pub(super) enum Joining {
     Replace(u64),
 }
 
-pub(super) fn joining(name: &str, peer_url: &str, members: &[Member]) -> Result<Joining, String> {
+/// Another server has the name of one that is to join.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a server named {name} is a member at {}: choose another name, or 'cox server rm {name}' first", peer_urls.join(",")
+)]
+pub(super) struct NameTaken {
+    name: String,
+    peer_urls: Vec<String>,
+}
+
+pub(super) fn joining(name: &str, peer_url: &str, members: &[Member]) -> Result<Joining, NameTaken> {
     let own = |member: &&Member| member.peer_urls.iter().any(|url| url == peer_url);
     match members.iter().find(own) {
         Some(member) if member.name.is_empty() => Ok(Joining::Added),
         Some(member) => Ok(Joining::Replace(member.id)),
         None => match members.iter().find(|member| member.name == name) {
-            Some(other) => Err(format!(
-                "a server named {name} is a member at {}: choose another name, or 'cox server rm {name}' first",
-                other.peer_urls.join(",")
-            )),
+            Some(other) => Err(NameTaken { name: name.to_owned(), peer_urls: other.peer_urls.clone() }),
             None => Ok(Joining::Add),
         },
     }
@@ -86,12 +104,17 @@ pub(super) fn initial_cluster(name: &str, peer_url: &str, members: &[Member]) ->
     entries.join(",")
 }
 
+/// Why a member said nothing of itself.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NoAnswer(pub String);
+
 /// A member as it was seen.
 #[derive(Debug, Clone)]
 pub(super) struct State {
     pub member: Member,
     /// What it said of itself, or why it said nothing.
-    pub status: Result<Status, String>,
+    pub status: Result<Status, NoAnswer>,
     /// It takes part: what it answers is agreed with the others.
     pub is_healthy: bool,
 }
@@ -130,24 +153,35 @@ pub(super) struct Removal {
     pub hand_over_to: Option<u64>,
 }
 
+/// Why a member stays.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Needed {
+    #[error("no server named {name}: there are {}", there.join(", "))]
+    Unknown { name: String, there: Vec<String> },
+    #[error("{0} is the last server: 'cox delete' there removes the cluster")]
+    Last(String),
+    #[error(
+        "without {name} the servers would have no quorum, since {} is not healthy: mend or remove that first",
+        sick.join(", ")
+    )]
+    Quorum { name: String, sick: Vec<String> },
+}
+
 /// Whether a member can go without the others losing their quorum.
-pub(super) fn removal(states: &[State], name: &str) -> Result<Removal, String> {
+pub(super) fn removal(states: &[State], name: &str) -> Result<Removal, Needed> {
     let goes = states.iter().find(|state| state.name() == name).ok_or_else(|| {
-        let names: Vec<&str> = states.iter().map(State::name).collect();
-        format!("no server named {name}: there are {}", names.join(", "))
+        let there = states.iter().map(|state| state.name().to_owned()).collect();
+        Needed::Unknown { name: name.to_owned(), there }
     })?;
     let id = goes.member.id;
     let stay: Vec<&State> = states.iter().filter(|state| state.member.id != id && !state.member.is_learner).collect();
     if stay.is_empty() {
-        return Err(format!("{name} is the last server: 'cox delete' there removes the cluster"));
+        return Err(Needed::Last(name.to_owned()));
     }
     let healthy: Vec<&&State> = stay.iter().filter(|state| state.is_healthy).collect();
     if healthy.len() * 2 <= stay.len() {
-        let sick: Vec<&str> = stay.iter().filter(|state| !state.is_healthy).map(|state| state.name()).collect();
-        return Err(format!(
-            "without {name} the servers would have no quorum, since {} is not healthy: mend or remove that first",
-            sick.join(", ")
-        ));
+        let sick = stay.iter().filter(|state| !state.is_healthy).map(|state| state.name().to_owned()).collect();
+        return Err(Needed::Quorum { name: name.to_owned(), sick });
     }
     let hand_over_to = healthy.first().filter(|_| goes.is_leader()).map(|state| state.member.id);
     Ok(Removal { id, hand_over_to })
@@ -164,11 +198,16 @@ pub(super) enum Which {
 /// Less is not worth a pause.
 const WASTE: u64 = 128 << 20;
 
+/// A member that does not take part: no other may pause meanwhile.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not healthy: no other member may pause now")]
+pub(super) struct Unhealthy(String);
+
 /// In which order members are defragmented, each of which answers nobody meanwhile: the one that leads at last. None unless
 /// all take part.
-pub(super) fn defragmentation(states: &[State], which: Which) -> Result<Vec<u64>, String> {
+pub(super) fn defragmentation(states: &[State], which: Which) -> Result<Vec<u64>, Unhealthy> {
     if let Some(sick) = states.iter().find(|state| !state.is_healthy) {
-        return Err(format!("{} is not healthy: no other member may pause now", sick.name()));
+        return Err(Unhealthy(sick.name().to_owned()));
     }
     let wastes = |state: &&State| match (&state.status, which) {
         (_, Which::All) => true,
@@ -218,7 +257,7 @@ mod tests {
         assert_eq!(start(false, false, &[]), Ok(Start::Found));
         assert_eq!(start(false, false, &others), Ok(Start::Join));
         assert_eq!(start(false, true, &others), Ok(Start::Join));
-        assert!(start(false, true, &[]).unwrap_err().contains("are gone"));
+        assert_eq!(start(false, true, &[]), Err(DataGone));
     }
 
     fn member(id: u64, name: &str) -> Member {
@@ -235,7 +274,7 @@ mod tests {
         assert_eq!(joining("c", own, &[a.clone(), member(3, "c")]), Ok(Joining::Replace(3)));
         // A machine that takes the place of another at its address.
         assert_eq!(joining("c", own, &[member(3, "old")]), Ok(Joining::Replace(3)));
-        assert!(joining("a", own, std::slice::from_ref(&a)).unwrap_err().contains("192.0.2.1"));
+        assert!(joining("a", own, std::slice::from_ref(&a)).unwrap_err().to_string().contains("192.0.2.1"));
         assert_eq!(
             initial_cluster("c", own, &[a.clone(), nameless]),
             "a=https://192.0.2.1:2380,c=https://192.0.2.3:2380"
@@ -257,7 +296,7 @@ mod tests {
             is_learner: false,
             errors: Vec::new(),
         };
-        let status = if is_healthy { Ok(status) } else { Err("no answer".into()) };
+        let status = if is_healthy { Ok(status) } else { Err(NoAnswer("no answer".into())) };
         State { member: member(id, name), status, is_healthy }
     }
 
@@ -270,9 +309,9 @@ mod tests {
         assert_eq!(removal(&all(&[2]), "b"), Ok(Removal { id: 2, hand_over_to: None }));
         assert_eq!(removal(&all(&[]), "a"), Ok(Removal { id: 1, hand_over_to: Some(2) }));
         // A live one does not while another is dead.
-        assert!(removal(&all(&[2]), "c").unwrap_err().contains("since b is not healthy"));
-        assert!(removal(&all(&[]), "x").unwrap_err().contains("a, b, c"));
-        assert!(removal(&[state(1, "a", 1, true)], "a").unwrap_err().contains("the last server"));
+        assert!(removal(&all(&[2]), "c").unwrap_err().to_string().contains("since b is not healthy"));
+        assert!(removal(&all(&[]), "x").unwrap_err().to_string().contains("a, b, c"));
+        assert!(removal(&[state(1, "a", 1, true)], "a").unwrap_err().to_string().contains("the last server"));
         // Of two, either may go while both live, and the dead one cannot: nobody could agree on it.
         let two = |sick: bool| [state(1, "a", 1, true), state(2, "b", 1, !sick)];
         assert!(removal(&two(false), "b").is_ok());
@@ -280,7 +319,12 @@ mod tests {
         // One without a vote counts for nothing.
         let mut learner = state(3, "c", 1, true);
         learner.member.is_learner = true;
-        assert!(removal(&[state(1, "a", 1, true), learner.clone()], "a").unwrap_err().contains("the last server"));
+        assert!(
+            removal(&[state(1, "a", 1, true), learner.clone()], "a")
+                .unwrap_err()
+                .to_string()
+                .contains("the last server")
+        );
         assert_eq!((learner.role(), state(1, "a", 1, true).role()), ("learner", "leader"));
     }
 
@@ -291,8 +335,10 @@ mod tests {
         let states = [state(1, "a", 1, true), state(2, "b", 1, true), nameless];
         assert_eq!(removal(&states, "192.0.2.3:2380"), Ok(Removal { id: 3, hand_over_to: None }));
         assert!(removal(&states, "").is_err());
-        assert!(removal(&states, "192.0.2.1:2380").unwrap_err().contains("a, b, 192.0.2.3:2380"));
-        assert!(defragmentation(&states, Which::All).unwrap_err().contains("192.0.2.3:2380 is not healthy"));
+        assert!(removal(&states, "192.0.2.1:2380").unwrap_err().to_string().contains("a, b, 192.0.2.3:2380"));
+        assert!(
+            defragmentation(&states, Which::All).unwrap_err().to_string().contains("192.0.2.3:2380 is not healthy")
+        );
     }
 
     #[test]
@@ -305,7 +351,7 @@ mod tests {
         }
         assert_eq!(defragmentation(&states, Which::Wasteful), Ok(vec![3, 1]));
         states[1] = state(3, "c", 1, false);
-        assert!(defragmentation(&states, Which::All).unwrap_err().contains("c is not healthy"));
+        assert!(defragmentation(&states, Which::All).unwrap_err().to_string().contains("c is not healthy"));
     }
 
     #[test]

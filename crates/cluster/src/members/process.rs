@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::flags::{client_url, peer_url};
-use super::plan::{self, Joining, Start, Support};
+use super::plan::{self, Joining, NameTaken, Start, Support};
 use super::state::{is_removed, only};
 use crate::etcd::Etcd;
 use crate::join::CaHash;
@@ -91,7 +91,7 @@ impl Member {
         // Made last of all: the rest is there before it has joined.
         let has_data = options.data_dir.join(DATA).join("member/wal").try_exists()?;
         let has_served = options.data_dir.join(SERVED_FILE).try_exists()?;
-        let start = plan::start(has_data, has_served, &others).map_err(|why| anyhow!(why))?;
+        let start = plan::start(has_data, has_served, &others)?;
         let (name, peer) = (shape.node_name.clone(), peer_url(address));
         let initial_cluster = match start {
             Start::Join => join(&shape.etcd, &others, &name, &peer).await?,
@@ -313,9 +313,9 @@ async fn join(etcd: &Etcd, others: &[String], name: &str, peer: &str) -> Result<
             }
             bail!("the members are looked at once more")
         };
-        let attempt: Result<Result<String, String>> = attempt.await;
+        let attempt: Result<Result<String, NameTaken>> = attempt.await;
         match attempt {
-            Ok(decided) => return decided.map_err(|why| anyhow!(why)),
+            Ok(decided) => return Ok(decided?),
             Err(error) if tokio::time::Instant::now() >= deadline => return Err(error),
             Err(error) => tracing::info!(why = format!("{error:#}"), "joining the members of etcd"),
         }

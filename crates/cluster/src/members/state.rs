@@ -8,7 +8,7 @@ use store::Store;
 use store::etcd::{EtcdStore, Member, Members, Options as EtcdOptions, Status};
 
 use super::flags::peer_url;
-use super::plan::{self, State};
+use super::plan::{self, NoAnswer, State};
 use crate::etcd::Etcd;
 use crate::shape::Flags;
 
@@ -50,14 +50,14 @@ async fn state(etcd: &Etcd, member: Member) -> State {
             let is_healthy = agrees && status.leader != 0 && status.errors.is_empty();
             State { member, status: Ok(status), is_healthy }
         }
-        Err(error) => State { member, status: Err(format!("{error:#}")), is_healthy: false },
+        Err(error) => State { member, status: Err(NoAnswer(format!("{error:#}"))), is_healthy: false },
     }
 }
 
 /// Takes a member out; it may be the one that leads.
 pub(super) async fn remove(etcd: &Etcd, name: &str) -> Result<()> {
     let states = states(etcd).await?;
-    let removal = plan::removal(&states, name).map_err(|why| anyhow!(why))?;
+    let removal = plan::removal(&states, name)?;
     if let Some(next) = removal.hand_over_to {
         hand_over(etcd, &states, next).await?;
     }

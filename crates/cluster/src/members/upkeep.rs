@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use client::backoff::Backoff;
 use futures_util::StreamExt;
 use jiff::Timestamp;
@@ -57,7 +57,7 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
             }
         };
         for state in seen.iter().filter(|state| !state.is_healthy) {
-            let why = state.status.as_ref().map(|status| status.errors.join(", ")).unwrap_or_else(Clone::clone);
+            let why = state.status.as_ref().map_or_else(ToString::to_string, |status| status.errors.join(", "));
             tracing::warn!(member = state.name(), why, "an etcd member is not healthy");
         }
         if let Err(error) = remember(&options, &own, &seen) {
@@ -103,7 +103,7 @@ fn remember(options: &Options, own: &str, seen: &[State]) -> Result<()> {
 
 /// Defragments member after member; says which.
 pub(super) async fn defragment(etcd: &Etcd, which: Which) -> Result<Vec<String>> {
-    let order = plan::defragmentation(&states(etcd).await?, which).map_err(|why| anyhow!(why))?;
+    let order = plan::defragmentation(&states(etcd).await?, which)?;
     let mut done = Vec::new();
     for id in order {
         // Anything may have happened since.

@@ -8,6 +8,7 @@ mod schedule;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cron::{BadSchedule, Schedule};
 use client::metrics::Histogram;
 use client::{Client, Clock, DeleteParams, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
@@ -19,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::{controller_key, controller_reference, is_controlled_by};
 use crate::{Error, pods};
-use schedule::{Schedule, due};
+use schedule::due;
 
 const SCHEDULED_AT: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
 
@@ -181,8 +182,12 @@ impl Controller {
                 }
             },
         };
-        let schedule = match Schedule::parse(&spec.schedule) {
-            Ok(schedule) => schedule,
+        let in_zone = |schedule: Schedule| match schedule.zone.clone().filter(|_| spec.time_zone.is_none()) {
+            Some(name) => TimeZone::get(&name).map(|zone| (schedule, zone)).map_err(|_| BadSchedule::Zone(name)),
+            None => Ok((schedule, zone)),
+        };
+        let (schedule, zone) = match Schedule::parse(&spec.schedule).and_then(in_zone) {
+            Ok(both) => both,
             Err(error) => {
                 self.recorder.warning(
                     &about,

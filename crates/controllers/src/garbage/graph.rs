@@ -3,8 +3,12 @@
 //! Pure: it takes observations and answers with the keys that need attention. Edges go by uid, so an object that was
 //! deleted and made anew is another node. An owner that is referred to but has not been seen is `absent` until it is
 //! either seen or looked up and found missing.
+//!
+//! There is a node for every object of the cluster, so nodes share what they can: uids, kinds, and the owners that all pods of
+//! a set name alike.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use client::Gvr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -24,19 +28,24 @@ pub(super) enum Work {
 /// Where an object is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    pub(super) gvr: Gvr,
+    pub(super) gvr: Arc<Gvr>,
     pub(super) namespace: Option<String>,
     pub(super) name: String,
 }
+
+/// How a dependent calls its owner, and from which namespace.
+pub(super) type Reference = (OwnerReference, Option<String>);
 
 #[derive(Debug)]
 pub(super) struct Node {
     /// `None` for an owner only known from references.
     pub(super) place: Option<Place>,
     /// Of an unseen owner: how its dependents call it, and from which namespace.
-    pub(super) reference: Option<(OwnerReference, Option<String>)>,
-    pub(super) owners: Vec<OwnerReference>,
-    pub(super) dependents: HashSet<String>,
+    pub(super) reference: Option<Box<Reference>>,
+    pub(super) owners: Arc<[OwnerReference]>,
+    pub(super) dependents: HashSet<Arc<str>>,
+    /// The owners of the dependent that was seen last, whose first this is: those of the others are mostly the same.
+    named: Option<Arc<[OwnerReference]>>,
     pub(super) is_deleting: bool,
     /// Deleted in the foreground: it waits for the dependents that block it.
     pub(super) waits_for_dependents: bool,
@@ -47,8 +56,9 @@ impl Node {
         Self {
             place: None,
             reference: None,
-            owners: Vec::new(),
+            owners: Arc::default(),
             dependents: HashSet::new(),
+            named: None,
             is_deleting: false,
             waits_for_dependents: false,
         }
@@ -59,7 +69,7 @@ impl Node {
 #[derive(Debug)]
 pub(super) struct Facts {
     pub(super) place: Option<Place>,
-    pub(super) reference: Option<(OwnerReference, Option<String>)>,
+    pub(super) reference: Option<Box<Reference>>,
     pub(super) is_deleting: bool,
     pub(super) waits_for_dependents: bool,
     pub(super) has_dependents: bool,
@@ -67,7 +77,7 @@ pub(super) struct Facts {
 
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    nodes: HashMap<String, Node>,
+    nodes: HashMap<Arc<str>, Node>,
 }
 
 impl Graph {
@@ -97,12 +107,13 @@ impl Graph {
     }
 
     /// The object was added or changed.
-    pub(super) fn observe(&mut self, gvr: &Gvr, meta: &ObjectMeta) -> Vec<Work> {
-        let Some(uid) = meta.uid.clone() else { return Vec::new() };
+    pub(super) fn observe(&mut self, gvr: &Arc<Gvr>, meta: &ObjectMeta) -> Vec<Work> {
+        let Some(uid) = meta.uid.as_deref() else { return Vec::new() };
+        let uid = self.nodes.get_key_value(uid).map_or_else(|| Arc::from(uid), |(known, _)| known.clone());
         let mut work = Vec::new();
         let place =
             Place { gvr: gvr.clone(), namespace: meta.namespace.clone(), name: meta.name.clone().unwrap_or_default() };
-        let owners = meta.owner_references.clone().unwrap_or_default();
+        let owners = self.shared(meta.owner_references.as_deref().unwrap_or_default());
         let has_finalizer = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
         let is_deleting = meta.deletion_timestamp.is_some();
         let waits = is_deleting && has_finalizer(FOREGROUND);
@@ -114,31 +125,37 @@ impl Graph {
         node.is_deleting = is_deleting;
         node.waits_for_dependents = waits;
         if is_deleting && has_finalizer(ORPHAN) {
-            work.push(Work::Orphan(uid.clone()));
+            work.push(Work::Orphan(uid.to_string()));
         }
         if waits && !before.1 {
-            work.extend(node.dependents.iter().cloned().map(Work::Check));
-            work.push(Work::Check(uid.clone()));
+            work.extend(node.dependents.iter().map(|dependent| Work::Check(dependent.to_string())));
+            work.push(Work::Check(uid.to_string()));
         }
         self.relink(&uid, meta.namespace.as_ref(), &before.0, &owners, &mut work);
         work
     }
 
+    /// The same owners as another dependent's, where it has the same.
+    fn shared(&self, owners: &[OwnerReference]) -> Arc<[OwnerReference]> {
+        let known = owners.first().and_then(|first| self.nodes.get(first.uid.as_str())?.named.as_ref());
+        known.filter(|known| ***known == *owners).map_or_else(|| Arc::from(owners), Arc::clone)
+    }
+
     fn relink(
         &mut self,
-        uid: &str,
+        uid: &Arc<str>,
         namespace: Option<&String>,
         old: &[OwnerReference],
-        new: &[OwnerReference],
+        new: &Arc<[OwnerReference]>,
         work: &mut Vec<Work>,
     ) {
         for owner in old {
             let kept = new.iter().find(|kept| kept.uid == owner.uid);
             let blocked = owner.block_owner_deletion == Some(true);
             let unblocked = blocked && kept.is_none_or(|kept| kept.block_owner_deletion != Some(true));
-            if let Some(node) = self.nodes.get_mut(&owner.uid) {
+            if let Some(node) = self.nodes.get_mut(owner.uid.as_str()) {
                 if kept.is_none() {
-                    node.dependents.remove(uid);
+                    node.dependents.remove(&**uid);
                 }
                 // A waiting owner may have lost its last blocker.
                 if unblocked && node.waits_for_dependents {
@@ -149,16 +166,22 @@ impl Graph {
                 self.forget_if_unused(&owner.uid);
             }
         }
-        for owner in new {
+        for (at, owner) in new.iter().enumerate() {
             let added = !old.iter().any(|known| known.uid == owner.uid);
-            let node = self.nodes.entry(owner.uid.clone()).or_insert_with(Node::new);
-            node.dependents.insert(uid.to_owned());
+            if !self.nodes.contains_key(owner.uid.as_str()) {
+                self.nodes.insert(Arc::from(owner.uid.as_str()), Node::new());
+            }
+            let Some(node) = self.nodes.get_mut(owner.uid.as_str()) else { continue };
+            node.dependents.insert(uid.clone());
+            if at == 0 {
+                node.named = Some(new.clone());
+            }
             if node.place.is_none() && node.reference.is_none() {
-                node.reference = Some((owner.clone(), namespace.cloned()));
+                node.reference = Some(Box::new((owner.clone(), namespace.cloned())));
                 // Perhaps it comes with a later event, perhaps it is gone for good: look.
                 work.push(Work::Check(owner.uid.clone()));
             } else if added && (node.waits_for_dependents || !same_place(node, owner, namespace)) {
-                work.push(Work::Check(uid.to_owned()));
+                work.push(Work::Check(uid.to_string()));
             }
         }
     }
@@ -166,9 +189,9 @@ impl Graph {
     /// The object is gone.
     pub(super) fn remove(&mut self, uid: &str) -> Vec<Work> {
         let Some(node) = self.nodes.remove(uid) else { return Vec::new() };
-        let mut work: Vec<Work> = node.dependents.iter().cloned().map(Work::Check).collect();
-        for owner in &node.owners {
-            if let Some(owner_node) = self.nodes.get_mut(&owner.uid) {
+        let mut work: Vec<Work> = node.dependents.iter().map(|dependent| Work::Check(dependent.to_string())).collect();
+        for owner in node.owners.iter() {
+            if let Some(owner_node) = self.nodes.get_mut(owner.uid.as_str()) {
                 owner_node.dependents.remove(uid);
                 if owner_node.waits_for_dependents {
                     work.push(Work::Check(owner.uid.clone()));
@@ -187,7 +210,7 @@ impl Graph {
             if node.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true)) {
                 any = true;
                 if !node.is_deleting || node.waits_for_dependents {
-                    untold.push(dependent.clone());
+                    untold.push(dependent.to_string());
                 }
             }
         }
@@ -221,8 +244,8 @@ mod tests {
 
     use super::*;
 
-    fn gvr() -> Gvr {
-        Gvr::new("", "v1", "things")
+    fn gvr() -> Arc<Gvr> {
+        Arc::new(Gvr::new("", "v1", "things"))
     }
 
     fn object(uid: &str, owners: &[&str]) -> ObjectMeta {
@@ -256,6 +279,27 @@ mod tests {
         assert_eq!(graph.observe(&gvr(), &object("set", &[])), []);
         assert_eq!(graph.observe(&gvr(), &object("pod", &["set"])), []);
         assert_eq!(graph.remove("set"), [check("pod")]);
+    }
+
+    #[test]
+    fn dependents_share_what_they_say_of_their_owner() {
+        let mut graph = Graph::default();
+        graph.observe(&gvr(), &object("set", &[]));
+        for pod in ["a", "b", "c"] {
+            graph.observe(&gvr(), &object(pod, &["set"]));
+        }
+        let owners = |graph: &Graph, uid: &str| graph.get(uid).unwrap().owners.clone();
+        assert!(Arc::ptr_eq(&owners(&graph, "a"), &owners(&graph, "c")));
+        let mut free = object("b", &["set"]);
+        free.owner_references.as_mut().unwrap()[0].block_owner_deletion = Some(false);
+        graph.observe(&gvr(), &free);
+        assert_eq!(owners(&graph, "b")[0].block_owner_deletion, Some(false));
+        assert_eq!(owners(&graph, "a")[0].block_owner_deletion, Some(true));
+        let mut known: Vec<_> = graph.get("set").unwrap().dependents.iter().collect();
+        known.sort();
+        assert_eq!(known.len(), 3);
+        let (key, _) = graph.nodes.get_key_value("a").unwrap();
+        assert!(Arc::ptr_eq(known[0], key), "a uid is there once");
     }
 
     #[test]

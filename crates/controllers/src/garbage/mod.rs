@@ -13,7 +13,7 @@ use std::time::Duration;
 use client::metrics::Counter;
 use client::{
     ApiResource, Client, DeleteParams, Event, Gvr, Informer, InformerFactory, ListParams, MetadataEvent,
-    MetadataHandler, PartialObject, Patch, Propagation, WorkQueue,
+    MetadataHandler, Owned, PartialObject, Patch, Propagation, WorkQueue,
 };
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, TryStreamExt};
@@ -149,7 +149,7 @@ impl Controller {
 
     fn monitor(&self, gvr: &Gvr) -> CancellationToken {
         // A shared informer outlives this controller: it must not keep its graph.
-        let (graph, queue, resource) = (Arc::downgrade(&self.graph), self.queue.clone(), gvr.clone());
+        let (graph, queue, resource) = (Arc::downgrade(&self.graph), self.queue.clone(), Arc::new(gvr.clone()));
         let handler: MetadataHandler = Box::new(move |event| {
             let Some(graph) = graph.upgrade() else { return };
             let work = match event {
@@ -160,7 +160,7 @@ impl Controller {
         });
         let stop = self.stop.child_token();
         let Err(handler) = self.informers.follow_metadata(gvr, handler) else { return stop };
-        let informer: Informer<PartialObject> = Informer::new(self.client.metadata(gvr, None), ListParams::default());
+        let informer: Informer<Owned> = Informer::new(self.client.owned(gvr, None), ListParams::default());
         informer.subscribe(move |event| handler(event.metadata()));
         let token = stop.clone();
         self.tasks.spawn(async move { informer.run(token).await });
@@ -172,7 +172,7 @@ impl Controller {
         let Some(node) = self.graph.lock().facts(uid) else { return Ok(Requeue::Never) };
         let place = match (&node.place, &node.reference) {
             (Some(place), _) => place.clone(),
-            (None, Some((reference, namespace))) => match self.place_of(reference, namespace.as_ref()) {
+            (None, Some(reference)) => match self.place_of(&reference.0, reference.1.as_ref()) {
                 Some(place) => place,
                 None => return Ok(Requeue::Never), // a kind nobody serves: never collected
             },
@@ -310,7 +310,7 @@ impl Controller {
         let resources = self.resources.lock();
         let resource = resources.iter().find(|resource| resource.gvr.group == group && resource.kind == owner.kind)?;
         let namespace = if resource.namespaced { Some(namespace?.clone()) } else { None };
-        Some(Place { gvr: resource.gvr.clone(), namespace, name: owner.name.clone() })
+        Some(Place { gvr: Arc::new(resource.gvr.clone()), namespace, name: owner.name.clone() })
     }
 
     fn api(&self, place: &Place) -> client::Api<PartialObject> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::quota::{DEVICES_SUFFIX, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes};
-use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, PartialObject, WorkQueue};
+use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, Owned, WorkQueue};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota, ResourceQuotaStatus, Service};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -41,7 +41,7 @@ struct Controller {
     pods: Informer<Pod>,
     services: Informer<Service>,
     claims: Informer<PersistentVolumeClaim>,
-    counted: Mutex<HashMap<Gvr, Informer<PartialObject>>>,
+    counted: Mutex<HashMap<Gvr, Informer<Owned>>>,
     /// From the first quota on that counts devices.
     device_claims: Mutex<Option<Informer<ResourceClaim>>>,
     stop: CancellationToken,
@@ -342,13 +342,12 @@ impl Controller {
         Some(informer.by_namespace(namespace).iter().map(usage).collect())
     }
 
-    fn watch(&self, resource: &ApiResource) -> Informer<PartialObject> {
+    fn watch(&self, resource: &ApiResource) -> Informer<Owned> {
         let mut counted = self.counted.lock();
         if let Some(informer) = counted.get(&resource.gvr) {
             return informer.clone();
         }
-        let informer: Informer<PartialObject> =
-            Informer::new(self.client.metadata(&resource.gvr, None), ListParams::default());
+        let informer: Informer<Owned> = Informer::new(self.client.owned(&resource.gvr, None), ListParams::default());
         let waker = self.waker.clone();
         informer.subscribe(move |event| waker.wake(event, Change::of_number(event), 0));
         let (running, stop) = (informer.clone(), self.stop.clone());

@@ -126,7 +126,7 @@ fn service_of(slice: &EndpointSlice) -> Option<String> {
 
 impl Controller {
     /// The status that the service is to have, or why it cannot be served.
-    fn wanted(&self, service: &Service, key: &str) -> Result<LoadBalancerStatus, String> {
+    fn wanted(&self, service: &Service, key: &str) -> Result<LoadBalancerStatus, plan::PortTaken> {
         let ingresses = self.ingresses.list();
         let gateway = self.settings.gateway_ports;
         let reserved = plan::Reserved {

@@ -90,13 +90,22 @@ pub(super) fn status<'a>(
     LoadBalancerStatus { ingress: (!ingress.is_empty()).then_some(ingress) }
 }
 
+/// Somebody else answers at a port that a service asks for.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("port {port}/{protocol} of the nodes' addresses is used by {holder}")]
+pub(super) struct PortTaken {
+    port: u16,
+    protocol: String,
+    holder: String,
+}
+
 /// Why the service cannot have the nodes' addresses, if it cannot: somebody else answers at one of its ports. Who was granted
 /// all its ports keeps them, then comes the gateway, then the oldest.
 pub(super) fn refusal<'a>(
     service: &Service,
     all: impl Iterator<Item = &'a Service>,
     reserved: &Reserved,
-) -> Option<String> {
+) -> Option<PortTaken> {
     let mut order: Vec<(bool, _, String, &Service)> = all
         .filter(|other| is_wanted(other))
         .map(|other| {
@@ -121,7 +130,7 @@ pub(super) fn refusal<'a>(
             } else {
                 holders.get(&claim).map(String::as_str)
             };
-            holder.map(|holder| format!("port {number}/{} of the nodes' addresses is used by {holder}", claim.1))
+            holder.map(|holder| PortTaken { port: number, protocol: claim.1.clone(), holder: holder.to_owned() })
         });
         if other == key {
             return refused;
@@ -408,8 +417,9 @@ mod tests {
     fn security_a_port_of_the_nodes_has_one_holder() {
         let reserved = Reserved { ports: [6443, 10250].into(), gateway: [8080].into() };
         let refused = |services: &[Service]| -> Vec<String> {
-            let why =
-                |service: &Service| refusal(service, services.iter(), &reserved).map(|why| (pods::key(service), why));
+            let why = |service: &Service| {
+                refusal(service, services.iter(), &reserved).map(|why| (pods::key(service), why.to_string()))
+            };
             services.iter().filter_map(why).map(|(key, why)| format!("{key}: {why}")).collect()
         };
         let ports = |ports: Value| json!({"ports": ports});

@@ -14,10 +14,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::pool::ConnectError;
 use crate::table::{BackendProtocol, BackendTls, Roots};
 
 /// Makes connections to those who can prove it.
-pub(super) fn connector(tls: &BackendTls, protocol: BackendProtocol) -> Result<TlsConnector, String> {
+pub(super) fn connector(tls: &BackendTls, protocol: BackendProtocol) -> Result<TlsConnector, ConnectError> {
     let roots = match &tls.roots {
         Roots::System => system_roots(),
         Roots::Of(stores) => {
@@ -27,7 +28,7 @@ pub(super) fn connector(tls: &BackendTls, protocol: BackendProtocol) -> Result<T
         }
     };
     let verifier = WebPkiServerVerifier::builder_with_provider(roots, tls::provider()).build();
-    let verifier = verifier.map_err(|error| format!("authorities: {error}"))?;
+    let verifier = verifier.map_err(|error| ConnectError::Authorities(Arc::new(error)))?;
     let names = if tls.names.is_empty() { vec![tls.name.clone()] } else { tls.names.clone() };
     let mut config = tls::client_builder()
         .dangerous()

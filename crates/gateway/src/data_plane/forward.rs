@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::access_log::Entry;
 use super::body::{AnswerBody, Broken, RequestBody};
 use super::headers::{edit, join_cookies, remove_of_connection, set_forwarded, wanted_upgrade};
-use super::pool::{Failure, Lease};
+use super::pool::{ConnectError, Failure, Lease};
 use super::request::{Target, check};
 use super::{DataPlane, streams};
 use crate::metrics::count_unrouted;
@@ -48,6 +48,17 @@ pub(crate) fn text(code: StatusCode, text: &str) -> Response<AnswerBody> {
     let kind = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+/// Why no endpoint answered.
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer {
+    #[error("the backend has no endpoints")]
+    NoEndpoints,
+    #[error("{0}: {1}")]
+    Connect(SocketAddr, ConnectError),
+    #[error("{0}: {1}")]
+    Exchange(SocketAddr, hyper::Error),
 }
 
 /// What is known once a route was found.
@@ -218,7 +229,7 @@ impl Exchange<'_> {
                 if let Some(broken) = body.broken() {
                     return refused(broken);
                 }
-                tracing::debug!(route = self.route.name, backend = backend.name, why, "no answer from a backend");
+                tracing::debug!(route = self.route.name, backend = backend.name, %why, "no answer from a backend");
                 return text(StatusCode::BAD_GATEWAY, "the backend did not answer");
             }
             Ok(Ok(sent)) => sent,
@@ -299,18 +310,18 @@ impl Exchange<'_> {
         &self,
         backend: &Backend,
         mut request: Request<RequestBody>,
-    ) -> Result<(Response<Incoming>, Option<Lease>), String> {
+    ) -> Result<(Response<Incoming>, Option<Lease>), NoAnswer> {
         let count = backend.endpoints.len();
         let first = rand::random_range(0..count);
-        let mut why = String::new();
+        let mut why = NoAnswer::NoEndpoints;
         for attempt in 0..ATTEMPTS.min(count.max(2)) {
             let Some(endpoint) = backend.endpoints.get((first + attempt) % count) else { break };
             match self.plane.pool.send(*endpoint, backend, request).await {
                 Ok(sent) => return Ok(sent),
-                Err(Failure::Exchange(error)) => return Err(format!("{endpoint}: {error}")),
+                Err(Failure::Exchange(error)) => return Err(NoAnswer::Exchange(*endpoint, error)),
                 Err(Failure::Connect(unsent, error)) => {
-                    tracing::debug!(%endpoint, backend = backend.name, error, "endpoint not reached");
-                    why = format!("{endpoint}: {error}");
+                    tracing::debug!(%endpoint, backend = backend.name, %error, "endpoint not reached");
+                    why = NoAnswer::Connect(*endpoint, error);
                     if unsent.body().has_begun() {
                         break;
                     }

@@ -4,6 +4,7 @@
 //! on one. A request is sent again only if its connection failed before any of it was written.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
+use rustls::server::VerifierBuilderError;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
@@ -37,10 +39,30 @@ type Http1 = http1::SendRequest<RequestBody>;
 type Http2 = http2::SendRequest<RequestBody>;
 type Sent<S> = (Response<Incoming>, S);
 
+/// Why there is no connection to an endpoint that a request could be sent on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("no connection within {CONNECT_TIMEOUT:?}")]
+    TimedOut,
+    #[error(transparent)]
+    Tcp(Arc<io::Error>),
+    #[error("authorities: {0}")]
+    Authorities(Arc<VerifierBuilderError>),
+    #[error("TLS: {0}")]
+    Tls(Arc<io::Error>),
+    #[error("no TLS within {CONNECT_TIMEOUT:?}")]
+    TlsTimedOut,
+    #[error("TLS: the backend does not speak HTTP/2")]
+    NoHttp2,
+    /// It was made, and took nothing.
+    #[error(transparent)]
+    Http(Arc<hyper::Error>),
+}
+
 /// Why there is no answer.
 pub(crate) enum Failure {
     /// Nothing of the request was sent: it can go elsewhere.
-    Connect(Box<Request<RequestBody>>, String),
+    Connect(Box<Request<RequestBody>>, ConnectError),
     /// It may have been seen.
     Exchange(hyper::Error),
 }
@@ -51,7 +73,7 @@ struct Endpoint {
     /// Held while it is being made, so that all who come meanwhile share it.
     shared: tokio::sync::Mutex<Option<Http2>>,
     /// Made with the first connection.
-    tls: OnceLock<Result<TlsConnector, String>>,
+    tls: OnceLock<Result<TlsConnector, ConnectError>>,
 }
 
 /// Who is spoken to, how, and trusted by whom.
@@ -156,12 +178,12 @@ impl Pool {
         endpoint: &Endpoint,
         to: SocketAddr,
         tls: Option<&BackendTls>,
-    ) -> Result<Http1, String> {
+    ) -> Result<Http1, ConnectError> {
         let stream = self.connect_securely(endpoint, to, tls, BackendProtocol::Http1).await?;
         let mut builder = http1::Builder::new();
         builder.max_header_size(MAX_HEADERS as usize);
         let made = builder.handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = made.map_err(|error| error.to_string())?;
+        let (sender, connection) = made.map_err(|error| ConnectError::Http(Arc::new(error)))?;
         self.tasks.spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(%to, %error, "connection to an endpoint ended");
@@ -203,7 +225,7 @@ impl Pool {
         endpoint: &Endpoint,
         to: SocketAddr,
         tls: Option<&BackendTls>,
-    ) -> Result<Http2, String> {
+    ) -> Result<Http2, ConnectError> {
         let stream = self.connect_securely(endpoint, to, tls, BackendProtocol::Http2).await?;
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
@@ -214,7 +236,7 @@ impl Pool {
             .initial_connection_window_size(4 << 20)
             .max_header_list_size(MAX_HEADERS);
         let made = builder.handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = made.map_err(|error| error.to_string())?;
+        let (sender, connection) = made.map_err(|error| ConnectError::Http(Arc::new(error)))?;
         self.tasks.spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%to, %error, "connection to an endpoint ended");
@@ -230,7 +252,7 @@ impl Pool {
         to: SocketAddr,
         tls: Option<&BackendTls>,
         protocol: BackendProtocol,
-    ) -> Result<Stream, String> {
+    ) -> Result<Stream, ConnectError> {
         let stream = self.connect(to).await?;
         let Some(tls) = tls else { return Ok(Stream::Plain(stream)) };
         let connector = endpoint.tls.get_or_init(|| backend_tls::connector(tls, protocol)).clone()?;
@@ -239,24 +261,24 @@ impl Pool {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 self.metrics.failed.inc();
-                return Err(format!("TLS: {error}"));
+                return Err(ConnectError::Tls(Arc::new(error)));
             }
             Err(_) => {
                 self.metrics.failed.inc();
-                return Err(format!("no TLS within {CONNECT_TIMEOUT:?}"));
+                return Err(ConnectError::TlsTimedOut);
             }
         };
         if protocol == BackendProtocol::Http2 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-            return Err("TLS: the backend does not speak HTTP/2".to_owned());
+            return Err(ConnectError::NoHttp2);
         }
         Ok(Stream::Tls(Box::new(stream)))
     }
 
     /// A bare connection.
-    pub(crate) async fn connect(&self, to: SocketAddr) -> Result<TcpStream, String> {
+    pub(crate) async fn connect(&self, to: SocketAddr) -> Result<TcpStream, ConnectError> {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await;
-        let connected = connected.map_err(|_| format!("no connection within {CONNECT_TIMEOUT:?}"));
-        match connected.and_then(|connected| connected.map_err(|error| error.to_string())) {
+        let connected = connected.map_err(|_| ConnectError::TimedOut);
+        match connected.and_then(|connected| connected.map_err(|error| ConnectError::Tcp(Arc::new(error)))) {
             Ok(stream) => {
                 self.metrics.opened.inc();
                 let _ = stream.set_nodelay(true);
@@ -274,7 +296,7 @@ impl Pool {
 fn unsent(mut error: TrySendError<Request<RequestBody>>, is_fresh: bool) -> Result<Request<RequestBody>, Failure> {
     match error.take_message() {
         Some(request) if !is_fresh => Ok(request),
-        Some(request) => Err(Failure::Connect(Box::new(request), error.into_error().to_string())),
+        Some(request) => Err(Failure::Connect(Box::new(request), ConnectError::Http(Arc::new(error.into_error())))),
         None => Err(Failure::Exchange(error.into_error())),
     }
 }

@@ -22,6 +22,11 @@ const MAX_ANCESTORS: usize = 16;
 /// Reason and message of a condition that is not met.
 type Outcome = Result<(), (String, String)>;
 
+/// A policy says how a Service is to be reached, and cannot be followed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotToBeReached(String);
+
 /// A port of a Service, or all of them.
 type Target = (String, Option<String>);
 
@@ -59,11 +64,11 @@ impl<'a> Policies<'a> {
 
     /// How a port of a Service is spoken to: what is said of the port before what is said of all. An error: it must not be spoken
     /// to at all.
-    pub(super) fn of(&self, service: &str, port: &str) -> Option<Result<Arc<BackendTls>, String>> {
+    pub(super) fn of(&self, service: &str, port: &str) -> Option<Result<Arc<BackendTls>, NotToBeReached>> {
         let of_port = self.chosen.get(&(service.to_owned(), Some(port.to_owned())));
         let chosen = of_port.or_else(|| self.chosen.get(&(service.to_owned(), None)))?;
         let read = self.all.get(*chosen)?;
-        Some(read.tls.clone().map_err(|(_, message)| message))
+        Some(read.tls.clone().map_err(|(_, message)| NotToBeReached(message)))
     }
 
     pub(super) fn statuses(&self, world: &World, settings: &Settings) -> Vec<Status> {

@@ -185,7 +185,7 @@ fn only_ingresses_of_our_classes_are_served() {
 fn certificates_of_ingresses_are_found_by_name() {
     let mut world = world();
     add_secret(&mut world, "default/one");
-    world.certificates.insert("default/bad".into(), Err("it has no tls.key".into()));
+    world.certificates.insert("default/bad".into(), Err(anyhow::anyhow!("it has no tls.key").into()));
     let tls = json!([
         {"hosts": ["a.test", "*.b.test"], "secretName": "one"},
         {"hosts": ["c.test"], "secretName": "bad"},

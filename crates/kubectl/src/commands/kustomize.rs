@@ -48,7 +48,8 @@ async fn run(cx: &Context) -> Result<()> {
             )));
         }
     };
-    let text = crate::kustomize::build(std::path::Path::new(dir), restrictor).map_err(Failure::message)?;
+    let text = crate::kustomize::build(std::path::Path::new(dir), restrictor)
+        .map_err(|error| Failure::message(error.to_string()))?;
     match cx.flags.string("output") {
         file if file.is_empty() => cx.print(&text),
         file => Ok(std::fs::write(file, text)?),

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::error::KustomizeError;
 use super::{Resource, Root, list, strings};
 use crate::objects::text;
 
@@ -42,9 +43,9 @@ pub(super) struct Places {
     pub(super) names: Vec<(String, Place)>,
 }
 
-pub(super) fn read(root: &Root, entries: &Value, places: &mut Places) -> Result<(), String> {
+pub(super) fn read(root: &Root, entries: &Value, places: &mut Places) -> Result<(), KustomizeError> {
     for file in strings(entries) {
-        let settings = crate::files::yaml_by(&root.read(file)?, api::yaml::Rules::Kustomize)?;
+        let settings = super::yaml(&root.read(file)?)?;
         for (field, value) in settings.as_object().into_iter().flatten() {
             match field.as_str() {
                 "varReference" => places.vars.extend(list(value).iter().map(Place::new)),
@@ -56,9 +57,8 @@ pub(super) fn read(root: &Root, entries: &Value, places: &mut Places) -> Result<
                     }
                 }
                 other => {
-                    return Err(format!(
-                        "{file}: configurations of {other} are not supported, only of nameReference and varReference; patches do the same"
-                    ));
+                    let (file, field) = (file.to_owned(), other.to_owned());
+                    return Err(KustomizeError::Configuration { file, field });
                 }
             }
         }

@@ -3,10 +3,11 @@
 use base64::Engine;
 use serde_json::{Map, Value, json};
 
+use super::error::{GeneratorError, KustomizeError};
 use super::{Resource, Root, list, strings};
 use crate::objects::text;
 
-pub(super) fn run(root: &Root, settings: &Value, resources: &mut Vec<Resource>) -> Result<(), String> {
+pub(super) fn run(root: &Root, settings: &Value, resources: &mut Vec<Resource>) -> Result<(), KustomizeError> {
     for (field, kind) in [("configMapGenerator", "ConfigMap"), ("secretGenerator", "Secret")] {
         for generator in list(&settings[field]) {
             let generated = generate(root, generator, kind, &settings["generatorOptions"])?;
@@ -16,15 +17,15 @@ pub(super) fn run(root: &Root, settings: &Value, resources: &mut Vec<Resource>) 
     Ok(())
 }
 
-fn place(generated: Resource, behavior: &str, resources: &mut Vec<Resource>) -> Result<(), String> {
+fn place(generated: Resource, behavior: &str, resources: &mut Vec<Resource>) -> Result<(), KustomizeError> {
     let existing = resources.iter_mut().find(|r| r.kind() == generated.kind() && r.was_called(generated.name()));
     match (behavior, existing) {
         ("" | "create" | "unspecified", None) => resources.push(generated),
         ("" | "create" | "unspecified", Some(_)) => {
-            return Err(format!("may not add resource with an already registered id: {}", generated.id()));
+            return Err(KustomizeError::Twice(generated.id()));
         }
         ("merge" | "replace", None) => {
-            return Err(format!("id {} does not exist; cannot merge or replace", generated.id()));
+            return Err(GeneratorError::Nothing(generated.id()).into());
         }
         ("merge", Some(existing)) => {
             for key in ["data", "binaryData"] {
@@ -43,12 +44,12 @@ fn place(generated: Resource, behavior: &str, resources: &mut Vec<Resource>) -> 
             }
             existing.needs_hash |= generated.needs_hash;
         }
-        (other, _) => return Err(format!("unknown behavior {other:?}")),
+        (other, _) => return Err(GeneratorError::Behavior(other.to_owned()).into()),
     }
     Ok(())
 }
 
-fn generate(root: &Root, generator: &Value, kind: &str, shared: &Value) -> Result<Resource, String> {
+fn generate(root: &Root, generator: &Value, kind: &str, shared: &Value) -> Result<Resource, KustomizeError> {
     let mut entries: Vec<(String, Vec<u8>)> = Vec::new();
     for source in strings(&generator["envs"]).into_iter().chain(generator["env"].as_str()) {
         let content = root.read(source)?;
@@ -62,8 +63,7 @@ fn generate(root: &Root, generator: &Value, kind: &str, shared: &Value) -> Resul
         entries.push((key.to_owned(), root.read_bytes(path)?));
     }
     for literal in strings(&generator["literals"]) {
-        let (key, value) =
-            literal.split_once('=').ok_or_else(|| format!("invalid literal source {literal}, expected key=value"))?;
+        let (key, value) = literal.split_once('=').ok_or_else(|| GeneratorError::Literal(literal.to_owned()))?;
         let quoted = |q: char| value.len() > 1 && value.starts_with(q) && value.ends_with(q);
         let value = if quoted('"') || quoted('\'') { &value[1..value.len() - 1] } else { value };
         entries.push((key.to_owned(), value.as_bytes().to_vec()));
@@ -78,8 +78,8 @@ fn generate(root: &Root, generator: &Value, kind: &str, shared: &Value) -> Resul
             Err(_) => binary.insert(key.clone(), encoded()),
         };
         if clash.is_some() {
-            let name = text(generator, "/name");
-            return Err(format!("configmap {name} illegally repeats the key `{key}`"));
+            let name = text(generator, "/name").to_owned();
+            return Err(GeneratorError::Repeated { name, key }.into());
         }
     }
     if !data.is_empty() {

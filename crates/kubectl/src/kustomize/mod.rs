@@ -6,6 +6,7 @@
 //! Not here: plug-ins, Helm charts, schemas of custom resources and remote bases; each is refused by name.
 
 mod configurations;
+mod error;
 mod generators;
 mod patches;
 mod references;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::objects::text;
+use error::KustomizeError;
 
 /// An object, and the names it has had: references may use any of them.
 #[derive(Clone, Debug)]
@@ -79,7 +81,7 @@ pub(crate) enum LoadRestrictor {
 }
 
 /// The manifests as one YAML stream.
-pub(crate) fn build(dir: &Path, restrictor: LoadRestrictor) -> Result<String, String> {
+pub(crate) fn build(dir: &Path, restrictor: LoadRestrictor) -> Result<String, KustomizeError> {
     let Built { mut resources, settings, vars, places } = accumulate(dir, restrictor, Built::default(), 0)?;
     for resource in resources.iter_mut().filter(|r| r.needs_hash) {
         let name = format!("{}-{}", resource.name(), crate::objects::content_hash(&resource.object, ""));
@@ -166,32 +168,27 @@ const REFUSED: [(&str, &str); 7] = [
 ];
 
 /// The resources of one directory added to those given, and its settings.
-fn accumulate(dir: &Path, restrictor: LoadRestrictor, mut built: Built, depth: usize) -> Result<Built, String> {
+fn accumulate(dir: &Path, restrictor: LoadRestrictor, mut built: Built, depth: usize) -> Result<Built, KustomizeError> {
     if depth > MAX_DEPTH {
-        return Err(format!("{}: bases refer to each other", dir.display()));
+        return Err(KustomizeError::Circle(dir.to_owned()));
     }
     if !dir.is_dir() {
         let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
-        return Err(format!(
-            "must build at directory: not a valid directory: evalsymlink failure on '{}' : lstat {}: no such file or directory",
-            dir.display(),
-            absolute.display()
-        ));
+        return Err(KustomizeError::NoDirectory { dir: dir.to_owned(), absolute });
     }
     let root = Root { dir: dir.to_owned(), restrictor };
     let settings = read_settings(dir)?;
     let mut resources = std::mem::take(&mut built.resources);
     for entry in ["resources", "bases"].iter().flat_map(|list| strings(&settings[*list])) {
-        let found = load(&root, entry, depth).map_err(|e| format!("accumulating resources: {e}"))?;
+        let found = load(&root, entry, depth).map_err(|e| KustomizeError::Accumulating(Box::new(e)))?;
         built.vars.extend(found.vars);
         built.places.vars.extend(found.places.vars);
         built.places.names.extend(found.places.names);
         for resource in found.resources {
             if let Some(same) = resources.iter().find(|r| r.id() == resource.id()) {
-                return Err(format!(
-                    "accumulating resources: accumulation err='merging resources from '{entry}': may not add resource with an already registered id: {}'",
-                    same.id()
-                ));
+                let source = Box::new(KustomizeError::Twice(same.id()));
+                let merging = KustomizeError::Merging { entry: entry.to_owned(), source };
+                return Err(KustomizeError::Accumulating(Box::new(merging)));
             }
             resources.push(resource);
         }
@@ -219,27 +216,23 @@ fn accumulate(dir: &Path, restrictor: LoadRestrictor, mut built: Built, depth: u
 }
 
 /// A directory's kustomization, of which every field is known and none is beyond us.
-fn read_settings(dir: &Path) -> Result<Value, String> {
+fn read_settings(dir: &Path) -> Result<Value, KustomizeError> {
     let absolute = || dir.canonicalize().unwrap_or_else(|_| dir.to_owned()).display().to_string();
     let files: Vec<PathBuf> = FILES.iter().map(|n| dir.join(n)).filter(|p| p.exists()).collect();
     let file = match files.as_slice() {
         [file] => file,
-        [] => {
-            return Err(format!(
-                "unable to find one of 'kustomization.yaml', 'kustomization.yml' or 'Kustomization' in directory '{}'",
-                absolute()
-            ));
-        }
-        _ => return Err(format!("Found multiple kustomization files under: {}\n", absolute())),
+        [] => return Err(KustomizeError::NoFile(absolute())),
+        _ => return Err(KustomizeError::SeveralFiles(absolute())),
     };
-    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-    let mut settings = crate::files::yaml_by(&text, api::yaml::Rules::Kustomize)?;
+    let text = std::fs::read_to_string(file);
+    let text = text.map_err(|source| KustomizeError::Unreadable { path: file.clone(), source })?;
+    let mut settings = yaml(&text)?;
     in_known_case(&mut settings);
     let fields = settings.as_object().into_iter().flatten().map(|(field, _)| field.as_str());
     for field in fields.clone() {
         let deprecated = DEPRECATED.iter().any(|(known, ..)| *known == field);
         if !deprecated && !FIELDS.contains(&field) && REFUSED.iter().all(|(known, _)| *known != field) {
-            return Err(format!("invalid Kustomization: json: unknown field \"{field}\""));
+            return Err(KustomizeError::UnknownField(field.to_owned()));
         }
     }
     for (field, instead, sure) in DEPRECATED {
@@ -250,13 +243,10 @@ fn read_settings(dir: &Path) -> Result<Value, String> {
         }
     }
     if fields.filter(|field| !["apiVersion", "kind"].contains(field)).all(|field| settings[field].is_null()) {
-        return Err("kustomization.yaml is empty".to_owned());
+        return Err(KustomizeError::Empty);
     }
     if !["", "Kustomization", "Component"].contains(&crate::objects::text(&settings, "/kind")) {
-        return Err(format!(
-            "Failed to read kustomization file under {}:\nkind should be Kustomization or Component",
-            absolute()
-        ));
+        return Err(KustomizeError::Kind(absolute()));
     }
     for (field, why) in REFUSED {
         let empty = match &settings[field] {
@@ -265,26 +255,27 @@ fn read_settings(dir: &Path) -> Result<Value, String> {
             _ => false,
         };
         if !empty {
-            return Err(why.to_owned());
+            return Err(KustomizeError::Refused(why));
         }
     }
     if let Some(other) = strings(&settings["buildMetadata"]).into_iter().find(|option| *option != "managedByLabel") {
-        return Err(format!("buildMetadata {other} is not supported, only managedByLabel"));
+        return Err(KustomizeError::BuildMetadata(other.to_owned()));
     }
     Ok(settings)
 }
 
-fn load(root: &Root, entry: &str, depth: usize) -> Result<Built, String> {
+fn load(root: &Root, entry: &str, depth: usize) -> Result<Built, KustomizeError> {
     if entry.contains("://") || entry.starts_with("git@") || entry.starts_with("github.com/") {
-        return Err(format!("accumulating resources from '{entry}': remote bases are not supported; fetch them first"));
+        return Err(KustomizeError::Remote(entry.to_owned()));
     }
     let path = root.dir.join(entry);
     if path.is_dir() {
         return accumulate(&path, root.restrictor, Built::default(), depth + 1);
     }
-    let text =
-        root.read(entry).map_err(|e| format!("accumulation err='accumulating resources from '{entry}': {e}'"))?;
-    let manifests = crate::files::parse(&text, entry).map_err(|e| e.inner())?;
+    let text = root
+        .read(entry)
+        .map_err(|source| KustomizeError::Resource { entry: entry.to_owned(), source: Box::new(source) })?;
+    let manifests = crate::files::parse(&text, entry).map_err(|e| KustomizeError::Manifest(e.inner()))?;
     Ok(Built { resources: manifests.into_iter().map(|m| Resource::new(m.object)).collect(), ..Built::default() })
 }
 
@@ -295,20 +286,30 @@ struct Root {
 }
 
 impl Root {
-    fn read(&self, entry: &str) -> Result<String, String> {
+    fn read(&self, entry: &str) -> Result<String, KustomizeError> {
         Ok(String::from_utf8_lossy(&self.read_bytes(entry)?).into_owned())
     }
 
-    fn read_bytes(&self, entry: &str) -> Result<Vec<u8>, String> {
+    fn read_bytes(&self, entry: &str) -> Result<Vec<u8>, KustomizeError> {
         let path = self.dir.join(entry);
-        let real =
-            path.canonicalize().map_err(|e| crate::files::go_io_error("open", &path.display().to_string(), &e))?;
-        let root = self.dir.canonicalize().map_err(|e| e.to_string())?;
+        let failed = |operation: &str, path: &Path, error: &std::io::Error| {
+            KustomizeError::Io(crate::files::go_io_error(operation, &path.display().to_string(), error))
+        };
+        let real = path.canonicalize().map_err(|e| failed("open", &path, &e))?;
+        let root = self.dir.canonicalize().map_err(|e| KustomizeError::Io(e.to_string()))?;
         if self.restrictor == LoadRestrictor::RootOnly && !real.starts_with(&root) {
-            return Err(format!("security; file '{}' is not in or below '{}'", real.display(), root.display()));
+            return Err(KustomizeError::Outside { file: real, root });
         }
-        std::fs::read(&real).map_err(|e| crate::files::go_io_error("read", &real.display().to_string(), &e))
+        std::fs::read(&real).map_err(|e| failed("read", &real, &e))
     }
+}
+
+fn yaml(text: &str) -> Result<Value, KustomizeError> {
+    crate::files::yaml_by(text, api::yaml::Rules::Kustomize).map_err(KustomizeError::Yaml)
+}
+
+fn documents(text: &str) -> Result<Vec<Value>, KustomizeError> {
+    crate::files::documents(text).map_err(KustomizeError::Yaml)
 }
 
 fn strings(value: &Value) -> Vec<&str> {
@@ -411,7 +412,7 @@ mod tests {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        build(&root.path().join(dir), LoadRestrictor::RootOnly)
+        build(&root.path().join(dir), LoadRestrictor::RootOnly).map_err(|error| error.to_string())
     }
 
     const WEB: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: web\nspec:\n  replicas: 1\n  template:\n    spec:\n      containers:\n      - name: c\n        image: nginx:1\n        envFrom:\n        - configMapRef:\n            name: conf\n";

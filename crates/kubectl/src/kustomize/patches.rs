@@ -2,15 +2,16 @@
 
 use serde_json::Value;
 
+use super::error::{KustomizeError, PatchError};
 use super::{Resource, Root, list, strings};
 use crate::objects::text;
 use crate::pattern::Pattern;
 
 /// `patchesStrategicMerge`: files, or the patches themselves.
-pub(super) fn strategic(root: &Root, settings: &Value, resources: &mut Vec<Resource>) -> Result<(), String> {
+pub(super) fn strategic(root: &Root, settings: &Value, resources: &mut Vec<Resource>) -> Result<(), KustomizeError> {
     for entry in strings(&settings["patchesStrategicMerge"]) {
         let content = if root.dir.join(entry).is_file() { root.read(entry)? } else { entry.to_owned() };
-        for patch in crate::files::documents(&content)? {
+        for patch in super::documents(&content)? {
             merge_by_identity(&patch, resources)?;
         }
     }
@@ -18,17 +19,17 @@ pub(super) fn strategic(root: &Root, settings: &Value, resources: &mut Vec<Resou
 }
 
 /// `patches` and `patchesJson6902`.
-pub(super) fn general(root: &Root, entries: &Value, resources: &mut Vec<Resource>) -> Result<(), String> {
+pub(super) fn general(root: &Root, entries: &Value, resources: &mut Vec<Resource>) -> Result<(), KustomizeError> {
     for entry in list(entries) {
         let content = match (entry["patch"].as_str(), entry["path"].as_str()) {
             (Some(text), None) => text.to_owned(),
             (None, Some(path)) => root.read(path)?,
-            _ => return Err("must specify one and only one of patch and path in\na patch".to_owned()),
+            _ => return Err(PatchError::PatchOrPath.into()),
         };
-        for patch in crate::files::documents(&content)? {
+        for patch in super::documents(&content)? {
             if !entry["target"].is_object() {
                 if patch.is_array() {
-                    return Err("must specify a target for JSON patch".to_owned());
+                    return Err(PatchError::NoTarget.into());
                 }
                 merge_by_identity(&patch, resources)?;
                 continue;
@@ -44,7 +45,7 @@ pub(super) fn general(root: &Root, entries: &Value, resources: &mut Vec<Resource
 }
 
 /// A patch that says itself which object it is for.
-fn merge_by_identity(patch: &Value, resources: &mut Vec<Resource>) -> Result<(), String> {
+fn merge_by_identity(patch: &Value, resources: &mut Vec<Resource>) -> Result<(), KustomizeError> {
     let wanted = Resource::new(patch.clone());
     let namespace = text(patch, "/metadata/namespace");
     let at = resources.iter().position(|r| {
@@ -53,16 +54,11 @@ fn merge_by_identity(patch: &Value, resources: &mut Vec<Resource>) -> Result<(),
             && r.was_called(wanted.name())
             && (namespace.is_empty() || namespace == text(&r.object, "/metadata/namespace"))
     });
-    let at = at.ok_or_else(|| {
-        format!(
-            "no resource matches strategic merge patch \"{0}\": no matches for Id {0}; failed to find unique target for patch {0}",
-            wanted.id()
-        )
-    })?;
+    let at = at.ok_or_else(|| PatchError::NoMatch(wanted.id()))?;
     apply(patch, resources, at, &Value::Null)
 }
 
-fn apply(patch: &Value, resources: &mut Vec<Resource>, at: usize, options: &Value) -> Result<(), String> {
+fn apply(patch: &Value, resources: &mut Vec<Resource>, at: usize, options: &Value) -> Result<(), KustomizeError> {
     if patch["$patch"] == "delete" {
         resources.remove(at);
         return Ok(());
@@ -76,7 +72,7 @@ fn apply(patch: &Value, resources: &mut Vec<Resource>, at: usize, options: &Valu
         (_, Some(schema)) => api::patch::strategic::apply(object, patch, &schema),
         (_, None) => api::patch::merge::apply(object, patch),
     };
-    result.map_err(|e| e.to_string())?;
+    result.map_err(|e| PatchError::Apply(e.to_string()))?;
     // A patch's own name and kind only say what it is for, unless they are to be taken over.
     if options["allowKindChange"] != true {
         resource.object["kind"] = Value::String(kind);
@@ -99,12 +95,14 @@ pub(super) struct Selector {
 }
 
 impl Selector {
-    pub(super) fn new(target: &Value) -> Result<Selector, String> {
+    pub(super) fn new(target: &Value) -> Result<Selector, PatchError> {
         let mut words = Vec::new();
         for key in ["group", "version", "kind", "name", "namespace"] {
             if let Some(expression) = target[key].as_str().filter(|e| !e.is_empty()) {
                 let anchored = format!("^(?:{})$", expression.trim_start_matches('^').trim_end_matches('$'));
-                words.push((key, Pattern::new(&anchored).map_err(|e| format!("{key} {expression:?}: {e}"))?));
+                let expression = expression.to_owned();
+                let pattern = Pattern::new(&anchored).map_err(|why| PatchError::Expression { key, expression, why })?;
+                words.push((key, pattern));
             }
         }
         Ok(Selector {

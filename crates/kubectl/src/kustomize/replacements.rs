@@ -2,16 +2,17 @@
 
 use serde_json::{Value, json};
 
+use super::error::{KustomizeError, ReplacementError};
 use super::patches::Selector;
 use super::{Resource, Root, list, strings};
 use crate::objects::text;
 
-pub(super) fn run(root: &Root, entries: &Value, resources: &mut [Resource]) -> Result<(), String> {
+pub(super) fn run(root: &Root, entries: &Value, resources: &mut [Resource]) -> Result<(), KustomizeError> {
     for entry in list(entries) {
         let read;
         let entry = match entry["path"].as_str() {
             Some(path) => {
-                read = crate::files::yaml_by(&root.read(path)?, api::yaml::Rules::Kustomize)?;
+                read = super::yaml(&root.read(path)?)?;
                 &read
             }
             None => entry,
@@ -23,7 +24,7 @@ pub(super) fn run(root: &Root, entries: &Value, resources: &mut [Resource]) -> R
     Ok(())
 }
 
-fn replace(entry: &Value, resources: &mut [Resource]) -> Result<(), String> {
+fn replace(entry: &Value, resources: &mut [Resource]) -> Result<(), KustomizeError> {
     let value = match entry.get("sourceValue") {
         Some(value) => value.clone(),
         None => source(&entry["source"], resources)?,
@@ -40,19 +41,14 @@ fn replace(entry: &Value, resources: &mut [Resource]) -> Result<(), String> {
                 continue;
             }
             for path in &paths {
-                let mut set = Ok(());
                 let mut found = false;
                 let create = target["options"]["create"] == true;
                 walk(&mut resource.object, &words(path), create, &mut |field| {
                     found = true;
-                    match with_part(field, &value, &target["options"]) {
-                        Ok(new) => *field = new,
-                        Err(e) => set = Err(e),
-                    }
+                    *field = with_part(field, &value, &target["options"]);
                 });
-                set?;
                 if !found {
-                    return Err(format!("unable to find field {path:?} in replacement target"));
+                    return Err(ReplacementError::NoField((*path).to_owned()).into());
                 }
             }
         }
@@ -60,21 +56,22 @@ fn replace(entry: &Value, resources: &mut [Resource]) -> Result<(), String> {
     Ok(())
 }
 
-fn source(source: &Value, resources: &[Resource]) -> Result<Value, String> {
+fn source(source: &Value, resources: &[Resource]) -> Result<Value, KustomizeError> {
     let selector = Selector::new(source)?;
     let mut found = resources.iter().filter(|r| selector.matches(r));
     let (Some(resource), None) = (found.next(), found.next()) else {
-        return Err(format!("nothing selected by {}:{}", text(source, "/kind"), text(source, "/name")));
+        let (kind, name) = (text(source, "/kind").to_owned(), text(source, "/name").to_owned());
+        return Err(ReplacementError::NoSource { kind, name }.into());
     };
     let path = source["fieldPath"].as_str().filter(|p| !p.is_empty()).unwrap_or("metadata.name");
     let value = field(&resource.object, path)
-        .ok_or_else(|| format!("fieldPath `{path}` is missing for replacement source {}", resource.id()))?;
+        .ok_or_else(|| ReplacementError::NoSourceField { path: path.to_owned(), id: resource.id() })?;
     let options = &source["options"];
     let Some(delimiter) = options["delimiter"].as_str().filter(|d| !d.is_empty()) else { return Ok(value) };
     let whole = value.as_str().unwrap_or_default();
     let at = usize::try_from(options["index"].as_i64().unwrap_or(0)).unwrap_or(usize::MAX);
     let part = whole.split(delimiter).nth(at);
-    part.map(|p| json!(p)).ok_or_else(|| format!("options.index {at} is out of bounds for value {whole}"))
+    Ok(part.map(|p| json!(p)).ok_or_else(|| ReplacementError::Index { at, whole: whole.to_owned() })?)
 }
 
 /// The value of a field, if there is exactly such a one.
@@ -85,8 +82,8 @@ pub(super) fn field(object: &Value, path: &str) -> Option<Value> {
 }
 
 /// The field with the value in it, or in the part of it that a delimiter marks.
-fn with_part(field: &Value, value: &Value, options: &Value) -> Result<Value, String> {
-    let Some(delimiter) = options["delimiter"].as_str().filter(|d| !d.is_empty()) else { return Ok(value.clone()) };
+fn with_part(field: &Value, value: &Value, options: &Value) -> Value {
+    let Some(delimiter) = options["delimiter"].as_str().filter(|d| !d.is_empty()) else { return value.clone() };
     let new = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let mut parts: Vec<String> = field.as_str().unwrap_or_default().split(delimiter).map(str::to_owned).collect();
     match options["index"].as_i64().unwrap_or(0) {
@@ -96,7 +93,7 @@ fn with_part(field: &Value, value: &Value, options: &Value) -> Result<Value, Str
             None => parts.push(new),
         },
     }
-    Ok(json!(parts.join(delimiter)))
+    json!(parts.join(delimiter))
 }
 
 /// `spec.containers.[name=web].env.0`: dots separate, `\.` is a dot, brackets hold a condition.

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::error::KustomizeError;
 use super::{Resource, list, visit};
 use crate::objects::{template_pointer, text};
 
@@ -141,7 +142,7 @@ pub(super) fn annotations(settings: &Value, resources: &mut [Resource]) {
     }
 }
 
-pub(super) fn replicas(rules: &Value, resources: &mut [Resource]) -> Result<(), String> {
+pub(super) fn replicas(rules: &Value, resources: &mut [Resource]) -> Result<(), KustomizeError> {
     for rule in list(rules) {
         let name = text(rule, "/name");
         let mut found = false;
@@ -153,9 +154,7 @@ pub(super) fn replicas(rules: &Value, resources: &mut [Resource]) -> Result<(), 
             found = true;
         }
         if !found {
-            return Err(format!(
-                "resource with name {name} does not match a config with the following GVK [Deployment.[noVer].[noGrp] ReplicationController.[noVer].[noGrp] ReplicaSet.[noVer].[noGrp] StatefulSet.[noVer].[noGrp]]"
-            ));
+            return Err(KustomizeError::NoReplicas(name.to_owned()));
         }
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::configurations::Place;
+use super::error::VarError;
 use super::{Resource, list, replacements, visit};
 use crate::objects::{template_pointer, text};
 
@@ -23,11 +24,11 @@ impl std::fmt::Display for Var {
 }
 
 /// Takes over the variables of one kustomization; the object each is about is found by the names it has here.
-pub(super) fn collect(entries: &Value, resources: &mut [Resource], vars: &mut Vec<Var>) -> Result<(), String> {
+pub(super) fn collect(entries: &Value, resources: &mut [Resource], vars: &mut Vec<Var>) -> Result<(), VarError> {
     for entry in list(entries) {
         let name = text(entry, "/name").to_owned();
         if vars.iter().any(|known| known.name == name) {
-            return Err(format!("var '{name}' already encountered"));
+            return Err(VarError::Twice(name));
         }
         let target = &entry["objref"];
         let api_version = match text(target, "/apiVersion") {
@@ -61,7 +62,7 @@ pub(super) fn collect(entries: &Value, resources: &mut [Resource], vars: &mut Ve
         match matching.as_mut_slice() {
             [] => {}
             [one] => one.vars.push(var.name.clone()),
-            many => return Err(format!("found {} resId matches for var {var} (unable to disambiguate)", many.len())),
+            many => return Err(VarError::Ambiguous { count: many.len(), var: var.to_string() }),
         }
         vars.push(var);
     }
@@ -85,9 +86,9 @@ const ELSEWHERE: &[(&str, &[&str])] = &[
 ];
 
 /// Puts values in the place of variables; `more` are places that a configuration adds.
-pub(super) fn resolve(resources: &mut [Resource], vars: &[Var], more: &[Place]) -> Result<(), String> {
+pub(super) fn resolve(resources: &mut [Resource], vars: &[Var], more: &[Place]) -> Result<(), VarError> {
     let values = vars.iter().map(|var| Ok((var.name.clone(), value(var, resources)?)));
-    let values = values.collect::<Result<BTreeMap<String, Value>, String>>()?;
+    let values = values.collect::<Result<BTreeMap<String, Value>, VarError>>()?;
     let mut used = BTreeSet::new();
     let mut fill = |field: &mut Value| match field {
         Value::Object(map) => map.values_mut().for_each(|v| expand(v, &values, &mut used)),
@@ -119,16 +120,14 @@ pub(super) fn resolve(resources: &mut [Resource], vars: &[Var], more: &[Place]) 
     Ok(())
 }
 
-fn value(var: &Var, resources: &[Resource]) -> Result<Value, String> {
-    let resource = resources
-        .iter()
-        .find(|r| r.vars.contains(&var.name))
-        .ok_or_else(|| format!("var {var} cannot be mapped to a field in the set of known resources"))?;
+fn value(var: &Var, resources: &[Resource]) -> Result<Value, VarError> {
+    let resource =
+        resources.iter().find(|r| r.vars.contains(&var.name)).ok_or_else(|| VarError::NoResource(var.to_string()))?;
     // `spec.ports[0].port` is how vars write `spec.ports.0.port`.
     let path = var.field.replace('[', ".").replace(']', "");
     replacements::field(&resource.object, &path)
         .filter(|v| !v.is_object() && !v.is_array())
-        .ok_or_else(|| format!("field specified in var {var} not found in corresponding resource"))
+        .ok_or_else(|| VarError::NoField(var.to_string()))
 }
 
 /// `$(NAME)` in a text; `$$` is a dollar, and a text that is one variable takes the value's type too.

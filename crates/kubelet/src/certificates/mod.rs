@@ -11,8 +11,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
-use client::Client;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
+use client::{Client, Clock};
 use jiff::{SignedDuration, Timestamp};
 
 pub(crate) use request::{Purpose, RETRY_INTERVAL, request};
@@ -41,6 +41,7 @@ pub async fn bootstrap(
     bootstrap_kubeconfig: &Path,
     cert_dir: &Path,
     node_name: &str,
+    clock: &Clock,
 ) -> anyhow::Result<()> {
     let store = client_store(cert_dir);
     if kubeconfig.exists() {
@@ -49,14 +50,14 @@ pub async fn bootstrap(
             .user
             .client_certificate
             .is_none_or(|path| Path::new(&path) == store.current());
-        if !is_ours || store.load().is_some_and(|certificate| certificate.not_after > Timestamp::now()) {
+        if !is_ours || store.load().is_some_and(|certificate| certificate.not_after > clock.now()) {
             return Ok(());
         }
     }
     tracing::info!(path = %bootstrap_kubeconfig.display(), "asking for a client certificate");
     let first = Kubeconfig::read(bootstrap_kubeconfig).context("reading the bootstrap kubeconfig")?;
     let issued = request(&client_of(&first)?, &Purpose::client(node_name)).await?;
-    let path = store.save(&issued).context("keeping the client certificate")?.display().to_string();
+    let path = store.save(&issued, clock.now()).context("keeping the client certificate")?.display().to_string();
     let user = AuthInfo { client_certificate: Some(path.clone()), client_key: Some(path), ..AuthInfo::default() };
     let cluster = first.resolve(&Overrides::default())?.cluster;
     let text = Kubeconfig::single("default", cluster, user, None).to_yaml()?;
@@ -79,13 +80,13 @@ pub(crate) static RENEWALS_FAILED: RenewalsFailed =
 
 /// Returns once a new client certificate is in the directory, or the old one has ended, which only a bootstrap can mend;
 /// never, when there is none to renew.
-pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
+pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str, clock: &Clock) {
     let store = client_store(cert_dir);
     loop {
         let Some(current) = store.load() else { return std::future::pending().await };
-        store.until_due(until_renewal(&current, Timestamp::now(), rand::random())).await;
+        store.until_due(until_renewal(&current, clock.now(), rand::random())).await;
         match request(client, &Purpose::client(node_name)).await {
-            Ok(issued) => match store.save(&issued) {
+            Ok(issued) => match store.save(&issued, clock.now()) {
                 Ok(_) => return,
                 Err(error) => tracing::warn!(%error, "renewed client certificate not kept"),
             },
@@ -94,7 +95,7 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str) {
                 tracing::warn!(error = format!("{error:#}"), "client certificate not renewed, will retry");
             }
         }
-        if current.not_after < Timestamp::now() {
+        if current.not_after < clock.now() {
             tracing::warn!("the client certificate has ended, starting over");
             return;
         }

@@ -83,7 +83,7 @@ async fn issued(client: &Client, name: &str) -> anyhow::Result<String> {
     let answered = async {
         let answer = answers.wait_for(Option::is_some).await.context("the watch ended")?.clone();
         answer
-            .unwrap_or_else(|| Err(String::new()))
+            .context("the watch ended")?
             .map_err(|why| anyhow::anyhow!("certificate request {name} was refused: {why}"))
     };
     tokio::select! {
@@ -92,13 +92,21 @@ async fn issued(client: &Client, name: &str) -> anyhow::Result<String> {
     }
 }
 
+/// There will be no certificate.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{reason}: {message}")]
+struct Denied {
+    reason: String,
+    message: String,
+}
+
 /// The certificate, or why there will be none; nothing while it is open.
-fn answer(request: &CertificateSigningRequest) -> Option<Result<String, String>> {
+fn answer(request: &CertificateSigningRequest) -> Option<Result<String, Denied>> {
     let status = request.status.as_ref()?;
     let refused = status.conditions.iter().flatten().find(|c| matches!(c.type_.as_str(), "Denied" | "Failed"));
     if let Some(condition) = refused {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
-        return Some(Err(format!("{}: {}", text(&condition.reason), text(&condition.message))));
+        return Some(Err(Denied { reason: text(&condition.reason), message: text(&condition.message) }));
     }
     let certificate = status.certificate.as_ref().filter(|certificate| !certificate.0.is_empty())?;
     Some(Ok(String::from_utf8_lossy(&certificate.0).into_owned()))
@@ -123,7 +131,7 @@ mod tests {
             (json!({"certificate": "eA=="}), Some(Ok("x".to_string()))),
             (
                 json!({"conditions": [{"type": "Denied", "status": "True", "reason": "No", "message": "never"}]}),
-                Some(Err("No: never".to_string())),
+                Some(Err(Denied { reason: "No".into(), message: "never".into() })),
             ),
         ] {
             assert_eq!(answer(&with(status)), expected);

@@ -94,9 +94,9 @@ impl Store {
     }
 
     /// Keeps a certificate and makes it the current one, in one step for whoever reads it.
-    pub(crate) fn save(&self, certificate: &Certificate) -> io::Result<PathBuf> {
+    pub(crate) fn save(&self, certificate: &Certificate, now: Timestamp) -> io::Result<PathBuf> {
         std::fs::create_dir_all(&self.dir)?;
-        let stamp = Timestamp::now().strftime("%Y-%m-%d-%H-%M-%S");
+        let stamp = now.strftime("%Y-%m-%d-%H-%M-%S");
         let file = format!("{}-{stamp}.pem", self.name);
         write_private(&self.dir.join(&file), &certificate.pem)?;
         let fresh = self.dir.join(format!("{}-updated.pem", self.name));
@@ -135,12 +135,12 @@ mod tests {
         assert!(!store.wish().exists(), "there is none to renew");
         let at = |second| Timestamp::from_second(second).unwrap();
         let certificate = Certificate { pem: "x".into(), not_before: at(0), not_after: at(1000) };
-        store.save(&certificate).unwrap();
+        store.save(&certificate, Timestamp::UNIX_EPOCH).unwrap();
         store.ask_renewal().unwrap();
         let began = tokio::time::Instant::now();
         store.until_due(Duration::from_secs(3600)).await;
         assert!(began.elapsed() < Duration::from_secs(60));
-        store.save(&certificate).unwrap();
+        store.save(&certificate, Timestamp::UNIX_EPOCH).unwrap();
         store.until_due(Duration::from_secs(3600)).await;
         assert!(began.elapsed() >= Duration::from_secs(3600));
     }
@@ -154,7 +154,7 @@ mod tests {
         let pem = format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem());
         let certificate = Certificate::parse(pem).unwrap();
         assert!(certificate.not_after > certificate.not_before);
-        let path = store.save(&certificate).unwrap();
+        let path = store.save(&certificate, Timestamp::UNIX_EPOCH).unwrap();
         assert!(path.ends_with("kubelet-client-current.pem"));
         assert_eq!(store.load(), Some(certificate));
     }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{CpuManagerPolicy, Settings};
 use crate::{qos, resources, state};
 pub(crate) use topology::CpuSet;
-use topology::Topology;
+use topology::{NotCpus, Topology};
 
 pub(crate) struct CpuManager {
     topology: Topology,
@@ -61,7 +61,7 @@ impl CpuManager {
         if settings.cpu_manager_policy == CpuManagerPolicy::None {
             return Ok(None);
         }
-        let topology = Topology::read().map_err(anyhow::Error::msg)?;
+        let topology = Topology::read()?;
         let reserved = reserved(settings, &topology)?;
         let path = settings.root_dir.join("cpu_manager_state");
         let assigned = read(&path)?;
@@ -177,11 +177,11 @@ fn read(path: &Path) -> anyhow::Result<Assigned> {
             path.display().to_string()
         );
     }
-    let parse = |entries: BTreeMap<String, String>| -> Result<BTreeMap<String, CpuSet>, String> {
+    let parse = |entries: BTreeMap<String, String>| -> Result<BTreeMap<String, CpuSet>, NotCpus> {
         entries.into_iter().map(|(name, set)| Ok((name, set.parse()?))).collect()
     };
     let entries = checkpoint.entries.into_iter().map(|(uid, entries)| Ok((uid, parse(entries)?)));
-    entries.collect::<Result<_, String>>().map_err(anyhow::Error::msg)
+    Ok(entries.collect::<Result<_, NotCpus>>()?)
 }
 
 #[cfg(test)]

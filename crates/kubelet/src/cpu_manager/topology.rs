@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// A set of processors, written `0-2,7`.
@@ -29,11 +29,25 @@ impl FromIterator<u32> for CpuSet {
     }
 }
 
-impl FromStr for CpuSet {
-    type Err = String;
+/// A text that is no list of processors.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no list of processors")]
+pub(crate) struct NotCpus(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = |part: &str| part.trim().parse::<u32>().map_err(|_| format!("{text:?} is no list of processors"));
+/// Why it is not known which processors there are.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TopologyError {
+    #[error("{}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Online(#[from] NotCpus),
+}
+
+impl FromStr for CpuSet {
+    type Err = NotCpus;
+
+    fn from_str(text: &str) -> Result<Self, NotCpus> {
+        let number = |part: &str| part.trim().parse::<u32>().map_err(|_| NotCpus(text.to_owned()));
         let mut set = BTreeSet::new();
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {
             match part.split_once('-') {
@@ -69,10 +83,11 @@ impl fmt::Display for CpuSet {
 pub(crate) struct Topology(pub(crate) BTreeMap<u32, (u32, u32)>);
 
 impl Topology {
-    pub(crate) fn read() -> Result<Self, String> {
+    pub(crate) fn read() -> Result<Self, TopologyError> {
         let root = Path::new("/sys/devices/system/cpu");
-        let text = |path: &Path| std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
-        let online: CpuSet = text(&root.join("online"))?.parse()?;
+        let path = root.join("online");
+        let online = std::fs::read_to_string(&path).map_err(|source| TopologyError::Unreadable { path, source })?;
+        let online: CpuSet = online.parse()?;
         let id = |cpu: u32, file: &str| {
             let found = std::fs::read_to_string(root.join(format!("cpu{cpu}/topology/{file}")));
             found.ok().and_then(|text| text.trim().parse().ok())

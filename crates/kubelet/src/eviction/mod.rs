@@ -149,7 +149,7 @@ impl Eviction {
 
     async fn usage_of(&self, pod: &Pod, stats: &[v1::ContainerStats]) -> Option<PodUsage> {
         let usage = usage::of_pod(&self.kubelet, pod, stats).await;
-        usage.inspect_err(|error| tracing::warn!(pod = state::full_name(pod), error, "use of a pod not known")).ok()
+        usage.inspect_err(|error| tracing::warn!(pod = state::full_name(pod), %error, "use of a pod not known")).ok()
     }
 
     fn active_pods(&self) -> Vec<Arc<Pod>> {

@@ -55,7 +55,7 @@ impl Pulled {
                 Ok(record) => record.unwrap_or_default(),
                 Err(error) => {
                     // Made anew, others would have to show their credentials again; but it must not say more than was known.
-                    tracing::warn!(image, error, "record of an image not read, it is made anew");
+                    tracing::warn!(image, %error, "record of an image not read, it is made anew");
                     Record::default()
                 }
             };
@@ -87,7 +87,7 @@ impl Pulled {
             Ok(Some(record)) => record,
             Ok(None) => return !self.pulling.join(hash(image)).exists(),
             Err(error) => {
-                tracing::warn!(image, error, "record of an image not read, credentials are asked for");
+                tracing::warn!(image, %error, "record of an image not read, credentials are asked for");
                 return false;
             }
         };
@@ -106,11 +106,11 @@ impl Pulled {
         let _ = std::fs::remove_file(self.pulled.join(hash(id)));
     }
 
-    fn record(&self, id: &str) -> Result<Option<Record>, String> {
+    fn record(&self, id: &str) -> std::io::Result<Option<Record>> {
         match std::fs::read(self.pulled.join(hash(id))) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| error.to_string()),
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).map(Some)?),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(error),
         }
     }
 }

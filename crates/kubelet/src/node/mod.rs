@@ -30,6 +30,7 @@ const LEASE_NAMESPACE: &str = "kube-node-lease";
 const STARTING: Duration = Duration::from_millis(200);
 
 pub(crate) struct NodeAgent {
+    pub(crate) clock: client::Clock,
     pub(crate) client: Client,
     pub(crate) settings: Settings,
     pub(crate) runtime: Runtime,
@@ -107,8 +108,8 @@ impl NodeAgent {
     }
 
     async fn status(&self, old: &NodeStatus) -> NodeStatus {
-        let runtime = self.runtime.status().await.map_err(|error| error.to_string());
-        let images = self.runtime.images().await.map_err(|error| error.to_string());
+        let runtime = self.runtime.status().await;
+        let images = self.runtime.images().await;
         let pressure = *self.pressure.lock();
         status::node_status(&status::Facts {
             settings: &self.settings,
@@ -121,7 +122,7 @@ impl NodeAgent {
             is_shutting_down: self.shutdown.is_on(),
             volumes_in_use: self.in_use.names(),
             old,
-            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+            now: Timestamp::from_second(self.clock.now().as_second()).unwrap_or_default(),
         })
     }
 
@@ -174,7 +175,7 @@ impl NodeAgent {
             let spec = |old: Option<LeaseSpec>| LeaseSpec {
                 holder_identity: Some(name.clone()),
                 lease_duration_seconds: Some(self.settings.node_lease_duration.as_secs() as i32),
-                renew_time: Some(MicroTime(Timestamp::now())),
+                renew_time: Some(MicroTime(self.clock.now())),
                 ..old.unwrap_or_default()
             };
             let result = match current.take() {

@@ -16,15 +16,16 @@ use serde_json::{Value, json};
 use super::machine::Machine;
 use crate::config::Settings;
 use crate::resources::ResourceList;
+use crate::runtime::CallError;
 use crate::thresholds::{self, Pressure};
 
 pub(crate) struct Facts<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) machine: &'a Machine,
-    pub(crate) runtime: &'a Result<v1::StatusResponse, String>,
+    pub(crate) runtime: &'a Result<v1::StatusResponse, CallError>,
     pub(crate) runtime_version: String,
     /// The list shown last stays when the runtime does not answer.
-    pub(crate) images: &'a Result<Vec<v1::Image>, String>,
+    pub(crate) images: &'a Result<Vec<v1::Image>, CallError>,
     pub(crate) port: u16,
     pub(crate) pressure: Pressure,
     pub(crate) is_shutting_down: bool,
@@ -161,7 +162,7 @@ fn largest(images: &[v1::Image], max: i32) -> Vec<ContainerImage> {
 }
 
 /// Why the node is not Ready, if it is not.
-fn not_ready(runtime: &Result<v1::StatusResponse, String>, is_shutting_down: bool) -> Option<String> {
+fn not_ready(runtime: &Result<v1::StatusResponse, CallError>, is_shutting_down: bool) -> Option<String> {
     let mut problems = match runtime {
         Ok(status) => runtime_problems(status),
         Err(error) => vec![format!("container runtime is down: {error}")],
@@ -264,7 +265,7 @@ pub(crate) fn patch(status: &NodeStatus) -> Value {
 mod tests {
     use super::*;
 
-    fn runtime(ready: bool, network: bool) -> Result<v1::StatusResponse, String> {
+    fn runtime(ready: bool, network: bool) -> Result<v1::StatusResponse, CallError> {
         let condition = |kind: &str, status| v1::RuntimeCondition {
             r#type: kind.into(),
             status,
@@ -282,13 +283,14 @@ mod tests {
     #[test]
     fn readiness_follows_the_runtime() {
         let network = "container runtime network not ready: NetworkReady=false reason:R message:m";
+        let down = "container runtime is down: rpc error: code = Unavailable desc = no socket";
         let both = format!("[{network}, node is shutting down]");
         for (runtime, is_shutting_down, expected) in [
             (runtime(true, true), false, None),
             (runtime(true, true), true, Some("node is shutting down")),
             (runtime(true, false), false, Some(network)),
             (runtime(true, false), true, Some(both.as_str())),
-            (Err("no socket".to_string()), false, Some("container runtime is down: no socket")),
+            (Err(cri::tonic::Status::unavailable("no socket").into()), false, Some(down)),
         ] {
             assert_eq!(not_ready(&runtime, is_shutting_down).as_deref(), expected);
         }

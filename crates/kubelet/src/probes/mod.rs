@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use client::EventRecorder;
+use client::{Clock, EventRecorder};
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Probe};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -122,6 +122,7 @@ impl Found {
 type Causes = Arc<Mutex<HashMap<String, trace::Context>>>;
 
 pub(crate) struct Prober {
+    clock: Clock,
     runtime: Runtime,
     recorder: EventRecorder,
     wake: Wake,
@@ -136,6 +137,7 @@ pub(crate) struct Prober {
 
 impl Prober {
     pub(crate) fn new(
+        clock: Clock,
         runtime: Runtime,
         recorder: EventRecorder,
         wake: Wake,
@@ -143,6 +145,7 @@ impl Prober {
         tasks: TaskTracker,
     ) -> Self {
         Prober {
+            clock,
             runtime,
             recorder,
             wake,
@@ -196,6 +199,7 @@ impl Prober {
                 self.results.set(&current.id, kind, verdict);
             }
             let task = Task {
+                clock: self.clock.clone(),
                 runtime: self.runtime.clone(),
                 recorder: self.recorder.clone(),
                 wake: self.wake.clone(),
@@ -299,6 +303,7 @@ pub(crate) fn container_reference(pod: &Pod, container: &str) -> ObjectReference
 }
 
 struct Task {
+    clock: Clock,
     runtime: Runtime,
     recorder: EventRecorder,
     wake: Wake,
@@ -353,7 +358,7 @@ impl Task {
         let period = seconds(self.probe.period_seconds, 10).max(Duration::from_secs(1));
         let timeout = seconds(self.probe.timeout_seconds, 1).max(Duration::from_secs(1));
         let delay = seconds(self.probe.initial_delay_seconds, 0);
-        let now = jiff::Timestamp::now().as_nanosecond() as i64;
+        let now = self.clock.now().as_nanosecond() as i64;
         let age = Duration::from_nanos(now.saturating_sub(self.started_at).max(0) as u64);
         tokio::time::sleep(delay.saturating_sub(age)).await;
         let mut counter =

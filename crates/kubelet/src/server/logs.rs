@@ -27,7 +27,7 @@ pub(super) async fn serve(
     container: &str,
     params: &str,
 ) -> Response<Body> {
-    let options = match options(params, Timestamp::now()) {
+    let options = match options(params, server.kubelet.clock.now()) {
         Ok(options) => options,
         Err(message) => return text(StatusCode::UNPROCESSABLE_ENTITY, message),
     };

@@ -158,7 +158,7 @@ fn certificates(server: &Server, metrics: &Metrics) {
         ),
     ] {
         let certificate = Store::new(&server.kubelet.settings.cert_dir, file).load();
-        let left = |until: Timestamp| until.duration_since(Timestamp::now()).as_secs_f64();
+        let left = |until: Timestamp| until.duration_since(server.kubelet.clock.now()).as_secs_f64();
         let ttl = certificate.map_or(f64::INFINITY, |certificate| left(certificate.not_after));
         metrics.gauge(name, help, &[]).set(ttl);
     }

@@ -66,7 +66,7 @@ impl Server {
         let served: Arc<tls::Served> = Arc::default();
         let tls = tls::server_config(&kubelet.settings, &kubelet.host_ips, served.clone())?;
         let auth = auth::Auth::new(kubelet.client.clone(), &kubelet.settings);
-        let started = Timestamp::from_second(Timestamp::now().as_second())?;
+        let started = Timestamp::from_second(kubelet.clock.now().as_second())?;
         Ok(Arc::new(Server { kubelet, workers, auth, tls, served, started, slis: Slis::default() }))
     }
 
@@ -78,20 +78,20 @@ impl Server {
         names.extend(self.kubelet.host_ips.iter().cloned());
         let renewing = async {
             loop {
-                let current = store.load().filter(|certificate| certificate.not_after > Timestamp::now());
+                let current = store.load().filter(|certificate| certificate.not_after > self.kubelet.clock.now());
                 let pause = match &current {
                     None => Duration::ZERO,
                     Some(certificate) => {
                         if let Err(error) = self.served.set(&certificate.pem) {
                             tracing::warn!(error = format!("{error:#}"), "serving certificate not usable");
                         }
-                        certificates::until_renewal(certificate, Timestamp::now(), rand::random())
+                        certificates::until_renewal(certificate, self.kubelet.clock.now(), rand::random())
                     }
                 };
                 store.until_due(pause).await;
                 let purpose = Purpose::serving(&settings.node_name, names.clone());
                 let issued = certificates::request(&self.kubelet.client, &purpose).await;
-                if let Err(error) = issued.and_then(|issued| Ok(store.save(&issued)?)) {
+                if let Err(error) = issued.and_then(|issued| Ok(store.save(&issued, self.kubelet.clock.now())?)) {
                     certificates::RENEWALS_FAILED.server.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     tracing::warn!(error = format!("{error:#}"), "no certificate to serve with, will retry");
                     tokio::time::sleep(RETRY_INTERVAL).await;
@@ -227,7 +227,8 @@ impl Server {
             zpages::flagz(COMPONENT, zpages::flags(), accept)
         } else {
             let paths = ["configz", "flagz", "healthz", "metrics", "pods", "runningpods", "stats", "statusz"];
-            let about = About { component: COMPONENT, started: self.started, now: Timestamp::now(), paths: &paths };
+            let about =
+                About { component: COMPONENT, started: self.started, now: self.kubelet.clock.now(), paths: &paths };
             zpages::statusz(&about, accept)
         };
         let Some((media, shown)) = page else {

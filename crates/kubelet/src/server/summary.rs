@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use client::Body;
+use client::{Body, Clock};
 use cri::v1;
 use http::{Response, StatusCode};
 use jiff::Timestamp;
@@ -19,8 +19,9 @@ pub(super) fn number(value: &Option<v1::UInt64Value>) -> u64 {
     value.as_ref().map_or(0, |value| value.value)
 }
 
-fn now() -> String {
-    Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string()
+/// When numbers were taken, to the second.
+fn second_of(clock: &Clock) -> String {
+    Timestamp::from_second(clock.now().as_second()).unwrap_or_default().to_string()
 }
 
 /// Seconds of cpu the whole machine has used, in nanoseconds. None when the kernel does not say.
@@ -41,7 +42,7 @@ pub(super) fn node_cpu_nanos() -> Option<u64> {
 }
 
 /// What came and went through the interface of the default route: its name, bytes and errors received, then sent.
-fn node_network(routes: &str, interfaces: &str) -> Option<Value> {
+fn node_network(now: &str, routes: &str, interfaces: &str) -> Option<Value> {
     let default = routes.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
     let name = default.into_iter().find(|words| words.get(1) == Some(&"00000000"))?.first()?.to_string();
     let counted = interfaces.lines().find_map(|line| line.trim_start().strip_prefix(&name)?.strip_prefix(':'))?;
@@ -51,7 +52,7 @@ fn node_network(routes: &str, interfaces: &str) -> Option<Value> {
         "name": name, "rxBytes": rx_bytes, "rxErrors": rx_errors, "txBytes": tx_bytes, "txErrors": tx_errors,
     });
     let mut value = counts.clone();
-    value["time"] = json!(now());
+    value["time"] = json!(now);
     value["interfaces"] = json!([counts]);
     Some(value)
 }
@@ -67,12 +68,12 @@ pub(super) fn memory_of(stat: &v1::ContainerStats) -> (u64, u64, u64) {
     })
 }
 
-fn cpu_json((nanos, nano_cores): (u64, u64)) -> Value {
-    json!({"time": now(), "usageCoreNanoSeconds": nanos, "usageNanoCores": nano_cores})
+fn cpu_json(now: &str, (nanos, nano_cores): (u64, u64)) -> Value {
+    json!({"time": now, "usageCoreNanoSeconds": nanos, "usageNanoCores": nano_cores})
 }
 
-fn memory_json((working, usage, rss): (u64, u64, u64), stat: Option<&v1::MemoryUsage>) -> Value {
-    let mut value = json!({"time": now(), "workingSetBytes": working, "usageBytes": usage, "rssBytes": rss});
+fn memory_json(now: &str, (working, usage, rss): (u64, u64, u64), stat: Option<&v1::MemoryUsage>) -> Value {
+    let mut value = json!({"time": now, "workingSetBytes": working, "usageBytes": usage, "rssBytes": rss});
     for (field, amount) in [
         ("availableBytes", stat.and_then(|memory| memory.available_bytes)),
         ("pageFaults", stat.and_then(|memory| memory.page_faults)),
@@ -86,17 +87,17 @@ fn memory_json((working, usage, rss): (u64, u64, u64), stat: Option<&v1::MemoryU
 }
 
 /// A file system and the part of it that is used by something.
-fn fs_json(path: &std::path::Path, used: Space) -> Value {
+fn fs_json(now: &str, path: &std::path::Path, used: Space) -> Value {
     let (capacity, available) = disk(path).unwrap_or_default();
     let stat = nix::sys::statvfs::statvfs(path).ok();
     let (inodes, free) = stat.map_or((0, 0), |stat| (stat.files(), stat.files_available()));
     json!({
-        "time": now(), "capacityBytes": capacity, "availableBytes": available, "usedBytes": used.bytes,
+        "time": now, "capacityBytes": capacity, "availableBytes": available, "usedBytes": used.bytes,
         "inodes": inodes, "inodesFree": free, "inodesUsed": used.inodes,
     })
 }
 
-fn network_json(network: &v1::NetworkUsage) -> Value {
+fn network_json(now: &str, network: &v1::NetworkUsage) -> Value {
     let interface = |of: &v1::NetworkInterfaceUsage| {
         json!({
             "name": of.name, "rxBytes": number(&of.rx_bytes), "rxErrors": number(&of.rx_errors),
@@ -104,7 +105,7 @@ fn network_json(network: &v1::NetworkUsage) -> Value {
         })
     };
     let mut value = network.default_interface.as_ref().map_or_else(|| json!({}), interface);
-    value["time"] = json!(now());
+    value["time"] = json!(now);
     let all = network.default_interface.iter().chain(&network.interfaces);
     value["interfaces"] = all.map(interface).collect();
     value
@@ -112,6 +113,7 @@ fn network_json(network: &v1::NetworkUsage) -> Value {
 
 pub(super) async fn serve(server: &Server) -> Response<Body> {
     let kubelet = &server.kubelet;
+    let now = second_of(&kubelet.clock);
     let runtime = &kubelet.runtime;
     let failed = |error: String| text(StatusCode::INTERNAL_SERVER_ERROR, error);
     let (stats, info) = match tokio::try_join!(runtime.container_stats(), runtime.image_fs()) {
@@ -124,9 +126,9 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
     let mut pods = Vec::new();
     for pod in server.workers.pods() {
         let sandbox = sandboxes.get(state::uid(&pod));
-        match pod_json(server, &pod, &stats, sandbox).await {
+        match pod_json(server, &now, &pod, &stats, sandbox).await {
             Ok(value) => pods.extend(value),
-            Err(error) => return failed(error),
+            Err(error) => return failed(error.to_string()),
         }
     }
     let root = &kubelet.settings.root_dir;
@@ -141,22 +143,22 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
     let mut node = json!({
         "nodeName": kubelet.settings.node_name,
         "startTime": server.started.to_string(),
-        "cpu": cpu_json((cpu, 0)),
+        "cpu": cpu_json(&now, (cpu, 0)),
         "memory": {
-            "time": now(), "availableBytes": available, "usageBytes": total - available,
+            "time": now, "availableBytes": available, "usageBytes": total - available,
             "workingSetBytes": total - available,
         },
-        "fs": fs_json(root, used(root)),
+        "fs": fs_json(&now, root, used(root)),
     });
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    if let Some(network) = node_network(&read("/proc/net/route"), &read("/proc/net/dev")) {
+    if let Some(network) = node_network(&now, &read("/proc/net/route"), &read("/proc/net/dev")) {
         node["network"] = network;
     }
     let fs = |list: &[v1::FilesystemUsage]| {
         let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
         let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
         let inodes = list.iter().map(|fs| number(&fs.inodes_used)).sum();
-        Some(fs_json(std::path::Path::new(&place), Space { bytes, inodes }))
+        Some(fs_json(&now, std::path::Path::new(&place), Space { bytes, inodes }))
     };
     let images = fs(&info.image_filesystems);
     let containers = fs(&info.container_filesystems).or_else(|| images.clone());
@@ -173,8 +175,8 @@ pub(super) async fn sandbox_stats(server: &Server) -> Vec<v1::PodSandboxStats> {
 }
 
 /// A volume of a CSI driver; what the driver does not say is left out.
-fn csi_json(stats: &Stats) -> Value {
-    let mut value = json!({"time": now(), "name": stats.volume});
+fn csi_json(now: &str, stats: &Stats) -> Value {
+    let mut value = json!({"time": now, "name": stats.volume});
     if let Some((namespace, name)) = &stats.claim {
         value["pvcRef"] = json!({"name": name, "namespace": namespace});
     }
@@ -199,10 +201,11 @@ fn csi_json(stats: &Stats) -> Value {
 /// None for a pod of which nothing runs.
 async fn pod_json(
     server: &Server,
+    now: &str,
     pod: &Pod,
     stats: &[v1::ContainerStats],
     sandbox: Option<&v1::LinuxPodSandboxStats>,
-) -> Result<Option<Value>, String> {
+) -> std::io::Result<Option<Value>> {
     let kubelet = &server.kubelet;
     let own: Vec<&v1::ContainerStats> = stats
         .iter()
@@ -234,8 +237,8 @@ async fn pod_json(
             memory = (memory.0 + m.0, memory.1 + m.1, memory.2 + m.2);
             let used = usage.containers.iter().find(|used| used.name == name).cloned().unwrap_or_default();
             json!({
-                "name": name, "startTime": started(name), "cpu": cpu_json(c), "memory": memory_json(m, stat.memory.as_ref()),
-                "rootfs": fs_json(root, used.root), "logs": fs_json(&kubelet.settings.pod_logs_dir, used.logs),
+                "name": name, "startTime": started(name), "cpu": cpu_json(now, c), "memory": memory_json(now, m, stat.memory.as_ref()),
+                "rootfs": fs_json(now, root, used.root), "logs": fs_json(now, &kubelet.settings.pod_logs_dir, used.logs),
             })
         })
         .collect();
@@ -251,20 +254,20 @@ async fn pod_json(
         .iter()
         .map(|volume| {
             json!({
-                "time": now(), "name": volume.name, "capacityBytes": volume.capacity,
+                "time": now, "name": volume.name, "capacityBytes": volume.capacity,
                 "availableBytes": volume.available, "usedBytes": volume.used.bytes, "inodesUsed": volume.used.inodes,
             })
         })
         .collect();
-    volumes.extend(kubelet.volumes.csi.stats_of(state::uid(pod)).iter().map(csi_json));
+    volumes.extend(kubelet.volumes.csi.stats_of(state::uid(pod)).iter().map(|stats| csi_json(now, stats)));
     let mut value = json!({
         "podRef": {"name": state::name(pod), "namespace": state::namespace(pod), "uid": state::uid(pod)},
         "startTime": status.start_time,
-        "cpu": cpu_json(cpu), "memory": memory_json(memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
-        "containers": containers, "volume": volumes, "ephemeral-storage": fs_json(root, usage.ephemeral()),
+        "cpu": cpu_json(now, cpu), "memory": memory_json(now, memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
+        "containers": containers, "volume": volumes, "ephemeral-storage": fs_json(now, root, usage.ephemeral()),
     });
     if let Some(network) = sandbox.and_then(|sandbox| sandbox.network.as_ref()) {
-        value["network"] = network_json(network);
+        value["network"] = network_json(now, network);
     }
     if let Some(processes) = sandbox.and_then(|sandbox| sandbox.process.as_ref()) {
         value["process_stats"] = json!({"process_count": number(&processes.process_count)});
@@ -281,10 +284,10 @@ mod tests {
         let routes = "Iface Destination Gateway Flags\nlo 0000007F 0 1\neth0 00000000 0101A8C0 0003\n";
         let interfaces = "Inter-| Receive | Transmit\n face |bytes packets\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  \
                           eth0: 500 4 3 0 0 0 0 0 700 6 5 0 0 0 0 0\n";
-        let found = node_network(routes, interfaces).unwrap();
+        let found = node_network("now", routes, interfaces).unwrap();
         assert_eq!((&found["name"], &found["rxBytes"], &found["txBytes"]), (&json!("eth0"), &json!(500), &json!(700)));
         assert_eq!(found["interfaces"][0]["txErrors"], 5);
-        assert_eq!(node_network("Iface Destination\n", interfaces), None);
-        assert_eq!(node_network(routes, "nothing"), None);
+        assert_eq!(node_network("now", "Iface Destination\n", interfaces), None);
+        assert_eq!(node_network("now", routes, "nothing"), None);
     }
 }

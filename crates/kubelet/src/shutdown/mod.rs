@@ -11,7 +11,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -91,7 +90,7 @@ impl Manager {
 
     async fn end_pods(&self, periods: &[ShutdownPeriod]) {
         let shutdown = &self.kubelet.shutdown;
-        let start_time = Some(Timestamp::now());
+        let start_time = Some(self.kubelet.clock.now());
         shutdown.note(Times { start_time, end_time: None });
         for (period, pods) in groups::group(periods, self.workers.active_pods()) {
             let mut ended = Vec::new();
@@ -114,6 +113,6 @@ impl Manager {
                 tracing::warn!(priority = period.priority, "pods have used up the time of their priority");
             }
         }
-        shutdown.note(Times { start_time, end_time: Some(Timestamp::now()) });
+        shutdown.note(Times { start_time, end_time: Some(self.kubelet.clock.now()) });
     }
 }

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use crate::error::MountError;
 use crate::kubelet::Kubelet;
 use crate::pass::Pass;
+use crate::volumes::kernel::Linux;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::{containers, dns, images, probes, state};
 
@@ -73,7 +74,7 @@ impl Kubelet {
                 Some(sub_path) => {
                     let at =
                         own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
-                    blocking(move || subpath::bind(&path, &sub_path, &at)).await.map_err(|error| {
+                    blocking(move || subpath::bind(&Linux, &path, &sub_path, &at)).await.map_err(|error| {
                         tracing::warn!(pod = state::full_name(pod), volume = mount.name, %error, "subPath not prepared");
                         let (volume, container) = (mount.name.clone(), container.name.clone());
                         MountError::SubPath { volume, container }
@@ -85,14 +86,13 @@ impl Kubelet {
                 host_path: host_path.to_string_lossy().into_owned(),
                 readonly: mount.read_only == Some(true) || volume_read_only,
                 propagation: containers::propagation(mount.mount_propagation.as_deref()),
-                recursive_read_only: containers::is_recursively_read_only(mount, self.runtime.recursive_read_only)
-                    .map_err(MountError::ReadOnly)?,
+                recursive_read_only: containers::is_recursively_read_only(mount, self.runtime.recursive_read_only)?,
                 ..Default::default()
             });
         }
         let has = |path: &str| mounts.iter().any(|mount| mount.container_path == path);
         if !has("/etc/hosts") && !context.pod_ips.is_empty() {
-            let path = self.write_hosts(pod, context.pod_ips).await.map_err(MountError::File)?;
+            let path = self.write_hosts(pod, context.pod_ips).await?;
             mounts.push(v1::Mount {
                 container_path: "/etc/hosts".into(),
                 host_path: path.to_string_lossy().into_owned(),
@@ -112,7 +112,7 @@ impl Kubelet {
                 std::fs::set_permissions(&made, std::os::unix::fs::PermissionsExt::from_mode(0o666))
             })
             .await
-            .map_err(MountError::File)?;
+            .map_err(MountError::TerminationMessage)?;
             mounts.push(v1::Mount {
                 container_path: message_path,
                 host_path: file.to_string_lossy().into_owned(),
@@ -122,18 +122,22 @@ impl Kubelet {
         Ok(mounts)
     }
 
-    async fn write_hosts(&self, pod: &Pod, ips: &[String]) -> Result<PathBuf, String> {
+    async fn write_hosts(&self, pod: &Pod, ips: &[String]) -> Result<PathBuf, MountError> {
         let path = self.pod_dir(pod).join("etc-hosts");
         let text = if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
-            let host = tokio::fs::read_to_string("/etc/hosts").await.map_err(|error| format!("/etc/hosts: {error}"))?;
+            let own = PathBuf::from("/etc/hosts");
+            let host = tokio::fs::read_to_string(&own).await;
+            let host = host.map_err(|source| MountError::Hosts { path: own, source })?;
             dns::host_network_hosts_file(pod, &host)
         } else {
             let (hostname, domain) = dns::hostname(pod, &self.dns.cluster_domain);
             dns::hosts_file(pod, ips, &hostname, domain.as_deref())
         };
         let written = path.clone();
-        let result = blocking(move || dns::write_hosts_file(&written, &text)).await;
-        result.map_err(|error| format!("{}: {error}", path.display())).map(|()| path)
+        match blocking(move || dns::write_hosts_file(&written, &text)).await {
+            Ok(()) => Ok(path),
+            Err(source) => Err(MountError::Hosts { path, source }),
+        }
     }
 }
 

@@ -11,6 +11,8 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Component, Path};
 
+use jiff::Timestamp;
+
 /// One file of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct File {
@@ -28,7 +30,7 @@ const DATA_TMP: &str = "..data_tmp";
 
 /// Brings the volume at `target` to `payload`. Returns whether anything changed. `group` owns the
 /// files and may read them, when the pod has an fsGroup.
-pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>) -> io::Result<bool> {
+pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>, now: Timestamp) -> io::Result<bool> {
     for path in payload.keys() {
         check_path(path)?;
     }
@@ -45,7 +47,7 @@ pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>) -> io:
         link_entries(target, payload)?;
         return Ok(false);
     }
-    let stamp = jiff::Timestamp::now().strftime("..%Y_%m_%d_%H_%M_%S").to_string();
+    let stamp = now.strftime("..%Y_%m_%d_%H_%M_%S").to_string();
     let fresh = format!("{stamp}.{}", rand::random::<u32>());
     write_files(&target.join(&fresh), payload, group)?;
     let tmp = target.join(DATA_TMP);
@@ -204,13 +206,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path();
         let first = payload(&[("a", "1", 0o400), ("path/to/b", "2", 0o644)]);
-        assert!(write(target, &first, None).unwrap());
-        assert!(!write(target, &first, None).unwrap(), "the same again writes nothing");
+        assert!(write(target, &first, None, Timestamp::UNIX_EPOCH).unwrap());
+        assert!(!write(target, &first, None, Timestamp::UNIX_EPOCH).unwrap(), "the same again writes nothing");
         assert_eq!(listing(target), ["..data", "a", "path"]);
         assert_eq!(std::fs::read(target.join("path/to/b")).unwrap(), b"2");
         assert_eq!(std::fs::metadata(target.join("a")).unwrap().permissions().mode() & 0o777, 0o400);
 
-        assert!(write(target, &payload(&[("a", "new", 0o400), ("c", "3", 0o644)]), None).unwrap());
+        assert!(
+            write(target, &payload(&[("a", "new", 0o400), ("c", "3", 0o644)]), None, Timestamp::UNIX_EPOCH).unwrap()
+        );
         assert_eq!(listing(target), ["..data", "a", "c"]);
         assert_eq!(std::fs::read(target.join("a")).unwrap(), b"new");
         let stamped = std::fs::read_dir(target)
@@ -223,17 +227,17 @@ mod tests {
     #[test]
     fn group_may_read() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(write(dir.path(), &payload(&[("a", "1", 0o400)]), Some(1001)).unwrap());
+        assert!(write(dir.path(), &payload(&[("a", "1", 0o400)]), Some(1001), Timestamp::UNIX_EPOCH).unwrap());
         let meta = std::fs::metadata(dir.path().join("a")).unwrap();
         assert_eq!((meta.permissions().mode() & 0o777, meta.gid()), (0o440, 1001));
-        assert!(!write(dir.path(), &payload(&[("a", "1", 0o400)]), Some(1001)).unwrap());
+        assert!(!write(dir.path(), &payload(&[("a", "1", 0o400)]), Some(1001), Timestamp::UNIX_EPOCH).unwrap());
     }
 
     #[test]
     fn refuses_escapes() {
         let dir = tempfile::tempdir().unwrap();
         for path in ["../x", "a/../../x", "/etc/passwd", "..data", ""] {
-            assert!(write(dir.path(), &payload(&[(path, "1", 0o644)]), None).is_err(), "{path}");
+            assert!(write(dir.path(), &payload(&[(path, "1", 0o644)]), None, Timestamp::UNIX_EPOCH).is_err(), "{path}");
         }
     }
 }

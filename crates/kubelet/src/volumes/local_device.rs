@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, MsFlags};
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
+use super::error::{Cause, check_name};
+use super::kernel::{Kernel, Linux};
 use super::{ChangePolicy, blocking, mounts, ownership};
 
 /// The plug-in's name as part of a path.
@@ -54,29 +56,28 @@ impl LocalDevices {
     }
 
     /// Mounts the device, unless it is, and binds it to `target`, which is in the pod's directory for this volume.
-    pub(super) async fn set_up(&self, disk: Disk, target: PathBuf) -> Result<PathBuf, String> {
-        if let Some(why) = api::validation::dns1123_subdomain(&disk.name).into_iter().next() {
-            return Err(format!("invalid volume name {:?}: {why}", disk.name));
-        }
+    pub(super) async fn set_up(&self, disk: Disk, target: PathBuf) -> Result<PathBuf, Cause> {
+        check_name("volume name", &disk.name)?;
         let held: OwnedMutexGuard<()> = self.lock_of(&disk.name).lock_owned().await;
         let place = self.mounts().join(&disk.name);
         blocking(move || {
             // Whoever gives up waiting does not let others in before this is done.
             let _held = held;
             std::fs::create_dir_all(&target)?;
-            if !mounts::is_mounted_at(&place)? {
+            if !mounts::is_mounted_at(&Linux, &place)? {
                 std::fs::create_dir_all(&place)?;
                 mount_disk(&disk, &place)?;
             }
-            if !mounts::is_mounted_at(&target)? {
+            if !mounts::is_mounted_at(&Linux, &target)? {
                 if let Some((group, policy)) = disk.group {
                     ownership::apply(&place, group, policy)?;
                 }
-                mount(Some(&place), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+                Linux.mount(Some(&place), &target, None, MsFlags::MS_BIND, None)?;
             }
             Ok(target)
         })
         .await
+        .map_err(Cause::from)
     }
 
     /// Unmounts devices that no pod uses any more. Says whether there was nothing to do.
@@ -91,8 +92,8 @@ impl LocalDevices {
                 if is_used(&pods, &name) {
                     return Ok(true);
                 }
-                if mounts::is_mounted_at(&place)? {
-                    umount2(&place, MntFlags::UMOUNT_NOFOLLOW)?;
+                if mounts::is_mounted_at(&Linux, &place)? {
+                    Linux.unmount(&place, MntFlags::empty())?;
                 }
                 std::fs::remove_dir(&place).map(|()| false)
             });
@@ -100,7 +101,7 @@ impl LocalDevices {
                 Ok(is_used) => is_clean &= is_used,
                 Err(error) => {
                     is_clean = false;
-                    tracing::warn!(path = %dir.display(), error, "a local device not unmounted, will retry");
+                    tracing::warn!(path = %dir.display(), %error, "a local device not unmounted, will retry");
                 }
             }
         }
@@ -322,7 +323,7 @@ mod tests {
         };
         let target = |uid: &str| root.join("pods").join(uid).join("volumes").join(PLUGIN).join("pv");
         let place = root.join("plugins/kubernetes.io/local-volume/mounts/pv");
-        let refused = devices.set_up(disk("noatime,ro"), target("a")).await.unwrap_err();
+        let refused = devices.set_up(disk("noatime,ro"), target("a")).await.unwrap_err().to_string();
         assert!(refused.starts_with("cannot mount unformatted disk"), "{refused}");
         for uid in ["a", "b", "b"] {
             devices.set_up(disk("noatime"), target(uid)).await.unwrap();
@@ -331,10 +332,10 @@ mod tests {
         assert_eq!(std::fs::read_to_string(target("b").join("file")).unwrap(), "x");
         use std::os::unix::fs::MetadataExt;
         assert_eq!(std::fs::metadata(target("a")).unwrap().gid(), 4242);
-        let remove = |uid: &str| mounts::remove_with_mounts(&root.join("pods").join(uid)).unwrap();
+        let remove = |uid: &str| mounts::remove_with_mounts(&Linux, &root.join("pods").join(uid)).unwrap();
         remove("a");
         assert!(devices.release_unused().await);
-        assert!(mounts::is_mounted_at(&place).unwrap(), "another pod uses it");
+        assert!(mounts::is_mounted_at(&Linux, &place).unwrap(), "another pod uses it");
         remove("b");
         assert!(!devices.release_unused().await);
         assert!(!place.exists());

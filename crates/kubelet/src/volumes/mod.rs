@@ -7,12 +7,16 @@
 
 mod atomic_writer;
 pub(crate) mod csi;
+mod error;
 mod host_path;
+pub(crate) mod kernel;
 mod local_device;
 pub(crate) mod mounts;
 mod nfs;
 mod ownership;
 mod payload;
+#[cfg(test)]
+mod recorded;
 pub(crate) mod subpath;
 mod tokens;
 
@@ -22,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::Client;
+use client::{Client, Clock};
 use k8s_openapi::api::core::v1::{
     ConfigMap, EmptyDirVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
     Pod, Secret, Volume,
@@ -33,6 +37,9 @@ use crate::objects::Objects;
 use crate::{resources, state};
 
 use self::csi::{Csi, Wanted};
+use error::{Cause, ClaimError, Operation};
+pub(crate) use error::{TearDownError, VolumeError};
+use kernel::{Kernel, Linux};
 pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
 use ownership::ChangePolicy;
@@ -42,6 +49,7 @@ pub(crate) struct Volumes {
     pub(crate) root: PathBuf,
     /// What pods know `root` as.
     pub(crate) usual_root: PathBuf,
+    pub(crate) clock: Clock,
     pub(crate) client: Client,
     pub(crate) config_maps: Arc<Objects<ConfigMap>>,
     pub(crate) secrets: Arc<Objects<Secret>>,
@@ -72,35 +80,6 @@ pub(crate) enum Mounted {
     },
 }
 
-/// One volume that could not be made ready: an event, and another try.
-#[derive(Debug, thiserror::Error)]
-#[error("{operation} failed for volume \"{volume}\" : {cause}")]
-pub(crate) struct VolumeError {
-    /// What failed, in upstream's words.
-    pub(crate) operation: &'static str,
-    pub(crate) volume: String,
-    pub(crate) cause: String,
-}
-
-/// What upstream calls the look at a volume's mount options.
-const MOUNT_OPTIONS: &str = "MountVolume.MountOptionSupport check";
-
-impl VolumeError {
-    pub(crate) fn of(operation: &'static str, volume: &str, cause: String) -> Self {
-        VolumeError { operation, volume: volume.into(), cause }
-    }
-
-    /// The event's reason.
-    pub(crate) fn reason(&self) -> &'static str {
-        match self.operation {
-            "MountVolume.NodeExpandVolume" => "FileSystemResizeFailed",
-            MOUNT_OPTIONS => "UnsupportedMountOption",
-            operation if operation.starts_with("MapVolume") => "FailedMapVolume",
-            _ => "FailedMount",
-        }
-    }
-}
-
 impl Volumes {
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
         self.root.join("pods").join(uid)
@@ -121,18 +100,18 @@ impl Volumes {
             let wanted = Wanted::inline(&volume.name, source, pod);
             return self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await;
         }
-        let fail = |cause| VolumeError::of("MountVolume.SetUp", &volume.name, cause);
+        let fail = |cause: Cause| VolumeError::of(Operation::SetUp, &volume.name, cause);
         let claim = match &volume.persistent_volume_claim {
             Some(source) => Some((source.claim_name.clone(), source.read_only == Some(true))),
             None if volume.ephemeral.is_some() => Some((format!("{}-{}", state::name(pod), volume.name), false)),
             None => None,
         };
         let Some((name, read_only)) = claim else { return self.set_up_own(volume, context).await.map_err(fail) };
-        let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(fail)?;
+        let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(|error| fail(error.into()))?;
         let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
         if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
-            let cause = "Mount options are not supported for this volume type".to_owned();
-            return Err(VolumeError::of(MOUNT_OPTIONS, bound.metadata.name.as_deref().unwrap_or_default(), cause));
+            let name = bound.metadata.name.as_deref().unwrap_or_default();
+            return Err(VolumeError::of(Operation::CheckMountOptions, name, Cause::MountOptions));
         }
         match Wanted::of_claim(&volume.name, &claim, &bound, read_only) {
             Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
@@ -141,7 +120,7 @@ impl Volumes {
     }
 
     /// Volumes that need nothing but this node.
-    async fn set_up_own(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, String> {
+    async fn set_up_own(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, Cause> {
         let pod = context.pod;
         let writable = |path: PathBuf| Mounted::Path { path, read_only: false };
         if let Some(source) = &volume.host_path {
@@ -166,11 +145,11 @@ impl Volumes {
             let in_memory = match source.medium.as_deref().unwrap_or_default() {
                 "" => false,
                 "Memory" => true,
-                other => return Err(format!("unknown storage medium \"{other}\"")),
+                other => return Err(Cause::Medium(other.to_owned())),
             };
             let size = memory_size(source, context);
             let made = path.clone();
-            blocking(move || empty_dir(&made, in_memory, size, group)).await?;
+            blocking(move || empty_dir(&Linux, &made, in_memory, size, group)).await?;
             return Ok(writable(path));
         }
         let (plugin, in_memory) = if volume.config_map.is_some() {
@@ -182,19 +161,20 @@ impl Volumes {
         } else if volume.projected.is_some() {
             ("kubernetes.io~projected", true)
         } else {
-            return Err(no_plugin(&volume.name));
+            return Err(Cause::NoPlugin(volume.name.clone()));
         };
         let files = self.payload(volume, context).await?;
+        let now = self.clock.now();
         let path = self.dir(pod, plugin, &volume.name);
         let made = path.clone();
         blocking(move || {
             if in_memory {
-                mounts::tmpfs(&made, None)?;
+                mounts::tmpfs(&Linux, &made, None)?;
             } else {
                 std::fs::create_dir_all(&made)?;
             }
             set_mode(&made, 0o777, group)?;
-            atomic_writer::write(&made, &files, group)
+            atomic_writer::write(&made, &files, group, now)
         })
         .await?;
         Ok(Mounted::Path { path, read_only: true })
@@ -206,28 +186,22 @@ impl Volumes {
         pod: &Pod,
         volume: &str,
         name: &str,
-    ) -> Result<(PersistentVolumeClaim, PersistentVolume), String> {
+    ) -> Result<(PersistentVolumeClaim, PersistentVolume), ClaimError> {
         let namespace = state::namespace(pod);
-        let claim = self
-            .client
-            .namespaced::<PersistentVolumeClaim>(namespace)
-            .get(name)
-            .await
-            .map_err(|error| format!("failed to fetch PVC from API server: {error}"))?;
+        let claim =
+            self.client.namespaced::<PersistentVolumeClaim>(namespace).get(name).await.map_err(ClaimError::NoClaim)?;
         let bound = claim
             .spec
             .as_ref()
             .and_then(|spec| spec.volume_name.clone())
             .filter(|volume| !volume.is_empty())
-            .ok_or_else(|| {
-            format!("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")
-        })?;
+            .ok_or_else(|| ClaimError::Unbound { namespace: namespace.to_owned(), name: name.to_owned() })?;
         let bound = self
             .client
             .all::<PersistentVolume>()
             .get(&bound)
             .await
-            .map_err(|error| format!("failed to fetch PV {bound:?} from API server: {error}"))?;
+            .map_err(|source| ClaimError::NoVolume { name: bound.clone(), source })?;
         check_claim(&claim, &bound)?;
         let is_block = bound.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"));
         let containers = state::all_containers(pod);
@@ -236,12 +210,8 @@ impl Volumes {
         let is_mapped =
             containers.iter().flat_map(|c| c.volume_devices.iter().flatten()).any(|device| device.name == volume);
         match is_block {
-            true if is_mounted => {
-                Err(format!("volume {volume} has volumeMode Block, but is specified in volumeMounts"))
-            }
-            false if is_mapped => {
-                Err(format!("volume {volume} has volumeMode Filesystem, but is specified in volumeDevices"))
-            }
+            true if is_mounted => Err(ClaimError::IsDevice(volume.to_owned())),
+            false if is_mapped => Err(ClaimError::IsFileSystem(volume.to_owned())),
             _ => Ok((claim, bound)),
         }
     }
@@ -254,10 +224,8 @@ impl Volumes {
         source: &NFSVolumeSource,
         read_only: bool,
         options: &[String],
-    ) -> Result<Mounted, String> {
-        if let Some(why) = api::validation::dns1123_subdomain(name).into_iter().next() {
-            return Err(format!("invalid volume name {name:?}: {why}"));
-        }
+    ) -> Result<Mounted, Cause> {
+        error::check_name("volume name", name)?;
         let read_only = read_only || source.read_only == Some(true);
         let share = nfs::Share::new(source, read_only, options);
         let path = self.nfs.set_up(self.dir(pod, "kubernetes.io~nfs", name), share, self.call_timeout).await?;
@@ -266,13 +234,7 @@ impl Volumes {
 
     /// A local or hostPath volume. A local device is mounted as the file system that it holds. A local directory is given to the
     /// pod's fsGroup, once: before anything of the pod has started, and never while its containers may be at work in it.
-    async fn claim(
-        &self,
-        pod: &Pod,
-        volume: &str,
-        bound: PersistentVolume,
-        read_only: bool,
-    ) -> Result<Mounted, String> {
+    async fn claim(&self, pod: &Pod, volume: &str, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
         let owned = self.dir(pod, local_device::PLUGIN, volume);
         let (name, spec) = (bound.metadata.name.unwrap_or_default(), bound.spec.unwrap_or_default());
         if let Some(source) = &spec.nfs {
@@ -280,7 +242,8 @@ impl Volumes {
             return self.share(pod, &name, source, read_only, options).await;
         }
         if spec.volume_mode.as_deref() == Some("Block") {
-            let path = spec.local.map(|source| PathBuf::from(source.path)).ok_or_else(|| no_plugin(&name))?;
+            let path =
+                spec.local.map(|source| PathBuf::from(source.path)).ok_or_else(|| Cause::NoPlugin(name.clone()))?;
             let checked = path.clone();
             blocking(move || host_path::check(&checked, "BlockDevice")).await?;
             return Ok(Mounted::Device { path, read_only });
@@ -308,7 +271,7 @@ impl Volumes {
         } else if let Some(source) = spec.local {
             (PathBuf::from(source.path), "Directory".to_string(), fs_group(pod).filter(|_| !read_only))
         } else {
-            return Err(no_plugin(&name));
+            return Err(Cause::NoPlugin(name));
         };
         let policy = change_policy(pod);
         let checked = path.clone();
@@ -330,13 +293,13 @@ impl Volumes {
     }
 
     /// Unmounts and removes everything of a pod.
-    pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), String> {
+    pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), TearDownError> {
         let dir = self.pod_dir(uid);
         // Parts of volumes that containers saw hold the volumes up.
         let parts = dir.join("volume-subpaths");
-        blocking(move || mounts::remove_with_mounts(&parts)).await?;
+        blocking(move || mounts::remove_with_mounts(&Linux, &parts)).await?;
         self.csi.tear_down(uid).await?;
-        blocking(move || mounts::remove_with_mounts(&dir)).await?;
+        blocking(move || mounts::remove_with_mounts(&Linux, &dir)).await?;
         self.local_devices.release_unused().await;
         self.config_maps.release(uid);
         self.secrets.release(uid);
@@ -355,18 +318,11 @@ impl Volumes {
     }
 }
 
-/// What upstream says of volumes that nothing here can make ready.
-fn no_plugin(volume: &str) -> String {
-    format!("failed to get Plugin from volumeSpec for volume {volume:?} err=no volume plugin matched")
-}
-
 /// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so.
-fn check_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), String> {
+fn check_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), ClaimError> {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
-        return Err(format!(
-            "found PV object {name:?} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
-        ));
+        return Err(ClaimError::NoReference(name.to_owned()));
     };
     let meta = &claim.metadata;
     let given = reference.uid.as_deref().unwrap_or_default();
@@ -374,23 +330,19 @@ fn check_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Resu
     // One that was reserved by name alone is whoever's has that name.
     let is_its = (&reference.namespace, &reference.name) == (&meta.namespace, &meta.name);
     if !is_its || !(given.is_empty() || given == own) {
-        return Err(format!(
-            "found PV object {name:?} but its pv.Spec.ClaimRef.UID {given:?} does not point to claim.UID {own:?}"
-        ));
+        let (name, given, own) = (name.to_owned(), given.to_owned(), own.to_owned());
+        return Err(ClaimError::AnotherClaim { name, given, own });
     }
     Ok(())
 }
 
-/// Runs file work off the async threads, with the error as text.
-pub(crate) async fn blocking<T, F>(work: F) -> Result<T, String>
+/// Runs file work off the async threads.
+pub(crate) async fn blocking<T, F>(work: F) -> std::io::Result<T>
 where
     T: Send + 'static,
     F: FnOnce() -> std::io::Result<T> + Send + 'static,
 {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    }
+    tokio::task::spawn_blocking(work).await.map_err(std::io::Error::other)?
 }
 
 pub(crate) fn fs_group(pod: &Pod) -> Option<u32> {
@@ -414,9 +366,15 @@ fn memory_size(source: &EmptyDirVolumeSource, context: &Context<'_>) -> Option<i
     [own, of_pod, of_node].into_iter().flatten().map(|quantity| quantity.value()).filter(|bytes| *bytes > 0).min()
 }
 
-fn empty_dir(path: &Path, in_memory: bool, size: Option<i64>, group: Option<u32>) -> std::io::Result<()> {
+fn empty_dir(
+    kernel: &impl Kernel,
+    path: &Path,
+    in_memory: bool,
+    size: Option<i64>,
+    group: Option<u32>,
+) -> std::io::Result<()> {
     let is_new = match in_memory {
-        true => mounts::tmpfs(path, size)?,
+        true => mounts::tmpfs(kernel, path, size)?,
         false => {
             let is_new = !path.exists();
             std::fs::create_dir_all(path)?;
@@ -444,8 +402,28 @@ fn set_mode(path: &Path, mode: u32, group: Option<u32>) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::recorded::Recorded;
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn an_empty_directory_is_made_once_and_left_to_its_containers() {
+        let root = tempfile::tempdir().unwrap();
+        let kernel = Recorded::default();
+        let (disk, memory) = (root.path().join("disk"), root.path().join("memory"));
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        empty_dir(&kernel, &disk, false, None, None).unwrap();
+        empty_dir(&kernel, &memory, true, Some(4096), None).unwrap();
+        assert_eq!(kernel.calls(), [format!("mount tmpfs {} tmpfs size=4096", memory.display())]);
+        assert_eq!((mode(&disk), mode(&memory)), (0o777, 0o777));
+        for path in [&disk, &memory] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        empty_dir(&kernel, &disk, false, None, None).unwrap();
+        empty_dir(&kernel, &memory, true, Some(4096), None).unwrap();
+        assert_eq!(kernel.calls(), [""; 0]);
+        assert_eq!((mode(&disk), mode(&memory)), (0o700, 0o700), "what a container set stays");
+    }
 
     #[test]
     fn security_a_claim_has_only_the_volume_that_names_it() {

@@ -3,38 +3,40 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, MsFlags};
 
-pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
+use super::kernel::Kernel;
+
+pub(crate) fn is_mount_point(kernel: &impl Kernel, path: &Path) -> io::Result<bool> {
     let wanted = match path.canonicalize() {
         Ok(path) => path,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    Ok(mount_points()?.contains(&wanted))
+    Ok(mount_points(kernel)?.contains(&wanted))
 }
 
 /// Whether something is mounted at a path, which itself is not looked at: what is mounted there may not answer.
-pub(crate) fn is_mounted_at(path: &Path) -> io::Result<bool> {
+pub(crate) fn is_mounted_at(kernel: &impl Kernel, path: &Path) -> io::Result<bool> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
     match parent.canonicalize() {
-        Ok(parent) => Ok(mount_points()?.contains(&parent.join(name))),
+        Ok(parent) => Ok(mount_points(kernel)?.contains(&parent.join(name))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
 }
 
 /// Mount points below a directory, deepest last.
-pub(crate) fn mounts_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn mounts_below(kernel: &impl Kernel, dir: &Path) -> io::Result<Vec<PathBuf>> {
     let dir = dir.canonicalize()?;
     let mut below: Vec<PathBuf> =
-        mount_points()?.into_iter().filter(|path| path.starts_with(&dir) && *path != dir).collect();
+        mount_points(kernel)?.into_iter().filter(|path| path.starts_with(&dir) && *path != dir).collect();
     below.sort();
     Ok(below)
 }
 
-fn mount_points() -> io::Result<Vec<PathBuf>> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+fn mount_points(kernel: &impl Kernel) -> io::Result<Vec<PathBuf>> {
+    let table = kernel.mount_table()?;
     Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(|path| PathBuf::from(unescape(path))).collect())
 }
 
@@ -64,15 +66,13 @@ fn unescape(path: &str) -> String {
 
 /// Has what is mounted below a directory seen by everyone who has that directory mounted, in either direction: a driver in a pod
 /// mounts for the kubelet. Where the file system is not shared, the directory becomes a mount of its own that is.
-pub(crate) fn make_shared(dir: &Path) -> io::Result<()> {
+pub(crate) fn make_shared(kernel: &impl Kernel, dir: &Path) -> io::Result<()> {
     let dir = dir.canonicalize()?;
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    if is_shared(&table, &dir) {
+    if is_shared(&kernel.mount_table()?, &dir) {
         return Ok(());
     }
-    mount(Some(&dir), &dir, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
-    mount(None::<&str>, &dir, None::<&str>, MsFlags::MS_SHARED | MsFlags::MS_REC, None::<&str>)?;
-    Ok(())
+    kernel.mount(Some(&dir), &dir, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)?;
+    kernel.mount(None, &dir, None, MsFlags::MS_SHARED | MsFlags::MS_REC, None)
 }
 
 /// Whether the mount that a path is on has peers, by the kernel's table of mounts.
@@ -89,30 +89,30 @@ fn is_shared(table: &str, path: &Path) -> bool {
 }
 
 /// A file system in memory, unless it is mounted already; whether it was not.
-pub(crate) fn tmpfs(path: &Path, size: Option<i64>) -> io::Result<bool> {
+pub(crate) fn tmpfs(kernel: &impl Kernel, path: &Path, size: Option<i64>) -> io::Result<bool> {
     std::fs::create_dir_all(path)?;
-    if is_mount_point(path)? {
+    if is_mount_point(kernel, path)? {
         return Ok(false);
     }
     let options = size.filter(|bytes| *bytes > 0).map(|bytes| format!("size={bytes}"));
-    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), options.as_deref())?;
+    kernel.mount(Some(Path::new("tmpfs")), path, Some("tmpfs"), MsFlags::empty(), options.as_deref())?;
     Ok(true)
 }
 
 /// Unmounts everything below a directory, then removes it. Goes on after a failure and returns the
 /// first. Never removes through a mount that could not be undone: what it shows is not ours.
-pub(crate) fn remove_with_mounts(dir: &Path) -> io::Result<()> {
+pub(crate) fn remove_with_mounts(kernel: &impl Kernel, dir: &Path) -> io::Result<()> {
     if !dir.exists() {
         return Ok(());
     }
     let mut first_error = None;
-    for path in mounts_below(dir)?.into_iter().rev() {
-        if let Err(error) = umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-            first_error.get_or_insert(io::Error::from(error));
+    for path in mounts_below(kernel, dir)?.into_iter().rev() {
+        if let Err(error) = kernel.unmount(&path, MntFlags::MNT_DETACH) {
+            first_error.get_or_insert(error);
         }
     }
-    if is_mount_point(dir)? {
-        umount2(dir, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
+    if is_mount_point(kernel, dir)? {
+        kernel.unmount(dir, MntFlags::MNT_DETACH)?;
     }
     if let Some(error) = first_error {
         return Err(error);
@@ -123,6 +123,8 @@ pub(crate) fn remove_with_mounts(dir: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel::Linux;
+    use super::super::recorded::Recorded;
     use super::*;
 
     #[test]
@@ -148,13 +150,57 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("pod");
         let volume = root.join("volumes/memory");
-        assert!(tmpfs(&volume, Some(1 << 20)).unwrap());
-        assert!(!tmpfs(&volume, None).unwrap());
+        assert!(tmpfs(&Linux, &volume, Some(1 << 20)).unwrap());
+        assert!(!tmpfs(&Linux, &volume, None).unwrap());
         std::fs::write(volume.join("file"), "x").unwrap();
-        assert_eq!(mounts_below(&root).unwrap().len(), 1, "mounted once");
-        assert!(is_mounted_at(&volume).unwrap() && !is_mounted_at(&volume.join("file")).unwrap());
-        assert!(!is_mounted_at(&root.join("not/there")).unwrap());
-        remove_with_mounts(&root).unwrap();
+        assert_eq!(mounts_below(&Linux, &root).unwrap().len(), 1, "mounted once");
+        assert!(is_mounted_at(&Linux, &volume).unwrap() && !is_mounted_at(&Linux, &volume.join("file")).unwrap());
+        assert!(!is_mounted_at(&Linux, &root.join("not/there")).unwrap());
+        remove_with_mounts(&Linux, &root).unwrap();
         assert!(!root.exists());
+    }
+
+    #[test]
+    fn what_is_mounted_deepest_goes_first_and_the_rest_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap().join("pod");
+        let (volume, inner, beside) = (root.join("a b"), root.join("a b/c"), dir.path().join("other"));
+        let kernel = Recorded::default();
+        for path in [&volume, &inner, &beside] {
+            tmpfs(&kernel, path, None).unwrap();
+        }
+        kernel.calls();
+        remove_with_mounts(&kernel, &root).unwrap();
+        assert_eq!(kernel.calls(), [format!("unmount {}", inner.display()), format!("unmount {}", volume.display())]);
+        assert!(!root.exists() && beside.exists());
+        assert_eq!(kernel.mounted(), [beside.canonicalize().unwrap()]);
+    }
+
+    /// What a mount shows is not the pod's: nothing is removed through one that stays.
+    #[test]
+    fn what_cannot_be_unmounted_keeps_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap().join("pod");
+        let (stuck, other) = (root.join("a"), root.join("b"));
+        let kernel = Recorded { busy: Some(stuck.clone()), ..Recorded::default() };
+        for path in [&stuck, &other] {
+            tmpfs(&kernel, path, None).unwrap();
+        }
+        std::fs::write(stuck.join("file"), "another's").unwrap();
+        let error = remove_with_mounts(&kernel, &root).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::EBUSY as i32));
+        assert!(stuck.join("file").exists());
+        assert_eq!(kernel.mounted(), [stuck], "the others are gone all the same");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_shared_becomes_a_mount_that_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let kernel = Recorded::default();
+        make_shared(&kernel, &root).unwrap();
+        let root = root.display();
+        let expected = [format!("mount {root} {root} MS_BIND | MS_REC"), format!("mount {root} MS_REC | MS_SHARED")];
+        assert_eq!(kernel.calls(), expected);
     }
 }

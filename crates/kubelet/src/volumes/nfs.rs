@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
+use nix::mount::MsFlags;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::kernel::{Kernel, Linux};
 use super::mounts;
 
 /// As the helper of nfs-utils tries them.
@@ -133,51 +134,70 @@ impl Share {
     }
 }
 
+/// Why a share is not mounted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NfsError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("Failed to resolve server {server}: {why}")]
+    Resolve { server: String, why: String },
+    #[error("too many NFS servers do not answer")]
+    Busy,
+    #[error("{0} is being mounted and {1} has not answered yet")]
+    UnderWay(String, String),
+    #[error("{} was not mounted in time: the server does not answer", .0.display())]
+    Silent(PathBuf),
+    /// In the words of mount(8).
+    #[error("{0}")]
+    Mount(String),
+    #[error(transparent)]
+    Task(#[from] tokio::task::JoinError),
+}
+
 impl Nfs {
     /// Mounts a share unless it is mounted there.
-    pub(super) async fn set_up(&self, target: PathBuf, share: Share, timeout: Duration) -> Result<PathBuf, String> {
+    pub(super) async fn set_up(&self, target: PathBuf, share: Share, timeout: Duration) -> Result<PathBuf, NfsError> {
         let looked = target.clone();
-        if super::blocking(move || mounts::is_mounted_at(&looked)).await? {
+        if super::blocking(move || mounts::is_mounted_at(&Linux, &looked)).await? {
             return Ok(target);
         }
         let address = resolve(&share.server, timeout).await?;
         // Each mount holds a thread for as long as its server is silent.
         let slot = tokio::time::timeout(timeout, self.slots.clone().acquire_owned()).await;
-        let slot =
-            slot.map_err(|_| "too many NFS servers do not answer".to_owned())?.map_err(|error| error.to_string())?;
+        // Nobody closes the semaphore.
+        let slot = slot.map_err(|_| NfsError::Busy)?.map_err(|_| NfsError::Busy)?;
         if !self.under_way.lock().insert(target.clone()) {
-            return Err(format!("{} is being mounted and {} has not answered yet", share.source(), share.server));
+            return Err(NfsError::UnderWay(share.source(), share.server));
         }
         let (under_way, place) = (self.under_way.clone(), target.clone());
         let mounting = tokio::task::spawn_blocking(move || {
-            let mounted = mount_share(&share, &place, address);
+            let mounted = mount_share(&Linux, &share, &place, address);
             under_way.lock().remove(&place);
             drop(slot);
             mounted
         });
         match tokio::time::timeout(timeout, mounting).await {
-            Ok(Ok(mounted)) => mounted.map(|()| target),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("{} was not mounted in time: the server does not answer", target.display())),
+            Ok(ended) => ended?.map(|()| target),
+            Err(_) => Err(NfsError::Silent(target)),
         }
     }
 }
 
-async fn resolve(server: &str, timeout: Duration) -> Result<IpAddr, String> {
-    let unknown = |why: String| format!("Failed to resolve server {server}: {why}");
+async fn resolve(server: &str, timeout: Duration) -> Result<IpAddr, NfsError> {
+    let unknown = |why: String| NfsError::Resolve { server: server.to_owned(), why };
     let found = tokio::time::timeout(timeout, tokio::net::lookup_host((server, PORT))).await;
     let mut found = found.map_err(|_| unknown("timed out".into()))?.map_err(|error| unknown(error.to_string()))?;
     found.next().map(|address| address.ip()).ok_or_else(|| unknown("Name or service not known".into()))
 }
 
-fn mount_share(share: &Share, target: &Path, address: IpAddr) -> Result<(), String> {
-    std::fs::create_dir_all(target).map_err(|error: io::Error| error.to_string())?;
+fn mount_share(kernel: &impl Kernel, share: &Share, target: &Path, address: IpAddr) -> Result<(), NfsError> {
+    std::fs::create_dir_all(target)?;
     let (flags, _) = share.parsed();
     let mut failed = Errno::ENODEV;
     for options in share.tries(address) {
-        match mount(Some(share.source().as_str()), target, Some("nfs"), flags, Some(options.as_str())) {
+        match kernel.mount(Some(Path::new(&share.source())), target, Some("nfs"), flags, Some(options.as_str())) {
             Ok(()) => return Ok(()),
-            Err(error) => failed = error,
+            Err(error) => failed = error.raw_os_error().map_or(failed, Errno::from_raw),
         }
         // Only these say that another version may do.
         if !matches!(failed, Errno::EPROTONOSUPPORT | Errno::EINVAL | Errno::ECONNREFUSED | Errno::ENOENT) {
@@ -188,12 +208,36 @@ fn mount_share(share: &Share, target: &Path, address: IpAddr) -> Result<(), Stri
     if let Err(error) = std::fs::remove_dir(target) {
         tracing::debug!(path = %target.display(), %error, "place of a share not removed");
     }
-    Err(share.failed(target, failed))
+    Err(NfsError::Mount(share.failed(target, failed)))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::recorded::Recorded;
     use super::*;
+
+    /// Versions are tried from the newest on, as long as the server may know another one.
+    #[test]
+    fn a_server_is_asked_for_older_versions_only_if_that_may_help() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("data");
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        for (answers, asked, is_mounted) in [
+            (vec![], 1, true),
+            (vec![Errno::EPROTONOSUPPORT, Errno::EINVAL], 3, true),
+            (vec![Errno::EPROTONOSUPPORT; 4], 4, false),
+            (vec![Errno::EACCES], 1, false),
+        ] {
+            let kernel = Recorded { answers: std::cell::RefCell::new(answers.clone().into()), ..Recorded::default() };
+            let mounted = mount_share(&kernel, &share("nas", false, &[]), &target, address);
+            let versions: Vec<String> =
+                kernel.calls().iter().map(|call| call.rsplit_once("vers=").unwrap().1.to_owned()).collect();
+            let expected: Vec<String> =
+                VERSIONS.iter().take(asked).map(|version| format!("{version},addr=10.0.0.1")).collect();
+            assert_eq!((versions, mounted.is_ok()), (expected, is_mounted), "{answers:?}");
+            assert_eq!(target.exists(), is_mounted, "a place where nothing is mounted does not stay");
+        }
+    }
 
     fn share(server: &str, is_read_only: bool, options: &[&str]) -> Share {
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
@@ -226,7 +270,8 @@ mod tests {
         let target = dir.path().join("kubernetes.io~nfs/data");
         // Nobody listens at this address of the loopback network.
         let share = share("127.255.255.254", true, &["vers=4.2", "port=1", "soft", "timeo=10", "retrans=1"]);
-        let failed = Nfs::default().set_up(target.clone(), share, Duration::from_secs(100)).await.unwrap_err();
+        let failed =
+            Nfs::default().set_up(target.clone(), share, Duration::from_secs(100)).await.unwrap_err().to_string();
         assert!(failed.starts_with("mount failed: exit status 32\nMounting command: mount\n"), "{failed}");
         let arguments = "-t nfs -o vers=4.2,port=1,soft,timeo=10,retrans=1,ro 127.255.255.254:/export";
         assert!(failed.contains(&format!("{arguments} {}\nOutput: mount.nfs: ", target.display())), "{failed}");

@@ -6,10 +6,32 @@ use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Pod, Volume};
 
 use super::Volumes;
 use super::atomic_writer::{File, Payload};
-use crate::env::{self, Context};
+use super::tokens::TokenError;
+use crate::env::{self, Context, EnvError};
+use crate::objects::NotSynced;
+use crate::resources::UnsupportedResource;
 use crate::{resources, state};
 
 const DEFAULT_MODE: i32 = 0o644;
+
+/// Why a volume's files cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PayloadError {
+    #[error("{kind} \"{name}\" not found")]
+    NoObject { kind: &'static str, name: String },
+    #[error("{missing}: {key}")]
+    NoKey { missing: &'static str, key: String },
+    #[error("container {0} not found")]
+    NoContainer(String),
+    #[error(transparent)]
+    NotSynced(#[from] NotSynced),
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error(transparent)]
+    Field(#[from] EnvError),
+    #[error(transparent)]
+    Resource(#[from] UnsupportedResource),
+}
 
 /// What a volume shows of an object.
 #[derive(Clone, Copy)]
@@ -27,14 +49,14 @@ impl<'a> Shown<'a> {
     }
 
     /// The object is not there.
-    fn missing(&self, kind: &str) -> Result<(), String> {
-        if self.is_optional { Ok(()) } else { Err(format!("{kind} \"{}\" not found", self.name)) }
+    fn missing(&self, kind: &'static str) -> Result<(), PayloadError> {
+        if self.is_optional { Ok(()) } else { Err(PayloadError::NoObject { kind, name: self.name.to_owned() }) }
     }
 }
 
 impl Volumes {
     /// Collects what the volume shows now.
-    pub(super) async fn payload(&self, volume: &Volume, context: &Context<'_>) -> Result<Payload, String> {
+    pub(super) async fn payload(&self, volume: &Volume, context: &Context<'_>) -> Result<Payload, PayloadError> {
         let mut files = Payload::new();
         if let Some(source) = &volume.config_map {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
@@ -80,7 +102,7 @@ impl Volumes {
         Ok(files)
     }
 
-    async fn config_map(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), String> {
+    async fn config_map(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), PayloadError> {
         let Some(map) = self.config_maps.get(state::uid(pod), state::namespace(pod), shown.name).await? else {
             return shown.missing("configmap");
         };
@@ -90,7 +112,7 @@ impl Volumes {
         project(files, &data, shown, "configmap references non-existent config key")
     }
 
-    async fn secret(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), String> {
+    async fn secret(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), PayloadError> {
         let Some(secret) = self.secrets.get(state::uid(pod), state::namespace(pod), shown.name).await? else {
             return shown.missing("secret");
         };
@@ -105,8 +127,8 @@ fn project(
     files: &mut Payload,
     data: &BTreeMap<String, Vec<u8>>,
     Shown { items, is_optional, mode, .. }: Shown<'_>,
-    missing: &str,
-) -> Result<(), String> {
+    missing: &'static str,
+) -> Result<(), PayloadError> {
     match items.filter(|items| !items.is_empty()) {
         None => {
             for (key, value) in data {
@@ -121,7 +143,7 @@ fn project(
                         files.insert(item.path.clone(), File { data: value.clone(), mode, uid: None });
                     }
                     None if is_optional => {}
-                    None => return Err(format!("{missing}: {}", item.key)),
+                    None => return Err(PayloadError::NoKey { missing, key: item.key.clone() }),
                 }
             }
         }
@@ -134,18 +156,17 @@ fn downward(
     context: &Context<'_>,
     items: Option<&[DownwardAPIVolumeFile]>,
     default_mode: i32,
-) -> Result<(), String> {
+) -> Result<(), PayloadError> {
     for item in items.unwrap_or_default() {
         let value = if let Some(field) = &item.field_ref {
-            env::field_value(&field.field_path, context).map_err(|error| error.to_string())?
+            env::field_value(&field.field_path, context)?
         } else if let Some(field) = &item.resource_field_ref {
             let name = field.container_name.as_deref().unwrap_or_default();
             let container = state::all_containers(context.pod)
                 .into_iter()
                 .find(|container| container.name == name)
-                .ok_or_else(|| format!("container {name} not found"))?;
-            resources::field_value(&container, &field.resource, field.divisor.as_ref(), context.allocatable)
-                .map_err(|error| error.to_string())?
+                .ok_or_else(|| PayloadError::NoContainer(name.to_owned()))?;
+            resources::field_value(&container, &field.resource, field.divisor.as_ref(), context.allocatable)?
         } else {
             continue;
         };

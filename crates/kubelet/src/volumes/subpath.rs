@@ -10,17 +10,19 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, MsFlags};
 use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+
+use super::kernel::Kernel;
 
 /// Makes `volume/sub_path` available at `at` and returns `at`. Missing directories are made, with
 /// the volume's own permissions.
-pub(crate) fn bind(volume: &Path, sub_path: &str, at: &Path) -> io::Result<PathBuf> {
+pub(crate) fn bind(kernel: &impl Kernel, volume: &Path, sub_path: &str, at: &Path) -> io::Result<PathBuf> {
     let target = open(volume, sub_path)?;
     let is_dir = SFlag::from_bits_truncate(fstat(&target)?.st_mode).contains(SFlag::S_IFDIR);
-    if super::mounts::is_mount_point(at)? {
+    if super::mounts::is_mount_point(kernel, at)? {
         // Made by an earlier try: the file it shows may have been replaced since.
-        umount2(at, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?;
+        kernel.unmount(at, MntFlags::MNT_DETACH)?;
     }
     if let Some(parent) = at.parent() {
         std::fs::create_dir_all(parent)?;
@@ -34,7 +36,7 @@ pub(crate) fn bind(volume: &Path, sub_path: &str, at: &Path) -> io::Result<PathB
         std::fs::OpenOptions::new().create(true).append(true).open(at)?;
     }
     let source = format!("/proc/self/fd/{}", target.as_raw_fd());
-    mount(Some(source.as_str()), at, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
+    kernel.mount(Some(Path::new(&source)), at, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)?;
     Ok(at.to_path_buf())
 }
 
@@ -85,8 +87,35 @@ fn open(volume: &Path, sub_path: &str) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::recorded::Recorded;
     use super::*;
     use std::os::unix::fs::symlink;
+
+    /// What was opened is bound, wherever the path leads meanwhile; one bind takes the place of another.
+    #[test]
+    fn directories_and_files_are_bound_to_places_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let (volume, place) = (root.join("volume"), root.join("places"));
+        std::fs::create_dir_all(volume.join("real")).unwrap();
+        std::fs::write(volume.join("real/file"), "x").unwrap();
+        symlink("real/file", volume.join("link")).unwrap();
+        let kernel = Recorded::default();
+        let bound = |opened: &str, at: &Path| {
+            format!("mount {} {} MS_BIND | MS_REC", volume.join(opened).display(), at.display())
+        };
+        for (sub_path, opened, at) in [("link", "real/file", "0"), ("real", "real", "1"), ("new/one", "new/one", "2")] {
+            let at = place.join(at);
+            assert_eq!(bind(&kernel, &volume, sub_path, &at).unwrap(), at);
+            assert_eq!(kernel.calls(), [bound(opened, &at)]);
+        }
+        let first = place.join("0");
+        bind(&kernel, &volume, "real/file", &first).unwrap();
+        assert_eq!(kernel.calls(), [format!("unmount {}", first.display()), bound("real/file", &first)]);
+        assert!(place.join("1").is_dir() && first.is_file());
+        assert!(bind(&kernel, &volume, "../other", &place.join("3")).is_err());
+        assert_eq!(kernel.calls(), [""; 0], "nothing is asked for what leads outside");
+    }
 
     #[test]
     fn stays_inside() {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use client::Client;
+use client::{Client, Clock};
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
@@ -10,7 +10,13 @@ use parking_lot::Mutex;
 
 use crate::state;
 
+/// The server gave no token, and none that was kept is still good.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to fetch token: {0}")]
+pub(crate) struct TokenError(client::Error);
+
 pub(crate) struct Tokens {
+    clock: Clock,
     client: Client,
     /// By pod uid, account, audience and lifetime.
     cache: Mutex<HashMap<(String, String, String, i64), Cached>>,
@@ -33,11 +39,16 @@ fn needs_renewal(issued: Timestamp, expires: Timestamp, now: Timestamp) -> bool 
 }
 
 impl Tokens {
-    pub(crate) fn new(client: Client) -> Self {
-        Tokens { client, cache: Mutex::new(HashMap::new()) }
+    pub(crate) fn new(client: Client, clock: Clock) -> Self {
+        Tokens { clock, client, cache: Mutex::new(HashMap::new()) }
     }
 
-    pub(crate) async fn get(&self, pod: &Pod, audience: Option<&str>, seconds: Option<i64>) -> Result<String, String> {
+    pub(crate) async fn get(
+        &self,
+        pod: &Pod,
+        audience: Option<&str>,
+        seconds: Option<i64>,
+    ) -> Result<String, TokenError> {
         self.with_expiry(pod, audience, seconds).await.map(|(token, _)| token)
     }
 
@@ -47,14 +58,14 @@ impl Tokens {
         pod: &Pod,
         audience: Option<&str>,
         seconds: Option<i64>,
-    ) -> Result<(String, Timestamp), String> {
+    ) -> Result<(String, Timestamp), TokenError> {
         let account =
             pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).unwrap_or_else(|| "default".into());
         let audience = audience.unwrap_or_default();
         let seconds = seconds.unwrap_or(3600);
         let key = (state::uid(pod).to_string(), account.clone(), audience.to_string(), seconds);
         let cached = self.cache.lock().get(&key).cloned();
-        let now = Timestamp::now();
+        let now = self.clock.now();
         if let Some(cached) = cached.as_ref().filter(|cached| !needs_renewal(cached.issued, cached.expires, now)) {
             return Ok((cached.token.clone(), cached.expires));
         }
@@ -69,7 +80,7 @@ impl Tokens {
                     tracing::warn!(pod = state::full_name(pod), %error, "token not renewed, the present one is kept");
                     Ok((cached.token, cached.expires))
                 }
-                None => Err(format!("failed to fetch token: {error}")),
+                None => Err(TokenError(error)),
             },
         }
     }
@@ -100,7 +111,7 @@ impl Tokens {
             .create_subresource(account, "token", &request)
             .await?;
         let status = answer.status.unwrap_or_default();
-        let expires = status.expiration_timestamp.map_or_else(Timestamp::now, |time| time.0);
+        let expires = status.expiration_timestamp.map_or_else(|| self.clock.now(), |time| time.0);
         Ok((status.token.unwrap_or_default(), expires))
     }
 

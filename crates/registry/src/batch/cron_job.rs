@@ -1,12 +1,13 @@
 //! CronJob: jobs by the clock.
 
+use api::cron::{BadSchedule, Schedule};
 use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{CronJob, CronJobSpec};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use serde_json::{Value, json};
 
-use super::{job, schedule};
+use super::job;
 use crate::column::{self, Column};
 use crate::core::pod_spec::template_warnings;
 use crate::core::pod_spec::validation::one_of;
@@ -101,8 +102,12 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &CronJobSpec, 
     if spec.schedule.is_empty() {
         errors.required(schedule_path, "");
     } else {
-        if let Err(message) = schedule::check(&spec.schedule) {
-            errors.invalid(schedule_path, &spec.schedule, message);
+        let known = |schedule: Schedule| match schedule.zone {
+            Some(zone) if jiff::tz::TimeZone::get(&zone).is_err() => Err(BadSchedule::Zone(zone)),
+            _ => Ok(()),
+        };
+        if let Err(error) = Schedule::parse(&spec.schedule).and_then(known) {
+            errors.invalid(schedule_path, &spec.schedule, error.to_string());
         }
         let kept = old.is_some_and(|old| old.schedule.contains("TZ"));
         if spec.schedule.contains("TZ") {

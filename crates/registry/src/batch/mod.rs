@@ -3,4 +3,3 @@
 pub mod cron_job;
 pub mod job;
 mod job_policies;
-mod schedule;

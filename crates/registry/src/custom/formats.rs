@@ -47,9 +47,7 @@ pub(super) fn find(name: &str) -> Option<Format> {
 }
 
 fn is_cidr(text: &str) -> bool {
-    let Some((address, bits)) = text.split_once('/') else { return false };
-    let Ok(address) = address.parse::<std::net::IpAddr>() else { return false };
-    bits.parse::<u8>().is_ok_and(|bits| bits <= if address.is_ipv4() { 32 } else { 128 })
+    text.parse::<api::cidr::Cidr>().is_ok()
 }
 
 /// `1h30m`, `22 ns`, `3 days`.

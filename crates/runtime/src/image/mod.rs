@@ -17,6 +17,7 @@ pub(crate) mod unpack;
 
 pub(crate) use mirrors::Mirrors;
 pub(crate) use pull::{Credentials, pull};
+pub(crate) use reference::BadReference;
 pub(crate) use reference::Reference;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use registry::fuzz_challenge;
@@ -25,8 +26,8 @@ pub(crate) use store::ImageStore;
 /// Why a pull failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    #[error("{0}")]
-    Reference(String),
+    #[error(transparent)]
+    Reference(#[from] BadReference),
     #[error("{0}: not found")]
     NotFound(String),
     #[error("{0}: authorization failed")]

@@ -45,7 +45,7 @@ pub(crate) async fn pull(
     name: &str,
     credentials: Option<Credentials>,
 ) -> Result<Arc<Image>, PullError> {
-    let reference: Reference = name.parse().map_err(PullError::Reference)?;
+    let reference: Reference = name.parse()?;
     let _lease = store.lease().await.map_err(|error| PullError::Content(error.to_string()))?;
     if reference.host == carried::REGISTRY {
         return carried::pull(store, &reference).await;

@@ -47,11 +47,16 @@ impl fmt::Display for Reference {
     }
 }
 
-impl FromStr for Reference {
-    type Err = String;
+/// A text that names no image.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid image name {0:?}: invalid reference format")]
+pub struct BadReference(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || format!("invalid image name {text:?}: invalid reference format");
+impl FromStr for Reference {
+    type Err = BadReference;
+
+    fn from_str(text: &str) -> Result<Self, BadReference> {
+        let invalid = || BadReference(text.to_owned());
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) if is_digest(digest) => (rest, Some(digest.to_string())),
             Some(_) => return Err(invalid()),

@@ -110,8 +110,21 @@ fn jump(code: u16, value: u32, if_true: u8, if_false: u8) -> Instruction {
     Instruction { code, if_true, if_false, value }
 }
 
+/// A profile for which there is no program.
+#[derive(Debug, thiserror::Error)]
+pub enum NoProgram {
+    #[error("too many rules for system call {0}")]
+    Rules(i64),
+    #[error("the profile needs {0} instructions, more than the kernel takes")]
+    Long(usize),
+    #[error("a rule has too many conditions")]
+    Conditions,
+    #[error("system calls have no argument {0}")]
+    Argument(u32),
+}
+
 /// The program as bytes, eight per instruction.
-pub(crate) fn compile(profile: &Profile) -> Result<Vec<u8>, String> {
+pub(crate) fn compile(profile: &Profile) -> Result<Vec<u8>, NoProgram> {
     let mut program = vec![
         plain(LOAD, OFFSET_ARCHITECTURE),
         // Calls of another architecture (32-bit programs) have other numbers: no rule of the profile means them.
@@ -130,13 +143,13 @@ pub(crate) fn compile(profile: &Profile) -> Result<Vec<u8>, String> {
     numbers.dedup();
     for number in numbers {
         let block = block(profile, number)?;
-        let skip = u8::try_from(block.len()).map_err(|_| format!("too many rules for system call {number}"))?;
+        let skip = u8::try_from(block.len()).map_err(|_| NoProgram::Rules(number))?;
         program.push(jump(JUMP_EQUAL, number as u32, 0, skip));
         program.extend(block);
     }
     program.push(plain(RETURN, profile.default.0));
     if program.len() > MAX_INSTRUCTIONS {
-        return Err(format!("the profile needs {} instructions, more than the kernel takes", program.len()));
+        return Err(NoProgram::Long(program.len()));
     }
     Ok(program
         .iter()
@@ -151,7 +164,7 @@ pub(crate) fn compile(profile: &Profile) -> Result<Vec<u8>, String> {
 }
 
 /// What to do for one number: the first rule whose conditions hold, else the default.
-fn block(profile: &Profile, number: i64) -> Result<Vec<Instruction>, String> {
+fn block(profile: &Profile, number: i64) -> Result<Vec<Instruction>, NoProgram> {
     let mut block = Vec::new();
     for rule in profile.rules.iter().filter(|r| r.syscall == number) {
         let mut body: Vec<Instruction> = Vec::new();
@@ -163,7 +176,7 @@ fn block(profile: &Profile, number: i64) -> Result<Vec<Instruction>, String> {
         for (index, instruction) in body.iter_mut().enumerate() {
             for target in [&mut instruction.if_true, &mut instruction.if_false] {
                 if *target == FAIL {
-                    *target = u8::try_from(length - index - 1).map_err(|_| "a rule has too many conditions")?;
+                    *target = u8::try_from(length - index - 1).map_err(|_| NoProgram::Conditions)?;
                 }
             }
         }
@@ -181,9 +194,9 @@ fn block(profile: &Profile, number: i64) -> Result<Vec<Instruction>, String> {
 const FAIL: u8 = 255;
 
 /// Arguments have 64 bits, the machine has 32: high half first, low half where that does not decide.
-fn test(condition: &Condition) -> Result<Vec<Instruction>, String> {
+fn test(condition: &Condition) -> Result<Vec<Instruction>, NoProgram> {
     if condition.argument > 5 {
-        return Err(format!("system calls have no argument {}", condition.argument));
+        return Err(NoProgram::Argument(condition.argument));
     }
     let low = OFFSET_ARGUMENTS + condition.argument * 8;
     let high = low + 4;

@@ -13,8 +13,22 @@ use base64::engine::general_purpose::STANDARD;
 use cri::v1;
 use cri::v1::security_profile::ProfileType;
 
+/// Why a container has no filter.
+#[derive(Debug, thiserror::Error)]
+pub enum SeccompError {
+    #[error("seccomp profile {path}: {source}")]
+    Unreadable { path: String, source: std::io::Error },
+    #[error("seccomp profile {path}: {source}")]
+    Profile { path: String, source: profile::BadProfile },
+    #[error(transparent)]
+    Program(#[from] bpf::NoProgram),
+}
+
 /// The filters for a container's profile, ready for its spec. No profile means no filter, as CRI has it.
-pub(crate) fn filters(security: &v1::LinuxContainerSecurityContext, capabilities: u64) -> Result<Vec<String>, String> {
+pub(crate) fn filters(
+    security: &v1::LinuxContainerSecurityContext,
+    capabilities: u64,
+) -> Result<Vec<String>, SeccompError> {
     match wanted(security, capabilities)? {
         Some(profile) => Ok(vec![STANDARD.encode(bpf::compile(&profile)?)]),
         None => Ok(Vec::new()),
@@ -25,11 +39,14 @@ pub(crate) fn filters(security: &v1::LinuxContainerSecurityContext, capabilities
 pub(crate) fn oci_profile(
     security: &v1::LinuxContainerSecurityContext,
     capabilities: u64,
-) -> Result<Option<serde_json::Value>, String> {
+) -> Result<Option<serde_json::Value>, SeccompError> {
     Ok(wanted(security, capabilities)?.map(|profile| oci::describe(&profile)))
 }
 
-fn wanted(security: &v1::LinuxContainerSecurityContext, capabilities: u64) -> Result<Option<bpf::Profile>, String> {
+fn wanted(
+    security: &v1::LinuxContainerSecurityContext,
+    capabilities: u64,
+) -> Result<Option<bpf::Profile>, SeccompError> {
     if security.privileged {
         return Ok(None);
     }
@@ -39,8 +56,10 @@ fn wanted(security: &v1::LinuxContainerSecurityContext, capabilities: u64) -> Re
         ProfileType::RuntimeDefault => profile::runtime_default(capabilities),
         ProfileType::Localhost => {
             let path = wanted.localhost_ref.trim_start_matches("localhost/");
-            let text = std::fs::read_to_string(path).map_err(|error| format!("seccomp profile {path}: {error}"))?;
-            profile::parse(&text, capabilities).map_err(|error| format!("seccomp profile {path}: {error}"))?
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| SeccompError::Unreadable { path: path.to_owned(), source })?;
+            profile::parse(&text, capabilities)
+                .map_err(|source| SeccompError::Profile { path: path.to_owned(), source })?
         }
     }))
 }

@@ -172,9 +172,20 @@ impl Selection {
     }
 }
 
+/// A file that is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum BadProfile {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("unknown action {0:?}")]
+    Action(String),
+    #[error("unknown comparison {0:?}")]
+    Comparison(String),
+}
+
 /// Reads a profile file. Names that this machine does not have are skipped, as everywhere.
-pub(crate) fn parse(text: &str, capabilities: u64) -> Result<Profile, String> {
-    let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
+pub(crate) fn parse(text: &str, capabilities: u64) -> Result<Profile, BadProfile> {
+    let file: File = serde_json::from_str(text)?;
     let default = action(&file.default_action, file.default_errno_ret)?;
     let mut rules = Vec::new();
     for rule in &file.syscalls {
@@ -199,7 +210,7 @@ pub(crate) fn parse(text: &str, capabilities: u64) -> Result<Profile, String> {
     Ok(Profile { default, unknown: default, rules })
 }
 
-fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
+fn action(name: &str, errno: Option<u16>) -> Result<Action, BadProfile> {
     Ok(match name {
         "SCMP_ACT_ALLOW" => Action::ALLOW,
         "SCMP_ACT_ERRNO" => Action::errno(errno.unwrap_or(EPERM)),
@@ -208,11 +219,11 @@ fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
         "SCMP_ACT_TRAP" => Action::TRAP,
         "SCMP_ACT_TRACE" => Action::trace(errno.unwrap_or(EPERM)),
         "SCMP_ACT_LOG" => Action::LOG,
-        other => return Err(format!("unknown action {other:?}")),
+        other => return Err(BadProfile::Action(other.to_owned())),
     })
 }
 
-fn condition(argument: &FileArgument) -> Result<Condition, String> {
+fn condition(argument: &FileArgument) -> Result<Condition, BadProfile> {
     let (compare, value) = match argument.op.as_str() {
         "SCMP_CMP_NE" => (Compare::NotEqual, argument.value),
         "SCMP_CMP_LT" => (Compare::Less, argument.value),
@@ -221,7 +232,7 @@ fn condition(argument: &FileArgument) -> Result<Condition, String> {
         "SCMP_CMP_GE" => (Compare::GreaterOrEqual, argument.value),
         "SCMP_CMP_GT" => (Compare::Greater, argument.value),
         "SCMP_CMP_MASKED_EQ" => (Compare::MaskedEqual(argument.value), argument.value_two),
-        other => return Err(format!("unknown comparison {other:?}")),
+        other => return Err(BadProfile::Comparison(other.to_owned())),
     };
     Ok(Condition { argument: argument.index, compare, value })
 }

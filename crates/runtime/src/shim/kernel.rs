@@ -12,7 +12,7 @@ use std::path::Path;
 use crate::rooted::Rooted;
 use crate::sys;
 
-pub(super) trait Kernel {
+pub(crate) trait Kernel {
     /// mount(2); empty strings stand for "none".
     fn mount(&self, source: &str, target: &Path, kind: &str, flags: u64, data: &str) -> io::Result<()>;
     /// Takes a mount away, at the latest when nobody uses it any more.
@@ -39,7 +39,7 @@ pub(super) trait Kernel {
     fn root(&self) -> io::Result<Rooted>;
 }
 
-pub(super) struct Linux;
+pub(crate) struct Linux;
 
 impl Kernel for Linux {
     fn mount(&self, source: &str, target: &Path, kind: &str, flags: u64, data: &str) -> io::Result<()> {

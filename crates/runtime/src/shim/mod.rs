@@ -13,11 +13,13 @@ pub(crate) mod child;
 pub(crate) mod client;
 mod container;
 pub(crate) mod error;
-mod kernel;
+pub(crate) mod kernel;
 mod log;
 mod oci;
 mod oci_config;
 pub(crate) mod protocol;
+#[cfg(test)]
+pub(crate) mod recorded;
 mod rootfs;
 mod server;
 pub(crate) mod starter;
@@ -117,7 +119,7 @@ fn start_pause(paths: &Paths, pod: &PodSpec, cgroups: &Cgroups) -> Result<i32> {
             if !matches!(sys::read(theirs.as_fd(), &mut go), Ok(1)) {
                 sys::exit_now(1);
             }
-            match pause::enter(pod, &paths.sandbox) {
+            match pause::enter(pod, &paths.sandbox, &kernel::Linux, &pause::Linux) {
                 Ok(()) => {
                     let _ = sys::write(theirs.as_fd(), b"ok");
                     drop(theirs);

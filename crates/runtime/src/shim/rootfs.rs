@@ -338,7 +338,7 @@ impl<'k> Root<'k> {
 }
 
 /// What is open, as a path for calls that take no descriptor.
-fn place(fd: &impl AsFd) -> PathBuf {
+pub(super) fn place(fd: &impl AsFd) -> PathBuf {
     sys::fd_path(fd).into()
 }
 

@@ -144,7 +144,7 @@ impl Server {
         let forwards = matches!(task, Task::PortForward(_));
         let (protocol, headers) = match negotiate(request.headers(), forwards) {
             Ok(negotiated) => negotiated,
-            Err(message) => return refuse(StatusCode::BAD_REQUEST, &message),
+            Err(error) => return refuse(StatusCode::BAD_REQUEST, &error.to_string()),
         };
         let query = request.uri().query().unwrap_or_default().to_string();
         let upgrade = hyper::upgrade::on(&mut request);
@@ -187,8 +187,21 @@ fn check_streams(tty: bool, [stdin, stdout, stderr]: [bool; 3]) -> Result<()> {
     Ok(())
 }
 
+/// Why a connection does not become a stream.
+#[derive(Debug, thiserror::Error)]
+enum NoUpgrade {
+    #[error("unable to upgrade: none of the protocols {0:?} is known\n")]
+    Protocols(Vec<String>),
+    #[error("unable to upgrade: neither WebSocket nor SPDY/3.1 was asked for\n")]
+    NotAsked,
+    #[error("no WebSocket key\n")]
+    NoKey,
+    #[error(transparent)]
+    Header(#[from] http::header::InvalidHeaderValue),
+}
+
 /// Picks what both sides can do: the protocol and the headers of the 101 answer.
-fn negotiate(headers: &HeaderMap, forwards: bool) -> std::result::Result<(Protocol, HeaderMap), String> {
+fn negotiate(headers: &HeaderMap, forwards: bool) -> std::result::Result<(Protocol, HeaderMap), NoUpgrade> {
     let all = |name: &str| -> Vec<String> {
         headers
             .get_all(name)
@@ -201,7 +214,7 @@ fn negotiate(headers: &HeaderMap, forwards: bool) -> std::result::Result<(Protoc
     let mut answer = HeaderMap::new();
     answer.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     let upgrade = all("upgrade").join(",").to_lowercase();
-    let value = |text: &str| HeaderValue::from_str(text).map_err(|e| e.to_string());
+    let value = |text: &str| HeaderValue::from_str(text);
     if upgrade == "spdy/3.1" {
         answer.insert(UPGRADE, HeaderValue::from_static("SPDY/3.1"));
         let offered = all("x-stream-protocol-version");
@@ -212,14 +225,14 @@ fn negotiate(headers: &HeaderMap, forwards: bool) -> std::result::Result<(Protoc
         match known.iter().find(|k| offered.iter().any(|o| o == *k)) {
             Some(chosen) => drop(answer.insert("x-stream-protocol-version", value(chosen)?)),
             None if offered.is_empty() && forwards => {}
-            None => return Err(format!("unable to upgrade: none of the protocols {offered:?} is known\n")),
+            None => return Err(NoUpgrade::Protocols(offered)),
         }
         return Ok((Protocol::Spdy, answer));
     }
     if upgrade != "websocket" {
-        return Err("unable to upgrade: neither WebSocket nor SPDY/3.1 was asked for\n".into());
+        return Err(NoUpgrade::NotAsked);
     }
-    let key = headers.get("sec-websocket-key").and_then(|k| k.to_str().ok()).ok_or("no WebSocket key\n")?;
+    let key = headers.get("sec-websocket-key").and_then(|k| k.to_str().ok()).ok_or(NoUpgrade::NoKey)?;
     answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
     answer.insert(SEC_WEBSOCKET_ACCEPT, value(&websocket::handshake::accept_key(key.as_bytes()))?);
     let offered = all("sec-websocket-protocol");
@@ -242,7 +255,7 @@ fn negotiate(headers: &HeaderMap, forwards: bool) -> std::result::Result<(Protoc
             Ok((*protocol, answer))
         }
         None if offered.is_empty() => Ok((Protocol::Channels { version: 1 }, answer)),
-        None => Err(format!("unable to upgrade: none of the protocols {offered:?} is known\n")),
+        None => Err(NoUpgrade::Protocols(offered)),
     }
 }
 

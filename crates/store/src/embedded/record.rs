@@ -3,7 +3,7 @@
 //! The log keeps effects, not requests: replaying needs no compares and cannot come out differently.
 
 use super::index::{Change, Lease, View};
-use crate::{KeyValue, LeaseId, Revision};
+use crate::{KeyValue, LeaseId, Revision, StoreError};
 use bytes::Bytes;
 use imbl::OrdSet;
 use std::sync::Arc;
@@ -90,6 +90,31 @@ fn lease_number(lease: Option<LeaseId>) -> i64 {
     lease.map_or(0, LeaseId::get)
 }
 
+/// Bytes whose checksum was right and that are no record, or one that does not follow from those before it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadRecord {
+    #[error("a record ends too early")]
+    Cut,
+    #[error("a key is not UTF-8")]
+    Key,
+    #[error("unknown record type {0}")]
+    Record(u8),
+    #[error("unknown operation type {0}")]
+    Operation(u8),
+    #[error("a lease has the number zero")]
+    Lease,
+    #[error("the history starts at revision zero")]
+    NoHistory,
+    #[error("revision {revision} follows {last}")]
+    Gap { revision: Revision, last: Revision },
+    #[error("revision {0} deletes a key that does not exist")]
+    NoKey(Revision),
+    #[error("the snapshot ends with {found} keys at revision {at}, not {keys} at {revision}")]
+    Incomplete { found: u64, at: Revision, keys: u64, revision: Revision },
+    #[error(transparent)]
+    Compaction(#[from] StoreError),
+}
+
 /// Rebuilds a view from frames.
 pub(super) struct Replay {
     pub(super) view: View,
@@ -106,29 +131,29 @@ impl Replay {
     }
 
     /// Applies every record of a payload whose checksum was right. An error is damage, or a program's mistake.
-    pub(super) fn apply(&mut self, payload: &[u8]) -> Result<(), String> {
+    pub(super) fn apply(&mut self, payload: &[u8]) -> Result<(), BadRecord> {
         let mut input = Input(payload);
         while !input.0.is_empty() {
             match input.u8()? {
                 TXN => self.txn(&mut input)?,
                 COMPACT => {
                     let revision = Revision(input.u64()?);
-                    self.view.compact(revision).map_err(|error| error.to_string())?;
+                    self.view.compact(revision)?;
                     self.view.trim(usize::MAX);
                 }
                 LEASE_GRANT => {
-                    let id = input.lease()?.ok_or("a lease has the number zero")?;
+                    let id = input.lease()?.ok_or(BadRecord::Lease)?;
                     let ttl = Duration::from_millis(input.u64()?);
                     self.view.leases.insert(id, Lease { ttl, keys: OrdSet::new() });
                 }
                 LEASE_REVOKE => {
-                    let id = input.lease()?.ok_or("a lease has the number zero")?;
+                    let id = input.lease()?.ok_or(BadRecord::Lease)?;
                     self.view.leases.remove(&id);
                 }
                 META => {
                     let compacted = Revision(input.u64()?);
                     let floor = input.u64()?;
-                    let before = floor.checked_sub(1).ok_or("the history starts at revision zero")?;
+                    let before = floor.checked_sub(1).ok_or(BadRecord::NoHistory)?;
                     self.view = View::starting(Revision(before), compacted, Revision(floor));
                     self.complete = false;
                 }
@@ -147,20 +172,18 @@ impl Replay {
                 END => {
                     let (keys, revision) = (input.u64()?, Revision(input.u64()?));
                     if !self.lenient && (keys, revision) != (self.base_keys, self.view.revision) {
-                        return Err(format!(
-                            "the snapshot ends with {} keys at revision {}, not {keys} at {revision}",
-                            self.base_keys, self.view.revision
-                        ));
+                        let (found, at) = (self.base_keys, self.view.revision);
+                        return Err(BadRecord::Incomplete { found, at, keys, revision });
                     }
                     self.complete = true;
                 }
-                other => return Err(format!("unknown record type {other}")),
+                other => return Err(BadRecord::Record(other)),
             }
         }
         Ok(())
     }
 
-    fn txn(&mut self, input: &mut Input<'_>) -> Result<(), String> {
+    fn txn(&mut self, input: &mut Input<'_>) -> Result<(), BadRecord> {
         let revision = Revision(input.u64()?);
         if self.lenient {
             // Frames are missing: keep the numbering of those that are left.
@@ -170,7 +193,7 @@ impl Replay {
             }
         }
         if revision != self.view.revision.next() {
-            return Err(format!("revision {revision} follows {}", self.view.revision));
+            return Err(BadRecord::Gap { revision, last: self.view.revision });
         }
         let count = input.u32()?;
         let mut changes = Vec::with_capacity(count.min(1024) as usize);
@@ -191,9 +214,9 @@ impl Replay {
                 DELETE => match self.view.delete(input.str()?, revision) {
                     Some(change) => changes.push(change),
                     None if self.lenient => {}
-                    None => return Err(format!("revision {revision} deletes a key that does not exist")),
+                    None => return Err(BadRecord::NoKey(revision)),
                 },
-                other => return Err(format!("unknown operation type {other}")),
+                other => return Err(BadRecord::Operation(other)),
             }
         }
         self.view.commit(revision, changes);
@@ -204,49 +227,49 @@ impl Replay {
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
-        let (head, tail) = self.0.split_at_checked(len).ok_or("a record ends too early")?;
+    fn take(&mut self, len: usize) -> Result<&'a [u8], BadRecord> {
+        let (head, tail) = self.0.split_at_checked(len).ok_or(BadRecord::Cut)?;
         self.0 = tail;
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        let (head, tail) = self.0.split_first_chunk::<N>().ok_or("a record ends too early")?;
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], BadRecord> {
+        let (head, tail) = self.0.split_first_chunk::<N>().ok_or(BadRecord::Cut)?;
         self.0 = tail;
         Ok(*head)
     }
 
-    fn u8(&mut self) -> Result<u8, String> {
+    fn u8(&mut self) -> Result<u8, BadRecord> {
         Ok(u8::from_le_bytes(self.array()?))
     }
 
-    fn u32(&mut self) -> Result<u32, String> {
+    fn u32(&mut self) -> Result<u32, BadRecord> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
-    fn u64(&mut self) -> Result<u64, String> {
+    fn u64(&mut self) -> Result<u64, BadRecord> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    fn lease(&mut self) -> Result<Option<LeaseId>, String> {
+    fn lease(&mut self) -> Result<Option<LeaseId>, BadRecord> {
         Ok(LeaseId::new(i64::from_le_bytes(self.array()?)))
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8], String> {
+    fn bytes(&mut self) -> Result<&'a [u8], BadRecord> {
         let len = self.u32()?;
         self.take(len as usize)
     }
 
     /// A copy: the payload's buffer is used again.
-    fn value(&mut self) -> Result<Bytes, String> {
+    fn value(&mut self) -> Result<Bytes, BadRecord> {
         Ok(Bytes::from(Box::<[u8]>::from(self.bytes()?)))
     }
 
-    fn str(&mut self) -> Result<&'a str, String> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| "a key is not UTF-8".to_owned())
+    fn str(&mut self) -> Result<&'a str, BadRecord> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| BadRecord::Key)
     }
 
-    fn peek_str(&self) -> Result<&'a str, String> {
+    fn peek_str(&self) -> Result<&'a str, BadRecord> {
         Input(self.0).str()
     }
 }

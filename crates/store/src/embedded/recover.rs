@@ -85,7 +85,7 @@ fn read_log(
             Next::Frame { sequence, offset, payload } => {
                 expected += 1;
                 if sequence >= *next_sequence {
-                    replay.apply(payload).map_err(|reason| damaged(&path, offset, reason))?;
+                    replay.apply(payload).map_err(|bad| damaged(&path, offset, bad.to_string()))?;
                     *next_sequence = sequence + 1;
                 }
             }

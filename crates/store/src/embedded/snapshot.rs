@@ -134,7 +134,7 @@ pub(super) fn read(path: &Path, lenient: bool) -> Result<Loaded> {
                     number = sequence + 1;
                     match replay.apply(payload) {
                         Ok(()) => continue,
-                        Err(reason) => (offset, reason),
+                        Err(bad) => (offset, bad.to_string()),
                     }
                 }
             }

@@ -18,7 +18,7 @@ use super::super::expressions::Conditions;
 use super::super::matching::Criteria;
 use crate::cluster::Cluster;
 use crate::remote::Identities;
-use crate::remote::webhook::WebhookClient;
+use crate::remote::webhook::{NoClient, WebhookClient};
 use crate::watch_cache::Unreadable;
 
 /// Upstream's default when a webhook sets no timeout of its own.
@@ -38,7 +38,7 @@ pub(super) struct Hook {
     pub(super) if_needed: bool,
     pub(super) side_effects: String,
     pub(super) review_versions: Vec<String>,
-    pub(super) client: Result<Arc<WebhookClient>, String>,
+    pub(super) client: Result<Arc<WebhookClient>, NoClient>,
 }
 
 /// A kind of configuration.
@@ -177,7 +177,7 @@ impl Source {
         config: &WebhookClientConfig,
         known: &Clients,
         clients: &mut Clients,
-    ) -> Result<Arc<WebhookClient>, String> {
+    ) -> Result<Arc<WebhookClient>, NoClient> {
         let key = serde_json::to_string(config).unwrap_or_default();
         let client = match clients.get(&key).or_else(|| known.get(&key)) {
             Some(client) => client.clone(),
@@ -188,7 +188,7 @@ impl Source {
     }
 }
 
-fn hook(configuration: &str, uid: String, declared: Declared, client: Result<Arc<WebhookClient>, String>) -> Hook {
+fn hook(configuration: &str, uid: String, declared: Declared, client: Result<Arc<WebhookClient>, NoClient>) -> Hook {
     let (namespaces, objects) = (declared.namespace_selector.as_ref(), declared.object_selector.as_ref());
     let criteria = Criteria::of_rules(declared.rules, declared.match_policy.as_deref(), namespaces, objects);
     let seconds = declared.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok());

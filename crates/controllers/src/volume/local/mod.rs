@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use api::node_volumes::{Action, Answer, DRIVER, NodeVolumes, PLURAL, Request, Source, TOPOLOGY_KEY, is_id};
 use api::quantity::{Format, Quantity};
-use client::{Client, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
+use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
@@ -46,8 +46,38 @@ const INSTALL_RETRY: Duration = Duration::from_secs(5);
 /// How long a folder that could not be removed is left alone.
 const REMOVE_RETRY: Duration = Duration::from_secs(30);
 
+/// Why a claim gets no volume.
+#[derive(Debug, thiserror::Error)]
+enum NoVolume {
+    #[error("volumes are folders and cannot be used as block devices")]
+    Block,
+    #[error("the class has no volumes on the node that was selected")]
+    OtherNodes,
+    #[error("no node has {0} left")]
+    NoRoom(String),
+    #[error("it has no spec")]
+    NoSpec,
+    #[error("a volume cannot be made from a {0}")]
+    SourceKind(String),
+    #[error("error getting PVC {name} ({namespace}) from api server: not found")]
+    NoClaim { namespace: String, name: String },
+    #[error("the PVC {name} ({namespace}) is not bound")]
+    Unbound { namespace: String, name: String },
+    #[error("the source PVC {0} is not a volume of {DRIVER}")]
+    ForeignClaim(String),
+    #[error("requested volume size {wanted} is less than the size {size} for the source {key}")]
+    Smaller { wanted: i64, size: i64, key: String },
+    #[error("error getting snapshot {0} from api server: not found")]
+    NoSnapshot(String),
+    #[error("snapshot {0} is not Ready")]
+    SnapshotNotReady(String),
+    #[error("snapshot {0} is not one of {DRIVER}")]
+    ForeignSnapshot(String),
+}
+
 struct Controller {
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     queue: WorkQueue<String>,
     definitions: Informer<CustomResourceDefinition>,
@@ -137,6 +167,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     });
     Arc::new(Controller {
         client: context.client.clone(),
+        clock: context.config.clock.clone(),
         recorder: EventRecorder::new(context.client.clone(), DRIVER, ""),
         queue: context.queue.clone(),
         definitions,
@@ -305,7 +336,7 @@ impl Controller {
         self.perform(nodes, id, volume.as_deref(), claim.as_deref(), next(&seen)).await
     }
 
-    fn provisioning_failed(&self, claim: &PersistentVolumeClaim, why: &str) -> Error {
+    fn provisioning_failed(&self, claim: &PersistentVolumeClaim, why: &dyn std::fmt::Display) -> Error {
         let class = claim_class(claim).unwrap_or_default();
         let message = format!("failed to provision volume with StorageClass {class:?}: {why}");
         self.recorder.warning(&client::reference(claim), "ProvisioningFailed", message);
@@ -403,7 +434,7 @@ impl Controller {
                 if claim.spec.as_ref().is_none_or(|spec| spec.data_source.is_none()) {
                     self.reschedule(claim, node).await?;
                 }
-                Err(self.provisioning_failed(claim, message))
+                Err(self.provisioning_failed(claim, &message))
             }
             (Action::Expand, Some(volume), Some(claim)) => {
                 let name = name_of(&volume.metadata);
@@ -617,7 +648,7 @@ impl Controller {
         nodes: &Informer<NodeVolumes>,
         claim: &PersistentVolumeClaim,
         asked: &[Asked<'_>],
-    ) -> Result<Result<Option<Target>, String>, Error> {
+    ) -> Result<Result<Option<Target>, NoVolume>, Error> {
         // The annotations are the claim's owner's, the class is not.
         let class = claim_class(claim).and_then(|class| self.classes.get(class));
         let Some(class) = class.filter(|class| [DRIVER, LOCAL_PATH].contains(&class.provisioner.as_str())) else {
@@ -625,7 +656,7 @@ impl Controller {
         };
         let spec = claim.spec.as_ref();
         if spec.and_then(|spec| spec.volume_mode.as_deref()) == Some("Block") {
-            return Ok(Err("volumes are folders and cannot be used as block devices".into()));
+            return Ok(Err(NoVolume::Block));
         }
         let selected = annotation(&claim.metadata, SELECTED_NODE);
         let is_delayed = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
@@ -633,7 +664,7 @@ impl Controller {
             return Ok(Ok(None));
         }
         if selected.is_some_and(|node| names_nodes(&class) && !is_allowed(&class, node)) {
-            return Ok(Err("the class has no volumes on the node that was selected".into()));
+            return Ok(Err(NoVolume::OtherNodes));
         }
         if spec.is_some_and(|spec| spec.data_source_ref.is_some() || spec.data_source.is_some()) {
             let found = self.source(claim).await?;
@@ -652,33 +683,30 @@ impl Controller {
         };
         match selected.map(str::to_owned).or_else(begun).or_else(roomiest) {
             Some(node) => Ok(Ok(Some(Target { node, source: None }))),
-            None => Ok(Err(format!("no node has {} left", quantity(wanted)))),
+            None => Ok(Err(NoVolume::NoRoom(quantity(wanted)))),
         }
     }
 
     /// What a claim is to be a copy of, and the node that has it.
-    async fn source(&self, claim: &PersistentVolumeClaim) -> Result<Result<(String, Source), String>, Error> {
+    async fn source(&self, claim: &PersistentVolumeClaim) -> Result<Result<(String, Source), NoVolume>, Error> {
         let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
-        let Some(spec) = &claim.spec else { return Ok(Err("it has no spec".into())) };
+        let Some(spec) = &claim.spec else { return Ok(Err(NoVolume::NoSpec)) };
         let Some(source) = &spec.data_source else {
-            let kind = spec.data_source_ref.as_ref().map_or("", |source| source.kind.as_str());
-            return Ok(Err(format!("a volume cannot be made from a {kind}")));
+            let kind = spec.data_source_ref.as_ref().map(|source| source.kind.clone()).unwrap_or_default();
+            return Ok(Err(NoVolume::SourceKind(kind)));
         };
         let key = format!("{namespace}/{}", source.name);
         let (node, source, size) = match (source.api_group.as_deref().unwrap_or_default(), source.kind.as_str()) {
             ("", "PersistentVolumeClaim") => {
                 let Some(other) = self.claims.get(&key) else {
-                    return Ok(Err(format!(
-                        "error getting PVC {} ({namespace}) from api server: not found",
-                        source.name
-                    )));
+                    return Ok(Err(NoVolume::NoClaim { namespace: namespace.to_owned(), name: source.name.clone() }));
                 };
                 let volume = volume_name(&other).and_then(|name| self.volumes.get(name));
                 let Some(volume) = volume.filter(|volume| is_bound_to(volume, &other)) else {
-                    return Ok(Err(format!("the PVC {} ({namespace}) is not bound", source.name)));
+                    return Ok(Err(NoVolume::Unbound { namespace: namespace.to_owned(), name: source.name.clone() }));
                 };
                 let (Some(node), Some(id)) = (node_of(&volume), handle(&volume)) else {
-                    return Ok(Err(format!("the source PVC {} is not a volume of {DRIVER}", source.name)));
+                    return Ok(Err(NoVolume::ForeignClaim(source.name.clone())));
                 };
                 (node.to_owned(), Source::Volume(id.to_owned()), capacity(&volume).value())
             }
@@ -686,13 +714,11 @@ impl Controller {
                 Ok(found) => found,
                 Err(why) => return Ok(Err(why)),
             },
-            (_, kind) => return Ok(Err(format!("a volume cannot be made from a {kind}"))),
+            (_, kind) => return Ok(Err(NoVolume::SourceKind(kind.to_owned()))),
         };
         let wanted = requested(claim).value();
         if wanted < size {
-            return Ok(Err(format!(
-                "requested volume size {wanted} is less than the size {size} for the source {key}"
-            )));
+            return Ok(Err(NoVolume::Smaller { wanted, size, key }));
         }
         Ok(Ok((node, source)))
     }
@@ -702,13 +728,13 @@ impl Controller {
         &self,
         namespace: &str,
         name: &str,
-    ) -> Result<Result<(String, Source, i64), String>, Error> {
+    ) -> Result<Result<(String, Source, i64), NoVolume>, Error> {
         let snapshot = self.client.namespaced::<VolumeSnapshot>(namespace).get_opt(name).await?;
         let Some(snapshot) = snapshot else {
-            return Ok(Err(format!("error getting snapshot {name} from api server: not found")));
+            return Ok(Err(NoVolume::NoSnapshot(name.to_owned())));
         };
         let status = snapshot.status.clone().unwrap_or_default();
-        let not_ready = || Ok(Err(format!("snapshot {name} is not Ready")));
+        let not_ready = || Ok(Err(NoVolume::SnapshotNotReady(name.to_owned())));
         let Some(content) = status.bound_volume_snapshot_content_name.filter(|_| status.ready_to_use == Some(true))
         else {
             return not_ready();
@@ -723,7 +749,7 @@ impl Controller {
         let status = content.status.unwrap_or_default();
         let place = status.snapshot_handle.as_deref().filter(|_| is_its).and_then(snapshots::place);
         let Some((node, id)) = place else {
-            return Ok(Err(format!("snapshot {name} is not one of {DRIVER}")));
+            return Ok(Err(NoVolume::ForeignSnapshot(name.to_owned())));
         };
         Ok(Ok((node.to_owned(), Source::Snapshot(id.to_owned()), status.restore_size.unwrap_or_default())))
     }

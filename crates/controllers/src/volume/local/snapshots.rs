@@ -2,7 +2,6 @@
 
 use api::node_volumes::{Action, Answer, DRIVER, NodeVolumes, Request, Source, is_id};
 use client::{Event, Informer, ListParams, Patch};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -225,7 +224,7 @@ impl Controller {
         self.recorder.warning(&client::reference(content), reason, format!("{what}: {message}"));
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_deref());
         if !is_deleted && shown != Some(message) {
-            let time = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let time = self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
             let status = json!({ "readyToUse": false, "error": { "time": time, "message": message } });
             self.patch_content_status(content, status).await?;
         }

@@ -72,11 +72,12 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
     let Some((memory, _)) = node_memory() else { return failed(&"the kernel does not say what the node has") };
     let pods = subjects(server, &cgroups, &containers, &sandboxes, &stats);
     let root = server.kubelet.settings.root_dir.clone();
+    let now = server.kubelet.clock.now();
     let rendered = blocking(move || {
         let rows = read(&cgroups, pods);
         let metrics = Metrics::new();
         machine(&metrics, memory);
-        families(&metrics, &rows);
+        families(&metrics, &rows, now);
         file_systems(&metrics, &rows, &root);
         Ok(metrics)
     });
@@ -371,7 +372,7 @@ const PRESSURES: &[(&str, &str, &str)] = &[
     ("memory", "container_pressure_memory_waiting_seconds_total", "container_pressure_memory_stalled_seconds_total"),
 ];
 
-fn families(metrics: &Metrics, rows: &[Row]) {
+fn families(metrics: &Metrics, rows: &[Row], now: Timestamp) {
     for (kind, name, help, value) in SIMPLE {
         metrics.set_rows(*kind, name, help, |all| {
             for row in rows {
@@ -381,7 +382,7 @@ fn families(metrics: &Metrics, rows: &[Row]) {
             }
         });
     }
-    let now = Timestamp::now().as_second() as f64;
+    let now = now.as_second() as f64;
     metrics.set_rows(Gauge, "container_last_seen", "Last time a container was seen by the exporter", |all| {
         rows.iter().for_each(|row| all.add(&row.subject.with(&[]), now));
     });

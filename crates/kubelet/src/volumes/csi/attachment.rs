@@ -15,23 +15,34 @@ const LOOK_MAX: Duration = Duration::from_secs(5);
 /// On nodes whose volumes the attach-detach controller attaches.
 pub(crate) const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
+/// Why a volume is not attached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttachError {
+    #[error("timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}")]
+    TimedOut { driver: String, handle: String },
+    /// What the attacher wrote.
+    #[error("{0}")]
+    Attacher(String),
+    #[error("volume {handle} has GET error for volume attachment {name}: {source}")]
+    Unreadable { handle: String, name: String, source: client::Error },
+    #[error("failed to get node {name:?}: {source}")]
+    Node { name: String, source: client::Error },
+}
+
 impl Csi {
     /// What the attacher says of the attached volume.
     pub(super) async fn wait_for_attachment(
         &self,
         wanted: &Wanted,
         uid: &str,
-    ) -> Result<BTreeMap<String, String>, String> {
-        let Wanted { handle, driver, .. } = wanted;
-        match tokio::time::timeout(self.call_timeout, self.attached(wanted, uid)).await {
-            Ok(attached) => attached,
-            Err(_) => {
-                Err(format!("timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}"))
-            }
-        }
+    ) -> Result<BTreeMap<String, String>, AttachError> {
+        let attached = tokio::time::timeout(self.call_timeout, self.attached(wanted, uid)).await;
+        attached.unwrap_or_else(|_| {
+            Err(AttachError::TimedOut { driver: wanted.driver.clone(), handle: wanted.handle.clone() })
+        })
     }
 
-    async fn attached(&self, wanted: &Wanted, uid: &str) -> Result<BTreeMap<String, String>, String> {
+    async fn attached(&self, wanted: &Wanted, uid: &str) -> Result<BTreeMap<String, String>, AttachError> {
         let Wanted { handle, driver, .. } = wanted;
         let volume = unique_name(driver, handle);
         self.in_use.add(&volume, uid).await;
@@ -47,14 +58,12 @@ impl Csi {
                         return Ok(status.attachment_metadata.unwrap_or_default());
                     }
                     if let Some(error) = status.attach_error {
-                        return Err(error.message.unwrap_or_default());
+                        return Err(AttachError::Attacher(error.message.unwrap_or_default()));
                     }
                 }
                 // Not made yet: until then it is nobody's business here.
                 Err(error) if error.is_not_found() || error.is_forbidden() => {}
-                Err(error) => {
-                    return Err(format!("volume {handle} has GET error for volume attachment {name}: {error}"));
-                }
+                Err(source) => return Err(AttachError::Unreadable { handle: handle.clone(), name, source }),
             }
             tokio::time::sleep(retry.next_delay()).await;
         }
@@ -62,9 +71,9 @@ impl Csi {
 
     /// Whether the node is told that the volume is attached. Whoever is about to detach it takes that back first and looks at
     /// `volumesInUse` then: so either they see that it is used here, or we see that it goes.
-    async fn is_reported(&self, volume: &str) -> Result<bool, String> {
+    async fn is_reported(&self, volume: &str) -> Result<bool, AttachError> {
         let node = self.client.all::<Node>().get(&self.node_name).await;
-        let node = node.map_err(|error| format!("failed to get node {:?}: {error}", self.node_name))?;
+        let node = node.map_err(|source| AttachError::Node { name: self.node_name.clone(), source })?;
         Ok(is_reported(&node, volume))
     }
 }

@@ -29,25 +29,33 @@ impl Driver {
     }
 }
 
+/// Nobody has registered under this name.
+#[derive(Debug, thiserror::Error)]
+#[error("driver name {0} not found in the list of registered CSI drivers")]
+pub(crate) struct NoDriver(String);
+
+/// Another driver has the name, and is not older.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error(
+    "Another driver with the same name is already registered with a higher supported version: \"{}.{}.{}\"",
+    .0.0, .0.1, .0.2
+)]
+pub(crate) struct Refused((u32, u32, u32));
+
 #[derive(Default)]
 pub(crate) struct Drivers(Mutex<BTreeMap<String, Arc<Driver>>>);
 
 impl Drivers {
-    pub(crate) fn get(&self, name: &str) -> Result<Arc<Driver>, String> {
+    pub(crate) fn get(&self, name: &str) -> Result<Arc<Driver>, NoDriver> {
         let found = self.0.lock().get(name).cloned();
-        found.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
+        found.ok_or_else(|| NoDriver(name.to_owned()))
     }
 
     /// Why a driver of this name cannot come in addition: another one is there, and not older.
-    pub(crate) fn refuses(&self, name: &str, registration: &Path, version: (u32, u32, u32)) -> Option<String> {
+    pub(crate) fn refuses(&self, name: &str, registration: &Path, version: (u32, u32, u32)) -> Option<Refused> {
         let drivers = self.0.lock();
         let other = drivers.get(name).filter(|other| other.registration != registration)?;
-        let (a, b, c) = other.version;
-        (other.version >= version).then(|| {
-            format!(
-                "Another driver with the same name is already registered with a higher supported version: \"{a}.{b}.{c}\""
-            )
-        })
+        (other.version >= version).then_some(Refused(other.version))
     }
 
     pub(crate) fn insert(&self, driver: Driver) {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::volumes::kernel::Linux;
 use crate::volumes::mounts;
 
 const RECORD: &str = "vol_data.json";
@@ -246,7 +247,7 @@ impl Layout {
                 match Record::read(&dir.join(RECORD)) {
                     Ok(record) => found.push(Found { uid: uid.clone(), mode: Mode::Filesystem, record }),
                     // Begun and not even written down, or half removed: the driver has nothing there.
-                    Err(error) if !mounts::is_mount_point(&dir.join("mount"))? => {
+                    Err(error) if !mounts::is_mount_point(&Linux, &dir.join("mount"))? => {
                         tracing::warn!(path = %dir.display(), %error, "a volume's directory without a record");
                     }
                     Err(error) => {
@@ -317,7 +318,7 @@ fn remove_dir(path: &Path) -> io::Result<()> {
 }
 
 fn remove_unmounted(path: &Path) -> io::Result<()> {
-    if mounts::is_mount_point(path)? {
+    if mounts::is_mount_point(&Linux, path)? {
         return Err(io::Error::other(format!("{} is still mounted", path.display())));
     }
     match path.symlink_metadata() {
@@ -427,7 +428,7 @@ mod tests {
         let layout = Layout { root: dir.path().into() };
         layout.note_use("u", &record(), Mode::Filesystem).unwrap();
         let target = layout.target("u", "pv", Mode::Filesystem);
-        mounts::tmpfs(&target, None).unwrap();
+        mounts::tmpfs(&Linux, &target, None).unwrap();
         std::fs::write(target.join("data"), "x").unwrap();
         assert!(layout.forget_use("u", "pv", Mode::Filesystem).is_err());
         assert_eq!(std::fs::read_to_string(target.join("data")).unwrap(), "x");

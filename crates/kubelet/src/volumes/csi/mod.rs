@@ -31,17 +31,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Stage, Work};
 
-use super::{Mounted, Tokens, VolumeError, blocking};
+use super::error::{Cause, Operation, SecretError, TornDown, Unfinished};
+use super::{Mounted, TearDownError, Tokens, VolumeError, blocking};
 use crate::objects::Objects;
 use crate::state;
 
-pub(crate) use attachment::MANAGED;
-pub(crate) use drivers::{Driver, highest_version};
+pub(crate) use attachment::{AttachError, MANAGED};
+pub(crate) use drivers::{Driver, NoDriver, Refused, highest_version};
 pub(crate) use in_use::InUse;
 use layout::Layout;
 use node_info::NodeInfo;
+pub(crate) use node_info::NodeInfoError;
 pub(crate) use stats::Stats;
-pub(crate) use wanted::Wanted;
+pub(crate) use wanted::{Wanted, WrongLifecycle};
 
 const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
@@ -180,12 +182,12 @@ impl Csi {
         secrets: &Objects<Secret>,
         tokens: &Tokens,
     ) -> Result<Mounted, VolumeError> {
-        let operation = if wanted.is_block { "MapVolume.SetUpDevice" } else { "MountVolume.SetUp" };
-        let fail = |cause: String| VolumeError::of(operation, &wanted.spec_name, cause);
+        let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
+        let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         check_names(&wanted).map_err(fail)?;
         let object = self.objects.get(&wanted.driver);
         if let Some(why) = wanted.refused(object.as_deref()) {
-            return Err(fail(why));
+            return Err(fail(why.into()));
         }
         let republish = wanted::spec(object.as_deref()).and_then(|spec| spec.requires_republish) == Some(true);
         let key = (state::uid(pod).to_string(), wanted.spec_name.clone());
@@ -194,10 +196,9 @@ impl Csi {
         if let Some(published) = published.filter(is_done) {
             return Ok(published.mounted());
         }
-        let driver = self
-            .drivers
-            .get(&wanted.driver)
-            .map_err(|error| fail(format!("kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: {error}")))?;
+        let driver = self.drivers.get(&wanted.driver).map_err(|source| {
+            fail(Cause::NoDriver { needed_by: "mounter.SetUpAt failed to get CSI client", source })
+        })?;
         let secret = async |reference: Option<&SecretReference>| match reference {
             None => Ok(BTreeMap::new()),
             Some(reference) => secret_data(reference, state::uid(pod), secrets).await,
@@ -224,7 +225,7 @@ impl Csi {
                 .announce()
                 .result(self.wait_for_attachment(&wanted, state::uid(pod)))
                 .await
-                .map_err(|cause| VolumeError::of("MountVolume.WaitForAttach", &wanted.spec_name, cause))?;
+                .map_err(|cause| VolumeError::of(Operation::WaitForAttach, &wanted.spec_name, cause))?;
         }
         let (this, wanted) = (self.clone(), Arc::new(wanted));
         let name = wanted.spec_name.clone();
@@ -237,7 +238,7 @@ impl Csi {
     }
 
     /// Tokens of the pod's service account, for drivers that speak for the pod.
-    async fn add_tokens(&self, inputs: &mut Inputs, tokens: &Tokens) -> Result<(), String> {
+    async fn add_tokens(&self, inputs: &mut Inputs, tokens: &Tokens) -> Result<(), Cause> {
         let spec = wanted::spec(inputs.object.as_deref());
         let requests = spec.and_then(|spec| spec.token_requests.as_deref()).unwrap_or_default();
         if requests.is_empty() {
@@ -260,7 +261,7 @@ impl Csi {
     }
 
     /// Takes down all volumes of a pod, going on after a failure.
-    pub(crate) async fn tear_down(self: &Arc<Self>, uid: &str) -> Result<(), String> {
+    pub(crate) async fn tear_down(self: &Arc<Self>, uid: &str) -> Result<(), TearDownError> {
         // What was begun for the pod and nobody waits for ends first.
         let _ = self.running.subscribe().wait_for(|running| !running.contains_key(uid)).await;
         let (layout, owner) = (self.layout.clone(), uid.to_string());
@@ -269,13 +270,16 @@ impl Csi {
             let this = self.clone();
             self.detached(async move { this.unmount(&found).await })
         });
-        let failures: Vec<String> = futures_util::future::join_all(all)
+        let failures: Vec<TornDown> = futures_util::future::join_all(all)
             .await
             .into_iter()
-            .filter_map(|ended| ended.unwrap_or_else(Err).err())
+            .filter_map(|ended| match ended {
+                Ok(unmounted) => unmounted.err().map(TornDown::from),
+                Err(unfinished) => Some(unfinished.into()),
+            })
             .collect();
         if !failures.is_empty() {
-            return Err(failures.join("; "));
+            return Err(TearDownError::Volumes(failures));
         }
         self.in_use.release_all(uid);
         Ok(())
@@ -289,7 +293,7 @@ impl Csi {
         let (staged, used) = match staged {
             Ok(both) => both,
             Err(error) => {
-                tracing::warn!(error, "staged volumes not looked at");
+                tracing::warn!(%error, "staged volumes not looked at");
                 return false;
             }
         };
@@ -306,7 +310,7 @@ impl Csi {
                 };
                 drop(held);
                 if let Err(error) = unstaged {
-                    tracing::warn!(volume = record.spec_name, error, "volume not unstaged, will retry");
+                    tracing::warn!(volume = record.spec_name, %error, "volume not unstaged, will retry");
                 }
             });
         }
@@ -315,7 +319,10 @@ impl Csi {
 
     /// Does work to its end even if nobody waits for it any more: a call that a driver may be at is not followed by another.
     /// Only the end of the kubelet ends it.
-    async fn detached<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, String> {
+    async fn detached<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Unfinished> {
         let stop = self.stop.clone();
         let task = self.tasks.spawn(async move {
             tokio::select! {
@@ -323,11 +330,7 @@ impl Csi {
                 done = work => Some(done),
             }
         });
-        match task.await {
-            Ok(Some(done)) => Ok(done),
-            Ok(None) => Err("the kubelet is stopping".into()),
-            Err(error) => Err(error.to_string()),
-        }
+        task.await?.ok_or(Unfinished::Stopping)
     }
 
     async fn lock(&self, volume: &str) -> OwnedMutexGuard<()> {
@@ -385,14 +388,15 @@ impl Published {
 }
 
 /// Names of objects become parts of paths.
-fn check_names(wanted: &Wanted) -> Result<(), String> {
+fn check_names(wanted: &Wanted) -> Result<(), Cause> {
     for (what, name) in [("volume name", &wanted.spec_name), ("driver name", &wanted.driver)] {
+        // Drivers may have capitals.
         if let Some(why) = api::validation::dns1123_subdomain(&name.to_lowercase()).into_iter().next() {
-            return Err(format!("invalid {what} {name:?}: {why}"));
+            return Err(Cause::Name { what, name: name.clone(), why });
         }
     }
     match wanted.handle.is_empty() {
-        true => Err("volume handle is empty".into()),
+        true => Err(Cause::NoHandle),
         false => Ok(()),
     }
 }
@@ -401,12 +405,12 @@ async fn secret_data(
     reference: &SecretReference,
     uid: &str,
     secrets: &Objects<Secret>,
-) -> Result<BTreeMap<String, String>, String> {
+) -> Result<BTreeMap<String, String>, Cause> {
     let (namespace, name) =
         (reference.namespace.as_deref().unwrap_or_default(), reference.name.as_deref().unwrap_or_default());
-    let failed = |why: String| format!("fetching NodeStageSecretRef {namespace}/{name} failed: {why}");
-    let secret = secrets.get(uid, namespace, name).await.map_err(failed)?;
-    let secret = secret.ok_or_else(|| failed(format!("secrets {name:?} not found")))?;
+    let failed = |why: SecretError| Cause::Secret { namespace: namespace.to_owned(), name: name.to_owned(), why };
+    let secret = secrets.get(uid, namespace, name).await.map_err(|error| failed(error.into()))?;
+    let secret = secret.ok_or_else(|| failed(SecretError::Missing(name.to_owned())))?;
     let data = secret.data.iter().flatten();
     Ok(data.map(|(key, value)| (key.clone(), String::from_utf8_lossy(&value.0).into_owned())).collect())
 }

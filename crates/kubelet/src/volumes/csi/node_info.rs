@@ -22,6 +22,31 @@ const MIGRATED_PLUGINS: &str = "kubernetes.io/aws-ebs,kubernetes.io/azure-disk,k
 /// Others write the same objects.
 const TRIES: usize = 10;
 
+/// Why the API does not know of a driver, or still knows of it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NodeInfoError {
+    #[error("error adding CSI driver node info: nodeID must not be empty")]
+    NoId,
+    #[error("error adding CSI driver node info: invalid volume limit {0}")]
+    Limit(i64),
+    #[error("error getting node: {0}")]
+    NoNode(client::Error),
+    #[error("error updating Node object with CSI driver node info: {0}")]
+    Node(client::Error),
+    #[error("error updating CSINode object with CSI driver node info: {0}")]
+    Install(client::Error),
+    #[error("error uninstalling CSI driver from CSINode object {0}")]
+    Uninstall(client::Error),
+    #[error(
+        "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{there:?}"
+    )]
+    Topology { key: String, value: String, there: String },
+    #[error("failed to parse node's {NODE_IDS:?} annotation value: {0}")]
+    Annotation(serde_json::Error),
+    #[error(transparent)]
+    Encode(serde_json::Error),
+}
+
 pub(super) struct NodeInfo {
     client: Client,
     node: String,
@@ -31,11 +56,11 @@ pub(super) struct NodeInfo {
 
 impl Csi {
     /// Tells of a driver.
-    pub(crate) async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
+    pub(crate) async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), NodeInfoError> {
         self.node_info.install(driver, info).await
     }
 
-    pub(crate) async fn uninstall(&self, driver: &str) -> Result<(), String> {
+    pub(crate) async fn uninstall(&self, driver: &str) -> Result<(), NodeInfoError> {
         self.node_info.uninstall(driver).await
     }
 }
@@ -60,7 +85,7 @@ impl NodeInfo {
         }
     }
 
-    async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
+    async fn install(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), NodeInfoError> {
         check(info)?;
         let topology = info.accessible_topology.clone().unwrap_or_default().segments;
         self.note_on_node(driver, Some(&info.node_id), &topology).await?;
@@ -71,13 +96,11 @@ impl NodeInfo {
                 drivers.push(entry.clone());
             })
             .await;
-        changed.map_err(|error| format!("error updating CSINode object with CSI driver node info: {error}"))
+        changed.map_err(NodeInfoError::Install)
     }
 
-    async fn uninstall(&self, driver: &str) -> Result<(), String> {
-        self.change(|drivers| drivers.retain(|known| known.name != driver))
-            .await
-            .map_err(|error| format!("error uninstalling CSI driver from CSINode object {error}"))?;
+    async fn uninstall(&self, driver: &str) -> Result<(), NodeInfoError> {
+        self.change(|drivers| drivers.retain(|known| known.name != driver)).await.map_err(NodeInfoError::Uninstall)?;
         self.note_on_node(driver, None, &BTreeMap::new()).await
     }
 
@@ -86,14 +109,14 @@ impl NodeInfo {
         driver: &str,
         id: Option<&str>,
         topology: &BTreeMap<String, String>,
-    ) -> Result<(), String> {
+    ) -> Result<(), NodeInfoError> {
         let _turn = self.turn.lock().await;
         let api = self.client.all::<Node>();
-        let node = api.get(&self.node).await.map_err(|error| format!("error getting node: {error}"))?;
+        let node = api.get(&self.node).await.map_err(NodeInfoError::NoNode)?;
         let (ids, labels) = noted(&node, driver, id, topology)?;
         let patch = json!({"metadata": {"annotations": {NODE_IDS: ids}, "labels": labels}});
         let patched = api.patch(&self.node, &Patch::merge(patch)).await;
-        patched.map(drop).map_err(|error| format!("error updating Node object with CSI driver node info: {error}"))
+        patched.map(drop).map_err(NodeInfoError::Node)
     }
 
     async fn change(&self, change: impl Fn(&mut Vec<CSINodeDriver>)) -> Result<(), client::Error> {
@@ -146,12 +169,12 @@ fn new(node: &Node) -> CSINode {
 }
 
 /// Why a driver's word on this node cannot be believed.
-fn check(info: &NodeGetInfoResponse) -> Result<(), String> {
+fn check(info: &NodeGetInfoResponse) -> Result<(), NodeInfoError> {
     if info.node_id.is_empty() {
-        return Err("error adding CSI driver node info: nodeID must not be empty".into());
+        return Err(NodeInfoError::NoId);
     }
     if info.max_volumes_per_node < 0 {
-        return Err(format!("error adding CSI driver node info: invalid volume limit {}", info.max_volumes_per_node));
+        return Err(NodeInfoError::Limit(info.max_volumes_per_node));
     }
     Ok(())
 }
@@ -175,26 +198,25 @@ fn noted(
     driver: &str,
     id: Option<&str>,
     topology: &BTreeMap<String, String>,
-) -> Result<(Option<String>, BTreeMap<String, String>), String> {
+) -> Result<(Option<String>, BTreeMap<String, String>), NodeInfoError> {
     let labels = node.metadata.labels.clone().unwrap_or_default();
     for (key, value) in topology {
         if let Some(there) = labels.get(key).filter(|there| *there != value) {
-            return Err(format!(
-                "detected topology value collision: driver reported {key:?}:{value:?} but existing label is {key:?}:{there:?}"
-            ));
+            let (key, value, there) = (key.clone(), value.clone(), there.clone());
+            return Err(NodeInfoError::Topology { key, value, there });
         }
     }
     let annotation = node.metadata.annotations.as_ref().and_then(|all| all.get(NODE_IDS));
     let mut ids: BTreeMap<String, String> = annotation
         .map(|text| serde_json::from_str(text))
         .transpose()
-        .map_err(|error| format!("failed to parse node's {NODE_IDS:?} annotation value: {error}"))?
+        .map_err(NodeInfoError::Annotation)?
         .unwrap_or_default();
     match id {
         Some(id) => ids.insert(driver.into(), id.into()),
         None => ids.remove(driver),
     };
-    let text = (!ids.is_empty()).then(|| serde_json::to_string(&ids)).transpose().map_err(|error| error.to_string())?;
+    let text = (!ids.is_empty()).then(|| serde_json::to_string(&ids)).transpose().map_err(NodeInfoError::Encode)?;
     Ok((text, topology.clone()))
 }
 
@@ -219,7 +241,7 @@ mod tests {
         let known = node(json!({"annotations": {NODE_IDS: r#"{"d":"id-1","e":"x"}"#}, "labels": {"d/zone": "z1"}}));
         let (ids, _) = noted(&known, "d", None, &BTreeMap::new()).unwrap();
         assert_eq!(ids.as_deref(), Some(r#"{"e":"x"}"#));
-        let clash = noted(&known, "d", Some("id-1"), &segments(&[("d/zone", "z2")])).unwrap_err();
+        let clash = noted(&known, "d", Some("id-1"), &segments(&[("d/zone", "z2")])).unwrap_err().to_string();
         assert_eq!(
             clash,
             "detected topology value collision: driver reported \"d/zone\":\"z2\" but existing label is \"d/zone\":\"z1\""

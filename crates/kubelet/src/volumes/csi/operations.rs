@@ -14,12 +14,13 @@ use super::in_use::STAGING;
 use super::layout::{Found, Mode, Record};
 use super::{Csi, Driver, Inputs, Published, Wanted};
 use crate::state;
+use crate::volumes::error::{Cause, Operation};
 use crate::volumes::{Mounted, VolumeError, blocking, change_policy, ownership};
 
 impl Csi {
     pub(super) async fn mount(self: &Arc<Self>, wanted: &Arc<Wanted>, inputs: &Inputs) -> Result<Mounted, VolumeError> {
-        let operation = if wanted.is_block { "MapVolume.MapPodDevice" } else { "MountVolume.SetUp" };
-        let fail = |cause: String| VolumeError::of(operation, &wanted.spec_name, cause);
+        let operation = if wanted.is_block { Operation::MapPodDevice } else { Operation::SetUp };
+        let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         let (uid, mode) = (state::uid(&inputs.pod).to_string(), wanted.mode());
         let record = wanted.record(&self.node_name, wanted.needs_attachment(inputs.object.as_deref()));
         let volume = record.unique_name();
@@ -38,14 +39,13 @@ impl Csi {
             let is_taken = blocking(move || {
                 Ok(layout.in_use(None)?.iter().any(|found| found.uid != own && found.record.unique_name() == name))
             });
-            if is_taken.await.map_err(fail)? {
-                return Err(fail(
-                    "volume uses the ReadWriteOncePod access mode and is already in use by another pod".into(),
-                ));
+            if is_taken.await.map_err(|error| fail(error.into()))? {
+                return Err(fail(Cause::UsedByAnotherPod));
             }
         }
         let (layout, noted, owner) = (self.layout.clone(), record.clone(), uid.clone());
-        let is_new = blocking(move || layout.note_use(&owner, &noted, mode)).await.map_err(fail)?;
+        let is_new =
+            blocking(move || layout.note_use(&owner, &noted, mode)).await.map_err(|error| fail(error.into()))?;
         let staging = match inputs.driver.abilities.has(NodeRpc::StageUnstageVolume) && !wanted.is_inline {
             true => Some(self.stage(wanted, inputs, &record, is_new).await?),
             false => None,
@@ -76,7 +76,7 @@ impl Csi {
             if csi::is_final(&status) && is_new && staging.is_none() {
                 self.forget_use(&uid, &record, mode).await;
             }
-            return Err(fail(csi::describe(&status)));
+            return Err(fail(Cause::Driver(status)));
         }
         if let Some(size) = wanted.grow_to.filter(|_| staging.is_none()) {
             let grown = self.grow(wanted, inputs, &target, None, size).await;
@@ -93,7 +93,7 @@ impl Csi {
                 }
                 Ok(())
             });
-            applied.await.map_err(|error| fail(format!("applyFSGroup failed for vol {}: {error}", wanted.handle)))?;
+            applied.await.map_err(|source| fail(Cause::Group { handle: wanted.handle.clone(), source }))?;
         }
         let published = Published { wanted: wanted.clone(), pod: inputs.pod.clone(), target, staging };
         let mounted = published.mounted();
@@ -116,15 +116,15 @@ impl Csi {
         record: &Record,
         is_first_use: bool,
     ) -> Result<std::path::PathBuf, VolumeError> {
-        let operation = if wanted.is_block { "MapVolume.SetUpDevice" } else { "MountVolume.MountDevice" };
-        let fail = |cause: String| VolumeError::of(operation, &wanted.spec_name, cause);
+        let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::MountDevice };
+        let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         let (volume, mode, driver) = (record.unique_name(), wanted.mode(), &inputs.driver);
         let staging = self.layout.staging(record, mode);
         if self.done.lock().staged.contains(&volume) {
             return Ok(staging);
         }
         let (layout, noted) = (self.layout.clone(), record.clone());
-        let is_new = blocking(move || layout.note_staging(&noted, mode)).await.map_err(fail)?;
+        let is_new = blocking(move || layout.note_staging(&noted, mode)).await.map_err(|error| fail(error.into()))?;
         let request = v1::NodeStageVolumeRequest {
             volume_id: wanted.handle.clone(),
             publish_context: inputs.publish_context.clone(),
@@ -139,10 +139,10 @@ impl Csi {
                 self.forget_use(state::uid(&inputs.pod), record, mode).await;
                 let (layout, record) = (self.layout.clone(), record.clone());
                 if let Err(error) = blocking(move || layout.forget_staging(&record, mode)).await {
-                    tracing::warn!(volume, error, "staging place of a volume not removed");
+                    tracing::warn!(volume, %error, "staging place of a volume not removed");
                 }
             }
-            return Err(fail(csi::describe(&status)));
+            return Err(fail(Cause::Driver(status)));
         }
         self.done.lock().staged.insert(volume);
         Ok(staging)
@@ -151,7 +151,7 @@ impl Csi {
     async fn forget_use(&self, uid: &str, record: &Record, mode: Mode) {
         let (layout, owner, name) = (self.layout.clone(), uid.to_string(), record.spec_name.clone());
         if let Err(error) = blocking(move || layout.forget_use(&owner, &name, mode)).await {
-            tracing::warn!(volume = record.spec_name, error, "place of a volume not removed");
+            tracing::warn!(volume = record.spec_name, %error, "place of a volume not removed");
         }
     }
 
@@ -164,7 +164,7 @@ impl Csi {
         staging: Option<&Path>,
         size: i64,
     ) -> Result<(), VolumeError> {
-        let fail = |cause: String| VolumeError::of("MountVolume.NodeExpandVolume", &wanted.spec_name, cause);
+        let fail = |cause: Cause| VolumeError::of(Operation::NodeExpand, &wanted.spec_name, cause);
         let driver = &inputs.driver;
         if driver.abilities.has(NodeRpc::ExpandVolume) {
             let request = v1::NodeExpandVolumeRequest {
@@ -177,12 +177,12 @@ impl Csi {
             };
             let grow = driver.clients.node.node_expand_volume(request);
             let grown = inputs.call(Stage::ExpandVolume, wanted, grow).await;
-            grown.map_err(|status| fail(csi::describe(&status)))?;
+            grown.map_err(|status| fail(Cause::Driver(status)))?;
             let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} ", wanted.spec_name);
             self.recorder.normal(&client::reference(inputs.pod.as_ref()), "FileSystemResizeSuccessful", message);
         }
         let Some((namespace, name)) = &wanted.claim else { return Ok(()) };
-        self.tell_grown(namespace, name, size).await.map_err(|error| fail(error.to_string()))
+        self.tell_grown(namespace, name, size).await.map_err(|error| fail(error.into()))
     }
 
     /// A volume that did not grow is still the volume that it was.
@@ -206,13 +206,13 @@ impl Csi {
     }
 
     /// Takes one volume from a pod, and off the node if no other pod has it.
-    pub(super) async fn unmount(self: &Arc<Self>, found: &Found) -> Result<(), String> {
+    pub(super) async fn unmount(self: &Arc<Self>, found: &Found) -> Result<(), VolumeError> {
         let Found { uid, mode, record } = found;
         let volume = record.unique_name();
         let _held = self.lock(&volume).await;
-        let fail = |cause: String| format!("UnmountVolume.TearDown failed for volume {:?} : {cause}", record.spec_name);
-        let driver = self.drivers.get(&record.driver_name).map_err(|error| {
-            fail(format!("kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client: {error}"))
+        let fail = |cause: Cause| VolumeError::of(Operation::TearDown, &record.spec_name, cause);
+        let driver = self.drivers.get(&record.driver_name).map_err(|source| {
+            fail(Cause::NoDriver { needed_by: "Unmounter.TearDownAt failed to get CSI client", source })
         })?;
         let target = self.layout.target(uid, &record.spec_name, *mode);
         self.done.lock().published.remove(&(uid.clone(), record.spec_name.clone()));
@@ -222,9 +222,9 @@ impl Csi {
             target_path: driver.path(&target),
         };
         let done = driver.clients.node.node_unpublish_volume(request).await;
-        accepted(done.map(drop)).map_err(|status| fail(csi::describe(&status)))?;
+        accepted(done.map(drop)).map_err(|status| fail(Cause::Driver(status)))?;
         let (layout, owner, name, mode) = (self.layout.clone(), uid.clone(), record.spec_name.clone(), *mode);
-        blocking(move || layout.forget_use(&owner, &name, mode)).await.map_err(fail)?;
+        blocking(move || layout.forget_use(&owner, &name, mode)).await.map_err(|error| fail(error.into()))?;
         if !record.is_inline() {
             // It may stay staged after its last pod.
             self.in_use.hold(&volume, STAGING);
@@ -235,27 +235,29 @@ impl Csi {
     }
 
     /// The volume is locked by the caller.
-    pub(super) async fn unstage_if_unused(&self, record: &Record, mode: Mode) -> Result<(), String> {
+    pub(super) async fn unstage_if_unused(&self, record: &Record, mode: Mode) -> Result<(), VolumeError> {
         let volume = record.unique_name();
-        let fail = |cause: String| format!("UnmountDevice failed for volume {:?} : {cause}", record.spec_name);
+        let fail = |cause: Cause| VolumeError::of(Operation::UnmountDevice, &record.spec_name, cause);
         let (layout, name) = (self.layout.clone(), volume.clone());
         let is_used = blocking(move || Ok(layout.in_use(None)?.iter().any(|found| found.record.unique_name() == name)));
-        if is_used.await.map_err(fail)? {
+        if is_used.await.map_err(|error| fail(error.into()))? {
             self.in_use.release(&volume, STAGING);
             return Ok(());
         }
         let (layout, wanted) = (self.layout.clone(), volume.clone());
         let is_staged = blocking(move || Ok(layout.staged()?.iter().any(|(record, _)| record.unique_name() == wanted)));
-        if is_staged.await.map_err(fail)? {
-            let driver = self.drivers.get(&record.driver_name).map_err(|error| {
-                fail(format!("kubernetes.io/csi: attacher.UnmountDevice failed to create newCsiDriverClient: {error}"))
+        if is_staged.await.map_err(|error| fail(error.into()))? {
+            let driver = self.drivers.get(&record.driver_name).map_err(|source| {
+                let needed_by = "attacher.UnmountDevice failed to create newCsiDriverClient";
+                fail(Cause::NoDriver { needed_by, source })
             })?;
             self.done.lock().staged.remove(&volume);
             if driver.abilities.has(NodeRpc::StageUnstageVolume) {
-                self.unstage(&driver, record, mode).await.map_err(|status| fail(csi::describe(&status)))?;
+                self.unstage(&driver, record, mode).await.map_err(|status| fail(Cause::Driver(status)))?;
             }
             let (layout, record) = (self.layout.clone(), record.clone());
-            blocking(move || layout.forget_staging(&record, mode)).await.map_err(fail)?;
+            let forgotten = blocking(move || layout.forget_staging(&record, mode)).await;
+            forgotten.map_err(|error| fail(error.into()))?;
         }
         self.in_use.release(&volume, STAGING);
         Ok(())

@@ -36,6 +36,15 @@ pub(crate) struct Wanted {
     pub(crate) grow_to: Option<i64>,
 }
 
+/// The driver does not take volumes that live as long as this one.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("volume mode {mode:?} not supported by driver {driver} ({why})")]
+pub(crate) struct WrongLifecycle {
+    mode: &'static str,
+    driver: String,
+    why: String,
+}
+
 impl Wanted {
     /// None if the volume is not a CSI driver's, and never was one's that is now.
     pub(crate) fn of_claim(
@@ -187,12 +196,11 @@ impl Wanted {
     }
 
     /// Why the driver does not take such volumes.
-    pub(crate) fn refused(&self, object: Option<&CSIDriver>) -> Option<String> {
+    pub(crate) fn refused(&self, object: Option<&CSIDriver>) -> Option<WrongLifecycle> {
         let mode = if self.is_inline { "Ephemeral" } else { "Persistent" };
-        let driver = &self.driver;
+        let refused = |why: String| WrongLifecycle { mode, driver: self.driver.clone(), why };
         let Some(spec) = spec(object) else {
-            let missing = format!("volume mode {mode:?} not supported by driver {driver} (no CSIDriver object)");
-            return self.is_inline.then_some(missing);
+            return self.is_inline.then(|| refused("no CSIDriver object".to_owned()));
         };
         let modes = spec.volume_lifecycle_modes.as_deref().unwrap_or_default();
         let supports = match modes {
@@ -200,8 +208,7 @@ impl Wanted {
             some => some.iter().any(|known| known == mode),
         };
         let only = if modes.is_empty() { "Persistent".to_string() } else { modes.join("\", \"") };
-        let why = format!("volume mode {mode:?} not supported by driver {driver} (only supports [\"{only}\"])");
-        (!supports).then_some(why)
+        (!supports).then(|| refused(format!("only supports [\"{only}\"]")))
     }
 
     /// What the driver is told about the volume, and about the pod if it wants to know.
@@ -336,17 +343,17 @@ mod tests {
         let both = driver(json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"]}));
         let (only, silent) = (driver(json!({"volumeLifecycleModes": ["Ephemeral"]})), driver(json!({})));
         assert_eq!(
-            inline.refused(None).as_deref(),
+            inline.refused(None).map(|why| why.to_string()).as_deref(),
             Some("volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)")
         );
         assert_eq!(
-            inline.refused(Some(&silent)).as_deref(),
+            inline.refused(Some(&silent)).map(|why| why.to_string()).as_deref(),
             Some("volume mode \"Ephemeral\" not supported by driver d (only supports [\"Persistent\"])")
         );
         assert_eq!(inline.refused(Some(&both)), None);
         assert_eq!(persistent.refused(None), None);
         assert_eq!(
-            persistent.refused(Some(&only)).as_deref(),
+            persistent.refused(Some(&only)).map(|why| why.to_string()).as_deref(),
             Some("volume mode \"Persistent\" not supported by driver d (only supports [\"Ephemeral\"])")
         );
         for (object, wanted, expected) in [

@@ -1,0 +1,219 @@
+//! Why a volume is not ready, or not taken down: what was done to it, which volume, and the cause. What was done decides the
+//! reason of the event that tells of it. The words are upstream's.
+
+use std::io;
+
+use csi::tonic::Status;
+
+use super::csi::{AttachError, NoDriver, WrongLifecycle};
+use super::nfs::NfsError;
+use super::payload::PayloadError;
+use super::tokens::TokenError;
+use crate::objects::NotSynced;
+
+/// What was done to a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    SetUp,
+    CheckMountOptions,
+    WaitForAttach,
+    MountDevice,
+    NodeExpand,
+    SetUpDevice,
+    MapPodDevice,
+    TearDown,
+    UnmountDevice,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Operation::SetUp => "MountVolume.SetUp",
+            Operation::CheckMountOptions => "MountVolume.MountOptionSupport check",
+            Operation::WaitForAttach => "MountVolume.WaitForAttach",
+            Operation::MountDevice => "MountVolume.MountDevice",
+            Operation::NodeExpand => "MountVolume.NodeExpandVolume",
+            Operation::SetUpDevice => "MapVolume.SetUpDevice",
+            Operation::MapPodDevice => "MapVolume.MapPodDevice",
+            Operation::TearDown => "UnmountVolume.TearDown",
+            Operation::UnmountDevice => "UnmountDevice",
+        }
+    }
+
+    /// The reason of the event that tells of a failure; what is taken down is told in no event.
+    fn reason(self) -> &'static str {
+        match self {
+            Operation::NodeExpand => "FileSystemResizeFailed",
+            Operation::CheckMountOptions => "UnsupportedMountOption",
+            Operation::SetUpDevice | Operation::MapPodDevice => "FailedMapVolume",
+            Operation::SetUp
+            | Operation::WaitForAttach
+            | Operation::MountDevice
+            | Operation::TearDown
+            | Operation::UnmountDevice => "FailedMount",
+        }
+    }
+}
+
+/// One volume that could not be made ready, or taken down: another try will follow.
+#[derive(Debug, thiserror::Error)]
+#[error("{} failed for volume \"{volume}\" : {cause}", .operation.name())]
+pub(crate) struct VolumeError {
+    operation: Operation,
+    volume: String,
+    cause: Cause,
+}
+
+impl VolumeError {
+    pub(crate) fn of(operation: Operation, volume: &str, cause: impl Into<Cause>) -> Self {
+        VolumeError { operation, volume: volume.into(), cause: cause.into() }
+    }
+
+    /// The event's reason.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.operation.reason()
+    }
+}
+
+/// Why an operation on a volume failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cause {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("unknown storage medium \"{0}\"")]
+    Medium(String),
+    /// Of volumes that nothing here can make ready.
+    #[error("failed to get Plugin from volumeSpec for volume {0:?} err=no volume plugin matched")]
+    NoPlugin(String),
+    /// Names of objects become parts of paths.
+    #[error("invalid {what} {name:?}: {why}")]
+    Name { what: &'static str, name: String, why: String },
+    #[error("Mount options are not supported for this volume type")]
+    MountOptions,
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error(transparent)]
+    Nfs(#[from] NfsError),
+    #[error("volume handle is empty")]
+    NoHandle,
+    #[error(transparent)]
+    Lifecycle(#[from] WrongLifecycle),
+    #[error("kubernetes.io/csi: {needed_by}: {source}")]
+    NoDriver { needed_by: &'static str, source: NoDriver },
+    #[error("fetching NodeStageSecretRef {namespace}/{name} failed: {why}")]
+    Secret { namespace: String, name: String, why: SecretError },
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
+    UsedByAnotherPod,
+    /// What the driver answered.
+    #[error("{}", csi::describe(.0))]
+    Driver(Status),
+    #[error("applyFSGroup failed for vol {handle}: {source}")]
+    Group { handle: String, source: io::Error },
+    /// The claim could not be told that its volume has grown.
+    #[error(transparent)]
+    Api(#[from] client::Error),
+    #[error(transparent)]
+    Unfinished(#[from] Unfinished),
+}
+
+/// Names become parts of paths.
+pub(super) fn check_name(what: &'static str, name: &str) -> Result<(), Cause> {
+    match api::validation::dns1123_subdomain(name).into_iter().next() {
+        Some(why) => Err(Cause::Name { what, name: name.to_owned(), why }),
+        None => Ok(()),
+    }
+}
+
+/// Why a pod cannot have what it claims.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error("failed to fetch PVC from API server: {0}")]
+    NoClaim(client::Error),
+    #[error("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")]
+    Unbound { namespace: String, name: String },
+    #[error("failed to fetch PV {name:?} from API server: {source}")]
+    NoVolume { name: String, source: client::Error },
+    #[error("found PV object {0:?} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
+    NoReference(String),
+    #[error("found PV object {name:?} but its pv.Spec.ClaimRef.UID {given:?} does not point to claim.UID {own:?}")]
+    AnotherClaim { name: String, given: String, own: String },
+    #[error("volume {0} has volumeMode Block, but is specified in volumeMounts")]
+    IsDevice(String),
+    #[error("volume {0} has volumeMode Filesystem, but is specified in volumeDevices")]
+    IsFileSystem(String),
+}
+
+/// Why a driver's secret cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SecretError {
+    #[error(transparent)]
+    NotSynced(#[from] NotSynced),
+    #[error("secrets {0:?} not found")]
+    Missing(String),
+}
+
+/// Work on a volume that did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unfinished {
+    #[error("the kubelet is stopping")]
+    Stopping,
+    #[error(transparent)]
+    Task(#[from] tokio::task::JoinError),
+}
+
+/// What could not be taken down of a pod.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TearDownError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Volumes(Vec<TornDown>),
+}
+
+/// Why one volume was not taken down.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TornDown {
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Unfinished(#[from] Unfinished),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_have_upstreams_reasons_and_words() {
+        let status = || Cause::Driver(Status::internal("no disk"));
+        for (operation, reason, text) in [
+            (Operation::SetUp, "FailedMount", "MountVolume.SetUp"),
+            (Operation::WaitForAttach, "FailedMount", "MountVolume.WaitForAttach"),
+            (Operation::MountDevice, "FailedMount", "MountVolume.MountDevice"),
+            (Operation::NodeExpand, "FileSystemResizeFailed", "MountVolume.NodeExpandVolume"),
+            (Operation::CheckMountOptions, "UnsupportedMountOption", "MountVolume.MountOptionSupport check"),
+            (Operation::SetUpDevice, "FailedMapVolume", "MapVolume.SetUpDevice"),
+            (Operation::MapPodDevice, "FailedMapVolume", "MapVolume.MapPodDevice"),
+        ] {
+            let error = VolumeError::of(operation, "data", status());
+            assert_eq!(error.reason(), reason, "{operation:?}");
+            let expected = format!("{text} failed for volume \"data\" : rpc error: code = Internal desc = no disk");
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn everything_that_is_left_of_a_pod_is_told() {
+        let failed = |name: &str| TornDown::from(VolumeError::of(Operation::TearDown, name, Cause::NoHandle));
+        let error = TearDownError::Volumes(vec![failed("a"), Unfinished::Stopping.into()]);
+        let expected =
+            "UnmountVolume.TearDown failed for volume \"a\" : volume handle is empty; the kubelet is stopping";
+        assert_eq!(error.to_string(), expected);
+    }
+}
