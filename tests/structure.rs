@@ -333,7 +333,6 @@ const TEXT_AS_ERROR: &[(&str, usize)] = &[
     ("gateway", 12),
     ("kubectl", 90),
     ("kubelet", 61),
-    ("policy", 1),
     ("registry", 11),
     ("runtime", 12),
     ("scheduler", 3),
