@@ -2,6 +2,7 @@
 //! opens. `COX_KILL_MINUTES` says how long that goes on, `COX_SEED` in which order.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -41,10 +42,11 @@ spec:
   ingress: [{from: [{podSelector: {matchLabels: {role: friend}}}]}]
 "#;
 
-/// Addresses of each node's range that pods of a short run get.
+/// The first address of a node's range that a pod gets, and how many are probed: those that pods of a short run get, or all.
 const FIRST: u8 = 2;
 const PROBERS: u8 = 6;
-const OF_PROBER: u8 = 10;
+const FEW: u8 = 10;
+const ALL: u8 = 41;
 const PORT: u16 = 8080;
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(60);
 
@@ -107,11 +109,11 @@ fn reaches(from: &Netns, target: SocketAddr, patience: Duration) -> bool {
 }
 
 /// Tries all addresses that servers have or may get, again and again, until it is over; any that answers is open.
-fn probe(from: &Netns, part: u8, is_over: &AtomicBool, tried: &AtomicUsize) -> Option<SocketAddr> {
+fn probe(from: &Netns, hosts: Range<u8>, is_over: &AtomicBool, tried: &AtomicUsize) -> Option<SocketAddr> {
     while !is_over.load(Ordering::Relaxed) {
         for node in 0..2 {
-            for host in 0..OF_PROBER {
-                let address = Ipv4Addr::new(10, 42, node, FIRST + part * OF_PROBER + host);
+            for host in hosts.clone() {
+                let address = Ipv4Addr::new(10, 42, node, host);
                 let target = SocketAddr::new(address.into(), PORT);
                 if reaches(from, target, ANSWER_TIMEOUT) {
                     return Some(target);
@@ -179,7 +181,9 @@ fn security_nothing_opens_whatever_is_killed() {
             .flat_map(|stranger| (0..PROBERS).map(move |part| (stranger, part)))
             .map(|(stranger, part)| {
                 let (from, is_over, tried) = (netns(stranger), is_over.clone(), tried.clone());
-                std::thread::spawn(move || probe(&from, part, &is_over, &tried))
+                let count = if minutes.is_some() { ALL } else { FEW };
+                let hosts = FIRST + part * count..FIRST + (part + 1) * count;
+                std::thread::spawn(move || probe(&from, hosts, &is_over, &tried))
             })
             .collect();
         std::thread::sleep(Duration::from_millis(random.below(400) as u64));

@@ -1,6 +1,6 @@
 //! Network policies: which packets a node lets through to its pods and from them.
 //!
-//! Flow: informers on Pods, Namespaces, Nodes, NetworkPolicies and, if the cluster has that kind, ClusterNetworkPolicies ->
+//! Flow: informers on Pods, Namespaces, NetworkPolicies and, if the cluster has that kind, ClusterNetworkPolicies and Nodes ->
 //! [`world`] (what policies can know) -> [`plan`] (pure: chains and sets for the pods of this node, kept change by change) ->
 //! [`program`] (the difference to what is in the kernel) -> one transaction in the table `cox-policy`. [`decision`] says the same of a single connection, slowly: tests hold the kernel against it.
 //!

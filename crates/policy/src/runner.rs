@@ -45,7 +45,6 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     let pods: Informer<PodObject> = informers.informer();
     let namespaces: Informer<Namespace> = informers.informer();
     let policies: Informer<NetworkPolicy> = informers.informer();
-    let nodes: Informer<NodeObject> = informers.informer();
     let service = format!("kubernetes.io/service-name={}", DNS.1);
     let slices: Informer<EndpointSlice> = informers.namespaced(DNS.0, ListParams::labels(service));
     follow(&pods, &shared, |news, key, pod| {
@@ -57,9 +56,6 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     });
     follow(&policies, &shared, |news, key, policy| {
         news.policies.insert(key, policy.map(|policy| Arc::new(Policy::new(policy))));
-    });
-    follow(&nodes, &shared, |news, key, node| {
-        news.nodes.insert(key, node.map(|node| Arc::new(Node::new(node))));
     });
     follow(&slices, &shared, |news, key, slice| {
         let labels = [("k8s-app".to_owned(), DNS.1.to_owned())].into();
@@ -76,14 +72,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     let (sender, mut calls) = registration::channel();
     let mut tasks = JoinSet::new();
     let synced = async {
-        tokio::join!(
-            pods.synced(),
-            namespaces.synced(),
-            policies.synced(),
-            nodes.synced(),
-            slices.synced(),
-            definitions.synced()
-        );
+        tokio::join!(pods.synced(), namespaces.synced(), policies.synced(), slices.synced(), definitions.synced());
         // Half of the policies would open what the other half forbids.
         if let Some(informer) =
             cluster_policies.follow(has_cluster_policies.load(Ordering::Acquire), &shared, &mut tasks, &stop)
@@ -171,7 +160,7 @@ struct News {
     policies: BTreeMap<String, Option<Arc<Policy>>>,
     nodes: BTreeMap<String, Option<Arc<Node>>>,
     cluster_policies: BTreeMap<String, Option<Arc<ClusterPolicy>>>,
-    /// Those that were known before are gone.
+    /// Those that were known before are gone, and nodes are not followed any more.
     has_no_cluster_policies: bool,
 }
 
@@ -180,14 +169,14 @@ impl News {
         for (key, namespace) in self.namespaces {
             planner.set_namespace(&key, namespace);
         }
-        for (key, node) in self.nodes {
-            planner.set_node(&key, node);
-        }
         for (key, pod) in self.pods {
             planner.set_pod(&key, pod);
         }
         if self.has_no_cluster_policies {
             planner.forget_cluster_policies();
+        }
+        for (key, node) in self.nodes {
+            planner.set_node(&key, node);
         }
         for (key, policy) in self.cluster_policies {
             planner.set_cluster_policy(&key, policy);
@@ -237,7 +226,7 @@ fn follow_definition(
     });
 }
 
-/// ClusterNetworkPolicies, followed while the cluster has the kind.
+/// ClusterNetworkPolicies, and the nodes that they may name, followed while the cluster has the kind.
 struct ClusterPolicies {
     client: Client,
     following: Option<CancellationToken>,
@@ -259,11 +248,22 @@ impl ClusterPolicies {
             following.cancel();
             let mut news = shared.news.lock();
             news.cluster_policies.clear();
+            news.nodes.clear();
             news.has_no_cluster_policies = true;
             shared.changed.notify_one();
             return None;
         }
         let token = stop.child_token();
+        // Only these policies name nodes, which are many and change often.
+        let nodes: Informer<NodeObject> = Informer::new(self.client.all(), ListParams::default());
+        let gone = token.clone();
+        follow(&nodes, shared, move |news, key, node| {
+            if !gone.is_cancelled() {
+                news.nodes.insert(key, node.map(|node| Arc::new(Node::new(node))));
+            }
+        });
+        let (known, until) = (nodes.clone(), token.clone());
+        tasks.spawn(async move { nodes.run(until).await });
         let api = self.client.view::<ClusterNetworkPolicy>(&Gvr::new(GROUP, VERSION, PLURAL), None);
         let informer = Informer::new(api.clone(), ListParams::default());
         let gone = token.clone();
@@ -281,7 +281,12 @@ impl ClusterPolicies {
         });
         self.following = Some(token.clone());
         let followed = informer.clone();
-        tasks.spawn(async move { followed.run(token).await });
+        tasks.spawn(async move {
+            // What is denied by nodes is denied once they are known.
+            if token.run_until_cancelled(known.synced()).await.is_some() {
+                followed.run(token).await;
+            }
+        });
         Some(informer)
     }
 }

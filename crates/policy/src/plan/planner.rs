@@ -231,8 +231,11 @@ impl Planner {
         self.dirty_chains.extend(self.by_cluster_policy.get(name).into_iter().flatten().cloned());
     }
 
-    /// There are none any more.
+    /// There are none any more, and nobody who names nodes.
     pub(crate) fn forget_cluster_policies(&mut self) {
+        for name in self.world.nodes.keys().cloned().collect::<Vec<_>>() {
+            self.set_node(&name, None);
+        }
         for name in self.world.cluster_policies.keys().cloned().collect::<Vec<_>>() {
             self.set_cluster_policy(&name, None);
         }
