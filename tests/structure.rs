@@ -330,7 +330,6 @@ const TEXT_AS_ERROR: &[(&str, usize)] = &[
     ("gateway", 1),
     ("kubectl", 66),
     ("kubelet", 4),
-    ("policy", 1),
     ("registry", 9),
     ("runtime", 1),
     ("scheduler", 3),

@@ -24,6 +24,7 @@ mod manifests;
 mod network_policy;
 mod nodes;
 mod offline;
+mod policies_under_kills;
 mod prometheus;
 mod reboot;
 mod resume;

@@ -143,6 +143,20 @@ spec:
     from: [{namespaces: {matchLabels: {team: red}}}]
 "#;
 
+/// The first rule is not supported, and the second means nodes.
+const NAMES: &str = r#"
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: names}
+spec:
+  tier: Admin
+  priority: 20
+  subject: {pods: {namespaceSelector: {}, podSelector: {matchLabels: {role: visitor}}}}
+  egress:
+  - {name: web, action: Accept, to: [{domainNames: [example.org]}]}
+  - {name: nodes, action: Deny, to: [{nodes: {matchLabels: {kubernetes.io/hostname: node-1}}}]}
+"#;
+
 struct Pod {
     name: &'static str,
     netns: Netns,
@@ -393,6 +407,19 @@ spec:
         ]);
         let why = self.cluster.cox_says("why net pod/other/visitor-2 pod/server-1:8080");
         assert!(why.contains("denied by rule others of the cluster's policy teams (tier Admin)"), "{why}");
+        // What is not supported opens nothing, and is said.
+        let node = self.cluster.kubectl("get node node-1 -o jsonpath={.status.addresses[0].address}");
+        let listener = self.cluster.host.netns().enter(|| TcpListener::bind((node.trim(), 9700))).unwrap().unwrap();
+        let target = listener.local_addr().unwrap();
+        let visitor = &self.pod("visitor-2").netns;
+        self.cluster.wait("the visitor at the other node", || reaches(visitor, target).then_some(()));
+        self.cluster.apply(NAMES);
+        self.cluster.wait("the visitor kept from the other node", || (!reaches(visitor, target)).then_some(()));
+        self.cluster.wait("the condition", || {
+            let path = "jsonpath={.status.conditions[0].status}{.status.conditions[0].message}";
+            let said = self.cluster.kubectl(&format!("get clusternetworkpolicy names -o {path}"));
+            (said == "Falseegress rule web: domainNames are not supported: it accepts nothing").then_some(())
+        });
     }
 
     /// Nothing opens while nobody watches, and nothing closes.

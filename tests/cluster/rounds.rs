@@ -8,10 +8,10 @@ use crate::harness::Cluster;
 use crate::leftovers::{Leftovers, kill, processes_of};
 
 /// Enough to tell rounds apart and to repeat one; not for anything that matters.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).unwrap() % limit
     }

@@ -30,6 +30,8 @@ const OF_NAMESPACE: usize = 100;
 const NODE: &str = "bench";
 /// The sender, which is a pod of another node.
 const SENDER: Ipv4Addr = Ipv4Addr::new(10, 41, 0, 2);
+/// Where it is not.
+const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(10, 41, 0, 3);
 const STREAMED: u16 = 80;
 const COUNTED: u16 = 7;
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
@@ -90,12 +92,26 @@ async fn inside(args: &Args, dir: &Path) -> anyhow::Result<()> {
                 }
             }
         }
+        // The sender, which every policy means, gets another address, and its own again.
+        let (mut come, mut gone) = (Times::default(), Times::default());
+        for round in 0..ROUNDS {
+            for (address, comes, times) in [(ELSEWHERE, false, &mut gone), (SENDER, true, &mut come)] {
+                let began = Instant::now();
+                set_address(client, "senders", "sender", address).await?;
+                let took = until(&sender, count / 2, comes).await?.saturating_duration_since(began);
+                if round > 0 {
+                    times.add(took);
+                }
+            }
+        }
         let parameters = format!("policies={count} pods={count}");
         line("throughput", &parameters, "MiB/s", some.throughput, none.throughput, Better::More);
         line("first-packet", &parameters, "us", some.first_packet, none.first_packet, Better::Less);
         line_alone("program", &parameters, "ms", program);
         line_alone("open", &parameters, "ms", opened.percentile(50));
         line_alone("close", &parameters, "ms", closed.percentile(50));
+        line_alone("peer-comes", &parameters, "ms", come.percentile(50));
+        line_alone("peer-leaves", &parameters, "ms", gone.percentile(50));
         stop.cancel();
         enforcing.await??;
         // What it enforced stays, and would be there for the next without any.
@@ -180,7 +196,12 @@ async fn make_pod(client: &Client, namespace: &str, name: &str, node: &str, ip: 
     }))?;
     let pods = client.namespaced::<Pod>(namespace);
     pods.create(&pod).await.with_context(|| format!("pod {name}"))?;
+    set_address(client, namespace, name, ip).await
+}
+
+async fn set_address(client: &Client, namespace: &str, name: &str, ip: Ipv4Addr) -> anyhow::Result<()> {
     let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
+    let pods = client.namespaced::<Pod>(namespace);
     pods.patch_status(name, &Patch::merge(status)).await.with_context(|| format!("status of pod {name}"))?;
     Ok(())
 }

@@ -17,10 +17,11 @@ pub(crate) async fn ensure_role(client: &Client) -> Result<()> {
         name: "cox:network-policy",
         whose: "network policies",
         rules: json!([
-            {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
+            {"apiGroups": [""], "resources": ["pods", "namespaces", "nodes"], "verbs": ["list", "watch"]},
             {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies", "servicecidrs"], "verbs": ["list", "watch"]},
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
-            {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["list", "watch"]},
+            {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["get", "list", "watch"]},
+            {"apiGroups": [GROUP], "resources": [format!("{PLURAL}/status")], "verbs": ["patch"]},
             {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"],
                 "resourceNames": [format!("{PLURAL}.{GROUP}")], "verbs": ["get", "list", "watch"]},
         ]),

@@ -200,6 +200,7 @@ async fn start(
     let service_account = ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"];
     let mut dns = dns_service::config(&settings.cluster, as_user(dns_service::USER, &service_account), gateway);
     dns.upstreams = dns::resolvers(Path::new("/etc/resolv.conf"))?;
+    dns.search = dns::search_domains(Path::new("/etc/resolv.conf"))?;
     if shape.has_gateway {
         let (admin, own) = (admin.clone(), as_user(ingress::USER, &["system:authenticated"]));
         let config = ingress::config(shape, own, gateway);

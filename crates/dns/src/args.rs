@@ -74,6 +74,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     }
     config.domain = args.domain;
     config.ranges = args.cluster_cidr;
+    config.search = search_domains(&args.resolv_conf)?;
     config.ttl = args.ttl;
     config.health_bind_address = args.health_bind_address;
     config.metrics_bind_address = args.metrics_bind_address;
@@ -83,13 +84,27 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
 
 /// The node's own resolvers.
 pub fn resolvers(resolv_conf: &Path) -> anyhow::Result<Vec<SocketAddr>> {
-    let text = match std::fs::read_to_string(resolv_conf) {
-        Ok(text) => text,
+    Ok(name_servers(&read(resolv_conf)?))
+}
+
+/// The domains that this machine looks for names in, as its pods do after those of the cluster.
+pub fn search_domains(resolv_conf: &Path) -> anyhow::Result<Vec<String>> {
+    Ok(searched(&read(resolv_conf)?))
+}
+
+fn read(resolv_conf: &Path) -> anyhow::Result<String> {
+    match std::fs::read_to_string(resolv_conf) {
         // A machine without resolvers has no other names to offer.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).with_context(|| format!("reading {}", resolv_conf.display())),
-    };
-    Ok(name_servers(&text))
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        text => text.with_context(|| format!("reading {}", resolv_conf.display())),
+    }
+}
+
+/// The last line counts, and `.` is no domain.
+fn searched(text: &str) -> Vec<String> {
+    let lines = text.lines().filter_map(|line| line.trim().strip_prefix("search "));
+    let words = lines.last().unwrap_or_default().split_whitespace();
+    words.filter(|word| *word != ".").map(str::to_owned).collect()
 }
 
 fn name_servers(text: &str) -> Vec<SocketAddr> {

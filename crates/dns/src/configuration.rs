@@ -100,6 +100,7 @@ impl Config {
             upstreams: &self.upstreams,
             stub_domains: &self.stub_domains,
             ranges: &self.ranges,
+            search: &self.search,
             own: self.listen.iter().chain(&self.own).copied().collect(),
         }
     }

@@ -1,10 +1,10 @@
 //! What the zone looks up. The real index is the informers' own; tests bring a small one.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use client::{Informer, InformerFactory};
+use client::{Clock, Informer, InformerFactory};
 use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +21,12 @@ pub(crate) trait Index: Send + Sync {
     fn slices_at(&self, addr: IpAddr) -> Vec<Arc<EndpointSlice>>;
     /// Whether a pod of the namespace has the address. Known only where somebody has asked for pods.
     fn has_pod(&self, namespace: &str, addr: IpAddr) -> bool;
+    /// Where the pod with an address is, with the same reservation.
+    fn namespace_of_pod(&self, addr: IpAddr) -> Option<String>;
+    /// All services, in the order of their names.
+    fn all_services(&self) -> Vec<Arc<Service>>;
+    /// A number that grows with every change, for those who copy zones.
+    fn serial(&self) -> u32;
 }
 
 pub(crate) struct Informers {
@@ -29,19 +35,32 @@ pub(crate) struct Informers {
     slices: Informer<EndpointSlice>,
     /// There once a configuration asks for pods: they are many, and change often.
     pods: OnceLock<Informer<Pod>>,
-    /// Counts changes of any of them.
-    generation: Arc<AtomicU64>,
+    changes: Arc<Changes>,
+}
+
+/// Changes of any of them.
+#[derive(Default)]
+struct Changes {
+    count: AtomicU64,
+    /// When the last one was heard of, in seconds: the same scale on every node, and after a restart.
+    last: AtomicU32,
+}
+
+impl Changes {
+    fn add(&self) {
+        self.count.fetch_add(1, Ordering::Release);
+        let now = u32::try_from(Clock::default().now().as_second()).unwrap_or_default();
+        self.last.fetch_max(now, Ordering::Release);
+    }
 }
 
 impl Informers {
     pub(crate) fn new(factory: &InformerFactory) -> Self {
         let (namespaces, services, slices) = (factory.informer(), factory.informer(), factory.informer());
-        let informers = Self { namespaces, services, slices, pods: OnceLock::new(), generation: Arc::default() };
+        let informers = Self { namespaces, services, slices, pods: OnceLock::new(), changes: Arc::default() };
         let changed = || {
-            let generation = informers.generation.clone();
-            move || {
-                generation.fetch_add(1, Ordering::Release);
-            }
+            let changes = informers.changes.clone();
+            move || changes.add()
         };
         let (namespace, service, slice) = (changed(), changed(), changed());
         informers.namespaces.subscribe(move |_| namespace());
@@ -80,11 +99,11 @@ impl Informers {
         let pods = self.pods.get_or_init(|| {
             let factory = InformerFactory::new(client.clone());
             let pods = factory.informer::<Pod>();
-            let generation = self.generation.clone();
+            let changes = self.changes.clone();
             pods.subscribe(move |event| {
                 let is_same = matches!(event, client::Event::Modified { old, new } if pod_ips(old) == pod_ips(new));
                 if !is_same {
-                    generation.fetch_add(1, Ordering::Release);
+                    changes.add();
                 }
             });
             pods.add_index(BY_ADDRESS, pod_ips);
@@ -96,12 +115,12 @@ impl Informers {
 
     /// What was answered before is not to be answered again.
     pub(crate) fn touch(&self) {
-        self.generation.fetch_add(1, Ordering::Release);
+        self.changes.add();
     }
 
     /// Another number whenever something has changed.
     pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+        self.changes.count.load(Ordering::Acquire)
     }
 
     pub(crate) fn has_synced(&self) -> bool {
@@ -134,6 +153,21 @@ impl Index for Informers {
         let at = |pods: &Informer<Pod>| pods.by_index(BY_ADDRESS, &addr.to_string());
         let pods = self.pods.get().map(at).unwrap_or_default();
         pods.iter().any(|pod| pod.metadata.namespace.as_deref() == Some(namespace))
+    }
+
+    fn namespace_of_pod(&self, addr: IpAddr) -> Option<String> {
+        let pods = self.pods.get()?.by_index(BY_ADDRESS, &addr.to_canonical().to_string());
+        pods.first()?.metadata.namespace.clone()
+    }
+
+    fn all_services(&self) -> Vec<Arc<Service>> {
+        let mut services = self.services.list();
+        services.sort_by_cached_key(|service| client::object_key(&**service));
+        services
+    }
+
+    fn serial(&self) -> u32 {
+        self.changes.last.load(Ordering::Acquire)
     }
 }
 

@@ -25,7 +25,7 @@ mod server;
 mod template;
 mod zone;
 
-pub use args::{Args, main, resolvers};
+pub use args::{Args, main, resolvers, search_domains};
 pub use offline::{Objects, Offline};
 pub use plan::InvalidDomain;
 pub use server::run;
@@ -51,6 +51,8 @@ pub struct Config {
     pub stub_domains: Vec<(String, Vec<SocketAddr>)>,
     /// Ranges of pods and services: addresses in them have no names elsewhere, so nobody else is asked.
     pub ranges: Vec<String>,
+    /// What pods have in their search paths after the cluster's domain: that of the node.
+    pub search: Vec<String>,
     /// Seconds clients may keep an answer.
     pub ttl: u32,
     /// Where `/ready` and `/health` answer.
@@ -73,6 +75,7 @@ impl Config {
             upstreams: Vec::new(),
             stub_domains: Vec::new(),
             ranges: Vec::new(),
+            search: Vec::new(),
             ttl: 30,
             health_bind_address: None,
             metrics_bind_address: None,

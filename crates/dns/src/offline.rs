@@ -53,6 +53,18 @@ impl Index for Objects {
     fn has_pod(&self, namespace: &str, addr: IpAddr) -> bool {
         self.pods.iter().any(|(of, pod)| of == namespace && *pod == addr)
     }
+
+    fn namespace_of_pod(&self, addr: IpAddr) -> Option<String> {
+        self.pods.iter().find(|(_, pod)| *pod == addr).map(|(namespace, _)| namespace.clone())
+    }
+
+    fn all_services(&self) -> Vec<Arc<Service>> {
+        self.services.clone()
+    }
+
+    fn serial(&self) -> u32 {
+        1
+    }
 }
 
 /// Answers packets about a cluster that does not change, and asks nobody else.
@@ -60,16 +72,23 @@ pub struct Offline(Responder);
 
 impl Offline {
     pub fn new(domain: &str, objects: Objects) -> Result<Self, InvalidDomain> {
-        let plan =
-            Plan::of_flags(&Flags { domain, ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: vec![] })?;
+        let plan = Plan::of_flags(&Flags {
+            domain,
+            ttl: 30,
+            upstreams: &[],
+            stub_domains: &[],
+            ranges: &[],
+            search: &[],
+            own: vec![],
+        })?;
         Ok(Self(Responder::new(plan, Arc::new(objects), ServerMetrics::new(domain))))
     }
 
     /// None where a server stays silent, or would have to ask others.
     pub fn respond(&self, packet: &[u8], over_udp: bool) -> Option<Vec<u8>> {
-        match self.0.react(packet, over_udp) {
+        match self.0.react(packet, over_udp, None) {
             Reaction::Answer(answer) => Some(answer.bytes),
-            Reaction::Forward(_) | Reaction::Ignore => None,
+            Reaction::Forward(_) | Reaction::Transfer(_) | Reaction::Ignore => None,
         }
     }
 }

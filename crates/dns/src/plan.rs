@@ -4,7 +4,7 @@
 //! cluster's names, other resolvers.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hickory_proto::ProtoError;
@@ -29,6 +29,8 @@ pub(crate) struct Flags<'a> {
     pub(crate) upstreams: &'a [SocketAddr],
     pub(crate) stub_domains: &'a [(String, Vec<SocketAddr>)],
     pub(crate) ranges: &'a [String],
+    /// What pods have in their search paths after the cluster's domain: that of the node.
+    pub(crate) search: &'a [String],
     /// Addresses that lead back to us: asking them would go round in circles.
     pub(crate) own: Vec<SocketAddr>,
 }
@@ -57,6 +59,15 @@ pub(crate) struct Block {
     log: Option<corefile::Log>,
     /// Whether the addresses of an answer take turns.
     pub(crate) rotates: bool,
+    autopath: Option<Autopath>,
+    transfer: Option<corefile::Transfer>,
+}
+
+/// Where the search path of a pod is walked for it.
+struct Autopath {
+    zones: Vec<Name>,
+    /// What every search path ends with.
+    search: Vec<Name>,
 }
 
 /// The names of the cluster, in one or several domains.
@@ -118,6 +129,8 @@ impl Plan {
 
     fn new(servers: Vec<Server>, flags: &Flags<'_>) -> Plan {
         let mut blocks: Vec<Block> = Vec::new();
+        let domain = |text: &String| Name::from_ascii(format!("{}.", text.trim_end_matches('.'))).ok();
+        let search: Vec<Name> = flags.search.iter().filter_map(domain).collect();
         for server in servers {
             let cluster = server.kubernetes.map(|kubernetes| {
                 let arpa = Name::from_ascii("arpa.").unwrap_or_default();
@@ -136,6 +149,8 @@ impl Plan {
                 forwarders: server.forwards.into_iter().map(forwarder).collect(),
                 log: server.log,
                 rotates: server.rotates,
+                autopath: server.autopath.map(|zones| Autopath { zones, search: search.clone() }),
+                transfer: server.transfer,
             });
         }
         Plan { blocks }
@@ -149,6 +164,18 @@ impl Plan {
             .filter_map(|block| Some((of(block)?, block)))
             .max_by_key(|(labels, _)| *labels)
             .map(|(_, block)| block)
+    }
+
+    /// The zone of this name, if this client may have all of it.
+    pub(crate) fn transferred(&self, name: &Name, client: Option<IpAddr>) -> Option<&Zone> {
+        let transfer = self.block(name)?.transfer.as_ref();
+        transfer.filter(|transfer| client.is_some_and(|client| transfer.allows(name, client)))?;
+        self.zone(name)
+    }
+
+    /// The zone of the cluster's that has this name itself.
+    pub(crate) fn zone(&self, name: &Name) -> Option<&Zone> {
+        self.block(name)?.cluster.as_ref()?.zones.iter().find(|zone| zone.is_apex(name))
     }
 
     /// Whether names of pods are those of pods that there are.
@@ -174,6 +201,31 @@ impl Block {
             Some(cluster) => cluster.known(index, name, kind),
             None => Known { outcome: Outcome::Elsewhere, authority: None },
         }
+    }
+
+    /// The names that a client would ask for one after the other, if this is the first of them; none if it is not.
+    pub(crate) fn searched(&self, index: &dyn Index, client: Option<IpAddr>, name: &Name) -> Vec<Name> {
+        let path = || {
+            let autopath =
+                self.autopath.as_ref().filter(|autopath| autopath.zones.iter().any(|zone| zone.zone_of(name)))?;
+            let zone = self.cluster.as_ref()?.zones.iter().find(|zone| zone.has(name))?;
+            let own = zone.search_path(&index.namespace_of_pod(client?)?);
+            // The name as it is comes last.
+            Some(own.into_iter().chain(autopath.search.iter().cloned()).chain([Name::root()]).collect::<Vec<Name>>())
+        };
+        let Some(path) = path() else { return Vec::new() };
+        let Some(first) = path.first().filter(|first| first.zone_of(name)) else { return Vec::new() };
+        let count = usize::from(name.num_labels()) - usize::from(first.num_labels());
+        if count == 0 {
+            return Vec::new();
+        }
+        let joined = |suffix: &Name| Name::from_labels(name.iter().take(count).chain(suffix.iter())).ok();
+        path.iter().filter_map(joined).collect()
+    }
+
+    /// Whether what is answered depends on who asks.
+    pub(crate) fn is_personal(&self) -> bool {
+        self.autopath.is_some()
     }
 
     /// Whom to ask about a name.
@@ -208,7 +260,7 @@ impl Cluster {
             (Outcome::NoSuchName, true) if !is_reverse => Outcome::Elsewhere,
             (outcome, _) => outcome,
         };
-        Known { authority: Some(zone.authority()), outcome }
+        Known { authority: Some(zone.authority(index)), outcome }
     }
 }
 
@@ -224,6 +276,7 @@ mod tests {
             upstreams: &["192.0.2.53:53".parse().unwrap()],
             stub_domains: &[],
             ranges: &["10.42.0.0/16".into()],
+            search: &["corp.test".into()],
             own: vec![],
         };
         Plan::of_corefile(text, &BTreeMap::new(), &flags).unwrap()

@@ -1,11 +1,14 @@
 //! From a packet to its answer: read, answered by the zone at once, or known to need others.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use client::metrics::panics;
+use hickory_proto::ProtoError;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, Record, RecordType};
+use hickory_proto::rr::rdata::CNAME;
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use parking_lot::RwLock;
 use tokio::sync::Semaphore;
 
@@ -21,6 +24,8 @@ const PLAIN_PAYLOAD: u16 = 512;
 const PAYLOAD: u16 = 1232;
 /// Questions waiting for other resolvers; beyond it clients are told to try again.
 const MAX_FORWARDED: usize = 1000;
+/// Records of a message of a zone transfer: with the longest of names they fit.
+const TRANSFERRED_AT_ONCE: usize = 100;
 /// Aliases followed from one service to another.
 const MAX_ALIASES: usize = 8;
 
@@ -39,9 +44,39 @@ pub(crate) struct Pending {
     /// What to ask for: the client's question, or what became of it, or where an alias leads.
     question: Question,
     forwarder: Arc<Forwarder>,
+    walk: Walk,
+}
+
+/// A question on its way: the names under which it is looked for, one after the other.
+struct Walk {
+    /// The answer without any records.
+    empty: Message,
+    /// What the client means, after rewrites.
+    asked: Question,
+    /// Names to look under, the next one last. Where a search path is walked there are several.
+    rest: Vec<Name>,
+    /// What was found under the first of them: it is answered if there is nothing under the others either.
+    first: Option<(Message, Kept)>,
     undo: Undo,
     limit: Option<u16>,
     plan: Arc<Plan>,
+    /// Whether what is answered depends on who asks, and whether a search path is walked.
+    is_personal: bool,
+    is_searched: bool,
+}
+
+/// What became of one name.
+enum Found {
+    Answer(Message, Kept),
+    Elsewhere(Message, Question, Arc<Forwarder>),
+}
+
+/// All records of a zone, for somebody who may have them.
+pub(crate) struct Transfer {
+    head: Message,
+    name: Name,
+    plan: Arc<Plan>,
+    index: Arc<dyn Index>,
 }
 
 /// An answer, ready to send.
@@ -55,6 +90,7 @@ pub(crate) struct Answer {
 pub(crate) enum Reaction {
     Answer(Answer),
     Forward(Box<Pending>),
+    Transfer(Box<Transfer>),
     Ignore,
 }
 
@@ -70,8 +106,8 @@ impl Responder {
     }
 
     /// What a packet is answered with. One that nobody foresaw costs its sender the answer, and nobody else anything.
-    pub(crate) fn react(&self, packet: &[u8], over_udp: bool) -> Reaction {
-        panics::catch("dns", || self.decide(packet, over_udp)).unwrap_or_else(|| {
+    pub(crate) fn react(&self, packet: &[u8], over_udp: bool, client: Option<IpAddr>) -> Reaction {
+        panics::catch("dns", || self.decide(packet, over_udp, client)).unwrap_or_else(|| {
             self.metrics.panics.inc();
             let id = packet.get(0..2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
             let failure = |id| Message::error_msg(id, OpCode::Query, ResponseCode::ServFail);
@@ -79,7 +115,7 @@ impl Responder {
         })
     }
 
-    fn decide(&self, packet: &[u8], over_udp: bool) -> Reaction {
+    fn decide(&self, packet: &[u8], over_udp: bool, client: Option<IpAddr>) -> Reaction {
         let request = match Message::from_vec(packet) {
             Ok(request) => request,
             // Without a readable question only the id can be answered; without an id, nothing.
@@ -131,35 +167,63 @@ impl Responder {
         let checking_disabled = request.metadata.checking_disabled;
         response.metadata.checking_disabled = checking_disabled;
         let plan = self.plan.read().clone();
+        if matches!(question.query_type(), RecordType::AXFR | RecordType::IXFR) {
+            let (name, index) = (question.name().to_lowercase(), self.index.clone());
+            // A datagram does not hold a zone, and says nothing certain about who sent it.
+            if over_udp || plan.transferred(&name, client).is_none() {
+                return fail(response, ResponseCode::Refused);
+            }
+            return Reaction::Transfer(Box::new(Transfer { head: response, name, plan, index }));
+        }
         let Some(first) = plan.block(question.name()) else { return fail(response, ResponseCode::Refused) };
         let (name, kind, rewritten) = rewrite::apply(&first.rewrites, question.name(), question.query_type());
-        let asked = Question { name, kind, dnssec_ok, checking_disabled };
-        let reaction = self.answer(response, first, &plan, asked, rewritten.undo(), limit);
-        match reaction {
-            Reaction::Forward(pending) => match pending.forwarder.remembered(&pending.question) {
-                Some(reply) => {
-                    self.metrics.cache_hits.inc();
-                    complete(*pending, reply)
-                }
-                None => {
-                    self.metrics.cache_misses.inc();
-                    Reaction::Forward(pending)
-                }
-            },
-            other => other,
+        let mut rest = first.searched(&*self.index, client, &name);
+        rest.reverse();
+        let (is_searched, is_personal) = (!rest.is_empty(), first.is_personal());
+        if !is_searched {
+            rest.push(name.clone());
         }
+        self.walk(Walk {
+            empty: response,
+            asked: Question { name, kind, dnssec_ok, checking_disabled },
+            rest,
+            first: None,
+            undo: rewritten.undo(),
+            limit,
+            plan: plan.clone(),
+            is_personal,
+            is_searched,
+        })
     }
 
-    /// `first` is the block of the client's question, `asked` what became of that.
-    fn answer(
-        &self,
-        mut response: Message,
-        first: &Block,
-        plan: &Arc<Plan>,
-        asked: Question,
-        undo: Undo,
-        limit: Option<u16>,
-    ) -> Reaction {
+    /// Looks under one name after the other, until something is there or others have to be asked.
+    fn walk(&self, mut walk: Walk) -> Reaction {
+        while let Some(name) = walk.rest.pop() {
+            let Some(block) = walk.plan.block(&name) else { continue };
+            match self.find(walk.empty.clone(), block, &walk.plan, Question { name, ..walk.asked.clone() }) {
+                Found::Answer(message, kept) => {
+                    if let Some(found) = walk.settles(message, kept) {
+                        return found;
+                    }
+                }
+                Found::Elsewhere(response, question, forwarder) => {
+                    let remembered = forwarder.remembered(&question);
+                    let Some(reply) = remembered else {
+                        self.metrics.cache_misses.inc();
+                        return Reaction::Forward(Box::new(Pending { response, question, forwarder, walk }));
+                    };
+                    self.metrics.cache_hits.inc();
+                    if let Some(found) = walk.settles(joined(response, reply), Kept::No) {
+                        return found;
+                    }
+                }
+            }
+        }
+        walk.end()
+    }
+
+    /// What is known of a name, and of where its aliases lead.
+    fn find(&self, mut response: Message, first: &Block, plan: &Plan, asked: Question) -> Found {
         let Question { mut name, kind, dnssec_ok, checking_disabled } = asked;
         let mut block = first;
         for _ in 0..MAX_ALIASES {
@@ -176,39 +240,32 @@ impl Responder {
                     response.metadata.authoritative = true;
                     response.add_answers(answers);
                     response.add_additionals(additionals);
-                    undo.apply(&mut response.answers);
-                    return encode(response, limit, if takes_turns { Kept::Own } else { Kept::Fixed }, Some(first));
+                    return Found::Answer(response, if takes_turns { Kept::Own } else { Kept::Fixed });
                 }
                 Outcome::NoData | Outcome::NoSuchName => {
                     response.metadata.authoritative = true;
                     response.authorities.extend(known.authority);
-                    undo.apply(&mut response.answers);
-                    return encode(response, limit, Kept::Fixed, Some(first));
+                    return Found::Answer(response, Kept::Fixed);
                 }
                 Outcome::Composed { answers, additionals, authorities, .. } => {
                     response.metadata.authoritative = true;
                     response.add_answers(answers);
                     response.add_additionals(additionals);
                     response.add_authorities(authorities);
-                    undo.apply(&mut response.answers);
-                    return encode(response, limit, Kept::Fixed, Some(first));
+                    return Found::Answer(response, Kept::Fixed);
                 }
-                Outcome::Failed(_) => return encode(response, limit, Kept::Fixed, Some(first)),
+                Outcome::Failed(_) => return Found::Answer(response, Kept::Fixed),
                 Outcome::Alias { answers, target } => {
                     response.metadata.authoritative = true;
                     response.add_answers(answers);
                     if kind == RecordType::CNAME {
-                        undo.apply(&mut response.answers);
-                        return encode(response, limit, Kept::Fixed, Some(first));
+                        return Found::Answer(response, Kept::Fixed);
                     }
                     name = target;
                     // Where an alias leads is a question of its own, but for rewrites.
                     match plan.block(&name) {
                         Some(next) => block = next,
-                        None => {
-                            undo.apply(&mut response.answers);
-                            return encode(response, limit, Kept::Fixed, Some(first));
-                        }
+                        None => return Found::Answer(response, Kept::Fixed),
                     }
                 }
                 Outcome::Elsewhere => {
@@ -216,38 +273,112 @@ impl Responder {
                         if !response.answers.is_empty() {
                             response.metadata.response_code = ResponseCode::NoError;
                         }
-                        undo.apply(&mut response.answers);
-                        return encode(response, limit, Kept::No, Some(first));
+                        return Found::Answer(response, Kept::No);
                     };
                     let question = Question { name, kind, dnssec_ok, checking_disabled };
-                    let plan = plan.clone();
-                    return Reaction::Forward(Box::new(Pending { response, question, forwarder, undo, limit, plan }));
+                    return Found::Elsewhere(response, question, forwarder);
                 }
             }
         }
         response.metadata.response_code = ResponseCode::ServFail;
-        encode(response, limit, Kept::Own, Some(first))
+        Found::Answer(response, Kept::Own)
     }
 
-    pub(crate) async fn forward(&self, pending: Pending) -> Reaction {
-        let reply = match self.forwarding.try_acquire() {
-            Ok(_permit) => {
-                let reply = pending.forwarder.resolve(&pending.question, &self.metrics).await;
-                self.metrics.cache_entries.set(pending.plan.remembered_names() as f64);
-                reply
+    /// Asks others, for as long as there are names to look under.
+    pub(crate) async fn forward(&self, mut pending: Pending) -> Reaction {
+        loop {
+            let reply = match self.forwarding.try_acquire() {
+                Ok(_permit) => {
+                    let reply = pending.forwarder.resolve(&pending.question, &self.metrics).await;
+                    self.metrics.cache_entries.set(pending.walk.plan.remembered_names() as f64);
+                    reply
+                }
+                Err(_) => {
+                    self.metrics.rejects.inc();
+                    Reply::failure(ResponseCode::ServFail)
+                }
+            };
+            let Pending { response, mut walk, .. } = pending;
+            if let Some(found) = walk.settles(joined(response, reply), Kept::No) {
+                return found;
             }
-            Err(_) => {
-                self.metrics.rejects.inc();
-                Reply::failure(ResponseCode::ServFail)
+            match self.walk(walk) {
+                Reaction::Forward(next) => pending = *next,
+                reaction => return reaction,
             }
-        };
-        complete(pending, reply)
+        }
+    }
+}
+
+impl Walk {
+    /// The answer, if there is something under the last name, or no name left. What the first one was answered with is kept:
+    /// a client whose search path leads nowhere learns that.
+    fn settles(&mut self, message: Message, kept: Kept) -> Option<Reaction> {
+        use ResponseCode::{NXDomain, Refused, ServFail};
+        let is_nothing = matches!(message.metadata.response_code, NXDomain | Refused | ServFail);
+        if is_nothing && (!self.rest.is_empty() || self.first.is_some()) {
+            self.first.get_or_insert((message, kept));
+            return None;
+        }
+        Some(self.finish(message, kept))
+    }
+
+    fn end(mut self) -> Reaction {
+        match self.first.take() {
+            Some((message, kept)) => self.finish(message, kept),
+            None => {
+                let mut refused = self.empty.clone();
+                refused.metadata.response_code = ResponseCode::Refused;
+                encode(refused, self.limit, Kept::No, None)
+            }
+        }
+    }
+
+    fn finish(&self, mut message: Message, kept: Kept) -> Reaction {
+        // What was found under another name is told as an alias.
+        if self.is_searched
+            && let Some(record) = message.answers.first()
+            && record.name.to_lowercase() != self.asked.name.to_lowercase()
+        {
+            let alias = RData::CNAME(CNAME(record.name.clone()));
+            message.answers.insert(0, Record::from_rdata(self.asked.name.clone(), record.ttl, alias));
+        }
+        self.undo.apply(&mut message.answers);
+        let block = message.queries.first().and_then(|question| self.plan.block(question.name()));
+        let kept = if self.is_personal && kept == Kept::Fixed { Kept::Own } else { kept };
+        encode(message, self.limit, kept, block)
+    }
+}
+
+impl Transfer {
+    /// The messages, one after the other: few records each, so that no zone is held as a whole.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = Result<Vec<u8>, ProtoError>> + '_ {
+        let zone = self.plan.zone(&self.name);
+        let index = &*self.index;
+        let soa = zone.map(|zone| zone.authority(index));
+        let apex = zone.into_iter().flat_map(|zone| zone.apex_records(index));
+        let services = if zone.is_some() { index.all_services() } else { Vec::new() };
+        let of_services = services
+            .into_iter()
+            .flat_map(move |service| zone.map(|zone| zone.service_records(index, &service)).unwrap_or_default());
+        let mut records = soa.clone().into_iter().chain(apex).chain(of_services).chain(soa).peekable();
+        let mut is_first = true;
+        std::iter::from_fn(move || {
+            records.peek()?;
+            let mut message = self.head.clone();
+            message.metadata.authoritative = true;
+            message.metadata.recursion_available = false;
+            if !std::mem::take(&mut is_first) {
+                message.queries.clear();
+            }
+            message.add_answers(records.by_ref().take(TRANSFERRED_AT_ONCE));
+            Some(message.to_vec())
+        })
     }
 }
 
 /// Joins what another resolver said to what we have said already (an alias, perhaps).
-fn complete(pending: Pending, reply: Reply) -> Reaction {
-    let Pending { mut response, limit, undo, plan, .. } = pending;
+fn joined(mut response: Message, reply: Reply) -> Message {
     // An alias that leads nowhere is still an alias.
     let has_alias = !response.answers.is_empty();
     response.metadata.response_code = match reply.code {
@@ -258,9 +389,7 @@ fn complete(pending: Pending, reply: Reply) -> Reaction {
     response.metadata.authentic_data = reply.is_authentic && !has_alias;
     response.add_answers(reply.answers);
     response.add_authorities(reply.authorities);
-    undo.apply(&mut response.answers);
-    let block = response.queries.first().and_then(|question| plan.block(question.name()));
-    encode(response, limit, Kept::No, block)
+    response
 }
 
 /// Where an answer comes from, and whether it will be the same next time.
@@ -311,14 +440,11 @@ fn encode(mut response: Message, limit: Option<u16>, kept: Kept, block: Option<&
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use k8s_openapi::api::core::v1::Service;
     use k8s_openapi::api::discovery::v1::EndpointSlice;
 
     use super::*;
     use crate::plan::Flags;
-    use hickory_proto::rr::Name;
 
     /// An index that cannot take one name.
     struct Fragile;
@@ -348,12 +474,31 @@ mod tests {
         fn has_pod(&self, _: &str, _: IpAddr) -> bool {
             false
         }
+
+        fn namespace_of_pod(&self, _: IpAddr) -> Option<String> {
+            None
+        }
+
+        fn all_services(&self) -> Vec<Arc<Service>> {
+            Vec::new()
+        }
+
+        fn serial(&self) -> u32 {
+            1
+        }
     }
 
     #[test]
     fn security_a_packet_that_panics_is_the_only_one_to_fail() {
-        let flags =
-            Flags { domain: "cluster.local", ttl: 30, upstreams: &[], stub_domains: &[], ranges: &[], own: vec![] };
+        let flags = Flags {
+            domain: "cluster.local",
+            ttl: 30,
+            upstreams: &[],
+            stub_domains: &[],
+            ranges: &[],
+            search: &[],
+            own: vec![],
+        };
         let plan = Plan::of_flags(&flags).unwrap();
         let responder = Responder::new(plan, Arc::new(Fragile), ServerMetrics::new("cluster.local"));
         for (name, expected) in [
@@ -363,7 +508,7 @@ mod tests {
             let mut question = Message::query();
             question.metadata.id = 7;
             question.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
-            let Reaction::Answer(answer) = responder.react(&question.to_vec().unwrap(), true) else {
+            let Reaction::Answer(answer) = responder.react(&question.to_vec().unwrap(), true, None) else {
                 panic!("{name} was not answered");
             };
             let answer = Message::from_vec(&answer.bytes).unwrap();
@@ -374,5 +519,168 @@ mod tests {
         assert!(text.contains("coredns_panics_total 1\n"), "{text}");
         let component = client::metrics::upstream::Component::Dns;
         assert_eq!(client::metrics::upstream::problems(component, &text), Vec::<String>::new());
+    }
+
+    fn responder(corefile: &str) -> Responder {
+        let object = |value| serde_json::from_value(value).unwrap();
+        let service = |namespace: &str, name: &str, spec: serde_json::Value| -> Arc<Service> {
+            Arc::new(object(serde_json::json!({"metadata": {"namespace": namespace, "name": name}, "spec": spec})))
+        };
+        let address = |text: &str| {
+            serde_json::json!({"clusterIP": text, "clusterIPs": [text],
+            "ports": [{"name": "http", "port": 80, "protocol": "TCP"}]})
+        };
+        let slice: EndpointSlice = serde_json::from_value(serde_json::json!({
+            "metadata": {"namespace": "ns", "name": "db", "labels": {"kubernetes.io/service-name": "db"}},
+            "addressType": "IPv4", "ports": [{"name": "pg", "port": 5432, "protocol": "TCP"}],
+            "endpoints": [{"addresses": ["10.42.0.2"], "hostname": "db-0"}, {"addresses": ["10.42.0.3"]}]}))
+        .unwrap();
+        let objects = crate::offline::Objects {
+            namespaces: vec!["ns".into(), "other".into()],
+            services: vec![
+                service("ns", "db", serde_json::json!({"clusterIP": "None", "ports": [{"name": "pg", "port": 5432}]})),
+                service("ns", "ext", serde_json::json!({"type": "ExternalName", "externalName": "foo.test"})),
+                service("ns", "web", address("10.43.0.9")),
+                service("other", "web", address("10.43.0.10")),
+            ],
+            slices: vec![Arc::new(slice)],
+            pods: vec![("ns".into(), "10.42.0.7".parse().unwrap())],
+        };
+        let flags = Flags {
+            domain: "cluster.local",
+            ttl: 30,
+            upstreams: &[],
+            stub_domains: &[],
+            ranges: &[],
+            search: &["corp.test".into()],
+            own: vec![],
+        };
+        let plan = Plan::of_corefile(corefile, &Default::default(), &flags).unwrap();
+        Responder::new(plan, Arc::new(objects), ServerMetrics::new("cluster.local"))
+    }
+
+    fn react(responder: &Responder, name: &str, kind: RecordType, over_udp: bool, client: &str) -> Reaction {
+        let mut question = Message::query();
+        question.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+        responder.react(&question.to_vec().unwrap(), over_udp, Some(client.parse().unwrap()))
+    }
+
+    #[test]
+    fn a_pods_search_path_is_walked_for_it() {
+        let responder = responder(
+            ". {
+                autopath @kubernetes
+                kubernetes cluster.local {
+                    pods verified
+                }
+                hosts {
+                    192.0.2.1 printer.corp.test
+                    192.0.2.2 example.test
+                    fallthrough
+                }
+            }",
+        );
+        let ask = |name: &str, client: &str| {
+            let Reaction::Answer(answer) = react(&responder, name, RecordType::A, true, client) else {
+                panic!("{name}")
+            };
+            assert!(!answer.is_fixed, "another client would be told another's answer");
+            let message = Message::from_vec(&answer.bytes).unwrap();
+            let records: Vec<String> =
+                message.answers.iter().map(|record| format!("{} {}", record.name, record.data)).collect();
+            match records.is_empty() {
+                true => format!("{:?}", message.metadata.response_code),
+                false => records.join(", "),
+            }
+        };
+        let pod = "10.42.0.7";
+        for (name, client, expected) in [
+            ("web.ns.svc.cluster.local.", pod, "web.ns.svc.cluster.local. 10.43.0.9"),
+            // In the namespace of the other, which the pod names.
+            (
+                "web.other.ns.svc.cluster.local.",
+                pod,
+                "web.other.ns.svc.cluster.local. web.other.svc.cluster.local., web.other.svc.cluster.local. 10.43.0.10",
+            ),
+            (
+                "printer.ns.svc.cluster.local.",
+                pod,
+                "printer.ns.svc.cluster.local. printer.corp.test., printer.corp.test. 192.0.2.1",
+            ),
+            (
+                "example.test.ns.svc.cluster.local.",
+                pod,
+                "example.test.ns.svc.cluster.local. example.test., example.test. 192.0.2.2",
+            ),
+            // Nothing anywhere: what is under the first name.
+            ("none.ns.svc.cluster.local.", pod, "NXDomain"),
+            // Not the first of its search path, or nobody's.
+            ("example.test.svc.cluster.local.", pod, "NXDomain"),
+            ("example.test.other.svc.cluster.local.", pod, "NXDomain"),
+            ("ns.svc.cluster.local.", pod, "NoError"),
+            ("example.test.ns.svc.cluster.local.", "10.42.0.8", "NXDomain"),
+        ] {
+            assert_eq!(ask(name, client), expected, "{name} {client}");
+        }
+    }
+
+    #[test]
+    fn security_a_zone_goes_only_to_whom_it_may() {
+        let responder = responder(
+            ". {
+                transfer cluster.local {
+                    to 192.0.2.7
+                }
+                kubernetes cluster.local {
+                    pods disabled
+                }
+            }",
+        );
+        let of = |name: &str, over_udp: bool, client: &str| match react(
+            &responder,
+            name,
+            RecordType::AXFR,
+            over_udp,
+            client,
+        ) {
+            Reaction::Transfer(transfer) => {
+                let messages: Vec<Message> =
+                    transfer.messages().map(|bytes| Message::from_vec(&bytes.unwrap()).unwrap()).collect();
+                assert!(messages.iter().all(|message| message.metadata.authoritative));
+                let all = messages.iter().flat_map(|message| &message.answers);
+                all.map(|record| format!("{} {} {}", record.name, record.record_type(), record.data)).collect()
+            }
+            Reaction::Answer(answer) => {
+                vec![format!("{:?}", Message::from_vec(&answer.bytes).unwrap().metadata.response_code)]
+            }
+            _ => panic!("{name} {client}"),
+        };
+        for (name, over_udp, client) in [
+            ("cluster.local.", false, "192.0.2.8"),
+            ("cluster.local.", true, "192.0.2.7"),
+            ("svc.cluster.local.", false, "192.0.2.7"),
+            ("example.test.", false, "192.0.2.7"),
+        ] {
+            assert_eq!(of(name, over_udp, client), ["Refused"], "{name} {client}");
+        }
+        let soa = "cluster.local. SOA ns.dns.cluster.local. hostmaster.cluster.local. 1 7200 1800 86400 5";
+        let expected = [
+            soa,
+            "cluster.local. NS ns.dns.cluster.local.",
+            "dns-version.cluster.local. TXT 1.1.0",
+            "db.ns.svc.cluster.local. A 10.42.0.2",
+            "db.ns.svc.cluster.local. A 10.42.0.3",
+            "10-42-0-3.db.ns.svc.cluster.local. A 10.42.0.3",
+            "db-0.db.ns.svc.cluster.local. A 10.42.0.2",
+            "_pg._tcp.db.ns.svc.cluster.local. SRV 0 50 5432 db-0.db.ns.svc.cluster.local.",
+            "_pg._tcp.db.ns.svc.cluster.local. SRV 0 50 5432 10-42-0-3.db.ns.svc.cluster.local.",
+            "ext.ns.svc.cluster.local. CNAME foo.test.",
+            "web.ns.svc.cluster.local. A 10.43.0.9",
+            "_http._tcp.web.ns.svc.cluster.local. SRV 0 100 80 web.ns.svc.cluster.local.",
+            "web.other.svc.cluster.local. A 10.43.0.10",
+            "_http._tcp.web.other.svc.cluster.local. SRV 0 100 80 web.other.svc.cluster.local.",
+            soa,
+        ];
+        assert_eq!(of("Cluster.local.", false, "::ffff:192.0.2.7"), expected);
     }
 }

@@ -138,7 +138,8 @@ async fn serve_udp(
                 took(exchange, bytes);
                 return true;
             }
-            match responder.react(packet, true) {
+            let from = datagrams::address_of(client).map(|client| client.ip());
+            match responder.react(packet, true, from) {
                 Reaction::Answer(answer) => {
                     took(answer.exchange, &answer.bytes);
                     if answer.is_fixed {
@@ -162,7 +163,8 @@ async fn serve_udp(
                     });
                     false
                 }
-                Reaction::Ignore => false,
+                // Zones go over TCP only.
+                Reaction::Transfer(_) | Reaction::Ignore => false,
             }
         });
         datagrams.send(&socket).await;
@@ -230,18 +232,34 @@ async fn converse(responder: &Responder, metrics: &ListenerMetrics, mut stream: 
         let mut packet = vec![0; length.into()];
         tokio::time::timeout(IDLE_TIMEOUT, stream.read_exact(&mut packet)).await??;
         let began = Instant::now();
-        let reaction = match responder.react(&packet, false) {
+        let client = stream.peer_addr().ok().map(|client| client.ip());
+        let reaction = match responder.react(&packet, false, client) {
             Reaction::Forward(pending) => responder.forward(*pending).await,
             reaction => reaction,
         };
-        let Reaction::Answer(answer) = reaction else { return Ok(()) };
-        let length = u16::try_from(answer.bytes.len()).map_err(std::io::Error::other)?;
-        let mut framed = length.to_be_bytes().to_vec();
-        framed.extend_from_slice(&answer.bytes);
-        tokio::time::timeout(IDLE_TIMEOUT, stream.write_all(&framed)).await??;
+        let answer = match reaction {
+            Reaction::Answer(answer) => answer,
+            Reaction::Transfer(transfer) => {
+                // The connections are the limit: a client that does not read is given up.
+                for message in transfer.messages() {
+                    write(&mut stream, &message.map_err(std::io::Error::other)?).await?;
+                }
+                continue;
+            }
+            Reaction::Forward(_) | Reaction::Ignore => return Ok(()),
+        };
+        write(&mut stream, &answer.bytes).await?;
         metrics.count(answer.exchange, packet.len(), answer.bytes.len(), began.elapsed());
         if answer.exchange.is_logged {
             log(&packet, stream.peer_addr().ok(), "tcp", &answer.bytes, began.elapsed());
         }
     }
+}
+
+/// Writes a message with its length before it.
+async fn write(stream: &mut TcpStream, message: &[u8]) -> std::io::Result<()> {
+    let length = u16::try_from(message.len()).map_err(std::io::Error::other)?;
+    let framed = [&length.to_be_bytes()[..], message].concat();
+    tokio::time::timeout(IDLE_TIMEOUT, stream.write_all(&framed)).await??;
+    Ok(())
 }

@@ -74,6 +74,77 @@ impl Zone {
         self.domain.zone_of(name)
     }
 
+    pub(crate) fn is_apex(&self, name: &Name) -> bool {
+        self.domain == *name
+    }
+
+    /// Where a pod of a namespace looks for a name, before it takes it as it is.
+    pub(crate) fn search_path(&self, namespace: &str) -> Vec<Name> {
+        let below = |prefix: String| Name::from_ascii(format!("{prefix}{}", self.domain)).ok();
+        [format!("{namespace}.svc."), "svc.".to_owned(), String::new()].into_iter().filter_map(below).collect()
+    }
+
+    /// The records of the zone itself.
+    pub(crate) fn apex_records(&self, index: &dyn Index) -> Vec<Record> {
+        let mut records = self.ask(index, &self.domain, &[RecordType::NS]);
+        for (host, kinds) in [("ns.dns", &[RecordType::A, RecordType::AAAA][..]), ("dns-version", &[RecordType::TXT])] {
+            if let Ok(name) = Name::from_ascii(format!("{host}.{}", self.domain)) {
+                records.extend(self.ask(index, &name, kinds));
+            }
+        }
+        records
+    }
+
+    /// All records of a service: what would be answered under each of its names.
+    pub(crate) fn service_records(&self, index: &dyn Index, service: &Service) -> Vec<Record> {
+        use RecordType::{A, AAAA, SRV};
+        let (Some(namespace), Some(name)) = (&service.metadata.namespace, &service.metadata.name) else {
+            return Vec::new();
+        };
+        if !index.has_namespace(namespace) {
+            return Vec::new();
+        }
+        let full = |prefix: &str| Name::from_ascii(format!("{prefix}{name}.{namespace}.svc.{}", self.domain)).ok();
+        let slices = self.find_slices(index, namespace, name);
+        let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+        let is_headless = is_headless(service);
+        let hosts: BTreeSet<String> = endpoints
+            .filter(|endpoint| is_ready(endpoint) && (is_headless || endpoint.hostname.is_some()))
+            .filter_map(|endpoint| self.endpoint_host(endpoint))
+            .collect();
+        let of_service = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+        let of_service = of_service.filter(|_| !is_headless).map(|port| (port.name.clone(), port.protocol.clone()));
+        let of_slices = slices.iter().filter(|_| is_headless).flat_map(|slice| slice.ports.iter().flatten());
+        let ports: BTreeSet<(String, String)> = of_service
+            .chain(of_slices.map(|port| (port.name.clone(), port.protocol.clone())))
+            .filter_map(|(name, protocol)| Some((name?, protocol.unwrap_or_else(|| "TCP".to_owned()).to_lowercase())))
+            .filter(|(name, _)| !name.is_empty())
+            .collect();
+        let mut records: Vec<Record> = full("").map(|name| self.ask(index, &name, &[A, AAAA])).unwrap_or_default();
+        for host in hosts {
+            records
+                .extend(full(&format!("{host}.")).map(|name| self.ask(index, &name, &[A, AAAA])).unwrap_or_default());
+        }
+        for (port, protocol) in ports {
+            let name = full(&format!("_{port}._{protocol}."));
+            records.extend(name.map(|name| self.ask(index, &name, &[SRV])).unwrap_or_default());
+        }
+        records
+    }
+
+    fn ask(&self, index: &dyn Index, name: &Name, kinds: &[RecordType]) -> Vec<Record> {
+        let mut records: Vec<Record> = Vec::new();
+        for kind in kinds {
+            match self.answer(index, name, *kind) {
+                Outcome::Records { answers, .. } => records.extend(answers),
+                // An alias is all that a name has.
+                Outcome::Alias { answers, .. } => return answers,
+                _ => {}
+            }
+        }
+        records
+    }
+
     pub(crate) fn needs_pods(&self) -> bool {
         self.options.pods == Pods::Verified
     }
@@ -126,7 +197,7 @@ impl Zone {
         };
         let parts: Vec<&str> = all[..rest].iter().map(String::as_str).collect();
         match parts.as_slice() {
-            [] => self.apex(name, kind),
+            [] => self.apex(index, name, kind),
             ["dns-version"] => match kind {
                 RecordType::TXT => self.records(name, vec![RData::TXT(TXT::new(vec![SCHEMA_VERSION.to_owned()]))]),
                 _ => Outcome::NoData,
@@ -152,16 +223,16 @@ impl Zone {
     }
 
     /// Goes with negative answers, so that resolvers know how long to believe them.
-    pub(crate) fn authority(&self) -> Record {
+    pub(crate) fn authority(&self, index: &dyn Index) -> Record {
         let host = |prefix: &str| Name::from_ascii(format!("{prefix}.{}", self.domain)).unwrap_or_default();
-        let soa = SOA::new(host("ns.dns"), host("hostmaster"), 1, 7200, 1800, 86400, NEGATIVE_TTL);
+        let soa = SOA::new(host("ns.dns"), host("hostmaster"), index.serial(), 7200, 1800, 86400, NEGATIVE_TTL);
         Record::from_rdata(self.domain.clone(), NEGATIVE_TTL, RData::SOA(soa))
     }
 
-    fn apex(&self, name: &Name, kind: RecordType) -> Outcome {
+    fn apex(&self, index: &dyn Index, name: &Name, kind: RecordType) -> Outcome {
         match kind {
             RecordType::SOA => {
-                let mut soa = self.authority();
+                let mut soa = self.authority(index);
                 soa.name = name.clone();
                 Outcome::Records { answers: vec![soa], additionals: Vec::new() }
             }

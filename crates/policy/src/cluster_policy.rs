@@ -3,7 +3,7 @@
 
 use api::cidr::Cidr;
 use api::selector::Selector;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
 use crate::world::{Direction, Labels, Peer, Pod, Port, Protocol, Rule, Which};
@@ -45,6 +45,8 @@ pub struct ClusterPolicy {
     pub pods: Selector,
     pub ingress: Vec<ClusterRule>,
     pub egress: Vec<ClusterRule>,
+    /// What is closed because it is not understood or not supported, in words.
+    pub not_understood: Vec<String>,
 }
 
 /// What becomes of connections that the rule means; the first rule that does decides.
@@ -70,14 +72,21 @@ impl ClusterPolicy {
             _ => None,
         };
         let is_understood = tier.is_some() && subject.is_some();
-        let rules = |all: &[RuleSpec], is_ingress: bool| {
+        let mut not_understood = Vec::new();
+        if !is_understood {
+            not_understood
+                .push("the tier or the subject is not understood: what is denied is denied to all".to_owned());
+        }
+        let mut rules = |all: &[RuleSpec], direction: Direction| -> Vec<ClusterRule> {
             let rules = all.iter().enumerate().map(|(place, rule)| {
-                let (peers, others) = if is_ingress { (&rule.from, &rule.to) } else { (&rule.to, &rule.from) };
-                ClusterRule::new(place, rule, if others.is_empty() { peers } else { &[] })
+                let (rule, problem) = ClusterRule::new(place, rule, direction);
+                not_understood.extend(problem);
+                rule
             });
             // Of one that is not understood, what it forbids is forbidden to everyone, before all else.
             rules.filter(|rule| is_understood || rule.action == Action::Deny).collect()
         };
+        let (ingress, egress) = (rules(&spec.ingress, Direction::Ingress), rules(&spec.egress, Direction::Egress));
         let (namespaces, pods) = subject.unwrap_or_else(|| (Selector::everything(), Selector::everything()));
         Self {
             name: object.metadata.name.clone().unwrap_or_default(),
@@ -85,8 +94,9 @@ impl ClusterPolicy {
             priority: spec.priority,
             namespaces,
             pods,
-            ingress: rules(&spec.ingress, true),
-            egress: rules(&spec.egress, false),
+            ingress,
+            egress,
+            not_understood,
         }
     }
 
@@ -104,7 +114,8 @@ impl ClusterPolicy {
 }
 
 impl ClusterRule {
-    fn new(place: usize, spec: &RuleSpec, peer_specs: &[PeerSpec]) -> Self {
+    /// The rule, and what of it is not understood.
+    fn new(place: usize, spec: &RuleSpec, direction: Direction) -> (Self, Option<String>) {
         let name = match spec.name.is_empty() {
             true => format!("#{}", place + 1),
             false => spec.name.clone(),
@@ -115,40 +126,55 @@ impl ClusterRule {
             "Pass" => Some(Action::Pass),
             _ => None,
         };
-        let peers: Option<Vec<Vec<Peer>>> = peer_specs.iter().map(peers).collect();
-        let peers = peers.filter(|peers| !peers.is_empty());
+        let (word, meant, others) = match direction {
+            Direction::Ingress => ("ingress", &spec.from, &spec.to),
+            Direction::Egress => ("egress", &spec.to, &spec.from),
+        };
+        let peers: Option<Vec<Vec<Peer>>> = meant.iter().map(|spec| peers(spec, direction)).collect();
+        let peers = peers.filter(|peers| !peers.is_empty() && others.is_empty());
         let ports: Option<Vec<Vec<Port>>> = spec.protocols.iter().map(ports).collect();
+        let why = match meant.iter().any(|peer| peer.domain_names.is_some()) {
+            true => "domainNames are not supported",
+            false => "it is not understood",
+        };
+        let problem = |what: &str| Some(format!("{word} rule {name}: {why}: it {what}"));
         match (action, peers, ports) {
             (Some(action), Some(peers), Some(ports)) => {
                 let ports = (!ports.is_empty()).then(|| ports.concat());
-                Self { name, action, rule: Rule { peers: Some(peers.concat()), ports } }
+                (Self { name, action, rule: Rule { peers: Some(peers.concat()), ports } }, None)
             }
             // Closed where something is not understood: what would be accepted is not meant, all else is forbidden.
             (Some(Action::Accept), ..) => {
-                Self { name, action: Action::Accept, rule: Rule { peers: Some(Vec::new()), ports: None } }
+                let problem = problem("accepts nothing");
+                let rule = Rule { peers: Some(Vec::new()), ports: None };
+                (Self { name, action: Action::Accept, rule }, problem)
             }
-            _ => Self { name, action: Action::Deny, rule: Rule { peers: None, ports: None } },
+            _ => {
+                let problem = problem("denies everything");
+                (Self { name, action: Action::Deny, rule: Rule { peers: None, ports: None } }, problem)
+            }
         }
     }
 }
 
-/// None: not understood.
-fn peers(spec: &PeerSpec) -> Option<Vec<Peer>> {
-    if !spec.others.is_empty() {
+/// None: not understood, or not supported.
+fn peers(spec: &PeerSpec, direction: Direction) -> Option<Vec<Peer>> {
+    if !spec.others.is_empty() || spec.domain_names.is_some() {
         return None;
     }
-    match (&spec.namespaces, &spec.pods, &spec.networks) {
-        (Some(namespaces), None, None) => {
+    match (&spec.namespaces, &spec.pods, &spec.networks, &spec.nodes) {
+        (Some(namespaces), None, None, None) => {
             Some(vec![Peer::Pods { namespaces: Some(selector(namespaces)?), pods: Selector::everything() }])
         }
-        (None, Some(pods), None) => {
+        (None, Some(pods), None, None) => {
             let namespaces = Some(selector(&pods.namespace_selector)?);
             Some(vec![Peer::Pods { namespaces, pods: selector(&pods.pod_selector)? }])
         }
-        (None, None, Some(networks)) => {
+        (None, None, Some(networks), None) => {
             let block = |text: &String| Some(Peer::Block { range: text.parse::<Cidr>().ok()?, except: Vec::new() });
             networks.iter().map(block).collect()
         }
+        (None, None, None, Some(nodes)) if direction == Direction::Egress => Some(vec![Peer::Nodes(selector(nodes)?)]),
         _ => None,
     }
 }
@@ -192,6 +218,7 @@ fn selector(selector: &LabelSelector) -> Option<Selector> {
 pub struct ClusterNetworkPolicy {
     pub metadata: ObjectMeta,
     pub spec: Spec,
+    pub status: Status,
 }
 
 impl client::Object for ClusterNetworkPolicy {
@@ -214,6 +241,12 @@ pub struct Spec {
     pub subject: Subject,
     pub ingress: Vec<RuleSpec>,
     pub egress: Vec<RuleSpec>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub conditions: Vec<Condition>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -244,11 +277,13 @@ pub struct RuleSpec {
 type Others = serde_json::Map<String, serde_json::Value>;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub struct PeerSpec {
     pub namespaces: Option<LabelSelector>,
     pub pods: Option<NamespacedPods>,
     pub networks: Option<Vec<String>>,
+    pub nodes: Option<LabelSelector>,
+    pub domain_names: Option<Vec<String>>,
     #[serde(flatten)]
     pub others: Others,
 }
@@ -306,7 +341,8 @@ mod tests {
         assert_eq!((understood.action, understood.name.as_str()), (Action::Pass, "#1"));
         assert_eq!(understood.rule.ports.map(|ports| ports.len()), Some(5));
         let unknown = [
-            json!({"to": [{"nodes": {}}]}),
+            json!({"to": [{"nodes": {}, "namespaces": {}}]}),
+            json!({"to": [{"clouds": {}}]}),
             json!({"to": [{"namespaces": {}}, {"domainNames": ["example.org"]}]}),
             json!({"to": [{}]}),
             json!({"to": []}),

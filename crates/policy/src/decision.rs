@@ -88,6 +88,7 @@ fn means(
         Peer::Block { range, except } => {
             range.contains(peer.address) && !except.iter().any(|except| except.contains(peer.address))
         }
+        Peer::Nodes(nodes) => world.is_node(peer.address, nodes),
         pods => peer.pod.is_some_and(|pod| pod.has_network && world.is_peer(pod, pods, namespace)),
     };
     let is_open = |open: &crate::world::Port| {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::net::IpAddr;
 
-use crate::plan::{Plan, SUBJECTS};
+use crate::plan::{CLOSED, Element, Plan, SUBJECTS, Touched, Was, next_of, self_sets};
 
 pub(crate) const TABLE: &str = "inet cox-policy";
 /// Elements per line, so that an error names few.
@@ -15,50 +16,120 @@ pub(crate) fn afresh(plan: &Plan) -> String {
     if plan.is_empty() {
         return text;
     }
-    line(&mut text, format_args!("add table {TABLE} {{ comment \"network policies\" ; }}"));
-    for (map, addr) in SUBJECTS {
-        line(&mut text, format_args!("add map {TABLE} {map} {{ type {addr} : verdict ; }}"));
-    }
-    line(&mut text, format_args!("add chain {TABLE} forward {{ type filter hook forward priority 0 ; }}"));
-    let nothing =
-        Plan { subjects: plan.subjects.keys().map(|map| (*map, BTreeMap::new())).collect(), ..Plan::default() };
-    write(&nothing, plan, &mut text);
+    declare(&mut text);
+    write(&Touched::all(plan), plan, &mut text);
     text
 }
 
-/// The way from one plan to another; empty where they are the same.
-pub(crate) fn change(before: &Plan, now: &Plan) -> String {
-    match (before.is_empty(), now.is_empty()) {
+/// The way to a plan from the one that it was; empty where nothing differs.
+pub(crate) fn change(touched: &Touched, now: &Plan) -> String {
+    match (was_empty(touched, now), now.is_empty()) {
         (true, true) => String::new(),
         (false, false) => {
             let mut text = String::new();
-            write(before, now, &mut text);
+            write(touched, now, &mut text);
             text
         }
         _ => afresh(now),
     }
 }
 
+/// What is left to do when a change was refused: whoever it concerns is closed until it is not.
+pub(crate) fn closing(touched: &Touched, now: &Plan) -> String {
+    let is_touched = |rule: &String| {
+        let mut sets = rule.split(" @").skip(1).filter_map(|rest| rest.split(' ').next());
+        sets.any(|set| touched.sets.contains_key(set))
+    };
+    let concerns = |verdict: &str| {
+        let chain = verdict.strip_prefix("jump ").unwrap_or(verdict);
+        [chain.to_owned(), next_of(chain)].iter().any(|chain| {
+            touched.chains.contains_key(chain)
+                || now.chains.get(chain).is_some_and(|rules| rules.iter().any(&is_touched))
+        })
+    };
+    let mut text = String::new();
+    let is_new = was_empty(touched, now);
+    if is_new {
+        text.push_str(&afresh(&Plan::default()));
+        declare(&mut text);
+        for (set, declaration) in self_sets() {
+            line(&mut text, format_args!("add set {TABLE} {set} {declaration}"));
+        }
+        for rule in &now.forward {
+            line(&mut text, format_args!("add rule {TABLE} forward {rule}"));
+        }
+    }
+    line(&mut text, format_args!("add chain {TABLE} {CLOSED}"));
+    line(&mut text, format_args!("flush chain {TABLE} {CLOSED}"));
+    line(&mut text, format_args!("add rule {TABLE} {CLOSED} drop"));
+    let mut is_any = false;
+    for (map, entries) in &now.subjects {
+        let was = |address: &IpAddr| touched.subjects.get(&(*map, *address));
+        let meant: Vec<IpAddr> = entries
+            .iter()
+            .filter(|(address, verdict)| is_new || was(address).is_some() || concerns(verdict))
+            .map(|(address, _)| *address)
+            .collect();
+        is_any |= !meant.is_empty();
+        // Not there before, and there since this was done the last time: added again as it is.
+        let had = meant.iter().filter(|address| !is_new && was(address).is_none_or(Option::is_some));
+        elements(&mut text, "delete", map, had.map(IpAddr::to_string));
+        elements(&mut text, "add", map, meant.iter().map(|address| format!("{address} : jump {CLOSED}")));
+    }
+    if is_any { text } else { String::new() }
+}
+
+fn was_empty(touched: &Touched, now: &Plan) -> bool {
+    let count: usize = now.subjects.values().map(BTreeMap::len).sum();
+    let (mut come, mut gone) = (0, 0);
+    for ((map, address), was) in &touched.subjects {
+        match (was, now.subjects.get(map).is_some_and(|entries| entries.contains_key(address))) {
+            (None, true) => come += 1,
+            (Some(_), false) => gone += 1,
+            _ => {}
+        }
+    }
+    count + gone == come
+}
+
+/// The table with what is always there.
+fn declare(text: &mut String) {
+    line(text, format_args!("add table {TABLE} {{ comment \"network policies\" ; }}"));
+    for (map, addr) in SUBJECTS {
+        line(text, format_args!("add map {TABLE} {map} {{ type {addr} : verdict ; }}"));
+    }
+    line(text, format_args!("add chain {TABLE} forward {{ type filter hook forward priority 0 ; }}"));
+}
+
 /// Declarations before their use; what is used no longer goes last.
-fn write(before: &Plan, now: &Plan, text: &mut String) {
-    let is_same_set =
-        |name: &String, declaration: &String| before.sets.get(name).is_some_and(|set| set.declaration == *declaration);
-    for (name, set) in &now.sets {
-        if !is_same_set(name, &set.declaration) {
+fn write(touched: &Touched, now: &Plan, text: &mut String) {
+    for (name, was) in &touched.sets {
+        let Some(set) = now.sets.get(name) else { continue };
+        if matches!(was, Was::Absent) {
             line(text, format_args!("add set {TABLE} {name} {}", set.declaration));
         }
-        let had = before.sets.get(name).map(|set| &set.elements);
-        let gone = had.into_iter().flatten().filter(|element| !set.elements.contains(*element));
-        elements(text, "delete", name, gone.cloned());
-        let come = set.elements.iter().filter(|element| !had.is_some_and(|had| had.contains(*element)));
-        elements(text, "add", name, come.cloned());
+        let (gone, come): (Vec<&Element>, Vec<&Element>) = match was {
+            Was::Absent => (Vec::new(), set.elements.iter().collect()),
+            Was::Whole(had) => {
+                (had.elements.difference(&set.elements).collect(), set.elements.difference(&had.elements).collect())
+            }
+            Was::There(parts) => (
+                parts.iter().filter(|(one, was)| **was && !set.elements.contains(*one)).map(|(one, _)| one).collect(),
+                parts.iter().filter(|(one, was)| !**was && set.elements.contains(*one)).map(|(one, _)| one).collect(),
+            ),
+        };
+        elements(text, "delete", name, gone.into_iter().map(Element::to_string));
+        elements(text, "add", name, come.into_iter().map(Element::to_string));
     }
-    for name in now.chains.keys().filter(|name| !before.chains.contains_key(*name)) {
-        line(text, format_args!("add chain {TABLE} {name}"));
+    for (name, was) in &touched.chains {
+        if was.is_none() && now.chains.contains_key(name) {
+            line(text, format_args!("add chain {TABLE} {name}"));
+        }
     }
-    for (name, rules) in &now.chains {
-        match before.chains.get(name) {
-            Some(had) if had == rules => continue,
+    for (name, was) in &touched.chains {
+        let Some(rules) = now.chains.get(name) else { continue };
+        match was {
+            Some(was) if was == rules => continue,
             Some(_) => line(text, format_args!("flush chain {TABLE} {name}")),
             None => {}
         }
@@ -66,29 +137,35 @@ fn write(before: &Plan, now: &Plan, text: &mut String) {
             line(text, format_args!("add rule {TABLE} {name} {rule}"));
         }
     }
-    if before.forward != now.forward {
+    if touched.forward.as_ref().is_some_and(|was| *was != now.forward) {
         line(text, format_args!("flush chain {TABLE} forward"));
         for rule in &now.forward {
             line(text, format_args!("add rule {TABLE} forward {rule}"));
         }
     }
     for (map, entries) in &now.subjects {
-        let had = before.subjects.get(map);
-        let is_old = |key: &String, value: &String| had.and_then(|had| had.get(key)) == Some(value);
-        let gone = had.into_iter().flatten().filter(|(key, value)| entries.get(*key) != Some(*value));
-        elements(text, "delete", map, gone.map(|(key, _)| key.clone()));
-        let come = entries.iter().filter(|(key, value)| !is_old(key, value));
-        elements(text, "add", map, come.map(|(key, value)| format!("{key} : {value}")));
+        let of_map = || touched.subjects.range((*map, IpAddr::from([0; 4]))..).take_while(|((of, _), _)| of == map);
+        let is_other = |address: &IpAddr, was: &Option<String>| entries.get(address) != was.as_ref();
+        let gone = of_map().filter(|((_, address), was)| was.is_some() && is_other(address, was));
+        elements(text, "delete", map, gone.map(|((_, address), _)| address.to_string()));
+        let come = of_map().filter(|((_, address), was)| is_other(address, was));
+        let come = come.filter_map(|((_, address), _)| Some(format!("{address} : {}", entries.get(address)?)));
+        elements(text, "add", map, come);
     }
-    let gone: Vec<&String> = before.chains.keys().filter(|name| !now.chains.contains_key(*name)).collect();
-    for name in &gone {
+    let gone = || {
+        let all = touched.chains.iter().filter(|(name, was)| was.is_some() && !now.chains.contains_key(*name));
+        all.map(|(name, _)| name)
+    };
+    for name in gone() {
         line(text, format_args!("flush chain {TABLE} {name}"));
     }
-    for name in &gone {
+    for name in gone() {
         line(text, format_args!("delete chain {TABLE} {name}"));
     }
-    for name in before.sets.keys().filter(|name| !now.sets.contains_key(*name)) {
-        line(text, format_args!("delete set {TABLE} {name}"));
+    for (name, was) in &touched.sets {
+        if !matches!(was, Was::Absent) && !now.sets.contains_key(name) {
+            line(text, format_args!("delete set {TABLE} {name}"));
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! Keeps the node's table in step with the API.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use client::{Client, Event, Gvr, Informer, InformerFactory, ListParams, Object, object_key};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject};
+use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod as PodObject};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -18,10 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Config;
 use crate::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
-use crate::plan::{Announced, Plan, plan};
-use crate::program::{afresh, change};
+use crate::conditions;
+use crate::plan::{Announced, Planner};
+use crate::program::{afresh, change, closing};
 use crate::registration::{self, Call};
-use crate::world::{Pod, Policy, World};
+use crate::world::{Labels, Node, Pod, Policy};
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 /// Everything is programmed afresh this often, in case somebody else changed it.
@@ -45,25 +47,21 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     let policies: Informer<NetworkPolicy> = informers.informer();
     let service = format!("kubernetes.io/service-name={}", DNS.1);
     let slices: Informer<EndpointSlice> = informers.namespaced(DNS.0, ListParams::labels(service));
-    follow(&pods, &shared, |world, key, pod| keep(&mut world.pods, key, pod.map(|pod| Arc::new(Pod::new(pod)))));
-    follow(&namespaces, &shared, |world, key, namespace| {
-        keep(
-            &mut world.namespaces,
-            key,
-            namespace.map(|namespace| namespace.metadata.labels.clone().unwrap_or_default()),
-        )
+    follow(&pods, &shared, |news, key, pod| {
+        news.pods.insert(key, pod.map(|pod| Arc::new(Pod::new(pod))));
     });
-    follow(&policies, &shared, |world, key, policy| {
-        keep(&mut world.policies, key, policy.map(|policy| Arc::new(Policy::new(policy))))
+    follow(&namespaces, &shared, |news, key, namespace| {
+        let labels = namespace.map(|namespace| namespace.metadata.labels.clone().unwrap_or_default());
+        news.namespaces.insert(key, labels);
     });
-    follow(&slices, &shared, |world, key, slice| {
+    follow(&policies, &shared, |news, key, policy| {
+        news.policies.insert(key, policy.map(|policy| Arc::new(Policy::new(policy))));
+    });
+    follow(&slices, &shared, |news, key, slice| {
         let labels = [("k8s-app".to_owned(), DNS.1.to_owned())].into();
         // No pod can have such a name.
-        keep(
-            &mut world.pods,
-            format!("{key}/endpoint"),
-            slice.and_then(|slice| Pod::stand_in(slice, labels)).map(Arc::new),
-        )
+        let key = format!("{key}/endpoint");
+        news.pods.insert(key, slice.and_then(|slice| Pod::stand_in(slice, labels)).map(Arc::new));
     });
     let definition = ListParams::fields(format!("metadata.name={PLURAL}.{GROUP}"));
     let definitions: Informer<CustomResourceDefinition> = informers.filtered(definition);
@@ -88,17 +86,24 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     }
     tasks.spawn(registration::serve(registration::listen(&config.socket)?, sender));
 
-    let mut enforcer = Enforcer { config, programmed: None, announced: Vec::new(), waiting: Vec::new() };
+    let planner = Planner::new(&config.node_name, &config.bridge);
+    let mut enforcer = Enforcer { planner, is_programmed: false, waiting: Vec::new() };
     let (mut failures, mut fresh_at) = (0, Instant::now() + RESYNC_INTERVAL);
     loop {
         drop(cluster_policies.follow(has_cluster_policies.load(Ordering::Acquire), &shared, &mut tasks, &stop));
-        let world = shared.world.lock().clone();
-        match enforcer.program(&world).await {
+        let news = std::mem::take(&mut *shared.news.lock());
+        // A panic inside would leave half a plan: whoever started us begins anew.
+        let programmed = tokio::task::spawn_blocking(move || {
+            let result = enforcer.program(news);
+            (enforcer, result)
+        });
+        let result;
+        (enforcer, result) = programmed.await?;
+        match result {
             Ok(()) => failures = 0,
             Err(error) => {
                 // The transaction did nothing, and what is in the kernel may not be what we think: begin afresh.
-                tracing::error!(error, "programming network policies failed");
-                enforcer.programmed = None;
+                tracing::error!(%error, "programming network policies failed");
                 failures += 1;
                 let delay = client::backoff::exponential(RETRY.0, RETRY.1, failures);
                 tokio::select! {
@@ -122,7 +127,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
         }
         if Instant::now() >= fresh_at {
             see_bridged_packets();
-            enforcer.programmed = None;
+            enforcer.is_programmed = false;
             fresh_at = Instant::now() + RESYNC_INTERVAL;
         }
     }
@@ -143,23 +148,57 @@ fn see_bridged_packets() {
 
 #[derive(Default)]
 struct Shared {
-    world: Mutex<World>,
+    news: Mutex<News>,
     changed: Notify,
 }
 
-/// Applies an informer's events; only those that change what policies can know wake anybody.
+/// The last that was heard of each object since it was asked for. None: it is gone.
+#[derive(Default)]
+struct News {
+    pods: BTreeMap<String, Option<Arc<Pod>>>,
+    namespaces: BTreeMap<String, Option<Labels>>,
+    policies: BTreeMap<String, Option<Arc<Policy>>>,
+    nodes: BTreeMap<String, Option<Arc<Node>>>,
+    cluster_policies: BTreeMap<String, Option<Arc<ClusterPolicy>>>,
+    /// Those that were known before are gone, and nodes are not followed any more.
+    has_no_cluster_policies: bool,
+}
+
+impl News {
+    fn tell(self, planner: &mut Planner) {
+        for (key, namespace) in self.namespaces {
+            planner.set_namespace(&key, namespace);
+        }
+        for (key, pod) in self.pods {
+            planner.set_pod(&key, pod);
+        }
+        if self.has_no_cluster_policies {
+            planner.forget_cluster_policies();
+        }
+        for (key, node) in self.nodes {
+            planner.set_node(&key, node);
+        }
+        for (key, policy) in self.cluster_policies {
+            planner.set_cluster_policy(&key, policy);
+        }
+        for (key, policy) in self.policies {
+            planner.set_policy(&key, policy);
+        }
+    }
+}
+
+/// Takes down what an informer's events say.
 fn follow<K: Object>(
     informer: &Informer<K>,
     shared: &Arc<Shared>,
-    apply: impl Fn(&mut World, String, Option<&K>) -> bool + Send + Sync + 'static,
+    note: impl Fn(&mut News, String, Option<&K>) + Send + Sync + 'static,
 ) {
     let shared = shared.clone();
     informer.subscribe(move |event| {
         let object = event.object();
         let present = (!matches!(event, Event::Deleted(_))).then_some(&**object);
-        if apply(&mut shared.world.lock(), object_key(&**object), present) {
-            shared.changed.notify_one();
-        }
+        note(&mut shared.news.lock(), object_key(&**object), present);
+        shared.changed.notify_one();
     });
 }
 
@@ -187,7 +226,7 @@ fn follow_definition(
     });
 }
 
-/// ClusterNetworkPolicies, followed while the cluster has the kind.
+/// ClusterNetworkPolicies, and the nodes that they may name, followed while the cluster has the kind.
 struct ClusterPolicies {
     client: Client,
     following: Option<CancellationToken>,
@@ -207,42 +246,55 @@ impl ClusterPolicies {
         }
         if let Some(following) = self.following.take() {
             following.cancel();
-            shared.world.lock().cluster_policies.clear();
+            let mut news = shared.news.lock();
+            news.cluster_policies.clear();
+            news.nodes.clear();
+            news.has_no_cluster_policies = true;
+            shared.changed.notify_one();
             return None;
         }
         let token = stop.child_token();
-        let api = self.client.view::<ClusterNetworkPolicy>(&Gvr::new(GROUP, VERSION, PLURAL), None);
-        let informer = Informer::new(api, ListParams::default());
+        // Only these policies name nodes, which are many and change often.
+        let nodes: Informer<NodeObject> = Informer::new(self.client.all(), ListParams::default());
         let gone = token.clone();
-        follow(&informer, shared, move |world, key, policy| {
-            let policy = policy.map(|policy| Arc::new(ClusterPolicy::new(policy)));
+        follow(&nodes, shared, move |news, key, node| {
+            if !gone.is_cancelled() {
+                news.nodes.insert(key, node.map(|node| Arc::new(Node::new(node))));
+            }
+        });
+        let (known, until) = (nodes.clone(), token.clone());
+        tasks.spawn(async move { nodes.run(until).await });
+        let api = self.client.view::<ClusterNetworkPolicy>(&Gvr::new(GROUP, VERSION, PLURAL), None);
+        let informer = Informer::new(api.clone(), ListParams::default());
+        let gone = token.clone();
+        let (reporter, objects) = conditions::channel();
+        follow(&informer, shared, move |news, key, object| {
             // A late event of those that are not followed any more says nothing.
-            !gone.is_cancelled() && keep(&mut world.cluster_policies, key, policy)
+            if !gone.is_cancelled() {
+                reporter.note(&key, object);
+                news.cluster_policies.insert(key, object.map(|object| Arc::new(ClusterPolicy::new(object))));
+            }
+        });
+        let reported = token.clone();
+        tasks.spawn(async move {
+            reported.run_until_cancelled(conditions::report(api, objects)).await;
         });
         self.following = Some(token.clone());
         let followed = informer.clone();
-        tasks.spawn(async move { followed.run(token).await });
+        tasks.spawn(async move {
+            // What is denied by nodes is denied once they are known.
+            if token.run_until_cancelled(known.synced()).await.is_some() {
+                followed.run(token).await;
+            }
+        });
         Some(informer)
     }
 }
 
-/// Puts a value in its place, or takes it out; whether that changed anything.
-fn keep<V: PartialEq>(map: &mut std::collections::BTreeMap<String, V>, key: String, value: Option<V>) -> bool {
-    match value {
-        Some(value) if map.get(&key) == Some(&value) => false,
-        Some(value) => {
-            map.insert(key, value);
-            true
-        }
-        None => map.remove(&key).is_some(),
-    }
-}
-
 struct Enforcer {
-    config: Config,
-    /// `None`: the kernel's state is unknown and everything is programmed afresh.
-    programmed: Option<Plan>,
-    announced: Vec<Announced>,
+    planner: Planner,
+    /// Whether the kernel holds what the planner was last told that it does; otherwise everything is programmed afresh.
+    is_programmed: bool,
     waiting: Vec<Waiting>,
 }
 
@@ -257,45 +309,53 @@ struct Waiting {
 impl Enforcer {
     fn hear(&mut self, Call { announcement, done }: Call) {
         let pod = format!("{}/{}", announcement.namespace, announcement.name);
-        // The end of a pod that was replaced by one of the same name says nothing about the other.
-        let gives_back = announcement.addresses.is_empty();
-        self.announced.retain(|known| known.pod != pod || (gives_back && known.uid != announcement.uid));
-        if !gives_back {
-            // Whoever had these addresses is gone.
-            self.announced.retain(|known| !known.addresses.iter().any(|had| announcement.addresses.contains(had)));
-            let (uid, addresses) = (announcement.uid.clone(), announcement.addresses);
-            self.announced.push(Announced { pod: pod.clone(), uid, addresses });
+        let uid = announcement.uid;
+        // Announcements stay until the pod has given its addresses back: a pod may run on after its object is gone.
+        match announcement.addresses.is_empty() {
+            true => self.planner.withdraw(&pod, &uid),
+            false => {
+                let (pod, uid, addresses) = (pod.clone(), uid.clone(), announcement.addresses);
+                self.planner.announce(Announced { pod, uid, addresses });
+            }
         }
-        self.waiting.push(Waiting { pod, uid: announcement.uid, until: Instant::now() + POD_TIMEOUT, done });
+        self.waiting.push(Waiting { pod, uid, until: Instant::now() + POD_TIMEOUT, done });
     }
 
-    async fn program(&mut self, world: &World) -> Result<(), String> {
-        // Announcements stay until the pod has given its addresses back: a pod may run on after its object is gone.
-        let (of, node, bridge) = (world.clone(), self.config.node_name.clone(), self.config.bridge.clone());
-        let announced = self.announced.clone();
-        let wanted = tokio::task::spawn_blocking(move || plan(&of, &node, &bridge, &announced)).await;
-        let wanted = wanted.map_err(|panic| panic.to_string())?;
-        let text = match &self.programmed {
-            Some(programmed) => change(programmed, &wanted),
-            None => afresh(&wanted),
+    /// Brings the kernel in step with what is known. Blocking.
+    fn program(&mut self, news: News) -> Result<(), netlink::nft::Error> {
+        news.tell(&mut self.planner);
+        self.planner.settle();
+        let (touched, plan) = (self.planner.touched(), self.planner.plan());
+        let text = match self.is_programmed {
+            true => change(touched, plan),
+            false => afresh(plan),
         };
-        if !text.is_empty() {
-            let told = tokio::task::spawn_blocking(move || netlink::nft::apply(&text)).await;
-            told.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())?;
+        if !text.is_empty()
+            && let Err(error) = netlink::nft::apply(&text)
+        {
+            self.is_programmed = false;
+            // Nothing of it was done. Whoever it concerns gets neither the old rules nor none.
+            let text = closing(touched, plan);
+            if !text.is_empty()
+                && let Err(error) = netlink::nft::apply(&text)
+            {
+                tracing::error!(%error, "pods that changed network policies concern could not be closed");
+            }
+            return Err(error);
         }
-        self.programmed = Some(wanted);
-        self.answer(world);
+        self.is_programmed = true;
+        self.planner.is_programmed();
+        self.answer();
         Ok(())
     }
 
-    /// Lets pods start whose rules are in place. One that is not shown yet is closed, or in a namespace without policies.
-    fn answer(&mut self, world: &World) {
+    /// Lets pods start whose rules are in place. One that is not shown yet is closed, or there is no policy that could concern
+    /// it.
+    fn answer(&mut self) {
         let now = Instant::now();
         for waiting in std::mem::take(&mut self.waiting) {
-            let node = &self.config.node_name;
-            let shown = world.pods.get(&waiting.pod);
-            let is_shown = shown.is_some_and(|pod| pod.uid == waiting.uid && pod.node == *node);
-            let is_free = !self.announced.iter().any(|told| told.pod == waiting.pod && told.uid == waiting.uid);
+            let is_shown = self.planner.is_shown(&waiting.pod, &waiting.uid);
+            let is_free = !self.planner.is_announced(&waiting.pod, &waiting.uid);
             if is_shown || is_free || now >= waiting.until {
                 // The plug-in may have given up.
                 let _gone = waiting.done.send(());

@@ -1,5 +1,6 @@
 //! Pods, namespaces and policies, as far as a decision depends on them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,6 +18,9 @@ use crate::cluster_policy::{ClusterPolicy, ClusterRule, Tier};
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
+/// The label that every namespace has.
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
 /// Everything by `namespace/name`, namespaces by name.
 #[derive(Clone, Debug, Default)]
 pub struct World {
@@ -25,6 +29,26 @@ pub struct World {
     pub policies: BTreeMap<String, Arc<Policy>>,
     /// By name.
     pub cluster_policies: BTreeMap<String, Arc<ClusterPolicy>>,
+    /// By name.
+    pub nodes: BTreeMap<String, Arc<Node>>,
+}
+
+/// A node as a peer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Node {
+    pub labels: Labels,
+    /// All that its status names.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Node {
+    pub fn new(node: &v1::Node) -> Self {
+        let named = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+        let mut addresses: Vec<IpAddr> = named.filter_map(|named| named.address.parse().ok()).collect();
+        addresses.sort();
+        addresses.dedup();
+        Self { labels: node.metadata.labels.clone().unwrap_or_default(), addresses }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -103,6 +127,8 @@ pub enum Peer {
         range: Cidr,
         except: Vec<Cidr>,
     },
+    /// The addresses of these nodes.
+    Nodes(Selector),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -282,31 +308,32 @@ impl Port {
 
 impl World {
     /// The labels of a namespace; every one has its name among them, also before we have heard of it.
-    pub fn namespace_labels(&self, name: &str) -> Labels {
-        let mut labels = self.namespaces.get(name).cloned().unwrap_or_default();
-        labels.entry("kubernetes.io/metadata.name".to_owned()).or_insert_with(|| name.to_owned());
-        labels
+    pub fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
+        match self.namespaces.get(name) {
+            Some(labels) if labels.contains_key(NAME_LABEL) => Cow::Borrowed(labels),
+            labels => {
+                let mut labels = labels.cloned().unwrap_or_default();
+                labels.insert(NAME_LABEL.to_owned(), name.to_owned());
+                Cow::Owned(labels)
+            }
+        }
+    }
+
+    /// The pods of a namespace.
+    pub fn pods_in(&self, namespace: &str) -> impl Iterator<Item = (&String, &Arc<Pod>)> {
+        in_namespace(&self.pods, namespace)
     }
 
     /// Policies that select a pod and speak of a direction.
     pub fn policies_of<'a>(&'a self, pod: &'a Pod, direction: Direction) -> impl Iterator<Item = &'a Arc<Policy>> {
-        let in_namespace = format!("{}/", pod.namespace);
-        let of_namespace =
-            self.policies.range(in_namespace.clone()..).take_while(move |(key, _)| key.starts_with(&in_namespace));
-        of_namespace
+        in_namespace(&self.policies, &pod.namespace)
             .map(|(_, policy)| policy)
             .filter(move |policy| policy.rules(direction).is_some() && policy.selects(pod))
     }
 
-    /// Whether a pod of a namespace could be selected by a policy, whatever its labels.
+    /// Whether a pod of a namespace could be selected by one of its policies, whatever its labels.
     pub fn has_policies(&self, namespace: &str) -> bool {
-        let prefix = format!("{namespace}/");
-        let labels = self.namespaces.get(namespace).map(|_| self.namespace_labels(namespace));
-        // One that is not known may have any labels.
-        let may_select =
-            |policy: &ClusterPolicy| labels.as_ref().is_none_or(|labels| policy.namespaces.matches(Some(labels)));
-        self.policies.range(prefix.clone()..).next().is_some_and(|(key, _)| key.starts_with(&prefix))
-            || self.cluster_policies.values().any(|policy| may_select(policy))
+        in_namespace(&self.policies, namespace).next().is_some()
     }
 
     /// The rules of a tier for a pod in the order in which they are asked, each with its policy.
@@ -334,7 +361,21 @@ impl World {
             Peer::Pods { namespaces: Some(namespaces), pods } => {
                 namespaces.matches(Some(&self.namespace_labels(&pod.namespace))) && pods.matches(Some(&pod.labels))
             }
-            Peer::Block { .. } => false,
+            Peer::Block { .. } | Peer::Nodes(_) => false,
         }
     }
+
+    /// Whether an address is that of one of these nodes.
+    pub fn is_node(&self, address: IpAddr, nodes: &Selector) -> bool {
+        self.nodes.values().any(|node| node.addresses.contains(&address) && nodes.matches(Some(&node.labels)))
+    }
+}
+
+/// What is in a namespace, of what has `namespace/name` as its key.
+fn in_namespace<'a, V>(
+    all: &'a BTreeMap<String, V>,
+    namespace: &str,
+) -> impl Iterator<Item = (&'a String, &'a V)> + use<'a, V> {
+    let prefix = format!("{namespace}/");
+    all.range(prefix.clone()..).take_while(move |(key, _)| key.starts_with(&prefix))
 }

@@ -156,6 +156,7 @@ pub(crate) fn start_dns(
         Some(resolvers) => resolvers.clone(),
         None => dns::resolvers(Path::new("/etc/resolv.conf"))?,
     };
+    config.search = dns::search_domains(Path::new("/etc/resolv.conf"))?;
     let (node, name) = (clients.kubelet, settings.name.clone());
     components.supervise("dns", move |stop| dns_service::run_on_node(config.clone(), node.clone(), name.clone(), stop));
     Ok(())

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use client::{Client, Gvr, ListParams};
-use k8s_openapi::api::core::v1::{Namespace, Pod as PodObject};
+use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod as PodObject};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use policy::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use policy::decision::{Decision, End, decide};
-use policy::world::{Direction, Pod, Policy, Protocol, World};
+use policy::world::{Direction, Node, Pod, Policy, Protocol, World};
 
 use super::Cause;
 
@@ -56,6 +56,8 @@ async fn world(client: &Client) -> Result<World> {
     let pods = client.all::<PodObject>().list(&all).await?.items;
     let namespaces = client.all::<Namespace>().list(&all).await?.items;
     let policies = client.all::<NetworkPolicy>().list(&all).await?.items;
+    let nodes = client.all::<NodeObject>().list(&all).await?.items;
+    let nodes = nodes.iter().map(|node| (client::object_key(node), Arc::new(Node::new(node))));
     let pods = pods.iter().map(Pod::new).map(|pod| (pod.key(), Arc::new(pod)));
     let policies = policies.iter().map(Policy::new).map(|policy| (policy.key(), Arc::new(policy)));
     let namespaces = namespaces
@@ -74,6 +76,7 @@ async fn world(client: &Client) -> Result<World> {
         namespaces: namespaces.collect(),
         policies: policies.collect(),
         cluster_policies: of_cluster.collect(),
+        nodes: nodes.collect(),
     })
 }
 
@@ -161,6 +164,7 @@ mod tests {
             namespaces: Default::default(),
             policies: [policy("allow", allow)].into(),
             cluster_policies: Default::default(),
+            ..World::default()
         };
         let said = |world: &World, from: &str, to: &str, port| {
             let cause = cause(world, &format!("default/{from}"), &format!("default/{to}"), Protocol::Tcp, port);

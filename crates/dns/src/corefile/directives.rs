@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::syntax::{Directive, Line, ServerBlock};
 use super::{
-    Cache, Fallthrough, Forward, Kubernetes, Log, NameOptions, Pods, Policy, Refusal, Server, Surroundings, name, zone,
+    Cache, Fallthrough, Forward, Kubernetes, Log, NameOptions, Pods, Policy, Refusal, Server, Surroundings, Transfer,
+    name, zone,
 };
 use crate::forward::is_own;
 use crate::hosts::Hosts;
@@ -52,8 +53,15 @@ pub(super) fn read(block: ServerBlock, surroundings: Surroundings<'_>) -> Result
             "cache" => server.cache = Some(cache(directive)?),
             "log" => server.log = Some(log(directive, zones)?),
             "loadbalance" => server.rotates = loadbalance(directive)?,
+            "autopath" => server.autopath = Some(autopath(directive, zones)?),
+            "transfer" => server.transfer = Some(transfer(directive, zones)?),
             _ => return Err(Refusal::at(line, format!("Unknown directive '{name}'"))),
         }
+    }
+    if let Some(directive) = block.directives.iter().find(|directive| directive.name == "autopath")
+        && server.kubernetes.as_ref().is_none_or(|kubernetes| kubernetes.names.pods != Pods::Verified)
+    {
+        return directive.refuse("@kubernetes needs the plugin kubernetes with 'pods verified' in this server block");
     }
     Ok(server)
 }
@@ -326,6 +334,38 @@ fn log(directive: &Directive, zones: Vec<hickory_proto::rr::Name>) -> Result<Log
     Ok(log)
 }
 
+/// `autopath [ZONE...] @kubernetes`
+fn autopath(
+    directive: &Directive,
+    zones: Vec<hickory_proto::rr::Name>,
+) -> Result<Vec<hickory_proto::rr::Name>, Refusal> {
+    match directive.args.split_last() {
+        Some((source, of)) if source == "@kubernetes" => directive.zones(directive.line, of, &zones),
+        Some((source, _)) => directive.refuse(format!("{source}: search paths are those of pods, @kubernetes")),
+        None => directive.refuse("no resolv-conf specified"),
+    }
+}
+
+fn transfer(directive: &Directive, zones: Vec<hickory_proto::rr::Name>) -> Result<Transfer, Refusal> {
+    let zones = directive.zones(directive.line, &directive.args, &zones)?;
+    let mut transfer = Transfer { zones, ..Transfer::default() };
+    for line in &directive.body {
+        let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
+        let ["to", to @ ..] = words.as_slice() else { return directive.unknown(line) };
+        for word in to {
+            match (*word, address(word)) {
+                ("*", _) => transfer.to_everyone = true,
+                (_, Some(address)) => transfer.to.push(address.ip().to_canonical()),
+                (_, None) => return directive.refuse_line(line, format!("not an IP address: {word:?}")),
+            }
+        }
+    }
+    match transfer.to.is_empty() && !transfer.to_everyone {
+        true => directive.refuse("'to' is required"),
+        false => Ok(transfer),
+    }
+}
+
 fn loadbalance(directive: &Directive) -> Result<bool, Refusal> {
     match directive.args.first().map(String::as_str) {
         None | Some("round_robin") if directive.body.is_empty() => Ok(true),
@@ -446,6 +486,19 @@ mod tests {
     fn what_is_not_known_is_refused_with_its_line() {
         for (text, expected) in [
             (". {\n errors\n whoami\n}", "Corefile:3 - Error during parsing: Unknown directive 'whoami'"),
+            (
+                ". {\n autopath /etc/resolv.conf\n}",
+                "Corefile:2 - Error during parsing: plugin/autopath: /etc/resolv.conf: search paths are those of pods, @kubernetes",
+            ),
+            (
+                ". {\n autopath @kubernetes\n kubernetes cluster.local {\n  pods insecure\n }\n}",
+                "Corefile:2 - Error during parsing: plugin/autopath: @kubernetes needs the plugin kubernetes with 'pods verified' in this server block",
+            ),
+            (". {\n transfer\n}", "Corefile:2 - Error during parsing: plugin/transfer: 'to' is required"),
+            (
+                ". {\n transfer {\n  to somewhere\n }\n}",
+                "Corefile:3 - Error during parsing: plugin/transfer: not an IP address: \"somewhere\"",
+            ),
             (
                 ". {\n cache 30\n cache 40\n}",
                 "Corefile:3 - Error during parsing: plugin/cache: this plugin can only be used once per Server Block",

@@ -54,6 +54,23 @@ pub(crate) struct Server {
     pub(crate) log: Option<Log>,
     /// Whether the addresses of an answer take turns.
     pub(crate) rotates: bool,
+    /// Zones in whose names the search path of the client's pod is walked for it.
+    pub(crate) autopath: Option<Vec<Name>>,
+    pub(crate) transfer: Option<Transfer>,
+}
+
+/// Who may have all records of a zone.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Transfer {
+    pub(crate) zones: Vec<Name>,
+    pub(crate) to: Vec<IpAddr>,
+    pub(crate) to_everyone: bool,
+}
+
+impl Transfer {
+    pub(crate) fn allows(&self, zone: &Name, client: IpAddr) -> bool {
+        self.zones.iter().any(|of| of.zone_of(zone)) && (self.to_everyone || self.to.contains(&client.to_canonical()))
+    }
 }
 
 /// Names that fall through to what comes next.

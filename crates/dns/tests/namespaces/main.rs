@@ -334,6 +334,57 @@ fn a_corefile_says_how_names_are_answered() {
 }
 
 #[test]
+fn zones_are_transferred_and_search_paths_walked() {
+    with_server(|api| {
+        let mut map = named("ConfigMap", "coredns", json!({}));
+        map["metadata"]["namespace"] = json!("kube-system");
+        let corefile = ".:53 {
+            autopath @kubernetes
+            transfer cluster.local {
+                to 192.0.2.99
+            }
+            kubernetes cluster.local {
+                pods verified
+            }
+            forward . /etc/resolv.conf
+            cache 30
+        }";
+        map["data"] = json!({"Corefile": corefile});
+        // Those who ask from here are a pod of `ns`.
+        let mut pod = named("Pod", "p", json!({}));
+        pod["status"] = json!({"podIPs": [{"ip": "127.0.0.1"}]});
+        api.put("pods", pod);
+        api.put("configmaps", map);
+        until_short("foo.example.com.ns.svc.cluster.local A", "192.0.2.1 | foo.example.com.");
+        let answer = dig("+noall +answer +nottlid web.ns.ns.svc.cluster.local A");
+        let words: Vec<&str> = answer.split_whitespace().collect();
+        let expected = ["web.ns.ns.svc.cluster.local.", "IN", "CNAME", "web.ns.svc.cluster.local."];
+        assert_eq!(words[..4], expected, "{answer}");
+        // From another address, and for another pod, nothing is walked.
+        assert_eq!(short("-b 192.0.2.99 foo.example.com.ns.svc.cluster.local A"), "");
+        assert_eq!(short("foo.example.com.other.svc.cluster.local A"), "");
+        assert_eq!(short("foo.example.com A"), "192.0.2.1");
+
+        let zone = dig("-b 192.0.2.99 +onesoa cluster.local AXFR");
+        for record in [
+            "web.ns.svc.cluster.local.",
+            "db-0.db.ns.svc.cluster.local.",
+            "_pg._tcp.db.ns.svc.cluster.local.",
+            "10-42-7-200.many.ns.svc.cluster.local.",
+        ] {
+            assert!(zone.lines().any(|line| line.starts_with(record)), "{record} in\n{zone}");
+        }
+        // More than one message has room for.
+        assert!(
+            zone.contains("messages") && zone.lines().filter(|line| line.contains("many.ns")).count() >= 400,
+            "{zone}"
+        );
+        assert!(dig("cluster.local AXFR").contains("Transfer failed"));
+        assert!(dig("-b 192.0.2.99 ns.svc.cluster.local AXFR").contains("Transfer failed"));
+    });
+}
+
+#[test]
 fn health_and_metrics_have_corednss_names() {
     with_server(|_| {
         let ask = |url: &str| run("curl", &["-s", "-w", " %{http_code}", url]);

@@ -58,6 +58,10 @@ impl AccessLog {
         Ok(Self { lines: Some(lines), dropped })
     }
 
+    pub(crate) fn is_on(&self) -> bool {
+        self.lines.is_some()
+    }
+
     pub(crate) fn write(&self, entry: &Entry<'_>) {
         let Some(lines) = &self.lines else { return };
         if lines.try_send(line(entry, jiff::Timestamp::now())).is_err() {

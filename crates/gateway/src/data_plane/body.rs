@@ -38,7 +38,7 @@ impl std::error::Error for Broken {}
 
 /// The body of a request, which several attempts may be given in turn. Only the first frame that is taken settles whose it is.
 #[derive(Clone)]
-pub(crate) struct RequestBody(Arc<Mutex<Reading>>);
+pub(crate) struct RequestBody(Option<Arc<Mutex<Reading>>>);
 
 struct Reading {
     body: Option<Source>,
@@ -79,25 +79,34 @@ impl Source {
 
 impl RequestBody {
     pub(crate) fn new(body: Incoming, limit: Option<u64>, silence: Duration) -> Self {
-        let left = limit.unwrap_or(u64::MAX);
-        let body = Some(body).filter(|body| !body.is_end_stream()).map(Source::Client);
-        Self(Arc::new(Mutex::new(Reading { body, has_begun: false, left, broken: None, silence, deadline: None })))
+        Self::of(Source::Client(body), limit.unwrap_or(u64::MAX), silence)
     }
 
     /// One that is all there already.
     pub(crate) fn whole(bytes: Bytes) -> Self {
-        let body = Some(Source::Whole(Full::new(bytes))).filter(|body| !body.is_end_stream());
-        let (left, silence) = (u64::MAX, Duration::ZERO);
-        Self(Arc::new(Mutex::new(Reading { body, has_begun: false, left, broken: None, silence, deadline: None })))
+        Self::of(Source::Whole(Full::new(bytes)), u64::MAX, Duration::ZERO)
+    }
+
+    /// Most requests have none, and need nothing kept for it.
+    fn of(body: Source, left: u64, silence: Duration) -> Self {
+        let is_some = !body.is_end_stream();
+        let reading = || Reading { body: Some(body), has_begun: false, left, broken: None, silence, deadline: None };
+        Self(is_some.then(|| Arc::new(Mutex::new(reading()))))
     }
 
     /// Whether any of it was given away.
     pub(crate) fn has_begun(&self) -> bool {
-        self.0.lock().has_begun
+        self.0.as_ref().is_some_and(|reading| reading.lock().has_begun)
+    }
+
+    /// Whether all of it was given away.
+    pub(crate) fn has_ended(&self) -> bool {
+        let is_over = |reading: &Arc<Mutex<Reading>>| reading.lock().body.as_ref().is_none_or(Source::is_end_stream);
+        self.0.as_ref().is_none_or(is_over)
     }
 
     pub(crate) fn broken(&self) -> Option<Broken> {
-        self.0.lock().broken
+        self.0.as_ref().and_then(|reading| reading.lock().broken)
     }
 }
 
@@ -106,7 +115,8 @@ impl Body for RequestBody {
     type Error = Broken;
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let mut reading = self.0.lock();
+        let Some(reading) = &self.0 else { return Poll::Ready(None) };
+        let mut reading = reading.lock();
         let reading = &mut *reading;
         reading.has_begun = true;
         let Some(body) = reading.body.as_mut() else { return Poll::Ready(None) };
@@ -140,11 +150,12 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.lock().body.as_ref().is_none_or(Source::is_end_stream)
+        self.has_ended()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.lock().body.as_ref().map_or_else(|| SizeHint::with_exact(0), Source::size_hint)
+        let hint = |reading: &Arc<Mutex<Reading>>| reading.lock().body.as_ref().map(Source::size_hint);
+        self.0.as_ref().and_then(hint).unwrap_or_else(|| SizeHint::with_exact(0))
     }
 }
 
@@ -185,7 +196,14 @@ impl Body for AnswerBody {
                     *lease = None;
                     return Poll::Ready(Some(Err("the exchange took too long".into())));
                 }
-                let frame = std::task::ready!(Pin::new(&mut *body).poll_frame(context));
+                let mut frame = Pin::new(&mut *body).poll_frame(context);
+                if frame.is_pending()
+                    && let Some(lease) = lease
+                {
+                    lease.drive(context);
+                    frame = Pin::new(&mut *body).poll_frame(context);
+                }
+                let frame = std::task::ready!(frame);
                 let has_ended = frame.is_none() || body.is_end_stream();
                 if matches!(frame, None | Some(Ok(_)))
                     && has_ended

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, request};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version, header, request};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::access_log::Entry;
 use super::body::{AnswerBody, Broken, RequestBody};
-use super::headers::{edit, join_cookies, remove_of_connection, set_forwarded, wanted_upgrade};
+use super::headers::{Forwarded, edit, join_cookies, remove_of_connection, wanted_upgrade};
 use super::pool::{ConnectError, Failure, Lease};
 use super::request::{Target, check};
 use super::{DataPlane, streams};
@@ -39,6 +39,7 @@ pub(crate) struct Arrival {
     pub(crate) is_secure: bool,
     /// What the client asked for before there was a request.
     pub(crate) server_name: Option<Arc<str>>,
+    pub(crate) forwarded: Forwarded,
 }
 
 /// An answer of our own.
@@ -82,12 +83,15 @@ impl DataPlane {
         let (mut parts, body) = request.into_parts();
         let is_head = parts.method == http::Method::HEAD;
         let table = self.table.load_full();
-        let (method, agent) = (parts.method.clone(), parts.headers.get(header::USER_AGENT).cloned());
         let checked = check(&parts);
-        let (host, path) = match &checked {
-            Ok(target) => (target.host.clone(), target.path.clone()),
-            Err(_) => (String::new(), parts.uri.path().to_owned()),
-        };
+        // What is used up on the way.
+        let logged = self.log.is_on().then(|| {
+            let (host, path) = match &checked {
+                Ok(target) => (target.host.clone(), target.path.clone()),
+                Err(_) => (String::new(), parts.uri.path().to_owned()),
+            };
+            (parts.method.clone(), host, path, parts.headers.get(header::USER_AGENT).cloned())
+        });
         let mut found_route = None;
         let mut response = match checked {
             Err((code, why)) => closing(text(code, why)),
@@ -106,14 +110,16 @@ impl DataPlane {
             *response.body_mut() = AnswerBody::Text(Full::default());
         }
         let (code, took) = (response.status().as_u16(), began.elapsed());
-        let route = found_route.as_ref().map_or("", |route| route.name.as_str());
         match &found_route {
             Some(route) => route.metrics.count(&self.metrics, &route.name, code, took),
             None => count_unrouted(&self.metrics, code),
         }
-        let agent = agent.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
-        let (client, seconds) = (arrival.client, took.as_secs_f64());
-        self.log.write(&Entry { client, method: &method, host: &host, path: &path, agent, route, code, seconds });
+        if let Some((method, host, path, agent)) = &logged {
+            let route = found_route.as_ref().map_or("", |route| route.name.as_str());
+            let agent = agent.as_ref().map_or(&b""[..], HeaderValue::as_bytes);
+            let (client, seconds) = (arrival.client, took.as_secs_f64());
+            self.log.write(&Entry { client, method, host, path, agent, route, code, seconds });
+        }
         response
     }
 }
@@ -214,7 +220,8 @@ impl Exchange<'_> {
                 Err(broken) => return refused(broken),
             };
         }
-        let head = match self.head(parts, backend, upgrade.clone(), all_filters()) {
+        let headers = std::mem::take(&mut parts.headers);
+        let head = match self.head(parts, headers, backend, upgrade.clone(), all_filters()) {
             Some(head) => head,
             None => return text(StatusCode::INTERNAL_SERVER_ERROR, "this route leads nowhere"),
         };
@@ -241,23 +248,18 @@ impl Exchange<'_> {
     fn head<'f>(
         &self,
         parts: &request::Parts,
+        headers: HeaderMap,
         backend: &Backend,
         upgrade: Option<HeaderValue>,
         filters: impl Iterator<Item = &'f Filter>,
     ) -> Option<request::Parts> {
         let (mut head, ()) = Request::new(()).into_parts();
         head.method = parts.method.clone();
-        head.headers = parts.headers.clone();
+        head.headers = headers;
         let headers = &mut head.headers;
         remove_of_connection(headers);
-        set_forwarded(
-            headers,
-            self.arrival.client.ip(),
-            self.arrival.is_secure,
-            &self.target.authority,
-            self.arrival.port,
-        );
         let mut host = HeaderValue::from_str(&self.target.authority).ok()?;
+        self.arrival.forwarded.set(headers, &host);
         let mut target = parts.uri.path_and_query().cloned()?;
         for filter in filters {
             match filter {
@@ -386,7 +388,8 @@ impl Exchange<'_> {
             if rand::random_range(0..of.max(1)) >= part || backend.endpoints.is_empty() {
                 continue;
             }
-            let Some(head) = self.head(parts, backend, None, filters.clone()) else { continue };
+            let headers = parts.headers.clone();
+            let Some(head) = self.head(parts, headers, backend, None, filters.clone()) else { continue };
             let request = Request::from_parts(head, RequestBody::whole(bytes.clone()));
             let (plane, backend) = (self.plane.clone(), backend.clone());
             self.plane.tasks.spawn(async move {

@@ -58,19 +58,35 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
 }
 
-/// Says who asked, in place of whatever the client says about that, in either spelling that programs confuse.
-pub(crate) fn set_forwarded(headers: &mut HeaderMap, client: IpAddr, is_secure: bool, host: &str, port: u16) {
-    for name in headers.keys().filter(|name| is_claim(name)).cloned().collect::<Vec<_>>() {
-        headers.remove(name);
+/// What backends are told about a connection, written once for all of its requests.
+#[derive(Clone)]
+pub(crate) struct Forwarded {
+    client: Option<HeaderValue>,
+    proto: HeaderValue,
+    port: HeaderValue,
+}
+
+impl Forwarded {
+    pub(crate) fn new(client: IpAddr, is_secure: bool, port: u16) -> Self {
+        Self {
+            client: HeaderValue::from_str(&client.to_canonical().to_string()).ok(),
+            proto: HeaderValue::from_static(if is_secure { "https" } else { "http" }),
+            port: port.into(),
+        }
     }
-    let client = client.to_canonical().to_string();
-    let proto = if is_secure { "https" } else { "http" };
-    let port = port.to_string();
-    for (name, value) in FORWARDED.iter().zip([client.as_str(), proto, host, port.as_str(), client.as_str()]) {
-        match HeaderValue::from_str(value) {
-            Ok(value) => headers.insert(HeaderName::from_static(name), value),
-            Err(_) => headers.remove(*name),
-        };
+
+    /// Says who asked, in place of whatever the client says about that, in either spelling that programs confuse.
+    pub(crate) fn set(&self, headers: &mut HeaderMap, host: &HeaderValue) {
+        for name in headers.keys().filter(|name| is_claim(name)).cloned().collect::<Vec<_>>() {
+            headers.remove(name);
+        }
+        headers.reserve(FORWARDED.len());
+        let (client, proto, port) = (self.client.as_ref(), Some(&self.proto), Some(&self.port));
+        for (name, value) in FORWARDED.iter().zip([client, proto, Some(host), port, client]) {
+            if let Some(value) = value {
+                headers.insert(HeaderName::from_static(name), value.clone());
+            }
+        }
     }
 }
 
@@ -138,7 +154,8 @@ mod tests {
             ("accept", "*/*"),
         ]);
         remove_of_connection(&mut map);
-        set_forwarded(&mut map, "::ffff:192.0.2.1".parse().unwrap(), true, "a.test", 443);
+        let forwarded = Forwarded::new("::ffff:192.0.2.1".parse().unwrap(), true, 443);
+        forwarded.set(&mut map, &HeaderValue::from_static("a.test"));
         let mut left: Vec<String> =
             map.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         left.sort();

@@ -15,7 +15,7 @@ mod request;
 mod streams;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -66,7 +66,7 @@ impl DataPlane {
         stop: CancellationToken,
     ) -> anyhow::Result<Arc<Self>> {
         let tasks = TaskTracker::new();
-        Ok(Arc::new(Self {
+        let plane = Arc::new(Self {
             table: ArcSwap::default(),
             pool: Pool::new(PoolMetrics::new(&metrics), tasks.clone()),
             log: AccessLog::open(access_log.map(PathBuf::as_path), &metrics)?,
@@ -74,7 +74,9 @@ impl DataPlane {
             limits,
             tasks,
             stop,
-        }))
+        });
+        plane.tasks.spawn(sweep(Arc::downgrade(&plane), plane.stop.clone()));
+        Ok(plane)
     }
 
     /// From the next request on, this is what is.
@@ -86,6 +88,15 @@ impl DataPlane {
         for gone in before.route_names().difference(&names) {
             forget_route(&self.metrics, gone);
         }
+    }
+}
+
+/// Closes idle connections to endpoints, for as long as there is somebody who has any.
+async fn sweep(plane: Weak<DataPlane>, stop: CancellationToken) {
+    let mut turns = tokio::time::interval(pool::IDLE_TIMEOUT / 2);
+    while stop.run_until_cancelled(turns.tick()).await.is_some() {
+        let Some(plane) = plane.upgrade() else { return };
+        plane.pool.sweep();
     }
 }
 

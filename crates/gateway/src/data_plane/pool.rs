@@ -1,15 +1,20 @@
 //! Connections to endpoints, kept open between requests.
 //!
-//! HTTP/1 has one request at a time: a connection is leased and comes back when the answer was read to its end. HTTP/2 has many
-//! on one. A request is sent again only if its connection failed before any of it was written.
+//! HTTP/1 has one request at a time: a connection is leased and comes back when the answer was read to its end. Whoever leases
+//! it drives it, so that an exchange is one task's work and nobody has to be woken for it; only what goes on beside the answer,
+//! such as a body that is still being sent, has a task of its own. HTTP/2 has many on one. A request is sent again only if its
+//! connection failed before any of it was written.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -27,15 +32,12 @@ use crate::table::{Backend, BackendProtocol, BackendTls, Table};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Kept open without a request for so long; shorter than servers usually do, so that ours is the first to close.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// For a connection whose answer was read to notice that.
-const SETTLE: Duration = Duration::from_millis(20);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Open connections without a request, per endpoint. What is more than these is closed.
 const MAX_IDLE: usize = 128;
 /// Headers of an answer.
 const MAX_HEADERS: u32 = 64 << 10;
 
-type Http1 = http1::SendRequest<RequestBody>;
 type Http2 = http2::SendRequest<RequestBody>;
 type Sent<S> = (Response<Incoming>, S);
 
@@ -85,17 +87,58 @@ pub(crate) struct Pool {
     tasks: TaskTracker,
 }
 
+/// A connection of HTTP/1. It does nothing that is not asked of it by [`Http1::drive`], unless a task has that to do.
+struct Http1 {
+    sender: http1::SendRequest<RequestBody>,
+    driver: Option<Driver>,
+}
+
+type Driver = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
+
+impl Http1 {
+    fn drive(&mut self, context: &mut Context<'_>) {
+        drive(&mut self.driver, context);
+    }
+}
+
+/// Reads and writes what can be at once.
+fn drive(driver: &mut Option<Driver>, context: &mut Context<'_>) {
+    if let Some(driving) = driver
+        && let Poll::Ready(ended) = driving.as_mut().poll(context)
+    {
+        *driver = None;
+        if let Err(error) = ended {
+            tracing::debug!(%error, "connection to an endpoint ended");
+        }
+    }
+}
+
 /// A connection on which an answer is being read.
 pub(crate) struct Lease {
-    sender: Http1,
+    connection: Http1,
     endpoint: Arc<Endpoint>,
 }
 
 impl Lease {
+    pub(crate) fn drive(&mut self, context: &mut Context<'_>) {
+        self.connection.drive(context);
+    }
+
+    /// Has a task drive the connection from now on.
+    pub(crate) fn entrust(&mut self, tasks: &TaskTracker) {
+        if let Some(driver) = self.connection.driver.take() {
+            tasks.spawn(async move {
+                if let Err(error) = driver.await {
+                    tracing::debug!(%error, "connection to an endpoint ended");
+                }
+            });
+        }
+    }
+
     pub(crate) fn give_back(self) {
         let mut idle = self.endpoint.idle.lock();
-        if !self.sender.is_closed() && idle.len() < MAX_IDLE {
-            idle.push((self.sender, Instant::now()));
+        if !self.connection.sender.is_closed() && idle.len() < MAX_IDLE {
+            idle.push((self.connection, Instant::now()));
         }
     }
 }
@@ -113,6 +156,19 @@ impl Pool {
         self.endpoints.lock().retain(|key, _| is_used(key));
     }
 
+    /// Closes connections that nobody has used for a while.
+    pub(crate) fn sweep(&self) {
+        let endpoints: Vec<Arc<Endpoint>> = self.endpoints.lock().values().cloned().collect();
+        for endpoint in endpoints {
+            let mut idle = endpoint.idle.lock();
+            let (kept, old): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut *idle).into_iter().partition(|(_, since)| since.elapsed() < IDLE_TIMEOUT);
+            *idle = kept;
+            drop(idle);
+            drop(old);
+        }
+    }
+
     /// Sends a request whose URI is a path (HTTP/1) or whole (HTTP/2).
     pub(crate) async fn send(
         &self,
@@ -124,8 +180,14 @@ impl Pool {
         let endpoint = self.endpoints.lock().entry((to, protocol, tls.map(|tls| tls.id))).or_default().clone();
         match protocol {
             BackendProtocol::Http1 => {
-                let (response, sender) = self.send_http1(&endpoint, to, tls, request).await?;
-                Ok((response, Some(Lease { sender, endpoint })))
+                let body = request.body().clone();
+                let (response, connection) = self.send_http1(&endpoint, to, tls, request).await?;
+                let mut lease = Lease { connection, endpoint };
+                // What is left of the body goes on while the answer waits for its reader, and so does another protocol.
+                if !body.has_ended() || response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    lease.entrust(&self.tasks);
+                }
+                Ok((response, Some(lease)))
             }
             BackendProtocol::Http2 => Ok((self.send_http2(&endpoint, to, tls, request).await?, None)),
         }
@@ -139,18 +201,27 @@ impl Pool {
         mut request: Request<RequestBody>,
     ) -> Result<Sent<Http1>, Failure> {
         loop {
-            let (mut sender, is_fresh) = match Self::idle(endpoint).await {
-                Some(sender) => {
+            let (mut connection, is_fresh) = match Self::idle(endpoint).await {
+                Some(connection) => {
                     self.metrics.reused.inc();
-                    (sender, false)
+                    (connection, false)
                 }
                 None => match self.connect_http1(endpoint, to, tls).await {
-                    Ok(sender) => (sender, true),
+                    Ok(connection) => (connection, true),
                     Err(error) => return Err(Failure::Connect(Box::new(request), error)),
                 },
             };
-            match sender.try_send_request(request).await {
-                Ok(response) => return Ok((response, sender)),
+            let answered = {
+                let mut exchange = pin!(connection.sender.try_send_request(request));
+                let driver = &mut connection.driver;
+                let exchange = poll_fn(|context| {
+                    drive(driver, context);
+                    exchange.as_mut().poll(context)
+                });
+                exchange.await
+            };
+            match answered {
+                Ok(response) => return Ok((response, connection)),
                 Err(error) => request = unsent(error, is_fresh)?,
             }
         }
@@ -159,16 +230,18 @@ impl Pool {
     /// A connection that waits for a request. The one used last is the likeliest to be open still.
     async fn idle(endpoint: &Endpoint) -> Option<Http1> {
         loop {
-            let (mut sender, since) = endpoint.idle.lock().pop()?;
+            let (mut connection, since) = endpoint.idle.lock().pop()?;
             if since.elapsed() >= IDLE_TIMEOUT {
-                // So are all below it.
-                endpoint.idle.lock().retain(|(_, since)| since.elapsed() < IDLE_TIMEOUT);
                 continue;
             }
-            // It may not have noticed yet that the last answer has ended. If it does not at once, the request is still being
-            // sent that was answered before its end, and nobody waits for that.
-            if let Ok(Ok(())) = tokio::time::timeout(SETTLE, sender.ready()).await {
-                return Some(sender);
+            // It has not noticed yet that the last answer has ended, or that its peer has left. If it is not ready then, a
+            // request is still being sent that was answered before its end, and nobody waits for that.
+            let is_ready = poll_fn(|context| {
+                connection.drive(context);
+                Poll::Ready(matches!(connection.sender.poll_ready(context), Poll::Ready(Ok(()))))
+            });
+            if is_ready.await {
+                return Some(connection);
             }
         }
     }
@@ -184,12 +257,7 @@ impl Pool {
         builder.max_header_size(MAX_HEADERS as usize);
         let made = builder.handshake(TokioIo::new(stream)).await;
         let (sender, connection) = made.map_err(|error| ConnectError::Http(Arc::new(error)))?;
-        self.tasks.spawn(async move {
-            if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(%to, %error, "connection to an endpoint ended");
-            }
-        });
-        Ok(sender)
+        Ok(Http1 { sender, driver: Some(Box::pin(connection.with_upgrades())) })
     }
 
     async fn send_http2(

@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::DataPlane;
 use super::forward::Arrival;
+use super::headers::Forwarded;
 use super::streams::{self, Replayed, client_hello};
 use crate::hostname::normalized;
 use crate::table::{Action, Port, Protocol, Route, Table};
@@ -155,7 +156,8 @@ impl Door {
         let table = self.plane.table.load_full();
         let Some(port) = table.ports.get(&self.port) else { return Ok(()) };
         let place = stream.place();
-        let arrival = Arrival { client: from, port: self.port, is_secure: false, server_name: None };
+        let forwarded = Forwarded::new(from.ip(), false, self.port);
+        let arrival = Arrival { client: from, port: self.port, is_secure: false, server_name: None, forwarded };
         match (port.protocol, port.has_passthrough()) {
             (Protocol::Http, _) => self.http(place, stream, arrival).await,
             (Protocol::Tls, false) => self.https(place, stream, arrival).await,
@@ -180,6 +182,7 @@ impl Door {
         let stream = place.handshake(self.tls.accept(stream)).await?;
         let session = stream.get_ref().1;
         arrival.is_secure = true;
+        arrival.forwarded = Forwarded::new(arrival.client.ip(), true, self.port);
         arrival.server_name = session.server_name().map(|name| normalized(name).into());
         match session.alpn_protocol() {
             Some(b"h2") => self.http(place, tls::Gathered::new(stream), arrival).await,

@@ -147,12 +147,13 @@ fn the_kernel_decides_as_policies_say() {
         let lab = Lab::build();
         let mut random = Random(7);
         let mut counts = [0, 0];
-        let mut before = planned(&world(vec![], vec![]));
+        let mut planner = Planner::new(NODE, "cox0");
         for round in 0..25 {
             let world = random_world(&mut random);
-            let plan = planned(&world);
-            netlink::nft::apply(&change(&before, &plan)).unwrap();
-            before = plan;
+            tell(&mut planner, &world);
+            planner.settle();
+            netlink::nft::apply(&change(planner.touched(), planner.plan())).unwrap();
+            planner.is_programmed();
             let pods: BTreeMap<u8, &Arc<Pod>> =
                 world.pods.values().map(|pod| (pod.name[1..].parse::<u8>().unwrap() + 2, pod)).collect();
             let mut packets = Vec::new();
