@@ -13,7 +13,8 @@ const ON: &str = "
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
     DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout GracefulNodeShutdown
     GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HonorPVReclaimPolicy HostnameOverride ImageMaximumGCAge ImageVolume
-    InPlacePodVerticalScaling JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy
+    InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers JobBackoffLimitPerIndex JobManagedBy
+    JobPodReplacementPolicy JobSuccessPolicy
     KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz
     LogarithmicScaleDown MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
     MaxUnavailableStatefulSet MultiCIDRServiceAllocator MutatingAdmissionPolicy NFTablesProxyMode

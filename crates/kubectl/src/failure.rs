@@ -22,6 +22,8 @@ pub(crate) enum Failure {
     Exit(u8),
     /// Print as it stands, end with this code.
     ExitWith(String, u8),
+    /// A template that failed: what upstream writes to standard output all the same, and the message.
+    Template { output: String, message: String },
 }
 
 /// How the message begins when an answer breaks off.
@@ -114,10 +116,19 @@ impl Failure {
         }
     }
 
+    /// What belongs on standard output before the message is printed.
+    pub(crate) fn output(&self) -> String {
+        match self {
+            Failure::Template { output, .. } => output.clone(),
+            Failure::Many(all) => all.iter().map(Failure::output).collect(),
+            _ => String::new(),
+        }
+    }
+
     /// The bare message, as Go's `err.Error()` gives it.
     pub(crate) fn inner(&self) -> String {
         match self {
-            Failure::Message(m) | Failure::ExitWith(m, _) => m.clone(),
+            Failure::Message(m) | Failure::ExitWith(m, _) | Failure::Template { message: m, .. } => m.clone(),
             Failure::Status(s) => s["message"].as_str().unwrap_or("unknown").to_owned(),
             Failure::Connect { cause, .. } => cause.clone(),
             Failure::Many(all) => {
@@ -131,7 +142,7 @@ impl Failure {
     /// `messageForError`: inside a list of errors, plain ones lose their `error: `.
     fn listed(&self) -> String {
         match self {
-            Failure::Message(m) => m.clone(),
+            Failure::Message(m) | Failure::Template { message: m, .. } => m.clone(),
             Failure::NoResource { .. } => self.to_string().trim_start_matches("error: ").to_owned(),
             other => other.to_string(),
         }
@@ -155,7 +166,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Message(m) if m.starts_with("error: ") => f.write_str(m),
-            Failure::Message(m) => write!(f, "error: {m}"),
+            Failure::Message(m) | Failure::Template { message: m, .. } => write!(f, "error: {m}"),
             Failure::ExitWith(m, _) => f.write_str(m),
             Failure::Status(s) => f.write_str(&status_text(s)),
             Failure::NoResource { resource, suggestion } => {

@@ -15,6 +15,9 @@ pub(crate) struct Manifest {
     pub(crate) source: String,
 }
 
+/// How errors name standard input.
+pub(crate) const STDIN: &str = "STDIN";
+
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 
 /// One file, URL or standard input: its documents up to the first that cannot be read, which ends it.
@@ -74,7 +77,7 @@ pub(crate) async fn read_streams(cx: &Context) -> Result<Vec<Stream>> {
     let mut out = Vec::new();
     for place in places {
         out.push(match read_place(cx, &place).await {
-            Ok(text) => Stream::read(&text, if place == "-" { "STDIN" } else { &place }),
+            Ok(text) => Stream::read(&text, if place == "-" { STDIN } else { &place }),
             Err(e) => Stream { source: place, documents: Vec::new(), failure: Some(e) },
         });
     }

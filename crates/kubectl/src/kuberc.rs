@@ -57,7 +57,13 @@ pub(crate) fn apply(argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
         Err(_) => return Ok((argv, PluginPolicy::default())),
     };
     let preferences = match parse(&text) {
-        Ok(Some(preferences)) => preferences,
+        Ok(Some((preferences, unknown))) => {
+            if !unknown.is_empty() {
+                // Without a line's end, as upstream's.
+                eprint!("kuberc: ignoring strict decoding error in {}: {}", file.display(), strict_error(&unknown));
+            }
+            preferences
+        }
         Ok(None) => return Ok((argv, PluginPolicy::default())),
         Err(_) if explicit => {
             return Err(Failure::message(format!(
@@ -91,28 +97,104 @@ fn flag_value(argv: &[String]) -> Result<String> {
     Ok(String::new())
 }
 
-/// The first document that is a Preference of a version we know; its older spelling is brought to the newer.
-fn parse(text: &str) -> Result<Option<Value>, String> {
+/// What a field of a document may be.
+enum Shape {
+    Text,
+    List(&'static Shape),
+    Object(&'static [(&'static str, Shape)]),
+}
+
+const TEXTS: Shape = Shape::List(&Shape::Text);
+const OPTIONS: Shape = Shape::List(&Shape::Object(&[("name", Shape::Text), ("default", Shape::Text)]));
+const V1BETA1: Shape = Shape::Object(&[
+    ("apiVersion", Shape::Text),
+    ("kind", Shape::Text),
+    ("defaults", Shape::List(&Shape::Object(&[("command", Shape::Text), ("options", OPTIONS)]))),
+    (
+        "aliases",
+        Shape::List(&Shape::Object(&[
+            ("name", Shape::Text),
+            ("command", Shape::Text),
+            ("prependArgs", TEXTS),
+            ("appendArgs", TEXTS),
+            ("options", OPTIONS),
+        ])),
+    ),
+    ("credentialPluginPolicy", Shape::Text),
+    ("credentialPluginAllowlist", Shape::List(&Shape::Object(&[("name", Shape::Text), ("command", Shape::Text)]))),
+]);
+const V1ALPHA1: Shape = Shape::Object(&[
+    ("apiVersion", Shape::Text),
+    ("kind", Shape::Text),
+    ("overrides", Shape::List(&Shape::Object(&[("command", Shape::Text), ("flags", OPTIONS)]))),
+    (
+        "aliases",
+        Shape::List(&Shape::Object(&[
+            ("name", Shape::Text),
+            ("command", Shape::Text),
+            ("prependArgs", TEXTS),
+            ("appendArgs", TEXTS),
+            ("flags", OPTIONS),
+        ])),
+    ),
+]);
+
+impl Shape {
+    /// Notes the paths of fields that do not exist; false when a value is of another type, which no decoder takes.
+    fn fits(&self, value: &Value, path: &str, unknown: &mut Vec<String>) -> bool {
+        match (self, value) {
+            (_, Value::Null) | (Shape::Text, Value::String(_)) => true,
+            (Shape::List(item), Value::Array(items)) => {
+                items.iter().enumerate().all(|(at, value)| item.fits(value, &format!("{path}[{at}]"), unknown))
+            }
+            (Shape::Object(fields), Value::Object(map)) => {
+                let mut names: Vec<&String> = map.keys().collect();
+                names.sort();
+                names.into_iter().all(|name| {
+                    let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    match fields.iter().find(|(field, _)| field == name) {
+                        Some((_, shape)) => shape.fits(&map[name], &path, unknown),
+                        None => {
+                            unknown.push(path);
+                            true
+                        }
+                    }
+                })
+            }
+            _ => false,
+        }
+    }
+}
+
+fn strict_error(unknown: &[String]) -> String {
+    let fields: Vec<String> = unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
+    format!("strict decoding error: {}", fields.join(", "))
+}
+
+/// The first document that is a Preference of a version we know, and its fields that we do not; its older spelling is
+/// brought to the newer.
+fn parse(text: &str) -> Result<Option<(Value, Vec<String>)>, String> {
     let documents = crate::files::documents(text)?;
     let attempted = !documents.is_empty();
     for mut document in documents {
-        match (document["apiVersion"].as_str(), document["kind"].as_str()) {
-            (Some("kubectl.config.k8s.io/v1beta1"), Some("Preference")) => {}
-            (Some("kubectl.config.k8s.io/v1alpha1"), Some("Preference")) => {
-                if document["defaults"].is_null() {
-                    document["defaults"] = document["overrides"].take();
-                }
-                for list in ["defaults", "aliases"] {
-                    for entry in document[list].as_array_mut().into_iter().flatten() {
-                        if entry["options"].is_null() {
-                            entry["options"] = entry["flags"].take();
-                        }
-                    }
+        let (shape, older) = match (document["apiVersion"].as_str(), document["kind"].as_str()) {
+            (Some("kubectl.config.k8s.io/v1beta1"), Some("Preference")) => (&V1BETA1, false),
+            (Some("kubectl.config.k8s.io/v1alpha1"), Some("Preference")) => (&V1ALPHA1, true),
+            _ => continue,
+        };
+        let mut unknown = Vec::new();
+        if !shape.fits(&document, "", &mut unknown) {
+            continue;
+        }
+        if older {
+            document["defaults"] = document["overrides"].take();
+            for list in ["defaults", "aliases"] {
+                for entry in document[list].as_array_mut().into_iter().flatten() {
+                    entry["options"] = entry["flags"].take();
                 }
             }
-            _ => continue,
         }
-        return Ok(Some(document));
+        return Ok(Some((document, unknown)));
     }
     if attempted { Err("no valid preferences found".to_owned()) } else { Ok(None) }
 }
@@ -288,7 +370,8 @@ mod tests {
         - name: runx\n  command: run\n  options:\n  - {name: image, default: nginx}\n  appendArgs: ['--', sleep]\n";
 
     fn rewritten(line: &str) -> String {
-        let preferences = parse(FILE).unwrap().unwrap();
+        let (preferences, unknown) = parse(FILE).unwrap().unwrap();
+        assert_eq!(unknown, Vec::<String>::new());
         check(&preferences).unwrap();
         rewrite(&preferences, line.split(' ').map(str::to_owned).collect()).unwrap().join(" ")
     }
@@ -325,11 +408,32 @@ mod tests {
             ),
         ] {
             let text = format!("apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\n{file}\n");
-            let preferences = parse(&text).unwrap().unwrap();
+            let (preferences, _) = parse(&text).unwrap().unwrap();
             assert_eq!(check(&preferences).unwrap_err().to_string(), expected);
         }
         assert!(parse("a: b").is_err());
         assert_eq!(parse("").unwrap(), None);
+    }
+
+    #[test]
+    fn unknown_fields_are_named_and_other_types_pass_the_document_over() {
+        for (file, expected) in [
+            ("unknown: invalid", "strict decoding error: unknown field \"unknown\""),
+            (
+                "zoo: 1\ndefaults:\n- command: get\n  options: []\n- command: get\n  option: []",
+                "strict decoding error: unknown field \"defaults[1].option\", unknown field \"zoo\"",
+            ),
+            // The older version's words.
+            ("overrides: []", "strict decoding error: unknown field \"overrides\""),
+        ] {
+            let text = format!("apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\n{file}\n");
+            let (_, unknown) = parse(&text).unwrap().unwrap();
+            assert_eq!(strict_error(&unknown), expected);
+        }
+        let second = "apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\ndefaults: text\n---\n\
+            apiVersion: kubectl.config.k8s.io/v1alpha1\nkind: Preference\noverrides:\n- {command: get, flags: [{name: a, default: b}]}\n";
+        let (document, unknown) = parse(second).unwrap().unwrap();
+        assert_eq!((text(&document, "/defaults/0/options/0/name"), unknown.len()), ("a", 0));
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // Whatever was printed before the failure still belongs on stdout.
-            let _ = cx.flush();
+            let _ = cx.print(&failure.output()).and(cx.flush());
             report(&failure)
         }
     };

@@ -61,6 +61,8 @@ pub(crate) struct Options {
     pub(crate) latest: bool,
     /// Files are checked later: what is in them is not sent as it is.
     pub(crate) unchecked: bool,
+    /// `--selector` is about something else than the command's own objects.
+    pub(crate) foreign_selector: bool,
     /// Words to use instead of the command's.
     pub(crate) args: Option<Vec<String>>,
 }
@@ -70,6 +72,8 @@ pub(crate) struct Options {
 pub(crate) struct Selected {
     pub(crate) found: Vec<Selection>,
     pub(crate) failures: Vec<Failure>,
+    /// One name, or one file: one object is printed as itself, not as a list of one.
+    pub(crate) implies_one: bool,
 }
 
 impl Selected {
@@ -84,7 +88,8 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Selected> 
     let flag = |name: &str| cx.flags.has_flag(name) && cx.flags.bool(name);
     let all_namespaces = flag("all-namespaces");
     let (namespace, explicit) = cx.namespace()?;
-    let selector = if cx.flags.has_flag("selector") { cx.flags.string("selector") } else { String::new() };
+    let own_selector = cx.flags.has_flag("selector") && !options.foreign_selector;
+    let selector = if own_selector { cx.flags.string("selector") } else { String::new() };
     let field_selector =
         if cx.flags.has_flag("field-selector") { cx.flags.string("field-selector") } else { String::new() };
     let selects = !selector.is_empty() || !field_selector.is_empty();
@@ -122,13 +127,16 @@ pub(crate) async fn select(cx: &Context, options: &Options) -> Result<Selected> 
         return Ok(selected);
     }
     let found = select_words(cx, options, &args, &namespace, all_namespaces, all, selects).await?;
-    Ok(Selected { found, failures: Vec::new() })
+    let names = args.iter().filter(|word| word.contains('/')).count().max(args.len().saturating_sub(1));
+    Ok(Selected { found, failures: Vec::new(), implies_one: names == 1 })
 }
 
 /// A document that fails validation, or cannot be read, ends its file; one of an unknown type does not.
 async fn select_files(cx: &Context, checks: &Checks, namespace: &str, explicit: bool) -> Result<Selected> {
-    let mut out = Selected::default();
-    for stream in files::read_streams(cx).await? {
+    let streams = files::read_streams(cx).await?;
+    let implies_one = streams.len() == 1 && streams.iter().all(|stream| stream.source != files::STDIN);
+    let mut out = Selected { implies_one, ..Selected::default() };
+    for stream in streams {
         let mut end = stream.failure;
         for document in stream.documents {
             if let Err(e) = checks.check(&document, &stream.source) {

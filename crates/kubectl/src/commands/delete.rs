@@ -76,7 +76,7 @@ async fn run(cx: &Context) -> Result<()> {
         })),
         ..Options::default()
     };
-    let Selected { found: selections, failures: unread } = resources::select(cx, &options).await?;
+    let Selected { found: selections, failures: unread, .. } = resources::select(cx, &options).await?;
     let mut targets = Vec::new();
     let mut failures = Vec::new();
     for selection in selections {

@@ -43,7 +43,7 @@ pub(crate) const COMMAND: Command = Command {
 };
 
 async fn run(cx: &Context) -> Result<()> {
-    let infos = resources::all_infos(cx, &Options::default()).await?;
+    let infos = resources::all_infos(cx, &Options { foreign_selector: true, ..Options::default() }).await?;
     if infos.len() > 1 && !cx.flags.string("name").is_empty() {
         return Err(Failure::message("the --name flag cannot be used with multiple objects"));
     }

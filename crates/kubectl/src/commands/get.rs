@@ -244,15 +244,13 @@ async fn human(cx: &Context, selected: Selected, output: &Output) -> Result<()> 
 }
 
 async fn generic(cx: &Context, mut selected: Selected, output: Output) -> Result<()> {
-    Failure::all(std::mem::take(&mut selected.failures))?;
-    let single = selected.found.len() == 1 && !matches!(selected.found[0], Selection::Collection { .. });
+    let implies_one = selected.implies_one;
+    let unreadable = std::mem::take(&mut selected.failures);
     let by_name = matches!(output, Output::Name);
     let mut printer = Printer::with(output, cx.flags.bool("show-managed-fields"));
-    let (fetched, failures) = fetch(cx, selected, false).await;
-    if single {
-        if let Some(f) = fetched.first() {
-            cx.print(&printer.print(&f.answer)?)?;
-        }
+    let (fetched, mut failures) = fetch(cx, selected, false).await;
+    failures.extend(unreadable);
+    if implies_one && !failures.is_empty() {
         return Failure::all(failures);
     }
     let mut objects = Vec::new();
@@ -267,19 +265,23 @@ async fn generic(cx: &Context, mut selected: Selected, output: Output) -> Result
     if !sort.is_empty() {
         sort_objects(&mut objects, &sort).map_err(Failure::message)?;
     }
-    if objects.is_empty() && !failures.is_empty() {
-        return Failure::all(failures);
-    }
     if cx.flags.bool("ignore-not-found") && objects.is_empty() {
-        return Ok(());
+        return Failure::all(failures);
     }
     if by_name {
         for object in &objects {
             cx.print(&printer.print(object)?)?;
         }
-    } else {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects, "metadata": {"resourceVersion": ""}});
-        cx.print(&printer.print(&list)?)?;
+        return Failure::all(failures);
+    }
+    // Several stand in a list, and so does nothing at all.
+    let shown = match objects.as_mut_slice() {
+        [one] if implies_one => one.take(),
+        _ => json!({"apiVersion": "v1", "kind": "List", "items": objects, "metadata": {"resourceVersion": ""}}),
+    };
+    match printer.print(&shown) {
+        Ok(text) => cx.print(&text)?,
+        Err(failure) => failures.push(failure),
     }
     Failure::all(failures)
 }

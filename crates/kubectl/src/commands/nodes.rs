@@ -74,13 +74,17 @@ pub(crate) const TAINT: Command = Command {
 };
 
 async fn nodes(cx: &Context) -> Result<Vec<Info>> {
-    if cx.args().is_empty() && cx.flags.string("selector").is_empty() {
+    if cx.args().is_empty() && !cx.flags.changed("selector") {
         return Err(cx.usage(format!("USAGE: {} NODE [flags]", cx.flags.command.name)));
     }
     if !cx.args().is_empty() && !cx.flags.string("selector").is_empty() {
         return Err(cx.usage("cannot specify both a node name and a --selector option"));
     }
-    let mut args = vec!["nodes".to_owned()];
+    let mut args = Vec::new();
+    // An empty selector chooses no node, and not all of them.
+    if !cx.args().is_empty() || !cx.flags.string("selector").is_empty() {
+        args.push("nodes".to_owned());
+    }
     args.extend(cx.args().iter().map(|a| a.trim_start_matches("node/").trim_start_matches("nodes/").to_owned()));
     resources::all_infos(cx, &Options { latest: true, args: Some(args), ..Options::default() }).await
 }

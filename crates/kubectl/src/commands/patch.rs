@@ -149,7 +149,7 @@ async fn replace(cx: &Context) -> Result<()> {
     let manager = cx.flags.string("field-manager");
     let mut printer = cx.printer("replaced", dry_run)?;
     let mut failures = Vec::new();
-    let Selected { found: selections, failures: unread } = resources::select(cx, &Options::default()).await?;
+    let Selected { found: selections, failures: unread, .. } = resources::select(cx, &Options::default()).await?;
     // All the old ones go first, so that none stands in the way of another's place.
     if cx.flags.bool("force") && dry_run == DryRun::None {
         for selection in &selections {

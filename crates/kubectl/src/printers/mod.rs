@@ -214,16 +214,25 @@ impl Printer {
                 ))
             })?,
             Output::GoTemplate { template, text, allow_missing } => {
-                template.render(object, *allow_missing).map_err(|e| {
-                    Failure::message(format!(
-                        "error executing template {}: template: output: executing \"output\": {e}",
-                        serde_json::to_string(text).unwrap_or_default()
-                    ))
-                })?
+                template.render(object, *allow_missing).map_err(|failed| template_failure(failed, text, object))?
             }
             Output::CustomColumns(columns) => columns.print(object).map_err(Failure::message)?,
         })
     }
+}
+
+/// What there was of the output, then template and object for whoever looks for the mistake, on standard output as with
+/// upstream's kubectl; the message is for standard error.
+fn template_failure(failed: go_template::Failed, text: &str, object: &Value) -> Failure {
+    let why = format!("template: output: executing \"output\": {}", failed.why);
+    let output = format!(
+        "{}Error executing template: {why}. Printing more information for debugging the template:\n\ttemplate was:\n\t\t{text}\n\traw data was:\n\t\t{}\n\tobject given to template engine was:\n\t\t{}\n\n",
+        failed.output,
+        json::compact(object),
+        go_template::print_value(object)
+    );
+    let message = format!("error executing template {}: {why}", serde_json::to_string(text).unwrap_or_default());
+    Failure::Template { output, message }
 }
 
 fn without_managed_fields(object: &Value) -> Value {

@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::plan::{Actions, Kill, KillReason};
 use crate::resources::{self, PodResources, ResourceList};
 use crate::runtime::bare_id;
-use crate::state::{self, ContainerState, PodState};
+use crate::state::{ContainerState, PodState};
 
 pub(crate) const PENDING: &str = "PodResizePending";
 pub(crate) const IN_PROGRESS: &str = "PodResizeInProgress";
@@ -78,18 +78,17 @@ impl Progress {
 /// Whose resources may change while they run.
 fn resizable(pod: &Pod) -> impl Iterator<Item = (&Container, Place)> {
     let spec = pod.spec.iter();
-    let sidecars = spec.clone().flat_map(|spec| spec.init_containers.iter().flatten()).enumerate();
-    let sidecars = sidecars.filter(|(_, container)| state::is_sidecar(container));
-    let sidecars = sidecars.map(|(index, container)| (container, Place::Sidecar(index)));
+    let init = spec.clone().flat_map(|spec| spec.init_containers.iter().flatten()).enumerate();
+    let init = init.map(|(index, container)| (container, Place::Init(index)));
     let main = spec.flat_map(|spec| &spec.containers).enumerate();
-    sidecars.chain(main.map(|(index, container)| (container, Place::Main(index))))
+    init.chain(main.map(|(index, container)| (container, Place::Main(index))))
 }
 
 /// An index into one of the spec's lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Main(usize),
-    Sidecar(usize),
+    Init(usize),
 }
 
 /// The pod as it is wished for with the resources it has been granted, which are those of `before`.
@@ -280,7 +279,7 @@ pub(crate) fn plan(changes: Vec<Change>, actions: &mut Actions) -> Vec<Change> {
         actions.kill.push(Kill { id, name, message, reason: KillReason::Other });
         match place {
             Place::Main(index) => actions.start.push(index),
-            Place::Sidecar(index) => actions.start_init.push(index),
+            Place::Init(index) => actions.start_init.push(index),
         }
     }
     updates
@@ -435,6 +434,24 @@ mod tests {
             let found = changes(&pod(requests, limits), &has, &Progress::default(), None);
             let found = found.first().map(|change| (change.update.cpu_quota, change.less_memory));
             assert_eq!(found, expected, "{requests} {limits}");
+        }
+    }
+
+    /// `InPlacePodVerticalScalingInitContainers`, which v1.36 has on.
+    #[test]
+    fn init_containers_change_while_they_run() {
+        let with_init = |requests: &str, limits: &str| {
+            let mut pod = Pod::clone(&pod("cpu=1", ""));
+            pod.spec.as_mut().unwrap().init_containers = Some(vec![container_with("init", requests, limits)]);
+            Arc::new(pod)
+        };
+        let (before, wish) = (with_init("cpu=1", "cpu=1"), with_init("cpu=2", "cpu=2"));
+        assert_eq!(with_granted(&wish, &before).spec, before.spec);
+        for (phase, expected) in [(Phase::Running, Some(200_000)), (Phase::Exited, None)] {
+            let resources = LinuxContainerResources { cpu_shares: 1024, cpu_quota: 100_000, ..Default::default() };
+            let has = up(&[("init", phase, 0)], |seen| ContainerState { resources: Some(resources.clone()), ..seen });
+            let found = changes(&wish, &has, &Progress::default(), None);
+            assert_eq!(found.first().map(|change| change.update.cpu_quota), expected);
         }
     }
 

@@ -395,7 +395,7 @@ const FIELDS: &[(&str, &[&str])] = &[
         ],
     ),
 ];
-const BOOLEANS: &[&str] = &["insecure-skip-tls-verify", "disable-compression"];
+const BOOLEANS: &[&str] = &["insecure-skip-tls-verify", "disable-compression", "colors"];
 
 /// `clusters.10.0.0.1.server` -> the value's place; lists are addressed by name.
 fn steps(property: &str) -> Vec<String> {

@@ -103,7 +103,7 @@ async fn run(cx: &Context) -> Result<()> {
     let dry_run = cx.dry_run()?;
     let manager = cx.flags.string("field-manager");
     let mut printer = cx.printer("created", dry_run)?;
-    let Selected { found: selections, failures: unread } = resources::select(cx, &Options::default()).await?;
+    let Selected { found: selections, failures: unread, .. } = resources::select(cx, &Options::default()).await?;
     if selections.is_empty() && unread.is_empty() {
         return Err(Failure::message("no objects passed to create"));
     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::functions::{self, truth};
-use super::{Node, Operand, Pipeline, Template};
+use super::{Failed, Node, Operand, Pipeline, Template};
 
 /// A template value; `None` is Go's missing map entry, printed as `<no value>`.
 pub(super) type Val = Option<Value>;
@@ -25,7 +25,7 @@ struct State<'t> {
 /// A template that calls itself this deep is an endless one.
 const MAX_DEPTH: usize = 1000;
 
-pub(super) fn execute(template: &Template, data: &Value, allow_missing: bool) -> Result<String, String> {
+pub(super) fn execute(template: &Template, data: &Value, allow_missing: bool) -> Result<String, Failed> {
     let mut state = State {
         template,
         variables: vec![("$".to_owned(), Some(data.clone()))],
@@ -33,8 +33,10 @@ pub(super) fn execute(template: &Template, data: &Value, allow_missing: bool) ->
         out: String::new(),
         depth: 0,
     };
-    state.list(&template.main, &Some(data.clone()))?;
-    Ok(state.out)
+    match state.list(&template.main, &Some(data.clone())) {
+        Ok(_) => Ok(state.out),
+        Err(why) => Err(Failed { output: state.out, why }),
+    }
 }
 
 impl State<'_> {

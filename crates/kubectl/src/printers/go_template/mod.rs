@@ -13,6 +13,14 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+/// A template that did not get to its end.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    /// What it had written by then.
+    pub(crate) output: String,
+    pub(crate) why: String,
+}
+
 pub(crate) struct Template {
     main: Vec<Node>,
     defined: HashMap<String, Vec<Node>>,
@@ -56,7 +64,7 @@ impl Template {
     }
 
     /// With `allow_missing` an absent map key reads as `<no value>`, else it is an error.
-    pub(crate) fn render(&self, data: &Value, allow_missing: bool) -> Result<String, String> {
+    pub(crate) fn render(&self, data: &Value, allow_missing: bool) -> Result<String, Failed> {
         execute::execute(self, data, allow_missing)
     }
 }
@@ -116,6 +124,8 @@ mod tests {
             assert!(error.contains(expected), "{template}: {error}");
         }
         let strict = Template::parse("{{.x}}").unwrap().render(&json!({}), false).unwrap_err();
-        assert!(strict.contains("map has no entry for key \"x\""), "{strict}");
+        assert!(strict.why.contains("map has no entry for key \"x\""), "{strict:?}");
+        let late = Template::parse("a{{.a}}b{{.x}}c").unwrap().render(&json!({"a": 1}), false).unwrap_err();
+        assert_eq!(late.output, "a1b");
     }
 }
