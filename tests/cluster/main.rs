@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod authority;
 mod autoscaling;
 mod browser;
 mod certificates;
@@ -27,9 +28,11 @@ mod prometheus;
 mod reboot;
 mod resume;
 mod rounds;
+mod server_group;
 mod servers;
 mod services;
 mod trace;
 mod ui;
 mod upgrade;
+mod upgrade_servers;
 mod walk;

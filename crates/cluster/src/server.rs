@@ -285,7 +285,8 @@ async fn run_controllers(
         let mut running = controllers::run(config.clone(), own.clone());
         tokio::select! {
             ended = &mut running => return ended,
-            changed = changes.changed() => changed?,
+            // Whoever tells of changes may end first.
+            Ok(()) = changes.changed() => {}
         }
         own.cancel();
         running.await?;
