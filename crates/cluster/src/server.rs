@@ -138,7 +138,8 @@ async fn start(
     let manager = as_user("system:kube-controller-manager", &["system:authenticated"]);
     let controllers = shape.components.controllers(manager).await?;
     let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?.with_service_cidr(&shape.service_cidr)?;
-    controllers.signing_duration = shape.certificate_validity;
+    // The cluster file may say that it is less.
+    controllers.signing_duration = controllers.signing_duration.min(shape.certificate_validity);
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
     controllers.controllers.extend(CONTROLLERS.map(str::to_owned));
     controllers.election = election("kube-controller-manager");
