@@ -2,6 +2,7 @@
 //! that is only a node. They share one etcd; one of them is killed under writes.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -67,15 +68,26 @@ impl Drop for Switch {
 pub(crate) struct Machine {
     pub(crate) host: Host,
     pub(crate) dir: TempDir,
+    pub(crate) program: PathBuf,
 }
 
 impl Machine {
     pub(crate) fn new(host: Host) -> Machine {
-        Machine { host, dir: tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap() }
+        let dir = tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap();
+        Machine { host, dir, program: env!("CARGO_BIN_EXE_cox").into() }
+    }
+
+    /// With a program of its own, which can be replaced.
+    pub(crate) fn installed(host: Host) -> Machine {
+        let mut machine = Machine::new(host);
+        machine.program = machine.dir.path().join("bin/cox");
+        std::fs::create_dir(machine.dir.path().join("bin")).unwrap();
+        std::fs::copy(env!("CARGO_BIN_EXE_cox"), &machine.program).unwrap();
+        machine
     }
 
     pub(crate) fn cox(&self, component: &str) -> Command {
-        let mut command = self.host.command(env!("CARGO_BIN_EXE_cox"));
+        let mut command = self.host.command(&self.program);
         command.arg(component).env("COX_DATA_DIR", self.dir.path().join("data")).env("COX_NAME", self.host.name());
         command.env("COX_RUN_DIR", self.dir.path().join("run")).env("HOME", self.dir.path()).env_remove("KUBECONFIG");
         command

@@ -157,11 +157,13 @@ fn its_authority_is_exchanged(cluster: &Cluster, machine: &Machine, pod: &str) {
     };
     let ca = cluster.path("data/pki/ca.crt");
     let old = std::fs::read_to_string(&ca).unwrap();
-    // Nobody is waited for, and the machine has not come along.
-    let output = cluster.cox("cert").args(["rotate-ca", "--settle", "0s", "--timeout", "0s"]).output().unwrap();
+    // A machine that is away is waited for.
+    said(&mut machine.cox("down"));
+    let output = cluster.cox("cert").args(["rotate-ca", "--settle", "0s", "--timeout", "20s"]).output().unwrap();
     assert!(describe(&output).contains("machine-2 has not come along"), "{}", describe(&output));
     assert_eq!(subjects(ca.clone()), 2);
     cluster.kubectl("get --raw /readyz");
+    said(&mut machine.cox("join"));
     let said = cluster.cox_says("cert rotate-ca --settle 0s");
     assert!(said.contains("CN=kubernetes-ca-2 is the only authority"), "{said}");
     let new = std::fs::read_to_string(&ca).unwrap();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod authority;
 mod autoscaling;
 mod browser;
 mod certificates;
@@ -30,9 +31,11 @@ mod reboot;
 mod resume;
 mod rounds;
 mod secrets_at_rest;
+mod server_group;
 mod servers;
 mod services;
 mod trace;
 mod ui;
 mod upgrade;
+mod upgrade_servers;
 mod walk;

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::Args;
-use crate::machines::{self, COUNT, OURS, Place, Process};
+use crate::machines::{self, COUNT, Clock, Disk, OURS, Place, Process};
 
 const WRITERS: usize = 4;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,10 +35,15 @@ enum Fault {
     Partition,
     /// Nothing is left of its disk.
     FullDisk,
+    /// Its disk takes nothing for most of the time.
+    SlowDisk,
+    /// The clock of its API server goes forward, and back, by half an hour.
+    ClockJump,
 }
 
 impl Fault {
-    const ALL: [Fault; 4] = [Fault::Kill, Fault::Pause, Fault::Partition, Fault::FullDisk];
+    const ALL: [Fault; 6] =
+        [Fault::Kill, Fault::Pause, Fault::Partition, Fault::FullDisk, Fault::SlowDisk, Fault::ClockJump];
 
     fn name(self) -> &'static str {
         match self {
@@ -46,18 +51,20 @@ impl Fault {
             Fault::Pause => "pause",
             Fault::Partition => "partition",
             Fault::FullDisk => "full-disk",
+            Fault::SlowDisk => "slow-disk",
+            Fault::ClockJump => "clock-jump",
         }
     }
 }
 
-/// Which machine has which trouble: in a dozen rounds every machine has had every one.
+/// Which machine has which trouble: in eighteen rounds every machine has had every one.
 fn plan(round: usize) -> (Fault, usize) {
-    (Fault::ALL[round % Fault::ALL.len()], round % COUNT)
+    (Fault::ALL[round % Fault::ALL.len()], (round + round / Fault::ALL.len()) % COUNT)
 }
 
 pub(crate) async fn run(args: Args) -> Result<()> {
     match &args.inside {
-        None => machines::inside(&args.dir),
+        None => machines::inside(&args.dir, Disk::Freezable),
         Some(dir) => under_faults(&args, &Place::of(dir)).await,
     }
 }
@@ -100,9 +107,14 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     let cox = machines::cox(args.cox.as_deref())?;
     let etcd = args.etcd_binary.clone().unwrap_or_else(|| "etcd".into());
     let mut all = Vec::new();
+    let has_clocks = Clock::library().is_some();
+    if !has_clocks {
+        eprintln!("faults: no clock jumps without libfaketime");
+    }
     for number in 0..COUNT {
         let mut machine =
             Machine { etcd: Process::etcd(place, number, &etcd)?, server: Process::server(place, number, &cox)? };
+        Clock::of(place, number).give_to(&mut machine.server)?;
         machine.etcd.start()?;
         machine.server.start()?;
         all.push(machine);
@@ -130,6 +142,10 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     let mut round = 0;
     while Instant::now() < deadline {
         let (fault, number) = plan(round);
+        if fault == Fault::ClockJump && !has_clocks {
+            round += 1;
+            continue;
+        }
         tally.take_silence();
         make_trouble(fault, place, number, &mut all[number]).await?;
         let stall = &mut stalls[round % Fault::ALL.len()];
@@ -190,6 +206,17 @@ async fn make_trouble(fault: Fault, place: &Place, number: usize, machine: &mut 
             tokio::task::spawn_blocking(move || filled.fill_disk(number)).await??;
             tokio::time::sleep(TROUBLE).await;
             emptied.empty_disk(number)?;
+        }
+        Fault::SlowDisk => {
+            let slow = place.clone();
+            tokio::task::spawn_blocking(move || slow.slow_disk(number, TROUBLE)).await??;
+        }
+        Fault::ClockJump => {
+            let clock = Clock::of(place, number);
+            for minutes in [30, -30, 0] {
+                clock.set(minutes)?;
+                tokio::time::sleep(TROUBLE / 2).await;
+            }
         }
     }
     Ok(())
@@ -299,7 +326,7 @@ mod tests {
 
     #[test]
     fn every_machine_has_every_trouble() {
-        let all: BTreeSet<(&str, usize)> = (0..12).map(plan).map(|(fault, machine)| (fault.name(), machine)).collect();
+        let all: BTreeSet<(&str, usize)> = (0..18).map(plan).map(|(fault, machine)| (fault.name(), machine)).collect();
         assert_eq!(all.len(), Fault::ALL.len() * COUNT);
     }
 }

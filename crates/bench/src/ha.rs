@@ -22,7 +22,7 @@ const WATCHES: usize = 12;
 const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(args: Args) -> Result<()> {
-    let Some(dir) = &args.inside else { return machines::inside(&args.dir) };
+    let Some(dir) = &args.inside else { return machines::inside(&args.dir, machines::Disk::Memory) };
     let place = Place::of(dir);
     let cox = machines::cox(args.cox.as_deref())?;
     let etcd = args.etcd_binary.clone().unwrap_or_else(|| "etcd".into());

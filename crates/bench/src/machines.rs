@@ -17,7 +17,21 @@ pub(crate) const COUNT: usize = 3;
 const NETWORK: &str = "10.99.7";
 /// A member preallocates its log; the rest is to be filled by a fault.
 const DISK: &str = "size=320m";
+/// How long a slow disk takes nothing, and then takes what has gathered.
+const FROZEN: Duration = Duration::from_millis(400);
+const THAWED: Duration = Duration::from_millis(50);
+/// Where Debian's libfaketime is.
+const CLOCKS: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 const START_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What machines write to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disk {
+    /// Memory.
+    Memory,
+    /// A file system in memory that can be told to stand still.
+    Freezable,
+}
 
 /// Names of namespaces, and the directory of everything else.
 #[derive(Clone)]
@@ -52,7 +66,38 @@ impl Place {
         self.dir.join(format!("disk-{number}"))
     }
 
-    fn set_up(&self) -> Result<()> {
+    fn below_disk(&self, number: usize) -> PathBuf {
+        self.dir.join(format!("below-disk-{number}"))
+    }
+
+    fn make_disk(&self, number: usize, kind: Disk) -> Result<()> {
+        let (disk, below) = (self.disk(number), self.below_disk(number));
+        let memory = |at: &Path| run(Command::new("mount").args(["-t", "tmpfs", "-o", DISK, "tmpfs"]).arg(at));
+        std::fs::create_dir(&disk)?;
+        if kind == Disk::Memory {
+            return memory(&disk);
+        }
+        std::fs::create_dir(&below)?;
+        memory(&below)?;
+        let image = below.join("image");
+        File::create(&image)?.set_len(300 << 20)?;
+        run(Command::new("mkfs.ext4").arg("-q").arg(&image))?;
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&disk))
+    }
+
+    /// Has a machine's disk stand still for most of some time.
+    pub(crate) fn slow_disk(&self, number: usize, time: Duration) -> Result<()> {
+        let deadline = Instant::now() + time;
+        while Instant::now() < deadline {
+            run(Command::new("fsfreeze").arg("-f").arg(self.disk(number)))?;
+            std::thread::sleep(FROZEN);
+            run(Command::new("fsfreeze").arg("-u").arg(self.disk(number)))?;
+            std::thread::sleep(THAWED);
+        }
+        Ok(())
+    }
+
+    fn set_up(&self, disks: Disk) -> Result<()> {
         let switch = self.switch();
         ip(&format!("netns add {switch}"))?;
         let there = |line: &str| ip(&format!("-n {switch} {line}"));
@@ -68,9 +113,7 @@ impl Place {
             ip(&format!("-n {name} link set lo up"))?;
             ip(&format!("-n {name} addr add {}/24 dev eth0", address(number)))?;
             ip(&format!("-n {name} link set eth0 up"))?;
-            let disk = self.disk(number);
-            std::fs::create_dir(&disk)?;
-            run(Command::new("mount").args(["-t", "tmpfs", "-o", DISK, "tmpfs"]).arg(&disk))?;
+            self.make_disk(number, disks)?;
         }
         testkit::keys::write(&self.dir);
         Ok(())
@@ -80,8 +123,8 @@ impl Place {
     fn clear(&self) -> Result<()> {
         let mut results = Vec::new();
         for number in 0..COUNT {
-            if self.disk(number).exists() {
-                results.push(run(Command::new("umount").arg(self.disk(number))));
+            for mount in [self.disk(number), self.below_disk(number)].iter().filter(|mount| mount.exists()) {
+                results.push(run(Command::new("umount").arg(mount)));
             }
         }
         for name in (0..COUNT).map(|number| self.machine(number)).chain([self.switch()]) {
@@ -116,11 +159,11 @@ impl Place {
 }
 
 /// Starts this program again on the bridge, with the words it was given, and clears everything away afterwards.
-pub(crate) fn inside(dir: &Path) -> Result<()> {
+pub(crate) fn inside(dir: &Path, disks: Disk) -> Result<()> {
     ensure!(nix::unistd::geteuid().is_root(), "namespaces and mounts need root");
     let dir = tempfile::Builder::new().prefix("coxbench-").rand_bytes(4).tempdir_in(dir)?;
     let place = Place::of(dir.path());
-    let ended = place.set_up().and_then(|()| {
+    let ended = place.set_up(disks).and_then(|()| {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", place.switch())).arg("--").arg(std::env::current_exe()?);
         command.args(std::env::args_os().skip(1)).arg("--inside").arg(dir.path());
@@ -152,6 +195,34 @@ fn members(port: u16, with_names: bool) -> String {
         format!("{name}http://{}:{port}", address(number))
     };
     (0..COUNT).map(one).collect::<Vec<_>>().join(",")
+}
+
+/// The clock of a process, where libfaketime is installed; timers go on as they were.
+pub(crate) struct Clock(PathBuf);
+
+impl Clock {
+    pub(crate) fn of(place: &Place, number: usize) -> Clock {
+        Clock(place.dir.join(format!("clock-{number}")))
+    }
+
+    pub(crate) fn library() -> Option<PathBuf> {
+        let named = std::env::var_os("FAKETIME_LIBRARY").map(PathBuf::from);
+        Some(named.unwrap_or_else(|| CLOCKS.into())).filter(|path| path.exists())
+    }
+
+    /// Before the process starts.
+    pub(crate) fn give_to(&self, process: &mut Process) -> Result<()> {
+        let Some(library) = Clock::library() else { return Ok(()) };
+        self.set(0)?;
+        process.command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", &self.0);
+        process.command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        Ok(())
+    }
+
+    /// So many minutes ahead of this machine's.
+    pub(crate) fn set(&self, minutes: i32) -> Result<()> {
+        std::fs::write(&self.0, format!("{minutes:+}m\n")).with_context(|| self.0.display().to_string())
+    }
 }
 
 /// A process of a machine, started again when it has ended.

@@ -84,12 +84,8 @@ impl Balancer {
     }
 
     /// The same credentials, by way of this port.
-    pub(crate) fn redirect(&self, mut config: Kubeconfig) -> Kubeconfig {
-        for named in &mut config.clusters {
-            named.cluster.server = Some(format!("https://{}", self.address));
-            named.cluster.tls_server_name.get_or_insert_with(|| SERVER_NAME.to_owned());
-        }
-        config
+    pub(crate) fn redirect(&self, config: Kubeconfig) -> Kubeconfig {
+        by_way_of(config, &self.address.to_string())
     }
 
     /// Keeps to the servers that the cluster has, until `stop`.
@@ -179,8 +175,17 @@ fn addresses(slices: &[Arc<EndpointSlice>]) -> Vec<String> {
     found.into_iter().collect()
 }
 
+/// The same credentials, by way of an address that leads to a server.
+pub(crate) fn by_way_of(mut config: Kubeconfig, address: &str) -> Kubeconfig {
+    for named in &mut config.clusters {
+        named.cluster.server = Some(format!("https://{address}"));
+        named.cluster.tls_server_name.get_or_insert_with(|| SERVER_NAME.to_owned());
+    }
+    config
+}
+
 /// The servers that were written down, and the one that was given.
-fn known(file: &Path, first: &str) -> Result<Vec<String>> {
+pub(crate) fn known(file: &Path, first: &str) -> Result<Vec<String>> {
     let mut servers: Vec<String> = match fs::read(file) {
         Ok(text) => serde_json::from_slice(&text).with_context(|| file.display().to_string())?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),

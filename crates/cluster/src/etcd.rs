@@ -132,10 +132,17 @@ pub(crate) async fn claim(store: &dyn Store, authority: &str) -> Result<()> {
              there prints how), or give this cluster a place of its own with --etcd-prefix"
         );
     }
-    // While an authority is exchanged, the one that signs comes first, and stays.
-    if let Some(kv) = done.kv(0).filter(|_| found != *first) {
-        let renew =
-            Txn::new().when(Compare::mod_revision(AUTHORITY, kv.mod_revision)).then(Op::put(AUTHORITY, first.clone()));
+    Ok(())
+}
+
+/// Makes the etcd that of the first of these authorities (PEM), which signs from now on.
+pub(crate) async fn pass_on(store: &dyn Store, authority: &str) -> Result<()> {
+    claim(store, authority).await?;
+    let first =
+        CaHash::of_all(authority)?.first().map(CaHash::to_string).context("the cluster's authority is empty")?;
+    let found = store.get(AUTHORITY).await.context("asking etcd whose it is")?;
+    if let Some(kv) = found.filter(|kv| kv.value != first.as_bytes()) {
+        let renew = Txn::new().when(Compare::mod_revision(AUTHORITY, kv.mod_revision)).then(Op::put(AUTHORITY, first));
         store.txn(renew).await.context("writing to etcd whose it is")?;
     }
     Ok(())
@@ -164,8 +171,12 @@ mod tests {
         assert!(refused.contains("belongs to the cluster with the authority sha256:"), "{refused}");
         assert_eq!(store.current_revision().await.unwrap(), before);
         assert!(claim(&*store, "").await.is_err());
-        // Once the other signs, it is the other's.
+        // A server that has fallen behind changes nothing.
         claim(&*store, &format!("{second}{first}")).await.unwrap();
+        claim(&*store, &first).await.unwrap();
+        // Once the other signs, it is the other's.
+        assert!(pass_on(&*store, &second).await.is_err());
+        pass_on(&*store, &format!("{second}{first}")).await.unwrap();
         claim(&*store, &second).await.unwrap();
         assert!(claim(&*store, &first).await.is_err());
     }

@@ -54,6 +54,7 @@ impl Access {
     pub(crate) fn merge_into(&self, path: &Path) -> Result<()> {
         let mut config = load(path)?;
         let cluster = |server: &str| json!({"cluster": {"server": server, "certificate-authority-data": STANDARD.encode(&self.ca)}});
+        self.replace_trust(&mut config);
         upsert(&mut config, "clusters", &self.name, cluster(&self.server))?;
         self.merge_servers(&mut config, &cluster)?;
         upsert(
@@ -101,6 +102,12 @@ impl Access {
         let Some(fields) = user.get_mut("user").and_then(Value::as_object_mut) else { return Ok(()) };
         fields.insert("client-certificate-data".to_owned(), STANDARD.encode(&self.certificate).into());
         fields.insert("client-key-data".to_owned(), STANDARD.encode(&self.key).into());
+        self.replace_trust(&mut config);
+        save(path, &config)
+    }
+
+    /// Whom to trust, in every entry of this cluster that says so.
+    fn replace_trust(&self, config: &mut Value) {
         let clusters = config.get_mut("clusters").and_then(Value::as_array_mut).into_iter().flatten();
         for entry in clusters {
             let name = entry["name"].as_str().unwrap_or_default();
@@ -112,7 +119,6 @@ impl Access {
                 *authority = STANDARD.encode(&self.ca).into();
             }
         }
-        save(path, &config)
     }
 
     /// A context for each server, and none for those that are gone. Servers that nobody has told of stay as they are.

@@ -13,6 +13,8 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
+use crate::options::Options;
+
 /// Held for as long as this process runs the cluster.
 pub(crate) struct Lock(#[expect(dead_code, reason = "holding it is the point")] Flock<File>);
 
@@ -27,6 +29,17 @@ impl Lock {
                 Ok(Ok(Lock(file)))
             }
             Err(holder) => Ok(Err(holder)),
+        }
+    }
+
+    /// Held by a command that changes what is on this machine in several steps: two of them would undo each other's.
+    pub(crate) fn for_change(options: &Options) -> Result<Lock> {
+        if !options.data_dir.try_exists()? {
+            bail!("there is no cluster at {}", options.data_dir.display());
+        }
+        match Lock::take(&options.data_dir.join("change.lock"))? {
+            Ok(lock) => Ok(lock),
+            Err(holder) => bail!("another command changes this cluster (process {})", holder.pid),
         }
     }
 
@@ -146,6 +159,18 @@ mod tests {
         holder.refuse_foreground("not this one").unwrap();
         drop(held);
         assert!(Lock::holder(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn one_command_changes_a_cluster_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().join("data"), run_dir: dir.path().join("run"), name: "c".into() };
+        assert!(Lock::for_change(&options).err().unwrap().to_string().contains("there is no cluster"));
+        std::fs::create_dir(&options.data_dir).unwrap();
+        let held = Lock::for_change(&options).unwrap();
+        assert!(Lock::for_change(&options).err().unwrap().to_string().contains("another command"));
+        drop(held);
+        Lock::for_change(&options).unwrap();
     }
 
     #[test]

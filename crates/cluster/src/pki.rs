@@ -145,6 +145,24 @@ impl Pki {
         self.dir.join("sa.pub")
     }
 
+    /// Whom this cluster trusts, the one that signs first, and that one's key, in PEM.
+    pub(crate) fn authority_files(&self) -> Result<(String, String)> {
+        let _alone = self.lock()?;
+        let read = |path: PathBuf| fs::read_to_string(&path).with_context(|| path.display().to_string());
+        Ok((read(self.certificate("ca"))?, read(self.key("ca"))?))
+    }
+
+    /// Puts these in their place, where others are there.
+    pub(crate) fn replace_authority(&self, certificates: &str, key: &str) -> Result<()> {
+        let _alone = self.lock()?;
+        for (path, text) in [(self.key("ca"), key), (self.certificate("ca"), certificates)] {
+            if !fs::read_to_string(&path).is_ok_and(|found| found == text) {
+                write_private(&path, text.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
     fn authority(&self, name: &str, common_name: &str) -> Result<Issuer<'static, KeyPair>> {
         let (certificate, key) = (self.certificate(name), self.key(name));
         if !certificate.exists() || !key.exists() {

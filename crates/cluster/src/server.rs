@@ -11,6 +11,7 @@ use api::UserInfo;
 use api::cidr::Cidr;
 use client::{Client, Durations, Election};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::balancer::follow_servers;
 use crate::components::{Components, interrupted};
@@ -128,12 +129,20 @@ async fn start(
     let admin = as_user("kubernetes-admin", &["system:masters", "system:authenticated"]);
     progress.done("api server", &url(node_ip, shape.secure_port));
 
+    let (authority_changed, authority_changes) = tokio::sync::watch::channel(());
+    let authority = authority::Server {
+        options: options.clone(),
+        shape: shape.clone(),
+        admin: admin.clone(),
+        url: url(node_ip, shape.secure_port),
+        changed: authority_changed,
+    };
+    components.until(authority.catch_up()).await?;
     let manager = as_user("system:kube-controller-manager", &["system:authenticated"]);
     let controllers = shape.components.controllers(manager).await?;
     let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?.with_service_cidr(&shape.service_cidr)?;
-    let ca = read(&pki.certificate("ca"))?;
-    controllers.root_ca = Some(ca.clone());
-    controllers.signer = Some((ca.clone(), read(&pki.key("ca"))?));
+    // The cluster file may say that it is less.
+    controllers.signing_duration = controllers.signing_duration.min(shape.certificate_validity);
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
     controllers.controllers.extend(CONTROLLERS.map(str::to_owned));
     controllers.election = election("kube-controller-manager");
@@ -146,7 +155,10 @@ async fn start(
     };
     // Volumes of earlier versions: every node was on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
-    components.supervise("controllers", move |stop| controllers::run(controllers.clone(), stop));
+    let keys = pki.clone();
+    components.supervise("controllers", move |stop| {
+        run_controllers(controllers.clone(), keys.clone(), authority_changes.clone(), stop)
+    });
     let mut scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
     scheduler.election = election("kube-scheduler");
     if let Some(configuration) = shape.components.scheduler()? {
@@ -190,8 +202,10 @@ async fn start(
     components.until(local_volumes::ensure(&admin)).await?;
     components.until(metrics_reader::ensure(&admin)).await?;
     let server = url(node_ip, shape.secure_port);
+    let (ca, _) = pki.authority_files()?;
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
+    components.supervise("authority", move |stop| authority.clone().take_part(stop));
     let reserved = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
     let approver = admin.clone();
     components.supervise("approval", move |stop| join::approve(approver.clone(), reserved.clone(), stop));
@@ -260,6 +274,34 @@ async fn start(
     Ok(())
 }
 
+/// Runs the controllers with the authority that signs; once more, when that is another.
+async fn run_controllers(
+    mut config: controllers::Config,
+    pki: Pki,
+    mut changes: tokio::sync::watch::Receiver<()>,
+    stop: CancellationToken,
+) -> Result<()> {
+    loop {
+        changes.mark_unchanged();
+        let signer = pki.authority_files()?;
+        config.root_ca = Some(signer.0.clone());
+        config.signer = Some(signer);
+        let own = stop.child_token();
+        let mut running = controllers::run(config.clone(), own.clone());
+        tokio::select! {
+            ended = &mut running => return ended,
+            // Whoever tells of changes may end first.
+            Ok(()) = changes.changed() => {}
+        }
+        own.cancel();
+        running.await?;
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+        tracing::info!("the controllers go on with the authorities of now");
+    }
+}
+
 /// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
 pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
     authority::complete(&options.pki_dir())?;
@@ -308,7 +350,7 @@ async fn keep_kubeconfig(
     options: Options,
     pki: Pki,
     own: String,
-    stop: tokio_util::sync::CancellationToken,
+    stop: CancellationToken,
 ) -> Result<()> {
     let keep = |servers: Vec<String>| -> Result<()> {
         let access = Access::admin(&options.name, &own, &pki)?;

@@ -109,6 +109,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     if let Some(member) = Membership::load(options)? {
         bail!("this machine is a node of {}: servers have the store", member.server);
     }
+    let _alone = Lock::for_change(options)?;
     let now = Flags::remembered(options)?;
     let wanted = plan(&now, args.etcd, args.ha, args.embedded)?;
     let wanted = members::completed(wanted, options)?.settled()?;
@@ -258,6 +259,18 @@ mod tests {
         let mut elsewhere = in_etcd;
         elsewhere.etcd.etcd_prefix = Some("/two".into());
         assert!(refused(&elsewhere, Etcd::default(), Ha::default(), true).contains("only objects below"));
+    }
+
+    #[tokio::test]
+    async fn nothing_moves_while_another_command_changes_the_cluster() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().into(), run_dir: dir.path().join("run"), name: "c".into() };
+        let args = Args { options: options.clone(), etcd: Etcd::default(), ha: Ha::default(), embedded: true };
+        let held = Lock::for_change(&options).unwrap();
+        let refused = run(args.clone()).await.unwrap_err().to_string();
+        assert!(refused.contains("another command changes this cluster"), "{refused}");
+        drop(held);
+        assert!(run(args).await.unwrap_err().to_string().contains("no cluster"));
     }
 
     #[test]

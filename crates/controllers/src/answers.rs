@@ -22,11 +22,6 @@ impl Table for Unused {
             only("cidr-allocator-type", &["RangeAllocator"], "nodes get ranges from --cluster-cidr"),
             only("cloud-config", &[""], "there is no cloud provider"),
             only("cloud-provider", &[""], "there is no cloud provider"),
-            only(
-                "cluster-signing-duration",
-                &["8760h", "8760h0m0s"],
-                "certificates last a year unless they ask for less",
-            ),
             refused(
                 "cluster-signing-kube-apiserver-client-cert-file",
                 "one authority signs for all: --cluster-signing-cert-file",

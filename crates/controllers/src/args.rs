@@ -16,6 +16,9 @@ use crate::manager::{NAME, run};
 use crate::node_ipam::{self, Range};
 use crate::{Autoscaling, LoadBalancing, LocalPath};
 
+/// How long signed certificates are good for, if nobody says otherwise.
+const SIGNING_DURATION: Duration = Duration::from_secs(8760 * 3600);
+
 /// The flags of kube-controller-manager that change something here.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -57,6 +60,9 @@ pub struct Args {
     pub cluster_signing_cert_file: Option<PathBuf>,
     #[arg(long)]
     pub cluster_signing_key_file: Option<PathBuf>,
+    /// How long signed certificates are good for, unless less is asked for
+    #[arg(long, default_value = "8760h", value_parser = api::duration::parse)]
+    pub cluster_signing_duration: Duration,
     /// Finished pods kept before the oldest are deleted; 0 keeps all
     #[arg(long, default_value_t = 12500)]
     pub terminated_pod_gc_threshold: usize,
@@ -152,6 +158,8 @@ pub struct Config {
     pub election: Option<Election>,
     /// PEM certificate and key that sign certificate requests.
     pub signer: Option<(String, String)>,
+    /// How long what it signs is good for, unless less is asked for.
+    pub signing_duration: Duration,
     pub terminated_pod_gc_threshold: usize,
     /// Over HTTPS, each controller asks for a token of its own service account. In-process it always acts as that.
     pub use_service_account_credentials: bool,
@@ -186,6 +194,7 @@ impl Config {
             root_ca: None,
             election: None,
             signer: None,
+            signing_duration: SIGNING_DURATION,
             terminated_pod_gc_threshold: 12500,
             use_service_account_credentials: false,
             service_account_key: None,
@@ -269,6 +278,7 @@ impl Args {
             service_cidrs: node_ipam::parse_list(self.service_cluster_ip_range.as_deref().unwrap_or_default())?,
             root_ca: read(&self.root_ca_file).await?,
             signer: read(&self.cluster_signing_cert_file).await?.zip(read(&self.cluster_signing_key_file).await?),
+            signing_duration: self.cluster_signing_duration,
             election,
             controllers: self.controllers,
             terminated_pod_gc_threshold: self.terminated_pod_gc_threshold,

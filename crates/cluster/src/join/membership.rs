@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use client::DeleteParams;
 use client::kubeconfig::Kubeconfig;
+use client::{Client, DeleteParams};
 use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
+use crate::balancer;
 use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::{Pki, write_private};
@@ -82,6 +83,13 @@ pub(super) fn read_kubeconfig(options: &Options) -> Result<Kubeconfig> {
         named.cluster.certificate_authority = Some(authority.display().to_string());
     }
     Ok(config)
+}
+
+/// The machine's node as a client, once for every server that it knows of.
+pub(crate) fn clients(options: &Options, member: &Membership) -> Result<Vec<Client>> {
+    let config = read_kubeconfig(options)?;
+    let servers = balancer::known(&servers_file(options), &member.server)?;
+    servers.iter().map(|server| kubelet::client_of(&balancer::by_way_of(config.clone(), server))).collect()
 }
 
 /// The API servers that the machine knows of.

@@ -13,13 +13,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use client::{Client, DeleteParams, Patch};
+use client::{Client, DeleteParams, ListParams, Patch};
 use cni::routes::Backend;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::hkdf::{HKDF_SHA256, Salt};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -49,13 +50,46 @@ const MEMBER_FILES: [&str; 2] = ["etcd-ca.crt", "etcd-ca.key"];
 
 /// What opens an offer; carried over by a person.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct ServerKey([u8; KEY_LENGTH]);
+pub(crate) struct ServerKey([u8; KEY_LENGTH]);
 
 impl ServerKey {
     fn generate() -> Result<ServerKey> {
         let mut key = [0; KEY_LENGTH];
         SystemRandom::new().fill(&mut key).ok().context("the system has no random bytes")?;
         Ok(ServerKey(key))
+    }
+
+    /// One that everybody makes who has the secret, for one purpose.
+    pub(crate) fn derived(secret: &[u8], purpose: &str) -> Result<ServerKey> {
+        let mut key = [0; KEY_LENGTH];
+        let expanded = Salt::new(HKDF_SHA256, &[]).extract(secret);
+        let filled = expanded.expand(&[purpose.as_bytes()], HKDF_SHA256).and_then(|made| made.fill(&mut key));
+        filled.ok().context("deriving a key")?;
+        Ok(ServerKey(key))
+    }
+
+    /// A nonce, then what is sealed; bound to a name.
+    pub(crate) fn seal(&self, name: &str, plain: &[u8]) -> Result<Vec<u8>> {
+        let mut nonce = [0; NONCE_LEN];
+        SystemRandom::new().fill(&mut nonce).ok().context("the system has no random bytes")?;
+        let mut sealed = plain.to_vec();
+        let done = self.cipher()?.seal_in_place_append_tag(
+            Nonce::assume_unique_for_key(nonce),
+            Aad::from(name.as_bytes()),
+            &mut sealed,
+        );
+        done.ok().context("sealing the keys of servers")?;
+        Ok([&nonce[..], &sealed].concat())
+    }
+
+    pub(crate) fn open(&self, name: &str, sealed: Vec<u8>) -> Result<Vec<u8>> {
+        let (nonce, sealed) = sealed.split_at_checked(NONCE_LEN).context("it is too short")?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).ok().context("it has no nonce")?;
+        let mut plain = sealed.to_vec();
+        let opened = self.cipher()?.open_in_place(nonce, Aad::from(name.as_bytes()), &mut plain);
+        let length = opened.ok().context("it was sealed with another key, or under another name")?.len();
+        plain.truncate(length);
+        Ok(plain)
     }
 
     fn cipher(&self) -> Result<LessSafeKey> {
@@ -113,6 +147,8 @@ pub(super) struct Bundle {
     service_cidr: Option<String>,
     cluster_domain: Option<String>,
     routes: Option<Backend>,
+    #[serde(default)]
+    certificate_validity: Option<String>,
 }
 
 impl Bundle {
@@ -148,6 +184,7 @@ impl Bundle {
             service_cidr: flags.service_cidr,
             cluster_domain: flags.cluster_domain,
             routes: flags.routes,
+            certificate_validity: flags.certificate_validity,
         })
     }
 
@@ -192,6 +229,7 @@ impl Bundle {
             service_cidr: self.service_cidr,
             cluster_domain: self.cluster_domain,
             routes: self.routes,
+            certificate_validity: self.certificate_validity,
             ..Flags::default()
         })
     }
@@ -205,7 +243,7 @@ fn name(id: &str) -> String {
 /// Offers what servers have in common to who comes with a token; `owner` is the token's Secret. Returns the key to it.
 pub(super) async fn offer(client: &Client, options: &Options, token: &Token, owner: &Secret) -> Result<ServerKey> {
     let key = ServerKey::generate()?;
-    let sealed = seal(&key, &token.id, &serde_json::to_vec(&Bundle::gather(options)?)?)?;
+    let sealed = key.seal(&token.id, &serde_json::to_vec(&Bundle::gather(options)?)?)?;
     let owner = OwnerReference {
         api_version: "v1".into(),
         kind: "Secret".into(),
@@ -247,38 +285,28 @@ pub(super) async fn fetch(client: &Client, token: &Token, key: &ServerKey) -> Re
     let found = client.namespaced::<Secret>(NAMESPACE).get(&name(&token.id)).await;
     let found = found.context("nothing is offered to this token: was it made with 'cox token create --server'?")?;
     let sealed = found.data.unwrap_or_default().remove(FIELD).context("what is offered to this token is empty")?;
-    let plain = open(key, &token.id, sealed.0).context("the server key does not fit this token")?;
+    let plain = key.open(&token.id, sealed.0).context("the server key does not fit this token")?;
     serde_json::from_slice(&plain).context("reading the keys of servers")
+}
+
+/// Takes all offers away: the keys in them are about to be others.
+pub(crate) async fn withdraw_offers(client: &Client) -> Result<()> {
+    let secrets = client.namespaced::<Secret>(NAMESPACE);
+    let listed = secrets.list(&ListParams::default()).await.context("looking for offers to servers")?;
+    let names = listed.items.iter().filter_map(|secret| secret.metadata.name.as_deref());
+    for offer in names.filter(|found| found.starts_with(&name(""))) {
+        match secrets.delete(offer, &DeleteParams::default()).await {
+            Err(error) if !error.is_not_found() => return Err(error).context("taking the offered keys away"),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Takes the offer away: nobody else is to have it.
 pub(super) async fn discard(client: &Client, token: &Token) -> Result<()> {
     let deleted = client.namespaced::<Secret>(NAMESPACE).delete(&name(&token.id), &DeleteParams::default()).await;
     deleted.map(drop).context("taking the offered keys away")
-}
-
-/// A nonce, then what is sealed; bound to the token.
-fn seal(key: &ServerKey, id: &str, plain: &[u8]) -> Result<Vec<u8>> {
-    let mut nonce = [0; NONCE_LEN];
-    SystemRandom::new().fill(&mut nonce).ok().context("the system has no random bytes")?;
-    let mut sealed = plain.to_vec();
-    let done = key.cipher()?.seal_in_place_append_tag(
-        Nonce::assume_unique_for_key(nonce),
-        Aad::from(id.as_bytes()),
-        &mut sealed,
-    );
-    done.ok().context("sealing the keys of servers")?;
-    Ok([&nonce[..], &sealed].concat())
-}
-
-fn open(key: &ServerKey, id: &str, sealed: Vec<u8>) -> Result<Vec<u8>> {
-    let (nonce, sealed) = sealed.split_at_checked(NONCE_LEN).context("it is too short")?;
-    let nonce = Nonce::try_assume_unique_for_key(nonce).ok().context("it has no nonce")?;
-    let mut plain = sealed.to_vec();
-    let opened = key.cipher()?.open_in_place(nonce, Aad::from(id.as_bytes()), &mut plain);
-    let length = opened.ok().context("it was sealed with another key, or for another token")?.len();
-    plain.truncate(length);
-    Ok(plain)
 }
 
 #[cfg(test)]
@@ -294,18 +322,22 @@ mod tests {
     #[test]
     fn security_offers_open_with_their_key_and_token_only() {
         let key = ServerKey::generate().unwrap();
-        let sealed = seal(&key, "abcdef", b"a key of the cluster").unwrap();
+        let sealed = key.seal("abcdef", b"a key of the cluster").unwrap();
         assert!(!sealed.windows(5).any(|window| window == b"a key"));
-        assert_eq!(open(&key, "abcdef", sealed.clone()).unwrap(), b"a key of the cluster");
-        assert!(open(&key, "fedcba", sealed.clone()).is_err());
-        assert!(open(&ServerKey::generate().unwrap(), "abcdef", sealed.clone()).is_err());
+        assert_eq!(key.open("abcdef", sealed.clone()).unwrap(), b"a key of the cluster");
+        assert!(key.open("fedcba", sealed.clone()).is_err());
+        assert!(ServerKey::generate().unwrap().open("abcdef", sealed.clone()).is_err());
         for length in 0..sealed.len() {
-            assert!(open(&key, "abcdef", sealed[..length].to_vec()).is_err(), "{length}");
+            assert!(key.open("abcdef", sealed[..length].to_vec()).is_err(), "{length}");
         }
         let mut changed = sealed;
         *changed.last_mut().unwrap() ^= 1;
-        assert!(open(&key, "abcdef", changed).is_err());
+        assert!(key.open("abcdef", changed).is_err());
 
+        let derived = |secret: &[u8], purpose: &str| ServerKey::derived(secret, purpose).unwrap();
+        assert_eq!(derived(b"secret", "one"), derived(b"secret", "one"));
+        assert_ne!(derived(b"secret", "one"), derived(b"secret", "two"));
+        assert_ne!(derived(b"secret", "one"), derived(b"other", "one"));
         let text = key.to_string();
         assert_eq!(text.parse::<ServerKey>().unwrap(), key);
         assert!(!format!("{key:?}").contains(&text[..8]));

@@ -21,8 +21,6 @@ use super::request::{parse, refusal};
 use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN, has_condition, is_issued};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
-/// `--cluster-signing-duration`.
-const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 const SHORTEST: Duration = Duration::from_secs(600);
 /// Clocks of others may be a little behind.
 const BACKDATE: Duration = Duration::from_secs(300);
@@ -32,12 +30,14 @@ struct Controller {
     clock: Clock,
     requests: Informer<CertificateSigningRequest>,
     signer: Option<(String, String)>,
+    duration: Duration,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let requests = context.on_self::<CertificateSigningRequest>();
-    let signer = context.config.signer.clone().filter(is_usable);
-    Arc::new(Controller { clock: context.config.clock.clone(), client: context.client.clone(), requests, signer })
+    let config = &context.config;
+    let (signer, duration) = (config.signer.clone().filter(is_usable), config.signing_duration);
+    Arc::new(Controller { clock: config.clock.clone(), client: context.client.clone(), requests, signer, duration })
 }
 
 fn key_pair(pem: &str) -> Result<KeyPair, Error> {
@@ -52,10 +52,11 @@ fn is_usable((authority, key): &(String, String)) -> bool {
     issuer.inspect_err(|error| tracing::error!(%error, "no certificates are signed: the authority's files")).is_ok()
 }
 
-/// The certificate in PEM, or why there is none.
+/// The certificate in PEM, good for `longest` unless less is asked for, or why there is none.
 fn sign(
     spec: &CertificateSigningRequestSpec,
     (authority, key): &(String, String),
+    longest: Duration,
     now: Timestamp,
 ) -> Result<String, Error> {
     let mut request = parse(spec)?;
@@ -69,8 +70,10 @@ fn sign(
     let seconds = Duration::from_secs(now.as_second().max(0).unsigned_abs());
     let moment = |since: Duration| rcgen::date_time_ymd(1970, 1, 1) + since;
     let params = &mut request.params.params;
-    params.not_before = moment(seconds.saturating_sub(BACKDATE));
-    params.not_after = moment(seconds + asked.unwrap_or(LIFETIME).min(LIFETIME));
+    let duration = asked.unwrap_or(longest).min(longest);
+    // Holders renew late in a life that counts from its beginning: what is good for a short time would be due at once.
+    params.not_before = moment(seconds.saturating_sub(BACKDATE.min(duration)));
+    params.not_after = moment(seconds + duration);
     params.is_ca = rcgen::IsCa::ExplicitNoCa;
     params.use_authority_key_identifier_extension = true;
     let usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
@@ -110,7 +113,7 @@ impl Reconcile for Controller {
             }
             let mut changed = CertificateSigningRequest::clone(&request);
             let status = changed.status.get_or_insert_default();
-            match sign(&request.spec, signer, self.clock.now()) {
+            match sign(&request.spec, signer, self.duration, self.clock.now()) {
                 Ok(certificate) => status.certificate = Some(ByteString(certificate.into_bytes())),
                 // Nobody will ever sign this: say so instead of trying for ever.
                 Err(error) => {
@@ -136,6 +139,8 @@ mod tests {
     use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa};
 
     use super::*;
+
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
     fn authority() -> (String, String) {
         let key = KeyPair::generate().unwrap();
@@ -187,7 +192,7 @@ mod tests {
             (request("system:node:n1", "system:masters,system:nodes", &[], KUBELET_CLIENT, &client), false),
         ] {
             assert_eq!(
-                sign(&spec, &authority, Timestamp::now()).is_ok(),
+                sign(&spec, &authority, YEAR, Timestamp::now()).is_ok(),
                 granted,
                 "{} {:?}",
                 spec.signer_name,
@@ -235,7 +240,7 @@ m/5GCh9kQr2z2K5MYCWpfngii91AdNf4pDyNlBm4nD49ejMDzx5EaQ==
         let authority = (params.self_signed(&key).unwrap().pem(), RSA.to_owned());
         assert!(is_usable(&authority) && !is_usable(&("nothing".into(), RSA.into())));
         let spec = request("ann", "dev", &[], CLIENT, &["digital signature", "client auth"]);
-        sign(&spec, &authority, Timestamp::now()).unwrap();
+        sign(&spec, &authority, YEAR, Timestamp::now()).unwrap();
     }
 
     #[test]
@@ -243,7 +248,7 @@ m/5GCh9kQr2z2K5MYCWpfngii91AdNf4pDyNlBm4nD49ejMDzx5EaQ==
         use rustls_pki_types::CertificateDer;
         let (authority, key) = authority();
         let spec = request("ann", "dev,admins", &[], CLIENT, &["digital signature", "client auth"]);
-        let signed = sign(&spec, &(authority.clone(), key), Timestamp::now()).unwrap();
+        let signed = sign(&spec, &(authority.clone(), key), YEAR, Timestamp::now()).unwrap();
         let der = CertificateDer::from_pem_slice(signed.as_bytes()).unwrap();
         let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
         let groups: Vec<&str> =
@@ -252,5 +257,29 @@ m/5GCh9kQr2z2K5MYCWpfngii91AdNf4pDyNlBm4nD49ejMDzx5EaQ==
         let issuer = CertificateDer::from_pem_slice(authority.as_bytes()).unwrap();
         let (_, issuer) = x509_parser::parse_x509_certificate(&issuer).unwrap();
         certificate.verify_signature(Some(issuer.public_key())).unwrap();
+    }
+
+    #[test]
+    fn certificates_last_as_long_as_the_flag_says_or_as_was_asked() {
+        use rustls_pki_types::CertificateDer;
+        let (authority, now) = (authority(), Timestamp::from_second(1_800_000_000).unwrap());
+        let minute = Duration::from_secs(60);
+        for (asked, longest, expected) in [
+            (None, YEAR, YEAR),
+            (None, 2 * minute, 2 * minute),
+            (Some(3600), YEAR, 60 * minute),
+            (Some(60), YEAR, SHORTEST),
+            (Some(3600), 2 * minute, 2 * minute),
+        ] {
+            let mut spec = request("ann", "dev", &[], CLIENT, &["digital signature", "client auth"]);
+            spec.expiration_seconds = asked;
+            let signed = sign(&spec, &authority, longest, now).unwrap();
+            let der = CertificateDer::from_pem_slice(signed.as_bytes()).unwrap();
+            let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+            let seconds = certificate.validity().not_after.timestamp() - now.as_second();
+            assert_eq!(seconds.unsigned_abs(), expected.as_secs(), "{asked:?} {longest:?}");
+            let before = now.as_second() - certificate.validity().not_before.timestamp();
+            assert_eq!(before.unsigned_abs(), BACKDATE.min(expected).as_secs(), "{asked:?} {longest:?}");
+        }
     }
 }

@@ -1,21 +1,23 @@
-//! `cox upgrade`: another program runs the cluster on this machine, and the old one again if that does not fare well.
+//! The steps of an upgrade.
 //!
-//! Flow: [`forward`] says what is to be done, each step is written down once it is done, and [`back`] says from that how to
-//! return, also after this program itself was ended in between. Containers run on: they belong to processes of their own.
+//! [`forward`] says what is to be done, each step is written down when it begins, and [`back`] says from that how to return, also
+//! after this program itself was ended in between.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use client::Clock;
 use futures_util::future::BoxFuture;
 use jiff::SignedDuration;
-use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
+use super::health::Patient;
+use super::turn;
 use crate::background::{self, DETACHED};
 use crate::connection::connect;
 use crate::join::Membership;
@@ -28,9 +30,6 @@ use crate::{manage, members, progress};
 
 /// A program says its version at once.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// An API server that is just starting may fail to answer so often in a row.
-const MISSED_LOOKS: u32 = 10;
 
 /// Replace the program that runs the cluster on this machine, and go back if it does not fare well
 #[derive(Debug, Clone, clap::Args)]
@@ -120,8 +119,12 @@ fn back(begun: &[Step]) -> Vec<Return> {
 
 /// What `cox version` says, as the version of Kubernetes.
 fn minor(said: &str) -> Option<(u32, u32)> {
-    let version = said.split("Kubernetes v").nth(1)?.split([')', ' ', '\n']).next()?;
-    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    minor_of(said.split("Kubernetes ").nth(1)?.split([')', ' ', '\n']).next()?)
+}
+
+/// Of a version such as v1.36.4 the first two numbers.
+fn minor_of(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -133,6 +136,18 @@ fn minor(said: &str) -> Option<(u32, u32)> {
 struct TooFar {
     old: (u32, u32),
     new: (u32, u32),
+}
+
+/// Whether a node may run a program: none that is newer than the servers'.
+fn check_node(servers: (u32, u32), new: (u32, u32)) -> Result<()> {
+    if new > servers {
+        bail!(
+            "the servers are of v{}.{}, and no node is newer than they are: upgrade them first, or say --force",
+            servers.0,
+            servers.1
+        );
+    }
+    Ok(())
 }
 
 /// Whether a program may take the place of another: objects are read by the same version, and by the next.
@@ -220,12 +235,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 
 async fn run_main(args: Args) -> Result<()> {
     let options = &args.options;
-    if !options.data_dir.try_exists()? {
-        bail!("there is no cluster at {}", options.data_dir.display());
-    }
-    let Ok(_lock) = Lock::take(&options.data_dir.join("change.lock"))? else {
-        bail!("another command changes this cluster");
-    };
+    let _lock = Lock::for_change(options)?;
     if let Some(record) = Record::load(options)? {
         match earlier(&record.begun, args.binary.is_some()) {
             Earlier::Clear => record.forget(options)?,
@@ -239,6 +249,10 @@ async fn run_main(args: Args) -> Result<()> {
                 println!("an upgrade of {} was broken off: returning", record.target.display());
                 go_back(options, &record).await?;
                 println!("the old program runs the cluster");
+                let flags = Flags::remembered(options)?;
+                if record.command == "up" && flags.etcd.is_used() {
+                    give_turn_back(options, &flags.shape()?.node_name).await;
+                }
                 if args.binary.is_none() {
                     return Ok(());
                 }
@@ -268,17 +282,41 @@ async fn run_main(args: Args) -> Result<()> {
         (None, true, _) => Objects::Members,
         _ => Objects::Elsewhere,
     };
-    if objects == Objects::Members && holder.is_some() {
-        members::require_healthy(&flags.etcd).await?;
-    }
     let command = if member.is_some() { "join" } else { "up" };
     let node = match &member {
         Some(member) => member.settings.name.clone(),
         None => flags.shape()?.node_name,
     };
+    let etcd = (objects == Objects::Members).then_some(&flags.etcd);
+    let patient = Patient { options, member: member.as_ref(), node: &node, etcd };
+    if member.is_some() && !args.force {
+        let api = patient.api_version().await?;
+        let servers = minor_of(&api).with_context(|| format!("the API is of version {api:?}"))?;
+        check_node(servers, new)?;
+    }
+    let (timeout, observe) = (Duration::try_from(args.timeout)?, Duration::try_from(args.observe)?);
+    // A server among others, which have to go on meanwhile.
+    let is_one_of_several = member.is_none() && flags.etcd.is_used() && holder.is_some();
+    if is_one_of_several {
+        let client = connect(&options.admin_kubeconfig())?;
+        // There, and back if need be.
+        turn::take(&client, &node, observe + 2 * timeout, &Clock::default()).await?;
+        let whole = async {
+            turn::require_others(&client, &node).await?;
+            if objects == Objects::Members {
+                members::require_healthy(&flags.etcd).await?;
+            }
+            anyhow::Ok(())
+        };
+        if let Err(error) = whole.await {
+            give_turn_back(options, &node).await;
+            return Err(error);
+        }
+    }
+    let last_sign = if holder.is_some() { patient.last_sign().await } else { None };
     let mut record = Record { target, command: command.to_owned(), begun: Vec::new() };
     let was_running = holder.is_some();
-    let (timeout, observe) = (Duration::try_from(args.timeout)?, Duration::try_from(args.observe)?);
+    let mut started = None;
     let upgraded = async {
         for step in forward(objects, was_running) {
             record.begun.push(step);
@@ -301,13 +339,13 @@ async fn run_main(args: Args) -> Result<()> {
                     println!(" ✓ backup         revision {revision}");
                 }
                 Step::Replace => replace(binary, &record)?,
-                Step::Start => start(options, &record, timeout).await?,
-                Step::Observe => keeps_well(options, &record, &node, observe).await?,
+                Step::Start => started = Some(start(options, &record, timeout).await?),
+                Step::Observe => patient.keeps_well(last_sign.as_ref(), observe).await?,
             }
         }
         anyhow::Ok(())
     };
-    match upgraded.await {
+    let ended = match upgraded.await {
         Ok(()) => {
             // It is left as it was found.
             if !was_running {
@@ -319,9 +357,35 @@ async fn run_main(args: Args) -> Result<()> {
         }
         Err(error) => {
             println!(" ✗ {error:#}: returning");
+            if let Some(child) = started {
+                end_stranger(options, child).await?;
+            }
             go_back(options, &record).await.context("returning to the old program")?;
-            Err(error.context("not upgraded; the old program is back, and so is what was stored before"))
+            let stored = if objects == Objects::Embedded { ", and so is what was stored before" } else { "" };
+            Err(error.context(format!("not upgraded; the old program is back{stored}")))
         }
+    };
+    if is_one_of_several {
+        give_turn_back(options, &node).await;
+    }
+    ended
+}
+
+/// Ends a program that said that it was ready and runs no cluster. One that does is ended as every cluster is.
+async fn end_stranger(options: &Options, mut child: Child) -> Result<()> {
+    let holder = Lock::holder(&options.lock_file())?.map(|holder| holder.pid.as_raw().unsigned_abs());
+    if holder != Some(child.id()) && child.try_wait()?.is_none() {
+        child.kill()?;
+        ended(child).await?;
+    }
+    Ok(())
+}
+
+/// Lets another server be upgraded. Its turn comes by itself if nobody can be told.
+async fn give_turn_back(options: &Options, node: &str) {
+    let given = async { turn::give_back(&connect(&options.admin_kubeconfig())?, node).await };
+    if let Err(error) = given.await {
+        println!(" ! others wait until this server's turn has run out: {error:#}");
     }
 }
 
@@ -402,7 +466,7 @@ fn replace(binary: &Path, record: &Record) -> Result<()> {
 }
 
 /// Starts the program in the background; fails unless it brings everything up in time.
-async fn start(options: &Options, record: &Record, timeout: Duration) -> Result<()> {
+async fn start(options: &Options, record: &Record, timeout: Duration) -> Result<Child> {
     let log = options.log_file();
     private_dir(log.parent().unwrap_or(Path::new("/")))?;
     let log_file = fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&log)?;
@@ -425,7 +489,7 @@ async fn start(options: &Options, record: &Record, timeout: Duration) -> Result<
         }
     });
     match tokio::time::timeout(timeout, ready).await {
-        Ok(Ok(())) => Ok(()),
+        Ok(Ok(())) => Ok(child),
         Ok(Err(_)) => {
             let how = ended(child).await?;
             bail!("{} did not bring the cluster up ({how}):\n{}", record.target.display(), background::tail(&log, 12))
@@ -440,44 +504,6 @@ async fn start(options: &Options, record: &Record, timeout: Duration) -> Result<
 
 async fn ended(mut child: Child) -> Result<String> {
     Ok(tokio::task::spawn_blocking(move || child.wait()).await??.to_string())
-}
-
-/// Watches over a cluster that has come up: its process stays, its API answers, its node is Ready.
-async fn keeps_well(options: &Options, record: &Record, node: &str, time: Duration) -> Result<()> {
-    let pid = || -> Result<_> { Ok(Lock::holder(&options.lock_file())?.map(|holder| holder.pid)) };
-    let first = pid()?.context("its process ended")?;
-    // A machine that joined has no administrator to ask as.
-    let client = match record.command.as_str() {
-        "up" => Some(connect(&options.admin_kubeconfig())?),
-        _ => None,
-    };
-    let (deadline, mut missed) = (Instant::now() + time, 0);
-    loop {
-        if pid()? != Some(first) {
-            bail!("its process ended");
-        }
-        let looked = match &client {
-            Some(client) => is_ready(client, node).await,
-            None => Ok(()),
-        };
-        match looked {
-            Ok(()) if Instant::now() >= deadline => return Ok(()),
-            Ok(()) => missed = 0,
-            Err(error) if missed >= MISSED_LOOKS => return Err(error.context("the cluster does not fare well")),
-            Err(_) => missed += 1,
-        }
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
-}
-
-async fn is_ready(client: &client::Client, name: &str) -> Result<()> {
-    let asked = tokio::time::timeout(Duration::from_secs(10), client.all::<Node>().get(name)).await;
-    let node = asked.context("the API does not answer")?.context("asking for the node")?;
-    let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
-    match conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True") {
-        true => Ok(()),
-        false => bail!("node {name} is not Ready"),
-    }
 }
 
 #[cfg(test)]
@@ -529,6 +555,9 @@ mod tests {
         for other in ["", "kubectl v1.36", "cox (Kubernetes vx.y)"] {
             assert_eq!(minor(other), None, "{other}");
         }
+        assert_eq!(minor_of("v1.36.4+cox"), Some((1, 36)));
+        assert!(check_node((1, 36), (1, 36)).is_ok() && check_node((1, 36), (1, 35)).is_ok());
+        assert!(check_node((1, 36), (1, 37)).unwrap_err().to_string().contains("upgrade them first"));
         for (new, is_allowed) in
             [((1, 35), false), ((1, 36), true), ((1, 37), true), ((1, 38), false), ((2, 36), false)]
         {

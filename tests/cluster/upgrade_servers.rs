@@ -1,0 +1,103 @@
+//! `cox upgrade` of three servers and two nodes, one after the other, while somebody writes and watches: nothing fails that a
+//! client would not try again, no container restarts, and a program that is broken goes by itself.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::etcd_servers::{Machine, must};
+use crate::harness::describe;
+use crate::manifests;
+use crate::server_group::{Group, under_load};
+
+/// A program that says that it is a cox of the same version, and then does this.
+fn broken(dir: &Path, name: &str, then: &str) -> PathBuf {
+    let path = dir.join(name);
+    let script = format!("#!/bin/sh\n[ \"$1\" = version ] && echo 'cox 9.9.9 (Kubernetes v1.36)' && exit\n{then}\n");
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn servers_and_nodes_are_upgraded_under_load() {
+    let group = Group::new(2, Machine::installed, &[]);
+    group.apply(manifests::HELLO);
+    group.kubectl("rollout status daemonset/hello --timeout=170s");
+    let containers = || {
+        let path = "jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[0].containerID} \
+                    {.status.containerStatuses[0].restartCount} {.status.containerStatuses[0].state.running.startedAt};{end}";
+        let server = &group.servers[0];
+        let kubeconfig = server.dir.path().join("data/admin.kubeconfig");
+        group.wait("the containers", || {
+            let mut get = server.cox("kubectl");
+            let output = get.arg("--kubeconfig").arg(&kubeconfig).args(["get", "pods", "-o", path]).output().unwrap();
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+        })
+    };
+    let first = containers();
+    assert_eq!(first.matches(" 0 ").count(), 5, "{first}");
+    let inode = |machine: &Machine| std::fs::metadata(&machine.program).unwrap().ino();
+    let new = env!("CARGO_BIN_EXE_cox");
+    let upgrade = |machine: &Machine, program: &str, observe: &str| {
+        machine.cox("upgrade").args([program, "--observe", observe]).output().unwrap()
+    };
+
+    // A copy, as on the machine of somebody else: that of a server leaves out those that are away.
+    let kubeconfig = group.servers[2].dir.path().join("kubeconfig");
+    std::fs::copy(group.kubeconfig(2), &kubeconfig).unwrap();
+    let failures = under_load(&group, &group.servers[2], &kubeconfig, |user| {
+        for machine in group.machines() {
+            let before = inode(machine);
+            let output = upgrade(machine, new, "3s");
+            let said = must(&output, || format!("{}\n{}", machine.log(), group.logs()));
+            assert!(said.contains("upgraded: "), "{said}");
+            assert_ne!(inode(machine), before);
+            user.progress("writes after an upgrade");
+            group.until_healthy();
+        }
+        assert_eq!(containers(), first, "containers go on");
+
+        // Two at once would be one too many.
+        std::thread::scope(|scope| {
+            let upgrading = scope.spawn(|| upgrade(&group.servers[0], new, "15s"));
+            group.wait("the turn of the first server", || {
+                let lease = "get lease -n kube-system cox-upgrade -o jsonpath={.spec.holderIdentity}";
+                (group.kubectl(lease) == "server-1").then_some(())
+            });
+            let output = upgrade(&group.servers[1], new, "1s");
+            assert!(!output.status.success());
+            assert!(describe(&output).contains("server-1 is being upgraded"), "{}", describe(&output));
+            must(&upgrading.join().unwrap(), || group.logs());
+        });
+
+        // Programs that bring nothing up, or only say so, are gone again at once.
+        let dir = group.servers[0].dir.path();
+        let dead = broken(dir, "dead", "echo broken >&2; exit 3");
+        let liar = broken(dir, "liar", "echo ready; exec sleep 3600");
+        for (machine, program) in [(&group.servers[1], &dead), (&group.servers[2], &liar), (&group.nodes[0], &dead)] {
+            let before = inode(machine);
+            let output = upgrade(machine, program.to_str().unwrap(), "2s");
+            assert!(!output.status.success());
+            assert!(describe(&output).contains("the old program is back"), "{}", describe(&output));
+            assert_eq!(inode(machine), before);
+            user.progress("writes after a return");
+            group.until_healthy();
+        }
+    });
+    assert_eq!(containers(), first, "containers go on");
+    // Whoever gets these tries again, elsewhere.
+    let is_retried = |said: &String| {
+        ["refused", "reset", "EOF", "closed", "timed out", "Unable to connect", "ServiceUnavailable"]
+            .iter()
+            .any(|word| said.contains(word))
+    };
+    let others: Vec<&String> = failures.iter().filter(|said| !is_retried(said)).collect();
+    assert!(others.is_empty(), "{others:#?}");
+
+    // Nodes are never newer than the servers.
+    let newer = broken(group.servers[0].dir.path(), "newer", "exit 3");
+    let text = std::fs::read_to_string(&newer).unwrap().replace("v1.36", "v1.37");
+    std::fs::write(&newer, text).unwrap();
+    let output = upgrade(&group.nodes[1], newer.to_str().unwrap(), "1s");
+    assert!(!output.status.success() && describe(&output).contains("upgrade them first"), "{}", describe(&output));
+}
