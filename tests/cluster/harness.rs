@@ -117,7 +117,7 @@ impl Cluster {
         let mut cluster = Cluster { host, dir, registry: None };
         cluster.start_registry(&[]);
         let registries = cluster.path("registries.yaml");
-        cluster.cox_up(&[&["--registries", registries.to_str().unwrap()], flags].concat());
+        cluster.cox_up(&[&["--registries", registries.to_str().unwrap()][..], flags].concat());
         cluster
     }
 
