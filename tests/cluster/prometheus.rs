@@ -52,7 +52,7 @@ const QUESTIONS: &[&str] = &[
     r#"sum(rest_client_requests_total{job="/metrics"}) > 0"#,
     r#"sum(rest_client_requests_total{job="10250"}) > 0"#,
     r#"max by (instance) (kubernetes_build_info{job="10257"}) == 1"#,
-    r#"sum(workqueue_adds_total{job="10257",name="deployment"}) > 0"#,
+    r#"sum(workqueue_adds_total{job="10257",name="deployment-controller"}) > 0"#,
     r#"histogram_quantile(0.99, sum by (le) (scheduler_scheduling_attempt_duration_seconds_bucket{job="10259"})) > 0"#,
     r#"histogram_quantile(0.9, sum by (le) (scheduler_scheduling_algorithm_duration_seconds_bucket{job="10259"})) > 0"#,
     r#"histogram_quantile(0.5, sum by (le) (scheduler_pod_scheduling_sli_duration_seconds_bucket{job="10259"})) > 0"#,
