@@ -1,5 +1,7 @@
 //! What pods use, and a deployment that grows with it, with nothing installed besides the cluster.
 
+use serde_json::Value;
+
 use crate::harness::Cluster;
 use crate::manifests::deployment;
 
@@ -41,8 +43,47 @@ fn a_busy_deployment_grows_by_itself() {
         holds.iter().all(|text| scaler.contains(text)).then_some(())
     });
 
+    figures_are_the_cgroups(&cluster);
+
     // A view of a namespace includes what its pods use.
     cluster.kubectl("create rolebinding look --clusterrole=view --user=jane");
     let may = cluster.kubectl("auth can-i list pods.metrics.k8s.io --as=jane");
     assert!(may.starts_with("yes"), "{may}");
+}
+
+/// A pod that has used its share of CPU and keeps its memory: what is told of it is what its cgroup says, but for 2 %.
+fn figures_are_the_cgroups(cluster: &Cluster) {
+    let steady = r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: steady}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: main
+    image: busybox
+    command: [sh, -c, 'head -c 67108864 /dev/zero > /kept/file && touch /tmp/done && sleep 100000']
+    readinessProbe: {exec: {command: [test, -e, /tmp/done]}, periodSeconds: 1}
+    volumeMounts: [{name: kept, mountPath: /kept}]
+  volumes: [{name: kept, emptyDir: {medium: Memory}}]
+"#;
+    cluster.apply(steady);
+    cluster.kubectl("wait --for=condition=Ready pod/steady --timeout=180s");
+    // As both versions of cgroups have it, without what could be given back at once.
+    let script = "if [ -e /sys/fs/cgroup/memory.current ]; then cd /sys/fs/cgroup; cat memory.current; \
+        grep ^inactive_file memory.stat; else cd /sys/fs/cgroup/memory; cat memory.usage_in_bytes; \
+        grep ^total_inactive_file memory.stat; fi";
+    cluster.wait("figures that agree with the cgroup's", || {
+        let path = "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods/steady";
+        let output = cluster.cox("kubectl").args(["get", "--raw", path]).output().unwrap();
+        let told: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let told = told["containers"][0]["usage"]["memory"].as_str()?.strip_suffix("Ki")?.parse::<f64>().ok()? * 1024.0;
+        let seen = cluster.kubectl_args(&["exec", "steady", "--", "sh", "-c", script]);
+        let mut numbers = seen.split_whitespace().filter_map(|word| word.parse::<f64>().ok());
+        let own = numbers.next()? - numbers.next()?;
+        let top = cluster.kubectl("top pod steady --no-headers");
+        let top = top.split_whitespace().nth(2)?.strip_suffix("Mi")?.parse::<f64>().ok()? * 1048576.0;
+        let agrees = |figure: f64| (figure - own).abs() <= 0.02 * own;
+        (own > 67e6 && agrees(told) && agrees(top)).then_some(())
+    });
 }

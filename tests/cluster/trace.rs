@@ -122,6 +122,43 @@ fn the_trace_of_a_deployment_has_every_stage_and_no_gap() {
 
     let output = cluster.cox("trace").arg("deploy/none").output().unwrap();
     assert!(!output.status.success() && describe(&output).contains("is remembered"), "{}", describe(&output));
+    a_volume_that_waits_says_for_what(&cluster);
+}
+
+/// What a trace does not show, because it has not happened: a claim and its pod name the one thing that they wait for.
+fn a_volume_that_waits_says_for_what(cluster: &Cluster) {
+    let waiting = r#"
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: waits}
+spec: {accessModes: [ReadWriteOnce], storageClassName: missing, resources: {requests: {storage: 1Mi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: waits}
+spec:
+  containers: [{name: c, image: nginx, volumeMounts: [{name: v, mountPath: /v}]}]
+  volumes: [{name: v, persistentVolumeClaim: {claimName: waits}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: older}
+spec:
+  containers: [{name: c, image: nginx, volumeMounts: [{name: v, mountPath: /v}]}]
+  volumes: [{name: v, gcePersistentDisk: {pdName: disk}}]
+"#;
+    cluster.apply(waiting);
+    let no_class = "storage class \"missing\" does not exist";
+    for (command, expected) in [
+        ("why pvc/waits", format!("pvc/waits: {no_class}")),
+        ("why pod/waits", format!("pod/waits: it waits for claim waits: {no_class}")),
+        ("why pod/older", "driver name pd.csi.storage.gke.io not found in the list of registered CSI drivers".into()),
+        ("kubectl describe pvc waits", "storageclass.storage.k8s.io \"missing\" not found".into()),
+    ] {
+        cluster.wait(&format!("{expected} from {command}"), || {
+            cluster.cox_says(command).contains(&expected).then_some(())
+        });
+    }
 }
 
 fn ask(cluster: &Cluster, object: &str) -> Option<Walk> {

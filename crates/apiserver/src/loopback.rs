@@ -1,7 +1,9 @@
 //! Requests of the server to itself, through the chain like everybody's.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use ::metrics::rest_client;
 use anyhow::Context;
 use bytes::Bytes;
 use http::{Method, Request};
@@ -24,8 +26,11 @@ pub(crate) async fn send(state: &Arc<State>, method: Method, path: &str, body: &
         .body(body)?;
     request.extensions_mut().insert(own_user());
     let peer = Peer { in_process: true, ..Default::default() };
+    let (method, began) = (request.method().clone(), Instant::now());
     let response = crate::chain::serve(state.clone(), request.map(RequestBody::Whole), peer).await;
     let code = response.status().as_u16();
+    let (metrics, took) = (state.metrics.all(), began.elapsed());
+    rest_client::answered(metrics, rest_client::IN_PROCESS, method.as_str(), Some(code), took);
     let bytes = response.into_body().collect().await.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
     Ok((code, serde_json::from_slice(&bytes).context("answer is not JSON")?))
 }

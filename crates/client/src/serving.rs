@@ -40,6 +40,8 @@ pub struct Serving {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Whether profiles of the process are served, below `/debug/pprof`.
     pub profiling: bool,
+    /// Another program may have the port: the component works all the same, and says so.
+    pub is_optional: bool,
 }
 
 /// A failing check: its name and why.
@@ -98,6 +100,18 @@ impl Port {
             .map_err(Error::config)?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), profiling: serving.profiling })
+    }
+
+    /// The port of a component, if it is to have one and can.
+    pub async fn open(serving: Option<&Serving>) -> Result<Option<Self>, Error> {
+        let Some(serving) = serving else { return Ok(None) };
+        match Self::bind(serving).await {
+            Err(error) if serving.is_optional => {
+                tracing::warn!(%error, "health and metrics are not served");
+                Ok(None)
+            }
+            bound => bound.map(Some),
+        }
     }
 
     pub fn address(&self) -> std::io::Result<SocketAddr> {

@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail};
 use api::UserInfo;
 use api::cidr::Cidr;
+use client::serving::Serving;
 use client::{Client, Durations, Election};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -35,6 +36,10 @@ const CONTROLLERS: [&str; 3] =
     ["bootstrap-signer-controller", "token-cleaner-controller", "storage-version-migrator-controller"];
 /// What is served beside what always is.
 const APIS: [&str; 2] = ["metrics.k8s.io/v1beta1", "storagemigration.k8s.io/v1beta1"];
+
+/// Where collectors look for them.
+const CONTROLLER_MANAGER_PORT: u16 = 10257;
+const SCHEDULER_PORT: u16 = 10259;
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
@@ -146,6 +151,7 @@ async fn start(
     controllers.service_account_key = Some(read(&pki.key("sa"))?);
     controllers.controllers.extend(CONTROLLERS.map(str::to_owned));
     controllers.election = election("kube-controller-manager");
+    controllers.serving = Some(own_port(shape, CONTROLLER_MANAGER_PORT));
     if shape.has_load_balancer {
         controllers.controllers.push("service-lb-controller".into());
     }
@@ -161,6 +167,7 @@ async fn start(
     });
     let mut scheduler = scheduler::Config::new(as_user("system:kube-scheduler", &["system:authenticated"]));
     scheduler.election = election("kube-scheduler");
+    scheduler.serving = Some(own_port(shape, SCHEDULER_PORT));
     if let Some(configuration) = shape.components.scheduler()? {
         scheduler.configuration = configuration;
     }
@@ -331,6 +338,13 @@ pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Ne
     }
     Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
     Ok(pki)
+}
+
+/// Where a component shows its health and metrics: where upstream's does, unless another cluster on this machine was first.
+/// Profiles are the whole process's, and the API server shows them.
+fn own_port(shape: &Shape, port: u16) -> Serving {
+    let bind = (shape::everywhere(shape.node_ips.iter().copied()), port).into();
+    Serving { bind, tls: None, profiling: false, is_optional: true }
 }
 
 fn url(address: IpAddr, port: u16) -> String {

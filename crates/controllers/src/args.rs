@@ -206,7 +206,7 @@ impl Config {
             local_path: LocalPath::default(),
             load_balancing: LoadBalancing::default(),
             serving: None,
-            metrics: Metrics::new(),
+            metrics: own_metrics(),
             clock: Clock::default(),
         }
     }
@@ -223,6 +223,11 @@ impl Config {
         self.service_cidrs = node_ipam::parse_list(text)?;
         Ok(self)
     }
+}
+
+/// Before anything is counted.
+fn own_metrics() -> Metrics {
+    Metrics::new().with_process(api::version::GIT).with_features(api::features::all())
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
@@ -301,8 +306,9 @@ impl Args {
                 bind: (self.bind_address, self.secure_port).into(),
                 tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
                 profiling: self.profiling,
+                is_optional: false,
             }),
-            metrics: Metrics::new().with_process(api::version::GIT).with_features(api::features::all()),
+            metrics: own_metrics(),
             clock: Clock::default(),
             client,
         })

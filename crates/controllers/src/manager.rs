@@ -29,10 +29,7 @@ async fn run_until(mut config: Config, stop: CancellationToken) -> anyhow::Resul
     config.client = config.client.with_user_agent(NAME)?.with_metrics(&metrics);
     let health = Arc::new(Health::default());
     let stopped = stop.child_token();
-    let port = match &config.serving {
-        Some(serving) => Some(Port::bind(serving).await?),
-        None => None,
-    };
+    let port = Port::open(config.serving.as_ref()).await?;
     let serving = serve(port, config.client.clone(), metrics, health.clone(), stopped.clone());
     let working = async {
         let ran = lead(config, &health, stop).await;

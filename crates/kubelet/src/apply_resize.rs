@@ -85,11 +85,9 @@ impl Kubelet {
 
     /// Takes back the room that the pod's own cgroup kept while its containers changed.
     pub(crate) async fn settle_resize(&self, pod: &Arc<Pod>, progress: &mut Progress) -> Result<(), SyncError> {
-        if let Some(cgroups) = self.cgroups.clone() {
-            let owned = pod.clone();
-            let settled = blocking(move || cgroups.resize_pod(&owned, false)).await;
-            settled.map_err(CgroupError::Resize)?;
-        }
+        let owned = pod.clone();
+        let settled = self.change_cgroup(move |cgroups| cgroups.resize_pod(&owned, false)).await;
+        settled.map_err(|error| CgroupError::Resize(error.to_string()))?;
         progress.given_to_pod = Some(resources::for_pod(pod));
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Everything one node's workers share.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::backoff::Backoff;
-use crate::cgroups::Cgroups;
+use crate::cgroups::{CgroupChange, Cgroups};
 use crate::config::Settings;
 use crate::cpu_manager::CpuManager;
 use crate::images::Images;
@@ -62,6 +63,18 @@ impl Kubelet {
 
     pub(crate) fn log_dir(&self, pod: &Pod) -> PathBuf {
         self.settings.pod_logs_dir.join(state::log_dir_name(pod))
+    }
+
+    /// Changes the cgroup of a pod, where pods have one; `change` says what it came to.
+    pub(crate) async fn change_cgroup<F>(&self, change: F) -> io::Result<()>
+    where
+        F: FnOnce(&Cgroups) -> io::Result<CgroupChange> + Send + 'static,
+    {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
+        let began = std::time::Instant::now();
+        let changed = tokio::task::spawn_blocking(move || change(&cgroups)).await.map_err(io::Error::other)??;
+        self.runtime.metrics.cgroup_changed(changed.name(), began.elapsed());
+        Ok(())
     }
 
     /// Computes and hands over the status; returns it.

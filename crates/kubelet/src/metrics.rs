@@ -33,6 +33,8 @@ const POD_START: &[f64] = &[
     600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
 
+const STORAGE: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
 #[derive(Clone)]
 pub(crate) struct KubeletMetrics {
     /// `/metrics`.
@@ -123,6 +125,42 @@ impl KubeletMetrics {
         }
     }
 
+    /// Work on the cgroup of a pod. `operation` is `create`, `update` or `destroy`.
+    pub(crate) fn cgroup_changed(&self, operation: &str, took: Duration) {
+        let help = "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.";
+        let labels = [("operation_type", operation)];
+        self.all.histogram("kubelet_cgroup_manager_duration_seconds", help, DEFAULT, &labels).observe_duration(took);
+    }
+
+    /// A volume was made ready or taken down, or could not be. `plugin` is `kubernetes.io/empty-dir` and the like.
+    pub(crate) fn volume_changed(&self, operation: &str, plugin: &str, volume: Outcome, took: Duration) {
+        let status = if volume.is_ok { "success" } else { "fail-unknown" };
+        let migrated = if volume.is_migrated { "true" } else { "false" };
+        let labels =
+            [("migrated", migrated), ("operation_name", operation), ("status", status), ("volume_plugin", plugin)];
+        let help = "[ALPHA] Storage operation duration";
+        self.all.histogram("storage_operation_duration_seconds", help, STORAGE, &labels).observe_duration(took);
+    }
+
+    /// A driver of volumes answered. `method` is the name that the protocol gives the call, with its service.
+    pub(crate) fn driver_called(
+        &self,
+        driver: &str,
+        method: &str,
+        code: csi::tonic::Code,
+        is_migrated: bool,
+        took: Duration,
+    ) {
+        let labels = [
+            ("driver_name", driver),
+            ("grpc_status_code", &code_name(code)),
+            ("method_name", method),
+            ("migrated", if is_migrated { "true" } else { "false" }),
+        ];
+        let help = "[ALPHA] Container Storage Interface operation duration with gRPC error code status total";
+        self.all.histogram("csi_operations_seconds", help, STORAGE, &labels).observe_duration(took);
+    }
+
     pub(crate) fn evicted(&self, signal: &str) {
         let help = "[ALPHA] Cumulative number of pod evictions by eviction signal";
         self.all.counter("kubelet_evictions", help, &[("eviction_signal", signal)]).inc();
@@ -188,6 +226,24 @@ impl cri::Observer for KubeletMetrics {
         if is_error {
             errors.inc();
         }
+    }
+}
+
+/// How work on a volume ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) is_ok: bool,
+    /// It is the volume of a driver that was part of Kubernetes once.
+    pub(crate) is_migrated: bool,
+}
+
+/// As Go's gRPC calls it.
+fn code_name(code: csi::tonic::Code) -> String {
+    use csi::tonic::Code;
+    match code {
+        Code::Ok => "OK".to_owned(),
+        Code::Cancelled => "Canceled".to_owned(),
+        other => format!("{other:?}"),
     }
 }
 
@@ -322,6 +378,28 @@ mod tests {
         metrics.forget("default", "a");
         let text = metrics.probes().render();
         assert!(!text.contains("pod=\"a\"") && text.contains("pod=\"b\""), "{text}");
+    }
+
+    #[test]
+    fn volumes_and_cgroups_are_timed() {
+        let metrics = KubeletMetrics::new();
+        let took = Duration::from_millis(20);
+        let outcome = |is_ok| Outcome { is_ok, is_migrated: false };
+        metrics.volume_changed("volume_mount", "kubernetes.io/secret", outcome(true), took);
+        metrics.volume_changed("volume_mount", "kubernetes.io/secret", outcome(false), took);
+        metrics.driver_called("d", "/csi.v1.Node/NodePublishVolume", csi::tonic::Code::Ok, true, took);
+        metrics.driver_called("d", "/csi.v1.Node/NodePublishVolume", csi::tonic::Code::DeadlineExceeded, false, took);
+        metrics.cgroup_changed("create", took);
+        let text = metrics.all().render();
+        for row in [
+            r#"storage_operation_duration_seconds_count{migrated="false",operation_name="volume_mount",status="success",volume_plugin="kubernetes.io/secret"} 1"#,
+            r#"storage_operation_duration_seconds_count{migrated="false",operation_name="volume_mount",status="fail-unknown",volume_plugin="kubernetes.io/secret"} 1"#,
+            r#"csi_operations_seconds_count{driver_name="d",grpc_status_code="OK",method_name="/csi.v1.Node/NodePublishVolume",migrated="true"} 1"#,
+            r#"csi_operations_seconds_count{driver_name="d",grpc_status_code="DeadlineExceeded",method_name="/csi.v1.Node/NodePublishVolume",migrated="false"} 1"#,
+            r#"kubelet_cgroup_manager_duration_seconds_count{operation_type="create"} 1"#,
+        ] {
+            assert!(text.contains(row), "{row}\n{text}");
+        }
     }
 
     #[test]

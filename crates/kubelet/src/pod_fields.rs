@@ -252,8 +252,9 @@ mod tests {
         ("PodSecurityContext", "windowsOptions", "for Windows: a pod for another system is refused"),
         ("PodSecurityContext", "seLinuxChangePolicy", "read with seLinuxOptions, for volumes mounted with a label"),
         ("EphemeralVolumeSource", "volumeClaimTemplate", "a controller makes the claim"),
-        ("Volume", "awsElasticBlockStore azureDisk azureFile cephfs cinder fc flexVolume flocker gcePersistentDisk gitRepo \
-            glusterfs iscsi photonPersistentDisk portworxVolume quobyte rbd scaleIO storageos vsphereVolume",
+        ("Volume", "awsElasticBlockStore azureDisk azureFile cinder gcePersistentDisk portworxVolume vsphereVolume",
+            "asked of the CSI driver that took the work over (`api::volume_migration`)"),
+        ("Volume", "cephfs fc flexVolume flocker gitRepo glusterfs iscsi photonPersistentDisk quobyte rbd scaleIO storageos",
             "no plug-in here: as upstream, the pod waits and an event says why (FailedMount)"),
     ];
 

@@ -211,6 +211,7 @@ impl Running {
         stop: &CancellationToken,
     ) -> anyhow::Result<Self> {
         let Config { client, settings } = config;
+        let client = client.with_metrics(runtime.metrics.all());
         let tasks = TaskTracker::new();
         let to_events = settings.event_rate.map_or(client.clone(), |(qps, burst)| client.with_rate_limit(qps, burst));
         let recorder = EventRecorder::new(to_events, "kubelet", &settings.node_name);
@@ -235,6 +236,7 @@ impl Running {
             objects: informers.csi_drivers.clone(),
             call_timeout: settings.volume_call_timeout,
             changed: changed.clone(),
+            metrics: runtime.metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
         })
@@ -258,6 +260,7 @@ impl Running {
                 nfs: Default::default(),
                 local_devices: LocalDevices::new(settings.root_dir.clone()),
                 call_timeout: settings.volume_call_timeout,
+                metrics: runtime.metrics.clone(),
             },
             cgroups,
             cpu_manager: CpuManager::open(&settings).context("starting the CPU manager")?,

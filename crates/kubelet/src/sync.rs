@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
 use trace::{Stage, Work};
 
+use crate::cgroups::Cgroups;
 use crate::containers::{self, ContainerParts};
 use crate::env::{self, Context, Sources};
 use crate::error::{CgroupError, ConfigError, SyncError};
@@ -25,7 +26,6 @@ use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
 use crate::status::{Waiting, is_restart_of_all};
 use crate::terminate::Victim;
-use crate::volumes::blocking;
 use crate::{hooks, images, names, pod_fields, probes, resize, resources, terminate};
 
 /// How a pass ended.
@@ -99,16 +99,15 @@ impl Kubelet {
 
         trace::mark();
         self.make_directories(pod).await?;
-        if let Some(cgroups) = self.cgroups.clone() {
-            let owned = pod.clone();
-            let ensure = move || match is_resized {
-                true => cgroups.resize_pod(&owned, true),
-                false => cgroups.ensure_pod(&owned),
-            };
-            if let Err(error) = blocking(ensure).await.map_err(CgroupError::Ensure) {
-                self.recorder.warning(&reference, CgroupError::REASON, error.to_string());
-                return Err(error.into());
-            }
+        let owned = pod.clone();
+        let ensure = move |cgroups: &Cgroups| match is_resized {
+            true => cgroups.resize_pod(&owned, true),
+            false => cgroups.ensure_pod(&owned),
+        };
+        if let Err(error) = self.change_cgroup(ensure).await {
+            let error = CgroupError::Ensure(error.to_string());
+            self.recorder.warning(&reference, CgroupError::REASON, error.to_string());
+            return Err(error.into());
         }
         if !is_resized {
             memory.resize.given_to_pod = Some(resources::for_pod(pod));

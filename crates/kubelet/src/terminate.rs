@@ -12,7 +12,6 @@ use crate::pass::Memory;
 use crate::runtime::CallError;
 use crate::state::{self, ContainerState, Phase, PodState};
 use crate::status::Ended;
-use crate::volumes::blocking;
 use crate::{hooks, probes, status};
 
 /// Even a container whose time is up gets to see its signal.
@@ -166,10 +165,8 @@ impl Kubelet {
     /// Takes down volumes and the cgroup of a pod that has ended; its containers stay for their logs.
     pub(crate) async fn release(&self, uid: &str) -> Result<(), ReleaseError> {
         self.volumes.tear_down(uid).await?;
-        if let Some(cgroups) = self.cgroups.clone() {
-            let owned = uid.to_string();
-            blocking(move || cgroups.remove_pod(&owned)).await.map_err(ReleaseError::Cgroup)?;
-        }
+        let owned = uid.to_string();
+        self.change_cgroup(move |cgroups| cgroups.remove_pod(&owned)).await.map_err(ReleaseError::Cgroup)?;
         self.admitted.lock().remove(uid);
         self.freed.send_modify(|count| *count += 1);
         if let Some(cpus) = &self.cpu_manager {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::node_volumes::TOPOLOGY_KEY;
 use csi::Answer;
@@ -17,6 +17,7 @@ use csi::v1::{self, AccessType, ContentSource, ControllerRpc, NodeRpc, ServiceTy
 use nix::mount::{MsFlags, mount, umount};
 
 use crate::NAME;
+use crate::quota::{Kernel, Projects, Quotas};
 use crate::store::{Folders, Snapshot, Volume};
 
 pub struct Driver {
@@ -24,6 +25,7 @@ pub struct Driver {
     dir: PathBuf,
     volumes: Folders,
     snapshots: Folders,
+    projects: Projects,
     /// What is being worked on, and what volumes that are being made were promised.
     busy: Mutex<Busy>,
 }
@@ -66,8 +68,13 @@ impl Drop for Promise<'_> {
 
 impl Driver {
     pub fn open(node: &str, dir: &Path) -> io::Result<Self> {
+        Self::open_with(node, dir, Arc::new(Kernel))
+    }
+
+    fn open_with(node: &str, dir: &Path, quotas: Arc<dyn Quotas>) -> io::Result<Self> {
         let (volumes, snapshots) = (Folders::open(&dir.join("volumes"))?, Folders::open(&dir.join("snapshots"))?);
-        Ok(Driver { node: node.into(), dir: dir.into(), volumes, snapshots, busy: Default::default() })
+        let projects = Projects::open(dir, quotas)?;
+        Ok(Driver { node: node.into(), dir: dir.into(), volumes, snapshots, projects, busy: Default::default() })
     }
 
     fn busy(&self) -> MutexGuard<'_, Busy> {
@@ -172,6 +179,7 @@ impl Driver {
         let wanted = Volume {
             capacity: range.required_bytes.max(least),
             source: source.as_ref().map(|(name, _, _)| name.clone()),
+            project: None,
         };
         if range.limit_bytes > 0 && wanted.capacity > range.limit_bytes {
             return Err(Status::out_of_range(format!("the source needs {} bytes", wanted.capacity)));
@@ -189,10 +197,9 @@ impl Driver {
             None => {
                 let _source = source.as_ref().map(|(_, path, _)| self.read(path.clone())).transpose()?;
                 let _promise = self.promise(&id, 0, wanted.capacity)?;
-                let (folders, name, about) = (self.volumes.clone(), id.clone(), wanted.clone());
-                blocking(move || folders.make(&name, &about, source.as_ref().map(|(_, path, _)| path.as_path())))
-                    .await?;
-                wanted
+                let (name, from) = (id.clone(), source.map(|(_, path, _)| path));
+                let (folders, projects) = (self.volumes.clone(), self.projects.clone());
+                blocking(move || make(&folders, &projects, &name, wanted, from.as_deref())).await?
             }
         };
         Ok(v1::CreateVolumeResponse {
@@ -215,8 +222,13 @@ impl Driver {
         if is_used.await? {
             return Err(Status::failed_precondition(format!("volume {id} is in use")));
         }
-        let folders = self.volumes.clone();
-        blocking(move || folders.remove(&id)).await
+        let (folders, projects) = (self.volumes.clone(), self.projects.clone());
+        blocking(move || {
+            let project = folders.get::<Volume>(&id)?.and_then(|volume| volume.project);
+            folders.remove(&id)?;
+            projects.end(project)
+        })
+        .await
     }
 
     async fn expand(&self, id: String, range: v1::CapacityRange) -> Result<i64, Status> {
@@ -228,8 +240,12 @@ impl Driver {
                 .promise(&id, volume.capacity, range.required_bytes)
                 .map_err(|status| Status::out_of_range(status.message()))?;
             volume.capacity = range.required_bytes;
-            let (folders, about) = (self.volumes.clone(), volume.clone());
-            blocking(move || folders.update(&id, &about)).await?;
+            let (folders, projects, about) = (self.volumes.clone(), self.projects.clone(), volume.clone());
+            blocking(move || {
+                projects.grow(about.project, about.capacity)?;
+                folders.update(&id, &about)
+            })
+            .await?;
         }
         Ok(volume.capacity)
     }
@@ -252,7 +268,7 @@ impl Driver {
                 let about = Snapshot { volume: of.clone(), size: volume.capacity, created_nanos };
                 let (folders, name, made, from) =
                     (self.snapshots.clone(), id.clone(), about.clone(), self.volumes.data(&of));
-                blocking(move || folders.make(&name, &made, Some(&from))).await?;
+                blocking(move || folders.make(&name, &made, Some(&from), |_| Ok(()))).await?;
                 about
             }
         };
@@ -301,9 +317,13 @@ impl Driver {
 
     async fn measure(&self, id: String) -> Result<v1::NodeGetVolumeStatsResponse, Status> {
         let volume = self.volume(&id)?;
-        let data = self.volumes.data(&id);
+        let (data, projects, project) = (self.volumes.data(&id), self.projects.clone(), volume.project);
         let (used, inodes, disk) = blocking(move || {
-            let (used, inodes) = space(&data)?;
+            let (used, inodes) = match projects.usage(project)? {
+                // The folder itself is not what somebody put into it.
+                Some(counted) => (counted.bytes, counted.inodes.saturating_sub(1)),
+                None => space(&data)?,
+            };
             Ok((used, inodes, nix::sys::statvfs::statvfs(&data)?))
         })
         .await?;
@@ -322,6 +342,26 @@ impl Driver {
             available: number(disk.files_available()),
         };
         Ok(v1::NodeGetVolumeStatsResponse { usage: vec![bytes, inodes], volume_condition: None })
+    }
+}
+
+/// Makes a volume's folder, limited where the file system can, with a copy of another's files in it.
+fn make(
+    folders: &Folders,
+    projects: &Projects,
+    id: &str,
+    mut about: Volume,
+    from: Option<&Path>,
+) -> io::Result<Volume> {
+    let taken: Vec<u32> = folders.list::<Volume>()?.into_iter().filter_map(|(_, volume)| volume.project).collect();
+    about.project = projects.begin(id, about.capacity, &taken)?;
+    match folders.make(id, &about, from, |data| projects.assign(data, about.project)) {
+        Ok(()) => Ok(about),
+        Err(error) => {
+            // What is left of it goes before the next try, which may find another project.
+            projects.end(about.project)?;
+            Err(error)
+        }
     }
 }
 
@@ -674,6 +714,52 @@ mod tests {
             assert_eq!(is_used(line, data, "pvc-1"), expected, "{line}");
         }
         assert_eq!(unescaped("/a\\134b\\"), Path::new("/a\\b\\"));
+    }
+
+    #[tokio::test]
+    async fn capacity_is_a_limit_where_the_file_system_has_quotas() {
+        use crate::quota::{Recorded, Usage};
+        use csi::v1::{Controller, Node};
+
+        let dir = tempfile::tempdir().unwrap();
+        let recorded = Arc::new(Recorded::default());
+        let driver = Driver::open_with("n", dir.path(), recorded.clone()).unwrap();
+        let range = |bytes: i64| Some(v1::CapacityRange { required_bytes: bytes, limit_bytes: 0 });
+        for name in ["one", "two"] {
+            let request =
+                v1::CreateVolumeRequest { name: name.into(), capacity_range: range(1 << 20), ..Default::default() };
+            for _ in 0..2 {
+                driver.create_volume(request.clone()).await.unwrap();
+            }
+        }
+        let assigned = recorded.assigned.lock().clone();
+        let [(place, one), (_, two)] = assigned.as_slice() else { panic!("{assigned:?}") };
+        assert!(place.ends_with(".one.new/data") && one != two, "{assigned:?}");
+        assert_eq!(*recorded.limits.lock(), BTreeMap::from([(*one, 1 << 20), (*two, 1 << 20)]));
+
+        let grow = v1::ControllerExpandVolumeRequest {
+            volume_id: "one".into(),
+            capacity_range: range(3 << 20),
+            ..Default::default()
+        };
+        driver.controller_expand_volume(grow).await.unwrap();
+        assert_eq!(recorded.limits.lock()[one], 3 << 20);
+        // What the kernel has counted is told, without a look at the files.
+        recorded.usage.lock().insert(*one, Usage { bytes: 2 << 20, inodes: 8 });
+        let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
+        let usage = driver.node_get_volume_stats(stats).await.unwrap().usage;
+        assert_eq!((usage[0].total, usage[0].used, usage[0].available), (3 << 20, 2 << 20, 1 << 20));
+        assert_eq!(usage[1].used, 7);
+
+        // A process that comes after knows whose project it is.
+        let driver = Driver::open_with("n", dir.path(), recorded.clone()).unwrap();
+        let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
+        driver.delete_volume(delete).await.unwrap();
+        assert_eq!(*recorded.limits.lock(), BTreeMap::from([(*two, 1 << 20)]));
+        // What was never made keeps no limit.
+        let failed = make(&driver.volumes, &driver.projects, "x/y", Volume { capacity: 5, ..Default::default() }, None);
+        assert!(failed.is_err());
+        assert_eq!(recorded.limits.lock().len(), 1);
     }
 
     #[test]

@@ -15,6 +15,9 @@ pub(crate) struct Volume {
     /// `volume/<id>` or `snapshot/<id>`, if it began as a copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<String>,
+    /// That limits it, if it was made where the file system has project quotas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) project: Option<u32>,
 }
 
 /// What is kept beside the files of a snapshot.
@@ -78,8 +81,15 @@ impl Folders {
         Ok(all)
     }
 
-    /// Makes a folder, with a copy of another's files in it. It is there as a whole or not at all.
-    pub(crate) fn make<T: Serialize>(&self, id: &str, about: &T, from: Option<&Path>) -> io::Result<()> {
+    /// Makes a folder, with a copy of another's files in it. It is there as a whole or not at all. `prepare` gets the place
+    /// of the files while nothing is in it.
+    pub(crate) fn make<T: Serialize>(
+        &self,
+        id: &str,
+        about: &T,
+        from: Option<&Path>,
+        prepare: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> io::Result<()> {
         use std::os::unix::fs::PermissionsExt;
         let new = self.0.join(format!(".{id}.new"));
         unmount(&new.join(SOURCE));
@@ -87,6 +97,7 @@ impl Folders {
         let data = new.join("data");
         std::fs::create_dir_all(&data)?;
         std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777))?;
+        prepare(&data)?;
         if let Some(from) = from {
             let source = new.join(SOURCE);
             std::fs::create_dir(&source)?;

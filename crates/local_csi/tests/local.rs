@@ -118,6 +118,43 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     serving.await.unwrap().unwrap();
 }
 
+/// The kernel holds a volume to its capacity, where it has project quotas.
+#[tokio::test]
+async fn a_full_volume_takes_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| {
+        let output = std::process::Command::new(words[0]).args(&words[1..]).current_dir(dir.path()).output().unwrap();
+        output.status.success().then_some(()).ok_or(String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    std::fs::create_dir(dir.path().join("disk")).unwrap();
+    std::fs::File::create(dir.path().join("image")).unwrap().set_len(64 << 20).unwrap();
+    run(&["mkfs.ext4", "-q", "-O", "project,quota", "-E", "quotatype=prjquota", "image"]).unwrap();
+    if let Err(why) = run(&["mount", "-o", "loop,prjquota", "image", "disk"]) {
+        eprintln!("skipped: this kernel has no project quotas: {why}");
+        return;
+    }
+    let driver = local_csi::Driver::open("n", &dir.path().join("disk/store")).unwrap();
+    driver.create_volume(create("one", 4 << 20, None)).await.unwrap();
+    let file = driver.data("one").join("file");
+    let full = std::fs::write(&file, vec![7; 5 << 20]);
+    let grow = v1::ControllerExpandVolumeRequest {
+        volume_id: "one".into(),
+        capacity_range: range(8 << 20),
+        ..Default::default()
+    };
+    driver.controller_expand_volume(grow).await.unwrap();
+    let grown = std::fs::write(&file, vec![7; 5 << 20]);
+    let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
+    let usage = v1::Node::node_get_volume_stats(&driver, stats).await.unwrap().usage;
+    let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
+    let deleted = driver.delete_volume(delete).await;
+    drop(driver);
+    run(&["umount", "disk"]).unwrap();
+    assert!(full.is_err() && grown.is_ok(), "{full:?} {grown:?}");
+    assert!(usage[0].total == 8 << 20 && usage[0].used >= 5 << 20 && usage[1].used == 1, "{usage:?}");
+    deleted.unwrap();
+}
+
 /// A copy takes as long as it takes: nobody else waits for it, and its source stays meanwhile.
 #[tokio::test]
 async fn a_long_copy_holds_up_nobody() {

@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod panics;
+pub mod rest_client;
 pub mod slis;
 pub mod upstream;
 

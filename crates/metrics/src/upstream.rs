@@ -193,6 +193,8 @@ const APISERVER: &str = "
     ALPHA  counter    apiserver_audit_error_total
     ALPHA  gauge      aggregator_unavailable_apiservice  name
     ALPHA  counter    aggregator_unavailable_apiservice_total?  name,reason
+    ALPHA  counter    rest_client_requests_total  code,host,method
+    ALPHA  histogram  rest_client_request_duration_seconds  host,verb
 ";
 
 const CONTROLLER_MANAGER: &str = "
@@ -253,6 +255,11 @@ const KUBELET: &str = "
     ALPHA  counter    kubelet_runtime_operations_total  operation_type
     ALPHA  histogram  kubelet_runtime_operations_duration_seconds  operation_type
     ALPHA  counter    kubelet_runtime_operations_errors_total?  operation_type
+    ALPHA  histogram  kubelet_cgroup_manager_duration_seconds?  operation_type
+    ALPHA  counter    kubelet_evictions?  eviction_signal
+    ALPHA  gauge      volume_manager_total_volumes  plugin_name,state
+    ALPHA  histogram  storage_operation_duration_seconds?  migrated,operation_name,status,volume_plugin
+    ALPHA  histogram  csi_operations_seconds?  driver_name,grpc_status_code,method_name,migrated
     ALPHA  gauge      kubelet_certificate_manager_client_ttl_seconds
     ALPHA  gauge      kubelet_certificate_manager_server_ttl_seconds
     ALPHA  counter    kubelet_certificate_manager_client_expiration_renew_errors
@@ -276,8 +283,8 @@ const PROXY: &str = "
     ALPHA  gauge      kubeproxy_sync_proxy_rules_service_changes_pending
     ALPHA  counter    kubeproxy_sync_proxy_rules_endpoint_changes_total
     ALPHA  gauge      kubeproxy_sync_proxy_rules_endpoint_changes_pending
-    ALPHA  counter    rest_client_requests_total?  code,host,method
-    ALPHA  histogram  rest_client_request_duration_seconds?  host,verb
+    ALPHA  counter    rest_client_requests_total  code,host,method
+    ALPHA  histogram  rest_client_request_duration_seconds  host,verb
 ";
 
 const DNS: &str = "

@@ -119,6 +119,10 @@ impl ProxyMetrics {
         }
     }
 
+    pub(crate) fn registry(&self) -> &Metrics {
+        &self.registry
+    }
+
     pub(crate) fn render(&self) -> String {
         self.registry.render()
     }

@@ -56,7 +56,7 @@ async fn remove_leftovers(mode: Mode) {
     }
 }
 
-async fn run_mode<B: Backend>(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+async fn run_mode<B: Backend>(mut config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let mut settings = Settings {
         cluster_cidrs: config.cluster_cidrs.clone(),
         service_cidrs: config.service_cidrs.clone(),
@@ -79,6 +79,7 @@ async fn run_mode<B: Backend>(config: Config, stop: CancellationToken) -> anyhow
         metrics: ProxyMetrics::new(&families(&settings), config.mode.failures()),
         health: OwnHealth::new(config.resync_period.saturating_mul(2)),
     });
+    config.client = config.client.with_metrics(dirty.metrics.registry());
     let informers = InformerFactory::new(config.client.clone());
     let mut proxy = Proxy::<B>::new(config, settings, &informers, dirty.clone());
     informers.start(stop.child_token());

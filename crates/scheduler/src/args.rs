@@ -116,6 +116,7 @@ impl Args {
             bind: SocketAddr::new(self.bind_address, self.secure_port),
             tls: self.tls_cert_file.clone().zip(self.tls_private_key_file.clone()),
             profiling: self.profiling.unwrap_or(configuration.enable_profiling),
+            is_optional: false,
         });
         let max_wait = self.pod_max_in_unschedulable_pods_duration.0;
         Ok(Config { client, configuration, election, serving, reviewer, max_wait })

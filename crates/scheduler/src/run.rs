@@ -64,9 +64,11 @@ const TIMED: u32 = 32;
 
 async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
     let Config { client, configuration, election, serving, reviewer, max_wait } = config;
+    let metrics = Metrics::new(Registry::new().with_process(api::version::GIT).with_features(api::features::all()));
+    let client = client.with_metrics(&metrics.registry);
     let informers = InformerFactory::new(client.clone());
     let (volume_changes, changes) = watch::channel(0);
-    let scheduler = Arc::new(assemble(client.clone(), &configuration, max_wait, &informers, changes)?);
+    let scheduler = Arc::new(assemble(client.clone(), metrics, &configuration, max_wait, &informers, changes)?);
     let synced = handlers::follow(&scheduler, &informers, volume_changes);
     let is_ready = Arc::new(AtomicBool::new(false));
     let weak = Arc::downgrade(&scheduler);
@@ -92,10 +94,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
             })
         },
     };
-    let port = match &serving {
-        Some(serving) => Some(Port::bind(serving).await.context("health and metrics")?),
-        None => None,
-    };
+    let port = Port::open(serving.as_ref()).await.context("health and metrics")?;
     // Whatever ends first ends the rest: informers, server and loop stop together.
     let stop = stop.child_token();
     let _stop_all = stop.clone().drop_guard();
@@ -130,13 +129,13 @@ async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
 
 fn assemble(
     client: Client,
+    metrics: Metrics,
     configuration: &Configuration,
     max_wait: Duration,
     informers: &InformerFactory,
     changes: watch::Receiver<u64>,
 ) -> Result<Scheduler> {
     let catalogue = Arc::new(Catalogue::default());
-    let metrics = Metrics::new(Registry::new().with_process(api::version::GIT).with_features(api::features::all()));
     let volumes = volume_binding::Api {
         client: client.clone(),
         claims: informers.informer::<PersistentVolumeClaim>(),

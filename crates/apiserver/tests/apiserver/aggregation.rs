@@ -416,6 +416,43 @@ async fn requests_arrive_with_an_identity_that_nobody_can_forge() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trace_goes_on_in_the_server_behind() {
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    let keys = keys();
+    let file = |name: &str| Some(keys.path().join(name));
+    let collector = otlp::collector::Collector::start().await;
+    let tracing = otlp::TracingConfiguration { endpoint: Some(collector.endpoint()), ..Default::default() };
+    let front = Cluster::with(|config| {
+        config.proxy_client_cert_file = file("front-proxy.crt");
+        config.proxy_client_key_file = file("front-proxy.key");
+        config.tracing = Some(tracing);
+    })
+    .await;
+    register(&front, keys.path(), ("echo.example.com", "v1"), echo(keys.path()).await).await;
+    available(&front, "v1.echo.example.com", "True", "Passed").await;
+    let things = "/apis/echo.example.com/v1/namespaces/default/things";
+    let bearer = format!("Authorization: Bearer {ADMIN_TOKEN}");
+    let context = format!("traceparent: 00-{TRACE}-b7ad6b7169203331-01");
+    let (code, seen) = front.curl(things, &["-H", &bearer, "-H", &context]).await;
+    assert_eq!(code, 200, "{seen}");
+    let told = seen.lines().find_map(|line| line.strip_prefix("traceparent: ")).expect("the server behind is told");
+    // Of the trace that the client named, as a part of what this server did for it.
+    let (trace, span) = told.strip_prefix("00-").and_then(|rest| rest.split_once('-')).unwrap();
+    let span = span.strip_suffix("-01").unwrap();
+    assert_eq!(trace, TRACE);
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let is_sent =
+        || collector.spans().iter().any(|(_, sent)| hex(&sent.span_id) == span && hex(&sent.trace_id) == TRACE);
+    for _ in 0..600 {
+        if is_sent() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the span {span} is never sent")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_be_used_says_why() {
     let keys = keys();
     let front = front(keys.path()).await;

@@ -19,7 +19,7 @@ use http_body_util::BodyExt;
 pub use https::{Endpoint, Upgraded};
 
 use crate::kubeconfig::{Kubeconfig, Overrides};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, rest_client};
 use crate::spans::Traced;
 use crate::{Api, Body, Error, Handler, Resource};
 use auth::Auth;
@@ -125,7 +125,10 @@ impl Client {
     /// The same connection, its requests counted in `metrics`.
     pub fn with_metrics(&self, metrics: &Metrics) -> Self {
         let host = self.server().and_then(|server| server.split_once("://").map(|(_, host)| host.to_owned()));
-        Self { measure: Some(Measure::new(metrics, &host.unwrap_or_else(|| "in-process".into()))), ..self.clone() }
+        Self {
+            measure: Some(Measure::new(metrics, &host.unwrap_or_else(|| rest_client::IN_PROCESS.into()))),
+            ..self.clone()
+        }
     }
 
     /// The same connection at no more than `qps` requests per second, with bursts; a rate of zero limits nothing. Clones share

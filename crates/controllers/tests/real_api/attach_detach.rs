@@ -161,6 +161,39 @@ async fn a_volume_is_attached_for_a_pod_and_let_go_after_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_inline_disk_of_a_removed_driver_is_attached_by_the_one_that_took_over() {
+    let cluster = Cluster::start(0).await;
+    node(&cluster, "a").await;
+    node(&cluster, "b").await;
+    for (name, on) in [("first", "a"), ("second", "b")] {
+        let volume =
+            json!({ "name": "v", "awsElasticBlockStore": { "volumeID": "aws://zone/vol-1", "fsType": "ext4" } });
+        let spec = json!({ "nodeName": on, "containers": [{ "name": "c", "image": "i" }], "volumes": [volume] });
+        cluster.apply::<Pod>(json!({ "metadata": { "name": name, "namespace": "default" }, "spec": spec })).await;
+        if on == "a" {
+            attachment_on(&cluster, "a").await;
+        }
+    }
+    let found = attachment_on(&cluster, "a").await;
+    assert_eq!(found.spec.attacher, "ebs.csi.aws.com");
+    assert_eq!(found.spec.source.persistent_volume_name, None);
+    let inline = found.spec.source.inline_volume_spec.unwrap();
+    assert_eq!(inline.access_modes, Some(vec!["ReadWriteOnce".to_owned()]));
+    let csi = inline.csi.unwrap();
+    assert_eq!((csi.volume_handle.as_str(), csi.fs_type.as_deref()), ("vol-1", Some("ext4")));
+    let name = attached(&cluster, "a").await;
+    until_reported(&cluster, "a", &["kubernetes.io/csi/ebs.csi.aws.com^vol-1"]).await;
+    let text = "AttachVolume.Attach succeeded for volume \"ebs.csi.aws.com-vol-1\"";
+    until_told(&cluster, "first", "SuccessfulAttachVolume", text).await;
+    let text = "Multi-Attach error for volume \"ebs.csi.aws.com-vol-1\" Volume is already used by pod(s) first";
+    until_told(&cluster, "second", "FailedAttachVolume", text).await;
+    remove(&cluster, "first").await;
+    detached(&cluster, &name).await;
+    attachment_on(&cluster, "b").await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_elsewhere_waits_until_the_volume_is_free() {
     let cluster = Cluster::start(0).await;
     node(&cluster, "a").await;

@@ -13,11 +13,11 @@ use crate::harness::{Cluster, deployment, is_rolled_out};
 async fn controllers_over_https_have_their_own_identities() {
     let mut cluster = Cluster::without_manager(2).await;
     // A free port, given back just before the manager takes it.
-    let any = Serving { bind: "127.0.0.1:0".parse().unwrap(), tls: None, profiling: true };
+    let any = Serving { bind: "127.0.0.1:0".parse().unwrap(), tls: None, profiling: true, is_optional: false };
     let address = Port::bind(&any).await.unwrap().address().unwrap();
     let mut config = controllers::Config { client: cluster.https("manager"), ..cluster.manager() };
     config.use_service_account_credentials = true;
-    config.serving = Some(Serving { bind: address, tls: None, profiling: true });
+    config.serving = Some(Serving { bind: address, tls: None, profiling: true, is_optional: false });
     // As `cox controller-manager` has them.
     config.metrics = client::metrics::Metrics::new().with_process("v1.36.0").with_features([("WatchList", true)]);
     cluster.spawn(controllers::run(config, cluster.stop.clone()));

@@ -32,6 +32,25 @@ pub(crate) struct Cgroups {
     pids_limit: Option<i64>,
 }
 
+/// What became of a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CgroupChange {
+    Create,
+    Update,
+    Destroy,
+}
+
+impl CgroupChange {
+    /// As metrics call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            CgroupChange::Create => "create",
+            CgroupChange::Update => "update",
+            CgroupChange::Destroy => "destroy",
+        }
+    }
+}
+
 impl Cgroups {
     /// Finds the mounted hierarchies, and systemd where its driver is wanted.
     pub(crate) fn detect(settings: &Settings, driver: CgroupDriver) -> io::Result<Self> {
@@ -79,7 +98,7 @@ impl Cgroups {
         Ok(())
     }
 
-    pub(crate) fn ensure_pod(&self, pod: &Pod) -> io::Result<()> {
+    pub(crate) fn ensure_pod(&self, pod: &Pod) -> io::Result<CgroupChange> {
         let (path, limits) = (self.path_of(pod), limits(&resources::for_pod(pod)));
         let is_new = self.hierarchies.directories(&path).iter().any(|directory| !directory.exists());
         if is_new {
@@ -92,11 +111,12 @@ impl Cgroups {
             let pids = Limits { pids_limit, ..Default::default() };
             self.hierarchies.limit(&path, &pids, Missing::Skipped)?;
         }
-        self.hierarchies.limit(&path, &limits, Missing::Refused)
+        self.hierarchies.limit(&path, &limits, Missing::Refused)?;
+        Ok(if is_new { CgroupChange::Create } else { CgroupChange::Update })
     }
 
     /// Gives a pod that runs new limits; none that is lower than now while `keeps_room`, since containers still have theirs.
-    pub(crate) fn resize_pod(&self, pod: &Pod, keeps_room: bool) -> io::Result<()> {
+    pub(crate) fn resize_pod(&self, pod: &Pod, keeps_room: bool) -> io::Result<CgroupChange> {
         let (path, mut resources) = (self.path_of(pod), resources::for_pod(pod));
         if keeps_room {
             let (quota, memory) = self.hierarchies.limits(&path)?;
@@ -108,7 +128,8 @@ impl Cgroups {
         if let Some(systemd) = &self.systemd {
             systemd.limit(&Names::unit(&path), &limits)?;
         }
-        self.hierarchies.limit(&path, &limits, Missing::Refused)
+        self.hierarchies.limit(&path, &limits, Missing::Refused)?;
+        Ok(CgroupChange::Update)
     }
 
     /// How many bytes of memory all of a pod uses.
@@ -120,7 +141,7 @@ impl Cgroups {
     }
 
     /// Removes the pod's cgroup wherever its class put it, with what a dead runtime may have left in it.
-    pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
+    pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<CgroupChange> {
         for level in LEVELS {
             let path = self.names.pod(level, uid);
             if let Some(systemd) = &self.systemd
@@ -130,7 +151,7 @@ impl Cgroups {
             }
             self.hierarchies.remove_empty(&path)?;
         }
-        Ok(())
+        Ok(CgroupChange::Destroy)
     }
 
     /// Uids of all pods that have a cgroup.

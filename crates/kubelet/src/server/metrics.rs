@@ -75,6 +75,9 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
     set("kubelet_running_pods", "[ALPHA] Number of pods that have a running pod sandbox", ready as f64);
     terminated_containers(metrics, &server.kubelet.status.endings());
     volumes(metrics, &server.kubelet.volumes.csi.claim_stats());
+    if let Err(error) = count_volumes(server, metrics).await {
+        return failed(&error);
+    }
     certificates(server, metrics);
     answer(metrics)
 }
@@ -129,6 +132,17 @@ fn volumes(metrics: &Metrics, all: &[Stats]) {
             }
         });
     }
+}
+
+/// Volumes as pods want them and as they are.
+async fn count_volumes(server: &Server, metrics: &Metrics) -> std::io::Result<()> {
+    let (kubelet, pods) = (server.kubelet.clone(), server.workers.active_pods());
+    let counted = tokio::task::spawn_blocking(move || kubelet.volumes.count(&pods)).await;
+    let counts = counted.map_err(std::io::Error::other)??;
+    let help = "[ALPHA] Number of volumes in Volume Manager";
+    let rows = counts.into_iter().map(|((plugin, state), count)| ([plugin, state.to_owned()], count as f64));
+    metrics.set_gauges("volume_manager_total_volumes", help, ["plugin_name", "state"], rows);
+    Ok(())
 }
 
 fn terminated_containers(metrics: &Metrics, endings: &BTreeMap<Ending, u64>) {

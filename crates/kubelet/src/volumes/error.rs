@@ -3,6 +3,7 @@
 
 use std::io;
 
+use api::volume_migration::MigrationError;
 use csi::tonic::Status;
 
 use super::csi::{AttachError, NoDriver, WrongLifecycle};
@@ -98,6 +99,9 @@ pub(crate) enum Cause {
     Token(#[from] TokenError),
     #[error(transparent)]
     Nfs(#[from] NfsError),
+    /// Of a driver that was part of Kubernetes once, and without what its successor must know.
+    #[error(transparent)]
+    Migration(#[from] MigrationError),
     #[error("volume handle is empty")]
     NoHandle,
     #[error(transparent)]

@@ -20,11 +20,11 @@ mod recorded;
 pub(crate) mod subpath;
 mod tokens;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::{Client, Clock};
 use k8s_openapi::api::core::v1::{
@@ -33,6 +33,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::env::Context;
+use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::{resources, state};
 
@@ -59,6 +60,7 @@ pub(crate) struct Volumes {
     pub(crate) local_devices: LocalDevices,
     /// How long a server has until its share is mounted.
     pub(crate) call_timeout: Duration,
+    pub(crate) metrics: KubeletMetrics,
 }
 
 /// Where a volume is once it is ready.
@@ -106,17 +108,34 @@ impl Volumes {
             None if volume.ephemeral.is_some() => Some((format!("{}-{}", state::name(pod), volume.name), false)),
             None => None,
         };
-        let Some((name, read_only)) = claim else { return self.set_up_own(volume, context).await.map_err(fail) };
+        let Some((name, read_only)) = claim else {
+            return match Wanted::migrated(volume, pod).map_err(|error| fail(error.into()))? {
+                Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
+                None => self.timed(plugin_of(volume), self.set_up_own(volume, context)).await.map_err(fail),
+            };
+        };
         let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(|error| fail(error.into()))?;
         let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
         if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
             let name = bound.metadata.name.as_deref().unwrap_or_default();
             return Err(VolumeError::of(Operation::CheckMountOptions, name, Cause::MountOptions));
         }
-        match Wanted::of_claim(&volume.name, &claim, &bound, read_only) {
+        match Wanted::of_claim(&volume.name, &claim, &bound, read_only).map_err(|error| fail(error.into()))? {
             Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
-            None => self.claim(pod, &volume.name, bound, read_only).await.map_err(fail),
+            None => {
+                let plugin = plugin_of_volume(&bound);
+                self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await.map_err(fail)
+            }
         }
+    }
+
+    /// Volumes of CSI drivers are timed where they are mounted: they are looked at more often than that.
+    async fn timed<T, E>(&self, plugin: &str, setting_up: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let began = Instant::now();
+        let ready = setting_up.await;
+        let outcome = Outcome { is_ok: ready.is_ok(), is_migrated: false };
+        self.metrics.volume_changed("volume_mount", plugin, outcome, began.elapsed());
+        ready
     }
 
     /// Volumes that need nothing but this node.
@@ -307,6 +326,39 @@ impl Volumes {
         Ok(())
     }
 
+    /// How many volumes there are of each plug-in, and how many pods want: what upstream calls the actual and the desired state.
+    pub(crate) fn count(&self, pods: &[Arc<Pod>]) -> std::io::Result<BTreeMap<(String, &'static str), usize>> {
+        let mut counts = BTreeMap::new();
+        let mut add = |plugin: String, state| *counts.entry((plugin, state)).or_default() += 1;
+        for driver in self.csi.drivers_in_use()? {
+            add(csi::plugin_name(&driver), ACTUAL);
+        }
+        for uid in self.pods_on_disk() {
+            let dir = self.pod_dir(&uid).join("volumes");
+            for plugin in csi::names(&dir)?.into_iter().filter(|plugin| plugin != csi::PLUGIN) {
+                for _ in csi::names(&dir.join(&plugin))? {
+                    add(plugin.replace('~', "/"), ACTUAL);
+                }
+            }
+        }
+        for pod in pods {
+            let uid = state::uid(pod);
+            for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+                let own = volume.csi.as_ref().map(|csi| csi.driver.clone());
+                let plugin = match own.or_else(|| self.csi.driver_of(uid, &volume.name)) {
+                    Some(driver) => csi::plugin_name(&driver),
+                    None => plugin_of(volume).to_owned(),
+                };
+                add(plugin, DESIRED);
+                // Nothing of those is below the pod's directory.
+                if volume.host_path.is_some() && self.pod_dir(uid).exists() {
+                    add(plugin_of(volume).to_owned(), ACTUAL);
+                }
+            }
+        }
+        Ok(counts)
+    }
+
     /// Uids of all pods that have a directory.
     pub(crate) fn pods_on_disk(&self) -> Vec<String> {
         std::fs::read_dir(self.root.join("pods"))
@@ -315,6 +367,34 @@ impl Volumes {
             .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect()
+    }
+}
+
+const ACTUAL: &str = "actual_state_of_world";
+const DESIRED: &str = "desired_state_of_world";
+
+/// What upstream calls who makes a volume ready.
+pub(crate) fn plugin_of(volume: &Volume) -> &'static str {
+    match volume {
+        Volume { config_map: Some(_), .. } => "kubernetes.io/configmap",
+        Volume { secret: Some(_), .. } => "kubernetes.io/secret",
+        Volume { projected: Some(_), .. } => "kubernetes.io/projected",
+        Volume { downward_api: Some(_), .. } => "kubernetes.io/downward-api",
+        Volume { empty_dir: Some(_), .. } => "kubernetes.io/empty-dir",
+        Volume { host_path: Some(_), .. } => "kubernetes.io/host-path",
+        Volume { image: Some(_), .. } => "kubernetes.io/image",
+        Volume { nfs: Some(_), .. } => "kubernetes.io/nfs",
+        _ => "N/A",
+    }
+}
+
+/// As [`plugin_of`], of the volume behind a claim that is no CSI driver's.
+fn plugin_of_volume(volume: &PersistentVolume) -> &'static str {
+    match volume.spec.as_ref() {
+        Some(PersistentVolumeSpec { local: Some(_), .. }) => "kubernetes.io/local-volume",
+        Some(PersistentVolumeSpec { host_path: Some(_), .. }) => "kubernetes.io/host-path",
+        Some(PersistentVolumeSpec { nfs: Some(_), .. }) => "kubernetes.io/nfs",
+        _ => "N/A",
     }
 }
 

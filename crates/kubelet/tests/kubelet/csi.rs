@@ -245,8 +245,41 @@ pub(crate) async fn devices_reach_containers(node: &mut Node) {
     assert_clean(node, driver);
 }
 
+/// Disks that pods name as removed drivers had them are those of the drivers that took over, or are refused.
+pub(crate) async fn inline_disks_of_removed_drivers_are_their_successors(node: &mut Node) {
+    let served = driver(node, Options::new("ebs.csi.aws.com"), json!({})).await;
+    let driver = &served.driver;
+    let of = |source: Value| merged(using("", "echo x > /v/f; sleep 1000"), json!({ "volumes": [source] }));
+    let disk = json!({"volumeID": "aws://zone/vol-1", "fsType": "ext4", "partition": 2});
+    node.create("disk", of(json!({"name": "v", "awsElasticBlockStore": disk}))).await;
+    node.wait("disk", "ready", is_ready).await;
+    let stage = driver.stages().remove(0);
+    assert_eq!(stage.volume_id, "vol-1");
+    assert_eq!(driver.publishes()[0].volume_context, [("partition".to_string(), "2".to_string())].into());
+    assert_eq!(std::fs::read_to_string(driver.volume("vol-1").join("f")).unwrap(), "x\n");
+    let kind = json!({"diskName": "d", "diskURI": "https://me.blob.core.windows.net/d.vhd", "kind": "Dedicated"});
+    node.create("kind", of(json!({"name": "v", "azureDisk": kind}))).await;
+    node.wait_message(
+        "MountVolume.SetUp failed for volume \"v\" : failed to translate in-tree pv to CSI: kind(Dedicated) is not supported in csi migration",
+    )
+    .await;
+    node.create("nobody", of(json!({"name": "v", "cinder": {"volumeID": "c"}}))).await;
+    node.wait_message(
+        "MountVolume.SetUp failed for volume \"v\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name cinder.csi.openstack.org not found in the list of registered CSI drivers",
+    )
+    .await;
+    for name in ["disk", "kind", "nobody"] {
+        node.delete(name).await;
+    }
+    assert_eq!(driver.count("NodeUnstageVolume", "vol-1"), 1);
+    assert_clean(node, driver);
+}
+
 /// A driver that needs an attacher: the node tells that it uses the volume, waits, and passes on what the attacher says.
 pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
+    node.stop_kubelet().await;
+    let collector = otlp::collector::Collector::start().await;
+    crate::tracing::spawn_traced(node, &collector.endpoint());
     let served = driver(node, Options::new(NAME), json!({"attachRequired": true})).await;
     let driver = &served.driver;
     claim(node, "far", NAME, json!({})).await;
@@ -279,6 +312,10 @@ pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
     node.wait("waits", "ready", is_ready).await;
     let context = [("device".to_string(), "sdb".to_string())].into();
     assert_eq!((&driver.stages()[0].publish_context, &driver.publishes()[0].publish_context), (&context, &context));
+    // Each step is a span of its own.
+    for step in ["wait for attachment", "stage volume", "publish volume"] {
+        node.wait_until(step, || collector.spans().iter().any(|(_, span)| span.name.starts_with(step))).await;
+    }
     node.delete("waits").await;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
     while !in_use().await.is_empty() {

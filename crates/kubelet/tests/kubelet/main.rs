@@ -25,6 +25,7 @@ mod security;
 mod server;
 mod static_pods;
 mod systemd;
+mod tracing;
 mod volumes;
 
 use std::ffi::OsString;
@@ -90,8 +91,10 @@ const TESTS: &[Test] = tests![
     endings::security_an_endless_grace_period_ends,
     endings::security_volumes_change_hands_once,
     endings::security_answers_to_hooks_stay_out_of_statuses,
+    tracing::the_runtime_is_told_of_traces_and_no_collector_holds_up_pods,
     csi::volumes_are_staged_published_and_taken_down,
     csi::inline_volumes_hear_of_their_pod,
+    csi::inline_disks_of_removed_drivers_are_their_successors,
     csi::devices_reach_containers,
     csi::attachments_are_waited_for,
     csi::volumes_grow_and_are_measured,

@@ -24,6 +24,8 @@ pub(crate) struct Node {
     pub(crate) runtime: Runtime,
     pub(crate) name: String,
     kubelet: Kubelet,
+    /// A socket that passes on to the runtime's.
+    before_runtime: Option<PathBuf>,
 }
 
 enum Kubelet {
@@ -40,10 +42,19 @@ impl Node {
         let dir = tempfile::Builder::new().prefix("kl").tempdir_in("/tmp").unwrap();
         let runtime = Runtime::start(kind, dir.path());
         let name = format!("n{:x}", rand::random::<u32>());
-        let mut node =
-            Node { api: TestApi::start(dir.path(), &name).await, runtime, name, dir, kubelet: Kubelet::Stopped };
+        let api = TestApi::start(dir.path(), &name).await;
+        let mut node = Node { api, runtime, name, dir, kubelet: Kubelet::Stopped, before_runtime: None };
         node.start_kubelet();
         node
+    }
+
+    /// Where kubelets find the runtime from now on.
+    pub(crate) fn put_before_runtime(&mut self, socket: PathBuf) {
+        self.before_runtime = Some(socket);
+    }
+
+    fn cri_endpoint(&self) -> PathBuf {
+        self.before_runtime.clone().unwrap_or_else(|| self.runtime.socket())
     }
 
     pub(crate) fn start_kubelet(&mut self) {
@@ -53,7 +64,7 @@ impl Node {
     /// Starts a kubelet in this process, with some settings changed.
     pub(crate) fn start_kubelet_with(&mut self, change: impl FnOnce(&mut kubelet::Settings)) {
         let mut settings = kubelet::Settings::new(self.name.clone());
-        settings.cri_endpoint = self.runtime.socket();
+        settings.cri_endpoint = self.cri_endpoint();
         settings.root_dir = self.dir.path().join("kubelet");
         settings.cert_dir = self.dir.path().join("pki");
         settings.pod_logs_dir = self.dir.path().join("logs");
@@ -94,7 +105,7 @@ impl Node {
         command.arg(format!("--cgroup-root=/cox-test-{}", self.name));
         for (flag, value) in [
             ("--kubeconfig", kubeconfig),
-            ("--container-runtime-endpoint", self.runtime.socket()),
+            ("--container-runtime-endpoint", self.cri_endpoint()),
             ("--root-dir", path("kubelet")),
             ("--cert-dir", path("pki")),
             ("--pod-logs-dir", path("logs")),

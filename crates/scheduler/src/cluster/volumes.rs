@@ -145,9 +145,11 @@ impl Volumes {
         let names = self.by_node.get(node).into_iter().flatten();
         names.filter_map(|name| {
             let spec = &self.attachments.get(name)?.spec;
-            let volume = self.volume(spec.source.persistent_volume_name.as_deref()?)?;
-            let csi = api::volume_migration::csi_source(volume)?;
-            Some((format!("{}/{}", spec.attacher, csi.volume_handle), spec.attacher.clone()))
+            let handle = match (&spec.source.persistent_volume_name, &spec.source.inline_volume_spec) {
+                (Some(name), _) => api::volume_migration::csi_source(self.volume(name)?)?.volume_handle.clone(),
+                (None, inline) => inline.as_ref()?.csi.as_ref()?.volume_handle.clone(),
+            };
+            Some((format!("{}/{handle}", spec.attacher), spec.attacher.clone()))
         })
     }
 

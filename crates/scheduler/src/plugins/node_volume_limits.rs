@@ -48,6 +48,7 @@ impl Plugin for NodeVolumeLimits {
             }
             wanted.extend(counted(claim, &cluster.volumes));
         }
+        wanted.extend(inline(pod));
         if wanted.is_empty() {
             return Ok(None);
         }
@@ -64,11 +65,15 @@ impl Plugin for NodeVolumeLimits {
             Event::CsiNodeAdded => true,
             Event::CsiNodeChanged { old, new } => has_grown(old, new),
             Event::ClaimAdded(claim) => uses(pod, claim),
-            Event::PodDeleted(gone) => gone.claims().next().is_some(),
-            Event::AttachmentDeleted => pod.claims().next().is_some(),
+            Event::PodDeleted(gone) => has_volumes(gone),
+            Event::AttachmentDeleted => has_volumes(pod),
             _ => false,
         }
     }
+}
+
+fn has_volumes(pod: &PodInfo) -> bool {
+    pod.claims().next().is_some() || inline(pod).next().is_some()
 }
 
 /// Whether some driver takes more than before, or is new.
@@ -103,6 +108,14 @@ fn counted(claim: &PersistentVolumeClaim, volumes: &Volumes) -> Option<(String, 
     Some((format!("{provisioner}/ {}", client::object_key(claim)), provisioner.clone()))
 }
 
+/// Inline volumes of drivers that were part of Kubernetes once count for those that took the work over.
+fn inline(pod: &PodInfo) -> impl Iterator<Item = (String, String)> + '_ {
+    pod.volumes().iter().filter_map(|volume| {
+        let csi = api::volume_migration::inline(volume, pod.namespace()).ok()??.spec?.csi?;
+        Some((format!("{}/{}", csi.driver, csi.volume_handle), csi.driver))
+    })
+}
+
 struct Limits {
     wanted: Drivers,
     /// Drivers without which no pod is to come to a node.
@@ -134,6 +147,7 @@ impl State for Limits {
             .iter()
             .flat_map(|pod| pod.claims().map(move |(name, _)| format!("{}/{name}", pod.namespace())))
             .filter_map(|key| counted(volumes.claim(&key)?, volumes))
+            .chain(node.pods.iter().flat_map(|pod| inline(pod)))
             .collect();
         present.extend(volumes.attached(node.name()));
         let exceeds = |(driver, limit): (&&str, &i32)| {
@@ -259,6 +273,34 @@ mod tests {
         assert!(matches!(cluster.schedule(pod("new", &["a"])), Outcome::Unplaced { .. }));
         cluster.cluster.volumes.set_attachment("x", None);
         assert!(matches!(cluster.schedule(pod("new", &["a"])), Outcome::Placed { .. }));
+    }
+
+    #[test]
+    fn inline_volumes_count_for_the_driver_that_took_them_over() {
+        let using = |name: &str, disk: &str| -> Arc<Pod> {
+            let volume = json!({ "name": "v", "awsElasticBlockStore": { "volumeID": disk } });
+            made(json!({
+                "metadata": { "name": name, "namespace": "default", "uid": name },
+                "spec": { "containers": [{ "name": "c" }], "volumes": [volume] },
+            }))
+        };
+        let mut cluster = cluster(None);
+        let drivers = json!([{ "name": "ebs.csi.aws.com", "nodeID": "n", "allocatable": { "count": 2 } }]);
+        let node = json!({ "metadata": { "name": "n" }, "spec": { "drivers": drivers } });
+        cluster.cluster.volumes.set_csi_node("n", Some(made(node)));
+        let mut here = Pod::clone(&using("here", "vol-1"));
+        here.spec.as_mut().unwrap().node_name = Some("n".into());
+        cluster.set_pod(&Arc::new(here));
+        let inline = json!({ "csi": { "driver": "ebs.csi.aws.com", "volumeHandle": "vol-2" } });
+        let source = json!({ "inlineVolumeSpec": inline });
+        let spec = json!({ "attacher": "ebs.csi.aws.com", "nodeName": "n", "source": source });
+        let attachment = made(json!({ "metadata": { "name": "x" }, "spec": spec }));
+        cluster.cluster.volumes.set_attachment("x", Some(attachment));
+        assert!(matches!(cluster.schedule(using("new", "vol-3")), Outcome::Unplaced { .. }));
+        assert!(
+            matches!(cluster.schedule(using("same", "aws:///vol-2")), Outcome::Placed { .. }),
+            "it is there already"
+        );
     }
 
     #[test]

@@ -111,6 +111,24 @@ fn source_of(attachment: &VolumeAttachment) -> &str {
     attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default()
 }
 
+/// The volume that an attachment says itself, for one that no object is there for.
+fn inline_source(attachment: &VolumeAttachment) -> Option<VolumeId> {
+    let csi = attachment.spec.source.inline_volume_spec.as_ref()?.csi.as_ref()?;
+    Some(VolumeId { driver: csi.driver.clone(), handle: csi.volume_handle.clone() })
+}
+
+/// Inline volumes of a pod that are asked of CSI drivers, as volumes.
+fn inline_volumes(pod: &Pod) -> impl Iterator<Item = PersistentVolume> + '_ {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    // What cannot be asked for is told by the kubelet.
+    volumes.iter().filter_map(|volume| api::volume_migration::inline(volume, namespace).ok().flatten())
+}
+
+fn inline_keys(pod: &Pod) -> impl Iterator<Item = String> + '_ {
+    inline_volumes(pod).filter_map(|volume| VolumeId::of(&volume)).map(|id| id.key())
+}
+
 /// What of a node decides about its volumes: other changes (heartbeats) wake nobody.
 fn facts(node: &Node) -> impl PartialEq + '_ {
     let status = node.status.as_ref();
@@ -131,6 +149,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let attachments = context.informer::<VolumeAttachment>();
     volumes.add_index(BY_VOLUME, |volume| VolumeId::of(volume).map(|id| id.key()).into_iter().collect());
     attachments.add_index(BY_PERSISTENT_VOLUME, |it| vec![source_of(it).to_owned()]);
+    attachments.add_index(BY_VOLUME, |it| inline_source(it).map(|id| id.key()).into_iter().collect());
     attachments.add_index(BY_NODE, |it| vec![it.spec.node_name.clone()]);
 
     let volume_key = {
@@ -138,6 +157,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         move |name: &str| {
             let present = volumes.get(name).and_then(|volume| VolumeId::of(&volume));
             present.or_else(|| memory.lock().deleted_volumes.get(name).cloned()).map(|id| id.key())
+        }
+    };
+    // Of the volume that an attachment is for.
+    let attached_key = {
+        let volume_key = volume_key.clone();
+        move |attachment: &VolumeAttachment| match inline_source(attachment) {
+            Some(id) => Some(id.key()),
+            None => volume_key(source_of(attachment)),
         }
     };
     let pods = {
@@ -148,10 +175,11 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 let claim = claims.get(&key)?;
                 volume_key(claim.spec.as_ref()?.volume_name.as_deref()?)
             });
-            if pods::node_name(pod).is_empty() { Vec::new() } else { keys.collect() }
+            if pods::node_name(pod).is_empty() { Vec::new() } else { keys.chain(inline_keys(pod)).collect() }
         })
     };
     pods.add_index(BY_CLAIM, claims_of);
+    pods.add_index(BY_VOLUME, |pod| inline_keys(pod).collect());
     let claims = {
         let (queue, volume_key) = (context.queue.clone(), volume_key.clone());
         claims.wakes(move |event| {
@@ -163,6 +191,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     let nodes = {
         let (attachments, volume_key, queue) = (attachments.shared(), volume_key.clone(), context.queue.clone());
+        let attached_key = attached_key.clone();
         let (memory, pods, claims) = (memory.clone(), pods.clone(), claims.clone());
         pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
         context.informer::<Node>().wakes(move |event| {
@@ -181,7 +210,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
             queue.add(node_key(name));
             for attachment in attachments.by_index(BY_NODE, name) {
-                volume_key(source_of(&attachment)).into_iter().for_each(|key| queue.add(key));
+                attached_key(&attachment).into_iter().for_each(|key| queue.add(key));
             }
             // A node that comes, or comes under our care, may have pods already.
             let is_news = match event {
@@ -193,16 +222,20 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                     let bound = claims_of(&pod).into_iter().filter_map(|key| claims.get(&key));
                     let names = bound.filter_map(|claim| claim.spec.as_ref()?.volume_name.clone());
                     names.filter_map(|name| volume_key(&name)).for_each(|key| queue.add(key));
+                    inline_keys(&pod).for_each(|key| queue.add(key));
                 }
             }
         })
     };
     let drivers = {
-        let volumes = volumes.shared();
+        let (volumes, pods) = (volumes.shared(), pods.clone());
         context.on::<CSIDriver, _>(move |event| {
             let driver = name_of(&event.object().metadata);
             let ids = volumes.list().into_iter().filter_map(|volume| VolumeId::of(&volume));
-            ids.filter(|id| id.driver == driver).map(|id| id.key()).collect::<Vec<_>>()
+            let keys = ids.filter(|id| id.driver == driver).map(|id| id.key());
+            let inline = pods.list().into_iter().flat_map(|pod| inline_keys(&pod).collect::<Vec<_>>());
+            let is_its = |key: &String| VolumeId::from_key(key).is_some_and(|id| id.driver == driver);
+            keys.chain(inline.filter(is_its)).collect::<Vec<_>>()
         })
     };
     let volumes = {
@@ -230,7 +263,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             let attachment = event.object();
             memory.lock().saw(event);
             queue.add(node_key(&attachment.spec.node_name));
-            volume_key(source_of(attachment)).into_iter().for_each(|key| queue.add(key));
+            attached_key(attachment).into_iter().for_each(|key| queue.add(key));
         })
     };
     Arc::new(Controller {
@@ -288,14 +321,17 @@ impl Controller {
     async fn sync_volume(&self, volume: &VolumeId) -> Outcome {
         self.check_created(volume).await?;
         let present = self.volumes.by_index(BY_VOLUME, &volume.key());
-        let wanted = self.wanted(volume, &present);
+        let inline = self.pods.by_index(BY_VOLUME, &volume.key());
+        let meant = |pod: &Pod| inline_volumes(pod).find(|it| VolumeId::of(it).as_ref() == Some(volume));
+        let wanted = self.wanted(volume, &present, &inline);
         let mut nodes: Vec<String> = Vec::new();
         for (_, node) in &wanted {
             if !nodes.contains(node) {
                 nodes.push(node.clone());
             }
         }
-        let is_exclusive = present.iter().any(|volume| is_exclusive(volume));
+        let is_exclusive = present.iter().any(|volume| is_exclusive(volume))
+            || inline.iter().filter_map(|pod| meant(pod)).any(|volume| is_exclusive(&volume));
         let (attachments, mut again) = self.seen(volume, &nodes, &wanted);
         let plan = plan(&nodes, is_exclusive, &attachments, self.may_force);
         self.memory.lock().refused.retain(|(key, node)| *key != volume.key() || nodes.contains(node));
@@ -304,7 +340,15 @@ impl Controller {
                 Step::Attach(node) => {
                     let source = wanted.iter().find(|(_, on)| *on == node).and_then(|(pod, _)| {
                         let name = |volume: &&Arc<PersistentVolume>| self.uses(pod, volume);
-                        present.iter().find(name).map(|volume| name_of(&volume.metadata).to_owned())
+                        let named = present.iter().find(name).map(|volume| VolumeAttachmentSource {
+                            persistent_volume_name: volume.metadata.name.clone(),
+                            ..VolumeAttachmentSource::default()
+                        });
+                        let inline = || {
+                            let inline_volume_spec = Some(meant(pod)?.spec?);
+                            Some(VolumeAttachmentSource { inline_volume_spec, ..VolumeAttachmentSource::default() })
+                        };
+                        named.or_else(inline)
                     });
                     if let Some(source) = source {
                         self.attach(volume, &node, source).await?;
@@ -320,21 +364,26 @@ impl Controller {
     }
 
     /// Pods that need the volume and their nodes, the oldest pods first. Empty where the driver does not attach at all.
-    fn wanted(&self, volume: &VolumeId, present: &[Arc<PersistentVolume>]) -> Vec<(Arc<Pod>, String)> {
+    fn wanted(
+        &self,
+        volume: &VolumeId,
+        present: &[Arc<PersistentVolume>],
+        inline: &[Arc<Pod>],
+    ) -> Vec<(Arc<Pod>, String)> {
         let driver = self.drivers.get(&volume.driver);
         if driver.is_some_and(|driver| driver.spec.attach_required == Some(false)) {
             return Vec::new();
         }
+        let mut users = inline.to_vec();
+        for claim in present.iter().filter_map(|volume| self.claim_of(volume)) {
+            let named = self.pods.by_index(BY_CLAIM, &pods::key(&*claim));
+            users.extend(named.into_iter().filter(|pod| may_use(pod, &claim)));
+        }
         let mut wanted = Vec::new();
-        for volume in present {
-            let Some(claim) = self.claim_of(volume) else { continue };
-            for pod in self.pods.by_index(BY_CLAIM, &pods::key(&*claim)) {
-                let Some(node) = self.nodes.get(pods::node_name(&pod)).filter(|node| is_managed(node)) else {
-                    continue;
-                };
-                if needs_volumes(&pod, &node) && may_use(&pod, &claim) {
-                    wanted.push((pod, name_of(&node.metadata).to_owned()));
-                }
+        for pod in users {
+            let node = self.nodes.get(pods::node_name(&pod)).filter(|node| is_managed(node));
+            if let Some(node) = node.filter(|node| needs_volumes(&pod, node)) {
+                wanted.push((pod, name_of(&node.metadata).to_owned()));
             }
         }
         wanted.sort_by_cached_key(|(pod, _)| {
@@ -376,7 +425,8 @@ impl Controller {
         memory.deleted_volumes.retain(|name, id| id != volume || is_attached(name));
         let mut seen = BTreeMap::new();
         let mut again = None;
-        for object in sources.iter().flat_map(|name| self.attachments.by_index(BY_PERSISTENT_VOLUME, name)) {
+        let named = sources.iter().flat_map(|name| self.attachments.by_index(BY_PERSISTENT_VOLUME, name));
+        for object in named.chain(self.attachments.by_index(BY_VOLUME, &volume.key())) {
             let (name, node) = (name_of(&object.metadata).to_owned(), object.spec.node_name.clone());
             if name != volume.attachment(&node) || object.spec.attacher != volume.driver {
                 continue; // somebody else's
@@ -446,7 +496,7 @@ impl Controller {
         // An attachment that was complete when we began is nobody's news.
         let is_news = before.is_some_and(|before| *before != now) || (before.is_none() && now != Reported::Attached);
         if is_news {
-            let title = source_of(attachment);
+            let title = title_of(volume, source_of(attachment));
             for (pod, _) in pods.iter().filter(|(_, node)| *node == attachment.spec.node_name) {
                 let about = client::reference(&**pod);
                 match &now {
@@ -481,18 +531,11 @@ impl Controller {
         Ok(())
     }
 
-    async fn attach(&self, volume: &VolumeId, node: &str, source: String) -> Result<(), Error> {
+    async fn attach(&self, volume: &VolumeId, node: &str, source: VolumeAttachmentSource) -> Result<(), Error> {
         let name = volume.attachment(node);
         let wanted = VolumeAttachment {
             metadata: ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() },
-            spec: VolumeAttachmentSpec {
-                attacher: volume.driver.clone(),
-                node_name: node.to_owned(),
-                source: VolumeAttachmentSource {
-                    persistent_volume_name: Some(source),
-                    ..VolumeAttachmentSource::default()
-                },
-            },
+            spec: VolumeAttachmentSpec { attacher: volume.driver.clone(), node_name: node.to_owned(), source },
             status: None,
         };
         let made = match self.client.all::<VolumeAttachment>().create(&wanted).await {
@@ -538,7 +581,7 @@ impl Controller {
         for (pod, _) in wanted.iter().filter(|(_, on)| on == node) {
             let title = self.volumes.by_index(BY_VOLUME, &volume.key());
             let title = title.iter().find(|volume| self.uses(pod, volume));
-            let title = title.map(|volume| name_of(&volume.metadata).to_owned()).unwrap_or_default();
+            let title = title_of(volume, title.map(|volume| name_of(&volume.metadata)).unwrap_or_default());
             let message = multi_attach_message(&title, pod, &users);
             self.recorder.warning(&client::reference(&**pod), "FailedAttachVolume", message);
         }
@@ -579,6 +622,7 @@ impl Controller {
         let memory = self.memory.lock();
         let ours = self.attachments.by_index(BY_NODE, node).into_iter().filter_map(|object| {
             let id = self.volumes.get(source_of(&object)).and_then(|volume| VolumeId::of(&volume));
+            let id = id.or_else(|| inline_source(&object));
             let id = id.or_else(|| memory.deleted_volumes.get(source_of(&object)).cloned())?;
             let is_ours = name_of(&object.metadata) == id.attachment(node) && object.spec.attacher == id.driver;
             let is_attached = object.status.as_ref().is_some_and(|status| status.attached);
@@ -620,6 +664,14 @@ impl Controller {
             detaching.is_sent = true;
         }
         Ok(())
+    }
+}
+
+/// What events call a volume: by its object, or by the driver and the handle that the pod says.
+fn title_of(volume: &VolumeId, name: &str) -> String {
+    match name {
+        "" => format!("{}-{}", volume.driver, volume.handle),
+        name => name.to_owned(),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::volumes::mounts;
 
 const RECORD: &str = "vol_data.json";
 /// The plug-in's name as part of a path.
-const PLUGIN: &str = "kubernetes.io~csi";
+pub(crate) const PLUGIN: &str = "kubernetes.io~csi";
 
 /// What a kubelet needs to know to take a volume down without asking anyone; upstream's fields, and whether the volume was
 /// given to the pod's group.
@@ -292,7 +292,7 @@ impl Layout {
 }
 
 /// What is in a directory; nothing if it is not there.
-fn names(dir: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn names(dir: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -19,10 +19,10 @@ mod wanted;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::{Client, EventRecorder, Informer};
-use csi::tonic::Status;
+use csi::tonic::{Code, Status};
 use k8s_openapi::api::core::v1::{Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use parking_lot::Mutex;
@@ -33,13 +33,15 @@ use trace::{Stage, Work};
 
 use super::error::{Cause, Operation, SecretError, TornDown, Unfinished};
 use super::{Mounted, TearDownError, Tokens, VolumeError, blocking};
+use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::state;
 
 pub(crate) use attachment::{AttachError, MANAGED};
 pub(crate) use drivers::{Driver, NoDriver, Refused, highest_version};
 pub(crate) use in_use::InUse;
-use layout::Layout;
+use layout::{Layout, Mode};
+pub(super) use layout::{PLUGIN, names};
 use node_info::NodeInfo;
 pub(crate) use node_info::NodeInfoError;
 pub(crate) use stats::Stats;
@@ -62,6 +64,7 @@ pub(crate) struct Csi {
     /// How many operations are under way, by uid of the pod that they are for.
     running: watch::Sender<HashMap<String, usize>>,
     stats: stats::Cache,
+    metrics: KubeletMetrics,
     call_timeout: Duration,
     has_selinux: bool,
     tasks: TaskTracker,
@@ -90,6 +93,7 @@ struct Inputs {
     pod: Arc<Pod>,
     /// What the calls follow from: they are made by a task of their own.
     cause: trace::Context,
+    metrics: KubeletMetrics,
     object: Option<Arc<CSIDriver>>,
     driver: Arc<Driver>,
     /// The driver wants to be asked again and again.
@@ -115,13 +119,30 @@ impl Inputs {
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
         let mut work = self.work(stage, wanted).announce();
+        let began = Instant::now();
         let answer = work.run(call).await;
+        let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
+        self.metrics.driver_called(&wanted.driver, method(stage), code, wanted.is_migrated, began.elapsed());
         match &answer {
             Ok(_) => work.end(),
             Err(status) => work.fail(csi::describe(status)),
         }
         answer
     }
+}
+
+/// The call that a stage of a pod's way is.
+fn method(stage: Stage) -> &'static str {
+    match stage {
+        Stage::StageVolume => "/csi.v1.Node/NodeStageVolume",
+        Stage::ExpandVolume => "/csi.v1.Node/NodeExpandVolume",
+        _ => "/csi.v1.Node/NodePublishVolume",
+    }
+}
+
+/// The plug-in of CSI with one of its drivers, as metrics call it.
+pub(crate) fn plugin_name(driver: &str) -> String {
+    format!("kubernetes.io/csi:{driver}")
 }
 
 pub(crate) struct Parts {
@@ -133,6 +154,7 @@ pub(crate) struct Parts {
     pub(crate) call_timeout: Duration,
     /// Has the node's status written soon.
     pub(crate) changed: Arc<Notify>,
+    pub(crate) metrics: KubeletMetrics,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -162,6 +184,7 @@ impl Csi {
             done: Default::default(),
             running: Default::default(),
             stats: Default::default(),
+            metrics: parts.metrics,
             call_timeout: parts.call_timeout,
             has_selinux: Path::new("/sys/fs/selinux/enforce").exists(),
             tasks: parts.tasks,
@@ -209,6 +232,7 @@ impl Csi {
         let mut inputs = Inputs {
             pod: Arc::new(pod.clone()),
             cause: trace::current(),
+            metrics: self.metrics.clone(),
             driver,
             republish,
             publish_context: BTreeMap::new(),
@@ -232,7 +256,12 @@ impl Csi {
         let running = Running::begin(self, state::uid(pod));
         let work = async move {
             let _running = running;
-            this.mount(&wanted, &inputs).await
+            let began = Instant::now();
+            let mounted = this.mount(&wanted, &inputs).await;
+            let outcome = Outcome { is_ok: mounted.is_ok(), is_migrated: wanted.is_migrated };
+            let operation = if wanted.is_block { "map_volume" } else { "volume_mount" };
+            this.metrics.volume_changed(operation, &plugin_name(&wanted.driver), outcome, began.elapsed());
+            mounted
         };
         self.detached(work).await.unwrap_or_else(|cause| Err(VolumeError::of(operation, &name, cause)))
     }
@@ -260,6 +289,18 @@ impl Csi {
         Ok(())
     }
 
+    /// The driver of every volume that a pod has, or had begun to get.
+    pub(super) fn drivers_in_use(&self) -> std::io::Result<Vec<String>> {
+        Ok(self.layout.in_use(None)?.into_iter().map(|found| found.record.driver_name).collect())
+    }
+
+    /// The driver of a volume that a pod has, by the name that it has in the pod.
+    pub(super) fn driver_of(&self, uid: &str, volume: &str) -> Option<String> {
+        let done = self.done.lock();
+        let mut of_pod = done.published.iter().filter(|((owner, _), _)| owner == uid);
+        of_pod.find(|(_, published)| published.wanted.volume == volume).map(|(_, it)| it.wanted.driver.clone())
+    }
+
     /// Takes down all volumes of a pod, going on after a failure.
     pub(crate) async fn tear_down(self: &Arc<Self>, uid: &str) -> Result<(), TearDownError> {
         // What was begun for the pod and nobody waits for ends first.
@@ -268,7 +309,15 @@ impl Csi {
         let found = blocking(move || layout.in_use(Some(&owner))).await?;
         let all = found.into_iter().map(|found| {
             let this = self.clone();
-            self.detached(async move { this.unmount(&found).await })
+            self.detached(async move {
+                let began = Instant::now();
+                let unmounted = this.unmount(&found).await;
+                let outcome = Outcome { is_ok: unmounted.is_ok(), is_migrated: false };
+                let operation = if found.mode == Mode::Block { "unmap_volume" } else { "volume_unmount" };
+                let plugin = plugin_name(&found.record.driver_name);
+                this.metrics.volume_changed(operation, &plugin, outcome, began.elapsed());
+                unmounted
+            })
         });
         let failures: Vec<TornDown> = futures_util::future::join_all(all)
             .await

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use client::Patch;
-use csi::tonic::Status;
+use csi::tonic::{Code, Status};
 use csi::v1::{self, NodeRpc};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::json;
@@ -221,7 +222,8 @@ impl Csi {
             volume_id: record.volume_handle.clone(),
             target_path: driver.path(&target),
         };
-        let done = driver.clients.node.node_unpublish_volume(request).await;
+        let done =
+            self.called(&driver, "NodeUnpublishVolume", driver.clients.node.node_unpublish_volume(request)).await;
         accepted(done.map(drop)).map_err(|status| fail(Cause::Driver(status)))?;
         let (layout, owner, name, mode) = (self.layout.clone(), uid.clone(), record.spec_name.clone(), *mode);
         blocking(move || layout.forget_use(&owner, &name, mode)).await.map_err(|error| fail(error.into()))?;
@@ -268,14 +270,29 @@ impl Csi {
             volume_id: record.volume_handle.clone(),
             staging_target_path: driver.path(&self.layout.staging(record, mode)),
         };
-        accepted(driver.clients.node.node_unstage_volume(request).await.map(drop))
+        let unstage = driver.clients.node.node_unstage_volume(request);
+        accepted(self.called(driver, "NodeUnstageVolume", unstage).await.map(drop))
+    }
+
+    /// Times a call that is part of no pod's start.
+    async fn called<T>(
+        &self,
+        driver: &Driver,
+        method: &str,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let began = Instant::now();
+        let answer = call.await;
+        let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
+        self.metrics.driver_called(&driver.name, &format!("/csi.v1.Node/{method}"), code, false, began.elapsed());
+        answer
     }
 }
 
 /// A volume that the driver does not know any more is not there either.
 fn accepted(answer: Result<(), Status>) -> Result<(), Status> {
     match answer {
-        Err(status) if status.code() == csi::tonic::Code::NotFound => Ok(()),
+        Err(status) if status.code() == Code::NotFound => Ok(()),
         other => other,
     }
 }

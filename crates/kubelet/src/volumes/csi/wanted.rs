@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use api::volume_migration::{self, MigrationError};
 use csi::v1::{self, AccessMode, MountVolume, NodeRpc, VolumeCapability};
 use k8s_openapi::api::core::v1::{
-    CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, SELinuxOptions, SecretReference,
+    CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, SELinuxOptions, SecretReference, Volume,
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 
@@ -21,6 +22,8 @@ pub(crate) struct Wanted {
     pub(crate) driver: String,
     pub(crate) handle: String,
     pub(crate) is_inline: bool,
+    /// It is named as a driver had it that was part of Kubernetes once.
+    pub(crate) is_migrated: bool,
     pub(crate) is_block: bool,
     pub(crate) is_read_only: bool,
     pub(crate) fs_type: String,
@@ -52,23 +55,41 @@ impl Wanted {
         claim: &PersistentVolumeClaim,
         bound: &PersistentVolume,
         is_read_only: bool,
-    ) -> Option<Wanted> {
-        let spec = bound.spec.as_ref()?;
-        let source = api::volume_migration::csi_source(bound)?;
+    ) -> Result<Option<Wanted>, MigrationError> {
+        let Some(wanted) = Self::of_volume(volume, bound, is_read_only)? else { return Ok(None) };
         let meta = &claim.metadata;
         let size = |list: Option<&resources::ResourceList>| {
             Some(resources::parse(list?.get("storage")?)?.value()).filter(|bytes| *bytes > 0)
         };
-        let (has, seen) =
-            (size(spec.capacity.as_ref()), size(claim.status.as_ref().and_then(|status| status.capacity.as_ref())));
-        let is_block = spec.volume_mode.as_deref() == Some("Block");
-        Some(Wanted {
+        let has = size(bound.spec.as_ref().and_then(|spec| spec.capacity.as_ref()));
+        let seen = size(claim.status.as_ref().and_then(|status| status.capacity.as_ref()));
+        Ok(Some(Wanted {
+            claim: meta.namespace.clone().zip(meta.name.clone()),
+            grow_to: has.filter(|has| !is_read_only && seen.is_some_and(|seen| seen < *has)),
+            ..wanted
+        }))
+    }
+
+    /// An inline volume of a driver that was part of Kubernetes once.
+    pub(crate) fn migrated(volume: &Volume, pod: &Pod) -> Result<Option<Wanted>, MigrationError> {
+        let Some(meant) = volume_migration::inline(volume, state::namespace(pod))? else { return Ok(None) };
+        let csi = meant.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+        let is_read_only = csi.is_some_and(|csi| csi.read_only == Some(true));
+        let wanted = Self::of_volume(&volume.name, &meant, is_read_only)?;
+        Ok(wanted.map(|wanted| Wanted { is_migrated: true, ..wanted }))
+    }
+
+    fn of_volume(volume: &str, bound: &PersistentVolume, is_read_only: bool) -> Result<Option<Wanted>, MigrationError> {
+        let Some(source) = volume_migration::try_csi_source(bound)? else { return Ok(None) };
+        let Some(spec) = bound.spec.as_ref() else { return Ok(None) };
+        Ok(Some(Wanted {
             volume: volume.into(),
             spec_name: bound.metadata.name.clone().unwrap_or_default(),
             driver: source.driver.clone(),
             handle: source.volume_handle.clone(),
             is_inline: false,
-            is_block,
+            is_migrated: spec.csi.is_none(),
+            is_block: spec.volume_mode.as_deref() == Some("Block"),
             is_read_only,
             fs_type: source.fs_type.clone().unwrap_or_default(),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
@@ -77,9 +98,9 @@ impl Wanted {
             stage_secret: source.node_stage_secret_ref.clone(),
             publish_secret: source.node_publish_secret_ref.clone(),
             expand_secret: source.node_expand_secret_ref.clone(),
-            claim: meta.namespace.clone().zip(meta.name.clone()),
-            grow_to: has.filter(|has| !is_read_only && seen.is_some_and(|seen| seen < *has)),
-        })
+            claim: None,
+            grow_to: None,
+        }))
     }
 
     pub(crate) fn inline(volume: &str, source: &CSIVolumeSource, pod: &Pod) -> Wanted {
@@ -271,7 +292,7 @@ mod tests {
             "metadata": {"name": "c", "namespace": "ns"}, "status": {"capacity": {"storage": seen}},
         }))
         .unwrap();
-        Wanted::of_claim("v", &claim, &volume, false).unwrap()
+        Wanted::of_claim("v", &claim, &volume, false).unwrap().unwrap()
     }
 
     #[test]

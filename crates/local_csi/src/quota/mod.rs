@@ -1,0 +1,12 @@
+//! Project quotas: where the file system of the volumes has them, the kernel counts what a folder holds and lets in no more
+//! than the volume's capacity. Elsewhere capacity is a promise of the node, and nothing stops a pod from writing more.
+//!
+//! A folder is given a project before anything is in it, and whatever is made in it inherits that. Blocking.
+
+mod kernel;
+mod projects;
+
+pub(crate) use kernel::Kernel;
+#[cfg(test)]
+pub(crate) use projects::tests::Recorded;
+pub(crate) use projects::{Projects, Quotas, Usage};
