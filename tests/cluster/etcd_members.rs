@@ -108,7 +108,8 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
     let output = ask.args(["--command-timeout=5s", "get", "/registry/configmaps/default/first"]).output().unwrap();
     assert!(!output.status.success(), "a node reads etcd: {}", describe(&output));
 
-    let marks = Marks::new(&second, &SERVERS[1..3]);
+    let servers: &[&str] = &SERVERS;
+    let marks = Marks::new(&second, &servers[1..3]);
     let count = marks.while_written(|| {
         let progress = |what: &str, count: usize| marks.progress(&cluster, what, count);
         progress("writes", 3);

@@ -124,7 +124,7 @@ impl Sides {
     /// What a command line takes at its peak, in both ways of counting.
     fn memory(&self, case: &str, parameters: &str, command: &[&str], alone: Option<&Side>) -> anyhow::Result<()> {
         type Measure = fn(&Side, &[&str]) -> anyhow::Result<f64>;
-        for (kind, of) in [("resident", Side::resident as Measure), ("charged", Side::charged)] {
+        for (kind, of) in [("resident", Side::resident as Measure), ("charged", Side::charged as Measure)] {
             let peer = of(&self.peer, command)?;
             for (program, side) in [("cox", Some(&self.ours)), ("kubectl", alone)] {
                 let Some(side) = side else { continue };
