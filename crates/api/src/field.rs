@@ -198,32 +198,42 @@ impl Display for FieldError {
     }
 }
 
-/// All refused fields of one object, in the order they were found.
+/// All refused fields of one object, in the order they were found. All are counted and the first are told: a body has room
+/// for a hundred thousand mistakes, each of which takes many times its size to be named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FieldErrors(Vec<FieldError>);
+pub struct FieldErrors {
+    told: Vec<FieldError>,
+    count: usize,
+}
+
+const MAX_TOLD: usize = 1000;
 
 /// What upstream says about a field that must not change.
 pub const IMMUTABLE: &str = "field is immutable";
 
 impl FieldErrors {
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.count == 0
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.count
     }
 
+    /// Those that are told.
     pub fn iter(&self) -> std::slice::Iter<'_, FieldError> {
-        self.0.iter()
+        self.told.iter()
     }
 
     pub fn push(&mut self, error: FieldError) {
-        self.0.push(error);
+        self.count += 1;
+        if self.told.len() < MAX_TOLD {
+            self.told.push(error);
+        }
     }
 
     pub fn extend(&mut self, other: impl IntoIterator<Item = FieldError>) {
-        self.0.extend(other);
+        other.into_iter().for_each(|error| self.push(error));
     }
 
     pub fn invalid(&mut self, field: impl Display, value: impl Serialize, detail: impl Into<String>) {
@@ -278,32 +288,30 @@ impl IntoIterator for FieldErrors {
     type IntoIter = std::vec::IntoIter<FieldError>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
+        self.told.into_iter()
     }
 }
 
 impl FromIterator<FieldError> for FieldErrors {
     fn from_iter<I: IntoIterator<Item = FieldError>>(iter: I) -> Self {
-        Self(iter.into_iter().collect())
+        let mut errors = Self::default();
+        errors.extend(iter);
+        errors
     }
 }
 
 impl Display for FieldErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let messages: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        let messages: Vec<String> = self.told.iter().map(ToString::to_string).collect();
         f.write_str(&aggregate(&messages))
     }
 }
 
 /// Several errors as one text, as upstream aggregates them: alone as it is, more as `[a, b]`, repeats once.
 pub fn aggregate<S: AsRef<str>>(messages: &[S]) -> String {
-    let mut seen: Vec<&str> = Vec::with_capacity(messages.len());
-    for message in messages {
-        if !seen.contains(&message.as_ref()) {
-            seen.push(message.as_ref());
-        }
-    }
-    match seen.as_slice() {
+    let mut seen = std::collections::HashSet::with_capacity(messages.len());
+    let once: Vec<&str> = messages.iter().map(AsRef::as_ref).filter(|message| seen.insert(*message)).collect();
+    match once.as_slice() {
         [only] => (*only).to_owned(),
         several => format!("[{}]", several.join(", ")),
     }
@@ -346,6 +354,22 @@ pub fn quote(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_a_hundred_thousand_mistakes_are_told_as_a_thousand() {
+        let mut errors = FieldErrors::default();
+        for number in 0..100_000 {
+            errors.invalid(format!("spec.items[{number}]"), "=", "must be something else");
+        }
+        assert_eq!((errors.len(), errors.iter().count()), (100_000, MAX_TOLD));
+        assert!(errors.to_string().len() < 1 << 20);
+        let again: FieldErrors = errors.into_iter().collect();
+        assert!(!again.is_empty());
+        // Whoever has that many things to say is done with it, too.
+        let messages: Vec<String> =
+            (0..300_000).map(|number| format!("spec.items[{number:06}]: Required value")).collect();
+        assert!(aggregate(&messages).starts_with("[spec.items[000000]"));
+    }
 
     #[test]
     fn paths_print_dotted() {

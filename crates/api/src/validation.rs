@@ -249,6 +249,24 @@ pub fn path_segment_name(value: &str) -> Vec<String> {
     }
 }
 
+/// Whether a text holds one PEM block that every reader takes for the same one. Readers differ in where they look for the
+/// beginning of a block, in what ends a line, and in what they pass over: whoever decides about a request and whoever acts
+/// on it must not see two different ones.
+pub fn is_one_pem_block(text: &[u8], label: &str) -> bool {
+    let Ok(text) = std::str::from_utf8(text) else { return false };
+    if ["-----BEGIN", "-----END"].iter().any(|mark| text.matches(mark).count() != 1) {
+        return false;
+    }
+    let Some((before, rest)) = text.split_once(&format!("-----BEGIN {label}-----")) else { return false };
+    let Some((content, _)) = rest.split_once(&format!("\n-----END {label}-----")) else { return false };
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
+    let mut lines = content.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
+    let begins_a_line = before.is_empty() || before.ends_with('\n');
+    begins_a_line
+        && lines.next().is_some_and(str::is_empty)
+        && lines.all(|line| !line.is_empty() && line.bytes().all(is_base64))
+}
+
 pub fn is_dns1123_label(value: &str) -> bool {
     framed(value, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), |c| c == b'-')
 }
@@ -304,6 +322,33 @@ pub fn regex_error(message: &str, pattern: &str, examples: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_one_block_is_the_same_for_every_reader() {
+        let block = |label: &str, body: &str| format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n");
+        let good = block("CERTIFICATE REQUEST", "MIIB\nAA==");
+        for (text, is_one) in [
+            (good.clone(), true),
+            (good.replace('\n', "\r\n"), true),
+            (format!("Certificate Request:\n  Data\n{good}"), true),
+            (String::new(), false),
+            (block("CERTIFICATE", "MIIB"), false),
+            (format!("{good}{good}"), false),
+            // Some look for the beginning anywhere, some at the beginning of a line, and lines end in more than one way.
+            (format!("# {}{good}", block("X", "MIIB")), false),
+            (format!("x\r{}{good}", good.replace('\n', "\r")), false),
+            (format!("# {good}"), false),
+            (good.replace('\n', "\r"), false),
+            // Some take what stands before an empty line for headers.
+            (good.replace("MIIB\n", "MIIB\n\n"), false),
+            (good.replace("MIIB", "Proc-Type: 4"), false),
+            (good.replace("MIIB", "MI\rIB"), false),
+            (good.replace("-----END", "-----END X-----\n-----END"), false),
+        ] {
+            assert_eq!(is_one_pem_block(text.as_bytes(), "CERTIFICATE REQUEST"), is_one, "{text:?}");
+        }
+        assert!(!is_one_pem_block(b"\xff", "CERTIFICATE REQUEST"));
+    }
 
     #[test]
     fn dns_names() {

@@ -67,11 +67,15 @@ use api::percent::decode;
 #[derive(Default)]
 pub(crate) struct Warnings(Mutex<Vec<String>>);
 
+/// Of all warnings together. A body has room for more than any client takes in its headers.
+const MAX_WARNINGS: usize = 16 << 10;
+
 impl Warnings {
     /// Once is enough.
     pub(crate) fn add(&self, message: String) {
         let mut all = self.0.lock();
-        if !all.contains(&message) {
+        let length: usize = all.iter().map(String::len).sum();
+        if length + message.len() <= MAX_WARNINGS && !all.contains(&message) {
             all.push(message);
         }
     }
@@ -222,6 +226,16 @@ pub(crate) fn readable<'v>(name: &HeaderName, value: &'v HeaderValue) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_warnings_fit_into_headers() {
+        let warnings = Warnings::default();
+        (0..100_000).for_each(|number| warnings.add(format!("unknown field \"spec.f{number}\"")));
+        warnings.add("unknown field \"spec.f0\"".to_owned());
+        let all = warnings.all();
+        assert!((100..5_000).contains(&all.len()), "{}", all.len());
+        assert!(all.iter().map(String::len).sum::<usize>() <= MAX_WARNINGS);
+    }
 
     #[test]
     fn tricks_with_paths_are_refused_or_mean_what_they_say() {

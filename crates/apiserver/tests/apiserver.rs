@@ -82,6 +82,8 @@ mod reload;
 mod remote_decisions;
 #[path = "apiserver/rest.rs"]
 mod rest;
+#[path = "apiserver/rights.rs"]
+mod rights;
 #[path = "apiserver/sealed.rs"]
 mod sealed;
 #[path = "apiserver/security.rs"]

@@ -287,7 +287,9 @@ fn batch_group() -> Vec<Resource> {
 }
 
 fn certificates_group() -> Vec<Resource> {
-    let bundle = Resource::cluster::<certificates::v1beta1::ClusterTrustBundle>("clustertrustbundle");
+    use super::certificates::pod_certificate::{ClusterTrustBundleStrategy, PodCertificateRequestStrategy};
+    let bundle = Resource::cluster::<certificates::v1beta1::ClusterTrustBundle>("clustertrustbundle")
+        .strategy(ClusterTrustBundleStrategy);
     let bundle_alpha = bundle.also_as::<certificates::v1alpha1::ClusterTrustBundle>(CERTIFICATES_V1ALPHA1);
     vec![
         Resource::cluster::<certificates::v1::CertificateSigningRequest>("certificatesigningrequest")
@@ -295,7 +297,9 @@ fn certificates_group() -> Vec<Resource> {
             .short(&["csr"])
             .with(&[Action::Approval, Action::Status]),
         bundle,
-        Resource::namespaced::<certificates::v1beta1::PodCertificateRequest>("podcertificaterequest").status(),
+        Resource::namespaced::<certificates::v1beta1::PodCertificateRequest>("podcertificaterequest")
+            .strategy(PodCertificateRequestStrategy)
+            .status(),
         bundle_alpha,
     ]
 }

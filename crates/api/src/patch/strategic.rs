@@ -5,6 +5,8 @@
 //! Elements that the patch names keep the patch's order and go before elements only the server has,
 //! unless the server's own order says otherwise (`mergeSortedSlice`, v1.36).
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::{Map, Value};
 
 use super::PatchError;
@@ -121,7 +123,8 @@ fn retain_keys(original: &mut Fields, patch: &mut Fields) -> Result<(), PatchErr
     };
     let bad = || malformed("invalid patch format of retainKeys");
     let retained = retained.as_array().ok_or_else(bad)?;
-    let keeps = |key: &str| retained.iter().any(|kept| kept.as_str() == Some(key));
+    let retained: HashSet<&str> = retained.iter().filter_map(Value::as_str).collect();
+    let keeps = |key: &str| retained.contains(key);
     let named = |(key, value): &(&String, &Value)| {
         !value.is_null() && !key.starts_with(DELETE_FROM) && !key.starts_with(SET_ORDER)
     };
@@ -134,8 +137,9 @@ fn retain_keys(original: &mut Fields, patch: &mut Fields) -> Result<(), PatchErr
 
 fn delete_from_list(original: &mut Fields, field: &str, unwanted: &Value) -> Result<(), PatchError> {
     let unwanted = unwanted.as_array().ok_or_else(|| malformed("invalid patch format of primitive list"))?;
+    let unwanted: HashSet<String> = unwanted.iter().map(Value::to_string).collect();
     if let Some(Value::Array(items)) = original.get_mut(field) {
-        items.retain(|item| !unwanted.contains(item));
+        items.retain(|item| !unwanted.contains(&item.to_string()));
     }
     Ok(())
 }
@@ -210,14 +214,12 @@ fn merge_list(
         if original.iter().chain(&patch).any(|item| item.is_object() || item.is_array()) {
             return Err(malformed("expected a list of plain values"));
         }
-        for item in &patch {
-            if !original.contains(item) {
-                original.push(item.clone());
-            }
-        }
+        let mut known: HashSet<String> = original.iter().map(Value::to_string).collect();
+        original.extend(patch.iter().filter(|item| known.insert(item.to_string())).cloned());
         return Ok(arrange(original, &patch, &server_order, key));
     }
     let mut named = Vec::new();
+    let mut unwanted: HashSet<String> = HashSet::new();
     let mut replace = false;
     for item in patch {
         let Value::Object(fields) = item else {
@@ -227,7 +229,7 @@ fn merge_list(
             None => named.push(fields),
             Some("delete") => {
                 let wanted = fields.get(key).ok_or_else(|| no_merge_key(&fields, key))?;
-                original.retain(|item| item.get(key) != Some(wanted));
+                unwanted.insert(wanted.to_string());
             }
             Some("replace") => replace = true,
             Some("merge") => return Err(malformed("merging lists cannot yet be specified in the patch")),
@@ -240,18 +242,27 @@ fn merge_list(
     if replace {
         return Ok(named.into_iter().filter_map(|fields| without_directives(Value::Object(fields))).collect());
     }
+    if !unwanted.is_empty() {
+        original.retain(|item| item.get(key).is_none_or(|found| !unwanted.contains(&found.to_string())));
+    }
     if original.iter().any(|item| !item.is_object()) {
         return Err(malformed("expected a list of maps"));
     }
+    let mut places = Places::of(&original, key);
     let patch_order: Vec<Value> = named.iter().cloned().map(Value::Object).collect();
     for fields in named {
         let wanted = fields.get(key).cloned().ok_or_else(|| no_merge_key(&fields, key))?;
-        match original.iter_mut().find(|item| item.get(key) == Some(&wanted)) {
+        match places.0.get(&wanted.to_string()).and_then(|at| original.get_mut(*at)) {
             Some(found) => {
                 let Value::Object(old) = found.take() else { continue };
                 *found = Value::Object(merge_map(old, fields, element)?);
             }
-            None => original.extend(without_directives(without_nulls(Value::Object(fields)))),
+            None => {
+                if let Some(new) = without_directives(without_nulls(Value::Object(fields))) {
+                    places.0.insert(wanted.to_string(), original.len());
+                    original.push(new);
+                }
+            }
         }
     }
     Ok(arrange(original, &patch_order, &server_order, key))
@@ -265,16 +276,37 @@ fn same(a: &Value, b: &Value, key: &str) -> bool {
     if key.is_empty() { a == b } else { a.get(key).is_some() && a.get(key) == b.get(key) }
 }
 
-fn place(list: &[Value], item: &Value, key: &str) -> Option<usize> {
-    list.iter().position(|other| same(other, item, key))
+/// Where the elements of a list are, by their keys or, without one, by themselves; of several the first. Lists may be as long as
+/// a body has room for, so none is searched for each element of another.
+struct Places(HashMap<String, usize>);
+
+impl Places {
+    fn of(list: &[Value], key: &str) -> Self {
+        let mut places = HashMap::with_capacity(list.len());
+        for (at, item) in list.iter().enumerate() {
+            if let Some(name) = Self::name(item, key) {
+                places.entry(name).or_insert(at);
+            }
+        }
+        Self(places)
+    }
+
+    fn name(item: &Value, key: &str) -> Option<String> {
+        if key.is_empty() { Some(item.to_string()) } else { item.get(key).map(Value::to_string) }
+    }
+
+    fn find(&self, item: &Value, key: &str) -> Option<usize> {
+        self.0.get(&Self::name(item, key)?).copied()
+    }
 }
 
 /// Puts elements named in `patch_order` in that order, the others in the server's, and weaves the two.
 fn arrange(merged: Vec<Value>, patch_order: &[Value], server_order: &[Value], key: &str) -> Vec<Value> {
+    let (patch_places, server_places) = (Places::of(patch_order, key), Places::of(server_order, key));
     let (mut named, mut server): (Vec<Value>, Vec<Value>) =
-        merged.into_iter().partition(|item| place(patch_order, item, key).is_some());
-    named.sort_by_key(|item| place(patch_order, item, key));
-    server.sort_by_key(|item| place(server_order, item, key).unwrap_or(usize::MAX));
+        merged.into_iter().partition(|item| patch_places.find(item, key).is_some());
+    named.sort_by_cached_key(|item| patch_places.find(item, key));
+    server.sort_by_cached_key(|item| server_places.find(item, key).unwrap_or(usize::MAX));
     let mut woven = Vec::with_capacity(named.len() + server.len());
     let (mut named, mut server) = (named.into_iter().peekable(), server.into_iter().peekable());
     loop {
@@ -282,7 +314,7 @@ fn arrange(merged: Vec<Value>, patch_order: &[Value], server_order: &[Value], ke
             (None, None) => return woven,
             (Some(_), None) => true,
             (None, Some(_)) => false,
-            (Some(left), Some(right)) => match (place(server_order, left, key), place(server_order, right, key)) {
+            (Some(left), Some(right)) => match (server_places.find(left, key), server_places.find(right, key)) {
                 (Some(left), Some(right)) => left < right,
                 _ => false,
             },
@@ -337,6 +369,24 @@ mod tests {
 
     use super::*;
     use crate::schema::of;
+
+    /// Searched element by element, these would keep a thread busy for hours.
+    #[test]
+    fn security_long_lists_take_as_long_as_they_are() {
+        let names =
+            |from: usize| (from..from + 100_000).map(|number| format!("example.com/{number}")).collect::<Vec<_>>();
+        let mut object = json!({"metadata": {"finalizers": names(0)}});
+        let patch = json!({"metadata": {"finalizers": names(50_000), "$deleteFromPrimitiveList/finalizers": names(0)}});
+        apply(&mut object, &patch, &of::<Pod>()).unwrap();
+        assert_eq!(object["metadata"]["finalizers"].as_array().unwrap().len(), 100_000);
+        let containers = |image: &str| {
+            let named = |number| json!({"name": format!("c{number}"), "image": image});
+            json!({"spec": {"containers": (0..20_000).map(named).collect::<Vec<_>>()}})
+        };
+        let mut object = containers("a");
+        apply(&mut object, &containers("b"), &of::<Pod>()).unwrap();
+        assert_eq!(object, containers("b"));
+    }
 
     fn patched(original: Value, patch: &Value) -> Result<Value, PatchError> {
         let mut object = original;

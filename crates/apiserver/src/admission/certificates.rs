@@ -1,9 +1,10 @@
-//! CertificateApproval, CertificateSigning and CertificateSubjectRestriction: who may approve and sign for a signer, and
-//! whom no certificate may name.
+//! CertificateApproval, CertificateSigning, ClusterTrustBundleAttest and CertificateSubjectRestriction: who may approve, sign
+//! and vouch for a signer, and whom no certificate may name.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestStatus};
+use k8s_openapi::api::certificates::v1beta1::{ClusterTrustBundle, PodCertificateRequest};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted, later};
 use crate::authz;
@@ -56,6 +57,9 @@ pub(super) struct CertificateSigning;
 
 impl Plugin for CertificateSigning {
     fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        if attributes.is(GROUP, "podcertificaterequests") {
+            return sign_for_pod(cluster, attributes);
+        }
         if !updates(attributes, "status") {
             return admitted();
         }
@@ -72,12 +76,51 @@ impl Plugin for CertificateSigning {
         if !changes {
             return admitted();
         }
-        later(async move {
-            if may(cluster, attributes, registry::Verb::custom("sign"), signer).await {
-                return Ok(());
-            }
-            Err(attributes.forbidden(format!("user not permitted to sign requests with signerName {signer:?}")))
-        })
+        sign(cluster, attributes, signer)
+    }
+}
+
+fn sign<'a>(cluster: &'a Cluster, attributes: &'a Attributes<'_>, signer: &'a str) -> Admitted<'a> {
+    later(async move {
+        if may(cluster, attributes, registry::Verb::custom("sign"), signer).await {
+            return Ok(());
+        }
+        Err(attributes.forbidden(format!("user not permitted to sign requests with signerName {signer:?}")))
+    })
+}
+
+fn sign_for_pod<'a>(cluster: &'a Cluster, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+    let requests = attributes.old_ref::<PodCertificateRequest>().zip(attributes.object_ref::<PodCertificateRequest>());
+    match requests.filter(|_| attributes.verb == Verb::Update && attributes.subresource == "status") {
+        Some((old, new)) if old.status != new.status => sign(cluster, attributes, &old.spec.signer_name),
+        _ => admitted(),
+    }
+}
+
+/// Who says whom to trust for a signer speaks for it.
+pub(super) struct ClusterTrustBundleAttest;
+
+impl Plugin for ClusterTrustBundleAttest {
+    fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
+        let writes = matches!(attributes.verb, Verb::Create | Verb::Update);
+        if !writes || !attributes.is(GROUP, "clustertrustbundles") {
+            return admitted();
+        }
+        let Some(new) = attributes.object_ref::<ClusterTrustBundle>() else { return admitted() };
+        let old = attributes.old_ref::<ClusterTrustBundle>();
+        if old.is_some_and(|old| old.spec.signer_name != new.spec.signer_name) {
+            return Err(attributes.forbidden("changing signerName is forbidden")).into();
+        }
+        let signer = new.spec.signer_name.as_deref().filter(|signer| !signer.is_empty());
+        match signer.filter(|_| old.is_none_or(|old| old.spec != new.spec)) {
+            None => admitted(),
+            Some(signer) => later(async move {
+                if may(cluster, attributes, registry::Verb::custom("attest"), signer).await {
+                    return Ok(());
+                }
+                Err(attributes.forbidden(format!("user not permitted to attest for signerName {signer:?}")))
+            }),
+        }
     }
 }
 

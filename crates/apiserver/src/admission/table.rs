@@ -54,6 +54,7 @@ pub(super) const TABLE: &[Row] = &[
     on("RuntimeClass", |_| Ok(Box::new(runtime_class::RuntimeClass))),
     on("CertificateApproval", |_| Ok(Box::new(certificates::CertificateApproval))),
     on("CertificateSigning", |_| Ok(Box::new(certificates::CertificateSigning))),
+    on("ClusterTrustBundleAttest", |_| Ok(Box::new(certificates::ClusterTrustBundleAttest))),
     on("CertificateSubjectRestriction", |_| Ok(Box::new(certificates::CertificateSubjectRestriction))),
     on("DefaultIngressClass", |_| Ok(Box::new(default_ingress_class::DefaultIngressClass))),
     off("DenyServiceExternalIPs", |_| Ok(Box::new(service_external_ips::DenyServiceExternalIPs))),

@@ -111,7 +111,8 @@ fn everything() -> [PolicyRule; 2] {
 fn confirm(write: &Write<'_>, name: &str, wanted: &[PolicyRule]) -> Result<(), Status> {
     let user = &write.user;
     let (owned, problems) = write.authorizers.rbac.rules_for(user, &write.info.namespace);
-    let missing = missing(&owned, wanted);
+    let refuse = |why: String| Status::forbidden(&write.resource.group_resource(), name, why);
+    let missing = missing(&owned, wanted).map_err(|too_many| refuse(too_many.to_string()))?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -124,7 +125,7 @@ fn confirm(write: &Write<'_>, name: &str, wanted: &[PolicyRule]) -> Result<(), S
     if !problems.is_empty() {
         message.push_str(&format!("; resolution errors: [{}]", problems.join(" ")));
     }
-    Err(Status::forbidden(&write.resource.group_resource(), name, message))
+    Err(refuse(message))
 }
 
 async fn may(write: &Write<'_>, verb: Verb, plural: &str, name: &str) -> bool {

@@ -19,7 +19,8 @@ use crate::state::Operation;
 const TABLE: &[(&str, &str, &dyn Hooks)] = &[
     ("", "services", &service::Addresses),
     ("rbac.authorization.k8s.io", "", &rights::Escalation),
-    ("resource.k8s.io", "", &rights::AdminAccess),
+    ("resource.k8s.io", "", &rights::Claims),
+    ("admissionregistration.k8s.io", "", &rights::Parameters),
 ];
 
 /// What a kind does besides writing its object.

@@ -29,6 +29,14 @@ pub(crate) async fn create(operation: &Operation) -> Result<Response<Body>, Stat
     respond(operation, StatusCode::CREATED, &stored)
 }
 
+/// As [`create_object`], for an update or an apply that finds nothing: who may change objects may not therefore make them.
+pub(super) async fn create_instead(operation: &Operation, object: AnyObject) -> Result<Bytes, Status> {
+    let state = &operation.state;
+    let attributes = crate::authz::Attributes { verb: registry::Verb::Create, ..(&operation.info).into() };
+    state.authz.require_fresh(&state.caches, &operation.user, &attributes).await?;
+    create_object(operation, object).await
+}
+
 /// Stores a new object; returns it as sent to clients.
 pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) -> Result<Bytes, Status> {
     let meta = object.meta_mut();

@@ -238,7 +238,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
             let message = "the object has been deleted and recreated: its uid is not the one applied";
             return Err(Status::conflict(&operation.group_resource(), &operation.info.name, message));
         }
-        let stored = super::create::create_object(operation, build(None)?).await?;
+        let stored = super::create::create_instead(operation, build(None)?).await?;
         return Ok(Written { stored, created: true });
     }
     modify(operation, target, |current, _| build(Some(&super::managed_fields::live_value(resource, current.entry)?)))

@@ -75,7 +75,7 @@ pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Stat
         operation.state.cache(&operation.resource)?.get(&key).is_some()
     };
     if !exists && target == Target::Main && operation.resource.strategy.creates_on_update() {
-        let stored = super::create::create_object(operation, object).await?;
+        let stored = super::create::create_instead(operation, object).await?;
         return Written { stored, created: true }.respond(operation);
     }
     // With a version it is tried once, so that nothing needs to be kept for another time.

@@ -98,14 +98,9 @@ fn plain_object(operation: &Operation) -> Option<AnyObject> {
 
 /// How repeated fields are reported, each once.
 pub(crate) fn duplicate_fields(paths: &[String]) -> Vec<String> {
-    let mut problems: Vec<String> = Vec::new();
-    for path in paths {
-        let problem = format!("duplicate field {}", api::field::quote(path));
-        if !problems.contains(&problem) {
-            problems.push(problem);
-        }
-    }
-    problems
+    let mut seen = std::collections::HashSet::new();
+    let once = paths.iter().filter(|path| seen.insert(*path));
+    once.map(|path| format!("duplicate field {}", api::field::quote(path))).collect()
 }
 
 /// Reports unknown and duplicate fields as the request asks.
@@ -336,7 +331,7 @@ pub(crate) fn validate_meta_update(resource: &Resource, new: &ObjectMeta, old: &
     errors.immutable("metadata.uid", &new.uid, &old.uid);
     errors.immutable("metadata.creationTimestamp", &new.creation_timestamp, &old.creation_timestamp);
     if old.deletion_timestamp.is_some() {
-        let known: Vec<&String> = old.finalizers.iter().flatten().collect();
+        let known: std::collections::HashSet<&String> = old.finalizers.iter().flatten().collect();
         let added: Vec<&String> = new.finalizers.iter().flatten().filter(|name| !known.contains(name)).collect();
         if !added.is_empty() {
             let message = format!(

@@ -7,13 +7,19 @@ use serde_json::{Value, json};
 
 use crate::harness::Cluster;
 
-fn guarded(config: &mut apiserver::Config) {
+pub(crate) fn guarded(config: &mut apiserver::Config) {
     config.authorizers = vec![Authorizer::Node, Authorizer::Rbac];
     config.enable_admission_plugins = vec!["NodeRestriction".to_owned()];
 }
 
 /// A request of somebody; the code of the answer and its text.
-async fn ask(cluster: &Cluster, user: (&str, &[&str]), method: &str, path: &str, body: &Value) -> (u16, String) {
+pub(crate) async fn ask(
+    cluster: &Cluster,
+    user: (&str, &[&str]),
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> (u16, String) {
     let content_type = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
     let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
     let response = cluster.request(method, path, content_type, body, user.0, user.1).await;
@@ -135,7 +141,7 @@ async fn security_no_row_of_the_cluster_is_served_in_a_namespace() {
     assert_eq!(ask(&cluster, ("ann", &[]), "GET", "/api/v1/namespaces/default", &Value::Null).await.0, 200);
 }
 
-const NODE: (&str, &[&str]) = ("system:node:n", &["system:nodes", "system:authenticated"]);
+pub(crate) const NODE: (&str, &[&str]) = ("system:node:n", &["system:nodes", "system:authenticated"]);
 
 /// Nodes `n` and `m` with a pod each, `p` and `q`; the uids of node `n` and of both pods.
 async fn two_nodes(cluster: &Cluster) -> (String, String, String) {
@@ -283,6 +289,15 @@ async fn security_a_nodes_credential_is_good_for_itself_only() {
             "not allowed to modify labels",
         ),
         ("PATCH", "/api/v1/nodes/n".to_owned(), json!({"spec": {"taints": []}}), 403, "not allowed to modify taints"),
+        ("PATCH", "/api/v1/nodes/n".to_owned(), json!({"spec": {"podCIDR": "0.0.0.0/0"}}), 403, "set podCIDR"),
+        ("PATCH", "/api/v1/nodes/n".to_owned(), json!({"spec": {"podCIDRs": ["10.0.0.0/8"]}}), 403, "set podCIDR"),
+        (
+            "PATCH",
+            format!("{pods}/p/status"),
+            json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}}),
+            422,
+            "may not add mirror pod annotation",
+        ),
         ("PATCH", "/api/v1/nodes/n".to_owned(), label("kubernetes.io/hostname"), 200, ""),
         ("PATCH", "/api/v1/nodes/n/status".to_owned(), ready, 200, ""),
         ("DELETE", "/api/v1/nodes/n".to_owned(), nothing.clone(), 403, ""),
@@ -330,6 +345,11 @@ async fn security_a_new_node_describes_itself_and_attracts_nothing() {
             201,
         ),
     ] {
+        // Other nodes would send it the packets of all.
+        let mut routed = node(labels.clone());
+        routed["spec"] = json!({"podCIDR": "0.0.0.0/0", "podCIDRs": ["0.0.0.0/0"]});
+        let (found, answer) = ask(&cluster, NODE, "POST", "/api/v1/nodes", &routed).await;
+        assert_eq!(found, 403, "{answer}");
         let (found, answer) = ask(&cluster, NODE, "POST", "/api/v1/nodes", &node(labels)).await;
         assert_eq!(found, code, "{answer}");
     }

@@ -73,7 +73,9 @@ fn may_serve(request: &CertificateSigningRequest, nodes: &[Arc<Node>], reserved:
     let is_decided = status.is_some_and(|status| status.conditions.as_ref().is_some_and(|held| !held.is_empty()));
     let is_node = spec.groups.iter().flatten().any(|group| group == "system:nodes");
     let asker = spec.username.as_deref().and_then(|user| user.strip_prefix(USER_PREFIX));
-    let text = std::str::from_utf8(&spec.request.0).ok();
+    // Who signs reads it in another way, and must not find another request.
+    let is_plain = api::validation::is_one_pem_block(&spec.request.0, "CERTIFICATE REQUEST");
+    let text = std::str::from_utf8(&spec.request.0).ok().filter(|_| is_plain);
     let params = text.and_then(|text| CertificateSigningRequestParams::from_pem(text).ok());
     let (Some(asker), Some(params)) = (asker, params) else { return false };
     if spec.signer_name != SIGNER || is_decided || !is_node {
@@ -129,6 +131,18 @@ mod tests {
         });
         let object = json!({"metadata": {"name": "csr"}, "spec": spec, "status": {"conditions": conditions}});
         serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn security_a_request_within_a_request_is_not_approved() {
+        let nodes = [node("b", &["192.0.2.2"])];
+        let text =
+            |names: &[&str]| String::from_utf8(request("system:node:b", names, json!([])).spec.request.0).unwrap();
+        let mut asked = request("system:node:b", &["b"], json!([]));
+        assert!(may_serve(&asked, &nodes, &[]));
+        let shown = text(&["b"]).replace("CERTIFICATE REQUEST", "X");
+        asked.spec.request.0 = format!("# {shown}{}", text(&["kubernetes.default.svc"])).into_bytes();
+        assert!(!may_serve(&asked, &nodes, &[]));
     }
 
     #[test]

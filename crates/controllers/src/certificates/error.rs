@@ -7,6 +7,9 @@ use x509_parser::error::X509Error;
 pub(super) enum Error {
     #[error(transparent)]
     Pem(#[from] pem::Error),
+    /// Readers would find different requests in it.
+    #[error("unable to parse csr: it must be exactly one PEM block")]
+    Block,
     #[error("unable to parse csr: {0}")]
     Request(rcgen::Error),
     #[error("unable to parse csr: {0}")]

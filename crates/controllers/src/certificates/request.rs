@@ -16,6 +16,9 @@ pub(super) struct Request {
 }
 
 pub(super) fn parse(spec: &CertificateSigningRequestSpec) -> Result<Request, Error> {
+    if !api::validation::is_one_pem_block(&spec.request.0, "CERTIFICATE REQUEST") {
+        return Err(Error::Block);
+    }
     let der = CertificateSigningRequestDer::from_pem_slice(&spec.request.0)?;
     let params = CertificateSigningRequestParams::from_der(&der).map_err(Error::Request)?;
     Ok(Request { params, subject: Subject::of_request(&der)? })

@@ -175,6 +175,20 @@ mod tests {
     }
 
     #[test]
+    fn security_what_is_signed_is_what_everybody_saw() {
+        let authority = authority();
+        let usages = ["digital signature", "server auth"];
+        let mut spec = request("system:node:n", "system:nodes", &["n"], KUBELET_SERVING, &usages);
+        assert!(sign(&spec, &authority, Timestamp::UNIX_EPOCH).is_ok());
+        let shown = String::from_utf8(spec.request.0.clone()).unwrap();
+        let hidden = request("system:node:n", "system:nodes", &["kubernetes"], KUBELET_SERVING, &usages);
+        let hidden = String::from_utf8(hidden.request.0).unwrap();
+        spec.request = ByteString(format!("# {}{hidden}", shown.replace("CERTIFICATE REQUEST", "X")).into_bytes());
+        let refused = sign(&spec, &authority, Timestamp::UNIX_EPOCH);
+        assert!(matches!(refused, Err(Error::Block)), "{refused:?}");
+    }
+
+    #[test]
     fn each_signer_grants_only_what_is_its_own() {
         let authority = authority();
         let client = ["digital signature", "client auth"];

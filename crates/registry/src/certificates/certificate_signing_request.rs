@@ -1,5 +1,7 @@
 //! CertificateSigningRequest: someone asks for a certificate, someone else says yes.
 
+use std::collections::BTreeSet;
+
 use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
@@ -103,12 +105,13 @@ impl Strategy for CertificateSigningRequestStrategy {
         if usages.is_empty() {
             errors.required(path.child("usages"), "");
         }
+        let mut seen = BTreeSet::new();
         for (i, usage) in usages.iter().enumerate() {
             let path = path.child("usages");
             if !USAGES.contains(&usage.as_str()) {
                 errors.not_supported(path.index(i), usage, USAGES);
             }
-            if usages[..i].contains(usage) {
+            if !seen.insert(usage) {
                 errors.duplicate(path.index(i), usage);
             }
         }

@@ -11,13 +11,18 @@ use x509_parser::prelude::FromDer;
 use crate::unset::items;
 
 const DECISIONS: [&str; 2] = ["Approved", "Denied"];
+const LABEL: &str = "CERTIFICATE REQUEST";
 
 /// Whether the bytes are a request whose sender holds the key.
 pub(super) fn request(pem: &[u8]) -> Result<(), String> {
     let block = Pem::iter_from_buffer(pem).next().and_then(Result::ok);
-    let Some(block) = block.filter(|block| block.label == "CERTIFICATE REQUEST") else {
-        return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
+    let Some(block) = block.filter(|block| block.label == LABEL) else {
+        return Err(format!("PEM block type must be {LABEL}"));
     };
+    // What is checked here is what others approve and sign: none of them may find another block in it.
+    if !api::validation::is_one_pem_block(pem, LABEL) {
+        return Err("must be exactly one PEM block of plain lines".to_owned());
+    }
     let (_, request) = X509CertificationRequest::from_der(&block.contents).map_err(|error| error.to_string())?;
     request.verify_signature().map_err(|error| error.to_string())
 }
@@ -170,6 +175,24 @@ mod tests {
         let forged = format!("-----BEGIN CERTIFICATE REQUEST-----\n{forged}\n-----END CERTIFICATE REQUEST-----\n");
         let certificate = CertificateParams::new(vec![]).unwrap().self_signed(&key).unwrap().pem();
         for text in ["", "x", &forged, &certificate] {
+            assert!(request(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn security_a_request_hides_no_other() {
+        let made = |name: &str| {
+            let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+            params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
+        };
+        let (shown, hidden) = (made("node"), made("kubernetes.default.svc"));
+        assert_eq!(request(shown.as_bytes()), Ok(()));
+        let other = shown.replace(LABEL, "X");
+        for text in [
+            format!("# {other}{hidden}"),
+            format!("x\r{}{hidden}", shown.replace('\n', "\r")),
+            format!("{shown}{hidden}"),
+        ] {
             assert!(request(text.as_bytes()).is_err(), "{text}");
         }
     }

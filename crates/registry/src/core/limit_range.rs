@@ -31,14 +31,13 @@ impl Strategy for LimitRangeStrategy {
     fn validate_create(&self, range: &LimitRange) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let limits = range.spec.clone().unwrap_or_default().limits;
-        let mut seen = Vec::new();
+        let mut seen = std::collections::BTreeSet::new();
         for (i, item) in limits.iter().enumerate() {
             let path = Path::new("spec.limits");
             let path = path.index(i);
-            if seen.contains(&item.type_.as_str()) {
+            if !seen.insert(item.type_.as_str()) {
                 errors.duplicate(path.child("type"), &item.type_);
             }
-            seen.push(&item.type_);
             validate_item(&mut errors, &path, item);
         }
         errors

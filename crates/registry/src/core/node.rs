@@ -72,12 +72,11 @@ impl Strategy for NodeStrategy {
 
     fn validate_status_update(&self, new: &Node, _: &Node) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        let mut seen = Vec::new();
+        let mut seen = BTreeSet::new();
         for (i, address) in new.status.as_ref().map(|s| items(&s.addresses)).unwrap_or_default().iter().enumerate() {
-            if seen.contains(&address) {
+            if !seen.insert((&address.type_, &address.address)) {
                 errors.duplicate(format!("status.addresses[{i}]"), address);
             }
-            seen.push(address);
         }
         errors
     }

@@ -82,6 +82,8 @@ impl Strategy for PodStrategy {
         {
             new.qos_class.clone_from(&old.qos_class);
         }
+        // Whose a pod is, is not what a node reports.
+        new.metadata.owner_references.clone_from(&old.metadata.owner_references);
         // Only the API server moves the generation of a pod.
         new.metadata.generation = old.metadata.generation;
     }

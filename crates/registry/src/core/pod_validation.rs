@@ -1,5 +1,7 @@
 //! Validation of Pods: what a template does not have, and what may change once a pod exists.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use api::field::{FieldErrors, Path};
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements, Toleration};
@@ -10,6 +12,7 @@ use crate::metadata::{pruned, same};
 use crate::unset::{items, or_empty, text};
 
 const MIRROR: &str = "kubernetes.io/config.mirror";
+const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 pub(super) fn create(pod: &Pod) -> FieldErrors {
@@ -60,6 +63,7 @@ fn metadata_and_spec(pod: &Pod) -> FieldErrors {
 /// A pod's spec is fixed but for images, a shorter deadline, more tolerations and fewer gates.
 pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
     let mut errors = metadata_and_spec(new);
+    annotations_update(&mut errors, new, old);
     let (Some(new), Some(old)) = (&new.spec, &old.spec) else { return errors };
     let path = Path::new("spec");
     for (name, new, old) in [
@@ -75,8 +79,9 @@ pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
         return errors;
     }
     added_tolerations(&mut errors, items(&new.tolerations), items(&old.tolerations));
+    let gates: BTreeSet<&str> = items(&old.scheduling_gates).iter().map(|gate| gate.name.as_str()).collect();
     for gate in items(&new.scheduling_gates) {
-        if !items(&old.scheduling_gates).contains(gate) {
+        if !gates.contains(gate.name.as_str()) {
             let place = format!("spec.schedulingGates[{}]", gate.name);
             errors.forbidden(place, "only deletion is allowed, but found new scheduling gate");
         }
@@ -93,6 +98,24 @@ pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
         errors.forbidden(path, detail);
     }
     errors
+}
+
+/// What others decided by when the pod was made stays (`ValidatePodSpecificAnnotationUpdates`, v1.36): whether it mirrors one that
+/// a node runs by itself, and how its containers are confined.
+fn annotations_update(errors: &mut FieldErrors, new: &Pod, old: &Pod) {
+    let (new, old) = (new.metadata.annotations.as_ref(), old.metadata.annotations.as_ref());
+    let value = |of: Option<&'_ BTreeMap<String, String>>, key: &str| of?.get(key).cloned();
+    let keys = new.into_iter().chain(old).flat_map(|annotations| annotations.keys());
+    let guarded = keys.filter(|key| *key == MIRROR || key.starts_with(APP_ARMOR));
+    for key in guarded.collect::<BTreeSet<_>>() {
+        let what = if key == MIRROR { "mirror pod annotation" } else { "AppArmor annotations" };
+        let problem = match (value(new, key), value(old, key)) {
+            (new, old) if new == old => continue,
+            (_, None) => "add",
+            _ => "remove or update",
+        };
+        errors.forbidden(format!("metadata.annotations[{key}]"), format!("may not {problem} {what}"));
+    }
 }
 
 /// `pods/ephemeralcontainers`: containers are added to what is there (`ValidatePodEphemeralContainersUpdate`, v1.36).
@@ -237,14 +260,11 @@ fn deadline(errors: &mut FieldErrors, new: Option<i64>, old: Option<i64>) -> boo
 }
 
 fn added_tolerations(errors: &mut FieldErrors, new: &[Toleration], old: &[Toleration]) {
-    let is_kept = |old: &Toleration| {
-        new.iter().any(|new| {
-            let mut relaxed = old.clone();
-            relaxed.toleration_seconds = new.toleration_seconds;
-            same(&relaxed, new)
-        })
-    };
-    if !old.iter().all(is_kept) {
+    let without_time =
+        |toleration: &Toleration| pruned(&Toleration { toleration_seconds: None, ..toleration.clone() }).to_string();
+    // A body has room for tens of thousands: they are not compared each with each.
+    let present: BTreeSet<String> = new.iter().map(without_time).collect();
+    if !old.iter().all(|old| present.contains(&without_time(old))) {
         errors.forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds");
     }
 }
@@ -318,6 +338,7 @@ fn differences(old: &Value, new: &Value) -> String {
 
 pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
     let mut errors = FieldErrors::default();
+    annotations_update(&mut errors, new, old);
     fn node(pod: &Pod) -> Option<&str> {
         pod.spec.as_ref().and_then(|spec| text(&spec.node_name))
     }
@@ -408,6 +429,38 @@ mod tests {
             });
             assert_eq!(create(&pod).to_string(), expected);
         }
+    }
+
+    #[test]
+    fn security_what_was_decided_by_stays_on_a_pod() {
+        let annotated = |key: &str, value: &str| pod(|pod| pod["metadata"]["annotations"] = json!({key: value}));
+        let plain = pod(|_| {});
+        let app_armor = "container.apparmor.security.beta.kubernetes.io/a";
+        for (new, old, allowed) in [
+            (annotated("a", "b"), plain.clone(), true),
+            (annotated(MIRROR, "x"), plain.clone(), false),
+            (plain.clone(), annotated(MIRROR, "x"), false),
+            (annotated(MIRROR, "y"), annotated(MIRROR, "x"), false),
+            (annotated(MIRROR, "x"), annotated(MIRROR, "x"), true),
+            (annotated(app_armor, "unconfined"), plain.clone(), false),
+            (plain.clone(), annotated(app_armor, "unconfined"), false),
+        ] {
+            for errors in [update(&new, &old), status_update(&new, &old)] {
+                let refused = errors.to_string().contains("may not");
+                assert_eq!(!refused, allowed, "{:?} -> {:?}", old.metadata.annotations, new.metadata.annotations);
+            }
+        }
+    }
+
+    /// Compared each with each, these would keep a thread busy for an hour.
+    #[test]
+    fn security_many_tolerations_are_compared_once() {
+        let tolerations: Vec<Value> =
+            (0..20_000).map(|number| json!({"key": format!("k{number}"), "operator": "Exists"})).collect();
+        let old = pod(|pod| pod["spec"]["tolerations"] = json!(tolerations));
+        assert!(update(&old, &old).is_empty());
+        let fewer = pod(|pod| pod["spec"]["tolerations"] = json!(tolerations[1..]));
+        assert!(update(&fewer, &old).to_string().contains("existing toleration can not be modified"));
     }
 
     #[test]

@@ -292,6 +292,7 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) 
         _ => {}
     }
     let mut names = BTreeSet::new();
+    let mut taken = BTreeSet::new();
     for (i, port) in ports.iter().enumerate() {
         let path = path.child("ports");
         let path = path.index(i);
@@ -299,8 +300,7 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) 
         if port.node_port.unwrap_or(0) != 0 && !matches!(kind, "NodePort" | "LoadBalancer") {
             errors.forbidden(path.child("nodePort"), format!("may not be used when `type` is '{kind}'"));
         }
-        let earlier = &ports[..i];
-        if earlier.iter().any(|other| other.port == port.port && other.protocol == port.protocol) {
+        if !taken.insert((port.port, &port.protocol)) {
             let mut shown = serde_json::Map::new();
             shown.insert("port".to_owned(), json!(port.port));
             shown.insert("protocol".to_owned(), json!(port.protocol));

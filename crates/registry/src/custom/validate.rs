@@ -3,6 +3,8 @@
 //! On an update, what did not change is not looked at again: an object that was stored under an older schema can still
 //! be changed elsewhere.
 
+use std::collections::{HashMap, HashSet};
+
 use api::field::{FieldError, FieldErrors};
 use api::schema::ListType;
 use serde_json::{Map, Value};
@@ -109,21 +111,28 @@ impl Validator {
 
     fn array(&mut self, schema: &Schema, items: &[Value], old: Option<&Vec<Value>>) {
         if let Some(element) = &schema.items {
+            // Elements that can be told apart are compared with what they were.
+            let name = |item: &Value| match schema.list {
+                Some(ListType::Map(keys)) => Some(
+                    Value::from_iter(keys.iter().map(|key| item.get(key).cloned().unwrap_or_default())).to_string(),
+                ),
+                _ => None,
+            };
+            let mut known: HashMap<String, &Value> = HashMap::new();
+            for item in old.into_iter().flatten() {
+                if let Some(name) = name(item) {
+                    known.entry(name).or_insert(item);
+                }
+            }
             for (index, item) in items.iter().enumerate() {
-                // Elements that can be told apart are compared with what they were.
-                let before = match schema.list {
-                    Some(ListType::Map(keys)) => {
-                        let same = |other: &&Value| keys.iter().all(|key| other.get(key) == item.get(key));
-                        old.and_then(|old| old.iter().find(same))
-                    }
-                    _ => None,
-                };
+                let before = name(item).and_then(|name| known.get(&name).copied());
                 self.below(&format!("[{index}]"), |this| this.value(element, item, before));
             }
         }
         match schema.list {
             Some(ListType::Set) => {
-                for (index, item) in items.iter().enumerate().filter(|(index, item)| items[..*index].contains(item)) {
+                let mut seen = HashSet::with_capacity(items.len());
+                for (index, item) in items.iter().enumerate().filter(|(_, item)| !seen.insert(item.to_string())) {
                     self.below(&format!("[{index}]"), |this| this.errors.duplicate(&this.path, item));
                 }
             }
@@ -132,9 +141,11 @@ impl Validator {
                     let named = keys.iter().filter_map(|key| Some(((*key).to_owned(), item.get(key)?.clone())));
                     named.collect()
                 };
-                let all: Vec<_> = items.iter().map(key_of).collect();
-                for (index, key) in all.iter().enumerate().filter(|(index, key)| all[..*index].contains(key)) {
-                    self.below(&format!("[{index}]"), |this| this.errors.duplicate(&this.path, key));
+                let mut seen = HashSet::with_capacity(items.len());
+                for (index, key) in items.iter().map(key_of).enumerate() {
+                    if !seen.insert(Value::Object(key.clone()).to_string()) {
+                        self.below(&format!("[{index}]"), |this| this.errors.duplicate(&this.path, &key));
+                    }
                 }
             }
             _ => {}
@@ -286,6 +297,21 @@ mod tests {
         let schema = Schema::root(&serde_json::from_value(schema).unwrap());
         let object = Map::from_iter([("s".to_owned(), value)]);
         validate(&schema, &object, None).iter().map(ToString::to_string).collect()
+    }
+
+    /// Searched element by element, these would keep a thread busy for hours.
+    #[test]
+    fn security_long_lists_are_looked_through_once() {
+        let set = json!({"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}});
+        let names: Vec<String> = (0..100_000).map(|number| number.to_string()).collect();
+        assert!(problems(set.clone(), json!(names)).is_empty());
+        assert_eq!(problems(set, json!(["a", "b", "a"])), [r#"s[2]: Duplicate value: "a""#]);
+        let map = json!({"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+            "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}});
+        let items: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
+        assert!(problems(map.clone(), json!(items)).is_empty());
+        let again = problems(map, json!([{"name": "a"}, {"name": "b"}, {"name": "a"}]));
+        assert_eq!(again, [r#"s[2]: Duplicate value: {"name":"a"}"#]);
     }
 
     #[test]

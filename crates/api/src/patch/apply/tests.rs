@@ -45,6 +45,22 @@ fn owned(object: &Value, manager: &str) -> Value {
     entries.iter().find(|entry| entry["manager"] == manager).map_or(Value::Null, |entry| entry["fieldsV1"].clone())
 }
 
+/// Searched element by element, these would keep a thread busy for hours.
+#[test]
+fn security_long_lists_are_compared_and_merged_in_one_walk() {
+    let containers = |from: usize, image: &str| -> Value {
+        (from..from + 20_000).map(|number| json!({"name": format!("c{number}"), "image": image})).collect()
+    };
+    let live = applied(None, &deployment(1, containers(0, "a")), "me", false).unwrap();
+    let both = applied(Some(&live), &deployment(1, containers(10_000, "b")), "you", true).unwrap();
+    assert_eq!(both["spec"]["template"]["spec"]["containers"].as_array().unwrap().len(), 30_000);
+    let mut reversed = live.clone();
+    reversed["metadata"]["finalizers"] = (0..100_000).map(|number| format!("a.b/{number}")).collect();
+    let mut turned = reversed.clone();
+    turned["metadata"]["finalizers"].as_array_mut().unwrap().reverse();
+    updated(Some(&reversed), &mut turned, &of::<Deployment>(), &writer("me"));
+}
+
 #[test]
 fn creating_by_apply_records_exactly_what_was_said() {
     let object = applied(None, &deployment(3, json!([{"name": "a", "image": "x"}])), "me", false).unwrap();

@@ -1,5 +1,7 @@
 //! Walks over values by their schema: which fields a value has, how two differ, how they merge.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::{Map, Value};
 
 use super::set::FieldSet;
@@ -149,7 +151,7 @@ fn check(fields: &Fields, atom: Atom<'_>, path: &str) -> Result<(), String> {
         match (value, inner) {
             (Value::Object(fields), Atom::Struct(_) | Atom::Map(_)) => check(fields, inner, &path)?,
             (Value::Array(items), Atom::Keyed(_, keys)) => {
-                let mut seen = Vec::new();
+                let mut seen = HashSet::new();
                 for (i, item) in items.iter().enumerate() {
                     let element = item_element(item, inner);
                     if element == "k:{}" {
@@ -164,7 +166,7 @@ fn check(fields: &Fields, atom: Atom<'_>, path: &str) -> Result<(), String> {
                             &element[2..]
                         ));
                     }
-                    seen.push(element);
+                    seen.insert(element);
                     if let Value::Object(fields) = item {
                         check(fields, item_atom(inner), &format!("{path}[{i}]"))?;
                     }
@@ -310,17 +312,29 @@ fn compare_values(old: Option<&Value>, new: Option<&Value>, atom: Atom<'_>, elem
 fn compare_items(old: &[Value], new: &[Value], atom: Atom<'_>, changes: &mut Changes) {
     let elements = |items: &[Value]| -> Vec<String> { items.iter().map(|item| item_element(item, atom)).collect() };
     let (before, after) = (elements(old), elements(new));
+    let places = places(before.iter());
+    let present: HashSet<&String> = after.iter().collect();
     for (item, element) in new.iter().zip(&after) {
-        let old_item = before.iter().position(|other| other == element).map(|at| &old[at]);
+        let old_item = places.get(element).map(|at| &old[*at]);
         if old_item != Some(item) {
             compare_values(old_item, Some(item), item_atom(atom), element.clone(), changes);
         }
     }
-    for (item, element) in old.iter().zip(before) {
-        if !after.contains(&element) {
-            compare_values(Some(item), None, item_atom(atom), element, changes);
+    for (item, element) in old.iter().zip(&before) {
+        if !present.contains(element) {
+            compare_values(Some(item), None, item_atom(atom), element.clone(), changes);
         }
     }
+}
+
+/// Where the elements of a list are; of several the first. Lists may be as long as a body has room for, so none is searched
+/// for each element of another.
+fn places<'e>(elements: impl Iterator<Item = &'e String>) -> HashMap<&'e String, usize> {
+    let mut places = HashMap::new();
+    for (at, element) in elements.enumerate() {
+        places.entry(element).or_insert(at);
+    }
+    places
 }
 
 /// `live` with everything that `config` says.
@@ -354,44 +368,45 @@ fn merge_values(live: Option<&Value>, config: &Value, atom: Atom<'_>) -> Value {
 fn merge_items(live: &[Value], config: &[Value], atom: Atom<'_>) -> Vec<Value> {
     let live: Vec<(String, &Value)> = live.iter().map(|item| (item_element(item, atom), item)).collect();
     let config: Vec<(String, &Value)> = config.iter().map(|item| (item_element(item, atom), item)).collect();
-    let find = |list: &[(String, &Value)], element: &str| list.iter().position(|(other, _)| other == element);
-    let merged =
-        |element: &str, item: &Value| merge_values(find(&live, element).map(|at| live[at].1), item, item_atom(atom));
-    let mut shared = config.iter().map(|(element, _)| element).filter(|element| find(&live, element).is_some());
+    let in_live = places(live.iter().map(|(element, _)| element));
+    let in_config = places(config.iter().map(|(element, _)| element));
+    let merged = |element: &String, item: &Value| {
+        merge_values(in_live.get(element).map(|at| live[*at].1), item, item_atom(atom))
+    };
+    let mut shared = config.iter().map(|(element, _)| element).filter(|element| in_live.contains_key(element));
     let mut next_shared = shared.next();
-    let (mut out, mut done): (Vec<Value>, Vec<&str>) = (Vec::new(), Vec::new());
+    let (mut out, mut done): (Vec<Value>, HashSet<&str>) = (Vec::new(), HashSet::new());
     let (mut l, mut r) = (0, 0);
     while l < live.len() || r < config.len() {
         if l < live.len() && r < config.len() {
             let element = &live[l].0;
             if *element == config[r].0 {
                 out.push(merged(element, config[r].1));
-                done.push(element);
+                done.insert(element);
                 next_shared = shared.next();
                 (l, r) = (l + 1, r + 1);
                 continue;
             }
-            let in_config = find(&config, element).is_some();
-            if in_config && next_shared.is_some_and(|next| next != element) {
+            if in_config.contains_key(element) && next_shared.is_some_and(|next| next != element) {
                 l += 1;
                 continue;
             }
         }
         if l < live.len() {
             let (element, item) = &live[l];
-            if find(&config, element).is_none() {
+            if !in_config.contains_key(element) {
                 out.push((*item).clone());
                 l += 1;
                 continue;
             }
-            if done.contains(&element.as_str()) {
+            if done.contains(element.as_str()) {
                 l += 1;
             }
         }
         if r < config.len() {
             let (element, item) = &config[r];
             out.push(merged(element, item));
-            done.push(element);
+            done.insert(element);
             r += 1;
             if next_shared.is_some_and(|next| next == element) {
                 next_shared = shared.next();

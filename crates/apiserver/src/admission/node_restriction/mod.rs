@@ -83,6 +83,14 @@ fn nodes(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let source = |node: &Node| node.spec.as_ref().and_then(|spec| spec.config_source.clone());
     let forbidden =
         labels::forbidden(node, new.metadata.labels.as_ref(), old.and_then(|old| old.metadata.labels.as_ref()));
+    // Every other node routes these ranges to this one: they are given, never taken.
+    let ranges = |node: &Node| -> Vec<String> {
+        let Some(spec) = &node.spec else { return Vec::new() };
+        spec.pod_cidr.iter().chain(spec.pod_cidrs.iter().flatten()).filter(|range| !range.is_empty()).cloned().collect()
+    };
+    if attributes.subresource.is_empty() && ranges(new) != old.map(ranges).unwrap_or_default() {
+        return refuse("set podCIDR or podCIDRs".to_owned());
+    }
     let Some(old) = old else {
         if source(new).is_some() {
             return refuse("create pods with a non-nil configSource".to_owned());

@@ -32,6 +32,8 @@ pub(super) struct Graph {
     attachments: HashMap<String, String>,
     /// The node of each slice of devices that is on one.
     slices: HashMap<String, String>,
+    /// The node that asked for each certificate of a pod, by `<namespace>/<name>`.
+    requests: HashMap<String, String>,
 }
 
 struct Placed {
@@ -66,6 +68,10 @@ impl Graph {
 
     pub(super) fn slice_is_on(&self, name: &str, node: &str) -> bool {
         self.slices.get(name).is_some_and(|of| of == node)
+    }
+
+    pub(super) fn request_is_of(&self, namespace: &str, name: &str, node: &str) -> bool {
+        self.requests.get(&format!("{namespace}/{name}")).is_some_and(|of| of == node)
     }
 
     fn is_used_on(&self, object: &Object, node: &str) -> bool {
@@ -137,6 +143,17 @@ impl Graph {
 
     pub(super) fn clear_slices(&mut self) {
         self.slices.clear();
+    }
+
+    pub(super) fn set_request(&mut self, key: &str, node: Option<String>) {
+        match node {
+            Some(node) => drop(self.requests.insert(key.to_owned(), node)),
+            None => drop(self.requests.remove(key)),
+        }
+    }
+
+    pub(super) fn clear_requests(&mut self) {
+        self.requests.clear();
     }
 }
 

@@ -6,6 +6,7 @@
 mod graph;
 
 use api::UserInfo;
+use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
@@ -31,6 +32,7 @@ struct Followed {
     volumes: Feed,
     attachments: Feed,
     slices: Feed,
+    requests: Feed,
 }
 
 /// Whether a user claims to be a node.
@@ -47,6 +49,7 @@ impl NodeAuthorizer {
             volumes: feed("persistentvolumes"),
             attachments: feed("volumeattachments"),
             slices: feed("resourceslices"),
+            requests: feed("podcertificaterequests"),
         };
         Self { followed: Mutex::new(followed) }
     }
@@ -138,6 +141,7 @@ impl NodeAuthorizer {
                 allow()
             }
             ("resource.k8s.io", "resourceslices") => self.decide_slices(node, attributes),
+            ("certificates.k8s.io", "podcertificaterequests") => self.decide_requests(node, attributes),
             // What the node is asked about its own volumes, and its answers.
             (api::node_volumes::DRIVER, api::node_volumes::PLURAL) => match (verb, subresource) {
                 _ if name != node => no("can only access NodeVolumes with the same name as the requesting node"),
@@ -209,6 +213,28 @@ impl NodeAuthorizer {
         }
     }
 
+    /// Certificates that a node asks for in the names of its pods.
+    fn decide_requests(&self, node: &str, attributes: &Attributes) -> Option<Opinion> {
+        let no = |reason: &str| Some(Opinion::None(reason.to_owned()));
+        if !attributes.subresource.is_empty() {
+            return no("nodes may not access the status subresource of PodCertificateRequests");
+        }
+        match &attributes.verb {
+            // Admission looks at whose it is.
+            Verb::Create => Some(Opinion::Allow(String::new())),
+            Verb::Get => self
+                .related(node, attributes, |graph| graph.request_is_of(&attributes.namespace, &attributes.name, node)),
+            Verb::List | Verb::Watch => {
+                let selector = api::selector::FieldSelector::parse(&attributes.field_selector);
+                match selector.is_ok_and(|selector| selector.requires("spec.nodeName") == Some(node)) {
+                    true => Some(Opinion::Allow(String::new())),
+                    false => no("can only list/watch podcertificaterequests with nodeName field selector"),
+                }
+            }
+            verb => no(&format!("nodes may not {verb} podcertificaterequests")),
+        }
+    }
+
     fn related(&self, node: &str, attributes: &Attributes, reaches: impl FnOnce(&Graph) -> bool) -> Option<Opinion> {
         if attributes.name.is_empty() {
             return Some(Opinion::None("No Object name found".to_owned()));
@@ -250,6 +276,10 @@ impl Followed {
         self.slices.read(graph, Graph::clear_slices, |graph, change| {
             let slice = object::<ResourceSlice>(&change);
             graph.set_slice(change.key, slice.and_then(|slice| slice.spec.node_name));
+        });
+        self.requests.read(graph, Graph::clear_requests, |graph, change| {
+            let request = object::<PodCertificateRequest>(&change);
+            graph.set_request(change.key, request.map(|request| request.spec.node_name));
         });
     }
 }
@@ -299,7 +329,10 @@ mod tests {
         graph.set_attachment("va", Some("n".to_owned()));
         let feed = || Feed::nothing();
         graph.set_slice("s", Some("n".to_owned()));
-        let followed = Followed { graph, pods: feed(), volumes: feed(), attachments: feed(), slices: feed() };
+        graph.set_request("a/own", Some("n".to_owned()));
+        graph.set_request("a/other", Some("m".to_owned()));
+        let (pods, volumes, attachments, slices, requests) = (feed(), feed(), feed(), feed(), feed());
+        let followed = Followed { graph, pods, volumes, attachments, slices, requests };
         NodeAuthorizer { followed: Mutex::new(followed) }
     }
 
@@ -399,6 +432,14 @@ mod tests {
             ("list resource.k8s.io:resourceslices / spec.nodeName=n", true),
             ("list resource.k8s.io:resourceslices / spec.nodeName=m", false),
             ("deletecollection resource.k8s.io:resourceslices /", false),
+            ("create certificates.k8s.io:podcertificaterequests a/", true),
+            ("get certificates.k8s.io:podcertificaterequests a/own", true),
+            ("get certificates.k8s.io:podcertificaterequests a/other", false),
+            ("list certificates.k8s.io:podcertificaterequests a/", false),
+            ("list certificates.k8s.io:podcertificaterequests a/ spec.nodeName=m", false),
+            ("watch certificates.k8s.io:podcertificaterequests / spec.nodeName=n", true),
+            ("update certificates.k8s.io:podcertificaterequests a/own", false),
+            ("update certificates.k8s.io:podcertificaterequests/status a/own", false),
             ("list services a/", true),
             ("create services a/", false),
         ] {

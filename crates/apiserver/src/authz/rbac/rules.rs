@@ -42,9 +42,68 @@ fn resource_matches(rule: &PolicyRule, resource: &str, subresource: &str) -> boo
     })
 }
 
+/// So many single rights are compared with those that somebody has, and so many words with each other: a few short lists
+/// multiply to more than any memory holds.
+const MAX_RIGHTS: usize = 10_000;
+const MAX_COMPARISONS: usize = 50_000_000;
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the rules combine to more rights than are compared with those currently held: use wildcards, or several roles"
+)]
+pub(crate) struct TooManyRights;
+
 /// What `wanted` grants and `owned` does not, one right per rule: nobody may give what they do not have.
-pub(crate) fn missing(owned: &[PolicyRule], wanted: &[PolicyRule]) -> Vec<PolicyRule> {
-    wanted.iter().flat_map(breakdown).filter(|single| !owned.iter().any(|rule| grants(rule, single))).collect()
+pub(crate) fn missing(owned: &[PolicyRule], wanted: &[PolicyRule]) -> Result<Vec<PolicyRule>, TooManyRights> {
+    let words = |rule: &PolicyRule| lists(rule).iter().map(|list| list.len()).sum::<usize>();
+    let held: usize = owned.iter().map(|rule| words(rule) + 1).sum();
+    let asked: usize = wanted.iter().map(words).sum();
+    if asked.saturating_mul(held) > MAX_COMPARISONS {
+        return Err(TooManyRights);
+    }
+    // Whoever has a rule as a whole has all that it combines to.
+    let uncertain: Vec<&PolicyRule> =
+        wanted.iter().filter(|rule| !owned.iter().any(|owner| grants_whole(owner, rule))).collect();
+    let rights = uncertain.iter().fold(0_usize, |sum, rule| sum.saturating_add(combinations(rule)));
+    if rights > MAX_RIGHTS || rights.saturating_mul(held) > MAX_COMPARISONS {
+        return Err(TooManyRights);
+    }
+    let singles = uncertain.into_iter().flat_map(breakdown);
+    Ok(singles.filter(|single| !owned.iter().any(|rule| grants(rule, single))).collect())
+}
+
+/// Verbs, groups, resources, names and URLs.
+fn lists(rule: &PolicyRule) -> [&[String]; 5] {
+    fn list(values: &Option<Vec<String>>) -> &[String] {
+        values.as_deref().unwrap_or_default()
+    }
+    let PolicyRule { verbs, api_groups, resources, resource_names, non_resource_urls } = rule;
+    [verbs, list(api_groups), list(resources), list(resource_names), list(non_resource_urls)]
+}
+
+/// How many rules [`breakdown`] makes.
+fn combinations(rule: &PolicyRule) -> usize {
+    let [verbs, groups, resources, names, urls] = lists(rule).map(<[String]>::len);
+    let of_resources = groups.saturating_mul(resources).saturating_mul(names.max(1));
+    verbs.saturating_mul(of_resources.saturating_add(urls))
+}
+
+/// Whether one rule grants all that another does.
+fn grants_whole(owner: &PolicyRule, rule: &PolicyRule) -> bool {
+    let [verbs, groups, resources, names, urls] = lists(rule);
+    let owned = owner.resource_names.as_deref().unwrap_or_default();
+    let has_verb = |verb: &String| owner.verbs.iter().any(|owned| owned == "*" || owned == verb);
+    let has_url = |url: &String| owner.non_resource_urls.iter().flatten().any(|owned| url_covers(owned, url));
+    verbs.iter().all(has_verb)
+        && urls.iter().all(has_url)
+        && groups.iter().all(|group| has(&owner.api_groups, group))
+        && resources.iter().all(|resource| has_resource(owner, resource))
+        && (owned.is_empty() || !names.is_empty() && names.iter().all(|name| !name.is_empty() && owned.contains(name)))
+}
+
+fn has_resource(owner: &PolicyRule, resource: &str) -> bool {
+    let all_of_sub = resource.split_once('/').map(|(_, sub)| format!("*/{sub}"));
+    has(&owner.resources, resource) || all_of_sub.is_some_and(|pattern| has(&owner.resources, &pattern))
 }
 
 /// Splits a rule into rules with one verb, group, resource and name each.
@@ -87,11 +146,9 @@ fn grants(owner: &PolicyRule, single: &PolicyRule) -> bool {
         let url = first(&single.non_resource_urls);
         return owner.non_resource_urls.iter().flatten().any(|owned| url_covers(owned, &url));
     }
-    let resource = first(&single.resources);
-    let all_of_sub = resource.split_once('/').map(|(_, sub)| format!("*/{sub}"));
     let name = first(&single.resource_names);
     has(&owner.api_groups, &first(&single.api_groups))
-        && (has(&owner.resources, &resource) || all_of_sub.is_some_and(|pattern| has(&owner.resources, &pattern)))
+        && has_resource(owner, &first(&single.resources))
         && owner
             .resource_names
             .as_ref()
@@ -224,14 +281,35 @@ mod tests {
             (urls("get", "/*"), false),
             (urls("post", "/logs/a"), false),
         ] {
-            let left = missing(&owned, std::slice::from_ref(&wanted));
+            let left = missing(&owned, std::slice::from_ref(&wanted)).unwrap();
             assert_eq!(left.is_empty(), covered, "{wanted:?}");
         }
     }
 
     #[test]
+    fn security_a_few_lists_do_not_multiply_to_billions() {
+        let many: Vec<String> = (0..1000).map(|number| format!("x{number}")).collect();
+        let vast = || PolicyRule {
+            verbs: many.clone(),
+            api_groups: Some(many.clone()),
+            resources: Some(many.clone()),
+            resource_names: Some(many.clone()),
+            ..Default::default()
+        };
+        assert_eq!(missing(&[], &[vast()]), Err(TooManyRights));
+        assert_eq!(missing(&[rule(&["get"], &[""], &["pods"])], &[vast()]), Err(TooManyRights));
+        // Who has them all needs no count, and neither does who asks for little.
+        assert_eq!(missing(&[rule(&["*"], &["*"], &["*"])], &[vast()]), Ok(Vec::new()));
+        assert_eq!(missing(&[vast()], &[vast()]), Ok(Vec::new()));
+        assert_eq!(missing(&[vast()], &[named(rule(&["x1"], &["x2"], &["x3"]), "x4")]), Ok(Vec::new()));
+        let long: Vec<String> = (0..100_000).map(|number| format!("x{number}")).collect();
+        let long = PolicyRule { resource_names: Some(long), ..rule(&["get"], &[""], &["pods"]) };
+        assert_eq!(missing(std::slice::from_ref(&long), std::slice::from_ref(&long)), Err(TooManyRights));
+    }
+
+    #[test]
     fn refusals_name_what_is_missing() {
-        let left = missing(&[], &[rule(&["get", "list"], &["", "apps"], &["x"]), urls("get", "/y")]);
+        let left = missing(&[], &[rule(&["get", "list"], &["", "apps"], &["x"]), urls("get", "/y")]).unwrap();
         let expected = [
             r#"{APIGroups:[""], Resources:["x"], Verbs:["get" "list"]}"#.to_owned(),
             r#"{APIGroups:["apps"], Resources:["x"], Verbs:["get" "list"]}"#.to_owned(),
