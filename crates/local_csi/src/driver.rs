@@ -3,7 +3,6 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -303,8 +302,8 @@ impl Driver {
         let volume = self.volume(&id)?;
         let data = self.volumes.data(&id);
         let (used, inodes, disk) = blocking(move || {
-            let (used, inodes) = space(&data)?;
-            Ok((used, inodes, nix::sys::statvfs::statvfs(&data)?))
+            let files::Usage { bytes, inodes } = files::usage(&data);
+            Ok((bytes, inodes, nix::sys::statvfs::statvfs(&data)?))
         })
         .await?;
         let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
@@ -436,24 +435,6 @@ fn unescaped(field: &str) -> PathBuf {
 fn is_used(table: &str, data: &Path, id: &str) -> bool {
     let end = Path::new(id).join("data");
     mounts(table).any(|(root, point)| root.ends_with(&end) || point.starts_with(data))
-}
-
-/// Bytes and inodes below a folder.
-fn space(root: &Path) -> io::Result<(u64, u64)> {
-    let (mut bytes, mut inodes, mut open) = (0, 0, vec![root.to_path_buf()]);
-    while let Some(dir) = open.pop() {
-        for entry in std::fs::read_dir(&dir)? {
-            // Containers are at work in it: what is gone by now is not counted.
-            let Ok(entry) = entry else { continue };
-            let Ok(meta) = entry.metadata() else { continue };
-            bytes += meta.blocks() * 512;
-            inodes += 1;
-            if meta.is_dir() {
-                open.push(entry.path());
-            }
-        }
-    }
-    Ok((bytes, inodes))
 }
 
 impl v1::Identity for Driver {

@@ -282,7 +282,7 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
     let work = tokio::task::spawn_blocking(move || {
         // Held to the end of the work, which goes on when nobody waits for it any more.
         let _held = (alone, lease);
-        let _ = std::fs::remove_dir_all(&temporary);
+        let _ = files::remove_tree(&temporary);
         std::fs::create_dir(&temporary).map_err(io_error("creating a layer"))?;
         let unpacked = match &unpacker {
             Some(starter) => starter.unpack(&blob, &temporary),
@@ -292,7 +292,7 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
             if found == expected {
                 match std::fs::rename(&temporary, &target) {
                     Err(error) if !target.exists() => Err(io_error("storing a layer")(error)),
-                    Err(_) => std::fs::remove_dir_all(&temporary).map_err(io_error("removing a second copy")),
+                    Err(_) => files::remove_tree(&temporary).map_err(io_error("removing a second copy")),
                     Ok(()) => Ok(()),
                 }
             } else {
@@ -300,7 +300,7 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
             }
         });
         if result.is_err() {
-            let _ = std::fs::remove_dir_all(&temporary);
+            let _ = files::remove_tree(&temporary);
         }
         result
     });

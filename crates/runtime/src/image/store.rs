@@ -292,7 +292,8 @@ impl ImageStore {
             let name = entry.file_name().to_string_lossy().into_owned();
             // Names with a dot are layers being unpacked.
             if !layers.contains(&name) && !name.contains('.') {
-                fs::remove_dir_all(entry.path()).map_err(doing("removing a layer"))?;
+                // However deep an image has made it.
+                files::remove_tree(&entry.path()).map_err(doing("removing a layer"))?;
             }
         }
         for entry in entries(self.root.join("blobs/sha256")) {
@@ -314,8 +315,7 @@ impl ImageStore {
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
                 let path = entry.path();
                 let removed = match is_leftover(&entry.file_name().to_string_lossy()) {
-                    true if path.is_dir() => fs::remove_dir_all(&path),
-                    true => fs::remove_file(&path),
+                    true => files::remove_tree(&path),
                     false => Ok(()),
                 };
                 if let Err(error) = removed {
@@ -369,6 +369,32 @@ mod tests {
             let mode = fs::metadata(&directory).unwrap().permissions().mode() & 0o7777;
             assert_eq!(mode, 0o700, "{}", directory.display());
         }
+    }
+
+    /// A layer may be deeper than a stack: its paths may lead over links. It was unpacked when the runtime was ended, or its
+    /// image is removed; neither may end the runtime.
+    #[test]
+    fn security_layers_are_removed_however_deep_they_are() {
+        use std::os::fd::AsFd;
+        let deep = |path: &Path| {
+            fs::create_dir(path).unwrap();
+            let mut at = std::os::fd::OwnedFd::from(fs::File::open(path).unwrap());
+            for _ in 0..10_000 {
+                crate::sys::mkdir_at(at.as_fd(), c"d", 0o755).unwrap();
+                at = crate::sys::open_at(at.as_fd(), c"d", libc::O_PATH | libc::O_DIRECTORY, 0).unwrap();
+            }
+        };
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("layers")).unwrap();
+        let leftover = directory.path().join("layers/c.unpacking-1");
+        deep(&leftover);
+        let store = ImageStore::open(directory.path()).unwrap();
+        assert!(!leftover.exists());
+        let image = store.put(image('a', "x:1")).unwrap();
+        let layer = store.layer_path(&image.layers[0].diff_id);
+        deep(&layer);
+        store.remove(&image.id, &HashSet::new()).unwrap();
+        assert!(!layer.exists());
     }
 
     #[test]
