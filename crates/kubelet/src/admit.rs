@@ -184,7 +184,7 @@ fn misplaced(pod: &Pod, others: &[Arc<Pod>], node: Option<&Node>) -> Option<Refu
 }
 
 /// The ports of the node that a pod's containers and sidecars take.
-fn host_ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
+pub(crate) fn host_ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
     let spec = pod.spec.iter();
     let sidecars = spec.clone().flat_map(|spec| spec.init_containers.iter().flatten());
     let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
