@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
     Capabilities, Container, Pod, SELinuxOptions, SeccompProfile, SecurityContext, VolumeMount,
 };
 
-use crate::{admit, state};
+use crate::state;
 
 /// A container that cannot be configured: `CreateContainerConfigError`.
 pub(crate) type ConfigError = String;
@@ -96,7 +96,7 @@ pub(crate) fn sandbox_config(pod: &Pod, parts: SandboxParts) -> v1::PodSandboxCo
     let spec = pod.spec.clone().unwrap_or_default();
     let context = spec.security_context.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
-    let port_mappings = admit::host_ports(pod)
+    let port_mappings = state::host_ports(pod)
         .filter(|_| !host_network)
         .map(|port| v1::PortMapping {
             protocol: match port.protocol.as_deref() {
