@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, Record, RecordType};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,8 +19,10 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 /// Safe on any path: larger answers come back truncated and are asked for over TCP.
 const PAYLOAD: u16 = 1232;
-/// Beyond this the cache forgets what expires first; a node asks for few names.
+/// Beyond this the cache forgets some other name for each new one; a node asks for few names.
 const CACHE_SIZE: usize = 10_000;
+/// Longer answers are not remembered: who has names with such answers could fill the memory with them.
+const CACHED_ANSWER: usize = 4096;
 
 /// The resolvers for the names of a zone, and what they have said.
 pub(crate) struct Forwarder {
@@ -35,8 +37,9 @@ pub(crate) struct Forwarder {
     cache: Mutex<HashMap<Key, Cached>>,
 }
 
-/// Name, type, and whether signatures were asked for.
-type Key = (Name, RecordType, bool);
+/// Name, type, whether signatures were asked for, and whether they were to be left unchecked: an answer that nobody has checked
+/// is not for those who want it checked.
+type Key = (Name, RecordType, bool, bool);
 
 /// A question for other resolvers.
 #[derive(Clone, Debug)]
@@ -50,7 +53,7 @@ pub(crate) struct Question {
 
 impl Question {
     fn key(&self) -> Key {
-        (self.name.to_lowercase(), self.kind, self.dnssec_ok)
+        (self.name.to_lowercase(), self.kind, self.dnssec_ok, self.checking_disabled)
     }
 }
 
@@ -62,11 +65,13 @@ pub(crate) struct Reply {
     pub(crate) is_authentic: bool,
     pub(crate) answers: Vec<Record>,
     pub(crate) authorities: Vec<Record>,
+    /// As it came, in bytes.
+    length: usize,
 }
 
 impl Reply {
     pub(crate) fn failure(code: ResponseCode) -> Reply {
-        Reply { code, is_authentic: false, answers: Vec::new(), authorities: Vec::new() }
+        Reply { code, is_authentic: false, answers: Vec::new(), authorities: Vec::new(), length: 0 }
     }
 }
 
@@ -184,17 +189,18 @@ impl Forwarder {
             false => reply.answers.iter().map(|record| record.ttl).min().unwrap_or(0).min(limits.success),
             true => reply.authorities.iter().map(|record| record.ttl).min().unwrap_or(0).min(limits.denial),
         };
-        if ttl == 0 || !matches!(reply.code, ResponseCode::NoError | ResponseCode::NXDomain) {
+        if ttl == 0
+            || reply.length > CACHED_ANSWER
+            || !matches!(reply.code, ResponseCode::NoError | ResponseCode::NXDomain)
+        {
             return;
         }
         let now = Instant::now();
         let mut cache = self.cache.lock();
         if cache.len() >= CACHE_SIZE {
-            cache.retain(|_, cached| cached.until > now);
-            if cache.len() >= CACHE_SIZE {
-                let soonest = cache.iter().min_by_key(|(_, cached)| cached.until).map(|(key, _)| key.clone());
-                soonest.and_then(|key| cache.remove(&key));
-            }
+            // Any one: looking for the best would cost whoever floods us nothing, and us all of it.
+            let other = cache.keys().next().cloned();
+            other.and_then(|key| cache.remove(&key));
         }
         let cached = Cached { reply: reply.clone(), since: now, until: now + Duration::from_secs(ttl.into()) };
         cache.insert(question.key(), cached);
@@ -217,20 +223,32 @@ async fn ask(server: SocketAddr, question: &Question, over_tcp_only: bool) -> st
         true => None,
         false => Some(timeout(ATTEMPT_TIMEOUT, over_udp(server, &packet, &query)).await.map_err(late)??),
     };
-    let answer = match short.filter(|answer| !answer.metadata.truncation) {
+    let (answer, length) = match short.filter(|(answer, _)| !answer.metadata.truncation) {
         Some(answer) => answer,
-        None => timeout(ATTEMPT_TIMEOUT, over_tcp(server, &packet)).await.map_err(late)??,
+        None => timeout(ATTEMPT_TIMEOUT, over_tcp(server, &packet, &query)).await.map_err(late)??,
     };
     Ok(Reply {
         code: answer.metadata.response_code,
         is_authentic: answer.metadata.authentic_data,
         answers: answer.answers,
         authorities: answer.authorities,
+        length,
     })
 }
 
+/// Whether it is an answer to this question, and not to another or to none.
+fn answers(answer: &Message, query: &Message) -> bool {
+    let same = |(a, b): (&Query, &Query)| {
+        a.name() == b.name() && a.query_type() == b.query_type() && a.query_class() == b.query_class()
+    };
+    answer.metadata.id == query.metadata.id
+        && answer.metadata.message_type == MessageType::Response
+        && answer.queries.len() == query.queries.len()
+        && answer.queries.iter().zip(&query.queries).all(same)
+}
+
 /// A socket of its own per question: the random port is half of the protection against forged answers.
-async fn over_udp(server: SocketAddr, packet: &[u8], query: &Message) -> std::io::Result<Message> {
+async fn over_udp(server: SocketAddr, packet: &[u8], query: &Message) -> std::io::Result<(Message, usize)> {
     let local: SocketAddr =
         if server.is_ipv6() { (Ipv6Addr::UNSPECIFIED, 0).into() } else { (Ipv4Addr::UNSPECIFIED, 0).into() };
     let socket = UdpSocket::bind(local).await?;
@@ -240,15 +258,13 @@ async fn over_udp(server: SocketAddr, packet: &[u8], query: &Message) -> std::io
     loop {
         let length = socket.recv(&mut buffer).await?;
         let Ok(answer) = Message::from_vec(&buffer[..length]) else { continue };
-        let same = |a: &Query, b: &Query| a.name() == b.name() && a.query_type() == b.query_type();
-        let fits = answer.queries.iter().zip(&query.queries).all(|(a, b)| same(a, b));
-        if answer.metadata.id == query.metadata.id && fits {
-            return Ok(answer);
+        if answers(&answer, query) {
+            return Ok((answer, length));
         }
     }
 }
 
-async fn over_tcp(server: SocketAddr, packet: &[u8]) -> std::io::Result<Message> {
+async fn over_tcp(server: SocketAddr, packet: &[u8], query: &Message) -> std::io::Result<(Message, usize)> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(packet.len()).map_err(std::io::Error::other)?;
     stream.write_all(&length.to_be_bytes()).await?;
@@ -256,12 +272,85 @@ async fn over_tcp(server: SocketAddr, packet: &[u8]) -> std::io::Result<Message>
     let length = stream.read_u16().await?;
     let mut buffer = vec![0; length.into()];
     stream.read_exact(&mut buffer).await?;
-    Message::from_vec(&buffer).map_err(std::io::Error::other)
+    let answer = Message::from_vec(&buffer).map_err(std::io::Error::other)?;
+    match answers(&answer, query) {
+        true => Ok((answer, buffer.len())),
+        false => Err(std::io::Error::other("an answer to another question")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn question(name: &str, checking_disabled: bool) -> Question {
+        let name = Name::from_ascii(name).unwrap();
+        Question { name, kind: RecordType::A, dnssec_ok: false, checking_disabled }
+    }
+
+    fn forwarder() -> Forwarder {
+        let forward = Forward {
+            from: Name::root(),
+            except: Vec::new(),
+            to: Vec::new(),
+            policy: Policy::Sequential,
+            over_tcp: false,
+        };
+        Forwarder::new(forward, Some(Cache { success: 3600, denial: 3600 }), &[])
+    }
+
+    fn reply(length: usize) -> Reply {
+        let record = Record::from_rdata(
+            Name::from_ascii("a.example.").unwrap(),
+            60,
+            hickory_proto::rr::RData::A(Ipv4Addr::LOCALHOST.into()),
+        );
+        Reply { answers: vec![record], length, ..Reply::failure(ResponseCode::NoError) }
+    }
+
+    /// Who asks for answers that nobody has checked does not choose what others get.
+    #[test]
+    fn security_unchecked_answers_are_for_those_who_asked_for_them() {
+        let forwarder = forwarder();
+        forwarder.remember(&question("a.example.", true), &reply(50));
+        assert!(forwarder.remembered(&question("a.example.", true)).is_some());
+        assert!(forwarder.remembered(&question("a.example.", false)).is_none());
+        assert!(forwarder.remembered(&question("A.EXAMPLE.", true)).is_some());
+    }
+
+    #[test]
+    fn security_what_is_remembered_is_bounded_in_names_and_bytes() {
+        let forwarder = forwarder();
+        forwarder.remember(&question("long.example.", false), &reply(CACHED_ANSWER + 1));
+        assert_eq!(forwarder.remembered_names(), 0);
+        for i in 0..CACHE_SIZE + 10 {
+            forwarder.remember(&question(&format!("n{i}.example."), false), &reply(50));
+        }
+        assert_eq!(forwarder.remembered_names(), CACHE_SIZE);
+    }
+
+    #[test]
+    fn security_an_answer_repeats_the_question() {
+        let mut query = Message::query();
+        query.metadata.id = 7;
+        query.add_query(Query::query(Name::from_ascii("a.example.").unwrap(), RecordType::A));
+        let answer = |id: u16, names: &[&str]| {
+            let mut answer = Message::response(id, OpCode::Query);
+            let queries = names.iter().map(|name| Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+            answer.add_queries(queries);
+            answer
+        };
+        for (id, names, expected) in [
+            (7, &["a.example."][..], true),
+            (7, &["A.example."], true),
+            (8, &["a.example."], false),
+            (7, &["b.example."], false),
+            (7, &[], false),
+        ] {
+            assert_eq!(answers(&answer(id, names), &query), expected, "{id} {names:?}");
+        }
+        assert!(!answers(&query, &query), "a question is no answer");
+    }
 
     #[test]
     fn addresses_that_lead_back_are_told_apart() {

@@ -1,5 +1,7 @@
-//! Removing what others have filled: a tree of theirs may be deeper than any stack, may hold links, and may have other file
-//! systems mounted in it.
+//! Removing and measuring what others have filled: a tree of theirs may be deeper than any stack, may hold links, and may
+//! have other file systems mounted in it.
+
+mod usage;
 
 use std::ffi::OsStr;
 use std::io;
@@ -12,6 +14,8 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
+
+pub use usage::{Usage, usage};
 
 /// What is deeper is brought up first. Deeper than anything that we make ourselves.
 const MAX_DEPTH: usize = 64;

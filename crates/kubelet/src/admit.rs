@@ -171,8 +171,9 @@ fn misplaced(pod: &Pod, others: &[Arc<Pod>], node: Option<&Node>) -> Option<Refu
     if node.is_some_and(|node| !is_selected(spec, node)) {
         return refusal(NODE_AFFINITY, "node(s) didn't match Pod's node affinity/selector");
     }
-    let is_taken = |wanted: &ContainerPort| others.iter().any(|other| host_ports(other).any(|p| collide(wanted, p)));
-    if host_ports(pod).any(is_taken) {
+    let is_taken =
+        |wanted: &ContainerPort| others.iter().any(|other| state::host_ports(other).any(|p| collide(wanted, p)));
+    if state::host_ports(pod).any(is_taken) {
         return refusal("NodePorts", "node(s) didn't have free ports for the requested pod ports");
     }
     let taints = node.and_then(|node| node.spec.as_ref()?.taints.as_deref()).unwrap_or_default();
@@ -181,15 +182,6 @@ fn misplaced(pod: &Pod, others: &[Arc<Pod>], node: Option<&Node>) -> Option<Refu
         return refusal("TaintToleration", "node(s) had taints that the pod didn't tolerate");
     }
     None
-}
-
-/// The ports of the node that a pod's containers and sidecars take.
-fn host_ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
-    let spec = pod.spec.iter();
-    let sidecars = spec.clone().flat_map(|spec| spec.init_containers.iter().flatten());
-    let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
-    let containers = spec.flat_map(|spec| &spec.containers).chain(sidecars);
-    containers.flat_map(|container| container.ports.iter().flatten()).filter(|port| port.host_port.unwrap_or(0) > 0)
 }
 
 fn collide(one: &ContainerPort, other: &ContainerPort) -> bool {

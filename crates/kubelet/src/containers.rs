@@ -124,10 +124,8 @@ pub(crate) fn sandbox_config(pod: &Pod, parts: SandboxParts) -> v1::PodSandboxCo
     let spec = pod.spec.clone().unwrap_or_default();
     let context = spec.security_context.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
-    let port_mappings = state::all_containers(pod)
-        .iter()
-        .flat_map(|container| container.ports.clone().unwrap_or_default())
-        .filter(|port| !host_network && port.host_port.is_some_and(|port| port > 0))
+    let port_mappings = state::host_ports(pod)
+        .filter(|_| !host_network)
         .map(|port| v1::PortMapping {
             protocol: match port.protocol.as_deref() {
                 Some("UDP") => v1::Protocol::Udp,
@@ -136,7 +134,7 @@ pub(crate) fn sandbox_config(pod: &Pod, parts: SandboxParts) -> v1::PodSandboxCo
             } as i32,
             container_port: port.container_port,
             host_port: port.host_port.unwrap_or_default(),
-            host_ip: port.host_ip.unwrap_or_default(),
+            host_ip: port.host_ip.clone().unwrap_or_default(),
         })
         .collect();
     let is_privileged = state::all_containers(pod)
@@ -508,6 +506,39 @@ mod tests {
         ] {
             assert_eq!(with(name), expected);
         }
+    }
+
+    /// The scheduler and the node look for collisions among the ports of containers that run beside each other. A port that
+    /// nobody looked at would be taken from the pod that has it.
+    #[test]
+    fn security_only_ports_that_were_looked_at_are_mapped() {
+        let with = |port: i32, policy: Option<&str>| Container {
+            name: format!("c{port}"),
+            restart_policy: policy.map(str::to_owned),
+            ports: Some(vec![ContainerPort { container_port: 80, host_port: Some(port), ..Default::default() }]),
+            ..Default::default()
+        };
+        let mut spec = PodSpec {
+            containers: vec![with(1, None)],
+            init_containers: Some(vec![with(2, None), with(3, Some("Always"))]),
+            ..Default::default()
+        };
+        let mapped = |spec: &PodSpec| {
+            let parts = SandboxParts {
+                attempt: 0,
+                hostname: "h".into(),
+                log_directory: "/l".into(),
+                dns: Default::default(),
+                cgroup_parent: String::new(),
+            };
+            let config = sandbox_config(&pod(spec.clone()), parts);
+            let mut ports: Vec<i32> = config.port_mappings.iter().map(|mapping| mapping.host_port).collect();
+            ports.sort_unstable();
+            ports
+        };
+        assert_eq!(mapped(&spec), [1, 3]);
+        spec.host_network = Some(true);
+        assert!(mapped(&spec).is_empty());
     }
 
     #[test]

@@ -202,10 +202,18 @@ fn host_aliases(pod: &Pod) -> String {
 /// Every container that starts has the file written. Those that run already share it, and while it is written it is empty: it
 /// is left alone unless it says something else.
 pub(crate) fn write_hosts_file(path: &Path, text: &str) -> std::io::Result<()> {
-    match std::fs::read(path) {
-        Ok(present) if present == text.as_bytes() => Ok(()),
+    match is_said(path, text) {
+        Ok(true) => Ok(()),
         _ => std::fs::write(path, text),
     }
+}
+
+/// Whether a file that containers may write to says this; no more of it is read than that takes.
+fn is_said(path: &Path, text: &str) -> std::io::Result<bool> {
+    use std::io::Read;
+    let (mut present, limit) = (Vec::with_capacity(text.len() + 1), text.len() as u64 + 1);
+    std::fs::File::open(path)?.take(limit).read_to_end(&mut present)?;
+    Ok(present == text.as_bytes())
 }
 
 #[cfg(test)]
@@ -234,6 +242,18 @@ mod tests {
             assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap() == epoch, is_left, "{text}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
+    }
+
+    /// Root of a container can make it any length, without any space for it: whoever reads it whole never comes back.
+    #[test]
+    fn security_a_hosts_file_without_an_end_is_not_read() {
+        assert!(!is_said(Path::new("/dev/zero"), "one").unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc-hosts");
+        std::fs::write(&path, "one and more").unwrap();
+        assert!(!is_said(&path, "one").unwrap());
+        write_hosts_file(&path, "one").unwrap();
+        assert!(is_said(&path, "one").unwrap());
     }
 
     #[tokio::test]

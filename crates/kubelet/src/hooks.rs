@@ -42,7 +42,7 @@ pub(crate) async fn run(
         return match runtime.exec_sync(container_id, arguments, EXEC_TIMEOUT).await {
             Ok(answer) if answer.exit_code == 0 => Ok(()),
             Ok(answer) => {
-                let stderr = String::from_utf8_lossy(&answer.stderr).into_owned();
+                let stderr = beginning(&answer.stderr);
                 Err(HookError::Exit { command, code: answer.exit_code, stderr })
             }
             Err(source) => {
@@ -71,12 +71,26 @@ pub(crate) async fn run(
     Err(HookError::Invalid(format!("{handler:?}")))
 }
 
+/// What a command said, as much of it as a status can show: it stands there for as long as the pod does.
+fn beginning(output: &[u8]) -> String {
+    String::from_utf8_lossy(&output[..output.len().min(MAX_SHOWN)]).into_owned()
+}
+
+const MAX_SHOWN: usize = 4096;
+
 /// Hooks have no deadline of their own besides the pod's: this only ends what was forgotten.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A status that is too long is refused, and the next one too: nothing would be heard of the pod any more.
+    #[test]
+    fn security_a_status_shows_the_beginning_of_what_a_hook_said() {
+        assert_eq!(beginning(b"why"), "why");
+        assert_eq!(beginning(&vec![b'x'; 7 << 20]).len(), MAX_SHOWN);
+    }
 
     #[test]
     fn errors_read_as_upstreams() {

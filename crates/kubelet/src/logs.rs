@@ -4,10 +4,13 @@
 //! Flow: the runtime writes them -> here -> `server` (`kubectl logs`) and termination messages.
 
 use std::io::{self, SeekFrom};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::Mode;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::sync::mpsc;
@@ -97,6 +100,30 @@ impl Renderer {
     }
 }
 
+/// Opens a log. It is below directories of its pod and container, which other pods may be able to write to: a link among them
+/// would show anybody who may read logs whatever root can read, and a pipe would keep them waiting.
+async fn open(path: &Path) -> io::Result<File> {
+    let path = path.to_path_buf();
+    let opened = tokio::task::spawn_blocking(move || open_plain(&path)).await.map_err(io::Error::other)?;
+    opened.map(File::from_std)
+}
+
+fn open_plain(path: &Path) -> io::Result<std::fs::File> {
+    // `<logs>/<pod>/<container>/<n>.log`: where all logs are is the administrator's business.
+    let base = path.ancestors().nth(3).unwrap_or(Path::new("/"));
+    let below = path.strip_prefix(base).map_err(io::Error::other)?;
+    let root = nix::fcntl::open(base, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let no_links = ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | no_links);
+    let file = std::fs::File::from(openat2(root.as_fd(), below, how)?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    }
+}
+
 /// At most `limit` bytes from the start of a regular file.
 pub(crate) async fn read_start(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     let file = File::open(path).await?;
@@ -110,7 +137,7 @@ pub(crate) async fn read_start(path: &Path, limit: usize) -> io::Result<Vec<u8>>
 
 /// The text of the last lines, within both limits.
 pub(crate) async fn tail_text(path: &Path, lines: usize, bytes: usize) -> io::Result<String> {
-    let mut file = File::open(path).await?;
+    let mut file = open(path).await?;
     let end = file.metadata().await?.len();
     let start = tail_offset(&mut file, end, lines).await?;
     file.seek(SeekFrom::Start(start)).await?;
@@ -173,7 +200,7 @@ where
     use std::os::unix::fs::MetadataExt;
     // Before the first look at the file: nothing is written unnoticed.
     let watch = options.follow.then(|| FileWatch::new(&path));
-    let mut file = File::open(&path).await?;
+    let mut file = open(&path).await?;
     let end = file.metadata().await?.len();
     let start = match options.tail {
         Some(lines) => tail_offset(&mut file, end, lines).await?,
@@ -219,7 +246,7 @@ where
         {
             // Nothing is added to the old one any more, but something may have been since it was read to its end.
             watch.add_file(&path);
-            successor = File::open(&path).await.ok();
+            successor = open(&path).await.ok();
             continue;
         }
         if std::mem::take(&mut in_doubt) && !is_running().await {
@@ -346,6 +373,30 @@ mod tests {
                 .map(move |line| format!("{file}-{line}\n"))
         };
         assert!(seen == (0..FILES).flat_map(lines).collect::<String>(), "{seen}");
+    }
+
+    /// Pods that collect logs can write where they are.
+    #[tokio::test]
+    async fn security_links_among_logs_lead_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let container = dir.path().join("logs/pod/container");
+        std::fs::create_dir_all(&container).unwrap();
+        std::fs::create_dir(dir.path().join("secrets")).unwrap();
+        let secret = dir.path().join("secrets/0.log");
+        std::fs::write(&secret, LOG).unwrap();
+        assert!(tail_text(&secret, 80, 6).await.is_ok());
+        let log = container.join("0.log");
+        std::os::unix::fs::symlink(&secret, &log).unwrap();
+        assert!(tail_text(&log, 80, 6).await.is_err());
+        let (send, mut receive) = mpsc::channel(16);
+        assert!(stream(log.clone(), Options::default(), || async { false }, send).await.is_err());
+        assert_eq!(receive.recv().await, None);
+        std::fs::remove_file(&log).unwrap();
+        nix::unistd::mkfifo(&log, Mode::S_IRWXU).unwrap();
+        assert!(tail_text(&log, 80, 6).await.is_err(), "nobody waits for a writer");
+        std::fs::remove_dir_all(&container).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("secrets"), &container).unwrap();
+        assert!(tail_text(&log, 80, 6).await.is_err());
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! Assembles the parts and runs them until stopped.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -112,6 +113,21 @@ fn export(config: &Config, stop: CancellationToken) -> impl Future<Output = ()> 
     }
 }
 
+/// Makes a directory, and those above it that are missing, that not every user of the machine can enter.
+fn make_directory(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir)
+}
+
+fn close_to_others(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = std::fs::metadata(dir)?.permissions().mode();
+    match mode & 0o007 {
+        0 => Ok(()),
+        _ => std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode & 0o7770)),
+    }
+}
+
 /// Runs a kubelet until `stop` fires. Containers go on.
 pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow::Result<()>> {
     Box::pin(run_until(config, stop))
@@ -122,8 +138,10 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     // Drivers mount these into their pods, and ask for directories.
     let own = ["pods", "plugins", "plugins_registry"].map(|name| root.join(name));
     for dir in own.iter().chain([&config.settings.cert_dir, &config.settings.pod_logs_dir]) {
-        std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+        make_directory(dir).with_context(|| format!("making {}", dir.display()))?;
     }
+    // Whoever made it before: secrets of pods are in it, and files that their containers may have given any mode and owner.
+    close_to_others(&own[0]).with_context(|| format!("closing {}", own[0].display()))?;
     mounts::make_shared(&Linux, root).with_context(|| format!("sharing what is mounted below {}", root.display()))?;
     let Some(runtime) = connect(&config.settings.cri_endpoint, &stop).await else { return Ok(()) };
     let settings = &config.settings;
@@ -458,6 +476,28 @@ async fn connect(endpoint: &std::path::Path, stop: &CancellationToken) -> Option
         tokio::select! {
             () = stop.cancelled() => return None,
             () = tokio::time::sleep(retry.next_delay()) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What pods have in their volumes is not for every user of the machine: secrets, and files that are root's and run as
+    /// root whoever starts them (CVE-2021-41103).
+    #[test]
+    fn security_volumes_of_pods_are_not_for_other_users() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let pods = dir.path().join("kubelet/pods");
+        make_directory(&pods).unwrap();
+        assert_eq!((mode(&pods) & 0o007, mode(&dir.path().join("kubelet")) & 0o007), (0, 0));
+        for (before, after) in [(0o755, 0o750), (0o700, 0o700), (0o2775, 0o2770)] {
+            std::fs::set_permissions(&pods, std::fs::Permissions::from_mode(before)).unwrap();
+            close_to_others(&pods).unwrap();
+            assert_eq!(mode(&pods), after, "{before:o}");
         }
     }
 }

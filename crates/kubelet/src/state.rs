@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hasher;
 
 use cri::v1;
-use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, ContainerRestartRule, Pod};
 
 pub(crate) mod label {
     pub(crate) const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -257,6 +257,15 @@ pub(crate) fn container_type(pod: &Pod, name: &str) -> &'static str {
         (_, true) => "ephemeral_container",
         _ => "container",
     }
+}
+
+/// The ports of the node that a pod's containers and sidecars take.
+pub(crate) fn host_ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
+    let spec = pod.spec.iter();
+    let sidecars = spec.clone().flat_map(|spec| spec.init_containers.iter().flatten());
+    let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    let containers = spec.flat_map(|spec| &spec.containers).chain(sidecars);
+    containers.flat_map(|container| container.ports.iter().flatten()).filter(|port| port.host_port.unwrap_or(0) > 0)
 }
 
 /// Every container of a pod: init, main, ephemeral.

@@ -185,11 +185,9 @@ impl Kubelet {
             self.runtime.remove_sandbox(&sandbox.id).await?;
         }
         let logs = self.log_dir(pod);
-        match tokio::fs::remove_dir_all(&logs).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(path = %logs.display(), %error, "pod logs not removed");
-            }
-            _ => {}
+        let removed = logs.clone();
+        if let Err(error) = blocking(move || files::remove_tree(&removed)).await {
+            tracing::warn!(path = %logs.display(), %error, "pod logs not removed");
         }
         Ok(())
     }

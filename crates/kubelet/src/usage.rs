@@ -2,9 +2,7 @@
 //!
 //! Flow: CRI stats + pod directories -> here -> eviction (limits, ranking) and `/stats/summary`.
 
-use std::collections::HashSet;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cri::v1;
@@ -58,8 +56,8 @@ pub(crate) struct VolumeUsage {
 pub(crate) struct PodUsage {
     pub(crate) containers: Vec<ContainerUsage>,
     pub(crate) volumes: Vec<VolumeUsage>,
-    /// The file that its containers see as `/etc/hosts` and may write to.
-    pub(crate) hosts: Space,
+    /// Files that the kubelet makes and containers may write to: what they see as `/etc/hosts`, and their last words.
+    pub(crate) own_files: Space,
 }
 
 impl PodUsage {
@@ -75,7 +73,7 @@ impl PodUsage {
     pub(crate) fn ephemeral(&self) -> Space {
         let containers = self.containers.iter().map(|container| container.root + container.logs);
         let volumes = self.volumes.iter().filter(|volume| volume.is_ephemeral).map(|volume| volume.used);
-        containers.chain(volumes).chain([self.hosts]).sum()
+        containers.chain(volumes).chain([self.own_files]).sum()
     }
 }
 
@@ -107,13 +105,12 @@ pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerS
         .flat_map(|spec| spec.volumes.iter().flatten())
         .filter_map(|volume| Some((volume.clone(), pod_dir.join("volumes").join(plugin(volume)?).join(&volume.name))))
         .collect();
-    let hosts = pod_dir.join("etc-hosts");
     let measured = blocking(move || {
         for container in &mut containers {
             container.logs = of_directory(&log_dir.join(&container.name));
         }
         let volumes = volumes.iter().map(|(volume, path)| measure_volume(volume, path)).collect();
-        Ok(PodUsage { containers, volumes, hosts: of_directory(&hosts) })
+        Ok(PodUsage { containers, volumes, own_files: of_own_files(&pod_dir) })
     });
     measured.await
 }
@@ -141,25 +138,14 @@ fn measure_volume(volume: &Volume, path: &Path) -> VolumeUsage {
     VolumeUsage { name: volume.name.clone(), used: of_directory(path), is_ephemeral: !in_memory, capacity, available }
 }
 
+fn of_own_files(pod_dir: &Path) -> Space {
+    ["etc-hosts", "containers"].into_iter().map(|name| of_directory(&pod_dir.join(name))).sum()
+}
+
 /// Blocks and inodes below a directory: each hard-linked file once, and nothing that is mounted inside.
 pub(crate) fn of_directory(root: &Path) -> Space {
-    let Ok(top) = std::fs::symlink_metadata(root) else { return Space::default() };
-    let mut sum = Space { bytes: top.blocks() * 512, inodes: 1 };
-    let mut linked = HashSet::new();
-    let mut open = vec![root.to_path_buf()];
-    while let Some(directory) = open.pop() {
-        for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
-            let Ok(meta) = entry.metadata() else { continue };
-            if meta.dev() != top.dev() || (meta.nlink() > 1 && !meta.is_dir() && !linked.insert(meta.ino())) {
-                continue;
-            }
-            sum = sum + Space { bytes: meta.blocks() * 512, inodes: 1 };
-            if meta.is_dir() {
-                open.push(entry.path());
-            }
-        }
-    }
-    sum
+    let files::Usage { bytes, inodes } = files::usage(root);
+    Space { bytes, inodes }
 }
 
 #[cfg(test)]
@@ -194,7 +180,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etc-hosts");
         std::fs::write(&path, vec![1; 100_000]).unwrap();
-        let usage = PodUsage { hosts: of_directory(&path), ..Default::default() };
+        let usage = PodUsage { own_files: of_own_files(dir.path()), ..Default::default() };
         assert!(usage.ephemeral().bytes >= 100_000 && usage.ephemeral().inodes == 1, "{usage:?}");
+    }
+
+    /// So may it to the file for its last words.
+    #[test]
+    fn security_termination_messages_count_to_their_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("containers/main")).unwrap();
+        let before = of_own_files(dir.path());
+        std::fs::write(dir.path().join("containers/main/0a1b2c3d"), vec![1; 100_000]).unwrap();
+        assert!(of_own_files(dir.path()).bytes >= before.bytes + 100_000);
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -322,7 +321,10 @@ impl Driver {
             let (used, inodes) = match projects.usage(project)? {
                 // The folder itself is not what somebody put into it.
                 Some(counted) => (counted.bytes, counted.inodes.saturating_sub(1)),
-                None => space(&data)?,
+                None => {
+                    let files::Usage { bytes, inodes } = files::usage(&data);
+                    (bytes, inodes)
+                }
             };
             Ok((used, inodes, nix::sys::statvfs::statvfs(&data)?))
         })
@@ -476,24 +478,6 @@ fn unescaped(field: &str) -> PathBuf {
 fn is_used(table: &str, data: &Path, id: &str) -> bool {
     let end = Path::new(id).join("data");
     mounts(table).any(|(root, point)| root.ends_with(&end) || point.starts_with(data))
-}
-
-/// Bytes and inodes below a folder.
-fn space(root: &Path) -> io::Result<(u64, u64)> {
-    let (mut bytes, mut inodes, mut open) = (0, 0, vec![root.to_path_buf()]);
-    while let Some(dir) = open.pop() {
-        for entry in std::fs::read_dir(&dir)? {
-            // Containers are at work in it: what is gone by now is not counted.
-            let Ok(entry) = entry else { continue };
-            let Ok(meta) = entry.metadata() else { continue };
-            bytes += meta.blocks() * 512;
-            inodes += 1;
-            if meta.is_dir() {
-                open.push(entry.path());
-            }
-        }
-    }
-    Ok((bytes, inodes))
 }
 
 impl v1::Identity for Driver {

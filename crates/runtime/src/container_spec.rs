@@ -274,7 +274,7 @@ fn mounts(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -> Re
     }
     let has = |target: &str| wanted.iter().any(|m| normal(&m.target) == target);
     let mut own = Vec::new();
-    for name in ["hostname", "hosts", "resolv.conf"] {
+    for name in sandbox::SHARED_FILES {
         let target = format!("/etc/{name}");
         if !has(&target) {
             own.push(Mount {

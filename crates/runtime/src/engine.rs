@@ -32,6 +32,8 @@ use crate::sys;
 const WATCH_ATTEMPTS: u32 = 100;
 const WATCH_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
+const SWEEP_INTERVAL: Duration = Duration::from_secs(300);
+
 /// Listeners this far behind miss events and hear so; the kubelet then lists.
 const EVENT_BUFFER: usize = 1024;
 
@@ -175,6 +177,24 @@ impl Engine {
 
     pub(crate) async fn start_streaming(self: &Arc<Self>) -> Result<Arc<crate::streaming::Server>> {
         crate::streaming::Server::start(self, self.stop.clone(), &self.tasks).await
+    }
+
+    /// Removes what failed pulls have left, every now and then: no image has it, so nobody asks for its removal.
+    pub(crate) fn start_sweeping(self: &Arc<Self>) {
+        let engine = self.clone();
+        self.tasks.spawn(async move {
+            loop {
+                tokio::select! {
+                    () = engine.stop.cancelled() => return,
+                    () = tokio::time::sleep(SWEEP_INTERVAL) => {}
+                }
+                let swept = engine.clone();
+                let sweep = move || swept.images.sweep(&swept.used_layers()?).map_err(std::io::Error::other);
+                if let Err(error) = crate::sandbox::blocking(sweep).await {
+                    tracing::warn!(%error, "what failed pulls have left is not removed");
+                }
+            }
+        });
     }
 
     /// Makes a change even if the caller leaves half-way: half a sandbox would be nobody's.

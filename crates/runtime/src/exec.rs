@@ -101,18 +101,52 @@ impl Output {
         }
     }
 
+    /// Takes what is there, and no more than a pipe holds: a command that writes as fast as it is read must not hold the
+    /// thread, on which its own deadline is waited for.
     fn drain(&mut self) {
-        let mut buffer = [0u8; 64 * 1024];
-        while !self.done {
-            match self.pipe.try_read(&mut buffer) {
-                Ok(0) => self.done = true,
-                Ok(n) => {
-                    let room = MAX_OUTPUT.saturating_sub(self.bytes.len()).min(n);
-                    self.bytes.extend_from_slice(&buffer[..room]);
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(_) => self.done = true,
-            }
+        let Output { pipe, bytes, done } = self;
+        drain(bytes, done, |buffer| pipe.try_read(buffer));
+    }
+}
+
+/// As often as empties the largest pipe that somebody without privileges can have.
+const READS_AT_ONCE: usize = 16;
+
+fn drain(bytes: &mut Vec<u8>, done: &mut bool, mut read: impl FnMut(&mut [u8]) -> std::io::Result<usize>) {
+    let mut buffer = [0u8; 64 * 1024];
+    for _ in 0..READS_AT_ONCE {
+        if *done {
+            return;
         }
+        match read(&mut buffer) {
+            Ok(0) => *done = true,
+            Ok(n) => {
+                let room = MAX_OUTPUT.saturating_sub(bytes.len()).min(n);
+                bytes.extend_from_slice(&buffer[..room]);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+            Err(_) => *done = true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_endless_output_of_a_command_holds_no_thread() {
+        let (mut bytes, mut done, mut reads) = (Vec::new(), false, 0);
+        drain(&mut bytes, &mut done, |buffer| {
+            reads += 1;
+            Ok(buffer.len())
+        });
+        assert_eq!((bytes.len(), done, reads), (READS_AT_ONCE * 64 * 1024, false, READS_AT_ONCE));
+        for _ in 0..2 * MAX_OUTPUT / bytes.len() {
+            drain(&mut bytes, &mut done, |buffer| Ok(buffer.len()));
+        }
+        assert_eq!(bytes.len(), MAX_OUTPUT, "more is cut off");
+        drain(&mut bytes, &mut done, |_| Ok(0));
+        assert!(done);
     }
 }

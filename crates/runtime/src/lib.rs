@@ -205,6 +205,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         containers = engine.containers.lock().len(),
         "serving CRI"
     );
+    engine.start_sweeping();
     let streaming = engine.start_streaming().await.context("starting the streaming server")?;
     let runtime = service::Runtime { engine: engine.clone(), streaming };
     let images = service::Images { engine: engine.clone() };

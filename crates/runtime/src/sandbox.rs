@@ -153,6 +153,9 @@ pub(crate) fn hostname(config: &v1::PodSandboxConfig) -> String {
     fs::read_to_string("/proc/sys/kernel/hostname").map(|h| h.trim().to_string()).unwrap_or_default()
 }
 
+/// Files of `/etc` that all containers of a pod see and may write to.
+pub(crate) const SHARED_FILES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
+
 /// The files that all containers of the pod see: /etc/hostname, /etc/hosts, /etc/resolv.conf, /dev/shm.
 fn prepare_files(config: &v1::PodSandboxConfig, pod: &PodSpec, directory: &Path) -> Result<()> {
     let write = |name: &str, content: String| {

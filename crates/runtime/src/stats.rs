@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use cgroup::{Version, keyed};
 use cri::v1;
+use files::Usage;
 use parking_lot::Mutex;
 
 use crate::engine::{Container, Engine, Sandbox};
 use crate::record;
+use crate::sandbox::SHARED_FILES;
 
 /// Cumulated CPU time at the last question per cgroup: the rate since then is what `usage_nano_cores` means.
 #[derive(Default)]
@@ -90,34 +91,25 @@ fn memory(engine: &Engine, cgroup: &str) -> Option<v1::MemoryUsage> {
     })
 }
 
-/// Bytes and inodes below a directory, each hard-linked file once.
-pub(crate) fn disk_usage(directory: &Path) -> (u64, u64) {
-    fn walk(directory: &Path, seen: &mut std::collections::HashSet<(u64, u64)>, sum: &mut (u64, u64)) {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            let Ok(metadata) = entry.metadata() else { continue };
-            if metadata.nlink() > 1 && !metadata.is_dir() && !seen.insert((metadata.dev(), metadata.ino())) {
-                continue;
-            }
-            sum.0 += metadata.blocks() * 512;
-            sum.1 += 1;
-            if metadata.is_dir() {
-                walk(&entry.path(), seen, sum);
-            }
-        }
-    }
-    let mut sum = (0, 0);
-    walk(directory, &mut Default::default(), &mut sum);
-    sum
-}
-
+/// What a container has on the disk: its own files, and those of its pod that it may write to.
 fn writable_layer(engine: &Engine, container: &Container) -> v1::FilesystemUsage {
-    let (bytes, inodes) = disk_usage(&container.directory.join("upper"));
+    let sandbox = engine.sandbox(&container.sandbox_id()).ok().map(|sandbox| sandbox.directory.clone());
+    let Usage { bytes, inodes } = writable(&container.directory, sandbox.as_deref());
     v1::FilesystemUsage {
         timestamp: record::now(),
         fs_id: Some(v1::FilesystemIdentifier { mountpoint: engine.config.root.display().to_string() }),
         used_bytes: value(bytes),
         inodes_used: value(inodes),
     }
+}
+
+fn writable(container: &Path, sandbox: Option<&Path>) -> Usage {
+    let shared = sandbox.into_iter().flat_map(|sandbox| SHARED_FILES.map(|name| sandbox.join(name)));
+    let all = shared.chain([container.join("upper")]).map(|path| files::usage(&path));
+    all.fold(Usage::default(), |sum, one| Usage {
+        bytes: sum.bytes.saturating_add(one.bytes),
+        inodes: sum.inodes.saturating_add(one.inodes),
+    })
 }
 
 pub(crate) fn of_container(engine: &Engine, container: &Container) -> v1::ContainerStats {
@@ -217,6 +209,21 @@ mod tests {
         assert_eq!(interfaces.len(), 1);
         assert_eq!(interfaces[0].rx_bytes.unwrap().value, 10);
         assert_eq!(interfaces[0].tx_errors.unwrap().value, 4);
+    }
+
+    /// Root of a container may write to the files of its pod, which lie on the node's disk (CVE-2020-8557).
+    #[test]
+    fn security_files_of_the_pod_count_to_its_containers() {
+        let dir = tempfile::tempdir().unwrap();
+        let (container, sandbox) = (dir.path().join("container"), dir.path().join("sandbox"));
+        fs::create_dir_all(container.join("upper")).unwrap();
+        fs::create_dir(&sandbox).unwrap();
+        let before = writable(&container, Some(&sandbox));
+        for name in SHARED_FILES {
+            fs::write(sandbox.join(name), vec![1; 100_000]).unwrap();
+        }
+        let after = writable(&container, Some(&sandbox));
+        assert!(after.bytes >= before.bytes + 300_000 && after.inodes == before.inodes + 3, "{before:?} {after:?}");
     }
 
     #[test]

@@ -120,7 +120,13 @@ impl Images {
         // The semaphore is never closed, so this only waits.
         let _permit = self.permits.acquire().await;
         let started = Instant::now();
-        self.pulled.begin(&name);
+        if let Err(error) = self.pulled.begin(&name) {
+            let message = format!("Failed to record image pull intent for image {name}: {error}");
+            self.recorder.warning(reference, "Failed", message.clone());
+            self.backoff.next(&key);
+            self.failures.lock().insert(key, format!("ErrImagePull: {message}"));
+            return Err(Waiting { reason: "ErrImagePull", message });
+        }
         let outcome = self.pull(&name, credentials, sandbox_config).await;
         let used = outcome.as_ref().ok().map(|(id, source)| (id.as_str(), source.as_ref()));
         self.pulled.end(&name, used);

@@ -5,6 +5,7 @@
 //! brought along; anyone may use it (upstream's `NeverVerifyPreloadedImages`).
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -40,12 +41,12 @@ impl Pulled {
         Pulled { pulling: dir.join("pulling"), pulled: dir.join("pulled") }
     }
 
-    pub(super) fn begin(&self, image: &str) {
-        let written =
-            std::fs::create_dir_all(&self.pulling).and_then(|()| std::fs::write(self.pulling.join(hash(image)), image));
-        if let Err(error) = written {
-            tracing::warn!(image, %error, "intent to pull not recorded");
-        }
+    /// To be called before a pull. Without it nothing may be pulled: an image of which nothing is known is everybody's.
+    pub(super) fn begin(&self, image: &str) -> io::Result<()> {
+        std::fs::create_dir_all(&self.pulling)?;
+        let mut file = std::fs::File::create(self.pulling.join(hash(image)))?;
+        file.write_all(image.as_bytes())?;
+        file.sync_all()
     }
 
     /// The pull has ended: with an image and perhaps the secret that was needed, or in failure.
@@ -139,7 +140,7 @@ mod tests {
         let pulled = Pulled::new(dir.path());
         let (mine, same, other) = (credential("1", "a"), credential("2", "a"), credential("3", "b"));
         assert!(pulled.may_use("r/app:1", "sha256:1", &[]), "brought along");
-        pulled.begin("r/app:1");
+        pulled.begin("r/app:1").unwrap();
         assert!(!pulled.may_use("r/app:1", "sha256:1", &[]), "a pull was cut short");
         pulled.end("r/app:1", Some(("sha256:1", Some(&mine.source))));
         for (credentials, expected) in [(vec![], false), (vec![mine], true), (vec![same], true), (vec![other], false)] {
@@ -150,6 +151,14 @@ mod tests {
         assert!(pulled.may_use("elsewhere/app:1", "sha256:1", &[]));
         pulled.removed("sha256:1");
         assert!(pulled.may_use("r/app:1", "sha256:1", &[]));
+    }
+
+    #[test]
+    fn security_nothing_is_pulled_that_cannot_be_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        // Neither can a directory be made here, nor a file.
+        std::fs::write(dir.path().join("image_manager"), "").unwrap();
+        assert!(Pulled::new(dir.path()).begin("r/app:1").is_err());
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! `grpc.health.v1.Health/Check`, with its two tiny messages written by hand.
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use client::BoxError;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use super::check::{Outcome, bracketed, connect};
+
+/// An answer is seven bytes.
+const MAX_ANSWER: usize = 4096;
 
 pub(super) async fn health(host: &str, port: u16, service: &str) -> Outcome {
     let stream = match connect(host, port).await {
@@ -31,14 +35,15 @@ pub(super) async fn health(host: &str, port: u16, service: &str) -> Outcome {
         let talk = async {
             let response = sender.send_request(request).await?;
             let early = response.headers().get("grpc-status").cloned();
-            let collected = response.into_body().collect().await?;
+            // Whoever is asked may send without end, for as long as the probe may take.
+            let collected = Limited::new(response.into_body(), MAX_ANSWER).collect().await?;
             let late = collected.trailers().and_then(|trailers| trailers.get("grpc-status").cloned());
-            Ok::<_, hyper::Error>((early.or(late), collected.to_bytes()))
+            Ok::<_, BoxError>((early.or(late), collected.to_bytes()))
         };
         let drive = async {
             match connection.await {
                 Ok(()) => std::future::pending().await,
-                Err(error) => Err(error),
+                Err(error) => Err(error.into()),
             }
         };
         tokio::select! {
@@ -90,6 +95,36 @@ fn judge(code: &str, body: &[u8]) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A server that answers and never ends: as much of it is read as an answer may have.
+    #[tokio::test]
+    async fn security_an_endless_answer_is_not_collected() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let sent = Arc::new(AtomicUsize::new(0));
+        let counted = sent.clone();
+        tokio::spawn(async move {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = hyper::service::service_fn(move |_: http::Request<hyper::body::Incoming>| {
+                let counted = counted.clone();
+                let pieces = futures_util::stream::repeat_with(move || {
+                    counted.fetch_add(16 << 10, Ordering::Relaxed);
+                    Ok::<_, std::convert::Infallible>(hyper::body::Frame::data(Bytes::from(vec![0; 16 << 10])))
+                });
+                async {
+                    Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::StreamBody::new(pieces)))
+                }
+            });
+            let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+        let outcome = health("127.0.0.1", port, "").await;
+        assert!(matches!(&outcome, Outcome::Failure(why) if why.contains("limit")), "{outcome:?}");
+        assert!(sent.load(Ordering::Relaxed) < 64 << 20, "{sent:?}");
+    }
 
     #[test]
     fn messages() {

@@ -33,13 +33,7 @@ impl Auth {
         if !self.authorization_webhook {
             return Ok(());
         }
-        let verb = match *request.method() {
-            Method::POST => "create",
-            Method::PUT => "update",
-            Method::PATCH => "patch",
-            Method::DELETE => "delete",
-            _ => "get",
-        };
+        let verb = verb(request.method(), request.uri().path());
         let wanted = subresources(request.uri().path());
         for subresource in wanted.iter().copied() {
             match self.reviews.allows(&user, &Access::Node { verb, name: node.into(), subresource }).await {
@@ -77,10 +71,25 @@ impl Auth {
     }
 }
 
+fn first_part(path: &str) -> &str {
+    path.trim_matches('/').split('/').next().unwrap_or_default()
+}
+
+/// What a request wants to do. A WebSocket begins with GET whatever it is for: commands in containers and ways to their ports
+/// are not there for whoever may read. Upstream's kubelet goes by the method alone.
+fn verb(method: &Method, path: &str) -> &'static str {
+    match (first_part(path), method) {
+        ("exec" | "attach" | "portForward" | "run", _) | (_, &Method::POST) => "create",
+        (_, &Method::PUT) => "update",
+        (_, &Method::PATCH) => "patch",
+        (_, &Method::DELETE) => "delete",
+        _ => "get",
+    }
+}
+
 /// Permissions any one of which opens a path, the finest first.
 fn subresources(path: &str) -> Vec<&'static str> {
-    let first = path.trim_matches('/').split('/').next().unwrap_or_default();
-    match first {
+    match first_part(path) {
         "stats" => vec!["stats"],
         "metrics" => vec!["metrics"],
         "logs" => vec!["log"],
@@ -96,6 +105,22 @@ fn subresources(path: &str) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_streams_of_the_kubelet_take_more_than_the_right_to_read() {
+        for (method, path, expected) in [
+            (Method::GET, "/exec/ns/pod/c?command=sh", "create"),
+            (Method::GET, "//attach/ns/pod/c", "create"),
+            (Method::GET, "/portForward/ns/pod", "create"),
+            (Method::POST, "/exec/ns/pod/c", "create"),
+            (Method::PUT, "/run/ns/pod/c", "create"),
+            (Method::GET, "/pods", "get"),
+            (Method::HEAD, "/containerLogs/ns/pod/c", "get"),
+            (Method::DELETE, "/metrics", "delete"),
+        ] {
+            assert_eq!(verb(&method, path), expected, "{method} {path}");
+        }
+    }
 
     #[test]
     fn paths_need_permissions() {

@@ -7,24 +7,31 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::Pod;
 use tokio::net::TcpStream;
 
 use super::{Server, flag, query, text};
 use crate::state;
 
 /// `<namespace>/<pod>[/<uid>]/<container>`.
-fn target<'a>(parts: &[&'a str]) -> Option<(&'a str, &'a str, &'a str)> {
+fn target<'a>(parts: &[&'a str]) -> Option<(&'a str, &'a str, Option<&'a str>, &'a str)> {
     match parts {
-        [namespace, pod, container] | [namespace, pod, _, container] => Some((namespace, pod, container)),
+        [namespace, pod, container] => Some((namespace, pod, None, container)),
+        [namespace, pod, uid, container] => Some((namespace, pod, Some(uid), container)),
         _ => None,
     }
 }
 
+/// Who means one pod does not mean another that has got its name since.
+fn is_meant(pod: &Pod, uid: Option<&str>) -> bool {
+    uid.is_none_or(|uid| state::uid(pod) == uid)
+}
+
 async fn container_id(server: &Server, parts: &[&str]) -> Result<String, Response<Body>> {
-    let Some((namespace, name, container)) = target(parts) else {
+    let Some((namespace, name, uid, container)) = target(parts) else {
         return Err(text(StatusCode::NOT_FOUND, "404 page not found\n"));
     };
-    let Some(pod) = server.pod(namespace, name) else { return Err(no_pod()) };
+    let Some(pod) = server.pod(namespace, name).filter(|pod| is_meant(pod, uid)) else { return Err(no_pod()) };
     let state = server
         .kubelet
         .runtime
@@ -65,7 +72,7 @@ pub(super) async fn attach(server: &Server, parts: &[&str], request: Request<Inc
     };
     let params = request.uri().query().unwrap_or_default();
     let (_, stdin, stdout, mut stderr) = streams(params);
-    let tty = match target(parts).and_then(|(namespace, name, container)| {
+    let tty = match target(parts).and_then(|(namespace, name, _, container)| {
         let pod = server.pod(namespace, name)?;
         state::all_containers(&pod).into_iter().find(|known| known.name == container)
     }) {
@@ -81,11 +88,12 @@ pub(super) async fn attach(server: &Server, parts: &[&str], request: Request<Inc
 }
 
 pub(super) async fn port_forward(server: &Server, parts: &[&str], request: Request<Incoming>) -> Response<Body> {
-    let (namespace, name) = match parts {
-        [namespace, name] | [namespace, name, _] => (*namespace, *name),
+    let (namespace, name, uid) = match parts {
+        [namespace, name] => (*namespace, *name, None),
+        [namespace, name, uid] => (*namespace, *name, Some(*uid)),
         _ => return text(StatusCode::NOT_FOUND, "404 page not found\n"),
     };
-    let Some(pod) = server.pod(namespace, name) else { return no_pod() };
+    let Some(pod) = server.pod(namespace, name).filter(|pod| is_meant(pod, uid)) else { return no_pod() };
     let sandbox = match server.kubelet.runtime.pod_state(state::uid(&pod)).await {
         Ok(state) => state.sandboxes.into_iter().find(|sandbox| sandbox.ready),
         Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
@@ -202,10 +210,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn security_a_pod_that_took_a_name_over_is_not_the_one_that_was_meant() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({"metadata": {"uid": "new"}})).unwrap();
+        for (uid, fine) in [(None, true), (Some("new"), true), (Some("old"), false), (Some(""), false)] {
+            assert_eq!(is_meant(&pod, uid), fine, "{uid:?}");
+        }
+    }
+
+    #[test]
     fn targets() {
-        for (path, expected) in
-            [("ns/pod/c", Some(("ns", "pod", "c"))), ("ns/pod/uid/c", Some(("ns", "pod", "c"))), ("ns/pod", None)]
-        {
+        for (path, expected) in [
+            ("ns/pod/c", Some(("ns", "pod", None, "c"))),
+            ("ns/pod/uid/c", Some(("ns", "pod", Some("uid"), "c"))),
+            ("ns/pod", None),
+        ] {
             assert_eq!(target(&path.split('/').collect::<Vec<_>>()), expected);
         }
         assert_eq!(streams("input=1&output=1&tty=1"), (true, true, true, false));

@@ -7,8 +7,8 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Component, Path};
 
 use jiff::Timestamp;
@@ -135,11 +135,17 @@ fn write_files(dir: &Path, payload: &Payload, group: Option<u32>) -> io::Result<
                 }
             }
         }
-        std::fs::write(&path, &file.data)?;
+        write_private(&path, &file.data)?;
         std::os::unix::fs::chown(&path, file.uid, group)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(file_mode(file, group)))?;
     }
     Ok(())
+}
+
+/// Nobody else can read it before it has the mode that it is to have.
+fn write_private(path: &Path, data: &[u8]) -> io::Result<()> {
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(data)
 }
 
 /// First parts of the payload's paths: what the volume's root shows.
@@ -231,6 +237,14 @@ mod tests {
         let meta = std::fs::metadata(dir.path().join("a")).unwrap();
         assert_eq!((meta.permissions().mode() & 0o777, meta.gid()), (0o440, 1001));
         assert!(!write(dir.path(), &payload(&[("a", "1", 0o400)]), Some(1001), Timestamp::UNIX_EPOCH).unwrap());
+    }
+
+    #[test]
+    fn security_files_are_private_until_they_have_their_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        write_private(&path, b"1").unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

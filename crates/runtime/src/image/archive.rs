@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::config::{Descriptor, ImageConfig, Manifest, choose};
 use super::pull::{pair_layers, total_size, unpack_layer};
-use super::store::{Image, ImageStore};
+use super::store::{IMPORTED, Image, ImageStore};
 use super::{Reference, unpack};
 use crate::error::{Error, Result, doing};
 use crate::record;
@@ -226,7 +226,7 @@ fn normal(path: &Path) -> String {
 
 /// Brings one file of an archive into the store.
 fn ingest(store: &ImageStore, reader: &mut impl Read) -> io::Result<Content> {
-    let temporary = store.ingest_path(&format!("import-{}", record::new_id()?));
+    let temporary = store.ingest_path(&format!("{IMPORTED}{}", record::new_id()?));
     let mut file = File::create(&temporary)?;
     let mut hash = Sha256::new();
     let (mut size, mut bytes) = (0u64, Vec::new());

@@ -61,14 +61,17 @@ pub(crate) async fn pull(store: &Arc<ImageStore>, reference: &Reference) -> Resu
     });
     let manifest = manifest.to_string().into_bytes();
     let manifest_descriptor = describe("manifest.v1+json", &manifest);
+    let mut claim = store.claim();
     for (descriptor, bytes) in
         [(&layer_descriptor, &layer), (&config_descriptor, &config), (&manifest_descriptor, &manifest)]
     {
+        claim.blob(&descriptor.digest);
         record::write_bytes(&store.blob_path(&descriptor.digest), bytes).map_err(io_error("storing a blob"))?;
     }
     let parsed: ImageConfig = serde_json::from_slice(&config).map_err(|error| PullError::Content(error.to_string()))?;
     let layers = pair_layers(&[layer_descriptor], &parsed)?;
     for layer in &layers {
+        claim.layer(layer);
         unpack_layer(store, layer).await?;
     }
     let image = Image {

@@ -14,7 +14,7 @@ use super::config::{Descriptor, ImageConfig, MANIFEST_TYPES, Manifest, choose};
 use super::mirrors::Mirrors;
 use super::reference::is_digest;
 use super::registry::{Registry, next_chunk};
-use super::store::{Image, ImageStore, Layer};
+use super::store::{Claim, Image, ImageStore, Layer};
 use super::{PullError, Reference, carried, unpack};
 use crate::record;
 
@@ -56,7 +56,8 @@ pub(crate) async fn pull(
     let mut failure: Option<PullError> = None;
     for endpoint in endpoints {
         let registry = Arc::new(Registry::new(endpoint, credentials.clone())?);
-        match pull_from(store, registry.clone(), &reference).await {
+        let mut claim = store.claim();
+        match pull_from(store, registry.clone(), &reference, &mut claim).await {
             Ok(image) => return Ok(image),
             Err(error) => {
                 tracing::debug!(image = %reference, server = registry.url(), %error, "server did not deliver");
@@ -74,16 +75,19 @@ async fn pull_from(
     store: &Arc<ImageStore>,
     registry: Arc<Registry>,
     reference: &Reference,
+    claim: &mut Claim,
 ) -> Result<Arc<Image>, PullError> {
-    let (top_digest, manifest_descriptor, manifest) = resolve(store, &registry, reference).await?;
+    let (top_digest, manifest_descriptor, manifest) = resolve(store, &registry, reference, claim).await?;
     let config_descriptor =
         manifest.config.clone().ok_or_else(|| PullError::Content("the manifest has no configuration".into()))?;
     check_sizes(&config_descriptor, &manifest.layers)?;
+    claim.blob(&config_descriptor.digest);
     fetch(store, &registry, &config_descriptor).await?;
     let bytes = tokio::fs::read(store.blob_path(&config_descriptor.digest)).await.map_err(io_error("reading"))?;
     let config: ImageConfig = serde_json::from_slice(&bytes)
         .map_err(|error| PullError::Content(format!("configuration {}: {error}", config_descriptor.digest)))?;
     let layers = pair_layers(&manifest.layers, &config)?;
+    layers.iter().for_each(|layer| claim.layer(layer));
     let mut tasks: JoinSet<Result<(), PullError>> = JoinSet::new();
     let slots = Arc::new(tokio::sync::Semaphore::new(PARALLEL_LAYERS));
     for layer in layers.clone() {
@@ -119,6 +123,7 @@ async fn resolve(
     store: &ImageStore,
     registry: &Registry,
     reference: &Reference,
+    claim: &mut Claim,
 ) -> Result<(String, Descriptor, Manifest), PullError> {
     let mut selector = reference.selector().to_string();
     let mut top = None;
@@ -133,6 +138,7 @@ async fn resolve(
             .map_err(|error| PullError::Content(format!("manifest {selector}: {error}")))?;
         let top_digest = top.get_or_insert_with(|| digest.clone()).clone();
         if manifest.manifests.is_empty() {
+            claim.blob(&digest);
             record::write_bytes(&store.blob_path(&digest), &bytes).map_err(io_error("storing a manifest"))?;
             let descriptor = Descriptor { media_type, digest, size: bytes.len() as u64, ..Default::default() };
             return Ok((top_digest, descriptor, manifest));
@@ -186,7 +192,7 @@ async fn fetch(store: &ImageStore, registry: &Registry, blob: &Descriptor) -> Re
     if !is_digest(&blob.digest) {
         return Err(PullError::Content(format!("bad digest {:?}", blob.digest)));
     }
-    let lock = store.unpacking.lock().await.entry(blob.digest.clone()).or_default().clone();
+    let lock = store.lock_of(&blob.digest);
     let _alone = lock.lock().await;
     if store.blob_path(&blob.digest).exists() {
         return Ok(());
@@ -268,7 +274,7 @@ async fn hash_file(hash: &mut Sha256, path: &Path) -> Result<(), PullError> {
 
 /// Unpacks a layer once, whoever asks at the same time; its digest must be what the configuration promises.
 pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Result<(), PullError> {
-    let lock = store.unpacking.lock().await.entry(layer.diff_id.clone()).or_default().clone();
+    let lock = store.lock_of(&layer.diff_id);
     let alone = lock.lock_owned().await;
     let target = store.layer_path(&layer.diff_id);
     if target.exists() {
@@ -279,10 +285,12 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
     let temporary = target.with_extension(format!("unpacking-{}", std::process::id()));
     let unpacker = store.unpacker.clone();
     let lease = store.lease().await.map_err(|error| PullError::Content(error.to_string()))?;
+    let mut claim = store.claim();
+    claim.layer(layer);
     let work = tokio::task::spawn_blocking(move || {
         // Held to the end of the work, which goes on when nobody waits for it any more.
-        let _held = (alone, lease);
-        let _ = std::fs::remove_dir_all(&temporary);
+        let _held = (alone, lease, claim);
+        let _ = files::remove_tree(&temporary);
         std::fs::create_dir(&temporary).map_err(io_error("creating a layer"))?;
         let unpacked = match &unpacker {
             Some(starter) => starter.unpack(&blob, &temporary),
@@ -292,7 +300,7 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
             if found == expected {
                 match std::fs::rename(&temporary, &target) {
                     Err(error) if !target.exists() => Err(io_error("storing a layer")(error)),
-                    Err(_) => std::fs::remove_dir_all(&temporary).map_err(io_error("removing a second copy")),
+                    Err(_) => files::remove_tree(&temporary).map_err(io_error("removing a second copy")),
                     Ok(()) => Ok(()),
                 }
             } else {
@@ -300,7 +308,7 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
             }
         });
         if result.is_err() {
-            let _ = std::fs::remove_dir_all(&temporary);
+            let _ = files::remove_tree(&temporary);
         }
         result
     });

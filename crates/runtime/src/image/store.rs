@@ -5,13 +5,15 @@
 //! record of exactly one image: tagging moves it.
 //!
 //! Several processes may use one store (the runtime and `cox image`): records are read again when their directory has
-//! changed, and nothing is collected while anyone holds a [`ImageStore::lease`], as every pull and import does.
+//! changed, and nothing is collected while another process holds a [`ImageStore::lease`], as every pull and import does. What
+//! the runtime's own pulls need they claim by name ([`Claim`]), so that one that never ends does not keep it from collecting.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -81,8 +83,73 @@ pub(crate) struct ImageStore {
     images: Mutex<Records>,
     /// Who unpacks layers, if not this process.
     pub(crate) unpacker: Option<Arc<Starter>>,
-    /// One unpacking per layer at a time, whoever asks.
-    pub(crate) unpacking: tokio::sync::Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// One fetch per blob and one unpacking per layer at a time, whoever asks.
+    locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// What pulls of this process need, by name of the blob or layer, and how many do.
+    claims: Mutex<HashMap<String, usize>>,
+}
+
+/// Who brings blobs and layers in claims them first: until it is dropped, they are no garbage.
+pub(crate) struct Claim {
+    store: Arc<ImageStore>,
+    names: Vec<String>,
+}
+
+impl Claim {
+    /// A blob, fetched or being fetched.
+    pub(crate) fn blob(&mut self, digest: &str) {
+        self.add(blob_name(digest).to_owned());
+    }
+
+    /// An unpacked layer, and the blob that it comes from.
+    pub(crate) fn layer(&mut self, layer: &Layer) {
+        self.blob(&layer.blob.digest);
+        self.add(layer_name(&layer.diff_id));
+    }
+
+    fn add(&mut self, name: String) {
+        *self.store.claims.lock().entry(name.clone()).or_default() += 1;
+        self.names.push(name);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = self.store.claims.lock();
+        for name in &self.names {
+            match claims.get_mut(name) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => drop(claims.remove(name)),
+            }
+        }
+    }
+}
+
+/// Held by who brings something in, so that other processes collect nothing meanwhile.
+pub(crate) struct Lease(#[expect(dead_code, reason = "holding them is the point")] Vec<fs::File>);
+
+/// How long what no image has yet is kept for a pull that is tried again.
+const KEPT_FOR: Duration = Duration::from_secs(15 * 60);
+/// Held shared by everyone who brings something in, and by all but the runtime.
+const LEASES: &str = "collect.lock";
+const LEASES_OF_OTHERS: &str = "others.lock";
+
+/// However deep images have made them.
+fn remove_all(layers: &[PathBuf]) -> Result<()> {
+    layers.iter().try_for_each(|layer| files::remove_tree(layer).map_err(doing("removing a layer")))
+}
+
+/// How the names of files begin that are read from an archive.
+pub(super) const IMPORTED: &str = "import-";
+
+/// By when it was last changed in any way, which images have no say in.
+fn has_age(found: &fs::Metadata, age: Duration) -> bool {
+    let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(found.ctime()).unwrap_or(0));
+    age.is_zero() || changed.elapsed().is_ok_and(|since| since >= age)
+}
+
+fn blob_name(digest: &str) -> &str {
+    digest.trim_start_matches("sha256:")
 }
 
 impl ImageStore {
@@ -93,8 +160,8 @@ impl ImageStore {
         }
         let empty = root.join("layers").join(EMPTY_LAYER);
         fs::create_dir_all(&empty).map_err(doing(format!("creating {}", empty.display())))?;
-        let (root, images, unpacking) = (root.to_path_buf(), Mutex::default(), Default::default());
-        let store = Self { root, images, unpacker: None, unpacking };
+        let (locks, claims) = (Mutex::default(), Mutex::default());
+        let store = Self { root: root.to_path_buf(), images: Mutex::default(), unpacker: None, locks, claims };
         store.current(&mut store.images.lock());
         store.remove_leftovers();
         Ok(store)
@@ -139,16 +206,36 @@ impl ImageStore {
         }
     }
 
-    /// While held, nothing is collected: what a pull has brought in is not yet named by any record.
-    pub(crate) async fn lease(&self) -> Result<fs::File> {
-        let path = self.root.join("collect.lock");
+    /// While held, other processes collect nothing: what a pull has brought in is not yet named by any record.
+    pub(crate) async fn lease(&self) -> Result<Lease> {
+        let others = (!self.is_runtime()).then_some(LEASES_OF_OTHERS);
+        let paths: Vec<PathBuf> = [LEASES].into_iter().chain(others).map(|name| self.root.join(name)).collect();
         crate::sandbox::blocking(move || {
-            let file = fs::File::create(path)?;
-            file.lock_shared()?;
-            Ok(file)
+            let locked = paths.iter().map(|path| {
+                let file = fs::File::create(path)?;
+                file.lock_shared()?;
+                Ok::<_, std::io::Error>(file)
+            });
+            locked.collect::<std::io::Result<Vec<_>>>().map(Lease)
         })
         .await
         .map_err(doing("locking the image store"))
+    }
+
+    pub(crate) fn claim(self: &Arc<Self>) -> Claim {
+        Claim { store: self.clone(), names: Vec::new() }
+    }
+
+    /// What must be held to fetch this blob or unpack this layer.
+    pub(crate) fn lock_of(&self, digest: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock();
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        locks.entry(digest.to_owned()).or_default().clone()
+    }
+
+    /// One process of those that use a store has layers unpacked by others.
+    fn is_runtime(&self) -> bool {
+        self.unpacker.is_some()
     }
 
     pub(crate) fn layers_directory(&self) -> PathBuf {
@@ -160,11 +247,11 @@ impl ImageStore {
     }
 
     pub(crate) fn blob_path(&self, digest: &str) -> PathBuf {
-        self.root.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))
+        self.root.join("blobs/sha256").join(blob_name(digest))
     }
 
     pub(crate) fn ingest_path(&self, digest: &str) -> PathBuf {
-        self.root.join("ingest").join(digest.trim_start_matches("sha256:"))
+        self.root.join("ingest").join(blob_name(digest))
     }
 
     pub(crate) fn layer_path(&self, diff_id: &str) -> PathBuf {
@@ -251,7 +338,18 @@ impl ImageStore {
         }
         let path = self.record_path(id);
         fs::remove_file(&path).map_err(doing(format!("removing {}", path.display())))?;
-        self.collect(images, used_layers)
+        let garbage = self.collect(images, used_layers, Duration::ZERO)?;
+        drop(records);
+        remove_all(&garbage)
+    }
+
+    /// Removes what pulls that failed have left, after a while.
+    pub(crate) fn sweep(&self, used_layers: &HashSet<String>) -> Result<()> {
+        let mut records = self.images.lock();
+        self.current(&mut records);
+        let garbage = self.collect(&records.images, used_layers, KEPT_FOR)?;
+        drop(records);
+        remove_all(&garbage)
     }
 
     /// Removes one name; the image itself goes with its last.
@@ -272,50 +370,78 @@ impl ImageStore {
         Ok(true)
     }
 
-    fn collect(&self, images: &BTreeMap<String, Arc<Image>>, used_layers: &HashSet<String>) -> Result<()> {
-        let lock = fs::File::create(self.root.join("collect.lock")).map_err(doing("locking the image store"))?;
+    /// Does away with what no image has, if it is older than that. Returns layers that are out of the way and still to be
+    /// removed, which may take long.
+    fn collect(
+        &self,
+        images: &BTreeMap<String, Arc<Image>>,
+        used_layers: &HashSet<String>,
+        older_than: Duration,
+    ) -> Result<Vec<PathBuf>> {
+        let lock = if self.is_runtime() { LEASES_OF_OTHERS } else { LEASES };
+        let lock = fs::File::create(self.root.join(lock)).map_err(doing("locking the image store"))?;
         if lock.try_lock().is_err() {
-            // Somebody is pulling. What is garbage now is still garbage at the next removal.
-            return Ok(());
+            // Another process is pulling. What is garbage now is still garbage at the next removal.
+            return Ok(Vec::new());
         }
+        let mut aside = Vec::new();
         let mut layers: HashSet<String> = used_layers.clone();
         layers.insert(EMPTY_LAYER.into());
         let mut blobs: HashSet<&str> = HashSet::new();
         for image in images.values() {
             layers.extend(image.layers.iter().map(|l| layer_name(&l.diff_id)));
-            blobs.extend(image.layers.iter().map(|l| l.blob.digest.as_str()));
-            blobs.insert(&image.config_descriptor.digest);
-            blobs.extend(image.manifest.as_ref().map(|m| m.digest.as_str()));
+            blobs.extend(image.layers.iter().map(|l| blob_name(&l.blob.digest)));
+            blobs.insert(blob_name(&image.config_descriptor.digest));
+            blobs.extend(image.manifest.as_ref().map(|m| blob_name(&m.digest)));
         }
         let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
+        let name_of = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        let is_old = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|found| has_age(&found, older_than));
         for entry in entries(self.layers_directory()) {
-            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = name_of(&entry);
             // Names with a dot are layers being unpacked.
-            if !layers.contains(&name) && !name.contains('.') {
-                fs::remove_dir_all(entry.path()).map_err(doing("removing a layer"))?;
+            if layers.contains(&name) || name.contains('.') || !is_old(&entry) {
+                continue;
+            }
+            // A name like those of layers that were not unpacked to their end: what is left of it goes at the next start.
+            let id = record::new_id().map_err(doing("removing a layer"))?;
+            let place = self.layers_directory().join(format!("{name}.unpacking-{id}"));
+            if self.discard(&name, || fs::rename(entry.path(), &place)).map_err(doing("removing a layer"))? {
+                aside.push(place);
             }
         }
-        for entry in entries(self.root.join("blobs/sha256")) {
-            if !blobs.contains(format!("sha256:{}", entry.file_name().to_string_lossy()).as_str()) {
-                fs::remove_file(entry.path()).map_err(doing("removing a blob"))?;
+        for directory in ["blobs/sha256", "ingest"] {
+            for entry in entries(self.root.join(directory)) {
+                let name = name_of(&entry);
+                if !blobs.contains(name.as_str()) && !name.starts_with(IMPORTED) && is_old(&entry) {
+                    self.discard(&name, || fs::remove_file(entry.path())).map_err(doing("removing a blob"))?;
+                }
             }
         }
-        Ok(())
+        Ok(aside)
+    }
+
+    /// Does away with a blob or layer unless somebody has claimed it, and nobody can meanwhile.
+    fn discard(&self, name: &str, how: impl FnOnce() -> std::io::Result<()>) -> std::io::Result<bool> {
+        let claims = self.claims.lock();
+        match claims.contains_key(name) {
+            true => Ok(false),
+            false => how().map(|()| true),
+        }
     }
 
     /// Half-unpacked layers and files of processes that died, unless one that lives is at work right now.
     fn remove_leftovers(&self) {
-        let Ok(lock) = fs::File::create(self.root.join("collect.lock")) else { return };
+        let Ok(lock) = fs::File::create(self.root.join(LEASES)) else { return };
         if lock.try_lock().is_err() {
             return;
         }
-        let is_leftover = |name: &str| name.contains(".unpacking") || name.starts_with("import-");
+        let is_leftover = |name: &str| name.contains(".unpacking") || name.starts_with(IMPORTED);
         for directory in [self.layers_directory(), self.root.join("ingest")] {
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
                 let path = entry.path();
                 let removed = match is_leftover(&entry.file_name().to_string_lossy()) {
-                    true if path.is_dir() => fs::remove_dir_all(&path),
-                    true => fs::remove_file(&path),
+                    true => files::remove_tree(&path),
                     false => Ok(()),
                 };
                 if let Err(error) = removed {
@@ -369,6 +495,73 @@ mod tests {
             let mode = fs::metadata(&directory).unwrap().permissions().mode() & 0o7777;
             assert_eq!(mode, 0o700, "{}", directory.display());
         }
+    }
+
+    /// A layer may be deeper than a stack: its paths may lead over links. It was unpacked when the runtime was ended, or its
+    /// image is removed; neither may end the runtime.
+    #[test]
+    fn security_layers_are_removed_however_deep_they_are() {
+        use std::os::fd::AsFd;
+        let deep = |path: &Path| {
+            fs::create_dir(path).unwrap();
+            let mut at = std::os::fd::OwnedFd::from(fs::File::open(path).unwrap());
+            for _ in 0..10_000 {
+                crate::sys::mkdir_at(at.as_fd(), c"d", 0o755).unwrap();
+                at = crate::sys::open_at(at.as_fd(), c"d", libc::O_PATH | libc::O_DIRECTORY, 0).unwrap();
+            }
+        };
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("layers")).unwrap();
+        let leftover = directory.path().join("layers/c.unpacking-1");
+        deep(&leftover);
+        let store = ImageStore::open(directory.path()).unwrap();
+        assert!(!leftover.exists());
+        let image = store.put(image('a', "x:1")).unwrap();
+        let layer = store.layer_path(&image.layers[0].diff_id);
+        deep(&layer);
+        store.remove(&image.id, &HashSet::new()).unwrap();
+        assert!(!layer.exists());
+    }
+
+    /// A pull that goes on for ever, from a registry that sends a byte now and then, does not keep the disk full.
+    #[test]
+    fn security_a_pull_that_never_ends_keeps_only_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let starter = Arc::new(Starter::new(fs::File::open("/dev/null").unwrap().into()));
+        let store = Arc::new(ImageStore::open(directory.path()).unwrap().unpacked_by(&starter));
+        let endless = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(store.lease()).unwrap();
+        let digest = |letter: &str| format!("sha256:{}", letter.repeat(64));
+        let mut claim = store.claim();
+        claim.layer(&Layer { diff_id: digest("d"), blob: Descriptor { digest: digest("e"), ..Default::default() } });
+        let image = store.put(image('a', "x:1")).unwrap();
+        for name in ["c", "d"] {
+            fs::create_dir(store.layer_path(&digest(name))).unwrap();
+        }
+        // Of pulls that have failed, and of the one that goes on.
+        for path in [store.blob_path(&digest("f")), store.ingest_path(&digest("1")), store.ingest_path(&digest("e"))] {
+            fs::write(path, "x").unwrap();
+        }
+        store.sweep(&HashSet::new()).unwrap();
+        assert!(store.ingest_path(&digest("1")).exists(), "it may be gone on with");
+        store.remove(&image.id, &HashSet::new()).unwrap();
+        assert!(store.layer_path(&digest("d")).exists() && store.ingest_path(&digest("e")).exists());
+        for gone in [store.layer_path(&digest("c")), store.blob_path(&digest("f")), store.ingest_path(&digest("1"))] {
+            assert!(!gone.exists(), "{}", gone.display());
+        }
+        drop((claim, endless));
+        store.collect(&BTreeMap::new(), &HashSet::new(), Duration::ZERO).unwrap();
+        assert!(!store.layer_path(&digest("d")).exists() && !store.ingest_path(&digest("e")).exists());
+        // Another process that brings something in has everybody else wait.
+        fs::create_dir(store.layer_path(&digest("d"))).unwrap();
+        let other = ImageStore::open(directory.path()).unwrap();
+        let held = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(other.lease()).unwrap();
+        store.collect(&BTreeMap::new(), &HashSet::new(), Duration::ZERO).unwrap();
+        assert!(store.layer_path(&digest("d")).exists());
+        drop(held);
+        for digit in 0..1000 {
+            drop(store.lock_of(&format!("sha256:{digit}")));
+        }
+        assert!(store.locks.lock().len() <= 1, "those who are gone leave nothing behind");
     }
 
     #[test]

@@ -267,7 +267,7 @@ fn clear(parent: &OwnedFd, name: &CStr) -> io::Result<()> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EISDIR | libc::EPERM)) => {
             let path = format!("/proc/self/fd/{}/{}", parent.as_raw_fd(), name.to_string_lossy());
             // Removes entries without following links.
-            std::fs::remove_dir_all(path)
+            files::remove_tree(Path::new(&path))
         }
         Err(error) => Err(error),
     }

@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::engine::Engine;
 use crate::error::{Error, doing};
 use crate::image::{self, Credentials, store::Image};
-use crate::{record, stats};
+use crate::record;
 
 pub(crate) struct Images {
     pub(crate) engine: Arc<Engine>,
@@ -122,8 +122,8 @@ impl ImageService for Images {
         let root = self.engine.images.root().to_path_buf();
         let usage = crate::sandbox::blocking(move || {
             let of = |names: &[&str]| {
-                let sums = names.iter().map(|name| stats::disk_usage(&root.join(name)));
-                let (bytes, inodes) = sums.fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+                let sums = names.iter().map(|name| files::usage(&root.join(name)));
+                let (bytes, inodes) = sums.fold((0, 0), |sum, one| (sum.0 + one.bytes, sum.1 + one.inodes));
                 v1::FilesystemUsage {
                     timestamp: record::now(),
                     fs_id: Some(v1::FilesystemIdentifier { mountpoint: root.display().to_string() }),

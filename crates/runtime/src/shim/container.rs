@@ -16,6 +16,12 @@ use crate::sys::{self, Fork};
 
 /// An attached client this far behind is dropped; the container is never held up by it.
 const ATTACH_BUFFER: usize = 1 << 20;
+/// Read from a stream before others have their turn: a program that writes as fast as we read must not keep the shim from
+/// being told to end it.
+const READS_PER_TURN: usize = 16;
+/// Turns for the last words of a container. They are in its pipes by then, which hold a few; whoever else has their other end
+/// may write for ever.
+const LAST_TURNS: usize = 4;
 
 pub(super) struct Container {
     pub(super) id: String,
@@ -60,6 +66,22 @@ pub(super) struct AttachedOutput {
 pub(super) struct Pod<'a> {
     pub(super) pause_pid: i32,
     pub(super) cgroups: &'a Cgroups,
+    /// First processes of its containers. They are ours to reap, so until then their numbers are nobody else's.
+    pub(super) alive: Vec<i32>,
+}
+
+impl Pod<'_> {
+    /// A container that is to see the processes of another was told which one when it was made. That one may have ended, and
+    /// its number be a process of another pod's, or of the node's, by now.
+    fn check_target(&self, spec: &Spec) -> Result<()> {
+        let namespaces = &spec.namespaces;
+        let all = [namespaces.network, namespaces.ipc, namespaces.uts, namespaces.pid];
+        let is_gone = |namespace: &Namespace| matches!(namespace, Namespace::Process(pid) if !self.alive.contains(pid));
+        match all.iter().any(is_gone) {
+            true => Err(Error::Spec("the container whose processes it is to see has ended".into())),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Container {
@@ -88,6 +110,7 @@ impl Container {
     }
 
     fn launch(id: &str, directory: &Path, spec: &Spec, pod: &Pod<'_>) -> Result<Self> {
+        pod.check_target(spec)?;
         let log = match &spec.log_path {
             Some(path) => Some(Log::open(path.clone()).map_err(doing(format!("log {}", path.display())))?),
             None => None,
@@ -234,10 +257,15 @@ impl Container {
         Ok((started.pid, started.terminal))
     }
 
-    /// Moves what the program wrote to the log and to attached clients; false when the stream has ended.
+    /// Moves what the program wrote to the log and to attached clients, a turn's worth; false when the stream has ended.
     pub(super) fn pump(&mut self, index: usize) -> bool {
         let mut buffer = [0u8; 64 * 1024];
+        let mut reads = 0;
         loop {
+            if reads == READS_PER_TURN {
+                return true;
+            }
+            reads += 1;
             let output = &mut self.outputs[index];
             match sys::read(output.fd.as_fd(), &mut buffer) {
                 Ok(0) => break,
@@ -390,7 +418,11 @@ impl Container {
         self.running = false;
         cgroups.kill(&self.cgroup);
         for index in (0..self.outputs.len()).rev() {
-            while self.drain_once(index) {}
+            for _ in 0..LAST_TURNS {
+                if !self.drain_once(index) {
+                    break;
+                }
+            }
         }
         self.stdin = None;
         self.status.finished_at = record::now();
@@ -512,5 +544,56 @@ fn follow(pid: i32, socket: &OwnedFd) -> Result<Started> {
             Message::Terminal => started.terminal = fds.pop(),
             Message::Failed { message } => return Err(Error::Child(message)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_a_process_that_has_ended_lends_its_namespace_to_nobody() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let pod = Pod { pause_pid: 7, cgroups: &cgroups, alive: vec![41, 42] };
+        for (namespace, fine) in [
+            (Namespace::Own, true),
+            (Namespace::Pod, true),
+            (Namespace::Host, true),
+            (Namespace::Process(42), true),
+            (Namespace::Process(1), false),
+        ] {
+            let mut spec = Spec::default();
+            spec.namespaces.pid = namespace;
+            assert_eq!(pod.check_target(&spec).is_ok(), fine, "{namespace:?}");
+        }
+    }
+
+    /// A stream that has more to say whenever it is read, as that of a program that writes as fast as it can. Whoever reads
+    /// it to its end is never heard of again.
+    #[test]
+    fn security_endless_output_keeps_nobody_from_the_shim() {
+        let endless = || OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
+        let mut container = Container {
+            id: "c".into(),
+            directory: PathBuf::new(),
+            process: Process::default(),
+            cgroup: String::new(),
+            status: StatusRecord::default(),
+            running: true,
+            log: None,
+            stdin: None,
+            stdin_once: false,
+            stdin_queue: VecDeque::new(),
+            stdin_closing: false,
+            outputs: vec![Output { fd: endless(), name: "stdout", line: Line::default() }],
+            attached: Vec::new(),
+            external: None,
+        };
+        assert!(container.pump(0), "it goes on, in its next turn");
+        assert!(container.drain_once(0));
+        assert_eq!(container.outputs.len(), 1);
     }
 }

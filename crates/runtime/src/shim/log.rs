@@ -1,8 +1,12 @@
 //! Container logs in the CRI format: `<time> <stream> <F|P> <text>`, one line each.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use crate::rooted::{Resolve, Rooted};
+use crate::sys;
 
 /// Longer lines are written in parts, each marked `P`; the last part is marked `F`.
 const MAX_LINE: usize = 16 * 1024;
@@ -20,13 +24,13 @@ pub(crate) struct Line {
 
 impl Log {
     pub(crate) fn open(path: PathBuf) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(&path)?;
+        let file = open(&path)?;
         Ok(Self { path, file })
     }
 
     /// After a rotation: the old file was moved away, go on in a new one.
     pub(crate) fn reopen(&mut self) -> io::Result<()> {
-        self.file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        self.file = open(&self.path)?;
         Ok(())
     }
 
@@ -62,6 +66,21 @@ impl Log {
         let mut output = Vec::new();
         entry(&mut output, &timestamp(crate::record::now()), stream, 'P', &mut line.text);
         self.file.write_all(&output)
+    }
+}
+
+/// Opens a log, or makes it. It is below directories of its pod and container, which other pods may be able to write to, and
+/// what is written to it is the container's to say: no link of theirs may lead that to another file of the node's.
+fn open(path: &Path) -> io::Result<File> {
+    // `<logs>/<pod>/<container>/<n>.log`: where all logs are is the administrator's business.
+    let base = path.ancestors().nth(3).unwrap_or(Path::new("/"));
+    let below = sys::c_path(path.strip_prefix(base).map_err(io::Error::other)?)?;
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let root = Rooted::open(base)?;
+    let file = File::from(sys::open_in_root(root.fd().as_fd(), &below, flags, 0o640, Resolve::NO_SYMLINKS)?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
     }
 }
 
@@ -106,6 +125,31 @@ mod tests {
         ] {
             assert_eq!(timestamp(nanos), text);
         }
+    }
+
+    /// Pods that collect logs can write where they are, and a container says what is in its log.
+    #[test]
+    fn security_links_among_logs_are_not_written_through() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let directory = tempfile::tempdir().unwrap();
+        let victim = directory.path().join("etc/0.log");
+        let container = directory.path().join("logs/pod/container");
+        std::fs::create_dir_all(&container).unwrap();
+        std::fs::create_dir(directory.path().join("etc")).unwrap();
+        let path = container.join("0.log");
+        let mut log = Log::open(path.clone()).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o007, 0, "not for everybody");
+        std::fs::remove_file(&path).unwrap();
+        symlink(&victim, &path).unwrap();
+        assert!(log.reopen().is_err() && Log::open(path.clone()).is_err());
+        std::fs::remove_dir_all(&container).unwrap();
+        symlink(directory.path().join("etc"), &container).unwrap();
+        assert!(log.reopen().is_err() && Log::open(path).is_err());
+        assert!(!victim.exists());
+        // Where all logs are may be another place.
+        symlink(directory.path().join("logs"), directory.path().join("elsewhere")).unwrap();
+        std::fs::create_dir(directory.path().join("logs/pod/other")).unwrap();
+        Log::open(directory.path().join("elsewhere/pod/other/0.log")).unwrap();
     }
 
     #[test]

@@ -166,6 +166,12 @@ impl Server {
         }
     }
 
+    fn pod(&self) -> Pod<'_> {
+        let running = self.containers.iter().filter(|container| container.running);
+        let alive = running.map(|container| container.status.pid).collect();
+        Pod { pause_pid: self.pause_pid, cgroups: &self.cgroups, alive }
+    }
+
     fn container(&mut self, id: &str) -> Option<&mut Container> {
         self.containers.iter_mut().find(|c| c.id == id)
     }
@@ -273,7 +279,7 @@ impl Server {
                 if self.container(&id).is_some() {
                     return Err(Error::AlreadyStarted(id));
                 }
-                let pod = Pod { pause_pid: self.pause_pid, cgroups: &self.cgroups };
+                let pod = self.pod();
                 let container = Container::start(&id, self.containers_directory.join(&id), &pod)?;
                 let pid = container.status.pid;
                 self.containers.push(container);
@@ -288,7 +294,7 @@ impl Server {
                 Ok(Response::Done)
             }
             Request::Exec { id, args, tty } => {
-                let pod = Pod { pause_pid: self.pause_pid, cgroups: &self.cgroups };
+                let pod = self.pod();
                 let container = self.containers.iter().find(|c| c.id == id).ok_or_else(|| unknown(&id))?;
                 let (pid, terminal) = container.exec(args, tty, fds, &pod)?;
                 answer_fds.extend(terminal);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cri::v1;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use websocket::Side;
@@ -65,24 +65,32 @@ fn ports(request: &v1::PortForwardRequest, query: &str) -> Vec<u16> {
 
 /// Connects to a port on the pod's loopback.
 async fn connect(sandbox: &Arc<Sandbox>, port: u16) -> io::Result<TcpStream> {
-    let pid = sandbox.pause();
+    let [v4, v6] = sockets(sandbox.pause()).await?;
+    match dial(v4, IpAddr::V4(Ipv4Addr::LOCALHOST), port).await {
+        Ok(stream) => Ok(stream),
+        Err(error) => dial(v6, IpAddr::V6(Ipv6Addr::LOCALHOST), port).await.map_err(|_| error),
+    }
+}
+
+/// Sockets in the network of a process, one for each family. A socket stays in the network that it was made in, so only that
+/// takes a thread, which changes its own and ends; whom they connect to may be silent for as long as it likes.
+async fn sockets(pid: i32) -> io::Result<[io::Result<TcpSocket>; 2]> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
-    // A thread of its own: it changes its network namespace and ends there.
     std::thread::Builder::new().name("port-forward".into()).spawn(move || {
-        let dial = || -> io::Result<std::net::TcpStream> {
+        let make = || -> io::Result<[io::Result<TcpSocket>; 2]> {
             let namespace = std::fs::File::open(format!("/proc/{pid}/ns/net"))?;
             sys::setns(namespace.as_fd(), libc::CLONE_NEWNET)?;
-            let v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-            let v6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), port);
-            let first = std::net::TcpStream::connect_timeout(&v4, CONNECT_TIMEOUT);
-            first.or_else(|error| std::net::TcpStream::connect_timeout(&v6, CONNECT_TIMEOUT).map_err(|_| error))
+            Ok([TcpSocket::new_v4(), TcpSocket::new_v6()])
         };
-        // Nobody waits any more: the connection is closed again.
-        let _ = sender.send(dial());
+        // Nobody waits any more: they are closed again.
+        let _ = sender.send(make());
     })?;
-    let stream = receiver.await.map_err(io::Error::other)??;
-    stream.set_nonblocking(true)?;
-    TcpStream::from_std(stream)
+    receiver.await.map_err(io::Error::other)?
+}
+
+async fn dial(socket: io::Result<TcpSocket>, address: IpAddr, port: u16) -> io::Result<TcpStream> {
+    let connecting = socket?.connect(SocketAddr::new(address, port));
+    tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or(Err(io::ErrorKind::TimedOut.into()))
 }
 
 fn refused(sandbox: &Sandbox, port: u16, error: &io::Error) -> String {
@@ -289,5 +297,36 @@ async fn forward_channel(
     tokio::select! {
         () = up => {}
         () = down => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that is full answers nobody, and everybody who asks waits: none of them on a thread.
+    #[tokio::test(flavor = "current_thread")]
+    async fn security_connections_that_wait_take_no_threads() {
+        // The kernel takes as many as it is told to, and one more.
+        let listener = TcpSocket::new_v4().unwrap();
+        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = listener.listen(1).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let own = std::process::id() as i32;
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let mut waiting = JoinSet::new();
+        for _ in 0..50 {
+            let Ok([v4, _]) = sockets(own).await else {
+                eprintln!("skipped: the network of a process cannot be entered here");
+                return;
+            };
+            waiting.spawn(async move { dial(v4, address, port).await });
+        }
+        tokio::task::yield_now().await;
+        let named = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(named);
+        // The last one may be about to end.
+        assert!(threads.filter(|name| name.trim() == "port-forward").count() <= 1);
+        assert!(waiting.len() == 50);
     }
 }
