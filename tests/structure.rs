@@ -328,7 +328,7 @@ const TEXT_AS_ERROR: &[(&str, usize)] = &[
     ("cni", 2),
     ("dns", 10),
     ("gateway", 1),
-    ("kubectl", 66),
+    ("kubectl", 64),
     ("kubelet", 4),
     ("registry", 9),
     ("runtime", 1),

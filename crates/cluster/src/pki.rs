@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use nix::fcntl::{Flock, FlockArg};
 use rcgen::{
@@ -165,12 +165,27 @@ impl Pki {
 
     fn authority(&self, name: &str, common_name: &str) -> Result<Issuer<'static, KeyPair>> {
         let (certificate, key) = (self.certificate(name), self.key(name));
-        if !certificate.exists() || !key.exists() {
-            let (made, its_key) = new_authority(common_name)?;
-            write_private(&key, its_key.as_bytes())?;
-            write_private(&certificate, made.as_bytes())?;
-        }
+        let is_there = |path: &Path| path.try_exists().with_context(|| path.display().to_string());
         let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
+        match (is_there(&certificate)?, is_there(&key)?) {
+            (true, true) => {}
+            (false, false) => {
+                let (made, its_key) = new_authority(common_name)?;
+                write_private(&key, its_key.as_bytes())?;
+                write_private(&certificate, made.as_bytes())?;
+            }
+            // Ended between the two, or lost since: what the key has signed is still good.
+            (false, true) => {
+                let pair = KeyPair::from_pem(&read(&key)?).with_context(|| key.display().to_string())?;
+                write_private(&certificate, self_signed(common_name, &pair)?.as_bytes())?;
+            }
+            // Another one in its place would be trusted by nobody who trusts this one.
+            (true, false) => bail!(
+                "{} is there and its key {} is not: put the key back, or remove the certificate to have another authority made",
+                certificate.display(),
+                key.display()
+            ),
+        }
         let pair = KeyPair::from_pem(&read(&key)?).with_context(|| key.display().to_string())?;
         Issuer::from_ca_cert_pem(&read(&certificate)?, pair).with_context(|| certificate.display().to_string())
     }
@@ -210,6 +225,12 @@ impl Pki {
 
 /// The certificate and the key of an authority that is new, in PEM.
 pub(crate) fn new_authority(common_name: &str) -> Result<(String, String)> {
+    let pair = KeyPair::generate()?;
+    Ok((self_signed(common_name, &pair)?, pair.serialize_pem()))
+}
+
+/// The certificate of an authority with this key, in PEM.
+fn self_signed(common_name: &str, pair: &KeyPair) -> Result<String> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
@@ -217,9 +238,7 @@ pub(crate) fn new_authority(common_name: &str) -> Result<(String, String)> {
     name.push(DnType::CommonName, common_name);
     params.distinguished_name = name;
     valid_for(&mut params, Duration::from_secs(AUTHORITY_YEARS * 365 * 24 * 3600));
-    let pair = KeyPair::generate()?;
-    let signed = params.self_signed(&pair)?;
-    Ok((signed.pem(), pair.serialize_pem()))
+    Ok(params.self_signed(pair)?.pem())
 }
 
 fn valid_for(params: &mut CertificateParams, lifetime: Duration) {
@@ -307,5 +326,24 @@ mod tests {
             let mode = entry.unwrap().metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o077, 0, "nothing here is for others");
         }
+    }
+
+    /// What cannot be found is not made anew over what can: the whole cluster trusts it.
+    #[test]
+    fn security_an_authority_of_which_half_is_lost_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let prepare = || Pki::prepare(dir.path(), LEAF_LIFETIME, "n1", &["localhost".into()], &[]);
+        let pki = prepare().unwrap();
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+        let (certificate, key) = (read(pki.certificate("ca")), read(pki.key("ca")));
+        fs::remove_file(pki.key("ca")).unwrap();
+        let error = prepare().unwrap_err().to_string();
+        assert!(error.contains("put the key back"), "{error}");
+        assert_eq!(read(pki.certificate("ca")), certificate);
+        fs::write(pki.key("ca"), &key).unwrap();
+        fs::remove_file(pki.certificate("ca")).unwrap();
+        prepare().unwrap();
+        assert_eq!(read(pki.key("ca")), key, "only its certificate is new");
+        assert_ne!(read(pki.certificate("ca")), certificate);
     }
 }

@@ -87,7 +87,7 @@ impl Kubelet {
     pub(crate) async fn settle_resize(&self, pod: &Arc<Pod>, progress: &mut Progress) -> Result<(), SyncError> {
         let owned = pod.clone();
         let settled = self.change_cgroup(move |cgroups| cgroups.resize_pod(&owned, false)).await;
-        settled.map_err(|error| CgroupError::Resize(error.to_string()))?;
+        settled.map_err(CgroupError::Resize)?;
         progress.given_to_pod = Some(resources::for_pod(pod));
         Ok(())
     }

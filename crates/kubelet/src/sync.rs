@@ -104,8 +104,7 @@ impl Kubelet {
             true => cgroups.resize_pod(&owned, true),
             false => cgroups.ensure_pod(&owned),
         };
-        if let Err(error) = self.change_cgroup(ensure).await {
-            let error = CgroupError::Ensure(error.to_string());
+        if let Err(error) = self.change_cgroup(ensure).await.map_err(CgroupError::Ensure) {
             self.recorder.warning(&reference, CgroupError::REASON, error.to_string());
             return Err(error.into());
         }

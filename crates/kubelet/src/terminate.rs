@@ -12,6 +12,7 @@ use crate::pass::Memory;
 use crate::runtime::CallError;
 use crate::state::{self, ContainerState, Phase, PodState};
 use crate::status::Ended;
+use crate::volumes::blocking;
 use crate::{hooks, probes, status};
 
 /// Even a container whose time is up gets to see its signal.

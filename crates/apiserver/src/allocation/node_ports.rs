@@ -64,15 +64,19 @@ fn choose(
 ) -> Result<Vec<u16>, FieldError> {
     let (wants, local) = plan::wants_node_ports(spec);
     let mut taken: Vec<u16> = Vec::new();
+    let number = |port: Option<i32>| port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
+    let ports = spec.ports.iter().flatten().enumerate();
+    let ports = ports.filter_map(|(at, port)| Some((format!("spec.ports[{at}].nodePort"), number(port.node_port)?)));
+    // Nodes answer there as on any other port of the service, and it is given back with them.
+    let health = number(spec.health_check_node_port).filter(|_| local);
+    let health = health.map(|port| ("spec.healthCheckNodePort".to_owned(), port));
+    let given: Vec<(String, u16)> = ports.chain(health).collect();
     // Chosen ones first: a free one picked for a neighbour must not be in the way.
-    for (index, port) in spec.ports.iter().flatten().enumerate() {
-        let given = port.node_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
-        let Some(given) = given else { continue };
+    for (path, given) in given {
         // One number may serve several protocols of the same service.
         if held.ports.contains(&given) || taken.contains(&given) {
             continue;
         }
-        let path = format!("spec.ports[{index}].nodePort");
         if !(range.0..=range.1).contains(&given) {
             let (low, high) = range;
             let rule = format!("provided port is not in the valid range. The range of valid ports is {low}-{high}");
@@ -232,6 +236,32 @@ mod tests {
             decode(br#"{"kind":"RangeAllocation","apiVersion":"v1","range":"30000-32767"}"#).unwrap(),
             Ports::new()
         );
+    }
+
+    /// Given back with a service that never claimed it, another service's port would be free for anybody.
+    #[test]
+    fn security_a_port_for_health_checks_is_claimed_like_any_other() {
+        let held = Taken { ports: vec![30002], ..Default::default() };
+        for (given, expected) in [
+            (30000, Ok(vec![30000])),
+            (30002, Ok(vec![])),
+            (30001, Err("provided port is already allocated")),
+            (22, Err("not in the valid range")),
+        ] {
+            let mut spec = ServiceSpec {
+                type_: Some("LoadBalancer".to_owned()),
+                external_traffic_policy: Some("Local".to_owned()),
+                allocate_load_balancer_node_ports: Some(false),
+                health_check_node_port: Some(given),
+                ..Default::default()
+            };
+            let mut used: Ports = [30001, 30002].into();
+            match (choose(&mut spec, &held, (30000, 30002), &mut used), expected) {
+                (Ok(taken), Ok(ports)) => assert_eq!(taken, ports, "{given}"),
+                (Err(error), Err(text)) => assert!(error.to_string().contains(text), "{error}"),
+                (found, _) => panic!("{given}: {found:?}"),
+            }
+        }
     }
 
     #[test]

@@ -23,6 +23,10 @@ use crate::{certificates, etcd, join, nodes};
 /// While an exchange is under way, nodes may be added on this machine.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
+/// What the authority signs for a server and for nodes beside it; others may have certificates of their own there.
+const SIGNED: [&str; 6] =
+    ["admin", "apiserver", "apiserver-kubelet-client", "kubelet", "kubelet-client", "proxy-client"];
+
 /// A server that runs.
 #[derive(Clone)]
 pub(crate) struct Server {
@@ -150,8 +154,6 @@ impl Server {
 
     /// Says of this machine's nodes how far they are, if they have not said it yet.
     async fn say(&self) -> Result<()> {
-        // What other authorities sign is no part of this.
-        let is_shown = |name: &str| !name.starts_with("etcd-") && !name.starts_with("front-proxy-");
         let mut own = vec![(self.shape.node_name.clone(), self.options.pki_dir())];
         own.extend(nodes::all(&self.options)?.into_iter().map(|record| {
             let dir = record.options(&self.options).pki_dir();
@@ -161,7 +163,7 @@ impl Server {
             if !dir.try_exists()? {
                 continue;
             }
-            let progress = Progress::of_files(&dir, is_shown)?;
+            let progress = Progress::of_files(&dir, |name| SIGNED.contains(&name))?;
             let node = match self.admin.all::<Node>().get(&name).await {
                 Ok(node) => node,
                 // It says so when it is there.

@@ -112,7 +112,7 @@ impl fmt::Debug for ServerKey {
 /// A text that is no server key. It is not repeated: it may be almost a secret.
 #[derive(Debug, thiserror::Error)]
 #[error("a server key has {} hexadecimal digits", 2 * KEY_LENGTH)]
-pub(super) struct BadServerKey;
+pub(crate) struct BadServerKey;
 
 impl FromStr for ServerKey {
     type Err = BadServerKey;

@@ -179,12 +179,12 @@ mod tests {
         let authority = authority();
         let usages = ["digital signature", "server auth"];
         let mut spec = request("system:node:n", "system:nodes", &["n"], KUBELET_SERVING, &usages);
-        assert!(sign(&spec, &authority, Timestamp::UNIX_EPOCH).is_ok());
+        assert!(sign(&spec, &authority, YEAR, Timestamp::UNIX_EPOCH).is_ok());
         let shown = String::from_utf8(spec.request.0.clone()).unwrap();
         let hidden = request("system:node:n", "system:nodes", &["kubernetes"], KUBELET_SERVING, &usages);
         let hidden = String::from_utf8(hidden.request.0).unwrap();
         spec.request = ByteString(format!("# {}{hidden}", shown.replace("CERTIFICATE REQUEST", "X")).into_bytes());
-        let refused = sign(&spec, &authority, Timestamp::UNIX_EPOCH);
+        let refused = sign(&spec, &authority, YEAR, Timestamp::UNIX_EPOCH);
         assert!(matches!(refused, Err(Error::Block)), "{refused:?}");
     }
 
