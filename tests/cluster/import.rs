@@ -301,7 +301,7 @@ impl Old {
         };
         // As they stand on a server, wherever the directory is now.
         let real = self.path("kubernetes").display().to_string();
-        let flags = self.flags().iter().map(|flag| flag.replace(&real, "/etc/kubernetes").replace("7443", "6443"));
+        let flags = self.flags().into_iter().map(|flag| flag.replace(&real, "/etc/kubernetes").replace("7443", "6443"));
         write("kube-apiserver", flags.chain(["--profiling=false".to_owned()]).collect());
         write("kube-controller-manager", vec!["--cluster-cidr=10.244.0.0/16".into()]);
     }

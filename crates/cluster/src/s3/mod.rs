@@ -16,7 +16,7 @@ use bytes::Bytes;
 use client::kubeconfig::{Cluster, Context as KubeContext, Kubeconfig, NamedCluster, NamedContext, Overrides};
 use client::{Body, Client, Clock};
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 
 pub(crate) use flags::{Place, S3Flags};
 use sign::{Signed, escape, query, sign};
@@ -105,10 +105,29 @@ impl Bucket {
     }
 
     async fn text(&self, response: Response<Body>) -> Result<String> {
-        let read = Limited::new(response.into_body(), MAX_ANSWER).collect();
-        let body = tokio::time::timeout(TIMEOUT, read).await.context("the answer does not end")?;
-        let body = body.map_err(|error| anyhow::anyhow!("{}: {error}", self.place))?.to_bytes();
-        Ok(String::from_utf8_lossy(&body).into_owned())
+        let (mut body, mut read) = (response.into_body(), Vec::new());
+        while let Some(bytes) = self.next(&mut body).await? {
+            if read.len() + bytes.len() > MAX_ANSWER {
+                bail!("{} answers without end", self.place);
+            }
+            read.extend_from_slice(&bytes);
+        }
+        Ok(String::from_utf8_lossy(&read).into_owned())
+    }
+
+    /// The next piece of an answer; none at its end.
+    async fn next(&self, body: &mut Body) -> Result<Option<Bytes>> {
+        loop {
+            let frame = tokio::time::timeout(TIMEOUT, body.frame()).await;
+            let Some(frame) = frame.with_context(|| format!("the answer of {} does not go on", self.place))? else {
+                return Ok(None);
+            };
+            let frame = frame.map_err(|error| anyhow::anyhow!("{}: {error}", self.place))?;
+            // What is behind the body does not matter.
+            if let Ok(bytes) = frame.into_data() {
+                return Ok(Some(bytes));
+            }
+        }
     }
 
     /// Names of objects that begin so, in order.
@@ -198,14 +217,9 @@ impl Bucket {
         let expected =
             response.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
         let (mut body, mut size) = (response.into_body(), 0);
-        while let Some(frame) =
-            tokio::time::timeout(TIMEOUT, body.frame()).await.context("the answer does not go on")?
-        {
-            let frame = frame.map_err(|error| anyhow::anyhow!("{}: {error}", self.place))?;
-            if let Some(bytes) = frame.data_ref() {
-                file.write_all(bytes).with_context(|| path.display().to_string())?;
-                size += bytes.len() as u64;
-            }
+        while let Some(bytes) = self.next(&mut body).await? {
+            file.write_all(&bytes).with_context(|| path.display().to_string())?;
+            size += bytes.len() as u64;
         }
         file.sync_all().with_context(|| path.display().to_string())?;
         if expected.is_some_and(|expected| expected != size) {

@@ -207,7 +207,7 @@ mod tests {
                     result.unwrap();
                     assert_eq!(told.join(" "), text);
                 }
-                Err(text) => assert_eq!(result.unwrap_err(), text),
+                Err(text) => assert_eq!(result.unwrap_err().to_string(), text),
             }
         }
     }
