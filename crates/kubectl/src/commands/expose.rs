@@ -7,7 +7,7 @@ use super::flags;
 use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use crate::resources::{self, Options};
+use crate::resources::{self, Info, Options};
 
 pub(crate) const COMMAND: Command = Command {
     name: "expose",
@@ -43,61 +43,68 @@ pub(crate) const COMMAND: Command = Command {
 };
 
 async fn run(cx: &Context) -> Result<()> {
-    let infos = resources::all_infos(cx, &Options { foreign_selector: true, ..Options::default() }).await?;
+    let (infos, unread) = resources::infos(cx, &Options { foreign_selector: true, ..Options::default() }).await?;
     if infos.len() > 1 && !cx.flags.string("name").is_empty() {
         return Err(Failure::message("the --name flag cannot be used with multiple objects"));
     }
+    // What cannot be read or exposed does not keep the others from it.
+    let mut failures = Vec::new();
     for info in infos {
-        let object = &info.object;
-        let kind = object["kind"].as_str().unwrap_or("");
-        if !["Deployment", "Pod", "ReplicaSet", "ReplicationController", "Service"].contains(&kind) {
-            return Err(Failure::message(format!("cannot expose a {}", info.mapping.group_kind())));
-        }
-        let selector = match cx.flags.string("selector") {
-            s if !s.is_empty() => pairs(&s)?,
-            _ => selector_of(object).map_err(|e| {
-                Failure::message(format!("couldn't retrieve selectors via --selector flag or introspection: {e}"))
-            })?,
-        };
-        let name = match cx.flags.string("name") {
-            n if !n.is_empty() => n,
-            // Names of services are shorter than those of pods.
-            _ => info.name.chars().take(63).collect(),
-        };
-        let labels = match cx.flags.string("labels") {
-            l if !l.is_empty() => pairs(&l)?,
-            _ => object["metadata"]["labels"].as_object().cloned().unwrap_or_default(),
-        };
-        let ports = ports(cx, object, kind)?;
-        let mut spec = json!({"selector": selector, "ports": ports});
-        for (flag, field) in [
-            ("type", "type"),
-            ("load-balancer-ip", "loadBalancerIP"),
-            ("session-affinity", "sessionAffinity"),
-            ("cluster-ip", "clusterIP"),
-        ] {
-            let value = cx.flags.string(flag);
-            if !value.is_empty() {
-                spec[field] = json!(value);
-            }
-        }
-        let external = cx.flags.string("external-ip");
-        if !external.is_empty() {
-            spec["externalIPs"] = json!([external]);
-        }
-        if !["", "None", "ClientIP"].contains(&cx.flags.string("session-affinity").as_str()) {
-            return Err(Failure::message(format!("unknown session affinity: {}", cx.flags.string("session-affinity"))));
-        }
-        let mut service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec,
-                                 "status": {"loadBalancer": {}}});
-        if !labels.is_empty() {
-            service["metadata"]["labels"] = Value::Object(labels);
-        }
-        apply_overrides(cx, &mut service)?;
-        crate::objects::record(cx, &mut service);
-        expose_created(cx, service).await?;
+        failures.extend(expose(cx, &info).await.err());
     }
-    Ok(())
+    failures.extend(unread);
+    Failure::all(failures)
+}
+
+async fn expose(cx: &Context, info: &Info) -> Result<()> {
+    let object = &info.object;
+    let kind = object["kind"].as_str().unwrap_or("");
+    if !["Deployment", "Pod", "ReplicaSet", "ReplicationController", "Service"].contains(&kind) {
+        return Err(Failure::message(format!("cannot expose a {}", info.mapping.group_kind())));
+    }
+    let selector = match cx.flags.string("selector") {
+        s if !s.is_empty() => pairs(&s)?,
+        _ => selector_of(object).map_err(|e| {
+            Failure::message(format!("couldn't retrieve selectors via --selector flag or introspection: {e}"))
+        })?,
+    };
+    let name = match cx.flags.string("name") {
+        n if !n.is_empty() => n,
+        // Names of services are shorter than those of pods.
+        _ => info.name.chars().take(63).collect(),
+    };
+    let labels = match cx.flags.string("labels") {
+        l if !l.is_empty() => pairs(&l)?,
+        _ => object["metadata"]["labels"].as_object().cloned().unwrap_or_default(),
+    };
+    let ports = ports(cx, object, kind)?;
+    let mut spec = json!({"selector": selector, "ports": ports});
+    for (flag, field) in [
+        ("type", "type"),
+        ("load-balancer-ip", "loadBalancerIP"),
+        ("session-affinity", "sessionAffinity"),
+        ("cluster-ip", "clusterIP"),
+    ] {
+        let value = cx.flags.string(flag);
+        if !value.is_empty() {
+            spec[field] = json!(value);
+        }
+    }
+    let external = cx.flags.string("external-ip");
+    if !external.is_empty() {
+        spec["externalIPs"] = json!([external]);
+    }
+    if !["", "None", "ClientIP"].contains(&cx.flags.string("session-affinity").as_str()) {
+        return Err(Failure::message(format!("unknown session affinity: {}", cx.flags.string("session-affinity"))));
+    }
+    let mut service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec,
+                             "status": {"loadBalancer": {}}});
+    if !labels.is_empty() {
+        service["metadata"]["labels"] = Value::Object(labels);
+    }
+    apply_overrides(cx, &mut service)?;
+    crate::objects::record(cx, &mut service);
+    expose_created(cx, service).await
 }
 
 async fn expose_created(cx: &Context, mut service: Value) -> Result<()> {

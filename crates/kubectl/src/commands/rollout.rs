@@ -7,7 +7,7 @@ use crate::cli::{Alone, Command, Flag, Words};
 use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use crate::objects::{self, PatchKind, text};
-use crate::printers::TabWriter;
+use crate::printers::{Printer, TabWriter};
 use crate::request::Request;
 use crate::resources::{self, Info, Options, items};
 
@@ -88,59 +88,62 @@ patching!(RESUME, "resume", "Resume a paused resource");
 
 const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
 
-async fn named(cx: &Context) -> Result<Vec<Info>> {
-    resources::all_infos(
-        cx,
-        &Options {
-            latest: true,
-            missing: Some(Failure::message("required resource not specified")),
-            types_alone: true,
-            ..Options::default()
-        },
-    )
-    .await
+/// The objects, and why others could not be read: those do not keep the rest from it.
+async fn named(cx: &Context) -> Result<(Vec<Info>, Vec<Failure>)> {
+    let options = Options {
+        latest: true,
+        missing: Some(Failure::message("required resource not specified")),
+        types_alone: true,
+        ..Options::default()
+    };
+    resources::infos(cx, &options).await
 }
 
 async fn status(cx: &Context) -> Result<()> {
-    let infos = named(cx).await?;
-    if infos.is_empty() {
+    let (infos, unread) = named(cx).await?;
+    if infos.is_empty() && unread.is_empty() {
         return none_found(cx);
     }
-    for info in infos {
-        check_revision(cx, &info)?;
-        if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
-            return Err(Failure::message(format!("no status viewer has been implemented for {}", info.mapping.kind)));
+    let mut failures = Vec::new();
+    for info in &infos {
+        failures.extend(status_of(cx, info).await.err());
+    }
+    failures.extend(unread);
+    Failure::all(failures)
+}
+
+async fn status_of(cx: &Context, info: &Info) -> Result<()> {
+    check_revision(cx, info)?;
+    if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
+        return Err(Failure::message(format!("no status viewer has been implemented for {}", info.mapping.kind)));
+    }
+    let limit = match cx.flags.duration("timeout") {
+        d if d.is_zero() => std::time::Duration::from_secs(7 * 24 * 3600),
+        d => d,
+    };
+    let watch = cx.flags.bool("watch");
+    let last = std::cell::RefCell::new(String::new());
+    let failure = std::cell::RefCell::new(None);
+    let holds = |object: &Value| match rollout_state(object) {
+        Ok((message, done)) => {
+            if *last.borrow() != message {
+                let _ = cx.print(&message);
+                let _ = cx.flush();
+                *last.borrow_mut() = message;
+            }
+            done || !watch
         }
-        let limit = match cx.flags.duration("timeout") {
-            d if d.is_zero() => std::time::Duration::from_secs(7 * 24 * 3600),
-            d => d,
-        };
-        let watch = cx.flags.bool("watch");
-        let last = std::cell::RefCell::new(String::new());
-        let failure = std::cell::RefCell::new(None);
-        let holds = |object: &Value| match rollout_state(object) {
-            Ok((message, done)) => {
-                if *last.borrow() != message {
-                    let _ = cx.print(&message);
-                    let _ = cx.flush();
-                    *last.borrow_mut() = message;
-                }
-                done || !watch
-            }
-            Err(message) => {
-                *failure.borrow_mut() = Some(Failure::message(message));
-                true
-            }
-        };
-        super::wait::until(cx, &info, limit, holds).await.map_err(|e| match e {
-            Failure::Message(m) if m.starts_with("timed out") => {
-                Failure::message("timed out waiting for the condition")
-            }
-            other => other,
-        })?;
-        if let Some(failure) = failure.into_inner() {
-            return Err(failure);
+        Err(message) => {
+            *failure.borrow_mut() = Some(Failure::message(message));
+            true
         }
+    };
+    super::wait::until(cx, info, limit, holds).await.map_err(|e| match e {
+        Failure::Message(m) if m.starts_with("timed out") => Failure::message("timed out waiting for the condition"),
+        other => other,
+    })?;
+    if let Some(failure) = failure.into_inner() {
+        return Err(failure);
     }
     Ok(())
 }
@@ -359,113 +362,124 @@ async fn history(cx: &Context) -> Result<()> {
         return Err(Failure::message(format!("revision must be a positive integer: {wanted}")));
     }
     let mut printer = cx.printer("", DryRun::None)?.typed();
-    for info in named(cx).await? {
-        if let Some(failure) = unvisited(&info, "history") {
-            return Err(failure);
-        }
-        if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
-            return Err(Failure::message(format!(
-                "no history viewer has been implemented for \"{}\"",
-                info.mapping.kind
-            )));
-        }
-        let all = revisions(cx, &info).await?;
-        if !printer.is_default() {
-            if wanted > 0 && !all.iter().any(|r| r.number == wanted) {
-                return Err(Failure::message("unable to find the specified revision"));
-            }
-            for revision in all.iter().filter(|r| wanted == 0 || r.number == wanted) {
-                cx.print(&printer.print(&revision.object)?)?;
-            }
-            continue;
-        }
-        let mut text = format!("{} \n", info.display());
-        if wanted > 0 && all.is_empty() {
-            cx.println(format!("{} with revision #{wanted}\nNo rollout history found.", info.display()))?;
-            continue;
-        }
-        if wanted > 0 {
-            let Revision { cause, template, .. } = all
-                .iter()
-                .find(|r| r.number == wanted)
-                .ok_or_else(|| Failure::message("unable to find the specified revision"))?;
-            text = format!("{} with revision #{wanted}\n", info.display());
-            text.push_str(&crate::describe::template_text(template, cause));
-            cx.println(&text)?;
-            continue;
-        }
-        if all.is_empty() {
-            cx.println(format!("{text}No rollout history found."))?;
-            continue;
-        }
-        let mut table = "REVISION\tCHANGE-CAUSE\n".to_owned();
-        for Revision { number: revision, cause, .. } in &all {
-            table.push_str(&format!("{revision}\t{}\n", if cause.is_empty() { "<none>" } else { cause }));
-        }
-        text.push_str(&TabWriter::describe_history().format(&table));
-        cx.println(text)?;
+    let (infos, unread) = named(cx).await?;
+    let mut failures = Vec::new();
+    for info in &infos {
+        failures.extend(history_of(cx, info, wanted, &mut printer).await.err());
     }
-    Ok(())
+    failures.extend(unread);
+    Failure::all(failures)
+}
+
+async fn history_of(cx: &Context, info: &Info, wanted: i64, printer: &mut Printer) -> Result<()> {
+    if let Some(failure) = unvisited(info, "history") {
+        return Err(failure);
+    }
+    if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
+        return Err(Failure::message(format!("no history viewer has been implemented for \"{}\"", info.mapping.kind)));
+    }
+    let all = revisions(cx, info).await?;
+    if !printer.is_default() {
+        if wanted > 0 && !all.iter().any(|r| r.number == wanted) {
+            return Err(Failure::message("unable to find the specified revision"));
+        }
+        for revision in all.iter().filter(|r| wanted == 0 || r.number == wanted) {
+            cx.print(&printer.print(&revision.object)?)?;
+        }
+        return Ok(());
+    }
+    let mut text = format!("{} \n", info.display());
+    if wanted > 0 && all.is_empty() {
+        cx.println(format!("{} with revision #{wanted}\nNo rollout history found.", info.display()))?;
+        return Ok(());
+    }
+    if wanted > 0 {
+        let Revision { cause, template, .. } = all
+            .iter()
+            .find(|r| r.number == wanted)
+            .ok_or_else(|| Failure::message("unable to find the specified revision"))?;
+        text = format!("{} with revision #{wanted}\n", info.display());
+        text.push_str(&crate::describe::template_text(template, cause));
+        cx.println(&text)?;
+        return Ok(());
+    }
+    if all.is_empty() {
+        cx.println(format!("{text}No rollout history found."))?;
+        return Ok(());
+    }
+    let mut table = "REVISION\tCHANGE-CAUSE\n".to_owned();
+    for Revision { number: revision, cause, .. } in &all {
+        table.push_str(&format!("{revision}\t{}\n", if cause.is_empty() { "<none>" } else { cause }));
+    }
+    text.push_str(&TabWriter::describe_history().format(&table));
+    cx.println(text)
 }
 
 async fn undo(cx: &Context) -> Result<()> {
     let dry_run = cx.dry_run()?;
-    let to = cx.flags.int("to-revision");
     let mut printer = cx.printer("rolled back", dry_run)?.typed();
-    for info in named(cx).await? {
-        if !info.object["metadata"]["annotations"][objects::LAST_APPLIED].is_null() {
-            cx.warn(&format!(
-                "resource {}/{} was previously managed with 'kubectl apply'. Rolling back will not update the {} annotation, which may cause unexpected behavior on future 'kubectl apply' operations. Consider using 'kubectl apply' with your previous configuration file instead.",
-                info.mapping.resource, info.name, objects::LAST_APPLIED
-            ));
-        }
-        if let Some(failure) = unvisited(&info, "rollbacker") {
-            return Err(failure);
-        }
-        if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
-            return Err(Failure::message(format!("no rollbacker has been implemented for \"{}\"", info.mapping.kind)));
-        }
-        let all = revisions(cx, &info).await?;
-        let current = &info.object["spec"]["template"];
-        let target = if to > 0 {
-            all.iter()
-                .find(|r| r.number == to)
-                .ok_or_else(|| Failure::message(format!("unable to find specified revision {to} in history")))?
-        } else {
-            all.len().checked_sub(2).and_then(|i| all.get(i)).ok_or_else(|| {
-                Failure::message(match info.mapping.kind.as_str() {
-                    "Deployment" => format!("no rollout history found for deployment \"{}\"", info.name),
-                    _ => "no last revision to roll back to".to_owned(),
-                })
-            })?
-        };
-        if dry_run == DryRun::Client {
-            // What would be rolled back to stands where others say what was done.
-            printer.operation = with_dry_run(&crate::describe::template_text(&target.template, ""), dry_run);
-            cx.print(&printer.print(&info.object)?)?;
-            continue;
-        }
-        if info.object["spec"]["paused"] == true {
-            return Err(Failure::message(
-                "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again",
-            ));
-        }
-        let mut template = target.template.clone();
-        if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
-            labels.remove("pod-template-hash");
-        }
-        if crate::describe::same_template(&template, current) {
-            printer.operation =
-                format!("skipped rollback (current template already matches revision {})", target.number);
-            cx.print(&printer.print(&info.object)?)?;
-            continue;
-        }
-        // A whole-template replacement: JSON patch says exactly that.
-        let patch = json!([{"op": "replace", "path": "/spec/template", "value": template}]);
-        objects::patch(cx, info.path(), PatchKind::Json, patch.to_string(), dry_run, "").await?;
-        cx.print(&printer.print(&info.object)?)?;
+    let (infos, unread) = named(cx).await?;
+    let mut failures = Vec::new();
+    for info in &infos {
+        failures.extend(undo_one(cx, info, dry_run, &mut printer).await.err());
     }
-    Ok(())
+    failures.extend(unread);
+    Failure::all(failures)
+}
+
+async fn undo_one(cx: &Context, info: &Info, dry_run: DryRun, printer: &mut Printer) -> Result<()> {
+    let to = cx.flags.int("to-revision");
+    printer.operation = with_dry_run("rolled back", dry_run);
+    if !info.object["metadata"]["annotations"][objects::LAST_APPLIED].is_null() {
+        cx.warn(&format!(
+            "resource {}/{} was previously managed with 'kubectl apply'. Rolling back will not update the {} annotation, which may cause unexpected behavior on future 'kubectl apply' operations. Consider using 'kubectl apply' with your previous configuration file instead.",
+            info.mapping.resource, info.name, objects::LAST_APPLIED
+        ));
+    }
+    if let Some(failure) = unvisited(info, "rollbacker") {
+        return Err(failure);
+    }
+    if !["Deployment", "DaemonSet", "StatefulSet"].contains(&info.mapping.kind.as_str()) {
+        return Err(Failure::message(format!("no rollbacker has been implemented for \"{}\"", info.mapping.kind)));
+    }
+    let all = revisions(cx, info).await?;
+    let current = &info.object["spec"]["template"];
+    let target = if to > 0 {
+        all.iter()
+            .find(|r| r.number == to)
+            .ok_or_else(|| Failure::message(format!("unable to find specified revision {to} in history")))?
+    } else {
+        all.len().checked_sub(2).and_then(|i| all.get(i)).ok_or_else(|| {
+            Failure::message(match info.mapping.kind.as_str() {
+                "Deployment" => format!("no rollout history found for deployment \"{}\"", info.name),
+                _ => "no last revision to roll back to".to_owned(),
+            })
+        })?
+    };
+    if dry_run == DryRun::Client {
+        // What would be rolled back to stands where others say what was done.
+        printer.operation = with_dry_run(&crate::describe::template_text(&target.template, ""), dry_run);
+        cx.print(&printer.print(&info.object)?)?;
+        return Ok(());
+    }
+    if info.object["spec"]["paused"] == true {
+        return Err(Failure::message(
+            "you cannot rollback a paused deployment; resume it first with 'kubectl rollout resume' and try again",
+        ));
+    }
+    let mut template = target.template.clone();
+    if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
+        labels.remove("pod-template-hash");
+    }
+    if crate::describe::same_template(&template, current) {
+        printer.operation = format!("skipped rollback (current template already matches revision {})", target.number);
+        cx.print(&printer.print(&info.object)?)?;
+        return Ok(());
+    }
+    // A whole-template replacement: JSON patch says exactly that.
+    let patch = json!([{"op": "replace", "path": "/spec/template", "value": template}]);
+    objects::patch(cx, info.path(), PatchKind::Json, patch.to_string(), dry_run, "").await?;
+    cx.print(&printer.print(&info.object)?)
 }
 
 async fn change(cx: &Context, verb: &str) -> Result<()> {
@@ -476,8 +490,8 @@ async fn change(cx: &Context, verb: &str) -> Result<()> {
         _ => "resumed",
     };
     let mut failures = Vec::new();
-    let infos = named(cx).await?;
-    if infos.is_empty() {
+    let (infos, unread) = named(cx).await?;
+    if infos.is_empty() && unread.is_empty() {
         return none_found(cx);
     }
     for info in infos {
@@ -540,6 +554,10 @@ async fn change(cx: &Context, verb: &str) -> Result<()> {
         } else {
             cx.print(&printer.print(&object)?)?;
         }
+    }
+    // A list in the list: upstream prints even one of these without its `error: `.
+    if !unread.is_empty() {
+        failures.push(Failure::Many(unread));
     }
     Failure::all(failures)
 }
