@@ -279,7 +279,9 @@ impl Old {
             assert!(object.stdout.starts_with(b"k8s\0"), "{path}: {}", describe(&object));
             let file = self.path("object");
             std::fs::write(&file, &object.stdout).unwrap();
-            run(self.etcdctl(host).arg("put").arg(key).stdin(std::fs::File::open(&file).unwrap()));
+            let put =
+                self.etcdctl(host).arg("put").arg(key).stdin(std::fs::File::open(&file).unwrap()).output().unwrap();
+            assert!(put.status.success(), "{key}: {}", describe(&put));
             exchanged += 1;
         }
         assert!(exchanged >= 8, "{keys}");
@@ -379,6 +381,7 @@ fn is_the_same(cluster: &Cluster, before: &Value, admin: &Path, token: &str) {
         assert!(!bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes()), "{:?}", file.path());
     }
     assert!(!get("get daemonsets -A -o name").contains("kube-proxy"));
+    assert!(!get("get leases -n kube-system -o name").contains("kube-scheduler"), "that of the old leader");
     let mut dns = kubectl_by(&cluster.host, admin);
     let dns = said(dns.args([
         "get",
@@ -418,7 +421,7 @@ fn a_cluster_of_kubeadm_is_taken_over() {
         "services 10.96.0.0/12, pods 10.244.0.0/16, domain cluster.local, port 6443",
         "known as     api.old.example, 192.0.2.77",
         "daemonsets/kube-system/kube-proxy",
-        "leases/kube-system/kube-scheduler",
+        "of the old servers: ours write their own",
         "--profiling=false",
         "nodes        worker-1",
         "would be refused now: the API server at 192.0.2.77 runs",
@@ -480,9 +483,13 @@ import base64, json, sqlite3, sys
 db = sqlite3.connect(sys.argv[1])
 db.execute("PRAGMA journal_mode=WAL")
 db.execute("CREATE TABLE kine (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT, created INTEGER, deleted INTEGER, create_revision INTEGER, prev_revision INTEGER, lease INTEGER, value BLOB, old_value BLOB)")
+last = 0
 for kv in sorted(json.load(sys.stdin)["kvs"], key=lambda kv: kv["mod_revision"]):
+    # What etcd wrote at once has one revision there, and a row each here.
+    last = max(last + 1, kv["mod_revision"])
     new = kv["mod_revision"] == kv["create_revision"]
-    db.execute("INSERT OR REPLACE INTO kine VALUES (?,?,?,0,?,0,0,?,NULL)", (kv["mod_revision"], base64.b64decode(kv["key"]).decode(), new, kv["create_revision"], base64.b64decode(kv.get("value", ""))))
+    row = (last, base64.b64decode(kv["key"]).decode(), new, kv["create_revision"], base64.b64decode(kv.get("value", "")))
+    db.execute("INSERT INTO kine VALUES (?,?,?,0,?,0,0,?,NULL)", row)
 db.commit()
 "#;
     told(Command::new("python3").args(["-c", fill]).arg(server.join("db/state.db")), &kvs);

@@ -68,16 +68,16 @@ enum Blow {
 
 const BLOWS: [Blow; 6] = [Blow::Cluster, Blow::Node, Blow::Pause, Blow::Container, Blow::Pods, Blow::Policy];
 
-fn strike(cluster: &Cluster, blow: Blow, probers: &[Netns], random: &mut Random) {
+fn strike(cluster: &Cluster, blow: Blow, spared: &[Netns], random: &mut Random) {
     let holder = |lock: &str| std::fs::read_to_string(cluster.path(lock)).ok()?.trim().parse::<u32>().ok();
-    // Not those who probe.
-    let is_probers = |pid: &u32| {
+    // Not those who probe, and not those who show that it can be reached.
+    let is_spared = |pid: &u32| {
         let own = Netns::open(format!("/proc/{pid}/ns/net"));
-        own.is_ok_and(|own| probers.iter().any(|prober| own.is_same(prober).unwrap_or(true)))
+        own.is_ok_and(|own| spared.iter().any(|spared| own.is_same(spared).unwrap_or(true)))
     };
     let one_of = |is_it: &dyn Fn(&str) -> bool, random: &mut Random| {
         let found = processes_of(cluster).into_iter().filter(|(_, command)| is_it(command));
-        let pids: Vec<u32> = found.map(|(pid, _)| pid).filter(|pid| !is_probers(pid)).collect();
+        let pids: Vec<u32> = found.map(|(pid, _)| pid).filter(|pid| !is_spared(pid)).collect();
         (!pids.is_empty()).then(|| pids[random.below(pids.len())])
     };
     let pid = match blow {
@@ -174,7 +174,7 @@ fn security_nothing_opens_whatever_is_killed() {
             Some(_) => BLOWS[random.below(BLOWS.len())],
         };
         eprintln!("seed {seed} round {round}: {blow:?}");
-        let strangers = [netns("stranger-1"), netns("stranger-2")];
+        let spared = ["stranger-1", "stranger-2", "friend-1", "friend-2"].map(netns);
         let (is_over, tried) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let probes: Vec<_> = ["stranger-1", "stranger-2"]
             .into_iter()
@@ -187,7 +187,7 @@ fn security_nothing_opens_whatever_is_killed() {
             })
             .collect();
         std::thread::sleep(Duration::from_millis(random.below(400) as u64));
-        strike(&cluster, blow, &strangers, &mut random);
+        strike(&cluster, blow, &spared, &mut random);
         cluster.kubectl("rollout status deployment/server --timeout=170s");
         // Whom the policy lets in gets in: it is not closed because all is.
         for friend in ["friend-1", "friend-2"] {

@@ -135,9 +135,10 @@ pub(crate) struct User<'a> {
 }
 
 impl User<'_> {
-    /// kubectl, through the server whose turn it is.
+    /// kubectl, through the server whose turn it is. It is a program of its own: that of the machine may be replaced.
     fn kubectl(&self, turn: usize) -> Command {
-        let mut command = self.at.cox("kubectl");
+        let mut command = self.at.host.command(Path::new(env!("CARGO_BIN_EXE_cox")));
+        command.arg("kubectl").env("HOME", self.at.dir.path()).env_remove("KUBECONFIG");
         let context = format!("{}@{}:6443", self.at.host.name(), SERVERS[turn % SERVERS.len()]);
         command.arg("--kubeconfig").arg(self.kubeconfig).arg("--context").arg(context);
         command

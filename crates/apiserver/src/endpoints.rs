@@ -1,11 +1,12 @@
 //! Requests that are not about a resource: what the server says about itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::zpages::{self, About};
 use api::{Status, UserInfo};
 use bytes::Bytes;
-use http::{Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode, header};
 use registry::Verb;
 use serde_json::{Value, json};
 
@@ -81,7 +82,7 @@ pub(crate) async fn serve(
         ["openid", "v1", "jwks"] => match &state.authn.service_accounts {
             Some(keys) => {
                 let body = serde_json::to_vec(&keys.jwks()).map_err(Status::internal)?;
-                Ok(response(StatusCode::OK, "application/jwk-set+json", body.into()))
+                kept_for(keys.max_age(), response(StatusCode::OK, "application/jwk-set+json", body.into()))
             }
             None => Err(Status::no_such_path()),
         },
@@ -137,15 +138,23 @@ fn openid_configuration(
     info: &RequestInfo,
 ) -> Result<Response<Body>, Status> {
     let Some(issuer) = state.config.service_account_issuers.first() else { return Err(Status::no_such_path()) };
-    let keys = state.config.service_account_jwks_uri.clone();
+    let Some(keys) = &state.authn.service_accounts else { return Err(Status::no_such_path()) };
+    let uri = state.config.service_account_jwks_uri.clone();
     let value = json!({
         "issuer": issuer,
-        "jwks_uri": keys.unwrap_or_else(|| format!("{}/openid/v1/jwks", issuer.trim_end_matches('/'))),
+        "jwks_uri": uri.unwrap_or_else(|| format!("{}/openid/v1/jwks", issuer.trim_end_matches('/'))),
         "response_types_supported": ["id_token"],
         "subject_types_supported": ["public"],
-        "id_token_signing_alg_values_supported": ["RS256", "ES256"],
+        "id_token_signing_alg_values_supported": keys.algorithms(),
     });
-    json_response(parts, info, &value)
+    kept_for(keys.max_age(), json_response(parts, info, &value)?)
+}
+
+/// An answer that others may keep for a while.
+fn kept_for(age: Duration, mut answer: Response<Body>) -> Result<Response<Body>, Status> {
+    let value = HeaderValue::try_from(format!("public, max-age={}", age.as_secs())).map_err(Status::internal)?;
+    answer.headers_mut().insert(header::CACHE_CONTROL, value);
+    Ok(answer)
 }
 
 fn json_response(parts: &http::request::Parts, info: &RequestInfo, value: &Value) -> Result<Response<Body>, Status> {

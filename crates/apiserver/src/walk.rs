@@ -136,8 +136,10 @@ pub(crate) fn close(mut served: Served<'_>, code: StatusCode) {
         return;
     }
     let mut work = std::mem::replace(&mut served.work, Work::nobodys());
-    let command =
-        served.command.take().and_then(|(recorder, shown)| Some((recorder, self::command(shown.to_str().ok()?, work.started_at())?)));
+    let command = served
+        .command
+        .take()
+        .and_then(|(recorder, shown)| Some((recorder, self::command(shown.to_str().ok()?, work.started_at())?)));
     let outcome = match code.is_client_error() || code.is_server_error() {
         true => Outcome::Failed,
         false => Outcome::Ok,

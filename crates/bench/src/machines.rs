@@ -123,6 +123,11 @@ impl Place {
     fn clear(&self) -> Result<()> {
         let mut results = Vec::new();
         for number in 0..COUNT {
+            if self.below_disk(number).exists() {
+                // One that stands still, since the run was ended, cannot be unmounted; one that does not refuses this.
+                let thawed = Command::new("fsfreeze").arg("-u").arg(self.disk(number)).output();
+                results.push(thawed.map(drop).map_err(anyhow::Error::from));
+            }
             for mount in [self.disk(number), self.below_disk(number)].iter().filter(|mount| mount.exists()) {
                 results.push(run(Command::new("umount").arg(mount)));
             }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -32,8 +33,8 @@ const PASSING: &str = "backup-passing";
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct BackupFlags {
-    /// Directory into which the store is copied every now and then while the cluster runs (default: none)
-    #[arg(long)]
+    /// Directory into which the store is copied every now and then while the cluster runs; an empty one ends that (default: none)
+    #[arg(long, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -78,7 +79,9 @@ impl BackupFlags {
         let dir = self.backup_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
         let to = match (dir, self.s3.place()?) {
             (None, None) => return Ok(None),
-            (Some(_), Some(_)) => bail!("--backup-dir and --backup-s3-endpoint: copies go to one place"),
+            (Some(_), Some(_)) => {
+                bail!("--backup-dir and --backup-s3-endpoint: copies go to one place; an empty value ends the other")
+            }
             (Some(dir), None) if dir.is_relative() => {
                 bail!("--backup-dir={} must be a whole path: the cluster is resumed from anywhere", dir.display())
             }
@@ -116,7 +119,11 @@ pub(crate) async fn keep(options: Options, schedule: Schedule, stop: Cancellatio
                 let (own, dir, plan) = (options.clone(), dir.clone(), schedule.clone());
                 tokio::task::spawn_blocking(move || make_due(&own, &dir, &plan, now)).await?
             }
-            Target::S3(place) => put_due(&options, place, &schedule, now).await,
+            // Somebody else's network may be slow, and the cluster is to stop all the same; what is half put is no copy.
+            Target::S3(place) => tokio::select! {
+                made = put_due(&options, place, &schedule, now) => made,
+                () = stop.cancelled() => return Ok(()),
+            },
         };
         let pause = match made {
             Ok(pause) => pause,
@@ -286,6 +293,24 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use store::{EmbeddedStore, Store};
+
+    #[test]
+    fn copies_are_ended_by_an_empty_place() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            flags: BackupFlags,
+        }
+        let flags = |words: &[&str]| <Line as clap::Parser>::parse_from([&["cox"][..], words].concat()).flags;
+        let remembered = || flags(&["--backup-dir=/b"]);
+        assert!(flags(&[]).over(remembered()).schedule(true).unwrap().is_some());
+        for words in [&["--backup-dir="][..], &["--backup-dir", ""]] {
+            assert_eq!(flags(words).over(remembered()).schedule(true).unwrap(), None, "{words:?}");
+        }
+        let remembered = || flags(&["--backup-s3-endpoint=https://s3.example", "--backup-s3-bucket=copies"]);
+        assert!(flags(&[]).over(remembered()).schedule(true).unwrap().is_some());
+        assert_eq!(flags(&["--backup-s3-endpoint="]).over(remembered()).schedule(true).unwrap(), None);
+    }
 
     #[test]
     fn schedules_are_checked() {

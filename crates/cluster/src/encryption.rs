@@ -74,6 +74,8 @@ pub(crate) async fn open(dir: &Path) -> Result<Arc<dyn Store>> {
 
 /// Exchanges the keys of the cluster, which may run.
 pub(crate) async fn rotate(options: &Options) -> Result<String> {
+    // Of two at once the one would forget the key that the other has just put to use.
+    let _alone = Lock::for_change(options)?;
     match Lock::holder(&options.lock_file())? {
         Some(_) => key_rotation::rotate_running(options).await,
         None => rotate_stopped(options).await,
@@ -320,5 +322,11 @@ mod tests {
         assert!(error.contains("nothing was removed") && error.contains("/registry/secrets/a/s"), "{error}");
         std::fs::write(&file, kept).unwrap();
         rotate(&options).await.unwrap();
+
+        // One at a time.
+        let held = Lock::for_change(&options).unwrap();
+        let second = rotate(&options).await.unwrap_err().to_string();
+        assert!(second.contains("another command changes this cluster"), "{second}");
+        drop(held);
     }
 }

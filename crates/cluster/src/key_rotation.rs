@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use client::{Client, DeleteParams, ListParams};
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Node, Secret};
 use k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rand::Rng;
@@ -21,6 +21,7 @@ use store::{KeyValue, Store};
 
 use crate::connection::connect;
 use crate::encryption::{add_key, encrypted_resources, keep_key};
+use crate::node_roles::CONTROL_PLANE;
 use crate::options::Options;
 use crate::shape::Flags;
 
@@ -96,14 +97,15 @@ pub(crate) async fn rotate_running(options: &Options) -> Result<String> {
     }
     let beneath = Beneath::open(options, &flags).await?;
     let before = beneath.contents().await?;
-    let servers: Vec<&str> = before.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).collect();
-    if servers.len() > 1 {
-        bail!(
-            "the cluster has several servers ({}), each with a file of keys: docs/servers.md says how they are exchanged",
-            servers.join(", ")
-        );
-    }
+    let alive = before.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).map(str::to_owned).collect();
+    refuse_several(alive)?;
     let client = connect(&options.admin_kubeconfig())?;
+    if flags.etcd.is_used() {
+        // One that is down just now has a file of keys as well, and could read nothing when it comes back.
+        let listed = client.all::<Node>().list(&ListParams::labels(CONTROL_PLANE)).await;
+        let nodes = listed.context("looking for other servers")?;
+        refuse_several(nodes.items.into_iter().filter_map(|node| node.metadata.name).collect())?;
+    }
     remove_leftovers(&client).await.context("removing what an exchange that was broken off has left")?;
     let added = add_key(&file)?;
     until_used(&client, &beneath, &added).await?;
@@ -120,6 +122,18 @@ pub(crate) async fn rotate_running(options: &Options) -> Result<String> {
     }
     keep_key(&file, &added)?;
     Ok(format!("{}: {count} objects are encrypted with {added} now", file.display()))
+}
+
+/// Keys are exchanged here for one server alone: the others would not know the new one.
+fn refuse_several(servers: Vec<String>) -> Result<()> {
+    if servers.len() > 1 {
+        bail!(
+            "the cluster has several servers ({}), each with a file of keys: docs/servers.md says how they are exchanged. \
+             Of a server that is gone for good, delete the node first",
+            servers.join(", ")
+        );
+    }
+    Ok(())
 }
 
 async fn remove_leftovers(client: &Client) -> Result<()> {
@@ -223,6 +237,14 @@ mod tests {
         ] {
             assert_eq!(judge(&kvs, &places, "key2"), expected);
         }
+    }
+
+    #[test]
+    fn keys_of_several_servers_are_not_exchanged() {
+        let servers = |names: &[&str]| refuse_several(names.iter().map(|name| (*name).to_owned()).collect());
+        servers(&[]).unwrap();
+        servers(&["a"]).unwrap();
+        assert!(servers(&["a", "b"]).unwrap_err().to_string().contains("several servers (a, b)"));
     }
 
     #[test]

@@ -152,9 +152,15 @@ impl Pki {
         Ok((read(self.certificate("ca"))?, read(self.key("ca"))?))
     }
 
-    /// Puts these in their place, where others are there.
+    #[cfg(test)]
     pub(crate) fn replace_authority(&self, certificates: &str, key: &str) -> Result<()> {
+        self.replace_authority_with(|| Ok(Some((certificates.to_owned(), key.to_owned()))))
+    }
+
+    /// Puts certificates and key in their place, where others are there. They are read when nobody else exchanges any.
+    pub(crate) fn replace_authority_with(&self, read: impl FnOnce() -> Result<Option<(String, String)>>) -> Result<()> {
         let _alone = self.lock()?;
+        let Some((certificates, key)) = read()? else { return Ok(()) };
         for (path, text) in [(self.key("ca"), key), (self.certificate("ca"), certificates)] {
             if !fs::read_to_string(&path).is_ok_and(|found| found == text) {
                 write_private(&path, text.as_bytes())?;
@@ -174,8 +180,9 @@ impl Pki {
                 write_private(&key, its_key.as_bytes())?;
                 write_private(&certificate, made.as_bytes())?;
             }
-            // Ended between the two, or lost since: what the key has signed is still good.
+            // Ended between the two, or lost since: what the key has signed is still good, if it was under this name.
             (false, true) => {
+                self.refuse_other_name(name, common_name)?;
                 let pair = KeyPair::from_pem(&read(&key)?).with_context(|| key.display().to_string())?;
                 write_private(&certificate, self_signed(common_name, &pair)?.as_bytes())?;
             }
@@ -188,6 +195,27 @@ impl Pki {
         }
         let pair = KeyPair::from_pem(&read(&key)?).with_context(|| key.display().to_string())?;
         Issuer::from_ca_cert_pem(&read(&certificate)?, pair).with_context(|| certificate.display().to_string())
+    }
+
+    /// Fails if an authority whose certificate is lost had another name, as after an exchange: nobody would believe what it
+    /// signs under this one.
+    fn refuse_other_name(&self, name: &str, common_name: &str) -> Result<()> {
+        let signed = match name {
+            "ca" => "apiserver",
+            "front-proxy-ca" => "front-proxy-client",
+            _ => "etcd-member",
+        };
+        let path = self.certificate(signed);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        };
+        let issuer = Certificate::parse(&text).with_context(|| path.display().to_string())?.issuer;
+        if issuer != format!("CN={common_name}") {
+            bail!("{} is lost: put the certificate of {issuer} back", self.certificate(name).display());
+        }
+        Ok(())
     }
 
     fn leaf(&self, issuer: &Issuer<'_, KeyPair>, file: &str, subject: Subject<'_>) -> Result<()> {
@@ -345,5 +373,13 @@ mod tests {
         prepare().unwrap();
         assert_eq!(read(pki.key("ca")), key, "only its certificate is new");
         assert_ne!(read(pki.certificate("ca")), certificate);
+        // One that was exchanged has another name.
+        let (certificate, key) = new_authority("kubernetes-ca-2").unwrap();
+        pki.replace_authority(&certificate, &key).unwrap();
+        prepare().unwrap();
+        fs::remove_file(pki.certificate("ca")).unwrap();
+        let error = prepare().unwrap_err().to_string();
+        assert!(error.contains("put the certificate of CN=kubernetes-ca-2 back"), "{error}");
+        assert!(!pki.certificate("ca").exists());
     }
 }

@@ -102,9 +102,9 @@ fn read(resolv_conf: &Path) -> anyhow::Result<String> {
 
 /// The last line counts, and `.` is no domain.
 fn searched(text: &str) -> Vec<String> {
-    let lines = text.lines().filter_map(|line| line.trim().strip_prefix("search "));
-    let words = lines.last().unwrap_or_default().split_whitespace();
-    words.filter(|word| *word != ".").map(str::to_owned).collect()
+    let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let last = lines.rfind(|words| words.first() == Some(&"search")).unwrap_or_default();
+    last.into_iter().skip(1).filter(|word| *word != ".").map(str::to_owned).collect()
 }
 
 fn name_servers(text: &str) -> Vec<SocketAddr> {
@@ -133,5 +133,13 @@ mod tests {
         let text =
             "# comment\nsearch a b\nnameserver 192.0.2.1\nnameserver 2001:db8::1\nnameserver fe80::1%eth0\noptions x\n";
         assert_eq!(name_servers(text), [address("192.0.2.1").unwrap(), address("2001:db8::1").unwrap()]);
+        for (text, expected) in [
+            (text, &["a", "b"][..]),
+            ("search a\nsearch\tb  c .\n", &["b", "c"]),
+            ("search a\nsearch\n", &[]),
+            ("searched a\n", &[]),
+        ] {
+            assert_eq!(searched(text), expected, "{text}");
+        }
     }
 }

@@ -140,8 +140,11 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     for dir in own.iter().chain([&config.settings.cert_dir, &config.settings.pod_logs_dir]) {
         make_directory(dir).with_context(|| format!("making {}", dir.display()))?;
     }
-    // Whoever made it before: secrets of pods are in it, and files that their containers may have given any mode and owner.
-    close_to_others(&own[0]).with_context(|| format!("closing {}", own[0].display()))?;
+    // Whoever made them before: secrets of pods are in one, and in both, where volumes are mounted or staged, files that
+    // containers may have given any mode and owner.
+    for dir in &own[..2] {
+        close_to_others(dir).with_context(|| format!("closing {}", dir.display()))?;
+    }
     mounts::make_shared(&Linux, root).with_context(|| format!("sharing what is mounted below {}", root.display()))?;
     let Some(runtime) = connect(&config.settings.cri_endpoint, &stop).await else { return Ok(()) };
     let settings = &config.settings;

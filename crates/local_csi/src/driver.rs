@@ -319,13 +319,14 @@ impl Driver {
         let (data, projects, project) = (self.volumes.data(&id), self.projects.clone(), volume.project);
         let (used, inodes, disk) = blocking(move || {
             let (used, inodes) = match projects.usage(project)? {
-                // The folder itself is not what somebody put into it.
-                Some(counted) => (counted.bytes, counted.inodes.saturating_sub(1)),
+                Some(counted) => (counted.bytes, counted.inodes),
                 None => {
                     let files::Usage { bytes, inodes } = files::usage(&data);
                     (bytes, inodes)
                 }
             };
+            // The folder itself is not what somebody put into it.
+            let inodes = inodes.saturating_sub(1);
             Ok((used, inodes, nix::sys::statvfs::statvfs(&data)?))
         })
         .await?;

@@ -1,14 +1,29 @@
-//! What is in the kernel, and the transaction that makes it what is planned. Pure: plans in, text out.
+//! What is in the kernel, and the transaction that makes it what is planned. But for [`isolated`] pure: plans in, text out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::io;
 use std::net::IpAddr;
 
 use crate::plan::{CLOSED, Element, Plan, SUBJECTS, Touched, Was, next_of, self_sets};
 
-pub(crate) const TABLE: &str = "inet cox-policy";
+const NAME: &str = "cox-policy";
+const TABLE: &str = "inet cox-policy";
 /// Elements per line, so that an error names few.
 const BATCH: usize = 500;
+
+/// The addresses that the table in the kernel isolates; none without a table. Blocking.
+pub(crate) fn isolated() -> io::Result<BTreeSet<IpAddr>> {
+    let mut addresses = BTreeSet::new();
+    for (map, _) in SUBJECTS {
+        match netlink::nft::elements(NAME, map) {
+            Ok(elements) => addresses.extend(elements.iter().filter_map(|element| element.key.parse::<IpAddr>().ok())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(addresses)
+}
 
 /// Takes whatever table is there away and builds what is planned, at once.
 pub(crate) fn afresh(plan: &Plan) -> String {

@@ -21,7 +21,7 @@ use crate::Config;
 use crate::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use crate::conditions;
 use crate::plan::{Announced, Planner};
-use crate::program::{afresh, change, closing};
+use crate::program::{afresh, change, closing, isolated};
 use crate::registration::{self, Call};
 use crate::world::{Labels, Node, Pod, Policy};
 
@@ -87,7 +87,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     tasks.spawn(registration::serve(registration::listen(&config.socket)?, sender));
 
     let planner = Planner::new(&config.node_name, &config.bridge);
-    let mut enforcer = Enforcer { planner, is_programmed: false, waiting: Vec::new() };
+    let mut enforcer = Enforcer { planner, has_inherited: false, is_programmed: false, waiting: Vec::new() };
     let (mut failures, mut fresh_at) = (0, Instant::now() + RESYNC_INTERVAL);
     loop {
         drop(cluster_policies.follow(has_cluster_policies.load(Ordering::Acquire), &shared, &mut tasks, &stop));
@@ -293,6 +293,8 @@ impl ClusterPolicies {
 
 struct Enforcer {
     planner: Planner,
+    /// Whether it was seen what the kernel held before.
+    has_inherited: bool,
     /// Whether the kernel holds what the planner was last told that it does; otherwise everything is programmed afresh.
     is_programmed: bool,
     waiting: Vec<Waiting>,
@@ -324,6 +326,10 @@ impl Enforcer {
     /// Brings the kernel in step with what is known. Blocking.
     fn program(&mut self, news: News) -> Result<(), netlink::nft::Error> {
         news.tell(&mut self.planner);
+        if !self.has_inherited {
+            self.planner.inherit(isolated()?);
+            self.has_inherited = true;
+        }
         self.planner.settle();
         let (touched, plan) = (self.planner.touched(), self.planner.plan());
         let text = match self.is_programmed {

@@ -96,7 +96,11 @@ impl Output {
 
     async fn read_some(&mut self) {
         match self.pipe.readable().await {
-            Ok(()) => self.drain(),
+            Ok(()) => {
+                self.drain();
+                // A pipe that is never empty is ready at once each time: without this nobody else on the thread has a turn.
+                tokio::task::yield_now().await;
+            }
             Err(_) => self.done = true,
         }
     }
@@ -133,6 +137,26 @@ fn drain(bytes: &mut Vec<u8>, done: &mut bool, mut read: impl FnMut(&mut [u8]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Several write at once, so that there is always something to read.
+    #[tokio::test(flavor = "current_thread")]
+    async fn security_the_deadline_of_a_command_comes_while_it_writes() {
+        use std::io::Write;
+        let (reader, writer) = std::io::pipe().unwrap();
+        for _ in 0..4 {
+            let mut writer = writer.try_clone().unwrap();
+            // Ends with the reader.
+            std::thread::spawn(move || while writer.write_all(&[b'y'; 64 * 1024]).is_ok() {});
+        }
+        let mut output = Output::new(reader.into()).unwrap();
+        let reading = async {
+            while !output.done {
+                output.read_some().await;
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_millis(100), reading).await.is_err());
+        assert!(!output.done);
+    }
 
     #[test]
     fn security_endless_output_of_a_command_holds_no_thread() {

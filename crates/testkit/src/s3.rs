@@ -76,6 +76,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             more = "<NextContinuationToken>%s</NextContinuationToken>" % shown[-1].replace("&", "&amp;") if rest else ""
             keys = "".join("<Contents><Key>%s</Key></Contents>" % name.replace("&", "&amp;") for name in shown)
             return self.answer(200, ("<ListBucketResult>%s%s</ListBucketResult>" % (keys, more)).encode())
+        if self.command == "GET" and key.endswith("cut-short"):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(objects[key]) + 10))
+            self.end_headers()
+            self.wfile.write(objects[key])
+            self.close_connection = True
+            return
         if self.command == "GET":
             return self.answer(200, objects[key]) if key in objects else self.refuse(404, "NoSuchKey")
         if self.command == "POST" and "uploads" in query:

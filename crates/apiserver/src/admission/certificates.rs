@@ -112,7 +112,8 @@ impl Plugin for ClusterTrustBundleAttest {
             return Err(attributes.forbidden("changing signerName is forbidden")).into();
         }
         let signer = new.spec.signer_name.as_deref().filter(|signer| !signer.is_empty());
-        match signer.filter(|_| old.is_none_or(|old| old.spec != new.spec)) {
+        let is_other = |old: &ClusterTrustBundle| without_bookkeeping(old) != without_bookkeeping(new);
+        match signer.filter(|_| old.is_none_or(is_other)) {
             None => admitted(),
             Some(signer) => later(async move {
                 if may(cluster, attributes, registry::Verb::custom("attest"), signer).await {
@@ -122,6 +123,16 @@ impl Plugin for ClusterTrustBundleAttest {
             }),
         }
     }
+}
+
+/// A bundle without what the garbage collector writes. Labels stay: pods choose bundles by them.
+fn without_bookkeeping(bundle: &ClusterTrustBundle) -> ClusterTrustBundle {
+    let mut rest = bundle.clone();
+    rest.metadata.finalizers = None;
+    rest.metadata.owner_references = None;
+    rest.metadata.managed_fields = None;
+    rest.metadata.resource_version = None;
+    rest
 }
 
 pub(super) struct CertificateSubjectRestriction;

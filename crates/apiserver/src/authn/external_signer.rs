@@ -261,6 +261,11 @@ impl ExternalSigner {
         self.max_life
     }
 
+    /// How long the last answer still holds.
+    pub(crate) fn max_age(&self) -> Duration {
+        self.current().refresh.saturating_duration_since(Instant::now())
+    }
+
     /// All keys that count. The same value as long as nothing changes.
     pub(crate) fn keys(&self) -> Arc<Vec<Key>> {
         self.current().all.clone()
@@ -289,7 +294,10 @@ impl ExternalSigner {
             return Ok(());
         }
         *asked = Instant::now();
-        let mut found = fetch(&self.channel, &self.metrics).await?;
+        let fetched = fetch(&self.channel, &self.metrics).await;
+        // Whoever waited meanwhile has this answer: one after the other would wait for a signer that is away.
+        *asked = Instant::now();
+        let mut found = fetched?;
         let known = self.current();
         // What was checked with the same keys need not be checked again.
         let is_same = |one: &[Key], other: &[Key]| {
@@ -490,10 +498,13 @@ mod tests {
         assert_eq!(socket("@signer"), PathBuf::from("\0signer"));
     }
 
+    /// Its name, its bytes, and whether it is only for verifying.
+    type NamedKey = (String, Vec<u8>, bool);
+
     /// A signer on a socket: its keys by name, which of them signs, and how long its tokens may live.
     #[derive(Clone)]
     struct Program {
-        keys: Arc<parking_lot::Mutex<Vec<(String, Vec<u8>, bool)>>>,
+        keys: Arc<parking_lot::Mutex<Vec<NamedKey>>>,
         signs: Arc<parking_lot::Mutex<String>>,
         fetches: Arc<std::sync::atomic::AtomicUsize>,
         life: i64,
@@ -593,13 +604,15 @@ mod tests {
         // It is waited for.
         let starting = async {
             tokio::time::sleep(CONNECT_PAUSE).await;
-            program.serve(&socket)
+            Some(program.serve(&socket))
         };
         let (signer, serving) = tokio::join!(connecting, starting);
+        let serving = serving.unwrap();
         let signer = signer.unwrap();
         assert_eq!(signer.max_life(), Duration::from_secs(3600));
         let published: Vec<String> = signer.published().into_iter().map(|key| key.id).collect();
         assert_eq!(published, ["one"], "what only verifies is not told");
+        assert!(signer.max_age() <= Duration::from_secs(3600) && signer.max_age() > Duration::from_secs(3000));
         let claims = serde_json::json!({"iss": "i", "sub": "s"});
         let first = signer.token(&claims).await.unwrap();
         assert!(is_good(&signer, &first));

@@ -7,8 +7,8 @@
 mod bootstrap;
 mod certificates;
 mod config_file;
-mod external_signer;
 mod error;
+mod external_signer;
 mod front_proxy;
 mod oidc;
 mod service_account;
@@ -26,8 +26,8 @@ use tls::Reloading;
 
 pub(crate) use certificates::{CertificateAuthority, PeerCertificates, not_after};
 pub(crate) use config_file::Anonymous;
-pub(crate) use external_signer::{ExternalSigner, is_endpoint};
 use error::AuthnError;
+pub(crate) use external_signer::{ExternalSigner, is_endpoint};
 pub(crate) use front_proxy::FrontProxy;
 pub(crate) use oidc::Oidc;
 pub(crate) use service_account::{PublicKeys, TokenClaims, TokenIssuer};

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tls::Reloading;
 
 use super::Accepted;
-use super::external_signer::ExternalSigner;
 use super::error::{AccountTokenError, LegacyTokenError};
+use super::external_signer::ExternalSigner;
 use crate::expiring::Expiring;
 use crate::watch_cache::Caches;
 
@@ -129,6 +129,8 @@ impl Source {
     }
 }
 
+/// As upstream: keys in files say nothing of when they change.
+const FILES_MAX_AGE: Duration = Duration::from_secs(3600);
 /// How long a good signature is remembered.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
@@ -149,6 +151,22 @@ impl PublicKeys {
             Source::External(signer) => signer.published().iter().map(Key::jwk).collect(),
         };
         json!({"keys": keys})
+    }
+
+    /// What those of the key set sign with, in order.
+    pub(crate) fn algorithms(&self) -> Vec<String> {
+        let keys = self.jwks();
+        let names = keys["keys"].as_array().into_iter().flatten().filter_map(|key| key["alg"].as_str());
+        let sorted: std::collections::BTreeSet<&str> = names.collect();
+        sorted.into_iter().map(str::to_owned).collect()
+    }
+
+    /// For how long others may keep the key set.
+    pub(crate) fn max_age(&self) -> Duration {
+        match &self.keys {
+            Source::Files(_) => FILES_MAX_AGE,
+            Source::External(signer) => signer.max_age(),
+        }
     }
 
     /// `Ok(None)` if the token is not one of ours at all.
@@ -361,6 +379,7 @@ mod tests {
         let foreign = encode(r#"{"iss":"other"}"#);
         assert!(keys.ours(&format!("{}.{foreign}.{}", parts[0], parts[2])).unwrap().is_none(), "another issuer");
         assert!(keys.ours("opaque").unwrap().is_none(), "not a token");
+        assert_eq!((keys.algorithms(), keys.max_age()), (vec!["ES256".to_owned()], FILES_MAX_AGE));
     }
 
     #[tokio::test]

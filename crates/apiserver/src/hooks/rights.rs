@@ -13,6 +13,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim, ResourceClaimStatus};
 use registry::unset::items;
 use registry::{Object, Verb};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::{Hooks, Undo, Write};
 use crate::authz::{Attributes, escalation};
@@ -69,7 +71,7 @@ async fn check_status(
 ) -> Result<(), Status> {
     let verb = operation.info.verb.as_str();
     let mut errors = FieldErrors::default();
-    let is_rebound = new.allocation != old.allocation || items(&new.reserved_for) != items(&old.reserved_for);
+    let is_rebound = !alike(&new.allocation, &old.allocation) || !alike(&new.reserved_for, &old.reserved_for);
     if is_rebound && !may(operation, "binding", operation.info.verb.clone(), ("", "")).await {
         let what = "changing status.allocation or status.reservedFor requires resource=\"resourceclaims/binding\"";
         errors.forbidden("status.allocation", format!("{what}, verb={verb:?} permission"));
@@ -106,6 +108,25 @@ async fn may(operation: &Operation, subresource: &str, verb: Verb, (namespace, n
     operation.state.authz.decide(&operation.user, &attributes).await.allowed
 }
 
+/// Whether two values are the same to upstream, where a list that is empty is one that is not there: clients that write back
+/// what they have read leave such lists out.
+fn alike<T: PartialEq + Serialize>(one: &T, other: &T) -> bool {
+    fn plain(value: Value) -> Value {
+        let is_there = |value: &Value| !value.is_null() && value.as_array().is_none_or(|items| !items.is_empty());
+        match value {
+            Value::Object(fields) => {
+                let fields = fields.into_iter().filter(|(_, value)| is_there(value));
+                Value::Object(fields.map(|(name, value)| (name, plain(value))).collect())
+            }
+            Value::Array(items) if items.is_empty() => Value::Null,
+            Value::Array(items) => Value::Array(items.into_iter().map(plain).collect()),
+            other => other,
+        }
+    }
+    let written = |value: &T| serde_json::to_value(value).ok().map(plain);
+    one == other || written(one).is_some_and(|one| Some(one) == written(other))
+}
+
 /// The drivers of devices of which something else is said than before.
 fn changed_drivers<'s>(new: &'s ResourceClaimStatus, old: &'s ResourceClaimStatus) -> BTreeSet<&'s str> {
     let key = |device: &'s AllocatedDeviceStatus| (&device.driver, &device.pool, &device.device, &device.share_id);
@@ -113,7 +134,7 @@ fn changed_drivers<'s>(new: &'s ResourceClaimStatus, old: &'s ResourceClaimStatu
         items(&status.devices).iter().map(|device| (key(device), device)).collect()
     };
     let (new, old) = (by_key(new), by_key(old));
-    let changed = new.iter().filter(|(key, device)| old.get(*key) != Some(*device));
+    let changed = new.iter().filter(|(key, device)| !old.get(*key).is_some_and(|old| alike(*old, **device)));
     let gone = old.iter().filter(|(key, _)| !new.contains_key(*key));
     changed.chain(gone).map(|(_, device)| device.driver.as_str()).collect()
 }
@@ -219,4 +240,32 @@ fn read(operation: &Operation, kind: Option<&ParamKind>) -> Attributes {
     let row = table.rows().iter().find(|row| *row.group == *group && *row.version == *version && *row.kind == *name);
     let resource = row.map_or_else(every, |row| row.plural.to_string());
     Attributes { is_resource: true, verb: Verb::Get, group, version, resource, ..Attributes::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_clients_leave_out_is_no_change() {
+        let status =
+            |devices: Value| -> ResourceClaimStatus { serde_json::from_value(json!({"devices": devices})).unwrap() };
+        let device = |pool: &str| json!({"driver": "a.example.com", "pool": pool, "device": "d"});
+        let mut listed = device("p");
+        listed["conditions"] = json!([]);
+        let mut told = device("p");
+        told["data"] = json!({"a": 1});
+        for (new, old, is_changed) in [
+            (json!([device("p")]), json!([device("p")]), false),
+            (json!([device("p")]), json!([listed]), false),
+            (json!([told]), json!([device("p")]), true),
+            (json!([device("q")]), json!([device("p")]), true),
+            (json!([]), json!([device("p")]), true),
+        ] {
+            assert_eq!(!changed_drivers(&status(new.clone()), &status(old)).is_empty(), is_changed, "{new}");
+        }
+        assert!(alike(&None::<Vec<u8>>, &Some(Vec::new())) && !alike(&None, &Some(vec![0])));
+    }
 }

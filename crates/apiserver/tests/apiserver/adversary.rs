@@ -128,6 +128,7 @@ async fn keys_are_published_as_other_parties_expect_them() {
     let header: Value =
         serde_json::from_slice(&URL_SAFE_NO_PAD.decode(good.split('.').next().unwrap()).unwrap()).unwrap();
     assert_eq!(keys["keys"][0]["kid"], header["kid"]);
+    assert_eq!(document["id_token_signing_alg_values_supported"], json!([header["alg"]]), "those of the keys");
     assert_eq!((&keys["keys"][0]["kty"], &keys["keys"][0]["alg"]), (&json!("EC"), &header["alg"]));
 }
 

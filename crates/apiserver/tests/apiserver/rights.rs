@@ -25,7 +25,7 @@ async fn allow(cluster: &Cluster, name: &str, rules: Value) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn security_who_may_change_objects_may_not_make_them() {
     let cluster = Cluster::with(guarded).await;
-    let changing = json!([{"apiGroups": ["", "coordination.k8s.io"], "resources": ["configmaps", "pods", "leases"],
+    let changing = json!([{"apiGroups": [""], "resources": ["configmaps", "pods", "endpoints"],
         "verbs": ["get", "patch", "update"]}]);
     allow(&cluster, "changing", changing).await;
     let account = json!({"metadata": {"name": "default"}});
@@ -33,13 +33,11 @@ async fn security_who_may_change_objects_may_not_make_them() {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
         "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"k": "v"}});
-    let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"},
-        "spec": {"holderIdentity": "ann"}});
-    let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": "a"}});
     for (method, collection, object) in [
         ("PATCH", "/api/v1/namespaces/default/pods", pod),
         ("PATCH", "/api/v1/namespaces/default/configmaps", map),
-        ("PUT", leases, lease),
+        ("PUT", "/api/v1/namespaces/default/endpoints", endpoints),
     ] {
         let path = format!("{collection}/a?fieldManager=x");
         let media = if method == "PATCH" { "application/apply-patch+yaml" } else { "application/json" };
@@ -151,6 +149,18 @@ async fn security_signers_speak_for_themselves_and_nodes_see_their_own_requests(
     let issued = json!({"status": {"certificateChain": "x"}});
     let bundles = format!("{group}/clustertrustbundles");
     let retargeted = json!({"spec": {"signerName": "example.com/other"}});
+    let theirs =
+        json!({"metadata": {"name": "theirs"}, "spec": {"signerName": "example.com/signer", "trustBundle": "x"}});
+    let (code, answer) = cluster.send("POST", &bundles, theirs).await;
+    assert_eq!(code, 201, "{answer}");
+    // Pods choose bundles by their labels.
+    for (change, expected) in [
+        (json!({"metadata": {"labels": {"a": "b"}}}), 403),
+        (json!({"metadata": {"finalizers": ["example.com/a"]}}), 200),
+    ] {
+        let (code, answer) = ask(&cluster, ANN, "PATCH", &format!("{bundles}/theirs"), &change).await;
+        assert_eq!(code, expected, "{change}: {answer}");
+    }
     for may in [false, true] {
         let code = |allowed: u16| if may { allowed } else { 403 };
         let (found, answer) = ask(&cluster, ANN, "PATCH", &format!("{requests}/own/status"), &issued).await;

@@ -15,11 +15,17 @@ use crate::join;
 use crate::pki::{Certificate, Pki, write_private};
 
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(10);
+/// After so many looks it is said again: a Node that was deleted and made again says nothing.
+const SAY_AGAIN: u32 = 30;
 
 /// Follows until `stop`.
 pub(crate) async fn follow(client: Client, dir: PathBuf, node: String, stop: CancellationToken) -> Result<()> {
-    let mut said = None;
+    let (mut said, mut looks) = (None, 0);
     loop {
+        if looks == SAY_AGAIN {
+            (said, looks) = (None, 0);
+        }
+        looks += 1;
         if let Err(error) = follow_once(&client, &dir, &node, &mut said).await {
             tracing::warn!("the cluster's authority: {error:#}");
         }

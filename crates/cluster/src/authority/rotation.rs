@@ -83,6 +83,14 @@ impl Rotation {
         Ok(())
     }
 
+    /// The same, where the old authority has gone here already: without it. A store that was restored may tell of an earlier
+    /// phase, and nodes trust nothing that the old one would sign again.
+    pub(super) fn never_back(self, dir: &Path) -> Result<Rotation> {
+        let (certificates, _) = Pki::open(dir).authority_files()?;
+        let phase = if certificates == self.new.certificate { Phase::Drop } else { self.phase };
+        Ok(Rotation { phase, ..self })
+    }
+
     /// What the authority's two files say in this phase: the one that signs comes first.
     fn files(&self) -> (String, &str) {
         let (old, new) = (&self.old, &self.new);
@@ -101,9 +109,17 @@ impl Rotation {
 
 /// Completes what an exchange has written down: whoever signs next must find a certificate and its own key.
 pub(crate) fn complete(dir: &Path) -> Result<()> {
-    let Some(rotation) = Rotation::load(dir)? else { return Ok(()) };
-    let (certificates, key) = rotation.files();
-    Pki::open(dir).replace_authority(&certificates, key)
+    if Rotation::load(dir)?.is_none() {
+        return Ok(());
+    }
+    // Read where nobody else writes: whoever read an earlier phase must not write its files over those of this one.
+    Pki::open(dir).replace_authority_with(|| {
+        let rotation = Rotation::load(dir)?;
+        Ok(rotation.map(|rotation| {
+            let (certificates, key) = rotation.files();
+            (certificates, key.to_owned())
+        }))
+    })
 }
 
 /// The name of the authority after one.
@@ -173,7 +189,11 @@ mod tests {
             rotation.save(dir.path()).unwrap();
             complete(dir.path()).unwrap();
             rotation.check_own(dir.path()).unwrap();
+            assert_eq!(rotation.clone().never_back(dir.path()).unwrap(), rotation);
         }
+        // What a store tells that was restored.
+        assert_eq!(rotation.phase, Phase::Trust);
+        assert_eq!(rotation.never_back(dir.path()).unwrap().phase, Phase::Drop);
     }
 
     #[test]

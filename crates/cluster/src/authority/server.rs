@@ -104,8 +104,8 @@ impl Server {
         }
     }
 
-    /// One look; `done` is what this process has come to.
-    async fn turn(&self, secret: Option<&Arc<Secret>>, done: &mut Option<Rotation>) -> Result<()> {
+    /// One look; `done` is what this process has come to, and whether others were told.
+    async fn turn(&self, secret: Option<&Arc<Secret>>, done: &mut Option<(Rotation, bool)>) -> Result<()> {
         let dir = self.options.pki_dir();
         let Some(secret) = secret else {
             *done = None;
@@ -117,11 +117,15 @@ impl Server {
             return Ok(());
         };
         let rotation = shared::read(secret, &dir).context("the exchange that is under way")?;
-        if done.as_ref() != Some(&rotation) {
+        if done.as_ref().is_none_or(|(placed, _)| *placed != rotation) {
             self.put_in_place(rotation.clone()).await?;
             self.changed.send_replace(());
+            *done = Some((rotation, false));
+        }
+        // Tried again by itself: nothing is signed anew because others cannot be told.
+        if let Some((_, is_told @ false)) = done {
             self.publish().await?;
-            *done = Some(rotation);
+            *is_told = true;
         }
         self.say().await
     }
@@ -132,6 +136,7 @@ impl Server {
         let place = move || {
             let dir = options.pki_dir();
             rotation.check_own(&dir)?;
+            let rotation = rotation.never_back(&dir)?;
             rotation.save(&dir)?;
             complete(&dir)?;
             certificates::renew(&options, &shape)?;

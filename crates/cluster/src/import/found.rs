@@ -15,6 +15,8 @@ use crate::etcd::Etcd;
 
 /// Where manifests of kubeadm say that files are, wherever the directory is now.
 const KUBEADM_DIR: &str = "/etc/kubernetes";
+/// An argument of k3s for its API server, which says whose the tokens are.
+const ISSUER: &str = "service-account-issuer=";
 /// Flags of a kubeadm API server that have their counterpart here, or none that matters.
 const KNOWN: &[&str] = &[
     "advertise-address",
@@ -200,6 +202,7 @@ pub(super) fn k3s(dir: &Path, config: &Path, given: &Given<'_>) -> Result<Found>
     let signing = if current.exists() { current } else { verifying.clone() };
     let keys = Keys::new(authority, front_proxy, &signing, &[verifying])?;
     let encryption = Some(dir.join("cred/encryption-config.json")).filter(|path| path.exists());
+    let given_flags = config.list("kube-apiserver-arg");
     let mut names = config.list("tls-san");
     let mut certificates = vec![fs::read(file("serving-kube-apiserver.crt")).unwrap_or_default()];
     certificates.extend(listener_certificate(&file("dynamic-cert.json"))?);
@@ -225,17 +228,23 @@ pub(super) fn k3s(dir: &Path, config: &Path, given: &Given<'_>) -> Result<Found>
                 .map(|port| port.parse())
                 .transpose()
                 .context("https-listen-port")?,
-            issuers: Vec::new(),
+            // Tokens name it, and would not count without it.
+            issuers: given_flags.iter().filter_map(|flag| flag.strip_prefix(ISSUER)).map(str::to_owned).collect(),
             names,
         },
-        other_flags: config.list("kube-apiserver-arg").into_iter().map(|flag| format!("--{flag}")).collect(),
+        other_flags: given_flags
+            .iter()
+            .filter(|flag| !flag.starts_with(ISSUER))
+            .map(|flag| format!("--{flag}"))
+            .collect(),
     })
 }
 
 fn k3s_objects(dir: &Path, config: &K3sConfig) -> Result<Objects> {
     if let Some(endpoint) = config.get("datastore-endpoint") {
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
-            let kind = endpoint.split("://").next().unwrap_or_default();
+            // The rest has a password.
+            let kind = endpoint.split_once("://").map_or("of an unknown kind", |(kind, _)| kind);
             bail!(
                 "the objects are in a database ({kind}), which cannot be read here: move them into SQLite or etcd first"
             );
@@ -368,6 +377,7 @@ mod tests {
         };
         assert!(with(None).unwrap_err().contains("where are its objects?"));
         assert!(with(Some("mysql://a:b@tcp(h)/k")).unwrap_err().contains("a database (mysql)"));
+        assert!(!with(Some("user:password@tcp(h)/k")).unwrap_err().contains("password"));
         let Ok(Objects::Etcd(etcd)) = with(Some("http://a:2379,http://b:2379")) else { panic!() };
         assert_eq!(etcd.etcd_servers.len(), 2);
         fs::create_dir_all(dir.path().join("db")).unwrap();

@@ -33,6 +33,8 @@ use plan::{Facts, Part, Plan, System};
 
 /// How many keys of a part are named.
 const SHOWN: usize = 4;
+/// Which address of the services answers names.
+const DNS_OFFSET: u32 = 10;
 const TRANSFER: Transfer<'static> = Transfer { root: plan::ROOT, mark: "", without: &[] };
 
 /// Make a cluster of ours from one of kubeadm or k3s
@@ -117,6 +119,8 @@ async fn run(args: Args) -> Result<()> {
     if !common.dry_run {
         refuse_occupied(&common.options)?;
     }
+    // Before as well as after: what was written between our reading and the end of its server would be lost.
+    let in_use_before = in_use(&found.objects, &Facts::default())?;
     let (mut contents, root) = read_objects(&found.objects).await?;
     let read = contents.kvs.len();
     if read == 0 {
@@ -127,7 +131,7 @@ async fn run(args: Args) -> Result<()> {
     let flags = settle(&found.settings, &plan.facts, &common)?;
     let encrypted = encrypted(found.encryption.as_deref())?;
     print!("{}", describe(&found, &plan, &flags, (read, &contents), &unreadable)?);
-    let in_use = in_use(&found.objects, &plan.facts)?;
+    let in_use = in_use_before.or(in_use(&found.objects, &plan.facts)?);
     if common.dry_run {
         if let Some(reason) = in_use {
             println!("\nThe import itself would be refused now: {reason}");
@@ -194,15 +198,8 @@ fn settle(files: &Settings, facts: &Facts, given: &Common) -> Result<Flags> {
     let domain = given.cluster_domain.clone().or(files.cluster_domain.clone()).or(kubeadm("dnsDomain"));
     let domain = domain.unwrap_or_else(|| "cluster.local".to_owned());
     let service_cidr = service_cidr.context("nothing says which addresses services have: give --service-cidr")?;
-    let first = |offset: u32| -> Result<IpAddr> {
-        // Of no machine: only the range counts.
-        let machine =
-            Machine { node_name: Some("n".into()), node_ip: vec![Ipv4Addr::LOCALHOST.into()], ..Machine::default() };
-        let flags = Flags { machine, service_cidr: Some(service_cidr.clone()), ..Flags::default() };
-        flags.shape()?.service_address(offset)
-    };
     if let Some(address) = facts.api_address
-        && first(1)? != address
+        && service_address(&service_cidr, 1)? != address
     {
         bail!(
             "the service kubernetes has the address {address}, which is not the first of {service_cidr}: give --service-cidr"
@@ -231,6 +228,22 @@ fn settle(files: &Settings, facts: &Facts, given: &Common) -> Result<Flags> {
         service_account_issuer: if files.issuers == usual { Vec::new() } else { files.issuers.clone() },
         ..Flags::default()
     })
+}
+
+/// Where in a range our server has a service.
+fn service_address(range: &str, offset: u32) -> Result<IpAddr> {
+    // Of no machine: only the range counts.
+    let machine =
+        Machine { node_name: Some("n".into()), node_ip: vec![Ipv4Addr::LOCALHOST.into()], ..Machine::default() };
+    let flags = Flags { machine, service_cidr: Some(range.to_owned()), ..Flags::default() };
+    flags.shape()?.service_address(offset)
+}
+
+/// What pods and kubelets that go on as before would ask in vain.
+fn moved_dns(plan: &Plan, range: &str) -> Result<Option<String>> {
+    let Some(before) = plan.facts.dns_address.filter(|_| plan.left.contains_key(&Part::Dns)) else { return Ok(None) };
+    let now = service_address(range, DNS_OFFSET)?;
+    Ok((now != before).then(|| format!("names are answered at {now} from now on, and no longer at {before}")))
 }
 
 /// The resources that were encrypted, and are to be.
@@ -263,6 +276,9 @@ fn describe(
         said(&flags.cluster_domain),
         flags.secure_port.unwrap_or(6443)
     ));
+    if let Some(moved) = moved_dns(plan, flags.service_cidr.as_deref().unwrap_or_default())? {
+        text.push_str(&format!("             {moved}\n"));
+    }
     if !flags.tls_san.is_empty() {
         text.push_str(&format!("known as     {}\n", flags.tls_san.join(", ")));
     }
@@ -407,6 +423,19 @@ mod tests {
                 .unwrap_err()
                 .contains("pods of node a are in 10.244.3.0/24")
         );
+    }
+
+    #[test]
+    fn another_address_for_names_is_told() {
+        let with = |address: &str, is_left: bool| {
+            let left = is_left.then(|| (Part::Dns, Vec::new()));
+            let facts = Facts { dns_address: address.parse().ok(), ..Facts::default() };
+            let plan = Plan { facts, left: left.into_iter().collect(), ..Plan::default() };
+            moved_dns(&plan, "10.96.0.0/12").unwrap()
+        };
+        assert_eq!(with("10.96.0.10", true), None);
+        assert!(with("10.96.0.53", true).unwrap().contains("at 10.96.0.10 from now on, and no longer at 10.96.0.53"));
+        assert_eq!(with("10.96.0.53", false), None, "it comes as well");
     }
 
     #[test]

@@ -112,7 +112,11 @@ const RULES: &[(Part, &[&str])] = &[
             "daemonsets/kube-system/kube-router",
             "daemonsets/kube-system/antrea-agent",
             "deployments/kube-system/antrea-controller",
+            // Without whoever answers them, namespaces could not be deleted any more.
             "apiregistration.k8s.io/apiservices/v3.projectcalico.org",
+            "apiregistration.k8s.io/apiservices/*.antrea.io",
+            "mutatingwebhookconfigurations/*.antrea.io",
+            "validatingwebhookconfigurations/*.antrea.io",
             "namespaces/kube-flannel",
             "namespaces/calico-system",
             "namespaces/calico-apiserver",
@@ -269,7 +273,10 @@ pub(super) fn plan(system: System, kvs: Vec<KeyValue>, keep: &[Part]) -> Plan {
         }
         let kind = object.object["kind"].as_str().unwrap_or("other").to_owned();
         *kinds.entry(kind).or_default() += 1;
-        if let Some(changed) = without_finalizers(&object.object) {
+        // Elsewhere somebody else has them, such as Rancher, who goes on.
+        if system == System::K3s
+            && let Some(changed) = without_finalizers(&object.object)
+        {
             changes.insert(index, changed);
         }
     }
@@ -499,6 +506,20 @@ mod tests {
     }
 
     #[test]
+    fn nobody_asks_a_network_that_stays_behind() {
+        for key in [
+            "apiregistration.k8s.io/apiservices/v3.projectcalico.org",
+            "apiregistration.k8s.io/apiservices/v1beta2.controlplane.antrea.io",
+            "mutatingwebhookconfigurations/crdmutator.antrea.io",
+            "validatingwebhookconfigurations/crdvalidator.antrea.io",
+        ] {
+            let objects = || vec![kv(key, of("a", None)), kv("mutatingwebhookconfigurations/mine", of("m", None))];
+            assert_eq!(decided(System::Kubeadm, objects(), &[]).0, ["mutatingwebhookconfigurations/mine"], "{key}");
+            assert_eq!(decided(System::Kubeadm, objects(), &[Part::Network]).0.len(), 2, "{key}");
+        }
+    }
+
+    #[test]
     fn an_address_is_free_when_its_service_stays_behind() {
         let address = |service: &str| {
             let parent = json!({"resource": "services", "namespace": "kube-system", "name": service});
@@ -522,6 +543,8 @@ mod tests {
             kv("minions/c", node(json!(["mine.example/x"]))),
         ];
         let before = objects[2].value.clone();
+        let of_kubeadm = super::plan(System::Kubeadm, objects.clone(), &[]);
+        assert!(of_kubeadm.changed.is_empty() && of_kubeadm.kept == objects, "they are not of k3s there");
         let plan = plan(System::K3s, objects, &[]);
         assert_eq!(plan.changed.len(), 2);
         let text = |index: usize| String::from_utf8(plan.kept[index].value.to_vec()).unwrap();

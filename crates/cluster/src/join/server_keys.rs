@@ -149,6 +149,11 @@ pub(super) struct Bundle {
     routes: Option<Backend>,
     #[serde(default)]
     certificate_validity: Option<String>,
+    /// A token is good with every server, or with none.
+    #[serde(default)]
+    service_account_issuer: Vec<String>,
+    #[serde(default)]
+    tls_san: Vec<String>,
 }
 
 impl Bundle {
@@ -185,6 +190,8 @@ impl Bundle {
             cluster_domain: flags.cluster_domain,
             routes: flags.routes,
             certificate_validity: flags.certificate_validity,
+            service_account_issuer: flags.service_account_issuer,
+            tls_san: flags.tls_san,
         })
     }
 
@@ -230,6 +237,8 @@ impl Bundle {
             cluster_domain: self.cluster_domain,
             routes: self.routes,
             certificate_validity: self.certificate_validity,
+            service_account_issuer: self.service_account_issuer,
+            tls_san: self.tls_san,
             ..Flags::default()
         })
     }
@@ -368,7 +377,14 @@ mod tests {
             etcd_prefix: Some("/two".into()),
             ..Etcd::default()
         };
-        let flags = Flags { etcd, service_cidr: Some("10.96.0.0/16".into()), ..Flags::default() };
+        let (issuers, names) = (vec!["https://one.example.com".to_owned()], vec!["api.example.com".to_owned()]);
+        let flags = Flags {
+            etcd,
+            service_cidr: Some("10.96.0.0/16".into()),
+            service_account_issuer: issuers.clone(),
+            tls_san: names.clone(),
+            ..Flags::default()
+        };
         flags.remember(&first).unwrap();
         let bundle = Bundle::gather(&first).unwrap();
         let machine = Machine { node_name: Some("two".into()), ..Machine::default() };
@@ -385,6 +401,7 @@ mod tests {
             (flags.machine.node_name.as_deref(), flags.service_cidr.as_deref()),
             (Some("two"), Some("10.96.0.0/16"))
         );
+        assert_eq!((flags.service_account_issuer, flags.tls_san), (issuers, names), "one token, one name for all");
 
         // A name is no way to another directory, and half a set of keys is none.
         let mut evil = Bundle::gather(&first).unwrap();

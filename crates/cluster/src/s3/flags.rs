@@ -14,8 +14,8 @@ const USUAL_REGION: &str = "us-east-1";
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct S3Flags {
-    /// S3 endpoint that copies of the store go to (https://host), instead of a directory
-    #[arg(long, value_name = "URL", requires = "backup_s3_bucket")]
+    /// S3 endpoint that copies of the store go to (https://host), instead of a directory; an empty one ends that
+    #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_endpoint: Option<String>,
     /// Its bucket
@@ -82,10 +82,19 @@ impl S3Flags {
 
     /// None where no endpoint is named.
     pub(crate) fn place(&self) -> Result<Option<Place>> {
-        let Some(endpoint) = self.backup_s3_endpoint.as_deref().filter(|text| !text.is_empty()) else {
+        let Some(endpoint) = self.backup_s3_endpoint.as_deref() else {
+            if *self != S3Flags::default() {
+                bail!("flags that begin with --backup-s3 are of no use without --backup-s3-endpoint");
+            }
             return Ok(None);
         };
-        let wrong = |why: &str| anyhow::anyhow!("--backup-s3-endpoint={endpoint}: {why}");
+        // One that is empty ends what was begun.
+        if endpoint.is_empty() {
+            return Ok(None);
+        }
+        // Credentials that somebody put there are not told to a log.
+        let shown = endpoint.rsplit_once('@').map_or(endpoint.to_owned(), |(_, host)| format!("…@{host}"));
+        let wrong = |why: &str| anyhow::anyhow!("--backup-s3-endpoint={shown}: {why}");
         let (scheme, rest) = endpoint.split_once("://").ok_or_else(|| wrong("must start with http:// or https://"))?;
         if !["http", "https"].contains(&scheme) {
             return Err(wrong("must start with http:// or https://"));
@@ -115,13 +124,12 @@ impl S3Flags {
             true => (format!("{bucket}.{host}"), "/".to_owned()),
             false => (host.to_owned(), format!("/{bucket}/")),
         };
+        // The port is said unless it is the usual one, in the address too: what is signed is what HTTP/2 says of it.
+        let usual_port = if scheme == "https" { ":443" } else { ":80" };
+        let host = host.strip_suffix(usual_port).unwrap_or(&host).to_owned();
         Ok(Some(Place {
             server: format!("{scheme}://{host}"),
-            // The port is said unless it is the usual one.
-            host: match scheme {
-                "https" => host.strip_suffix(":443").unwrap_or(&host).to_owned(),
-                _ => host.strip_suffix(":80").unwrap_or(&host).to_owned(),
-            },
+            host,
             path,
             region: self.backup_s3_region.clone().unwrap_or_else(|| USUAL_REGION.to_owned()),
             name: format!("{endpoint}/{bucket}/{prefix}"),
@@ -197,14 +205,17 @@ mod tests {
     #[test]
     fn places_are_checked() {
         assert_eq!(S3Flags::default().place().unwrap(), None);
+        assert_eq!(flags("").place().unwrap(), None, "no more copies");
         let place = flags("https://s3.example:9000/").place().unwrap().unwrap();
         assert_eq!((place.server.as_str(), place.path.as_str()), ("https://s3.example:9000", "/copies/"));
         assert_eq!((place.host.as_str(), place.region.as_str()), ("s3.example:9000", "us-east-1"));
         let by_host = S3Flags { backup_s3_virtual_host: Some(true), ..flags("https://s3.example:443") };
         let place = by_host.place().unwrap().unwrap();
-        assert_eq!((place.server.as_str(), place.path.as_str()), ("https://copies.s3.example:443", "/"));
+        assert_eq!((place.server.as_str(), place.path.as_str()), ("https://copies.s3.example", "/"));
         assert_eq!(place.host, "copies.s3.example");
         for (wrong, why) in [
+            (S3Flags { backup_s3_endpoint: None, ..flags("") }, "without --backup-s3-endpoint"),
+            (S3Flags { backup_s3_bucket: None, ..flags("https://h") }, "lower-case letters"),
             (flags("s3.example"), "must start with"),
             (flags("ftp://s3.example"), "must start with"),
             (flags("https://key:secret@s3.example"), "have flags of their own"),
@@ -214,7 +225,7 @@ mod tests {
             (S3Flags { backup_s3_ca: Some("ca.crt".into()), ..flags("https://h") }, "whole path"),
         ] {
             let error = wrong.place().unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
+            assert!(error.contains(why) && !error.contains("key:secret"), "{error}");
         }
     }
 

@@ -143,6 +143,9 @@ impl Bucket {
             }
             names.extend(elements(&text, "Key").iter().map(|name| unescape(name)));
             after = elements(&text, "NextContinuationToken").first().map(|token| unescape(token));
+            if after.is_none() && elements(&text, "IsTruncated").first() == Some(&"true") {
+                bail!("{} answers with a part of a list, and does not say how it goes on", self.place);
+            }
             if after.is_none() {
                 names.sort();
                 return Ok(names);
@@ -213,7 +216,17 @@ impl Bucket {
             bail!("{} answered {} for {key}", self.place, response.status());
         }
         let open = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        let mut file = open.with_context(|| path.display().to_string())?;
+        let file = open.with_context(|| path.display().to_string())?;
+        let written = self.write(key, path, file, response).await;
+        if written.is_err() {
+            // Half a copy is none, and would be in the way of the next attempt.
+            let removed = std::fs::remove_file(path);
+            removed.unwrap_or_else(|error| tracing::warn!("{} is only a part of {key}: {error}", path.display()));
+        }
+        written
+    }
+
+    async fn write(&self, key: &str, path: &Path, mut file: File, response: Response<Body>) -> Result<u64> {
         let expected =
             response.headers().get("content-length").and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
         let (mut body, mut size) = (response.into_body(), 0);
@@ -292,6 +305,12 @@ mod tests {
         let missing = bucket.fetch(&names[0], &dir.path().join("x")).await.unwrap_err().to_string();
         assert!(missing.contains("404 Not Found NoSuchKey"), "{missing}");
         assert!(!dir.path().join("x").exists());
+
+        // Half a copy is none.
+        bucket.put("clusters/cut-short", &file).await.unwrap();
+        let cut = dir.path().join("cut");
+        assert!(bucket.fetch("clusters/cut-short", &cut).await.is_err());
+        assert!(!cut.exists());
 
         // An upload that fails half-way leaves nothing.
         std::fs::write(&file, [&content[..2_000_000], b"no part of this"].concat()).unwrap();

@@ -30,6 +30,8 @@ use crate::{manage, members, progress};
 
 /// A program says its version at once.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
+/// For a server that is about to go back, and may not answer.
+const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Replace the program that runs the cluster on this machine, and go back if it does not fare well
 #[derive(Debug, Clone, clap::Args)]
@@ -246,6 +248,9 @@ async fn run_main(args: Args) -> Result<()> {
                 Record::file(options).display()
             ),
             Earlier::Return => {
+                if !args.force {
+                    take_turn(options, &record, Duration::try_from(args.timeout)?).await?;
+                }
                 println!("an upgrade of {} was broken off: returning", record.target.display());
                 go_back(options, &record).await?;
                 println!("the old program runs the cluster");
@@ -379,6 +384,28 @@ async fn end_stranger(options: &Options, mut child: Child) -> Result<()> {
         ended(child).await?;
     }
     Ok(())
+}
+
+/// Takes the turn for a return that stops a server which may well serve: another may be away meanwhile. Where nobody can be
+/// asked, there is nothing to lose.
+async fn take_turn(options: &Options, record: &Record, longest: Duration) -> Result<()> {
+    let is_stopped = back(&record.begun).contains(&Return::Stop) && Lock::holder(&options.lock_file())?.is_some();
+    let flags = Flags::remembered(options)?;
+    if !is_stopped || record.command != "up" || !flags.etcd.is_used() {
+        return Ok(());
+    }
+    let taken = async {
+        let client = connect(&options.admin_kubeconfig())?;
+        turn::take(&client, &flags.shape()?.node_name, longest, &Clock::default()).await
+    };
+    match tokio::time::timeout(TURN_TIMEOUT, taken).await {
+        Ok(Err(error)) if error.is::<turn::Taken>() => Err(error),
+        Ok(Err(error)) => {
+            println!(" ! returning without a turn: {error:#}");
+            Ok(())
+        }
+        Ok(Ok(())) | Err(_) => Ok(()),
+    }
 }
 
 /// Lets another server be upgraded. Its turn comes by itself if nobody can be told.

@@ -15,6 +15,11 @@ use crate::node_roles::CONTROL_PLANE;
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "cox-upgrade";
 
+/// It is the turn of another server.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is being upgraded: one server after the other")]
+pub(super) struct Taken(String);
+
 /// Takes the turn for as long as `longest`, or says whose it is.
 pub(super) async fn take(client: &Client, own: &str, longest: Duration, clock: &Clock) -> Result<()> {
     let leases = client.namespaced::<Lease>(NAMESPACE);
@@ -32,7 +37,7 @@ pub(super) async fn take(client: &Client, own: &str, longest: Duration, clock: &
         }
         Some(mut lease) => {
             if let Some(other) = holder(lease.spec.as_ref(), own, clock.now()) {
-                bail!("{other} is being upgraded: one server after the other");
+                return Err(Taken(other.to_owned()).into());
             }
             lease.spec = Some(spec);
             leases.update(&lease).await
@@ -41,7 +46,7 @@ pub(super) async fn take(client: &Client, own: &str, longest: Duration, clock: &
     match taken {
         Ok(_) => Ok(()),
         Err(error) if error.is_conflict() || error.is_already_exists() => {
-            bail!("another server is being upgraded: one server after the other")
+            Err(Taken("another server".to_owned()).into())
         }
         Err(error) => Err(error).context("saying that this server is upgraded"),
     }

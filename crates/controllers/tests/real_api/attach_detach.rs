@@ -1,7 +1,7 @@
 //! Volumes of CSI drivers are attached for the pods of a node and let go after them. The attacher is the test itself.
 
 use client::{DeleteParams, ListParams, Patch};
-use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use serde_json::{Value, json};
 
@@ -165,6 +165,7 @@ async fn an_inline_disk_of_a_removed_driver_is_attached_by_the_one_that_took_ove
     let cluster = Cluster::start(0).await;
     node(&cluster, "a").await;
     node(&cluster, "b").await;
+    cluster.until::<ServiceAccount>("default", "default", "there", |_| true).await;
     for (name, on) in [("first", "a"), ("second", "b")] {
         let volume =
             json!({ "name": "v", "awsElasticBlockStore": { "volumeID": "aws://zone/vol-1", "fsType": "ext4" } });

@@ -62,12 +62,12 @@ impl Operation {
 pub(crate) struct VolumeError {
     operation: Operation,
     volume: String,
-    cause: Cause,
+    cause: Box<Cause>,
 }
 
 impl VolumeError {
     pub(crate) fn of(operation: Operation, volume: &str, cause: impl Into<Cause>) -> Self {
-        VolumeError { operation, volume: volume.into(), cause: cause.into() }
+        VolumeError { operation, volume: volume.into(), cause: Box::new(cause.into()) }
     }
 
     /// The event's reason.

@@ -17,15 +17,24 @@ use crate::world::{Direction, Labels, Node, Pod, Policy, World};
 /// The chain of those of whom nothing is known yet but that a policy may concern them.
 pub(crate) const CLOSED: &str = "closed";
 
+/// What the keys of those begin with of whom nothing is known but an address: they have no namespace.
+const INHERITED: &str = "/";
+
 /// In the order of what is kept by direction.
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 
-/// An address that the plug-in announced, of a pod that the API server may not show with it yet.
+/// An address that the plug-in announced, of a pod that the API server may not show with it yet, or not any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Announced {
     pub(crate) pod: String,
     pub(crate) uid: String,
     pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// The key of a pod that runs on without an object, or beside another of its name. The API server shows no pod of such a name, so
+/// it is closed.
+fn outliving(pod: &str, uid: &str) -> String {
+    format!("{pod}/{uid}")
 }
 
 #[derive(Default)]
@@ -39,6 +48,8 @@ pub(crate) struct Planner {
     announced: BTreeMap<String, Announced>,
     /// Who announced an address: it is nobody else's.
     holders: HashMap<IpAddr, String>,
+    /// Pods that are shown and have given their addresses back, with their uids.
+    given_back: HashMap<String, String>,
     /// Whom packets of this node may be led to chains for, by pod.
     subjects: BTreeMap<String, Subject>,
     /// Who claims an address; the last one has it.
@@ -130,13 +141,55 @@ impl Planner {
     }
 
     pub(crate) fn set_pod(&mut self, key: &str, pod: Option<Arc<Pod>>) {
-        if self.shown.get(key) != pod.as_ref() {
-            match pod {
-                Some(pod) => drop(self.shown.insert(key.to_owned(), pod)),
-                None => drop(self.shown.remove(key)),
-            }
-            self.know(key);
+        if self.shown.get(key) == pod.as_ref() {
+            return;
         }
+        for address in pod.iter().filter(|pod| pod.has_network).flat_map(|pod| &pod.addresses) {
+            // Whose an inherited address was is not known; now it is this pod's.
+            if let Some(holder) = self.holders.get(address).filter(|holder| holder.starts_with(INHERITED)).cloned() {
+                self.forget_announced(&holder);
+            }
+        }
+        let before = match pod.clone() {
+            Some(pod) => self.shown.insert(key.to_owned(), pod),
+            None => self.shown.remove(key),
+        };
+        if let Some(before) = before
+            && pod.is_none_or(|now| now.uid != before.uid)
+        {
+            self.outlive(key, &before);
+        }
+        self.know(key);
+    }
+
+    /// A pod's object is gone, and the pod may run on for a while. Nobody knows any more what it may do: its addresses are closed
+    /// until they are given back.
+    fn outlive(&mut self, key: &str, before: &Pod) {
+        let is_given_back = self.given_back.remove(key).is_some_and(|uid| uid == before.uid);
+        if is_given_back || !before.has_network || before.node != self.node {
+            return;
+        }
+        let is_free = |address: &&IpAddr| !self.holders.contains_key(*address) && !self.is_shown_with(**address);
+        let addresses: Vec<IpAddr> = before.addresses.iter().filter(is_free).copied().collect();
+        if !addresses.is_empty() {
+            let uid = before.uid.clone();
+            self.announce(Announced { pod: outliving(key, &uid), uid, addresses });
+        }
+    }
+
+    /// Addresses that were isolated before we came. Whoever had them may have lost its object while nobody looked, and run on:
+    /// they are closed until somebody has them.
+    pub(crate) fn inherit(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        for address in addresses {
+            if !self.holders.contains_key(&address) && !self.is_shown_with(address) {
+                let pod = format!("{INHERITED}{address}");
+                self.announce(Announced { pod, uid: String::new(), addresses: vec![address] });
+            }
+        }
+    }
+
+    fn is_shown_with(&self, address: IpAddr) -> bool {
+        self.shown.values().any(|pod| pod.has_network && pod.addresses.contains(&address))
     }
 
     pub(crate) fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
@@ -200,8 +253,10 @@ impl Planner {
             }
         }
         // Who is not shown yet may be one that it selects.
-        let announced = self.announced.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
-        self.dirty_subjects.extend(announced.map(|(key, _)| key.clone()));
+        for prefix in [prefix.as_str(), INHERITED] {
+            let announced = self.announced.range(prefix.to_owned()..).take_while(|(key, _)| key.starts_with(prefix));
+            self.dirty_subjects.extend(announced.map(|(key, _)| key.clone()));
+        }
         self.dirty_chains.extend(self.by_policy.get(key).into_iter().flatten().cloned());
     }
 
@@ -243,6 +298,15 @@ impl Planner {
 
     /// A pod has addresses; whoever had them before has none of them any more.
     pub(crate) fn announce(&mut self, told: Announced) {
+        if let Some(before) = self.announced.get(&told.pod).filter(|before| before.uid != told.uid).cloned() {
+            self.forget_announced(&told.pod);
+            let key = outliving(&before.pod, &before.uid);
+            self.hold(Announced { pod: key, ..before });
+        }
+        self.hold(told);
+    }
+
+    fn hold(&mut self, told: Announced) {
         self.forget_announced(&told.pod);
         for address in &told.addresses {
             if let Some(holder) = self.holders.get(address).cloned() {
@@ -253,6 +317,7 @@ impl Planner {
             self.holders.insert(*address, told.pod.clone());
         }
         let (pod, addresses) = (told.pod.clone(), told.addresses.clone());
+        self.given_back.remove(&pod);
         self.announced.insert(pod.clone(), told);
         self.know(&pod);
         self.know_holders_of(&addresses);
@@ -263,6 +328,15 @@ impl Planner {
         if self.is_announced(pod, uid) {
             self.forget_announced(pod);
         }
+        self.forget_announced(&outliving(pod, uid));
+        if self.shown.get(pod).is_some_and(|shown| shown.uid == uid) {
+            self.given_back.insert(pod.to_owned(), uid.to_owned());
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn announced(&self) -> Vec<Announced> {
+        self.announced.values().cloned().collect()
     }
 
     pub(crate) fn is_announced(&self, pod: &str, uid: &str) -> bool {
@@ -383,7 +457,8 @@ impl Planner {
         {
             // Not shown at all: closed, if there is anything that could select it, or forbid it to others.
             let namespace = key.split('/').next().unwrap_or_default();
-            if has_cluster_policies || self.world.has_policies(namespace) {
+            let is_of_any = namespace.is_empty() && !self.world.policies.is_empty();
+            if has_cluster_policies || is_of_any || self.world.has_policies(namespace) {
                 let closed = |address: &IpAddr| (*address, Rank::Announced, [Lead::Closed, Lead::Closed]);
                 claims.extend(told.addresses.iter().map(closed));
             }

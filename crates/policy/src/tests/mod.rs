@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cluster_policy::ClusterPolicy;
 use crate::decision::{Decision, End, decide};
 use crate::plan::{Announced, Plan, Planner};
-use crate::program::{afresh, change, closing};
+use crate::program::{afresh, change, closing, isolated};
 use crate::world::{Direction, Node, Pod, Policy, Protocol, World};
 
 mod incremental;
@@ -85,6 +85,12 @@ fn tell(planner: &mut Planner, world: &World) {
         gone.chain(come.map(|(key, value)| (key.clone(), Some(value.clone())))).collect()
     }
     for (key, value) in differing(&known.pods, &world.pods) {
+        // Whoever goes has given back what it had.
+        if let Some(had) = known.pods.get(&key)
+            && value.as_ref().is_none_or(|now| now.uid != had.uid)
+        {
+            planner.withdraw(&key, &had.uid);
+        }
         planner.set_pod(&key, value);
     }
     for (key, value) in differing(&known.policies, &world.policies) {
@@ -639,6 +645,78 @@ fn security_an_address_is_only_whose_it_was_announced_to_be() {
     assert!(!reaches(&[told("default/new", "new")]));
     assert!(!reaches(&[told("default/old", "another of that name")]));
     assert!(!reaches(&[told("default/old", "old"), told("other/new", "new")]));
+}
+
+/// A pod runs on after its object is gone: one that was deleted by force, or whose end came while nobody looked.
+#[test]
+fn security_a_pod_that_outlives_its_object_is_closed() {
+    let deny = || policy("default", "deny", json!({"podSelector": {}}));
+    let web = || pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.9"], json!([]));
+    let begin = || {
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(vec![web()], vec![deny()]));
+        planner
+    };
+    let led = |planner: &mut Planner| {
+        planner.settle();
+        planner.plan().subjects["ingress4"].get(&ip("10.42.0.9")).cloned()
+    };
+    for is_announced in [false, true] {
+        let mut planner = begin();
+        let told = || Announced { pod: "default/web".into(), uid: "web".into(), addresses: vec![ip("10.42.0.9")] };
+        if is_announced {
+            planner.announce(told());
+        }
+        planner.set_pod("default/web", None);
+        assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
+        // Another pod of that name, with another address, changes nothing.
+        let mut other = pod("default", "web", NODE, json!({}), &["10.42.0.8"], json!([]));
+        other.uid = "other".into();
+        planner.set_pod("default/web", Some(Arc::new(other)));
+        assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
+        let (pod, uid) = ("default/web".into(), "other".into());
+        planner.announce(Announced { pod, uid, addresses: vec![ip("10.42.0.8")] });
+        assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
+        planner.withdraw("default/web", "web");
+        assert_eq!(led(&mut planner), None);
+        // Given back before the object goes, as usual.
+        let mut planner = begin();
+        if is_announced {
+            planner.announce(told());
+        }
+        planner.withdraw("default/web", "web");
+        assert!(led(&mut planner).is_some_and(|led| led.starts_with("jump in-")));
+        planner.set_pod("default/web", None);
+        assert_eq!(led(&mut planner), None);
+        assert!(planner.plan().is_empty());
+    }
+    // Isolated before we came, and not shown: closed until somebody has the address, wherever.
+    let mut planner = begin();
+    planner.inherit([ip("10.42.0.9"), ip("10.42.0.7")]);
+    assert!(led(&mut planner).is_some_and(|led| led.starts_with("jump in-")));
+    assert_eq!(planner.plan().subjects["ingress4"][&ip("10.42.0.7")], "jump closed");
+    planner.set_pod("other/far", Some(Arc::new(pod("other", "far", "b", json!({}), &["10.42.0.7"], json!([])))));
+    planner.settle();
+    assert!(!planner.plan().subjects["ingress4"].contains_key(&ip("10.42.0.7")));
+    // Nobody isolates anybody any more.
+    planner.inherit([ip("10.42.0.6")]);
+    planner.set_policy("default/deny", None);
+    planner.settle();
+    assert!(planner.plan().is_empty());
+}
+
+/// What is read back from the kernel is what was isolated in it.
+#[test]
+fn what_a_table_isolates_can_be_read() {
+    let inside = || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        assert!(isolated().unwrap().is_empty());
+        let web = pod("default", "web", NODE, json!({}), &["10.42.0.9", "fd42::9"], json!([]));
+        let plan = planned(&world(vec![web], vec![policy("default", "deny", json!({"podSelector": {}}))]));
+        netlink::nft::apply(&afresh(&plan)).unwrap();
+        assert_eq!(isolated().unwrap(), [ip("10.42.0.9"), ip("fd42::9")].into());
+    };
+    std::thread::spawn(inside).join().unwrap();
 }
 
 /// What the kernel refuses leaves nobody open whom it was to isolate.

@@ -172,8 +172,8 @@ impl ImageStore {
         Self { unpacker: Some(starter.clone()), ..self }
     }
 
-    /// Brings `records` up to what is on disk, if another process changed it.
-    fn current(&self, records: &mut Records) {
+    /// Brings `records` up to what is on disk, if another process changed it. Says whether they are all of them now.
+    fn current(&self, records: &mut Records) -> bool {
         let directory = self.root.join("images");
         let read = || -> std::io::Result<Option<Records>> {
             let changed = fs::metadata(&directory)?.modified().ok();
@@ -201,9 +201,13 @@ impl ImageStore {
         match read() {
             Ok(Some(fresh)) => *records = fresh,
             Ok(None) => {}
-            // What was known stays: an image that is not in the list is garbage at the next removal.
-            Err(error) => tracing::warn!(%error, path = %directory.display(), "image records not read"),
+            // What was known stays. Nothing is garbage meanwhile: who may have it is not known.
+            Err(error) => {
+                tracing::warn!(%error, path = %directory.display(), "image records not read");
+                return false;
+            }
         }
+        true
     }
 
     /// While held, other processes collect nothing: what a pull has brought in is not yet named by any record.
@@ -331,13 +335,16 @@ impl ImageStore {
     /// Forgets an image; its layers and blobs go too unless another image or one of `used_layers` needs them.
     pub(crate) fn remove(&self, id: &str, used_layers: &HashSet<String>) -> Result<()> {
         let mut records = self.images.lock();
-        self.current(&mut records);
+        let are_known = self.current(&mut records);
         let images = &mut records.images;
         if images.remove(id).is_none() {
             return Ok(());
         }
         let path = self.record_path(id);
         fs::remove_file(&path).map_err(doing(format!("removing {}", path.display())))?;
+        if !are_known {
+            return Ok(());
+        }
         let garbage = self.collect(images, used_layers, Duration::ZERO)?;
         drop(records);
         remove_all(&garbage)
@@ -346,7 +353,9 @@ impl ImageStore {
     /// Removes what pulls that failed have left, after a while.
     pub(crate) fn sweep(&self, used_layers: &HashSet<String>) -> Result<()> {
         let mut records = self.images.lock();
-        self.current(&mut records);
+        if !self.current(&mut records) {
+            return Ok(());
+        }
         let garbage = self.collect(&records.images, used_layers, KEPT_FOR)?;
         drop(records);
         remove_all(&garbage)
@@ -426,7 +435,11 @@ impl ImageStore {
         let claims = self.claims.lock();
         match claims.contains_key(name) {
             true => Ok(false),
-            false => how().map(|()| true),
+            false => match how() {
+                // Another process that collects was faster.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+                done => done.map(|()| true),
+            },
         }
     }
 
@@ -481,6 +494,23 @@ mod tests {
         let store = ImageStore::open(directory.path()).unwrap();
         assert_eq!(store.get("x:1").unwrap().id, image('b', "x:1").id);
         assert_eq!(store.list().len(), 2);
+    }
+
+    #[test]
+    fn what_images_have_whose_records_cannot_be_read_is_no_garbage() {
+        let directory = tempfile::tempdir().unwrap();
+        let unreadable = directory.path().join("images/other.json");
+        fs::create_dir_all(&unreadable).unwrap();
+        let store = ImageStore::open(directory.path()).unwrap();
+        let layer = store.layer_path(&image('a', "x:1").layers[0].diff_id);
+        fs::create_dir(&layer).unwrap();
+        store.put(image('a', "x:1")).unwrap();
+        store.remove(&image('a', "x:1").id, &HashSet::new()).unwrap();
+        assert!(layer.exists(), "it may be the other's");
+        fs::remove_dir(&unreadable).unwrap();
+        store.put(image('b', "y:1")).unwrap();
+        store.remove(&image('b', "y:1").id, &HashSet::new()).unwrap();
+        assert!(!layer.exists());
     }
 
     #[test]

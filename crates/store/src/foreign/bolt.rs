@@ -78,7 +78,11 @@ impl Database {
             (offset == 0 || offset == meta.page_size).then_some(meta)
         });
         match metas.max_by_key(|meta| meta.transaction) {
-            Some(meta) => Ok(Database { page_size: meta.page_size, root: meta.root, pages: meta.pages, file }),
+            Some(meta) => {
+                // A tree is walked for as many pages as there are, whatever the file says that it has.
+                let pages = meta.pages.min(file.len / meta.page_size as u64);
+                Ok(Database { page_size: meta.page_size, root: meta.root, pages, file })
+            }
             None => Err(file.damaged(0, "it is no database of etcd")),
         }
     }
@@ -114,7 +118,7 @@ impl Database {
 
     fn walk(&self, number: u64, depth: usize, seen: &mut u64, visit: &mut Visit<'_>) -> Result<()> {
         *seen += 1;
-        let offset = number.checked_mul(self.page_size as u64).unwrap_or(u64::MAX);
+        let offset = number.saturating_mul(self.page_size as u64);
         if depth > MAX_DEPTH || *seen > self.pages || number >= self.pages {
             return Err(self.damaged(offset, "its tree has no end"));
         }

@@ -72,7 +72,7 @@ impl Drop for Sqlite {
 }
 
 fn value(n: usize) -> Vec<u8> {
-    let times = if n % 50 == 0 { 1 + (n * 37) % 4000 } else { 1 + n % 90 };
+    let times = if n.is_multiple_of(50) { 1 + (n * 37) % 4000 } else { 1 + n % 90 };
     format!("v{n}-").repeat(times).into_bytes()
 }
 
