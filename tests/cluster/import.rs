@@ -250,7 +250,7 @@ impl Old {
         let owner = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "counter", "controller": true,
             "uid": deployment["metadata"]["uid"]});
         let owned = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet",
-            "metadata": {"name": "counter-1", "namespace": "shop", "ownerReferences": [owner]},
+            "metadata": {"name": "counter-1", "namespace": "shop", "labels": {"app": "counter"}, "ownerReferences": [owner]},
             "spec": {"replicas": 0, "selector": deployment["spec"]["selector"], "template": deployment["spec"]["template"]}});
         apply(&owned.to_string());
         let token = said(self.kubectl(host, "super-admin").args(["create", "token", "clerk", "-n", "shop"]));
