@@ -135,12 +135,12 @@ impl Flags {
 /// What kubeadm set up, with its directory at `dir` and the manifests at `manifests`.
 pub(super) fn kubeadm(dir: &Path, manifests: &Path, given: &Given<'_>) -> Result<Found> {
     let manifest = manifests.join("kube-apiserver.yaml");
-    if !manifest.try_exists().with_context(|| manifest.display().to_string())? {
+    if !is_there(&manifest)? {
         bail!("{} is not there: if it was moved to stop the server, say where to with --manifests", manifest.display());
     }
     let flags = Flags::read(&manifest)?;
     let controllers = manifests.join("kube-controller-manager.yaml");
-    let controllers = if controllers.exists() { Flags::read(&controllers)? } else { Flags::default() };
+    let controllers = if is_there(&controllers)? { Flags::read(&controllers)? } else { Flags::default() };
     let here = |path: &str| match Path::new(path).strip_prefix(KUBEADM_DIR) {
         Ok(rest) => dir.join(rest),
         Err(_) => PathBuf::from(path),
@@ -199,9 +199,10 @@ pub(super) fn k3s(dir: &Path, config: &Path, given: &Given<'_>) -> Result<Found>
     let authority = Authority::read(&file("server-ca.crt"), &file("server-ca.key"), &[file("client-ca.crt")])?;
     let front_proxy = Authority::read(&file("request-header-ca.crt"), &file("request-header-ca.key"), &[])?;
     let (verifying, current) = (file("service.key"), file("service.current.key"));
-    let signing = if current.exists() { current } else { verifying.clone() };
+    let signing = if is_there(&current)? { current } else { verifying.clone() };
     let keys = Keys::new(authority, front_proxy, &signing, &[verifying])?;
-    let encryption = Some(dir.join("cred/encryption-config.json")).filter(|path| path.exists());
+    let encryption = dir.join("cred/encryption-config.json");
+    let encryption = is_there(&encryption)?.then_some(encryption);
     let given_flags = config.list("kube-apiserver-arg");
     let mut names = config.list("tls-san");
     let mut certificates = vec![fs::read(file("serving-kube-apiserver.crt")).unwrap_or_default()];
@@ -269,15 +270,20 @@ fn k3s_objects(dir: &Path, config: &K3sConfig) -> Result<Objects> {
             etcd_prefix: None,
         })));
     }
-    if !database.try_exists().with_context(|| database.display().to_string())? {
+    if !is_there(&database)? {
         bail!("{} has neither db/state.db nor db/etcd: where are its objects?", dir.display());
     }
     Ok(Objects::Kine(database))
 }
 
+/// What cannot be looked at is not absent.
+fn is_there(path: &Path) -> Result<bool> {
+    path.try_exists().with_context(|| path.display().to_string())
+}
+
 /// The certificate that k3s shows on its port, which it keeps as a Secret in a file.
 fn listener_certificate(path: &Path) -> Result<Option<Vec<u8>>> {
-    if !path.exists() {
+    if !is_there(path)? {
         return Ok(None);
     }
     let secret: Value = serde_json::from_str(&read(path)?).with_context(|| path.display().to_string())?;
@@ -291,10 +297,12 @@ struct K3sConfig(BTreeMap<String, Value>);
 
 impl K3sConfig {
     fn read(path: &Path) -> Result<K3sConfig> {
-        let mut files = Vec::from_iter(path.exists().then(|| path.to_owned()));
+        let mut files = Vec::from_iter(is_there(path)?.then(|| path.to_owned()));
         let mut further = path.as_os_str().to_owned();
         further.push(".d");
-        if let Ok(entries) = fs::read_dir(&further) {
+        let further = PathBuf::from(further);
+        if is_there(&further)? {
+            let entries = fs::read_dir(&further).with_context(|| further.display().to_string())?;
             let mut found: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
             found.retain(|path| path.extension().is_some_and(|end| end == "yaml" || end == "yml"));
             found.sort();

@@ -335,12 +335,13 @@ fn refuse_occupied(options: &Options) -> Result<()> {
     if mark(options).try_exists()? {
         return Ok(());
     }
-    let there = [options.store_dir(), options.pki_dir()];
-    if let Some(path) = there.iter().find(|path| path.exists()) {
-        bail!(
-            "there is a cluster here already ({}): 'cox delete' makes room, and --data-dir another place",
-            path.display()
-        );
+    for path in [options.store_dir(), options.pki_dir()] {
+        if path.try_exists().with_context(|| path.display().to_string())? {
+            bail!(
+                "there is a cluster here already ({}): 'cox delete' makes room, and --data-dir another place",
+                path.display()
+            );
+        }
     }
     Ok(())
 }
