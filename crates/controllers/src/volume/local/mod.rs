@@ -9,6 +9,8 @@
 //! Keys: `volume/<id>` for everything about one volume, its claim included; `content/<name>`; `node/<name>`.
 
 mod capacity;
+mod definition;
+mod error;
 mod plan;
 mod snapshots;
 
@@ -30,11 +32,13 @@ use super::decision::{
     BETA_PROVISIONER_NOTE, LOCAL_PATH, PROVISIONED_BY, PROVISIONER_NOTE, SELECTED_NODE, annotation, claim_key,
     volume_name,
 };
-use super::definitions::{self, MANAGED_BY};
+use super::definitions;
 use super::matching::{capacity, claim_class, requested};
 use super::snapshot::kinds::{GROUP as SNAPSHOTS, VolumeSnapshot, VolumeSnapshotContent};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
+use definition::definition;
+use error::NoVolume;
 use plan::{Asked, FINALIZER, Seen, Step, Target, handle, has_finalizer, is_bound_to, is_done_with, next, node_of};
 
 /// Volumes by handle, claims by the id that a volume made for them has, objects of nodes by what they are asked about.
@@ -45,35 +49,6 @@ const BY_SNAPSHOT: &str = "local-snapshot";
 const INSTALL_RETRY: Duration = Duration::from_secs(5);
 /// How long a folder that could not be removed is left alone.
 const REMOVE_RETRY: Duration = Duration::from_secs(30);
-
-/// Why a claim gets no volume.
-#[derive(Debug, thiserror::Error)]
-enum NoVolume {
-    #[error("volumes are folders and cannot be used as block devices")]
-    Block,
-    #[error("the class has no volumes on the node that was selected")]
-    OtherNodes,
-    #[error("no node has {0} left")]
-    NoRoom(String),
-    #[error("it has no spec")]
-    NoSpec,
-    #[error("a volume cannot be made from a {0}")]
-    SourceKind(String),
-    #[error("error getting PVC {name} ({namespace}) from api server: not found")]
-    NoClaim { namespace: String, name: String },
-    #[error("the PVC {name} ({namespace}) is not bound")]
-    Unbound { namespace: String, name: String },
-    #[error("the source PVC {0} is not a volume of {DRIVER}")]
-    ForeignClaim(String),
-    #[error("requested volume size {wanted} is less than the size {size} for the source {key}")]
-    Smaller { wanted: i64, size: i64, key: String },
-    #[error("error getting snapshot {0} from api server: not found")]
-    NoSnapshot(String),
-    #[error("snapshot {0} is not Ready")]
-    SnapshotNotReady(String),
-    #[error("snapshot {0} is not one of {DRIVER}")]
-    ForeignSnapshot(String),
-}
 
 struct Controller {
     client: Client,
@@ -776,44 +751,4 @@ fn token() -> String {
 /// The answer to a request.
 fn answer_to<'a>(request: &Request, answer: Option<&'a Answer>) -> Option<&'a Answer> {
     answer.filter(|answer| answer.token == request.token)
-}
-
-/// The CustomResourceDefinition of NodeVolumes.
-fn definition() -> Value {
-    let text = json!({ "type": "string", "maxLength": 128 });
-    let number = json!({ "type": "integer", "format": "int64", "minimum": 0 });
-    let requests = json!({ "type": "object", "additionalProperties": {
-        "type": "object", "required": ["token", "action"], "properties": {
-            "token": text, "capacity": number,
-            "action": { "type": "string", "enum": ["Create", "Expand", "Delete", "Find"] },
-            "source": { "type": "object", "properties": { "volume": text, "snapshot": text } },
-        },
-    } });
-    let answers = json!({ "type": "object", "additionalProperties": {
-        "type": "object", "required": ["token"], "properties": {
-            "token": text, "error": { "type": "string", "maxLength": api::node_volumes::ERROR_LENGTH },
-            "created": number, "size": number,
-        },
-    } });
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": { "name": format!("{PLURAL}.{DRIVER}"), "labels": { MANAGED_BY.0: MANAGED_BY.1 } },
-        "spec": {
-            "group": DRIVER, "scope": "Cluster",
-            "names": { "kind": "NodeVolumes", "listKind": "NodeVolumesList", "plural": PLURAL, "singular": PLURAL },
-            "versions": [{
-                "name": "v1", "served": true, "storage": true, "subresources": { "status": {} },
-                "schema": { "openAPIV3Schema": { "type": "object", "properties": {
-                    "spec": { "type": "object", "properties": { "volumes": requests, "snapshots": requests } },
-                    "status": { "type": "object", "properties": {
-                        "available": number, "volumes": answers, "snapshots": answers,
-                    } },
-                } } },
-                "additionalPrinterColumns": [
-                    { "name": "Available", "type": "integer", "jsonPath": ".status.available" },
-                    { "name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp" },
-                ],
-            }],
-        },
-    })
 }

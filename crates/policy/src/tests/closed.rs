@@ -1,0 +1,174 @@
+//! Who is closed: pods that are not shown yet, or not any more, and those whom a change concerns that the kernel refused.
+
+use super::*;
+
+#[test]
+fn security_a_pod_that_is_not_shown_yet_is_closed_to_the_clusters_policies_too() {
+    let told =
+        |pod: &str| Announced { pod: pod.into(), uid: "u".into(), addresses: vec!["10.42.0.9".parse().unwrap()] };
+    let deny = json!({"subject": {"namespaces": {"matchLabels": {"team": "red"}}},
+        "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]});
+    let world = world(vec![], vec![]).with_cluster_policies(vec![cluster_policy("deny", "Baseline", 0, deny)]);
+    // Also one that no policy selects: the labels by which a policy denies it to others are not known.
+    for pod in ["other/new", "default/new", "unknown/new"] {
+        let plan = plan(&world, &[told(pod)]);
+        for map in ["egress4", "ingress4"] {
+            assert_eq!(plan.subjects[map][&ip("10.42.0.9")], "jump closed", "{pod}");
+        }
+    }
+}
+
+/// A policy denies a namespace to others; a pod of it begins to send before anything is known of the pod.
+#[test]
+fn security_a_pod_that_is_not_shown_yet_reaches_nobody_whom_it_is_denied_to() {
+    let deny = json!({"subject": {"namespaces": {"matchLabels": {"team": "blue"}}},
+        "ingress": [{"action": "Deny", "from": [{"namespaces": {"matchLabels": {"team": "red"}}}]}]});
+    let web = || pod("default", "web", NODE, json!({}), &["10.42.0.2"], json!([]));
+    let with = |pods: Vec<Pod>| {
+        world(pods, vec![]).with_cluster_policies(vec![cluster_policy("deny", "Admin", 0, deny.clone())])
+    };
+    let told = Announced { pod: "other/new".into(), uid: "new".into(), addresses: vec![ip("10.42.0.9")] };
+    let reaches = |plan: &Plan| passes(plan, ip("10.42.0.9"), ip("10.42.0.2"), Protocol::Tcp, 80);
+    assert!(!reaches(&plan(&with(vec![web()]), std::slice::from_ref(&told))));
+    // Shown, in a namespace that is not: on this node and on another.
+    for node in [NODE, "b"] {
+        let mut world = with(vec![web(), pod("other", "new", node, json!({}), &["10.42.0.9"], json!([]))]);
+        let labels = world.namespaces.remove("other").unwrap();
+        assert!(!reaches(&planned(&world)), "{node}");
+        world.namespaces.insert("other".to_owned(), labels);
+        assert!(!reaches(&planned(&world)), "{node}");
+        world.namespaces.insert("other".to_owned(), BTreeMap::new());
+        assert!(reaches(&planned(&world)), "{node}");
+    }
+}
+
+/// The pod that had an address before is still shown with it, and may do what the one that has it now may not.
+#[test]
+fn security_an_address_is_only_whose_it_was_announced_to_be() {
+    let allow = json!({"podSelector": {"matchLabels": {"app": "web"}},
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}]});
+    let pods = vec![
+        pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([])),
+        pod("default", "old", NODE, json!({"role": "friend"}), &["10.42.0.9"], json!([])),
+    ];
+    let world = world(pods, vec![policy("default", "p", allow)]);
+    let reaches =
+        |announced: &[Announced]| passes(&plan(&world, announced), ip("10.42.0.9"), ip("10.42.0.2"), Protocol::Tcp, 80);
+    let told = |pod: &str, uid: &str| Announced { pod: pod.into(), uid: uid.into(), addresses: vec![ip("10.42.0.9")] };
+    assert!(reaches(&[]));
+    assert!(reaches(&[told("default/old", "old")]));
+    assert!(!reaches(&[told("default/new", "new")]));
+    assert!(!reaches(&[told("default/old", "another of that name")]));
+    assert!(!reaches(&[told("default/old", "old"), told("other/new", "new")]));
+}
+
+/// A pod runs on after its object is gone: one that was deleted by force, or whose end came while nobody looked.
+#[test]
+fn security_a_pod_that_outlives_its_object_is_closed() {
+    let deny = || policy("default", "deny", json!({"podSelector": {}}));
+    let web = || pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.9"], json!([]));
+    let begin = || {
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(vec![web()], vec![deny()]));
+        planner
+    };
+    let led = |planner: &mut Planner| {
+        planner.settle();
+        planner.plan().subjects["ingress4"].get(&ip("10.42.0.9")).cloned()
+    };
+    for is_announced in [false, true] {
+        let mut planner = begin();
+        let told = || Announced { pod: "default/web".into(), uid: "web".into(), addresses: vec![ip("10.42.0.9")] };
+        if is_announced {
+            planner.announce(told());
+        }
+        planner.set_pod("default/web", None);
+        assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
+        // Another pod of that name, with another address, changes nothing.
+        let mut other = pod("default", "web", NODE, json!({}), &["10.42.0.8"], json!([]));
+        other.uid = "other".into();
+        planner.set_pod("default/web", Some(Arc::new(other)));
+        assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
+        let (pod, uid) = ("default/web".into(), "other".into());
+        planner.announce(Announced { pod, uid, addresses: vec![ip("10.42.0.8")] });
+        assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
+        planner.withdraw("default/web", "web");
+        assert_eq!(led(&mut planner), None);
+        // Given back before the object goes, as usual.
+        let mut planner = begin();
+        if is_announced {
+            planner.announce(told());
+        }
+        planner.withdraw("default/web", "web");
+        assert!(led(&mut planner).is_some_and(|led| led.starts_with("jump in-")));
+        planner.set_pod("default/web", None);
+        assert_eq!(led(&mut planner), None);
+        assert!(planner.plan().is_empty());
+    }
+    // Isolated before we came, and not shown: closed until somebody has the address, wherever.
+    let mut planner = begin();
+    planner.inherit([ip("10.42.0.9"), ip("10.42.0.7")]);
+    assert!(led(&mut planner).is_some_and(|led| led.starts_with("jump in-")));
+    assert_eq!(planner.plan().subjects["ingress4"][&ip("10.42.0.7")], "jump closed");
+    planner.set_pod("other/far", Some(Arc::new(pod("other", "far", "b", json!({}), &["10.42.0.7"], json!([])))));
+    planner.settle();
+    assert!(!planner.plan().subjects["ingress4"].contains_key(&ip("10.42.0.7")));
+    // Nobody isolates anybody any more.
+    planner.inherit([ip("10.42.0.6")]);
+    planner.set_policy("default/deny", None);
+    planner.settle();
+    assert!(planner.plan().is_empty());
+}
+
+/// What is read back from the kernel is what was isolated in it.
+#[test]
+fn what_a_table_isolates_can_be_read() {
+    let inside = || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        assert!(isolated().unwrap().is_empty());
+        let web = pod("default", "web", NODE, json!({}), &["10.42.0.9", "fd42::9"], json!([]));
+        let plan = planned(&world(vec![web], vec![policy("default", "deny", json!({"podSelector": {}}))]));
+        netlink::nft::apply(&afresh(&plan)).unwrap();
+        assert_eq!(isolated().unwrap(), [ip("10.42.0.9"), ip("fd42::9")].into());
+    };
+    std::thread::spawn(inside).join().unwrap();
+}
+
+/// What the kernel refuses leaves nobody open whom it was to isolate.
+#[test]
+fn security_a_refused_change_leaves_closed_whom_it_concerns() {
+    let pods = vec![
+        pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([])),
+        pod("default", "db", NODE, json!({"app": "db"}), &["10.42.0.3"], json!([])),
+        pod("default", "friend", "b", json!({"app": "friend"}), &["10.42.1.2"], json!([])),
+    ];
+    let isolating = |app: &str| {
+        policy(
+            "default",
+            app,
+            json!({"podSelector": {"matchLabels": {"app": app}},
+            "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]}),
+        )
+    };
+    let mut planner = Planner::new(NODE, "cox0");
+    tell(&mut planner, &world(pods.clone(), vec![isolating("web")]));
+    planner.settle();
+    let first = afresh(planner.plan());
+    // The first of all is refused: all that were to be isolated are closed.
+    let closed = listed_after(vec![closing(planner.touched(), planner.plan())]).join("\n");
+    assert!(closed.contains("10.42.0.2 : jump closed") && closed.contains("ip daddr vmap @ingress4"), "{closed}");
+    planner.is_programmed();
+    assert_eq!(closing(planner.touched(), planner.plan()), "");
+    // A later one: those whom it concerns, and again if that happens again.
+    planner.set_policy("default/db", Some(Arc::new(isolating("db"))));
+    planner.settle();
+    let (second, again) = (change(planner.touched(), planner.plan()), closing(planner.touched(), planner.plan()));
+    let found = listed_after(vec![first.clone(), again.clone(), again]).join("\n");
+    assert!(found.contains("10.42.0.3 : jump closed") && !found.contains("10.42.0.2 : jump closed"), "{found}");
+    // A friend is one no more: the set that said so is touched.
+    planner.is_programmed();
+    planner.set_pod("default/friend", None);
+    planner.settle();
+    let found = listed_after(vec![first, second, closing(planner.touched(), planner.plan())]).join("\n");
+    assert!(found.contains("10.42.0.2 : jump closed"), "{found}");
+}
