@@ -22,7 +22,7 @@ pub enum BadSchedule {
     #[error("unrecognized descriptor: {0}")]
     Word(String),
     #[error("failed to parse duration {text}: {why}")]
-    Duration { text: String, why: String },
+    Duration { text: String, why: crate::duration::DurationError },
     #[error("failed to parse int from {0}: strconv.Atoi: parsing {0:?}: invalid syntax")]
     Number(String),
     #[error("negative number ({0}) not allowed: {0}")]

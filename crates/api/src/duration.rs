@@ -2,6 +2,19 @@
 
 use std::time::Duration;
 
+/// Why a text is no duration, in Go's words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DurationError {
+    #[error("time: invalid duration {0:?}")]
+    Invalid(String),
+    #[error("time: missing unit in duration {0:?}")]
+    MissingUnit(String),
+    #[error("time: unknown unit {unit:?} in duration {text:?}")]
+    UnknownUnit { unit: String, text: String },
+    #[error("duration {0:?} is negative")]
+    Negative(String),
+}
+
 /// Units from the longest to the shortest, with their nanoseconds. `µ` has two code points.
 const UNITS: [(&str, u64); 8] = [
     ("h", 3_600_000_000_000),
@@ -15,14 +28,14 @@ const UNITS: [(&str, u64); 8] = [
 ];
 
 /// Parses as Go's `time.ParseDuration`, and refuses what is negative.
-pub fn parse(text: &str) -> Result<Duration, String> {
+pub fn parse(text: &str) -> Result<Duration, DurationError> {
     let nanos = parse_signed(text)?;
-    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| format!("duration {text:?} is negative"))
+    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| DurationError::Negative(text.to_owned()))
 }
 
 /// Parses as Go's `time.ParseDuration`, into nanoseconds.
-pub fn parse_signed(text: &str) -> Result<i64, String> {
-    let invalid = || format!("time: invalid duration {text:?}");
+pub fn parse_signed(text: &str) -> Result<i64, DurationError> {
+    let invalid = || DurationError::Invalid(text.to_owned());
     let (is_negative, mut rest) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
         Some(b'+') => (false, &text[1..]),
@@ -43,8 +56,8 @@ pub fn parse_signed(text: &str) -> Result<i64, String> {
         let nanos = match nanos {
             _ if !number.bytes().any(|byte| byte.is_ascii_digit()) => return Err(invalid()),
             Some(nanos) => nanos,
-            None if unit.is_empty() => return Err(format!("time: missing unit in duration {text:?}")),
-            None => return Err(format!("time: unknown unit {unit:?} in duration {text:?}")),
+            None if unit.is_empty() => return Err(DurationError::MissingUnit(text.to_owned())),
+            None => return Err(DurationError::UnknownUnit { unit: unit.to_owned(), text: text.to_owned() }),
         };
         let sum = scaled(number, nanos).and_then(|part| total.checked_add(part));
         total = sum.ok_or_else(invalid)?;
@@ -155,7 +168,7 @@ mod tests {
             ("1x", "time: unknown unit \"x\" in duration \"1x\""),
             ("-1s", "duration \"-1s\" is negative"),
         ] {
-            assert_eq!(parse(text).unwrap_err(), expected);
+            assert_eq!(parse(text).unwrap_err().to_string(), expected);
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use api::duration::DurationError;
 pub(crate) use api::duration::human;
 
 /// Parses as Go's `time.ParseDuration`; negative values become zero, which is how kubectl's callers use them.
-pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse(text: &str) -> Result<Duration, DurationError> {
     api::duration::parse_signed(text).map(|nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
 }
 

@@ -34,6 +34,11 @@ impl Failure {
         Failure::Message(text.into())
     }
 
+    /// An error of a part of ours, printed as it says itself.
+    pub(crate) fn of(error: impl fmt::Display) -> Failure {
+        Failure::Message(error.to_string())
+    }
+
     /// Adds what may have been meant.
     pub(crate) fn suggest(self, near: Vec<String>) -> Failure {
         match self {

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use crate::context::Context;
 use crate::failure::{Failure, Result};
-use api::yaml::Rules;
+use api::codec::DecodeError;
+use api::yaml::{DocumentError, Rules};
 
 /// An object read from somewhere; `source` is how errors name the place.
 #[derive(Clone, Debug)]
@@ -220,19 +221,15 @@ pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Manifest>> {
 }
 
 /// The documents of a text that kustomize or a program wrote: YAML separated by `---`, or JSON values one after another.
-pub(crate) fn documents(text: &str) -> Result<Vec<Value>, String> {
+pub(crate) fn documents(text: &str) -> Result<Vec<Value>, DocumentError> {
     match api::yaml::documents(text, Rules::Kustomize) {
         (values, None) => Ok(values),
         (_, Some(e)) => Err(e),
     }
 }
 
-pub(crate) fn yaml(text: &str) -> Result<Value, String> {
-    yaml_by(text, Rules::Full)
-}
-
-pub(crate) fn yaml_by(text: &str, rules: Rules) -> Result<Value, String> {
-    api::yaml::document(text, rules).map_err(|error| error.to_string())
+pub(crate) fn yaml(text: &str) -> Result<Value, DecodeError> {
+    api::yaml::document(text, Rules::Full)
 }
 
 fn is_list(value: &Value) -> bool {

@@ -171,9 +171,18 @@ fn strict_error(unknown: &[String]) -> String {
     format!("strict decoding error: {}", fields.join(", "))
 }
 
+/// Why a file holds no preferences.
+#[derive(Debug, thiserror::Error)]
+enum PreferencesError {
+    #[error(transparent)]
+    Document(#[from] api::yaml::DocumentError),
+    #[error("no valid preferences found")]
+    NoneFound,
+}
+
 /// The first document that is a Preference of a version we know, and its fields that we do not; its older spelling is
 /// brought to the newer.
-fn parse(text: &str) -> Result<Option<(Value, Vec<String>)>, String> {
+fn parse(text: &str) -> Result<Option<(Value, Vec<String>)>, PreferencesError> {
     let documents = crate::files::documents(text)?;
     let attempted = !documents.is_empty();
     for mut document in documents {
@@ -196,7 +205,7 @@ fn parse(text: &str) -> Result<Option<(Value, Vec<String>)>, String> {
         }
         return Ok(Some((document, unknown)));
     }
-    if attempted { Err("no valid preferences found".to_owned()) } else { Ok(None) }
+    if attempted { Err(PreferencesError::NoneFound) } else { Ok(None) }
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
@@ -332,10 +341,10 @@ impl PluginPolicy {
     }
 
     /// Why a program may not run. An entry without a directory means the program of that name on the PATH, and no other.
-    pub(crate) fn check(&self, command: &str) -> std::result::Result<(), String> {
+    pub(crate) fn check(&self, command: &str) -> Result<(), NotAllowed> {
         let entries = match self {
             PluginPolicy::AllowAll => return Ok(()),
-            PluginPolicy::DenyAll => return Err(format!("plugin {command:?} not allowed: policy set to \"DenyAll\"")),
+            PluginPolicy::DenyAll => return Err(NotAllowed::DenyAll(command.to_owned())),
             PluginPolicy::Allowlist(entries) => entries,
         };
         let path = on_path(command);
@@ -344,8 +353,17 @@ impl PluginPolicy {
             return Ok(());
         }
         let path = path.unwrap_or_else(|| command.into());
-        Err(format!("plugin path {path:?} is not permitted by the credential plugin allowlist"))
+        Err(NotAllowed::NotListed(path))
     }
+}
+
+/// Why a credential plug-in may not run; in upstream's words.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotAllowed {
+    #[error("plugin {0:?} not allowed: policy set to \"DenyAll\"")]
+    DenyAll(String),
+    #[error("plugin path {0:?} is not permitted by the credential plugin allowlist")]
+    NotListed(PathBuf),
 }
 
 /// Where a program is; a name with a slash is a path already.

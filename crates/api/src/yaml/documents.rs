@@ -5,8 +5,20 @@ use serde_json::Value;
 use super::Rules;
 use crate::codec::DecodeError;
 
+/// Why a document cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// A JSON value without its end.
+    #[error("unexpected EOF")]
+    UnexpectedEnd,
+    #[error("json: line {}: {0}", .0.line())]
+    Json(serde_json::Error),
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+}
+
 /// The documents up to the first that cannot be read, and why it cannot. Empty ones are left out.
-pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
+pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<DocumentError>) {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut values = Vec::new();
     if text.trim_start().starts_with('{') {
@@ -20,9 +32,11 @@ pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
         };
         match failed {
             None => return (values, None),
-            Some(e) if e.is_eof() => return (values, Some("unexpected EOF".to_owned())),
+            Some(e) if e.is_eof() => return (values, Some(DocumentError::UnexpectedEnd)),
             // YAML's flow style also begins with a brace.
-            Some(e) if !values.is_empty() || document(text, rules).is_err() => return (values, Some(json_error(&e))),
+            Some(e) if !values.is_empty() || document(text, rules).is_err() => {
+                return (values, Some(DocumentError::Json(e)));
+            }
             Some(_) => {}
         }
     }
@@ -33,7 +47,7 @@ pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
         match document(&part, rules) {
             Ok(Value::Null) => {}
             Ok(value) => values.push(value),
-            Err(e) => return (values, Some(e.to_string())),
+            Err(e) => return (values, Some(e.into())),
         }
     }
     (values, None)
@@ -42,10 +56,6 @@ pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<String>) {
 /// The one document of a text.
 pub fn document(text: &str, rules: Rules) -> Result<Value, DecodeError> {
     crate::codec::from_yaml_by(text.as_bytes(), rules).map(|decoded| decoded.value)
-}
-
-fn json_error(e: &serde_json::Error) -> String {
-    format!("json: line {}: {e}", e.line())
 }
 
 fn split(text: &str) -> Vec<String> {

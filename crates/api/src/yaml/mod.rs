@@ -7,7 +7,7 @@ mod expansion;
 mod words;
 mod write;
 
-pub use documents::{document, documents};
+pub use documents::{DocumentError, document, documents};
 pub(crate) use expansion::{EXCESSIVE, Expansion};
 pub use words::Rules;
 pub(crate) use words::{Meaning, PlainWords};

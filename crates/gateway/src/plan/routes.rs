@@ -119,7 +119,7 @@ impl Resolver<'_, '_> {
         };
         let timeout = |text: &Option<String>| {
             let Some(text) = text else { return Ok(None) };
-            let parsed = api::duration::parse(text).map_err(Problem::unsupported)?;
+            let parsed = api::duration::parse(text).map_err(|why| Problem::unsupported(why.to_string()))?;
             Ok(Some(if parsed.is_zero() { UNLIMITED } else { parsed }))
         };
         let (request, backend) = (timeout(&timeouts.request)?, timeout(&timeouts.backend_request)?);

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use api::duration::DurationError;
+
 use super::{Command, Flag, Kind};
 use crate::commands::flags::GLOBAL;
 use crate::duration;
@@ -151,7 +153,7 @@ pub(crate) fn parse(root: &'static Command, argv: Vec<String>) -> Result<Parsed>
                     }
                 }
             };
-            store(flag, value, &mut set).map_err(&usage)?;
+            store(flag, value, &mut set).map_err(|invalid| usage(invalid.to_string()))?;
         } else if word.len() > 1 && word.starts_with('-') {
             let mut rest = &word[1..];
             while let Some(c) = rest.chars().next() {
@@ -177,7 +179,7 @@ pub(crate) fn parse(root: &'static Command, argv: Vec<String>) -> Result<Parsed>
                         None => return Err(usage(format!("flag needs an argument: '{c}' in {word}"))),
                     }
                 };
-                store(flag, value, &mut set).map_err(&usage)?;
+                store(flag, value, &mut set).map_err(|invalid| usage(invalid.to_string()))?;
             }
         } else {
             args.push(word.clone());
@@ -212,31 +214,54 @@ fn command_name(root: &'static Command, argv: &[String], words: &[usize], upto: 
     command.name
 }
 
-fn store(flag: &'static Flag, value: String, set: &mut HashMap<&'static str, Vec<String>>) -> Result<(), String> {
+/// A value that its flag does not take, in pflag's words.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid argument \"{value}\" for \"{flag}\" flag: {why}")]
+struct InvalidArgument {
+    value: String,
+    flag: String,
+    why: NoSuchValue,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum NoSuchValue {
+    #[error("strconv.ParseBool: parsing \"{0}\": invalid syntax")]
+    Bool(String),
+    #[error("strconv.ParseInt: parsing \"{0}\": invalid syntax")]
+    Int(String),
+    #[error(transparent)]
+    Duration(DurationError),
+}
+
+fn store(
+    flag: &'static Flag,
+    value: String,
+    set: &mut HashMap<&'static str, Vec<String>>,
+) -> Result<(), InvalidArgument> {
     let shown = match flag.short {
         Some(c) => format!("-{c}, --{}", flag.name),
         None => format!("--{}", flag.name),
     };
-    let invalid = |why: String| format!("invalid argument \"{value}\" for \"{shown}\" flag: {why}");
+    let invalid = |why: NoSuchValue| InvalidArgument { value: value.clone(), flag: shown.clone(), why };
     let values = set.entry(flag.name).or_default();
     match flag.kind {
         Kind::Bool => {
             let parsed = match value.as_str() {
                 "1" | "t" | "T" | "true" | "TRUE" | "True" => "true",
                 "0" | "f" | "F" | "false" | "FALSE" | "False" => "false",
-                _ => return Err(invalid(format!("strconv.ParseBool: parsing \"{value}\": invalid syntax"))),
+                _ => return Err(invalid(NoSuchValue::Bool(value.clone()))),
             };
             *values = vec![parsed.to_owned()];
         }
         Kind::Int => {
             if value.parse::<i64>().is_err() {
-                return Err(invalid(format!("strconv.ParseInt: parsing \"{value}\": invalid syntax")));
+                return Err(invalid(NoSuchValue::Int(value.clone())));
             }
             *values = vec![value];
         }
         Kind::Duration => {
             if let Err(why) = duration::parse(&value) {
-                return Err(invalid(why));
+                return Err(invalid(NoSuchValue::Duration(why)));
             }
             *values = vec![value];
         }

@@ -131,7 +131,7 @@ pub(crate) fn apply_overrides(cx: &Context, object: &mut Value) -> Result<()> {
     if text.is_empty() {
         return Ok(());
     }
-    let patch: Value = crate::files::yaml(&text).map_err(Failure::message)?;
+    let patch: Value = crate::files::yaml(&text).map_err(Failure::of)?;
     let (group, kind) = (
         object["apiVersion"].as_str().and_then(|v| v.split_once('/')).map_or(String::new(), |(g, _)| g.to_owned()),
         object["kind"].as_str().unwrap_or("").to_owned(),
@@ -153,37 +153,50 @@ pub(crate) fn pairs(text: &str) -> Result<Map<String, Value>> {
     Ok(map)
 }
 
+/// Why an object has no pods that a Service could select; in upstream's words.
+#[derive(Debug, thiserror::Error)]
+enum SelectorError {
+    #[error("the pod has no labels and cannot be exposed")]
+    NoLabels,
+    #[error("the service has no pod selector set")]
+    NoSelector,
+    #[error("couldn't convert expressions - \"{0}\" to map-based selector format")]
+    Expressions(String),
+    #[error("cannot extract pod selector from {0}")]
+    Kind(String),
+    #[error("invalid {0}: no selectors, therefore cannot be exposed")]
+    Empty(String),
+}
+
 /// The labels of the pods behind an object, as a plain map.
-fn selector_of(object: &Value) -> Result<Map<String, Value>, String> {
+fn selector_of(object: &Value) -> Result<Map<String, Value>, SelectorError> {
     let kind = object["kind"].as_str().unwrap_or("");
     let map = match kind {
         "Pod" => {
             let labels = object["metadata"]["labels"].as_object();
             return match labels {
                 Some(l) if !l.is_empty() => Ok(l.clone()),
-                _ => Err("the pod has no labels and cannot be exposed".to_owned()),
+                _ => Err(SelectorError::NoLabels),
             };
         }
         "Service" => {
             return match object["spec"]["selector"].as_object() {
                 Some(s) if !s.is_empty() => Ok(s.clone()),
-                _ => Err("the service has no pod selector set".to_owned()),
+                _ => Err(SelectorError::NoSelector),
             };
         }
         "ReplicationController" => object["spec"]["selector"].as_object().cloned(),
         "Deployment" | "ReplicaSet" => {
             if object["spec"]["selector"]["matchExpressions"].as_array().is_some_and(|e| !e.is_empty()) {
-                return Err(format!(
-                    "couldn't convert expressions - \"{}\" to map-based selector format",
-                    crate::printers::json::compact(&object["spec"]["selector"]["matchExpressions"])
-                ));
+                return Err(SelectorError::Expressions(crate::printers::json::compact(
+                    &object["spec"]["selector"]["matchExpressions"],
+                )));
             }
             object["spec"]["selector"]["matchLabels"].as_object().cloned()
         }
-        _ => return Err(format!("cannot extract pod selector from {kind}")),
+        _ => return Err(SelectorError::Kind(kind.to_owned())),
     };
-    map.filter(|labels| !labels.is_empty())
-        .ok_or_else(|| format!("invalid {}: no selectors, therefore cannot be exposed", kind.to_lowercase()))
+    map.filter(|labels| !labels.is_empty()).ok_or_else(|| SelectorError::Empty(kind.to_lowercase()))
 }
 
 fn ports(cx: &Context, object: &Value, kind: &str) -> Result<Vec<Value>> {

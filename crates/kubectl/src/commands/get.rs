@@ -197,7 +197,7 @@ async fn human(cx: &Context, selected: Selected, output: &Output) -> Result<()> 
             } else {
                 Ok(())
             };
-            sorted.map_err(Failure::message)?;
+            sorted.map_err(Failure::of)?;
         }
     }
     let kinds: Vec<(String, String)> =
@@ -263,7 +263,7 @@ async fn generic(cx: &Context, mut selected: Selected, output: Output) -> Result
     }
     let sort = cx.flags.string("sort-by");
     if !sort.is_empty() {
-        sort_objects(&mut objects, &sort).map_err(Failure::message)?;
+        sort_objects(&mut objects, &sort).map_err(Failure::of)?;
     }
     if cx.flags.bool("ignore-not-found") && objects.is_empty() {
         return Failure::all(failures);

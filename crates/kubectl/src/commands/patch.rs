@@ -80,7 +80,8 @@ async fn patch(cx: &Context) -> Result<()> {
         text
     } else {
         let value = crate::files::yaml(&text).map_err(|e| {
-            let cause = e.strip_prefix("error converting YAML to JSON: ").unwrap_or(&e);
+            let message = e.to_string();
+            let cause = message.strip_prefix("error converting YAML to JSON: ").unwrap_or(&message);
             Failure::message(format!("unable to parse \"{text}\": {cause}"))
         })?;
         value.to_string()

@@ -133,8 +133,8 @@ async fn status_of(cx: &Context, info: &Info) -> Result<()> {
             }
             done || !watch
         }
-        Err(message) => {
-            *failure.borrow_mut() = Some(Failure::message(message));
+        Err(error) => {
+            *failure.borrow_mut() = Some(Failure::of(error));
             true
         }
     };
@@ -181,8 +181,17 @@ fn unvisited(info: &Info, what: &str) -> Option<Failure> {
     })
 }
 
+/// A rollout that will not end; in upstream's words.
+#[derive(Debug, thiserror::Error)]
+enum RolloutError {
+    #[error("deployment \"{0}\" exceeded its progress deadline")]
+    DeadlineExceeded(String),
+    #[error("rollout status is only available for RollingUpdate strategy type")]
+    NotRolling,
+}
+
 /// What to say about a rollout, and whether it is over.
-fn rollout_state(o: &Value) -> Result<(String, bool), String> {
+fn rollout_state(o: &Value) -> Result<(String, bool), RolloutError> {
     let name = text(o, "/metadata/name");
     let number = |pointer: &str| o.pointer(pointer).and_then(Value::as_i64).unwrap_or(0);
     let observed = number("/status/observedGeneration") >= number("/metadata/generation");
@@ -201,7 +210,7 @@ fn rollout_state(o: &Value) -> Result<(String, bool), String> {
                 c.iter().any(|c| c["type"] == "Progressing" && c["reason"] == "ProgressDeadlineExceeded")
             });
             if exceeded {
-                return Err(format!("deployment \"{name}\" exceeded its progress deadline"));
+                return Err(RolloutError::DeadlineExceeded(name.to_owned()));
             }
             let (wanted, updated, total, available) = (
                 o["spec"]["replicas"].as_i64().unwrap_or(1),
@@ -238,7 +247,7 @@ fn rollout_state(o: &Value) -> Result<(String, bool), String> {
         }
         "DaemonSet" => {
             if o["spec"]["updateStrategy"]["type"] != "RollingUpdate" {
-                return Err("rollout status is only available for RollingUpdate strategy type".to_owned());
+                return Err(RolloutError::NotRolling);
             }
             let (wanted, updated, available) = (
                 number("/status/desiredNumberScheduled"),
@@ -265,7 +274,7 @@ fn rollout_state(o: &Value) -> Result<(String, bool), String> {
         }
         _ => {
             if o["spec"]["updateStrategy"]["type"] != "RollingUpdate" {
-                return Err("rollout status is only available for RollingUpdate strategy type".to_owned());
+                return Err(RolloutError::NotRolling);
             }
             let (wanted, ready, updated) = (
                 o["spec"]["replicas"].as_i64().unwrap_or(1),

@@ -66,7 +66,7 @@ fn parse(text: &str) -> Result<Wanted> {
                 ));
             }
         };
-        let path = relaxed(path.trim_matches(['\'', '"'])).map_err(Failure::message)?;
+        let path = relaxed(path.trim_matches(['\'', '"'])).map_err(Failure::of)?;
         if value.as_deref() == Some("") {
             return Err(Failure::message(
                 "jsonpath wait has to have a value after equal sign, like --for=jsonpath='{.status.readyReplicas}'=3",
@@ -75,7 +75,7 @@ fn parse(text: &str) -> Result<Wanted> {
         if path.is_empty() {
             return Err(Failure::message("jsonpath expression cannot be empty"));
         }
-        let path = JsonPath::parse(&path).map_err(Failure::message)?;
+        let path = JsonPath::parse(&path).map_err(Failure::of)?;
         return Ok(Wanted::Path { path: path.allow_missing(true), value });
     }
     Err(Failure::message(format!("unrecognized condition: \"{text}\"")))

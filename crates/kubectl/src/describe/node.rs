@@ -15,15 +15,13 @@ pub(super) async fn describe(cx: &Context, node: &Value, w: &mut Writer) -> Resu
     let name = text(node, "/metadata/name");
     let running = format!("spec.nodeName={name},status.phase!=Succeeded,status.phase!=Failed");
     let pods = all_items(cx, || Request::get("/api/v1/pods").query("fieldSelector", running.clone())).await.ok();
-    let lease = Request::get(format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}"))
-        .value(cx)
-        .await
-        .map_err(|e| e.inner());
+    let lease =
+        Request::get(format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}")).value(cx).await;
     write(node, pods.as_deref(), &lease, w);
     Ok(())
 }
 
-fn write(node: &Value, pods: Option<&[Value]>, lease: &Result<Value, String>, w: &mut Writer) {
+fn write(node: &Value, pods: Option<&[Value]>, lease: &Result<Value>, w: &mut Writer) {
     let (meta, spec, status) = (&node["metadata"], &node["spec"], &node["status"]);
     w.line(0, format!("Name:\t{}", text(meta, "/name")));
     let roles: Vec<&str> = meta["labels"]
@@ -58,7 +56,7 @@ fn write(node: &Value, pods: Option<&[Value]>, lease: &Result<Value, String>, w:
     w.line(0, format!("Unschedulable:\t{}", spec["unschedulable"] == true));
     match lease {
         Ok(lease) => write_lease(lease, w),
-        Err(why) => w.line(0, format!("Lease:\tFailed to get lease: {why}")),
+        Err(why) => w.line(0, format!("Lease:\tFailed to get lease: {}", why.inner())),
     }
     if let Some(conditions) = status["conditions"].as_array().filter(|c| !c.is_empty()) {
         w.line(0, "Conditions:\n  Type\tStatus\tLastHeartbeatTime\tLastTransitionTime\tReason\tMessage");

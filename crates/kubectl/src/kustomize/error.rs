@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use api::yaml::DocumentError;
+
+use crate::pattern::PatternError;
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KustomizeError {
     #[error("{}: bases refer to each other", .0.display())]
@@ -20,8 +24,8 @@ pub(crate) enum KustomizeError {
     /// As Go says it.
     #[error("{0}")]
     Io(String),
-    #[error("{0}")]
-    Yaml(String),
+    #[error(transparent)]
+    Yaml(#[from] DocumentError),
     #[error("invalid Kustomization: json: unknown field \"{0}\"")]
     UnknownField(String),
     #[error("kustomization.yaml is empty")]
@@ -90,7 +94,7 @@ pub(crate) enum PatchError {
     #[error("{0}")]
     Apply(String),
     #[error("{key} {expression:?}: {why}")]
-    Expression { key: &'static str, expression: String, why: String },
+    Expression { key: &'static str, expression: String, why: PatternError },
 }
 
 #[derive(Debug, thiserror::Error)]

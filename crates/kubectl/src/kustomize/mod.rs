@@ -16,6 +16,7 @@ mod vars;
 
 use std::path::{Path, PathBuf};
 
+use api::yaml::DocumentError;
 use serde_json::Value;
 
 use crate::objects::text;
@@ -305,11 +306,11 @@ impl Root {
 }
 
 fn yaml(text: &str) -> Result<Value, KustomizeError> {
-    crate::files::yaml_by(text, api::yaml::Rules::Kustomize).map_err(KustomizeError::Yaml)
+    Ok(api::yaml::document(text, api::yaml::Rules::Kustomize).map_err(DocumentError::from)?)
 }
 
 fn documents(text: &str) -> Result<Vec<Value>, KustomizeError> {
-    crate::files::documents(text).map_err(KustomizeError::Yaml)
+    Ok(crate::files::documents(text)?)
 }
 
 fn strings(value: &Value) -> Vec<&str> {

@@ -2,8 +2,23 @@
 
 use serde_json::Value;
 
-use super::jsonpath::JsonPath;
+use super::jsonpath::{JsonPath, JsonPathError};
 use super::{TabWriter, go_template};
+
+/// Why columns cannot be read; in upstream's words.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ColumnsError {
+    #[error("custom-columns format specified but no custom columns given")]
+    Empty,
+    #[error("unexpected custom-columns spec: {0}, expected <header>:<json-path-expr>")]
+    NoPath(String),
+    #[error("unexpected number of lines in template, expected two")]
+    NotTwoLines,
+    #[error("number of headers ({headers}) does not match number of expressions ({paths})")]
+    Uneven { headers: usize, paths: usize },
+    #[error(transparent)]
+    Path(#[from] JsonPathError),
+}
 
 pub(crate) struct CustomColumns {
     columns: Vec<(String, JsonPath)>,
@@ -13,14 +28,14 @@ pub(crate) struct CustomColumns {
 }
 
 impl CustomColumns {
-    pub(crate) fn parse(spec: &str, no_headers: bool) -> Result<CustomColumns, String> {
+    pub(crate) fn parse(spec: &str, no_headers: bool) -> Result<CustomColumns, ColumnsError> {
         if spec.is_empty() {
-            return Err("custom-columns format specified but no custom columns given".to_owned());
+            return Err(ColumnsError::Empty);
         }
         let mut columns = Vec::new();
         for part in spec.split(',') {
             let Some((header, path)) = part.split_once(':').filter(|(_, p)| !p.contains(':') || p.contains('[')) else {
-                return Err(format!("unexpected custom-columns spec: {part}, expected <header>:<json-path-expr>"));
+                return Err(ColumnsError::NoPath(part.to_owned()));
             };
             columns.push((header.to_owned(), JsonPath::parse_relaxed(path)?.allow_missing(true)));
         }
@@ -28,25 +43,21 @@ impl CustomColumns {
     }
 
     /// A file of two lines: headers, then the paths below them.
-    pub(crate) fn parse_file(text: &str, no_headers: bool) -> Result<CustomColumns, String> {
+    pub(crate) fn parse_file(text: &str, no_headers: bool) -> Result<CustomColumns, ColumnsError> {
         let mut lines = text.lines();
         let (Some(headers), Some(paths)) = (lines.next(), lines.next()) else {
-            return Err("unexpected number of lines in template, expected two".to_owned());
+            return Err(ColumnsError::NotTwoLines);
         };
         let (headers, paths): (Vec<_>, Vec<_>) =
             (headers.split_whitespace().collect(), paths.split_whitespace().collect());
         if headers.len() != paths.len() {
-            return Err(format!(
-                "number of headers ({}) does not match number of expressions ({})",
-                headers.len(),
-                paths.len()
-            ));
+            return Err(ColumnsError::Uneven { headers: headers.len(), paths: paths.len() });
         }
         let spec: Vec<String> = headers.iter().zip(&paths).map(|(h, p)| format!("{h}:{p}")).collect();
         CustomColumns::parse(&spec.join(","), no_headers)
     }
 
-    pub(crate) fn print(&mut self, object: &Value) -> Result<String, String> {
+    pub(crate) fn print(&mut self, object: &Value) -> Result<String, JsonPathError> {
         let mut text = String::new();
         if !self.no_headers && !self.printed_headers {
             let headers: Vec<&str> = self.columns.iter().map(|(h, _)| h.as_str()).collect();
@@ -65,7 +76,7 @@ impl CustomColumns {
         Ok(self.tabs.format(&text))
     }
 
-    fn line(&self, object: &Value, out: &mut String) -> Result<(), String> {
+    fn line(&self, object: &Value, out: &mut String) -> Result<(), JsonPathError> {
         let mut cells = Vec::new();
         for (_, path) in &self.columns {
             let found = path.find(object)?;
@@ -99,7 +110,7 @@ mod tests {
             assert_eq!(CustomColumns::parse(spec, false).unwrap().print(&list).unwrap(), expected, "{spec}");
         }
         assert_eq!(
-            CustomColumns::parse("NAME", false).err().unwrap(),
+            CustomColumns::parse("NAME", false).err().unwrap().to_string(),
             "unexpected custom-columns spec: NAME, expected <header>:<json-path-expr>"
         );
         let mut file = CustomColumns::parse_file("NAME  X\n.metadata.name .metadata.labels.k\n", true).unwrap();

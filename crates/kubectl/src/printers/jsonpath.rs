@@ -7,6 +7,51 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
+/// Why a path cannot be read, or does not fit the object; in upstream's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum JsonPathError {
+    #[error("unclosed action")]
+    UnclosedAction,
+    #[error("unexpected end")]
+    UnexpectedEnd,
+    #[error("unterminated {0}")]
+    Unterminated(&'static str),
+    #[error("unrecognized identifier {0}")]
+    UnknownIdentifier(String),
+    #[error("unrecognized character in action: U+{:04X} '{}'", *.0 as u32, .0)]
+    UnknownCharacter(char),
+    #[error("cannot parse number {0}")]
+    BadNumber(String),
+    #[error("invalid array index {0}")]
+    BadIndex(String),
+    #[error(
+        "unexpected path string, expected a 'name1.name2' or '.name1.name2' or '{{name1.name2}}' or '{{.name1.name2}}'"
+    )]
+    BadRelaxedPath,
+    #[error("range without an expression")]
+    EmptyRange,
+    #[error("unclosed range")]
+    UnclosedRange,
+    #[error("range inside an expression")]
+    MisplacedRange,
+    #[error("not in range, nothing to end")]
+    MisplacedEnd,
+    #[error("unexpected Node {0}")]
+    MisplacedNode(String),
+    #[error("{0} is not found")]
+    NotFound(String),
+    #[error("{0} is not array or slice")]
+    NotArray(String),
+    #[error("array index out of bounds: index {index}, length {length}")]
+    OutOfBounds { index: i64, length: i64 },
+    #[error("step must be > 0")]
+    BadStep,
+    #[error("can only compare one element at a time")]
+    ManyElements,
+    #[error("unrecognized filter operator {0}")]
+    UnknownOperator(String),
+}
+
 #[derive(Debug, Clone, PartialEq)]
 enum Node {
     Text(String),
@@ -34,8 +79,10 @@ pub(crate) struct JsonPath {
 
 type Found<'a> = Vec<Cow<'a, Value>>;
 
+type Result<T, E = JsonPathError> = std::result::Result<T, E>;
+
 impl JsonPath {
-    pub(crate) fn parse(template: &str) -> Result<JsonPath, String> {
+    pub(crate) fn parse(template: &str) -> Result<JsonPath> {
         let mut nodes = Vec::new();
         let mut rest = template;
         while let Some(open) = rest.find('{') {
@@ -62,7 +109,7 @@ impl JsonPath {
     }
 
     /// `metadata.name`, `.metadata.name`, `{.metadata.name}`: what `--sort-by` and custom columns accept.
-    pub(crate) fn parse_relaxed(spec: &str) -> Result<JsonPath, String> {
+    pub(crate) fn parse_relaxed(spec: &str) -> Result<JsonPath> {
         JsonPath::parse(&relaxed(spec)?)
     }
 
@@ -72,14 +119,14 @@ impl JsonPath {
     }
 
     /// Renders the whole template.
-    pub(crate) fn render(&self, data: &Value) -> Result<String, String> {
+    pub(crate) fn render(&self, data: &Value) -> Result<String> {
         let mut out = String::new();
         self.render_nodes(&self.nodes, data, data, &mut out)?;
         Ok(out)
     }
 
     /// The values of the first expression; for sorting and columns.
-    pub(crate) fn find<'a>(&self, data: &'a Value) -> Result<Found<'a>, String> {
+    pub(crate) fn find<'a>(&self, data: &'a Value) -> Result<Found<'a>> {
         let mut results = Vec::new();
         for node in &self.nodes {
             if let Node::List(list) = node {
@@ -89,23 +136,23 @@ impl JsonPath {
         Ok(results)
     }
 
-    fn render_nodes(&self, nodes: &[Node], root: &Value, current: &Value, out: &mut String) -> Result<(), String> {
+    fn render_nodes(&self, nodes: &[Node], root: &Value, current: &Value, out: &mut String) -> Result<()> {
         let mut i = 0;
         while i < nodes.len() {
             match &nodes[i] {
                 Node::Text(t) => out.push_str(t),
                 Node::Range => {
                     let Some(Node::List(list)) = nodes.get(i + 1) else {
-                        return Err("range without an expression".to_owned());
+                        return Err(JsonPathError::EmptyRange);
                     };
                     let body_start = i + 2;
-                    let body_end = matching_end(nodes, body_start).ok_or("unclosed range")?;
+                    let body_end = matching_end(nodes, body_start).ok_or(JsonPathError::UnclosedRange)?;
                     for item in self.eval(list, root, vec![Cow::Borrowed(current)])? {
                         self.render_nodes(&nodes[body_start..body_end], root, &item, out)?;
                     }
                     i = body_end;
                 }
-                Node::End => return Err("not in range, nothing to end".to_owned()),
+                Node::End => return Err(JsonPathError::MisplacedEnd),
                 Node::List(list) => {
                     let values = self.eval(list, root, vec![Cow::Borrowed(current)])?;
                     for (n, value) in values.iter().enumerate() {
@@ -115,14 +162,14 @@ impl JsonPath {
                         out.push_str(&text_of(value));
                     }
                 }
-                other => return Err(format!("unexpected Node {other:?}")),
+                other => return Err(JsonPathError::MisplacedNode(format!("{other:?}"))),
             }
             i += 1;
         }
         Ok(())
     }
 
-    fn eval<'a>(&self, nodes: &[Node], root: &'a Value, start: Found<'a>) -> Result<Found<'a>, String> {
+    fn eval<'a>(&self, nodes: &[Node], root: &'a Value, start: Found<'a>) -> Result<Found<'a>> {
         let mut current = start;
         for node in nodes {
             current = self.step(node, root, current)?;
@@ -130,7 +177,7 @@ impl JsonPath {
         Ok(current)
     }
 
-    fn step<'a>(&self, node: &Node, root: &'a Value, input: Found<'a>) -> Result<Found<'a>, String> {
+    fn step<'a>(&self, node: &Node, root: &'a Value, input: Found<'a>) -> Result<Found<'a>> {
         Ok(match node {
             Node::Text(t) => vec![Cow::Owned(Value::String(t.clone()))],
             Node::Number(n) => vec![Cow::Owned(Value::Number(n.clone()))],
@@ -175,11 +222,11 @@ impl JsonPath {
                 out
             }
             Node::List(list) => self.eval(list, root, input)?,
-            Node::Range | Node::End => return Err("range inside an expression".to_owned()),
+            Node::Range | Node::End => return Err(JsonPathError::MisplacedRange),
         })
     }
 
-    fn field<'a>(&self, name: &str, input: Found<'a>) -> Result<Found<'a>, String> {
+    fn field<'a>(&self, name: &str, input: Found<'a>) -> Result<Found<'a>> {
         // Nothing in, nothing out: an earlier part already came up empty.
         if input.is_empty() {
             return Ok(input);
@@ -200,7 +247,7 @@ impl JsonPath {
             }
         }
         if out.is_empty() && !self.allow_missing {
-            return Err(format!("{name} is not found"));
+            return Err(JsonPathError::NotFound(name.to_owned()));
         }
         Ok(out)
     }
@@ -213,12 +260,12 @@ impl JsonPath {
         step: Option<i64>,
         single: bool,
         out: &mut Found<'a>,
-    ) -> Result<(), String> {
+    ) -> Result<()> {
         let Some(array) = value.as_array() else {
             if value.is_null() {
                 return Ok(());
             }
-            return Err(format!("{} is not array or slice", go_value(&value)));
+            return Err(JsonPathError::NotArray(go_value(&value)));
         };
         let len = array.len() as i64;
         let mut from = start.unwrap_or(0);
@@ -230,13 +277,13 @@ impl JsonPath {
             to += len;
         }
         if single && (from < 0 || from >= len) {
-            return Err(format!("array index out of bounds: index {from}, length {len}"));
+            return Err(JsonPathError::OutOfBounds { index: from, length: len });
         }
         from = from.clamp(0, len);
         to = to.clamp(0, len);
         let step = step.unwrap_or(1);
         if step <= 0 {
-            return Err("step must be > 0".to_owned());
+            return Err(JsonPathError::BadStep);
         }
         let mut i = from;
         while i < to {
@@ -253,14 +300,7 @@ impl JsonPath {
         Ok(())
     }
 
-    fn matches(
-        &self,
-        item: &Value,
-        root: &Value,
-        left: &[Node],
-        operator: &str,
-        right: &[Node],
-    ) -> Result<bool, String> {
+    fn matches(&self, item: &Value, root: &Value, left: &[Node], operator: &str, right: &[Node]) -> Result<bool> {
         // Inside a filter a missing field only means "does not match".
         let quiet = JsonPath { nodes: Vec::new(), allow_missing: true };
         let lefts = quiet.eval(left, root, vec![Cow::Borrowed(item)])?;
@@ -271,14 +311,14 @@ impl JsonPath {
             return Ok(false);
         }
         if lefts.len() > 1 {
-            return Err("can only compare one element at a time".to_owned());
+            return Err(JsonPathError::ManyElements);
         }
         let rights = quiet.eval(right, root, vec![Cow::Borrowed(item)])?;
         if rights.is_empty() {
             return Ok(false);
         }
         if rights.len() > 1 {
-            return Err("can only compare one element at a time".to_owned());
+            return Err(JsonPathError::ManyElements);
         }
         let ordering = compare(&lefts[0], &rights[0]);
         Ok(match operator {
@@ -288,7 +328,7 @@ impl JsonPath {
             ">" => ordering.is_some_and(std::cmp::Ordering::is_gt),
             "<=" => ordering.is_some_and(std::cmp::Ordering::is_le),
             ">=" => ordering.is_some_and(std::cmp::Ordering::is_ge),
-            other => return Err(format!("unrecognized filter operator {other}")),
+            other => return Err(JsonPathError::UnknownOperator(other.to_owned())),
         })
     }
 }
@@ -370,7 +410,7 @@ fn go_value(value: &Value) -> String {
     }
 }
 
-pub(crate) fn relaxed(spec: &str) -> Result<String, String> {
+pub(crate) fn relaxed(spec: &str) -> Result<String> {
     if spec.is_empty() {
         return Ok(String::new());
     }
@@ -380,10 +420,7 @@ pub(crate) fn relaxed(spec: &str) -> Result<String, String> {
     };
     let inner = inner.strip_prefix('.').unwrap_or(inner);
     if inner.is_empty() || inner.contains(['{', '}']) {
-        return Err(
-            "unexpected path string, expected a 'name1.name2' or '.name1.name2' or '{name1.name2}' or '{.name1.name2}'"
-                .to_owned(),
-        );
+        return Err(JsonPathError::BadRelaxedPath);
     }
     Ok(format!("{{.{inner}}}"))
 }
@@ -409,11 +446,11 @@ impl Parser<'_> {
     }
 
     /// Up to and with the closing brace.
-    fn action(&mut self) -> Result<Vec<Node>, String> {
+    fn action(&mut self) -> Result<Vec<Node>> {
         let mut nodes = Vec::new();
         loop {
             match self.peek() {
-                None => return Err("unclosed action".to_owned()),
+                None => return Err(JsonPathError::UnclosedAction),
                 Some('}') => {
                     self.at += 1;
                     return Ok(nodes);
@@ -424,8 +461,8 @@ impl Parser<'_> {
         }
     }
 
-    fn element(&mut self, nodes: &mut Vec<Node>) -> Result<(), String> {
-        let c = self.peek().ok_or("unexpected end")?;
+    fn element(&mut self, nodes: &mut Vec<Node>) -> Result<()> {
+        let c = self.peek().ok_or(JsonPathError::UnexpectedEnd)?;
         match c {
             '.' if self.rest().starts_with("..") => {
                 self.at += 2;
@@ -471,10 +508,10 @@ impl Parser<'_> {
                     "end" => nodes.push(Node::End),
                     "true" => nodes.push(Node::Bool(true)),
                     "false" => nodes.push(Node::Bool(false)),
-                    _ => return Err(format!("unrecognized identifier {word}")),
+                    _ => return Err(JsonPathError::UnknownIdentifier(word)),
                 }
             }
-            c => return Err(format!("unrecognized character in action: U+{:04X} '{c}'", c as u32)),
+            c => return Err(JsonPathError::UnknownCharacter(c)),
         }
         Ok(())
     }
@@ -497,7 +534,7 @@ impl Parser<'_> {
         out
     }
 
-    fn number(&mut self) -> Result<serde_json::Number, String> {
+    fn number(&mut self) -> Result<serde_json::Number> {
         let end = self
             .rest()
             .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-' | 'e' | 'E')))
@@ -505,11 +542,11 @@ impl Parser<'_> {
         let word = self.rest()[..end].to_owned();
         self.at += end;
         let bare = word.strip_prefix('+').unwrap_or(&word);
-        serde_json::from_str(bare).map_err(|_| format!("cannot parse number {word}"))
+        serde_json::from_str(bare).map_err(|_| JsonPathError::BadNumber(word))
     }
 
-    fn quoted(&mut self) -> Result<String, String> {
-        let quote = self.next().ok_or("unexpected end")?;
+    fn quoted(&mut self) -> Result<String> {
+        let quote = self.next().ok_or(JsonPathError::UnexpectedEnd)?;
         let mut out = String::new();
         while let Some(c) = self.next() {
             if c == quote {
@@ -532,11 +569,11 @@ impl Parser<'_> {
                 out.push(c);
             }
         }
-        Err("unterminated quoted string".to_owned())
+        Err(JsonPathError::Unterminated("quoted string"))
     }
 
     /// The inside of `[…]`, up to the bracket that closes it.
-    fn bracket(&mut self) -> Result<Node, String> {
+    fn bracket(&mut self) -> Result<Node> {
         let mut depth = 1;
         let mut quote = None;
         let mut end = None;
@@ -556,19 +593,19 @@ impl Parser<'_> {
                 _ => {}
             }
         }
-        let end = end.ok_or("unterminated array")?;
+        let end = end.ok_or(JsonPathError::Unterminated("array"))?;
         let inside = self.rest()[..end].to_owned();
         self.at += end + 1;
         bracket_node(inside.trim())
     }
 }
 
-fn bracket_node(inside: &str) -> Result<Node, String> {
+fn bracket_node(inside: &str) -> Result<Node> {
     if inside == "*" {
         return Ok(Node::Wildcard);
     }
     if let Some(filter) = inside.strip_prefix("?(") {
-        let filter = filter.strip_suffix(')').ok_or("unterminated filter")?;
+        let filter = filter.strip_suffix(')').ok_or(JsonPathError::Unterminated("filter"))?;
         return filter_node(filter);
     }
     let parts = split_outside_quotes(inside, ',');
@@ -581,32 +618,32 @@ fn bracket_node(inside: &str) -> Result<Node, String> {
     }
     // Only these quotes make a name; others are no number, and end below.
     if let Some(name) = inside.strip_prefix('\'') {
-        let name = name.strip_suffix('\'').ok_or("unterminated quoted string")?;
+        let name = name.strip_suffix('\'').ok_or(JsonPathError::Unterminated("quoted string"))?;
         // Dots are escaped inside quotes too, as the documentation of jsonpath shows them.
         return Ok(Node::Field(name.replace('\\', "")));
     }
     let bounds: Vec<&str> = inside.split(':').map(str::trim).collect();
-    let number = |s: &str| -> Result<Option<i64>, String> {
+    let number = |s: &str| -> Result<Option<i64>> {
         if s.is_empty() {
             return Ok(None);
         }
-        s.parse().map(Some).map_err(|_| format!("invalid array index {inside}"))
+        s.parse().map(Some).map_err(|_| JsonPathError::BadIndex(inside.to_owned()))
     };
     match bounds.as_slice() {
         [one] => {
-            let start = number(one)?.ok_or_else(|| "invalid array index ".to_owned())?;
+            let start = number(one)?.ok_or_else(|| JsonPathError::BadIndex(String::new()))?;
             Ok(Node::Slice { start: Some(start), end: None, step: None, single: true })
         }
         [start, end] => Ok(Node::Slice { start: number(start)?, end: number(end)?, step: None, single: false }),
         [start, end, step] => {
             Ok(Node::Slice { start: number(start)?, end: number(end)?, step: number(step)?, single: false })
         }
-        _ => Err(format!("invalid array index {inside}")),
+        _ => Err(JsonPathError::BadIndex(inside.to_owned())),
     }
 }
 
-fn filter_node(filter: &str) -> Result<Node, String> {
-    let parse = |text: &str| -> Result<Vec<Node>, String> {
+fn filter_node(filter: &str) -> Result<Node> {
+    let parse = |text: &str| -> Result<Vec<Node>> {
         let closed = format!("{}}}", text.trim());
         Parser { text: &closed, at: 0 }.action()
     };
@@ -727,12 +764,12 @@ mod tests {
             ("{.nothing}", "nothing is not found"),
             ("{.users[7].name}", "array index out of bounds: index 7, length 2"),
         ] {
-            assert_eq!(JsonPath::parse(template).unwrap().render(&data()).unwrap_err(), expected);
+            assert_eq!(JsonPath::parse(template).unwrap().render(&data()).unwrap_err().to_string(), expected);
         }
         for (template, expected) in
             [("{.x", "unclosed action"), ("{foo}", "unrecognized identifier foo"), ("{.a[1", "unterminated array")]
         {
-            assert_eq!(JsonPath::parse(template).unwrap_err(), expected, "{template}");
+            assert_eq!(JsonPath::parse(template).unwrap_err().to_string(), expected, "{template}");
         }
     }
 

@@ -110,12 +110,8 @@ impl Output {
             "go-template" | "template" => go(argument("template")?),
             "go-template-file" | "templatefile" => go(read(argument("template")?, "open")?),
             "custom-columns" if columns => {
-                let spec = inline.clone().or_else(|| Some(template.clone()).filter(|t| !t.is_empty()));
-                let spec = spec
-                    .ok_or_else(|| Failure::message("custom-columns format specified but no custom columns given"))?;
-                Ok(Output::CustomColumns(
-                    CustomColumns::parse(&spec, flags.bool("no-headers")).map_err(Failure::message)?,
-                ))
+                let spec = inline.unwrap_or(template);
+                Ok(Output::CustomColumns(CustomColumns::parse(&spec, flags.bool("no-headers")).map_err(Failure::of)?))
             }
             "custom-columns-file" if columns => {
                 let file = argument("custom-columns")?;
@@ -126,7 +122,7 @@ impl Output {
                     ))
                 })?;
                 Ok(Output::CustomColumns(
-                    CustomColumns::parse_file(&text, flags.bool("no-headers")).map_err(Failure::message)?,
+                    CustomColumns::parse_file(&text, flags.bool("no-headers")).map_err(Failure::of)?,
                 ))
             }
             // The wide form of commands that print no table of their own is their plain one.
@@ -204,7 +200,7 @@ impl Printer {
             }
             Output::KYaml => format!("---\n{}", kyaml::to_string(object)),
             Output::JsonPath { path, as_json: true, .. } => {
-                let found = path.find(object).map_err(Failure::message)?;
+                let found = path.find(object).map_err(Failure::of)?;
                 json::pretty(&Value::Array(found.into_iter().map(|v| v.into_owned()).collect()))
             }
             Output::JsonPath { path, template, .. } => path.render(object).map_err(|e| {
@@ -216,7 +212,7 @@ impl Printer {
             Output::GoTemplate { template, text, allow_missing } => {
                 template.render(object, *allow_missing).map_err(|failed| template_failure(failed, text, object))?
             }
-            Output::CustomColumns(columns) => columns.print(object).map_err(Failure::message)?,
+            Output::CustomColumns(columns) => columns.print(object).map_err(Failure::of)?,
         })
     }
 }

@@ -5,18 +5,27 @@ use std::cmp::Ordering;
 use api::sort::merge_sorted;
 use serde_json::Value;
 
-use super::jsonpath::JsonPath;
+use super::jsonpath::{JsonPath, JsonPathError};
 
-pub(crate) fn sort_objects(objects: &mut [Value], field: &str) -> Result<(), String> {
+/// Why a list cannot be sorted; in upstream's words.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SortError {
+    #[error("couldn't find any field with path \"{0}\" in the list of objects")]
+    NoField(String),
+    #[error(transparent)]
+    Path(#[from] JsonPathError),
+}
+
+pub(crate) fn sort_objects(objects: &mut [Value], field: &str) -> Result<(), SortError> {
     sort_by(objects, field, |o| o)
 }
 
 /// Rows of a Table, by the objects they carry.
-pub(crate) fn sort_rows(rows: &mut [Value], field: &str) -> Result<(), String> {
+pub(crate) fn sort_rows(rows: &mut [Value], field: &str) -> Result<(), SortError> {
     sort_by(rows, field, |row| &row["object"])
 }
 
-fn sort_by(items: &mut [Value], field: &str, object: fn(&Value) -> &Value) -> Result<(), String> {
+fn sort_by(items: &mut [Value], field: &str, object: fn(&Value) -> &Value) -> Result<(), SortError> {
     let path = JsonPath::parse_relaxed(field)?.allow_missing(true);
     let mut keyed = Vec::with_capacity(items.len());
     let mut any = false;
@@ -26,10 +35,7 @@ fn sort_by(items: &mut [Value], field: &str, object: fn(&Value) -> &Value) -> Re
         keyed.push((key, item.clone()));
     }
     if !any && !items.is_empty() {
-        return Err(format!(
-            "couldn't find any field with path \"{}\" in the list of objects",
-            super::jsonpath::relaxed(field)?
-        ));
+        return Err(SortError::NoField(super::jsonpath::relaxed(field)?));
     }
     // Those without the field come first, the last of them before the others: so upstream's sort leaves them.
     let mut sorted = merge_sorted(&keyed.iter().collect::<Vec<_>>(), &|a: &(Option<Value>, Value), b| {
@@ -144,7 +150,7 @@ mod tests {
             assert_eq!(json!(sorted), expected);
         }
         assert_eq!(
-            sort_objects(&mut [json!({})], "x").unwrap_err(),
+            sort_objects(&mut [json!({})], "x").unwrap_err().to_string(),
             "couldn't find any field with path \"{.x}\" in the list of objects"
         );
     }

@@ -179,9 +179,9 @@ impl<'de> Deserialize<'de> for GoDuration {
 }
 
 impl std::str::FromStr for GoDuration {
-    type Err = String;
+    type Err = api::duration::DurationError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         api::duration::parse(text).map(GoDuration)
     }
 }

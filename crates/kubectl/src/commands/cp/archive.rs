@@ -83,15 +83,26 @@ fn add(from: &Path, name: &Path, builder: &mut tar::Builder<impl Write>) -> std:
 /// What unpacking has to say besides errors: texts for stderr.
 pub(super) type Warnings = Vec<String>;
 
+/// Why an archive is not unpacked to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UnpackError {
+    #[error("{0}")]
+    Archive(#[from] std::io::Error),
+    #[error("tar contents corrupted")]
+    Corrupted,
+    #[error("{}", crate::files::go_io_error("open", &.target.display().to_string(), .source))]
+    Place { target: PathBuf, source: std::io::Error },
+}
+
 /// Takes files out of an archive whose names all begin with `prefix`, which becomes `to`. A container is not trusted:
 /// nothing is written outside of `to`, and links are left out.
-pub(super) fn unpack(from: Receiver, prefix: &str, to: &Path, advice: &str) -> Result<Warnings, String> {
+pub(super) fn unpack(from: Receiver, prefix: &str, to: &Path, advice: &str) -> Result<Warnings, UnpackError> {
     let mut warnings = Warnings::new();
     let mut archive = tar::Archive::new(from);
-    for entry in archive.entries().map_err(|e| e.to_string())? {
-        let mut entry = entry.map_err(|e| e.to_string())?;
+    for entry in archive.entries()? {
+        let mut entry = entry?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        let rest = name.strip_prefix(prefix).ok_or("tar contents corrupted")?;
+        let rest = name.strip_prefix(prefix).ok_or(UnpackError::Corrupted)?;
         let Some(target) = below(to, rest) else {
             warnings.push(format!(
                 "warning: file {:?} is outside target destination, skipping",
@@ -106,8 +117,7 @@ pub(super) fn unpack(from: Receiver, prefix: &str, to: &Path, advice: &str) -> R
             warnings.push(format!("warning: skipping symlink: {:?} -> {link:?}{hint}", target));
             continue;
         }
-        place(&target, kind, &mut entry)
-            .map_err(|e| crate::files::go_io_error("open", &target.display().to_string(), &e))?;
+        place(&target, kind, &mut entry).map_err(|source| UnpackError::Place { target, source })?;
     }
     Ok(warnings)
 }
@@ -172,7 +182,7 @@ mod tests {
         assert_eq!(unpack(packed(&dir.path().join("a"), "tmp/a"), "tmp/a", &to, "").unwrap(), Warnings::new());
         assert_eq!(std::fs::read_to_string(to).unwrap(), "content");
         let other = unpack(packed(&dir.path().join("a"), "etc/a"), "tmp/a", &dir.path().join("x"), "");
-        assert_eq!(other.unwrap_err(), "tar contents corrupted");
+        assert_eq!(other.unwrap_err().to_string(), "tar contents corrupted");
     }
 
     #[test]

@@ -175,7 +175,7 @@ async fn download(cx: &Context, pod: &str, from: &Place, local: &Path) -> Result
     drop(sender);
     let unpacked = joined(unpacked.await)?;
     outcome?;
-    for warning in unpacked.map_err(Failure::message)? {
+    for warning in unpacked.map_err(Failure::of)? {
         cx.eprintln(warning);
     }
     Ok(())

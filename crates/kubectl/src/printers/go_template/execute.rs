@@ -2,8 +2,11 @@
 
 use serde_json::Value;
 
+use super::error::ExecuteError;
 use super::functions::{self, truth};
 use super::{Failed, Node, Operand, Pipeline, Template};
+
+type Result<T, E = ExecuteError> = std::result::Result<T, E>;
 
 /// A template value; `None` is Go's missing map entry, printed as `<no value>`.
 pub(super) type Val = Option<Value>;
@@ -40,7 +43,7 @@ pub(super) fn execute(template: &Template, data: &Value, allow_missing: bool) ->
 }
 
 impl State<'_> {
-    fn list(&mut self, nodes: &[Node], dot: &Val) -> Result<Flow, String> {
+    fn list(&mut self, nodes: &[Node], dot: &Val) -> Result<Flow> {
         for node in nodes {
             match self.node(node, dot)? {
                 Flow::Next => {}
@@ -50,7 +53,7 @@ impl State<'_> {
         Ok(Flow::Next)
     }
 
-    fn node(&mut self, node: &Node, dot: &Val) -> Result<Flow, String> {
+    fn node(&mut self, node: &Node, dot: &Val) -> Result<Flow> {
         match node {
             Node::Text(t) => self.out.push_str(t),
             Node::Action(p) => {
@@ -81,11 +84,11 @@ impl State<'_> {
                     None => None,
                 };
                 let Some(body) = self.template.defined.get(name) else {
-                    return Err(format!("template \"{name}\" not defined"));
+                    return Err(ExecuteError::UndefinedTemplate(name.clone()));
                 };
                 self.depth += 1;
                 if self.depth > MAX_DEPTH {
-                    return Err(format!("exceeded maximum template depth ({MAX_DEPTH})"));
+                    return Err(ExecuteError::TooDeep(MAX_DEPTH));
                 }
                 let outer = std::mem::replace(&mut self.variables, vec![("$".to_owned(), data.clone())]);
                 let result = self.list(body, &data);
@@ -99,14 +102,14 @@ impl State<'_> {
         Ok(Flow::Next)
     }
 
-    fn scoped(&mut self, f: impl FnOnce(&mut Self) -> Result<Flow, String>) -> Result<Flow, String> {
+    fn scoped(&mut self, f: impl FnOnce(&mut Self) -> Result<Flow>) -> Result<Flow> {
         let mark = self.variables.len();
         let result = f(self);
         self.variables.truncate(mark);
         result
     }
 
-    fn range(&mut self, over: &Pipeline, body: &[Node], otherwise: &[Node], dot: &Val) -> Result<Flow, String> {
+    fn range(&mut self, over: &Pipeline, body: &[Node], otherwise: &[Node], dot: &Val) -> Result<Flow> {
         let value = self.commands(over, dot)?;
         let items: Vec<(Value, Value)> = match &value {
             Some(Value::Array(a)) => a.iter().enumerate().map(|(i, v)| (Value::from(i), v.clone())).collect(),
@@ -115,7 +118,7 @@ impl State<'_> {
                 (0..n.as_i64().unwrap_or(0)).map(|i| (Value::from(i), Value::from(i))).collect()
             }
             None | Some(Value::Null) => Vec::new(),
-            Some(other) => return Err(format!("range can't iterate over {}", functions::print_value(other))),
+            Some(other) => return Err(ExecuteError::NotIterable(functions::print_value(other))),
         };
         if items.is_empty() {
             return self.list(otherwise, dot);
@@ -139,7 +142,7 @@ impl State<'_> {
         Ok(Flow::Next)
     }
 
-    fn pipeline(&mut self, p: &Pipeline, dot: &Val) -> Result<Val, String> {
+    fn pipeline(&mut self, p: &Pipeline, dot: &Val) -> Result<Val> {
         let value = self.commands(p, dot)?;
         for name in &p.variables {
             if p.assigns {
@@ -153,7 +156,7 @@ impl State<'_> {
         Ok(value)
     }
 
-    fn commands(&mut self, p: &Pipeline, dot: &Val) -> Result<Val, String> {
+    fn commands(&mut self, p: &Pipeline, dot: &Val) -> Result<Val> {
         let mut value = None;
         for (i, command) in p.commands.iter().enumerate() {
             let piped = if i > 0 { Some(value.take()) } else { None };
@@ -162,7 +165,7 @@ impl State<'_> {
         Ok(value)
     }
 
-    fn command(&mut self, command: &[Operand], dot: &Val, piped: Option<Val>) -> Result<Val, String> {
+    fn command(&mut self, command: &[Operand], dot: &Val, piped: Option<Val>) -> Result<Val> {
         if let Some(Operand::Function(name)) = command.first() {
             // `and` and `or` stop at the first operand that decides.
             if (name == "and" || name == "or") && piped.is_none() {
@@ -180,16 +183,17 @@ impl State<'_> {
                 args.push(self.operand(operand, dot)?);
             }
             args.extend(piped);
-            return functions::call(name, args).map_err(|e| format!("error calling {name}: {e}"));
+            return functions::call(name, args)
+                .map_err(|source| ExecuteError::Calling { function: name.clone(), source });
         }
         match command {
             [one] if piped.is_none() => self.operand(one, dot),
-            [one, ..] => Err(format!("can't give argument to non-function {}", shown(one))),
-            [] => Err("missing value for command".to_owned()),
+            [one, ..] => Err(ExecuteError::NotFunction(shown(one))),
+            [] => Err(ExecuteError::MissingValue),
         }
     }
 
-    fn operand(&mut self, operand: &Operand, dot: &Val) -> Result<Val, String> {
+    fn operand(&mut self, operand: &Operand, dot: &Val) -> Result<Val> {
         match operand {
             Operand::Dot => Ok(dot.clone()),
             Operand::Nil => Ok(Some(Value::Null)),
@@ -199,7 +203,7 @@ impl State<'_> {
                 let value = self.variables.iter().rev().find(|(n, _)| n == name).and_then(|(_, v)| v.clone());
                 self.fields(value, names)
             }
-            Operand::Function(name) => functions::call(name, Vec::new()),
+            Operand::Function(name) => functions::call(name, Vec::new()).map_err(ExecuteError::Operand),
             Operand::Paren(p, names) => {
                 let value = self.pipeline(p, dot)?;
                 self.fields(value, names)
@@ -207,18 +211,18 @@ impl State<'_> {
         }
     }
 
-    fn fields(&self, mut value: Val, names: &[String]) -> Result<Val, String> {
+    fn fields(&self, mut value: Val, names: &[String]) -> Result<Val> {
         for name in names {
             value = match value {
                 Some(Value::Object(mut m)) => match m.remove(name) {
                     Some(v) => Some(v),
                     None if self.allow_missing => None,
-                    None => return Err(format!("map has no entry for key \"{name}\"")),
+                    None => return Err(ExecuteError::NoEntry(name.clone())),
                 },
                 None | Some(Value::Null) if self.allow_missing => None,
-                None | Some(Value::Null) => return Err(format!("nil data; no entry for key \"{name}\"")),
+                None | Some(Value::Null) => return Err(ExecuteError::NilData(name.clone())),
                 Some(other) => {
-                    return Err(format!("can't evaluate field {name} in type {}", functions::type_name(&other)));
+                    return Err(ExecuteError::NoField { field: name.clone(), of: functions::type_name(&other) });
                 }
             };
         }

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use base64::Engine;
 use serde_json::Value;
 
+use super::error::CallError;
 use super::execute::Val;
 
 const NAMES: &[&str] = &[
@@ -34,7 +35,7 @@ pub(super) fn is_defined(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
-pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, String> {
+pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, CallError> {
     let joined = |args: &[Val]| args.iter().map(print).collect::<Vec<_>>();
     Ok(Some(match name {
         "and" | "or" => {
@@ -45,13 +46,13 @@ pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, String> {
         "eq" => {
             let left = first(&args)?;
             if args.len() < 2 {
-                return Err("missing argument for comparison".to_owned());
+                return Err(CallError::NothingToCompare);
             }
             Value::Bool(args[1..].iter().any(|r| equal(&left, r)))
         }
-        "ne" => Value::Bool(!equal(&first(&args)?, args.get(1).ok_or("missing argument for comparison")?)),
+        "ne" => Value::Bool(!equal(&first(&args)?, args.get(1).ok_or(CallError::NothingToCompare)?)),
         "lt" | "le" | "gt" | "ge" => {
-            let order = order(&first(&args)?, args.get(1).ok_or("missing argument for comparison")?)?;
+            let order = order(&first(&args)?, args.get(1).ok_or(CallError::NothingToCompare)?)?;
             Value::Bool(match name {
                 "lt" => order == Ordering::Less,
                 "le" => order != Ordering::Greater,
@@ -63,8 +64,8 @@ pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, String> {
             Some(Value::String(s)) => s.len().into(),
             Some(Value::Array(a)) => a.len().into(),
             Some(Value::Object(m)) => m.len().into(),
-            None | Some(Value::Null) => return Err("len of nil pointer".to_owned()),
-            Some(other) => return Err(format!("len of type {}", type_name(&other))),
+            None | Some(Value::Null) => return Err(CallError::LengthOfNil),
+            Some(other) => return Err(CallError::NoLength(type_name(&other))),
         },
         "index" => return index(args),
         "slice" => slice(args)?,
@@ -84,7 +85,7 @@ pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, String> {
         "println" => Value::String(joined(&args).join(" ") + "\n"),
         "printf" => {
             let Some(Some(Value::String(format))) = args.first() else {
-                return Err("wrong type for value; expected string".to_owned());
+                return Err(CallError::NotString);
             };
             Value::String(printf(format, &args[1..]))
         }
@@ -126,17 +127,15 @@ pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, String> {
         }
         "base64decode" => {
             let text = print(&first(&args)?);
-            let bytes = base64::engine::general_purpose::STANDARD
-                .decode(text)
-                .map_err(|e| format!("base64 decode failed: {e}"))?;
+            let bytes = base64::engine::general_purpose::STANDARD.decode(text)?;
             Value::String(String::from_utf8_lossy(&bytes).into_owned())
         }
-        other => return Err(format!("function \"{other}\" not defined")),
+        other => return Err(CallError::Undefined(other.to_owned())),
     }))
 }
 
-fn first(args: &[Val]) -> Result<Val, String> {
-    args.first().cloned().ok_or_else(|| "wrong number of args: want at least 1 got 0".to_owned())
+fn first(args: &[Val]) -> Result<Val, CallError> {
+    args.first().cloned().ok_or(CallError::NoArguments)
 }
 
 /// Empty values are false.
@@ -159,17 +158,17 @@ fn equal(a: &Val, b: &Val) -> bool {
     }
 }
 
-fn order(a: &Val, b: &Val) -> Result<Ordering, String> {
+fn order(a: &Val, b: &Val) -> Result<Ordering, CallError> {
     match (a, b) {
         (Some(Value::Number(a)), Some(Value::Number(b))) => {
-            a.as_f64().partial_cmp(&b.as_f64()).ok_or_else(|| "invalid type for comparison".to_owned())
+            a.as_f64().partial_cmp(&b.as_f64()).ok_or(CallError::Incomparable)
         }
         (Some(Value::String(a)), Some(Value::String(b))) => Ok(a.cmp(b)),
-        _ => Err("incompatible types for comparison".to_owned()),
+        _ => Err(CallError::DifferentTypes),
     }
 }
 
-fn index(args: Vec<Val>) -> Result<Val, String> {
+fn index(args: Vec<Val>) -> Result<Val, CallError> {
     let mut args = args.into_iter();
     let mut current = args.next().flatten();
     for key in args {
@@ -179,32 +178,28 @@ fn index(args: Vec<Val>) -> Result<Val, String> {
                 let i = n.as_i64().unwrap_or(-1);
                 match usize::try_from(i).ok().and_then(|i| a.get(i).cloned()) {
                     Some(v) => Some(v),
-                    None => return Err(format!("index out of range: {i}")),
+                    None => return Err(CallError::OutOfRange(i)),
                 }
             }
-            (None | Some(Value::Null), _) => return Err("index of untyped nil".to_owned()),
-            (Some(other), _) => return Err(format!("can't index item of type {}", type_name(&other))),
+            (None | Some(Value::Null), _) => return Err(CallError::IndexOfNil),
+            (Some(other), _) => return Err(CallError::NotIndexable(type_name(&other))),
         };
     }
     Ok(current)
 }
 
-fn slice(args: Vec<Val>) -> Result<Value, String> {
+fn slice(args: Vec<Val>) -> Result<Value, CallError> {
     let bound = |i: usize, default: usize| match args.get(i) {
         Some(Some(Value::Number(n))) => n.as_u64().map_or(default, |n| n as usize),
         _ => default,
     };
-    match args.first() {
-        Some(Some(Value::String(s))) => s
-            .get(bound(1, 0)..bound(2, s.len()))
-            .map(Value::from)
-            .ok_or_else(|| format!("index out of range: {}", bound(1, 0))),
-        Some(Some(Value::Array(a))) => a
-            .get(bound(1, 0)..bound(2, a.len()))
-            .map(|s| Value::Array(s.to_vec()))
-            .ok_or_else(|| format!("index out of range: {}", bound(1, 0))),
-        _ => Err("can't slice item".to_owned()),
-    }
+    let start = bound(1, 0);
+    let part = match args.first() {
+        Some(Some(Value::String(s))) => s.get(start..bound(2, s.len())).map(Value::from),
+        Some(Some(Value::Array(a))) => a.get(start..bound(2, a.len())).map(|items| Value::Array(items.to_vec())),
+        _ => return Err(CallError::NotSliceable),
+    };
+    part.ok_or(CallError::OutOfRange(start as i64))
 }
 
 fn escape(text: &str, f: impl Fn(char) -> Option<&'static str>) -> String {

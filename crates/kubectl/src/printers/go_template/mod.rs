@@ -3,10 +3,12 @@
 //! `parse` makes a tree, `execute` walks it with the object as dot, `functions` are the built-ins plus kubectl's
 //! `exists` and `base64decode`.
 
+mod error;
 mod execute;
 mod functions;
 mod parse;
 
+use error::{ExecuteError, ParseError};
 pub(crate) use functions::print_value;
 
 use std::collections::HashMap;
@@ -18,7 +20,7 @@ use serde_json::Value;
 pub(crate) struct Failed {
     /// What it had written by then.
     pub(crate) output: String,
-    pub(crate) why: String,
+    pub(crate) why: ExecuteError,
 }
 
 pub(crate) struct Template {
@@ -59,7 +61,7 @@ enum Operand {
 }
 
 impl Template {
-    pub(crate) fn parse(text: &str) -> Result<Template, String> {
+    pub(crate) fn parse(text: &str) -> Result<Template, ParseError> {
         parse::parse(text)
     }
 
@@ -120,11 +122,11 @@ mod tests {
             ("{{end}}", "unexpected {{end}}"),
             ("{{$x}}", "undefined variable \"$x\""),
         ] {
-            let error = Template::parse(template).err().unwrap_or_default();
+            let error = Template::parse(template).err().unwrap().to_string();
             assert!(error.contains(expected), "{template}: {error}");
         }
         let strict = Template::parse("{{.x}}").unwrap().render(&json!({}), false).unwrap_err();
-        assert!(strict.why.contains("map has no entry for key \"x\""), "{strict:?}");
+        assert_eq!(strict.why.to_string(), "map has no entry for key \"x\"");
         let late = Template::parse("a{{.a}}b{{.x}}c").unwrap().render(&json!({"a": 1}), false).unwrap_err();
         assert_eq!(late.output, "a1b");
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::error::{Mistake, ParseError};
 use super::functions;
 use super::{Node, Operand, Pipeline, Template};
 
@@ -29,21 +30,17 @@ enum Piece {
     Action(Vec<Token>, usize),
 }
 
-pub(super) fn parse(text: &str) -> Result<Template, String> {
+pub(super) fn parse(text: &str) -> Result<Template, ParseError> {
     let pieces = split(text)?;
     let mut p = Parser { pieces, at: 0, defined: HashMap::new(), variables: vec!["$".to_owned()], ranges: 0 };
     let (main, end) = p.list()?;
     if let Some((word, line)) = end {
-        return Err(at(line, format!("unexpected {{{{{word}}}}}")));
+        return Err(Mistake::UnexpectedAction(word).at(line));
     }
     Ok(Template { main, defined: p.defined })
 }
 
-fn at(line: usize, message: String) -> String {
-    format!("template: output:{line}: {message}")
-}
-
-fn split(text: &str) -> Result<Vec<Piece>, String> {
+fn split(text: &str) -> Result<Vec<Piece>, ParseError> {
     let mut pieces = Vec::new();
     let mut rest = text;
     let mut line = 1;
@@ -70,12 +67,11 @@ fn split(text: &str) -> Result<Vec<Piece>, String> {
             pieces.push(Piece::Text(before.to_owned()));
         }
         if inside.trim_start().starts_with("/*") {
-            let close = inside.find("*/").ok_or_else(|| at(line, "unclosed comment".to_owned()))?;
+            let close = inside.find("*/").ok_or_else(|| Mistake::UnclosedComment.at(line))?;
             let after = inside[close + 2..].trim_start();
             trim_next = after.starts_with('-');
             let after = after.strip_prefix('-').unwrap_or(after);
-            rest =
-                after.strip_prefix("}}").ok_or_else(|| at(line, "comment ends before closing delimiter".to_owned()))?;
+            rest = after.strip_prefix("}}").ok_or_else(|| Mistake::CommentNotAlone.at(line))?;
             continue;
         }
         let (tokens, used, trim) = tokens(inside, line)?;
@@ -87,7 +83,7 @@ fn split(text: &str) -> Result<Vec<Piece>, String> {
 }
 
 /// Reads up to and with `}}`; returns the tokens, the bytes used and whether the right side is trimmed.
-fn tokens(text: &str, line: usize) -> Result<(Vec<Token>, usize, bool), String> {
+fn tokens(text: &str, line: usize) -> Result<(Vec<Token>, usize, bool), ParseError> {
     let mut out = Vec::new();
     let mut i = 0;
     loop {
@@ -96,7 +92,7 @@ fn tokens(text: &str, line: usize) -> Result<(Vec<Token>, usize, bool), String> 
             return Ok((out, i + 2, false));
         }
         let Some(c) = rest.chars().next() else {
-            return Err(at(line, "unclosed action".to_owned()));
+            return Err(Mistake::UnclosedAction.at(line));
         };
         if c.is_whitespace() {
             if rest[c.len_utf8()..].starts_with("-}}") {
@@ -147,11 +143,11 @@ fn tokens(text: &str, line: usize) -> Result<(Vec<Token>, usize, bool), String> 
             '"' | '`' | '\'' => {
                 let (constant, used) = quoted(rest, c).ok_or_else(|| {
                     let kind = match c {
-                        '"' => "unterminated quoted string",
-                        '`' => "unterminated raw quoted string",
-                        _ => "unterminated character constant",
+                        '"' => "quoted string",
+                        '`' => "raw quoted string",
+                        _ => "character constant",
                     };
-                    at(line, kind.to_owned())
+                    Mistake::Unterminated(kind).at(line)
                 })?;
                 i += used;
                 out.push(Token::Constant(constant));
@@ -166,7 +162,7 @@ fn tokens(text: &str, line: usize) -> Result<(Vec<Token>, usize, bool), String> 
                     Some(hex) => i64::from_str_radix(hex, 16).ok().map(Value::from),
                     None => serde_json::from_str::<serde_json::Number>(plain).ok().map(Value::Number),
                 };
-                out.push(Token::Constant(number.ok_or_else(|| at(line, format!("bad number syntax: \"{word}\"")))?));
+                out.push(Token::Constant(number.ok_or_else(|| Mistake::BadNumber(word).at(line))?));
                 i += end;
             }
             c if c.is_alphabetic() || c == '_' => {
@@ -178,7 +174,7 @@ fn tokens(text: &str, line: usize) -> Result<(Vec<Token>, usize, bool), String> 
                 });
                 i += end;
             }
-            c => return Err(at(line, format!("unexpected {c:?} in command"))),
+            c => return Err(Mistake::UnknownCharacter(c).at(line)),
         }
     }
 }
@@ -245,7 +241,7 @@ type Stop = Option<(String, usize)>;
 
 impl Parser {
     /// Nodes up to `{{end}}`, `{{else}}` or the end of the text.
-    fn list(&mut self) -> Result<(Vec<Node>, Stop), String> {
+    fn list(&mut self) -> Result<(Vec<Node>, Stop), ParseError> {
         let mut nodes = Vec::new();
         while self.at < self.pieces.len() {
             let index = self.at;
@@ -271,13 +267,13 @@ impl Parser {
                 "if" | "with" | "range" => nodes.push(self.control(word, &tokens[1..], line)?),
                 "break" | "continue" => {
                     if self.ranges == 0 {
-                        return Err(at(line, format!("{{{{{word}}}}} outside {{{{range}}}}")));
+                        return Err(Mistake::OutsideRange(word.to_owned()).at(line));
                     }
                     nodes.push(if word == "break" { Node::Break } else { Node::Continue });
                 }
                 "define" | "block" => {
                     let Some(Token::Constant(Value::String(name))) = tokens.get(1).cloned() else {
-                        return Err(at(line, format!("unexpected {{{{{word}}}}} clause: a name is needed")));
+                        return Err(Mistake::NameNeeded(word.to_owned()).at(line));
                     };
                     let (body, stop) = self.list()?;
                     self.expect_end(stop)?;
@@ -289,7 +285,7 @@ impl Parser {
                 }
                 "template" => {
                     let Some(Token::Constant(Value::String(name))) = tokens.get(1).cloned() else {
-                        return Err(at(line, "unexpected {{template}} clause: a name is needed".to_owned()));
+                        return Err(Mistake::NameNeeded("template".to_owned()).at(line));
                     };
                     let data = if tokens.len() > 2 { Some(self.pipeline(&tokens[2..], line)?) } else { None };
                     nodes.push(Node::Template { name, data });
@@ -303,19 +299,19 @@ impl Parser {
         Ok((nodes, None))
     }
 
-    fn expect_end(&self, stop: Stop) -> Result<(), String> {
+    fn expect_end(&self, stop: Stop) -> Result<(), ParseError> {
         match stop {
             Some((word, _)) if word == "end" => Ok(()),
-            Some((word, line)) => Err(at(line, format!("unexpected {{{{{word}}}}}"))),
-            None => Err(at(1, "unexpected EOF".to_owned())),
+            Some((word, line)) => Err(Mistake::UnexpectedAction(word).at(line)),
+            None => Err(Mistake::UnexpectedEnd.at(1)),
         }
     }
 
-    fn control(&mut self, word: &str, head: &[Token], line: usize) -> Result<Node, String> {
+    fn control(&mut self, word: &str, head: &[Token], line: usize) -> Result<Node, ParseError> {
         let scope = self.variables.len();
         let pipeline = self.pipeline(head, line)?;
         if pipeline.commands.is_empty() {
-            return Err(at(line, format!("missing value for {word}")));
+            return Err(Mistake::MissingValue(word.to_owned()).at(line));
         }
         self.ranges += usize::from(word == "range");
         let (then, stop) = self.list()?;
@@ -349,11 +345,11 @@ impl Parser {
         })
     }
 
-    fn pipeline(&mut self, tokens: &[Token], line: usize) -> Result<Pipeline, String> {
+    fn pipeline(&mut self, tokens: &[Token], line: usize) -> Result<Pipeline, ParseError> {
         let mut i = 0;
         let p = self.pipeline_from(tokens, &mut i, line, false)?;
         if p.commands.is_empty() {
-            return Err(at(line, "missing value for command".to_owned()));
+            return Err(Mistake::MissingValue("command".to_owned()).at(line));
         }
         Ok(p)
     }
@@ -364,7 +360,7 @@ impl Parser {
         i: &mut usize,
         line: usize,
         nested: bool,
-    ) -> Result<Pipeline, String> {
+    ) -> Result<Pipeline, ParseError> {
         let mut p = Pipeline::default();
         let declares = match tokens {
             [Token::Variable(_, f), Token::Declare | Token::Assign, ..] if f.is_empty() => 1,
@@ -391,7 +387,7 @@ impl Parser {
             match token {
                 Token::Pipe => {
                     if command.is_empty() {
-                        return Err(at(line, "missing value for command".to_owned()));
+                        return Err(Mistake::MissingValue("command".to_owned()).at(line));
                     }
                     p.commands.push(std::mem::take(&mut command));
                 }
@@ -399,7 +395,7 @@ impl Parser {
                 Token::Field(names) => command.push(Operand::Field(names.clone())),
                 Token::Variable(name, names) => {
                     if !self.variables.contains(name) {
-                        return Err(at(line, format!("undefined variable \"{name}\"")));
+                        return Err(Mistake::UndefinedVariable(name.clone()).at(line));
                     }
                     command.push(Operand::Variable(name.clone(), names.clone()));
                 }
@@ -407,7 +403,7 @@ impl Parser {
                 Token::Word(w) if w == "nil" => command.push(Operand::Nil),
                 Token::Word(w) => {
                     if !functions::is_defined(w) {
-                        return Err(at(line, format!("function \"{w}\" not defined")));
+                        return Err(Mistake::UndefinedFunction(w.clone()).at(line));
                     }
                     command.push(Operand::Function(w.clone()));
                 }
@@ -415,7 +411,7 @@ impl Parser {
                     let inner = self.pipeline_from_nested(tokens, i, line)?;
                     let names = match tokens.get(*i - 1) {
                         Some(Token::Close(names)) => names.clone(),
-                        _ => return Err(at(line, "unclosed left paren".to_owned())),
+                        _ => return Err(Mistake::UnclosedParen.at(line)),
                     };
                     command.push(Operand::Paren(Box::new(inner), names));
                 }
@@ -425,14 +421,14 @@ impl Parser {
                     }
                     return Ok(p);
                 }
-                Token::Close(_) => return Err(at(line, "unexpected right paren".to_owned())),
+                Token::Close(_) => return Err(Mistake::UnexpectedParen.at(line)),
                 Token::Declare | Token::Assign | Token::Comma => {
-                    return Err(at(line, "unexpected token in operand".to_owned()));
+                    return Err(Mistake::UnexpectedToken.at(line));
                 }
             }
         }
         if nested {
-            return Err(at(line, "unclosed left paren".to_owned()));
+            return Err(Mistake::UnclosedParen.at(line));
         }
         if !command.is_empty() {
             p.commands.push(command);
@@ -441,7 +437,7 @@ impl Parser {
         Ok(p)
     }
 
-    fn pipeline_from_nested(&mut self, tokens: &[Token], i: &mut usize, line: usize) -> Result<Pipeline, String> {
+    fn pipeline_from_nested(&mut self, tokens: &[Token], i: &mut usize, line: usize) -> Result<Pipeline, ParseError> {
         self.pipeline_from(tokens, i, line, true)
     }
 }
