@@ -546,8 +546,12 @@ impl TryFrom<Args> for Config {
     }
 }
 
-fn port_range(text: &str) -> Result<(u16, u16), String> {
-    let bad = || format!("{text} is not a valid port range");
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not a valid port range")]
+struct BadPortRange(String);
+
+fn port_range(text: &str) -> Result<(u16, u16), BadPortRange> {
+    let bad = || BadPortRange(text.to_owned());
     let (low, high) = match text.split_once('-') {
         Some((low, high)) => (low.parse::<u16>().map_err(|_| bad())?, high.parse::<u16>().map_err(|_| bad())?),
         None => {

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use api::Status;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
+use store::StoreError;
 
 use crate::accept::encode;
 use crate::body::Body;
 use crate::body::response;
 use crate::request_info::RequestInfo;
+use crate::seal::UnhealthyKeyServices;
 use crate::state::{Operation, State};
+use crate::watch_cache::Unreadable;
 
 /// What a hook may still be waiting for while requests are answered.
 enum Awaited {
@@ -55,43 +58,67 @@ const HOOKS: &[(&str, Awaited)] = &[
     ("poststarthook/apiservice-openapiv3-controller", Awaited::Nothing),
 ];
 
+/// Why a check fails.
+#[derive(Clone, Debug, thiserror::Error)]
+enum Unhealthy {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    KeyService(#[from] UnhealthyKeyServices),
+    #[error("not finished")]
+    NotFinished,
+    #[error("custom resource definitions are being read")]
+    DefinitionsUnread,
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Unreadable(Vec<Unreadable>),
+    #[error("process is shutting down")]
+    Stopping,
+}
+
 /// Name and outcome of every check.
-type Checks = Vec<(Cow<'static, str>, Result<(), String>)>;
+type Checks = Vec<(Cow<'static, str>, Result<(), Unhealthy>)>;
 
 async fn checks(state: &Arc<State>, ready: bool) -> Checks {
-    let store = state.caches.store.current_revision().await.map(drop).map_err(|error| error.to_string());
+    let store = state.caches.store.current_revision().await.map(drop).map_err(Unhealthy::from);
     let mut checks = vec![("ping".into(), Ok(())), ("log".into(), Ok(())), ("etcd".into(), store.clone())];
     if ready {
         checks.push(("etcd-readiness".into(), store));
     }
     if let Some(sealed) = &state.sealed {
-        checks.extend(sealed.seals.health().await.into_iter().map(|(name, outcome)| (name.into(), outcome)));
+        let services = sealed.seals.health().await.into_iter();
+        checks.extend(services.map(|(name, outcome)| (name.into(), outcome.map_err(Unhealthy::from))));
     }
     if ready {
-        checks.push(("informer-sync".into(), readable(state).and_then(|()| crate::custom::is_synced(state))));
+        checks.push(("informer-sync".into(), readable(state).and_then(|()| definitions_read(state))));
     }
     checks.extend(HOOKS.iter().map(|(name, waits_for)| {
         let outcome = match waits_for {
             Awaited::Nothing => Ok(()),
-            Awaited::FirstObjects => state.bootstrapped(),
-            Awaited::Definitions => crate::custom::is_synced(state),
+            Awaited::FirstObjects => if_finished(state.is_bootstrapped()),
+            Awaited::Definitions => definitions_read(state),
         };
         (Cow::Borrowed(*name), outcome)
     }));
     if ready {
         let stopping = state.stop.is_cancelled();
-        checks.push(("shutdown".into(), if stopping { Err("process is shutting down".to_owned()) } else { Ok(()) }));
+        checks.push(("shutdown".into(), if stopping { Err(Unhealthy::Stopping) } else { Ok(()) }));
     }
     checks
 }
 
+fn if_finished(is_finished: bool) -> Result<(), Unhealthy> {
+    if is_finished { Ok(()) } else { Err(Unhealthy::NotFinished) }
+}
+
+fn definitions_read(state: &State) -> Result<(), Unhealthy> {
+    if crate::custom::is_synced(state) { Ok(()) } else { Err(Unhealthy::DefinitionsUnread) }
+}
+
 /// As upstream, where an informer never syncs while one of its objects cannot be read.
-fn readable(state: &State) -> Result<(), String> {
-    if !state.caches.checked.load(std::sync::atomic::Ordering::Acquire) {
-        return Err("not finished".to_owned());
-    }
-    let unreadable: Vec<String> = state.caches.unreadable().iter().map(ToString::to_string).collect();
-    if unreadable.is_empty() { Ok(()) } else { Err(unreadable.join("; ")) }
+fn readable(state: &State) -> Result<(), Unhealthy> {
+    if_finished(state.caches.checked.load(std::sync::atomic::Ordering::Acquire))?;
+    let unreadable = state.caches.unreadable();
+    if unreadable.is_empty() { Ok(()) } else { Err(Unhealthy::Unreadable(unreadable)) }
 }
 
 /// What the checks of an endpoint say now, which the figures about them remember.

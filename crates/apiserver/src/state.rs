@@ -70,12 +70,8 @@ impl State {
     }
 
     /// Whether the objects that every cluster has are there.
-    pub(crate) fn bootstrapped(&self) -> Result<(), String> {
-        if self.bootstrapped.load(std::sync::atomic::Ordering::Acquire) {
-            Ok(())
-        } else {
-            Err("not finished".to_owned())
-        }
+    pub(crate) fn is_bootstrapped(&self) -> bool {
+        self.bootstrapped.load(std::sync::atomic::Ordering::Acquire)
     }
 }
 

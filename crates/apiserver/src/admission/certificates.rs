@@ -162,15 +162,25 @@ pub(super) struct Subject {
     pub(super) organizations: Vec<String>,
 }
 
+/// Why nobody can say whom a certificate request is for.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    #[error("PEM block type must be CERTIFICATE REQUEST")]
+    Label,
+    #[error("{0}")]
+    Unreadable(String),
+}
+
 /// Reads a certificate request in PEM form.
-pub(super) fn subject(pem: &[u8]) -> Result<Subject, String> {
+pub(super) fn subject(pem: &[u8]) -> Result<Subject, RequestError> {
     use x509_parser::prelude::FromDer;
-    let (_, block) = x509_parser::pem::parse_x509_pem(pem).map_err(|error| error.to_string())?;
+    let (_, block) =
+        x509_parser::pem::parse_x509_pem(pem).map_err(|error| RequestError::Unreadable(error.to_string()))?;
     if block.label != "CERTIFICATE REQUEST" {
-        return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
+        return Err(RequestError::Label);
     }
     let (_, request) = x509_parser::certification_request::X509CertificationRequest::from_der(&block.contents)
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| RequestError::Unreadable(error.to_string()))?;
     let name = &request.certification_request_info.subject;
     let organizations = name.iter_organization().filter_map(|name| name.as_str().ok().map(str::to_owned)).collect();
     let common_name = name.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();

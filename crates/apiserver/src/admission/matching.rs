@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::selector::Selector;
+use api::selector::{ParseError, Selector};
 use api::{GroupResource, Status};
 use k8s_openapi::api::admissionregistration::v1::{MatchResources, NamedRuleWithOperations, RuleWithOperations};
 use k8s_openapi::api::core::v1::Namespace;
@@ -21,8 +21,8 @@ pub(super) struct Criteria {
     pub(super) is_open: bool,
     /// `matchPolicy: Equivalent`: also the same object in another version or group.
     pub(super) equivalent: bool,
-    pub(super) namespaces: Result<Selector, String>,
-    pub(super) objects: Result<Selector, String>,
+    pub(super) namespaces: Result<Selector, ParseError>,
+    pub(super) objects: Result<Selector, ParseError>,
 }
 
 pub(super) struct Rule {
@@ -83,10 +83,10 @@ impl Rule {
     }
 }
 
-fn selector(selector: Option<&LabelSelector>) -> Result<Selector, String> {
+fn selector(selector: Option<&LabelSelector>) -> Result<Selector, ParseError> {
     match selector {
         None => Ok(Selector::everything()),
-        Some(selector) => Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string()),
+        Some(selector) => Selector::from_label_selector(Some(selector)),
     }
 }
 

@@ -92,13 +92,26 @@ impl Plugin for PodNodeSelector {
     }
 }
 
+/// Why a text names no labels.
+#[derive(Debug, thiserror::Error)]
+enum LabelsError {
+    #[error("invalid selector: [{0}]")]
+    NoValue(String),
+    #[error("{0}")]
+    Invalid(String),
+}
+
 /// Reads `key=value,key=value`.
-fn labels(text: &str) -> Result<Labels, String> {
+fn labels(text: &str) -> Result<Labels, LabelsError> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty()).map(|pair| {
-        let (key, value) = pair.split_once('=').ok_or_else(|| format!("invalid selector: [{text}]"))?;
+        let (key, value) = pair.split_once('=').ok_or_else(|| LabelsError::NoValue(text.to_owned()))?;
         let (key, value) = (key.trim(), value.trim_start_matches('=').trim());
         let problems = [api::validation::qualified_name(key), api::validation::label_value(value)].concat();
-        if problems.is_empty() { Ok((key.to_owned(), value.to_owned())) } else { Err(problems.join("; ")) }
+        if problems.is_empty() {
+            Ok((key.to_owned(), value.to_owned()))
+        } else {
+            Err(LabelsError::Invalid(problems.join("; ")))
+        }
     });
     pairs.collect()
 }

@@ -15,13 +15,28 @@ use tokio_util::sync::CancellationToken;
 use super::log::Log;
 use super::truncate::batches;
 use crate::config::{Batching, Mode, Truncation};
-use crate::remote::Remote;
+use crate::remote::{Remote, RemoteError};
 
 /// How long the collector may take for a batch, retries included.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Events that found no room.
 pub(crate) static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Why an event is lost.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Lost {
+    #[error(transparent)]
+    Log(#[from] std::io::Error),
+    #[error(transparent)]
+    Encoding(#[from] serde_json::Error),
+    #[error(transparent)]
+    Collector(#[from] RemoteError),
+    #[error("the audit buffer is full")]
+    Full,
+    #[error("event is too large even after truncating")]
+    TooLarge,
+}
 
 pub(super) enum Backend {
     Log(Log),
@@ -36,15 +51,15 @@ pub(super) struct Sink {
 }
 
 impl Backend {
-    async fn write(&self, events: &[Bytes]) -> Result<(), String> {
+    async fn write(&self, events: &[Bytes]) -> Result<(), Lost> {
         match self {
-            Backend::Log(log) => log.write(events).map_err(|error| error.to_string()),
+            Backend::Log(log) => Ok(log.write(events)?),
             Backend::Webhook(remote) => {
                 let raw = |event: &Bytes| serde_json::from_slice::<Box<RawValue>>(event).ok();
                 let items: Vec<Box<RawValue>> = events.iter().filter_map(raw).collect();
                 let list = List { kind: "EventList", api_version: "audit.k8s.io/v1", metadata: Empty {}, items };
-                let body = serde_json::to_vec(&list).map_err(|error| error.to_string())?;
-                remote.post(body.into(), SEND_TIMEOUT).await.map_err(|error| error.to_string())
+                let body = serde_json::to_vec(&list)?;
+                Ok(remote.post(body.into(), SEND_TIMEOUT).await?)
             }
         }
     }
@@ -87,24 +102,21 @@ impl Sink {
         self.mode == Mode::BlockingStrict
     }
 
-    pub(super) async fn accept(&self, event: Bytes) -> Result<(), String> {
+    pub(super) async fn accept(&self, event: Bytes) -> Result<(), Lost> {
         match (self.fit(event), &self.queue) {
-            (Err(problem), _) => Err(problem),
-            (Ok(event), Some(queue)) => {
-                let accepted = queue.try_send(event);
-                accepted.map_err(|_| "the audit buffer is full".to_owned())
-            }
+            (Err(lost), _) => Err(lost),
+            (Ok(event), Some(queue)) => queue.try_send(event).map_err(|_| Lost::Full),
             (Ok(event), None) => self.backend.write(&[event]).await,
         }
         .inspect_err(|error| {
             DROPPED.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(error, "audit event lost");
+            tracing::error!(%error, "audit event lost");
         })
     }
 
-    fn fit(&self, event: Bytes) -> Result<Bytes, String> {
+    fn fit(&self, event: Bytes) -> Result<Bytes, Lost> {
         let Some(truncation) = self.truncation else { return Ok(event) };
-        truncation.fit(event).ok_or_else(|| "event is too large even after truncating".to_owned())
+        truncation.fit(event).ok_or(Lost::TooLarge)
     }
 
     /// As [`Sink::accept`] where nothing can wait: a request that was dropped half-way still leaves its trace.
@@ -116,11 +128,11 @@ impl Sink {
                     runtime.spawn(async move {
                         let written = match event {
                             Ok(event) => backend.write(&[event]).await,
-                            Err(problem) => Err(problem),
+                            Err(lost) => Err(lost),
                         };
                         if let Err(error) = written {
                             DROPPED.fetch_add(1, Ordering::Relaxed);
-                            tracing::error!(error, "audit event lost");
+                            tracing::error!(%error, "audit event lost");
                         }
                     });
                 }
@@ -163,7 +175,7 @@ async fn send_batches(
         for events in batches(&batch, batching.max_size, max_bytes) {
             if let Err(error) = backend.write(events).await {
                 DROPPED.fetch_add(events.len() as u64, Ordering::Relaxed);
-                tracing::error!(error, count = events.len(), "audit events lost");
+                tracing::error!(%error, count = events.len(), "audit events lost");
             }
         }
         batch.clear();

@@ -15,6 +15,15 @@ const MAX_CONDITIONS: usize = 64;
 /// What all conditions of a webhook may cost for one request.
 const BUDGET: u64 = 2_500_000;
 
+/// Conditions that are neither true nor false.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Undecided {
+    #[error("running out of cost budget, no further conditions are run")]
+    OutOfBudget,
+    #[error("{}", api::field::aggregate(.0))]
+    Failed(Vec<String>),
+}
+
 pub(super) struct Conditions(Vec<Program>);
 
 impl Conditions {
@@ -43,7 +52,7 @@ impl Conditions {
     }
 
     /// Whether the webhook is to be asked. One that is false decides, even if others fail; otherwise a failure does.
-    pub(super) fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Result<bool, String> {
+    pub(super) fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Result<bool, Undecided> {
         if self.0.is_empty() {
             return Ok(true);
         }
@@ -53,8 +62,7 @@ impl Conditions {
         for program in &self.0 {
             let mut budget = Budget::new(PER_CALL_LIMIT);
             let result = program.run(&variables, &mut budget);
-            left =
-                left.checked_sub(budget.used()).ok_or("running out of cost budget, no further conditions are run")?;
+            left = left.checked_sub(budget.used()).ok_or(Undecided::OutOfBudget)?;
             match result {
                 Ok(Value::Bool(false)) => return Ok(false),
                 Ok(_) => {}
@@ -63,7 +71,7 @@ impl Conditions {
                 }
             }
         }
-        if problems.is_empty() { Ok(true) } else { Err(api::field::aggregate(&problems)) }
+        if problems.is_empty() { Ok(true) } else { Err(Undecided::Failed(problems)) }
     }
 }
 
@@ -142,7 +150,7 @@ mod tests {
     fn decide(expressions: &[&str], attributes: &Attributes) -> Result<bool, String> {
         let expressions: Vec<String> = expressions.iter().map(|text| (*text).to_owned()).collect();
         let conditions = Conditions::new(&expressions, "m").map_err(|errors| errors.to_string())?;
-        conditions.decide(&UserInfo::new("ann", &["dev"]), attributes)
+        conditions.decide(&UserInfo::new("ann", &["dev"]), attributes).map_err(|undecided| undecided.to_string())
     }
 
     fn pods() -> Attributes {

@@ -4,11 +4,11 @@ use api::UserInfo;
 use api::selector::{FieldSelector, Operator, Selector};
 use serde_json::{Value, json};
 
-use super::conditions::Conditions;
+use super::conditions::{Conditions, Undecided};
 use super::{Attributes, Opinion};
 use crate::config::{FailurePolicy, WebhookConfig};
 use crate::expiring::Expiring;
-use crate::remote::Remote;
+use crate::remote::{Remote, RemoteError};
 
 /// Questions longer than this are not remembered: an attacker chooses how long (upstream's `maxControlledAttrCacheSize`).
 const MAX_REMEMBERED: usize = 10_000;
@@ -18,6 +18,17 @@ pub(crate) struct Webhook {
     remote: Remote,
     conditions: Conditions,
     cache: Expiring<String, Answer>,
+}
+
+/// Why the webhook has no say.
+#[derive(Debug, thiserror::Error)]
+enum WebhookError {
+    #[error(transparent)]
+    Conditions(#[from] Undecided),
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    #[error("answer is not a SubjectAccessReview with a status")]
+    NotReview,
 }
 
 #[derive(Clone)]
@@ -43,7 +54,7 @@ impl Webhook {
         match self.conditions.decide(user, attributes) {
             Ok(true) => {}
             Ok(false) => return Opinion::None(String::new()),
-            Err(problem) => return self.failed(&problem),
+            Err(undecided) => return self.failed(&undecided.into()),
         }
         let spec = question(user, attributes);
         let key = spec.to_string();
@@ -70,31 +81,30 @@ impl Webhook {
         }
     }
 
-    fn failed(&self, error: &str) -> Opinion {
-        tracing::warn!(webhook = self.config.name, error, "authorization webhook failed");
+    fn failed(&self, error: &WebhookError) -> Opinion {
+        tracing::warn!(webhook = self.config.name, %error, "authorization webhook failed");
         match self.config.failure_policy {
             FailurePolicy::NoOpinion => Opinion::None(String::new()),
             FailurePolicy::Deny => Opinion::Deny(String::new()),
         }
     }
 
-    async fn ask(&self, spec: Value) -> Result<Answer, String> {
+    async fn ask(&self, spec: Value) -> Result<Answer, WebhookError> {
         let review = json!({
             "kind": "SubjectAccessReview",
             "apiVersion": format!("authorization.k8s.io/{}", self.config.version),
             "metadata": {},
             "spec": spec,
         });
-        let answer = self.remote.ask(&review, self.config.timeout).await.map_err(|error| error.to_string())?;
-        read(&answer)
+        read(&self.remote.ask(&review, self.config.timeout).await?)
     }
 }
 
 /// Only a clear yes is one, and a no beside it wins.
-fn read(answer: &Value) -> Result<Answer, String> {
+fn read(answer: &Value) -> Result<Answer, WebhookError> {
     let status = &answer["status"];
     if answer["kind"] != "SubjectAccessReview" || !status.is_object() {
-        return Err("answer is not a SubjectAccessReview with a status".to_owned());
+        return Err(WebhookError::NotReview);
     }
     let reason = status["reason"].as_str().unwrap_or_default().to_owned();
     Ok(match (&status["allowed"], &status["denied"]) {

@@ -54,11 +54,8 @@ pub(crate) async fn served(
 }
 
 /// Whether the definitions that were there when the server started have their rows.
-pub(crate) fn is_synced(state: &State) -> Result<(), String> {
-    match *state.definitions.borrow() {
-        Some(_) => Ok(()),
-        None => Err("custom resource definitions are being read".to_owned()),
-    }
+pub(crate) fn is_synced(state: &State) -> bool {
+    state.definitions.borrow().is_some()
 }
 
 /// Keeps rows and definitions in step until the server stops.

@@ -22,16 +22,26 @@ pub(super) fn save(ring: &Ring, path: &Path) -> std::io::Result<()> {
     std::fs::rename(new, path)
 }
 
+/// Why a file gives no ring.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoadError {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("{0} bytes are too many")]
+    TooLarge(u64),
+    #[error("it is damaged")]
+    Damaged,
+}
+
 /// The ring of a file; nothing if there is none.
-pub(super) fn load(path: &Path) -> Result<Option<Ring>, String> {
-    let text = |error: std::io::Error| error.to_string();
+pub(super) fn load(path: &Path) -> Result<Option<Ring>, LoadError> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.to_string()),
-        Ok(found) if found.len() > MAX_BYTES => return Err(format!("{} bytes are too many", found.len())),
+        Err(error) => return Err(error.into()),
+        Ok(found) if found.len() > MAX_BYTES => return Err(LoadError::TooLarge(found.len())),
         Ok(_) => {}
     }
-    decode(&std::fs::read(path).map_err(text)?).map(Some).ok_or_else(|| "it is damaged".to_owned())
+    decode(&std::fs::read(path)?).map(Some).ok_or(LoadError::Damaged)
 }
 
 fn encode(ring: &Ring) -> Vec<u8> {
@@ -108,7 +118,7 @@ mod tests {
     fn a_ring_survives_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("history");
-        assert_eq!(load(&path), Ok(None));
+        assert!(load(&path).unwrap().is_none());
         save(&ring(), &path).unwrap();
         let loaded = load(&path).unwrap().unwrap();
         assert_eq!((loaded.newest(), points(&loaded)), (9, points(&ring())));

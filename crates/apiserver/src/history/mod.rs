@@ -37,7 +37,7 @@ impl History {
     pub(crate) fn open(file: Option<PathBuf>) -> Self {
         let loaded = file.as_deref().map(file::load).transpose();
         let ring = loaded.unwrap_or_else(|error| {
-            tracing::warn!(file = ?file, error, "the history of figures begins anew");
+            tracing::warn!(file = ?file, %error, "the history of figures begins anew");
             None
         });
         let ring = Mutex::new(ring.flatten().unwrap_or_default());

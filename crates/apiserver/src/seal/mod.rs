@@ -20,7 +20,7 @@ mod store;
 pub use config::{EncryptionConfiguration, Key, Keys, KmsConfiguration, ProviderConfiguration, ResourceConfiguration};
 pub(crate) use foreign::{Foreign, ForeignError};
 pub use rewrite::{Unreadable, first_sealed, open_others, rewrite_store, seal_values};
-pub(crate) use rules::Seals;
+pub(crate) use rules::{Seals, UnhealthyKeyServices};
 pub(crate) use store::{Sealed, run};
 
 /// What every sealed value begins with.

@@ -24,6 +24,11 @@ pub(crate) struct Seals {
     seen: Mutex<Vec<u8>>,
 }
 
+/// Why key services do not answer as they should, one reason each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", api::field::aggregate(.0))]
+pub(crate) struct UnhealthyKeyServices(Vec<String>);
+
 /// One configuration.
 #[derive(Default)]
 pub(super) struct Rules {
@@ -109,19 +114,20 @@ impl Seals {
     }
 
     /// Name and outcome of the health check of every key service.
-    pub(crate) async fn health(&self) -> Vec<(String, Result<(), String>)> {
+    pub(crate) async fn health(&self) -> Vec<(String, Result<(), UnhealthyKeyServices>)> {
         let rules = self.rules();
         let mut checks = Vec::new();
         for (index, service) in rules.services.iter().enumerate() {
-            let outcome = service.health().await.map_err(|error| error.to_string());
+            let outcome = service.health().await.map_err(|error| UnhealthyKeyServices(vec![error.to_string()]));
             checks.push((format!("kms-provider-{index}"), outcome));
         }
         if !self.reload || checks.is_empty() {
             return checks;
         }
         // How many there are may change, so there is one check for all of them.
-        let failed: Vec<String> = checks.into_iter().filter_map(|(_, outcome)| outcome.err()).collect();
-        let outcome = if failed.is_empty() { Ok(()) } else { Err(api::field::aggregate(&failed)) };
+        let failed: Vec<String> =
+            checks.into_iter().filter_map(|(_, outcome)| outcome.err()).flat_map(|of| of.0).collect();
+        let outcome = if failed.is_empty() { Ok(()) } else { Err(UnhealthyKeyServices(failed)) };
         vec![("kms-providers".to_owned(), outcome)]
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use api::field::{FieldErrors, Path};
-use cel::{Env, Program, Struct, Type};
+use cel::{CompileError, Env, Program, Struct, Type};
 
 /// A type with these fields.
 #[derive(Debug)]
@@ -166,24 +166,24 @@ impl Compiler {
     }
 
     /// Compiles what must be of one of these types.
-    pub fn compile(&self, source: &str, names: Names, wanted: &[Type]) -> Result<Program, String> {
-        self.env(names).compile_as(source, wanted).map_err(|error| error.to_string())
+    pub fn compile(&self, source: &str, names: Names, wanted: &[Type]) -> Result<Program, CompileError> {
+        self.env(names).compile_as(source, wanted)
     }
 
     /// Compiles a variable, which what follows may name.
-    pub fn variable(&mut self, name: &str, source: &str, names: Names) -> Result<Program, String> {
-        let compiled = self.env(names).compile(source);
+    pub fn variable(&mut self, name: &str, source: &str, names: Names) -> Result<Program, CompileError> {
+        let compiled = self.env(names).compile_as(source, &[]);
         let of = compiled.as_ref().map_or(Type::Dyn, |program| program.result().clone());
         if let Some(variables) = &mut self.variables {
             variables.push((name.to_owned(), of));
         }
-        compiled.map_err(|error| format!("compilation failed: {error}"))
+        compiled
     }
 
     /// Notes what is wrong with an expression of an object that is written.
     pub fn check(&self, errors: &mut FieldErrors, path: Path<'_>, source: &str, names: Names, wanted: &[Type]) {
         if let Err(problem) = self.compile(source, names, wanted) {
-            errors.invalid(path, source, problem);
+            errors.invalid(path, source, problem.to_string());
         }
     }
 }

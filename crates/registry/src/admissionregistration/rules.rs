@@ -212,7 +212,7 @@ fn variables(errors: &mut FieldErrors, variables: &[Variable], names: Names) -> 
         if variable.expression.trim().is_empty() {
             errors.required(path.child("expression"), "expression is not specified");
         } else if let Err(problem) = compiler.variable(&variable.name, &variable.expression, names) {
-            errors.invalid(path.child("expression"), &variable.expression, problem);
+            errors.invalid(path.child("expression"), &variable.expression, problem.to_string());
         }
     }
     compiler
@@ -267,7 +267,7 @@ fn annotation(
         }
         source => {
             if let Err(problem) = compiler.compile(source, names, &[Type::String, Type::Null]) {
-                errors.invalid(at, &item.value_expression, problem);
+                errors.invalid(at, &item.value_expression, problem.to_string());
             }
         }
     }

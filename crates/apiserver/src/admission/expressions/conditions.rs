@@ -1,13 +1,13 @@
 //! Match conditions: all must be true for a webhook or a policy to be asked.
 
-use cel::{Program, Type, Value};
+use cel::{Type, Value};
 use k8s_openapi::api::admissionregistration::v1::MatchCondition;
 use registry::admissionregistration::environment::{Compiler, Names};
 
 use super::run::{Failure, Run};
-use super::{Scope, run};
+use super::{Compiled, Scope};
 
-pub(in crate::admission) struct Conditions(Vec<Result<Program, String>>);
+pub(in crate::admission) struct Conditions(Vec<Compiled>);
 
 impl Conditions {
     pub(in crate::admission) fn new(conditions: &[MatchCondition], params: bool) -> Self {
@@ -22,7 +22,7 @@ impl Conditions {
     }
 
     /// One that is false decides, even if others fail; otherwise a failure does.
-    pub(in crate::admission) fn decide(&self, scope: &Scope) -> Result<bool, String> {
+    pub(in crate::admission) fn decide(&self, scope: &Scope) -> Result<bool, Failure> {
         let mut run = Run::of_conditions();
         let mut problems = Vec::new();
         for condition in &self.0 {
@@ -30,9 +30,9 @@ impl Conditions {
                 Ok(Value::Bool(false)) => return Ok(false),
                 Ok(_) => {}
                 Err(Failure::Expression(problem)) => problems.push(problem),
-                Err(Failure::OutOfBudget) => return Err(run::OUT_OF_BUDGET.to_owned()),
+                Err(Failure::OutOfBudget) => return Err(Failure::OutOfBudget),
             }
         }
-        if problems.is_empty() { Ok(true) } else { Err(api::field::aggregate(&problems)) }
+        if problems.is_empty() { Ok(true) } else { Err(Failure::Expression(api::field::aggregate(&problems))) }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use api::Status;
-use cel::{Activation, Budget, Error, ErrorKind, Opaque, PER_CALL_LIMIT, Program, Value};
+use cel::{Activation, Budget, Error, ErrorKind, Opaque, PER_CALL_LIMIT, Value};
 use k8s_openapi::api::core::v1::Namespace;
 use parking_lot::Mutex;
 use registry::Resource;
@@ -14,6 +14,7 @@ use serde_json::{Map, json};
 
 use super::super::Attributes;
 use super::super::versioned::{request, versioned_object, versioned_old};
+use super::Compiled;
 use super::authorizer::{Answers, Authorizer, request_resource};
 use crate::cluster::Cluster;
 
@@ -102,7 +103,7 @@ impl Activation for Scope {
 }
 
 /// A variable of a policy: its name, and its expression or why it is none.
-pub(in crate::admission) type Variable = (String, Result<Program, String>);
+pub(in crate::admission) type Variable = (String, Compiled);
 
 /// `variables`: evaluated on use, once.
 pub(in crate::admission) struct Variables {
@@ -124,7 +125,7 @@ impl Variables {
         })
     }
 
-    fn evaluate(&self, name: &str, program: &Result<Program, String>, budget: &Budget) -> Result<Value, Error> {
+    fn evaluate(&self, name: &str, program: &Compiled, budget: &Budget) -> Result<Value, Error> {
         let program = program
             .as_ref()
             .map_err(|problem| Error::new(format!("composited variable {name:?} fails to compile: {problem}")))?;

@@ -14,3 +14,6 @@ pub(in crate::admission) use authorizer::Answers;
 pub(in crate::admission) use conditions::Conditions;
 pub(in crate::admission) use input::{Input, Scope, Shown, Variable, namespace_object};
 pub(in crate::admission) use run::{Failure, Run};
+
+/// An expression, or why it is none.
+pub(in crate::admission) type Compiled = Result<cel::Program, cel::CompileError>;

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use cel::{Budget, ErrorKind, PER_CALL_LIMIT, Program, Value};
+use cel::{Budget, ErrorKind, PER_CALL_LIMIT, Value};
 
 use super::super::metrics::{self, Expression};
-use super::Scope;
+use super::{Compiled, Scope};
 
 /// What all expressions of one policy may cost for one write.
 const BUDGET: u64 = 10_000_000;
@@ -13,23 +13,14 @@ const BUDGET: u64 = 10_000_000;
 const BUDGET_OF_CONDITIONS: u64 = 2_500_000;
 
 /// Why there is no value.
+#[derive(Debug, thiserror::Error)]
 pub(in crate::admission) enum Failure {
     /// Of this expression.
+    #[error("{0}")]
     Expression(String),
     /// No further expression is run.
+    #[error("validation failed due to running out of cost budget, no further validation rules will be run")]
     OutOfBudget,
-}
-
-pub(in crate::admission) const OUT_OF_BUDGET: &str =
-    "validation failed due to running out of cost budget, no further validation rules will be run";
-
-impl Failure {
-    pub(in crate::admission) fn message(self) -> String {
-        match self {
-            Failure::Expression(message) => message,
-            Failure::OutOfBudget => OUT_OF_BUDGET.to_owned(),
-        }
-    }
 }
 
 /// Expressions that share a budget.
@@ -46,11 +37,7 @@ impl Run {
         Self { left: BUDGET_OF_CONDITIONS }
     }
 
-    pub(in crate::admission) fn evaluate(
-        &mut self,
-        program: &Result<Program, String>,
-        scope: &Scope,
-    ) -> Result<Value, Failure> {
+    pub(in crate::admission) fn evaluate(&mut self, program: &Compiled, scope: &Scope) -> Result<Value, Failure> {
         let program =
             program.as_ref().map_err(|problem| Failure::Expression(format!("compilation error: {problem}")))?;
         let mut budget = Budget::new(PER_CALL_LIMIT);

@@ -72,15 +72,24 @@ pub(super) async fn invocations<'p>(
     (invocations, problems)
 }
 
+/// Why a binding cannot be followed.
+#[derive(Debug, thiserror::Error)]
+enum BindingError {
+    #[error(transparent)]
+    Criteria(#[from] Status),
+    #[error(transparent)]
+    Params(#[from] params::ParamsError),
+}
+
 async fn invocation<'p>(
     cluster: &Cluster,
     policy: &'p Policy,
     binding: &'p Binding,
     found: &Match,
     attributes: &Attributes<'_>,
-) -> Result<Option<Invocation<'p>>, String> {
+) -> Result<Option<Invocation<'p>>, BindingError> {
     if let Some(criteria) = &binding.criteria
-        && matched(cluster, criteria, attributes).await.map_err(|status| status.message)?.is_none()
+        && matched(cluster, criteria, attributes).await?.is_none()
     {
         return Ok(None);
     }

@@ -7,7 +7,7 @@ use api::schema::Struct;
 use api::status::StatusCause;
 use cel::Value;
 
-use super::super::expressions::{Answers, Input, Run, Shown};
+use super::super::expressions::{Answers, Failure, Input, Run, Shown};
 use super::super::reinvocation::Callees;
 use super::super::versioned::{stored, versioned_object};
 use super::super::{Admitted, Attributes, Plugin, admitted, later};
@@ -97,7 +97,7 @@ async fn ask(
     match meets {
         Ok(true) => {}
         Ok(false) => return Ok(Vec::new()),
-        Err(problem) => return Ok(vec![problem]),
+        Err(problem) => return Ok(vec![problem.to_string()]),
     }
     let key = format!("{}/{}/{index}", policy.name, invocation.binding.name);
     if !attributes.reinvocation.may_call(Callees::Policies, &key) {
@@ -121,18 +121,29 @@ async fn ask(
         };
         let outcome = match result {
             Ok(value) => mutate(attributes, invocation, change, &value),
-            Err(failure) => Err(failure.message()),
+            Err(failure) => Err(failure.into()),
         };
         match outcome {
             Ok(mutated) => {
                 changed |= mutated;
                 common.forget_versions();
             }
-            Err(problem) => problems.push(problem),
+            Err(problem) => problems.push(problem.to_string()),
         }
     }
     attributes.reinvocation.called(Callees::Policies, &key, changed, policy.if_needed);
     Ok(problems)
+}
+
+/// Why a mutation is not made.
+#[derive(Debug, thiserror::Error)]
+enum MutationError {
+    #[error(transparent)]
+    Expression(#[from] Failure),
+    #[error(transparent)]
+    Patch(#[from] patch::PatchError),
+    #[error(transparent)]
+    Object(#[from] Status),
 }
 
 /// Makes the change. Returns whether the object is another.
@@ -141,11 +152,9 @@ fn mutate(
     invocation: &Invocation<'_>,
     change: &Change,
     value: &Value,
-) -> Result<bool, String> {
+) -> Result<bool, MutationError> {
     let resource = invocation.found.resource(attributes);
-    let message = |status: Status| status.message;
-    let (Some(mut object), Some(before)) =
-        (versioned_object(attributes, resource).map_err(message)?, attributes.object.as_deref())
+    let (Some(mut object), Some(before)) = (versioned_object(attributes, resource)?, attributes.object.as_deref())
     else {
         return Ok(false);
     };
@@ -161,7 +170,7 @@ fn mutate(
         }
         false => patch::apply_configuration(&object, value, &resource.strategy.schema())?,
     };
-    let new = stored(attributes, resource, patched, &**before).map_err(message)?;
+    let new = stored(attributes, resource, patched, &**before)?;
     let changed = !new.same(&**before);
     if let Some(object) = attributes.object.as_deref_mut() {
         *object = new;

@@ -2,14 +2,37 @@
 
 use std::sync::Arc;
 
-use api::selector::Selector;
+use api::Status;
+use api::selector::{ParseError, Selector};
 use cel::Value;
 use k8s_openapi::api::admissionregistration::v1::{ParamKind, ParamRef};
 use registry::Resource;
 
 use crate::cluster::Cluster;
-use crate::watch_cache::Entry;
-use crate::watch_cache::inner_key;
+use crate::watch_cache::{Entry, Unreadable, inner_key};
+
+/// Why a binding has no parameters.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ParamsError {
+    #[error("paramKind kind `{api_version}, Kind={kind}` not known")]
+    UnknownKind { api_version: String, kind: String },
+    #[error("cannot use namespaced paramRef in policy binding that matches cluster-scoped resources")]
+    NoNamespace,
+    #[error("paramRef.namespace must not be provided for a cluster-scoped `paramKind`")]
+    ClusterScoped,
+    #[error("one of name or selector must be provided")]
+    NeitherNameNorSelector,
+    #[error("paramRef.name and paramRef.selector are mutually exclusive")]
+    NameAndSelector,
+    #[error(transparent)]
+    Selector(#[from] ParseError),
+    #[error("no params found for policy binding with `Deny` parameterNotFoundAction")]
+    NotFound,
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    #[error(transparent)]
+    Server(#[from] Status),
+}
 
 /// Each value the policy is evaluated with; null if it takes none.
 pub(super) async fn collect(
@@ -17,7 +40,7 @@ pub(super) async fn collect(
     kind: Option<&ParamKind>,
     reference: Option<&ParamRef>,
     namespace: &str,
-) -> Result<Vec<Value>, String> {
+) -> Result<Vec<Value>, ParamsError> {
     let (Some(kind), Some(reference)) = (kind, reference) else { return Ok(vec![Value::Null]) };
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let (api_version, kind) = (text(&kind.api_version), text(&kind.kind));
@@ -25,59 +48,58 @@ pub(super) async fn collect(
     let table = cluster.registry.table();
     let row = table.rows().iter().find(|row| row.group == group && row.version == version && row.kind == kind);
     let Some(row) = row else {
-        return Err(format!("paramKind kind `{api_version}, Kind={kind}` not known"));
+        return Err(ParamsError::UnknownKind { api_version, kind });
     };
     let (own_namespace, name) = (text(&reference.namespace), text(&reference.name));
     let namespace = match (row.is_namespaced(), own_namespace.as_str()) {
         (true, "") if namespace.is_empty() => {
-            return Err(
-                "cannot use namespaced paramRef in policy binding that matches cluster-scoped resources".to_owned()
-            );
+            return Err(ParamsError::NoNamespace);
         }
         (true, "") => namespace,
         (true, own) => own,
         (false, "") => "",
         (false, _) => {
-            return Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`".to_owned());
+            return Err(ParamsError::ClusterScoped);
         }
     };
     let found = match (name.as_str(), &reference.selector) {
-        ("", None) => return Err("one of name or selector must be provided".to_owned()),
-        ("", Some(selector)) => {
-            let selector = Selector::from_label_selector(Some(selector)).map_err(|error| error.to_string())?;
-            selected(cluster, row, namespace, &selector)?
-        }
-        (_, Some(_)) => return Err("paramRef.name and paramRef.selector are mutually exclusive".to_owned()),
+        ("", None) => return Err(ParamsError::NeitherNameNorSelector),
+        ("", Some(selector)) => selected(cluster, row, namespace, &Selector::from_label_selector(Some(selector))?)?,
+        (_, Some(_)) => return Err(ParamsError::NameAndSelector),
         (name, None) => named(cluster, row, namespace, name).await?.into_iter().collect(),
     };
     if found.is_empty() && reference.parameter_not_found_action.as_deref() == Some("Deny") {
-        return Err("no params found for policy binding with `Deny` parameterNotFoundAction".to_owned());
+        return Err(ParamsError::NotFound);
     }
     Ok(found)
 }
 
-fn value(row: &Resource, entry: &Entry) -> Result<Value, String> {
-    let json = entry.readable().map_err(|unreadable| unreadable.to_string())?.json();
-    let served =
-        crate::versions::served_value(row, &json).map_err(|status| entry.refuse(&status.message).to_string())?;
+fn value(row: &Resource, entry: &Entry) -> Result<Value, Unreadable> {
+    let json = entry.readable()?.json();
+    let served = crate::versions::served_value(row, &json).map_err(|status| entry.refuse(&status.message))?;
     Ok(Value::from_json(&served))
 }
 
-async fn named(cluster: &Cluster, row: &Resource, namespace: &str, name: &str) -> Result<Option<Value>, String> {
+async fn named(cluster: &Cluster, row: &Resource, namespace: &str, name: &str) -> Result<Option<Value>, ParamsError> {
     let key = inner_key(row, namespace, name);
-    let cache = cluster.cache(row).map_err(|status| status.message)?;
+    let cache = cluster.cache(row)?;
     let read = || cache.get(&key).map(|entry| value(row, &entry)).transpose();
     if let Some(found) = read()? {
         return Ok(Some(found));
     }
     // It may have been created a moment ago.
-    cluster.caches.fresh().await.map_err(|error| api::Status::from(error).message)?;
-    read()
+    cluster.caches.fresh().await.map_err(Status::from)?;
+    Ok(read()?)
 }
 
-fn selected(cluster: &Cluster, row: &Resource, namespace: &str, selector: &Selector) -> Result<Vec<Value>, String> {
-    let snapshot = cluster.cache(row).map_err(|status| status.message)?.snapshot();
+fn selected(
+    cluster: &Cluster,
+    row: &Resource,
+    namespace: &str,
+    selector: &Selector,
+) -> Result<Vec<Value>, ParamsError> {
+    let snapshot = cluster.cache(row)?.snapshot();
     let namespace = row.is_namespaced().then_some(namespace);
     let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || selector.matches(Some(entry.labels()));
-    snapshot.range(namespace, None).filter(is_selected).map(|entry| value(row, entry)).collect()
+    Ok(snapshot.range(namespace, None).filter(is_selected).map(|entry| value(row, entry)).collect::<Result<_, _>>()?)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use cel::{Program, Type};
+use cel::Type;
 use k8s_openapi::api::admissionregistration::v1::{
     AuditAnnotation, MatchCondition, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, Mutation,
     ParamKind, ParamRef, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, Validation, Variable,
@@ -13,14 +13,11 @@ use parking_lot::RwLock;
 use registry::admissionregistration::environment::{Compiler, Names, mutation_type};
 use serde::de::DeserializeOwned;
 
-use super::super::expressions::{self, Conditions};
+use super::super::expressions::{self, Compiled, Conditions};
 use super::super::matching::Criteria;
 use super::super::metrics::{Expression, observe_expression};
 use crate::cluster::Cluster;
 use crate::watch_cache::{Cache, Unreadable};
-
-/// An expression, or why it is none.
-pub(super) type Compiled = Result<Program, String>;
 
 /// A policy that is bound, ready to be asked.
 pub(super) struct Policy {

@@ -98,7 +98,7 @@ fn warnings(registry: &Registry, spec: &ValidatingAdmissionPolicySpec) -> Vec<Ex
         let problems: Vec<String> = compilers
             .iter()
             .filter_map(|(kind, compiler)| {
-                let problem = compiler.compile(expression, names, std::slice::from_ref(&wanted)).err()?;
+                let problem = compiler.compile(expression, names, std::slice::from_ref(&wanted)).err()?.to_string();
                 Some(format!("{kind}: {}", problem.strip_prefix(REFUSED)?))
             })
             .collect();

@@ -152,7 +152,7 @@ fn judge(policy: &Policy, conditions: &Scope, scope: &Scope) -> Verdict {
     match policy.conditions.decide(conditions) {
         Ok(true) => {}
         Ok(false) => return Verdict::default(),
-        Err(problem) => return undecided(problem),
+        Err(problem) => return undecided(problem.to_string()),
     }
     let mut verdict = Verdict::default();
     let mut run = Run::new();
@@ -161,7 +161,7 @@ fn judge(policy: &Policy, conditions: &Scope, scope: &Scope) -> Verdict {
         match run.evaluate(&rule.program, scope) {
             Ok(Value::Bool(true)) => {}
             Ok(_) => broken.push((index, rule)),
-            Err(failure @ Failure::OutOfBudget) => return undecided(failure.message()),
+            Err(failure @ Failure::OutOfBudget) => return undecided(failure.to_string()),
             Err(Failure::Expression(_)) if policy.fails_open => verdict.has_failed = true,
             Err(Failure::Expression(message)) => {
                 verdict.has_failed = true;
@@ -181,7 +181,7 @@ fn judge(policy: &Policy, conditions: &Scope, scope: &Scope) -> Verdict {
                 verdict.annotations.push((key.clone(), cut(text.trim()).to_owned()));
             }
             Ok(_) => {}
-            Err(failure @ Failure::OutOfBudget) => return undecided(failure.message()),
+            Err(failure @ Failure::OutOfBudget) => return undecided(failure.to_string()),
             Err(Failure::Expression(_)) if policy.fails_open => {}
             Err(Failure::Expression(message)) => verdict.failures.push(message),
         }

@@ -180,8 +180,17 @@ fn increase(usage: &Amounts, before: Option<&Amounts>) -> Amounts {
     more
 }
 
+/// Why a charge does not fit into a quota.
+#[derive(Clone, Debug, thiserror::Error)]
+enum NoRoom {
+    #[error("status unknown for quota: {quota}, resources: {resources}")]
+    Unknown { quota: String, resources: String },
+    #[error("exceeded quota: {quota}, requested: {requested}, used: {used}, limited: {limited}")]
+    Exceeded { quota: String, requested: String, used: String, limited: String },
+}
+
 /// The quota with the charge added, or why it does not fit.
-fn spend(quota: &Quota, name: &str, charge: &Amounts) -> Result<Quota, String> {
+fn spend(quota: &Quota, name: &str, charge: &Amounts) -> Result<Quota, NoRoom> {
     let mut new = quota.clone();
     new.metadata.resource_version = None;
     let status = new.status.get_or_insert_default();
@@ -189,7 +198,7 @@ fn spend(quota: &Quota, name: &str, charge: &Amounts) -> Result<Quota, String> {
     let mut used = parse(status.used.as_ref());
     let unknown: Vec<&str> = charge.keys().filter(|key| !used.contains_key(*key)).map(String::as_str).collect();
     if !unknown.is_empty() {
-        return Err(format!("status unknown for quota: {name}, resources: {}", unknown.join(",")));
+        return Err(NoRoom::Unknown { quota: name.to_owned(), resources: unknown.join(",") });
     }
     let before = used.clone();
     add(&mut used, charge);
@@ -204,12 +213,7 @@ fn spend(quota: &Quota, name: &str, charge: &Amounts) -> Result<Quota, String> {
         let shown = exceeded.iter().filter_map(|key| Some(format!("{key}={}", amounts.get(*key)?)));
         shown.collect::<Vec<_>>().join(",")
     };
-    Err(format!(
-        "exceeded quota: {name}, requested: {}, used: {}, limited: {}",
-        list(charge),
-        list(&before),
-        list(&hard)
-    ))
+    Err(NoRoom::Exceeded { quota: name.to_owned(), requested: list(charge), used: list(&before), limited: list(&hard) })
 }
 
 /// One line per namespace; a line exists while somebody stands in it.
@@ -248,9 +252,10 @@ mod tests {
             quota = spend(&quota, "q", &charge).unwrap();
         }
         let refused = spend(&quota, "q", &charge).unwrap_err();
-        assert_eq!(refused, "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2");
+        assert_eq!(refused.to_string(), "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2");
         let unknown = parse(Some(&amounts(&[("secrets", "1")])));
-        assert_eq!(spend(&quota, "q", &unknown).unwrap_err(), "status unknown for quota: q, resources: secrets");
+        let refused = spend(&quota, "q", &unknown).unwrap_err();
+        assert_eq!(refused.to_string(), "status unknown for quota: q, resources: secrets");
     }
 
     #[test]

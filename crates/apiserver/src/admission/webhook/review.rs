@@ -13,6 +13,36 @@ use super::super::Attributes;
 use super::super::versioned::request;
 use super::matching::Invocation;
 
+/// A webhook that speaks no version of the question.
+#[derive(Debug, thiserror::Error)]
+#[error("webhook does not accept known AdmissionReview versions (v1, v1beta1)")]
+pub(super) struct NoKnownVersion;
+
+/// Why an answer does not count.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AnswerError {
+    #[error("json parse error: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("webhook response was absent")]
+    Absent,
+    #[error("expected response.uid={expected:?}, got {found:?}")]
+    Uid { expected: String, found: String },
+    #[error("expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got {api_version}, Kind={kind}")]
+    Kind { api_version: String, kind: String },
+    #[error("webhook returned response.patch but not response.patchType")]
+    NoPatchType,
+    #[error("webhook returned response.patchType but not response.patch")]
+    NoPatch,
+    #[error("webhook returned invalid response.patchType of \"\"")]
+    EmptyPatchType,
+    #[error("unsupported patch type {0:?}")]
+    PatchType(String),
+    #[error("validating webhook may not return response.{0}")]
+    Mutates(&'static str),
+    #[error("patch is not base64: {0}")]
+    Base64(#[from] base64::DecodeError),
+}
+
 /// A question, encoded, and what is needed to check the answer.
 pub(super) struct Question {
     pub(super) uid: String,
@@ -53,9 +83,8 @@ pub(super) fn question(
     attributes: &Attributes<'_>,
     object: Option<&Value>,
     old: Option<&Value>,
-) -> Result<Question, String> {
-    let version = version(&invocation.hook.review_versions)
-        .ok_or("webhook does not accept known AdmissionReview versions (v1, v1beta1)")?;
+) -> Result<Question, NoKnownVersion> {
+    let version = version(&invocation.hook.review_versions).ok_or(NoKnownVersion)?;
     let api_version = match version {
         Version::V1 => "admission.k8s.io/v1",
         Version::V1Beta1 => "admission.k8s.io/v1beta1",
@@ -95,40 +124,31 @@ struct Response {
 }
 
 /// Reads and checks an answer.
-pub(super) fn answer(question: &Question, mutating: bool, body: &[u8]) -> Result<Answer, String> {
-    let review: Review = serde_json::from_slice(body).map_err(|error| format!("json parse error: {error}"))?;
-    let response = review.response.ok_or("webhook response was absent")?;
+pub(super) fn answer(question: &Question, mutating: bool, body: &[u8]) -> Result<Answer, AnswerError> {
+    let review: Review = serde_json::from_slice(body)?;
+    let response = review.response.ok_or(AnswerError::Absent)?;
     let patch = response.patch.filter(|patch| !patch.is_empty());
     if question.version == Version::V1 {
         if response.uid != question.uid {
-            return Err(format!("expected response.uid={:?}, got {:?}", question.uid, response.uid));
+            return Err(AnswerError::Uid { expected: question.uid.clone(), found: response.uid });
         }
         if (review.api_version.as_str(), review.kind.as_str()) != ("admission.k8s.io/v1", "AdmissionReview") {
-            return Err(format!(
-                "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got {}, Kind={}",
-                review.api_version, review.kind
-            ));
+            return Err(AnswerError::Kind { api_version: review.api_version, kind: review.kind });
         }
         match (mutating, &patch, response.patch_type.as_deref()) {
-            (true, Some(_), None) => {
-                return Err("webhook returned response.patch but not response.patchType".to_owned());
-            }
-            (true, None, Some(_)) => {
-                return Err("webhook returned response.patchType but not response.patch".to_owned());
-            }
-            (true, Some(_), Some("")) => {
-                return Err("webhook returned invalid response.patchType of \"\"".to_owned());
-            }
+            (true, Some(_), None) => return Err(AnswerError::NoPatchType),
+            (true, None, Some(_)) => return Err(AnswerError::NoPatch),
+            (true, Some(_), Some("")) => return Err(AnswerError::EmptyPatchType),
             (true, Some(_), Some(kind)) if kind != "JSONPatch" => {
-                return Err(format!("unsupported patch type {kind:?}"));
+                return Err(AnswerError::PatchType(kind.to_owned()));
             }
-            (false, Some(_), _) => return Err("validating webhook may not return response.patch".to_owned()),
-            (false, None, Some(_)) => return Err("validating webhook may not return response.patchType".to_owned()),
+            (false, Some(_), _) => return Err(AnswerError::Mutates("patch")),
+            (false, None, Some(_)) => return Err(AnswerError::Mutates("patchType")),
             _ => {}
         }
     }
     let patch = match patch.filter(|_| mutating) {
-        Some(text) => Some(STANDARD.decode(text).map_err(|error| format!("patch is not base64: {error}"))?),
+        Some(text) => Some(STANDARD.decode(text)?),
         None => None,
     };
     Ok(Answer {
@@ -180,7 +200,7 @@ mod tests {
             ),
         ] {
             let found = answer(&question(Version::V1), mutating, review.to_string().as_bytes());
-            assert_eq!(found.err().as_deref(), problem, "{review}");
+            assert_eq!(found.err().map(|error| error.to_string()).as_deref(), problem, "{review}");
         }
         // The old version was never strict about any of it.
         let loose = json!({"response": {"allowed": true, "patch": "W10="}}).to_string();

@@ -132,6 +132,21 @@ impl Visited<'_> {
     }
 }
 
+/// No role of the user allows the request. What stood in the way of those that might have is told.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", described(.problems))]
+pub struct NotAllowed {
+    problems: Vec<String>,
+}
+
+fn described(problems: &[String]) -> String {
+    match problems {
+        [] => String::new(),
+        [one] => format!("RBAC: {one}"),
+        many => format!("RBAC: [{}]", many.join(", ")),
+    }
+}
+
 impl Index {
     /// Puts a role in, or takes it out.
     pub fn set_cluster_role(&mut self, name: &str, role: Option<ClusterRole>) {
@@ -195,8 +210,8 @@ impl Index {
         self.bindings.clear();
     }
 
-    /// `Ok` with the reason if a role of the user allows the request; `Err` with what stood in the way.
-    pub fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Result<String, String> {
+    /// `Ok` with the reason if a role of the user allows the request.
+    pub fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Result<String, NotAllowed> {
         let mut problems = Vec::new();
         let mut reason = None;
         self.visit(user, &attributes.namespace, |visited| {
@@ -207,11 +222,7 @@ impl Index {
             }
             allowed
         });
-        reason.ok_or_else(|| match problems.as_slice() {
-            [] => String::new(),
-            [one] => format!("RBAC: {one}"),
-            many => format!("RBAC: [{}]", many.join(", ")),
-        })
+        reason.ok_or(NotAllowed { problems })
     }
 
     /// The rules of a role, or `None` if there is no such role.
@@ -284,7 +295,7 @@ mod tests {
             namespace: namespace.into(),
             ..Default::default()
         };
-        index.decide(&UserInfo::new(user, groups), &attributes)
+        index.decide(&UserInfo::new(user, groups), &attributes).map_err(|refused| refused.to_string())
     }
 
     #[test]

@@ -13,7 +13,7 @@ use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::de::DeserializeOwned;
 
-pub use index::Index;
+pub use index::{Index, NotAllowed};
 pub use rules::allows;
 pub(crate) use rules::{describe, missing, quoted};
 
@@ -61,7 +61,7 @@ impl Rbac {
     pub(super) fn decide(&self, user: &UserInfo, attributes: &Attributes) -> Opinion {
         match self.current().index.decide(user, attributes) {
             Ok(reason) => Opinion::Allow(reason),
-            Err(problem) => Opinion::None(self.with_unreadable(problem)),
+            Err(refused) => Opinion::None(self.with_unreadable(refused.to_string())),
         }
     }
 
