@@ -119,7 +119,7 @@ impl Args {
             is_optional: false,
         });
         let max_wait = self.pod_max_in_unschedulable_pods_duration.0;
-        Ok(Config { client, configuration, election, serving, reviewer, max_wait })
+        Ok(Config { configuration, election, serving, reviewer, max_wait, ..Config::new(client) })
     }
 
     /// Who is asked about callers, if it is not the API server that the scheduler works for.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use api::cached::Pod;
 use client::{DeleteParams, Patch};
+use jiff::Timestamp;
 use serde_json::json;
 
 use crate::cycle::Failure;
@@ -100,7 +101,8 @@ impl Scheduler {
         if !written.is_said(pod) {
             status["conditions"] = json!([{
                 "type": "PodScheduled", "status": "False", "reason": written.reason, "message": written.message,
-                "observedGeneration": pod.metadata.generation, "lastTransitionTime": transition_time(pod, "PodScheduled", "False"),
+                "observedGeneration": pod.metadata.generation,
+                "lastTransitionTime": transition_time(pod, "PodScheduled", "False", self.clock.now()),
             }]);
         }
         if let Some(nominated) = written.nominated.filter(|name| *name != pod::nominated_node(pod).unwrap_or_default())
@@ -181,7 +183,7 @@ impl Scheduler {
             let patch = Patch::strategic(json!({"metadata": {"uid": *victim.uid}, "status": {"conditions": [{
                 "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": message,
                 "observedGeneration": current.metadata.generation,
-                "lastTransitionTime": transition_time(current, "DisruptionTarget", "True"),
+                "lastTransitionTime": transition_time(current, "DisruptionTarget", "True", self.clock.now()),
             }]}}));
             let evicted = async {
                 pods.patch_status(victim.name(), &patch).await?;
@@ -225,11 +227,11 @@ impl Written<'_> {
 }
 
 /// When the condition came to have its status: now, unless it has it already.
-fn transition_time(pod: &Pod, kind: &str, status: &str) -> String {
+fn transition_time(pod: &Pod, kind: &str, status: &str, now: Timestamp) -> String {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let held = conditions.into_iter().find(|condition| condition.type_ == kind && condition.status == status);
     let time = held.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0);
-    time.unwrap_or_else(jiff::Timestamp::now).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    time.unwrap_or(now).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 fn shorten(message: &str) -> String {

@@ -9,7 +9,7 @@ use api::cached::Pod;
 use client::metrics::Metrics as Registry;
 use client::review::Reviews;
 use client::serving::{Port, Routes, Serving};
-use client::{Client, Election, EventRecorder, InformerFactory, LeaderElector};
+use client::{Client, Clock, Election, EventRecorder, InformerFactory, LeaderElector};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use parking_lot::Mutex;
@@ -43,6 +43,7 @@ pub struct Config {
     pub reviewer: Option<Client>,
     /// How long a pod waits at most for something to happen that could help it.
     pub max_wait: Duration,
+    pub clock: Clock,
 }
 
 impl Config {
@@ -50,7 +51,15 @@ impl Config {
     pub fn new(client: Client) -> Config {
         let max_wait = Duration::from_secs(300);
         let configuration = Configuration::default();
-        Config { client, configuration, election: None, serving: None, reviewer: None, max_wait }
+        Config {
+            client,
+            configuration,
+            election: None,
+            serving: None,
+            reviewer: None,
+            max_wait,
+            clock: Clock::default(),
+        }
     }
 }
 
@@ -63,12 +72,13 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, Result
 const TIMED: u32 = 32;
 
 async fn run_until(config: Config, stop: CancellationToken) -> Result<()> {
-    let Config { client, configuration, election, serving, reviewer, max_wait } = config;
+    let Config { client, configuration, election, serving, reviewer, max_wait, clock } = config;
     let metrics = Metrics::new(Registry::new().with_process(api::version::GIT).with_features(api::features::all()));
     let client = client.with_metrics(&metrics.registry);
     let informers = InformerFactory::new(client.clone());
     let (volume_changes, changes) = watch::channel(0);
-    let scheduler = Arc::new(assemble(client.clone(), metrics, &configuration, max_wait, &informers, changes)?);
+    let scheduler = assemble(client.clone(), metrics, &configuration, max_wait, clock, &informers, changes)?;
+    let scheduler = Arc::new(scheduler);
     let synced = handlers::follow(&scheduler, &informers, volume_changes);
     let is_ready = Arc::new(AtomicBool::new(false));
     let weak = Arc::downgrade(&scheduler);
@@ -132,6 +142,7 @@ fn assemble(
     metrics: Metrics,
     configuration: &Configuration,
     max_wait: Duration,
+    clock: Clock,
     informers: &InformerFactory,
     changes: watch::Receiver<u64>,
 ) -> Result<Scheduler> {
@@ -171,6 +182,7 @@ fn assemble(
         recorders: recorders.collect(),
         permits: Waiting::default(),
         metrics,
+        clock,
         client,
         catalogue,
         profiles,

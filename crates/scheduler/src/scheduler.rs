@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use api::cached::Pod;
 use client::metrics::panics;
-use client::{Client, EventRecorder, Informer};
+use client::{Client, Clock, EventRecorder, Informer};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +37,7 @@ pub(crate) struct Scheduler {
     /// Pods that a permit plug-in holds.
     pub(crate) permits: Waiting,
     pub(crate) metrics: Metrics,
+    pub(crate) clock: Clock,
 }
 
 /// What decisions read and write.

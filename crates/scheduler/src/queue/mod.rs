@@ -142,7 +142,9 @@ impl Queue {
         queued.context.merge(trace::current().waiting());
         let place = match place {
             Place::Gated => Place::Active,
-            Place::Unschedulable(_) if state.hints.may_help(&queued.pod, &plugins, event) => state.retry_place(&queued),
+            Place::Unschedulable(_) if state.hints.may_help(&queued.pod, &plugins, event) => {
+                state.retry_place(&queued, Instant::now())
+            }
             place => place,
         };
         state.enter(queued, plugins, place);
@@ -165,10 +167,11 @@ impl Queue {
         if helped.is_empty() {
             return;
         }
+        let now = Instant::now();
         for uid in helped {
             if let Some((mut queued, plugins, _)) = state.waiting.take(&uid) {
                 queued.context.merge(trace::current().waiting());
-                let place = state.retry_place(&queued);
+                let place = state.retry_place(&queued, now);
                 state.enter(queued, plugins, place);
             }
         }
@@ -217,11 +220,12 @@ impl Queue {
         let happened = state.events.range(from.min(state.events.len())..);
         let helped = is_error || happened.into_iter().any(|event| state.hints.may_help(&pod, &plugins, event));
         state.done(&pod.uid);
-        (queued.pod, queued.is_leftover, queued.tried) = (pod, false, Some(Instant::now()));
+        let now = Instant::now();
+        (queued.pod, queued.is_leftover, queued.tried) = (pod, false, Some(now));
         let place = match (helped, is_error) {
-            (false, _) => Place::Unschedulable(Instant::now() + state.max_wait),
+            (false, _) => Place::Unschedulable(now + state.max_wait),
             (true, is_error) => {
-                let until = Instant::now() + state.backoff(queued.attempts);
+                let until = now + state.backoff(queued.attempts);
                 Place::Backoff { until, is_strict: is_error }
             }
         };
@@ -257,7 +261,7 @@ impl State {
     fn next(&mut self, now: Instant) -> Option<Queued> {
         for (mut queued, plugins) in self.waiting.overdue(now) {
             queued.is_leftover = true;
-            let place = self.retry_place(&queued);
+            let place = self.retry_place(&queued, now);
             self.enter(queued, plugins, place);
         }
         let mut queued = self.waiting.pop(now)?;
@@ -278,9 +282,9 @@ impl State {
     }
 
     /// Where a pod goes that is worth another try: it waits until its back-off since the last try has passed.
-    fn retry_place(&self, queued: &Queued) -> Place {
+    fn retry_place(&self, queued: &Queued, now: Instant) -> Place {
         match queued.tried.map(|tried| tried + self.backoff(queued.attempts)) {
-            Some(until) if until > Instant::now() => Place::Backoff { until, is_strict: false },
+            Some(until) if until > now => Place::Backoff { until, is_strict: false },
             _ => Place::Active,
         }
     }
