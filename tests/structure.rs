@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -271,9 +271,10 @@ fn production() -> Vec<(String, String)> {
     let mut open = vec![Path::new(ROOT).join("src")];
     let crates = std::fs::read_dir(Path::new(ROOT).join("crates")).unwrap();
     open.extend(crates.map(|entry| entry.unwrap().path().join("src")));
+    let of_tests: Vec<PathBuf> = open.iter().flat_map(|src| modules_of_tests(src)).collect();
     while let Some(path) = open.pop() {
         let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if stem == "tests" || stem.ends_with("_tests") {
+        if stem == "tests" || stem.ends_with("_tests") || of_tests.contains(&path) {
             continue;
         }
         if path.is_dir() {
@@ -286,6 +287,13 @@ fn production() -> Vec<(String, String)> {
     }
     found.sort();
     found
+}
+
+/// The top-level modules that a crate has for its tests alone, as file and as folder.
+fn modules_of_tests(src: &Path) -> Vec<PathBuf> {
+    let door = std::fs::read_to_string(src.join("lib.rs")).unwrap_or_default();
+    let names = door.split("#[cfg(test)]\nmod ").skip(1).filter_map(|rest| rest.split_once(';'));
+    names.flat_map(|(name, _)| [src.join(name), src.join(format!("{name}.rs"))]).collect()
 }
 
 /// A rule has one home. More lines than this, the same to the letter in two places, are one rule in two.
@@ -319,19 +327,8 @@ fn no_long_passage_stands_twice() {
 }
 
 /// A text can only be printed; a type can be matched, retried, and mapped to an event or a status. These are left, by crate:
-/// leaf parsers, and what nobody has come to yet. Numbers may only fall.
-const TEXT_AS_ERROR: &[(&str, usize)] = &[
-    ("api", 13),
-    ("cel", 9),
-    ("client", 1),
-    ("cni", 2),
-    ("dns", 10),
-    ("gateway", 1),
-    ("kubelet", 4),
-    ("registry", 7),
-    ("runtime", 1),
-    ("scheduler", 2),
-];
+/// leaf parsers, whose only caller prints what they say. Numbers may only fall.
+const TEXT_AS_ERROR: &[(&str, usize)] = &[("cel", 8), ("cni", 2), ("kubelet", 4), ("registry", 4), ("runtime", 1)];
 
 #[test]
 fn errors_are_types() {
@@ -406,7 +403,7 @@ fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let names: BTreeSet<String> = modules.keys().cloned().collect();
     for (module, used) in &mut modules {
         let (file, folder) = (root.join(format!("{module}.rs")), root.join(module));
-        let mut open: Vec<(std::path::PathBuf, usize)> = vec![(file, 1), (folder, 1)];
+        let mut open: Vec<(PathBuf, usize)> = vec![(file, 1), (folder, 1)];
         while let Some((path, depth)) = open.pop() {
             let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
             if stem == "tests" || stem.ends_with("_tests") {

@@ -79,29 +79,39 @@ pub fn all() -> impl Iterator<Item = (&'static str, bool)> {
     named(ON, true).chain(named(OFF, false))
 }
 
+/// Why a gate cannot be set so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GateError {
+    #[error("unrecognized feature gate: {0}")]
+    Unknown(String),
+    #[error("cannot set feature gate {name} to {value}: here it is always {}", !.value)]
+    Fixed { name: String, value: bool },
+    #[error("missing bool value for {0}")]
+    NoValue(String),
+    #[error("invalid value of {0}: not a boolean")]
+    NotBoolean(String),
+}
+
 /// Whether a gate may be set so.
-pub fn check(name: &str, value: bool) -> Result<(), String> {
+pub fn check(name: &str, value: bool) -> Result<(), GateError> {
     let has = |list: &str| list.split_whitespace().any(|known| known == name);
     let is_on = match (has(ON), has(OFF)) {
         (true, _) => true,
         (_, true) => false,
         _ if has(EITHER) => return Ok(()),
-        _ => return Err(format!("unrecognized feature gate: {name}")),
+        _ => return Err(GateError::Unknown(name.to_owned())),
     };
-    if value == is_on {
-        return Ok(());
-    }
-    Err(format!("cannot set feature gate {name} to {value}: here it is always {is_on}"))
+    if value == is_on { Ok(()) } else { Err(GateError::Fixed { name: name.to_owned(), value }) }
 }
 
 /// One `Name=true` of `--feature-gates`.
-pub fn check_pair(pair: &str) -> Result<(), String> {
+pub fn check_pair(pair: &str) -> Result<(), GateError> {
     let pair = pair.trim();
     if pair.is_empty() {
         return Ok(());
     }
-    let (name, value) = pair.split_once('=').ok_or_else(|| format!("missing bool value for {pair}"))?;
-    check(name.trim(), boolean(value.trim()).ok_or_else(|| format!("invalid value of {pair}: not a boolean"))?)
+    let (name, value) = pair.split_once('=').ok_or_else(|| GateError::NoValue(pair.to_owned()))?;
+    check(name.trim(), boolean(value.trim()).ok_or_else(|| GateError::NotBoolean(pair.to_owned()))?)
 }
 
 /// As Go reads a boolean.
@@ -134,7 +144,7 @@ mod tests {
         ] {
             assert_eq!(check_pair(pair).is_ok(), is_fine, "{pair}");
         }
-        assert_eq!(check_pair("Unheard=true"), Err("unrecognized feature gate: Unheard".into()));
+        assert_eq!(check_pair("Unheard=true"), Err(GateError::Unknown("Unheard".to_owned())));
     }
 
     #[test]

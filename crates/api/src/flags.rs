@@ -11,7 +11,25 @@ use std::marker::PhantomData;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::Value;
 
-use crate::features;
+use crate::features::{self, GateError};
+
+/// Why a flag or a field cannot be set so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlagError {
+    #[error("{name} is not supported: {why}")]
+    Refused { name: &'static str, why: &'static str },
+    #[error("{name}: {value:?} is not supported: {why}")]
+    Value { name: &'static str, value: String, why: &'static str },
+    #[error(
+        "show-hidden-metrics-for-version must be omitted or have the value '{0}'. Only the previous minor version is \
+         allowed"
+    )]
+    HiddenMetrics(String),
+    #[error("featureGates.{0}: not a boolean")]
+    GateNotBoolean(String),
+    #[error("featureGates: {0}")]
+    Gate(#[from] GateError),
+}
 
 /// A flag, or a field by its path (`logging.format`).
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +45,7 @@ pub enum Answer {
     /// Accepted with these values, which ask for what is done anyway.
     Only(&'static [&'static str], &'static str),
     /// Accepted where this finds nothing wrong, in words that are upstream's.
-    Checked(fn(&str) -> Result<(), String>, &'static str),
+    Checked(fn(&str) -> Result<(), FlagError>, &'static str),
     /// Refused.
     Refused(&'static str),
 }
@@ -46,14 +64,14 @@ pub const fn refused(name: &'static str, why: &'static str) -> Row {
 
 impl Row {
     /// Whether it may be set to this value.
-    fn check(&self, value: &str) -> Result<(), String> {
+    fn check(&self, value: &str) -> Result<(), FlagError> {
         let name = self.name;
         match self.answer {
             Answer::Same(_) => Ok(()),
             Answer::Only(values, _) if values.contains(&value) => Ok(()),
             Answer::Checked(check, _) => check(value),
-            Answer::Only(_, why) => Err(format!("{name}: {value:?} is not supported: {why}")),
-            Answer::Refused(why) => Err(format!("{name} is not supported: {why}")),
+            Answer::Only(_, why) => Err(FlagError::Value { name, value: value.to_owned(), why }),
+            Answer::Refused(why) => Err(FlagError::Refused { name, why }),
         }
     }
 
@@ -102,17 +120,11 @@ pub const HIDDEN_METRICS: &[Row] = &[Row {
 }];
 
 /// Whether what is hidden can be shown as of this version: only as of the one before this.
-pub fn check_show_hidden_metrics(version: &str) -> Result<(), String> {
+pub fn check_show_hidden_metrics(version: &str) -> Result<(), FlagError> {
     let mut parts = crate::version::KUBERNETES.trim_start_matches('v').split('.').map(|part| part.parse::<u32>());
     let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else { return Ok(()) };
     let before = format!("{major}.{}", minor.saturating_sub(1));
-    if version.is_empty() || version == before {
-        return Ok(());
-    }
-    Err(format!(
-        "show-hidden-metrics-for-version must be omitted or have the value '{before}'. Only the previous minor version \
-         is allowed"
-    ))
+    if version.is_empty() || version == before { Ok(()) } else { Err(FlagError::HiddenMetrics(before)) }
 }
 
 /// Of components that have the API server review who calls them.
@@ -226,12 +238,12 @@ impl<T: Table> clap::FromArgMatches for Others<T> {
 /// Takes the fields of a configuration file that have an answer here out of it, `featureGates` among them, so that
 /// what is left is what the component reads itself. Empty fields are as good as absent ones, as upstream's files are
 /// written.
-pub fn settle(config: &mut Value, rows: &[Row]) -> Result<(), String> {
+pub fn settle(config: &mut Value, rows: &[Row]) -> Result<(), FlagError> {
     drop_nulls(config);
     if let Some(Value::Object(gates)) = config.get("featureGates") {
         for (name, value) in gates {
-            let value = value.as_bool().ok_or_else(|| format!("featureGates.{name}: not a boolean"))?;
-            features::check(name, value).map_err(|why| format!("featureGates: {why}"))?;
+            let value = value.as_bool().ok_or_else(|| FlagError::GateNotBoolean(name.clone()))?;
+            features::check(name, value)?;
         }
     }
     for row in rows {
@@ -251,7 +263,7 @@ fn drop_nulls(value: &mut Value) {
     }
 }
 
-fn answer(row: &Row, value: &Value) -> Result<(), String> {
+fn answer(row: &Row, value: &Value) -> Result<(), FlagError> {
     match value {
         Value::Null => Ok(()),
         Value::String(text) if text.is_empty() || text == "0s" => Ok(()),
@@ -341,7 +353,8 @@ mod tests {
                 ),
             ),
         ] {
-            assert_eq!(check_show_hidden_metrics(version).err().as_deref(), expected, "{version}");
+            let refused = check_show_hidden_metrics(version).err().map(|error| error.to_string());
+            assert_eq!(refused.as_deref(), expected, "{version}");
         }
     }
 
@@ -393,7 +406,7 @@ mod tests {
         ] {
             let mut left = config.clone();
             let settled = settle(&mut left, &rows).map(|()| left);
-            assert_eq!(settled, expected.map_err(String::from), "{config}");
+            assert_eq!(settled.map_err(|error| error.to_string()), expected.map_err(String::from), "{config}");
         }
     }
 }

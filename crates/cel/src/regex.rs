@@ -6,13 +6,25 @@ use regex_automata::util::syntax;
 /// The largest program a pattern may become, in bytes.
 const LARGEST: usize = 1 << 20;
 
-pub fn compile(pattern: &str) -> Result<Regex, String> {
+/// A pattern that is none, in Go's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadPattern(String);
+
+impl std::fmt::Display for BadPattern {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "error parsing regexp: {}", self.0)
+    }
+}
+
+impl std::error::Error for BadPattern {}
+
+pub fn compile(pattern: &str) -> Result<Regex, BadPattern> {
     let config = Regex::config().nfa_size_limit(Some(LARGEST)).hybrid_cache_capacity(LARGEST);
     Regex::builder()
         .configure(config)
         .syntax(syntax::Config::new().nest_limit(100))
         .build(&spelled_out(pattern))
-        .map_err(|error| format!("error parsing regexp: {}", error.to_string().lines().last().unwrap_or_default()))
+        .map_err(|error| BadPattern(error.to_string().lines().last().unwrap_or_default().to_owned()))
 }
 
 /// The pattern with the ASCII classes written out; they may stand inside of brackets, too.

@@ -40,10 +40,31 @@ pub(crate) struct Undo {
     answers: Vec<(Regex, String)>,
 }
 
+/// Why a line is no rule.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RuleError {
+    #[error("no rule was given")]
+    Empty,
+    #[error("too few arguments for a {0} rule")]
+    TooFew(String),
+    #[error("rules of type {0:?} are not supported")]
+    Unsupported(String),
+    #[error("answer rules of type {0:?} are not supported")]
+    UnsupportedAnswer(String),
+    #[error("unexpected {0:?} after the rule")]
+    Unexpected(String),
+    #[error("invalid type {0:?}")]
+    Type(String),
+    #[error("invalid name {0:?}")]
+    Name(String),
+    #[error("invalid regular expression {0}")]
+    Pattern(String),
+}
+
 impl Rule {
     /// `[continue|stop] name [exact|prefix|suffix|substring|regex] FROM TO [answer auto|answer name FROM TO]...`, or
     /// `[continue|stop] type FROM TO`.
-    pub(crate) fn read(words: &[String]) -> Result<Rule, String> {
+    pub(crate) fn read(words: &[String]) -> Result<Rule, RuleError> {
         let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
         let goes_on = match words.first() {
             Some(&"continue") => true,
@@ -56,7 +77,7 @@ impl Rule {
         let (change, rest) = match &words[1..] {
             ["type", from, to, rest @ ..] => {
                 let kind = |text: &str| {
-                    RecordType::from_str(&text.to_ascii_uppercase()).map_err(|_| format!("invalid type {text:?}"))
+                    RecordType::from_str(&text.to_ascii_uppercase()).map_err(|_| RuleError::Type(text.to_owned()))
                 };
                 (Change::Type(kind(from)?, kind(to)?), rest)
             }
@@ -66,9 +87,9 @@ impl Rule {
             ["name", "substring", from, to, rest @ ..] => (Change::Substring(lower(from), lower(to)), rest),
             ["name", "regex", from, to, rest @ ..] => (Change::Pattern(pattern(from)?, lower(to)), rest),
             ["name", from, to, rest @ ..] => (Change::Exact(name(from)?, name(to)?), rest),
-            [kind @ ("name" | "type"), ..] => return Err(format!("too few arguments for a {kind} rule")),
-            [kind, ..] => return Err(format!("rules of type {kind:?} are not supported")),
-            [] => return Err("no rule was given".into()),
+            [kind @ ("name" | "type"), ..] => return Err(RuleError::TooFew((*kind).to_owned())),
+            [kind, ..] => return Err(RuleError::Unsupported((*kind).to_owned())),
+            [] => return Err(RuleError::Empty),
         };
         let mut answers = Vec::new();
         let mut rest = rest;
@@ -81,8 +102,8 @@ impl Rule {
                     answers.push((pattern(from)?, lower(to)));
                     more
                 }
-                ["answer", kind, ..] => return Err(format!("answer rules of type {kind:?} are not supported")),
-                [other, ..] => return Err(format!("unexpected {other:?} after the rule")),
+                ["answer", kind, ..] => return Err(RuleError::UnsupportedAnswer((*kind).to_owned())),
+                [other, ..] => return Err(RuleError::Unexpected((*other).to_owned())),
             };
         }
         Ok(Rule { goes_on, change, answers })
@@ -162,12 +183,12 @@ fn filled(pattern: &Regex, text: &str, to: &str) -> Option<String> {
     Some(filled)
 }
 
-fn pattern(text: &str) -> Result<Regex, String> {
-    regex::compile(text).map_err(|_| format!("invalid regular expression {text}"))
+fn pattern(text: &str) -> Result<Regex, RuleError> {
+    regex::compile(text).map_err(|_| RuleError::Pattern(text.to_owned()))
 }
 
-fn name(text: &str) -> Result<Name, String> {
-    Ok(Name::from_ascii(absolute(text)).map_err(|_| format!("invalid name {text:?}"))?.to_lowercase())
+fn name(text: &str) -> Result<Name, RuleError> {
+    Ok(Name::from_ascii(absolute(text)).map_err(|_| RuleError::Name(text.to_owned()))?.to_lowercase())
 }
 
 fn absolute(text: &str) -> String {
@@ -240,7 +261,7 @@ mod tests {
             ("type A B", "invalid type \"B\""),
         ] {
             let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-            assert_eq!(Rule::read(&words).unwrap_err(), expected);
+            assert_eq!(Rule::read(&words).unwrap_err().to_string(), expected);
         }
     }
 }

@@ -49,11 +49,26 @@ struct Data<'a> {
     pattern: Option<&'a Regex>,
 }
 
+/// Why a line is no part of a template.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TemplateError {
+    #[error("invalid RR class {0}")]
+    Type(String),
+    #[error("could not parse regex: {0}")]
+    Pattern(String),
+    #[error("unknown rcode {0}")]
+    Code(String),
+    #[error("an action has no end")]
+    NoEnd,
+    #[error("{{{{{0}}}}} is not supported")]
+    Action(String),
+}
+
 impl Template {
-    pub(crate) fn new(kind: &str) -> Result<Template, String> {
+    pub(crate) fn new(kind: &str) -> Result<Template, TemplateError> {
         let kind = match kind.to_ascii_uppercase().as_str() {
             "ANY" => None,
-            name => Some(RecordType::from_str(name).map_err(|_| format!("invalid RR class {kind}"))?),
+            name => Some(RecordType::from_str(name).map_err(|_| TemplateError::Type(kind.to_owned()))?),
         };
         Ok(Template {
             zones: Vec::new(),
@@ -67,27 +82,27 @@ impl Template {
         })
     }
 
-    pub(crate) fn add_match(&mut self, pattern: &str) -> Result<(), String> {
-        self.matches.push(regex::compile(pattern).map_err(|_| format!("could not parse regex: {pattern}"))?);
+    pub(crate) fn add_match(&mut self, pattern: &str) -> Result<(), TemplateError> {
+        self.matches.push(regex::compile(pattern).map_err(|_| TemplateError::Pattern(pattern.to_owned()))?);
         Ok(())
     }
 
-    pub(crate) fn add_answer(&mut self, text: &str) -> Result<(), String> {
+    pub(crate) fn add_answer(&mut self, text: &str) -> Result<(), TemplateError> {
         self.answers.push(pieces(text)?);
         Ok(())
     }
 
-    pub(crate) fn add_additional(&mut self, text: &str) -> Result<(), String> {
+    pub(crate) fn add_additional(&mut self, text: &str) -> Result<(), TemplateError> {
         self.additionals.push(pieces(text)?);
         Ok(())
     }
 
-    pub(crate) fn add_authority(&mut self, text: &str) -> Result<(), String> {
+    pub(crate) fn add_authority(&mut self, text: &str) -> Result<(), TemplateError> {
         self.authorities.push(pieces(text)?);
         Ok(())
     }
 
-    pub(crate) fn set_code(&mut self, text: &str) -> Result<(), String> {
+    pub(crate) fn set_code(&mut self, text: &str) -> Result<(), TemplateError> {
         self.code = match text.to_ascii_uppercase().as_str() {
             "NOERROR" => ResponseCode::NoError,
             "FORMERR" => ResponseCode::FormErr,
@@ -95,7 +110,7 @@ impl Template {
             "NXDOMAIN" => ResponseCode::NXDomain,
             "NOTIMP" => ResponseCode::NotImp,
             "REFUSED" => ResponseCode::Refused,
-            _ => return Err(format!("unknown rcode {text}")),
+            _ => return Err(TemplateError::Code(text.to_owned())),
         };
         Ok(())
     }
@@ -149,14 +164,14 @@ impl Data<'_> {
 }
 
 /// Splits at the actions of Go's templates, as far as questions have them.
-fn pieces(text: &str) -> Result<Text, String> {
+fn pieces(text: &str) -> Result<Text, TemplateError> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while let Some((plain, after)) = rest.split_once("{{") {
-        let Some((action, after)) = after.split_once("}}") else { return Err("an action has no end".into()) };
+        let Some((action, after)) = after.split_once("}}") else { return Err(TemplateError::NoEnd) };
         pieces.push(Piece::Plain(plain.to_owned()));
         let words: Vec<&str> = action.split_whitespace().collect();
-        let unsupported = || format!("{{{{{action}}}}} is not supported");
+        let unsupported = || TemplateError::Action(action.to_owned());
         pieces.push(match words.as_slice() {
             [".Name"] | [".Question.Name"] => Piece::Name,
             [".Zone"] => Piece::Zone,

@@ -64,19 +64,27 @@ pub struct Table {
     by_url: HashMap<String, HashMap<String, HashMap<String, Arc<Resource>>>>,
 }
 
+/// A part of `--runtime-config` that is neither on nor off.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("runtime-config {key}: invalid value {value:?}, expected true or false")]
+pub struct BadRuntimeConfig {
+    key: String,
+    value: String,
+}
+
 /// Which alpha and beta versions are on: `--runtime-config`.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeConfig(pub Vec<(String, bool)>);
 
 impl RuntimeConfig {
     /// Parses `api/all=true,batch/v1=false`.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, BadRuntimeConfig> {
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(|entry| {
             let (key, value) = entry.split_once('=').unwrap_or((entry, "true"));
             match value {
                 "true" | "" => Ok((key.to_owned(), true)),
                 "false" => Ok((key.to_owned(), false)),
-                other => Err(format!("runtime-config {key}: invalid value {other:?}, expected true or false")),
+                other => Err(BadRuntimeConfig { key: key.to_owned(), value: other.to_owned() }),
             }
         });
         entries.collect::<Result<_, _>>().map(Self)

@@ -48,7 +48,7 @@ pub mod scheduling;
 pub mod storage;
 pub mod storagemigration;
 
-pub use index::{Registry, RuntimeConfig, Table};
+pub use index::{BadRuntimeConfig, Registry, RuntimeConfig, Table};
 pub use object::{AnyObject, Object, Typed};
 pub use resource::{Action, MetricsOf, Resource, Review, Scope, Serving, Subresource};
 pub use strategy::{AnyStrategy, Call, Deletion, Grace, NameRule, Plain, SelectableField, Strategy};

@@ -49,7 +49,7 @@ impl Selector {
     /// Parses a query-string selector such as `app=web,tier in (a,b),!old,version>3`.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut parser = Parser { tokens: lex(text), position: 0 };
-        let mut requirements = parser.parse().map_err(ParseError)?;
+        let mut requirements = parser.parse()?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         Ok(Self { requirements, matches_nothing: false })
     }
@@ -292,6 +292,11 @@ impl Token {
             _ => return None,
         })
     }
+
+    /// The error of finding this token where others belong.
+    fn instead_of(&self, expected: &str) -> ParseError {
+        ParseError(format!("found '{}', expected: {expected}", self.text()))
+    }
 }
 
 /// Cuts the text into tokens; the last one is always [`Token::End`].
@@ -347,49 +352,50 @@ impl Parser {
         token
     }
 
-    fn parse(&mut self) -> Result<Vec<Requirement>, String> {
+    fn parse(&mut self) -> Result<Vec<Requirement>, ParseError> {
         let mut requirements = Vec::new();
         loop {
             match self.peek() {
                 Token::Word(_) | Token::Not => {
-                    let requirement =
-                        self.requirement().map_err(|error| format!("unable to parse requirement: {error}"))?;
+                    let requirement = self
+                        .requirement()
+                        .map_err(|error| ParseError(format!("unable to parse requirement: {error}")))?;
                     requirements.push(requirement);
                     match self.next() {
                         Token::End => return Ok(requirements),
                         Token::Comma => match self.peek() {
                             Token::Word(_) | Token::Not => {}
                             other => {
-                                return Err(format!("found '{}', expected: identifier after ','", other.text()));
+                                return Err(other.instead_of("identifier after ','"));
                             }
                         },
                         other => {
-                            return Err(format!("found '{}', expected: ',' or 'end of string'", other.text()));
+                            return Err(other.instead_of("',' or 'end of string'"));
                         }
                     }
                 }
                 Token::End => return Ok(requirements),
                 other => {
-                    return Err(format!("found '{}', expected: !, identifier, or 'end of string'", other.text()));
+                    return Err(other.instead_of("!, identifier, or 'end of string'"));
                 }
             }
         }
     }
 
-    fn requirement(&mut self) -> Result<Requirement, String> {
+    fn requirement(&mut self) -> Result<Requirement, ParseError> {
         let mut token = self.next();
         let negated = token == Token::Not;
         if negated {
             token = self.next();
         }
         let Token::Word(key) = token else {
-            return Err(format!("found '{}', expected: identifier", token.text()));
+            return Err(token.instead_of("identifier"));
         };
         // Upstream checks the key before it knows its path, and prints that missing path.
         if let Some(error) = key_error("<nil>", &key) {
-            return Err(error);
+            return Err(ParseError(error));
         }
-        let requirement = |operator, values| Requirement::new(&key, operator, values).map_err(|error| error.0);
+        let requirement = |operator, values| Requirement::new(&key, operator, values);
         if negated {
             return requirement(Operator::DoesNotExist, Vec::new());
         }
@@ -407,7 +413,7 @@ impl Parser {
             Token::Greater => Operator::GreaterThan,
             Token::Less => Operator::LessThan,
             other => {
-                return Err(format!("found '{}', expected: in, notin, =, ==, !=, gt, lt", other.text()));
+                return Err(other.instead_of("in, notin, =, ==, !=, gt, lt"));
             }
         };
         let mut values = match operator {
@@ -419,22 +425,22 @@ impl Parser {
         requirement(operator, values)
     }
 
-    fn value(&mut self) -> Result<String, String> {
+    fn value(&mut self) -> Result<String, ParseError> {
         match self.peek() {
             Token::End | Token::Comma => Ok(String::new()),
             Token::Word(word) => {
                 self.position += 1;
                 Ok(word)
             }
-            other => Err(format!("found '{}', expected: identifier", other.text())),
+            other => Err(other.instead_of("identifier")),
         }
     }
 
     /// `(a,b)`; empty places between commas are empty values.
-    fn value_list(&mut self) -> Result<Vec<String>, String> {
+    fn value_list(&mut self) -> Result<Vec<String>, ParseError> {
         match self.next() {
             Token::Open => {}
-            other => return Err(format!("found '{}' expected: '('", other.text())),
+            other => return Err(ParseError(format!("found '{}' expected: '('", other.text()))),
         }
         let mut values = Vec::new();
         match self.peek() {
@@ -444,7 +450,7 @@ impl Parser {
                 return Ok(vec![String::new()]);
             }
             other => {
-                return Err(format!("found '{}', expected: ',', ')' or identifier", other.text()));
+                return Err(other.instead_of("',', ')' or identifier"));
             }
         }
         loop {
@@ -455,7 +461,7 @@ impl Parser {
                         Token::Comma => {}
                         Token::Close => break,
                         other => {
-                            return Err(format!("found '{}', expected: ',' or ')'", other.text()));
+                            return Err(other.instead_of("',' or ')'"));
                         }
                     }
                 }
@@ -473,7 +479,7 @@ impl Parser {
                     }
                 }
                 other => {
-                    return Err(format!("found '{}', expected: ',', or identifier", other.text()));
+                    return Err(other.instead_of("',', or identifier"));
                 }
             }
         }

@@ -20,7 +20,7 @@ pub(super) const TABLE: &[Row] = &[
 fn dynamic(budget: &mut Budget, function: &str, values: &[Value]) -> Result<Value, Error> {
     let Some(Value::String(pattern)) = values.get(1) else { return no_such_overload() };
     budget.spend(100 + 10 * pattern.len() as u64)?;
-    let regex = regex::compile(pattern).map_err(Error::new)?;
+    let regex = regex::compile(pattern).map_err(|bad| Error::new(bad.to_string()))?;
     with(&regex, budget, function, values)
 }
 

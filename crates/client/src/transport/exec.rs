@@ -96,17 +96,28 @@ impl ExecPlugin {
     }
 }
 
-/// Whether the command gets the terminal, or why it cannot.
-fn is_interactive(config: &ExecConfig, terminal: bool) -> Result<bool, String> {
+/// Why a command that asks for the terminal does not get it.
+#[derive(Debug, thiserror::Error)]
+enum NoTerminal {
+    #[error("standard input is not a terminal")]
+    NotTerminal,
+    #[error("standard input is unavailable: used by {0}")]
+    Used(&'static str),
+    #[error("unknown interactiveMode: {0:?}")]
+    UnknownMode(String),
+}
+
+/// Whether the command gets the terminal.
+fn is_interactive(config: &ExecConfig, terminal: bool) -> Result<bool, NoTerminal> {
     match config.interactive_mode.as_deref() {
         Some("Never") => Ok(false),
         None | Some("IfAvailable") => Ok(terminal && config.stdin_used_by.is_none()),
-        Some("Always") if !terminal => Err("standard input is not a terminal".to_owned()),
+        Some("Always") if !terminal => Err(NoTerminal::NotTerminal),
         Some("Always") => match config.stdin_used_by {
-            Some(user) => Err(format!("standard input is unavailable: used by {user}")),
+            Some(user) => Err(NoTerminal::Used(user)),
             None => Ok(true),
         },
-        Some(other) => Err(format!("unknown interactiveMode: {other:?}")),
+        Some(other) => Err(NoTerminal::UnknownMode(other.to_owned())),
     }
 }
 
@@ -134,7 +145,7 @@ mod tests {
         ] {
             let interactive_mode = mode.map(str::to_owned);
             let config = ExecConfig { interactive_mode, stdin_used_by, ..ExecConfig::default() };
-            let decided = is_interactive(&config, terminal);
+            let decided = is_interactive(&config, terminal).map_err(|why| why.to_string());
             assert_eq!(decided, expected.map_err(str::to_owned), "{mode:?} {terminal}");
         }
     }

@@ -61,7 +61,7 @@ impl TextMatch {
 }
 
 /// A pattern that means the whole text.
-pub fn pattern(text: &str) -> Result<Regex, String> {
+pub fn pattern(text: &str) -> Result<Regex, cel::regex::BadPattern> {
     // By itself first: parentheses that do not match must not find partners here.
     cel::regex::compile(text)?;
     cel::regex::compile(&format!("^(?:{text})$"))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use api::field::{FieldError, FieldErrors, Path};
 use api::schema::ListType;
-use cel::{Budget, Env, ErrorKind, Key, PER_CALL_LIMIT, Program, Struct, Type, Value};
+use cel::{Budget, CompileError, Env, ErrorKind, Key, PER_CALL_LIMIT, Program, Struct, Type, Value};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
 };
@@ -23,11 +23,24 @@ const BUDGET: u64 = 10_000_000;
 /// The longest message that an expression may make.
 const LONGEST_MESSAGE: usize = 5 * 1024;
 
+/// Why an expression is no rule, and none that makes a message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RuleError {
+    #[error("compilation failed: {0}")]
+    Compilation(CompileError),
+    #[error("cel expression must evaluate to a bool")]
+    NotBool,
+    #[error("messageExpression compilation failed: {0}")]
+    MessageCompilation(CompileError),
+    #[error("messageExpression must evaluate to a string")]
+    MessageNotString,
+}
+
 /// A rule, or why it is none.
 #[derive(Debug)]
 pub(super) struct Rule {
-    pub(super) program: Result<Program, String>,
-    pub(super) message_program: Option<Result<Program, String>>,
+    pub(super) program: Result<Program, RuleError>,
+    pub(super) message_program: Option<Result<Program, RuleError>>,
     pub(super) uses_old: bool,
     /// What a run may cost at most, and what making its message may.
     pub(super) highest_cost: u64,
@@ -46,24 +59,22 @@ impl Rule {
         let optional_old = rule.optional_old_self == Some(true);
         let old = if optional_old { Type::optional(of.clone()) } else { of.clone() };
         let env = Env::default().with("self", of.clone()).with("oldSelf", old);
-        let compiled = env.compile_costed(&rule.rule, sizes).map_err(|error| format!("compilation failed: {error}"));
+        let compiled = env.compile_costed(&rule.rule, sizes).map_err(RuleError::Compilation);
         let program = compiled.and_then(|(program, cost)| match program.result() {
             Type::Bool => {
                 highest_cost = cost;
                 Ok(program)
             }
-            _ => Err("cel expression must evaluate to a bool".to_owned()),
+            _ => Err(RuleError::NotBool),
         });
         let message_program = rule.message_expression.as_deref().filter(|text| !text.is_empty()).map(|text| {
-            let compiled = env
-                .compile_costed(text, sizes)
-                .map_err(|error| format!("messageExpression compilation failed: {error}"));
+            let compiled = env.compile_costed(text, sizes).map_err(RuleError::MessageCompilation);
             compiled.and_then(|(program, cost)| match program.result() {
                 Type::String => {
                     highest_message_cost = cost;
                     Ok(program)
                 }
-                _ => Err("messageExpression must evaluate to a string".to_owned()),
+                _ => Err(RuleError::MessageNotString),
             })
         });
         let uses_old = program.as_ref().is_ok_and(|program| program.mentions("oldSelf"));
@@ -292,10 +303,10 @@ fn check_rule(
     }
     let Some(compiled) = compiled else { return };
     if let Err(problem) = &compiled.program {
-        errors.invalid(path.child("rule"), rule, problem.as_str());
+        errors.invalid(path.child("rule"), rule, problem.to_string());
     }
     if let Some(Err(problem)) = &compiled.message_program {
-        errors.invalid(path.child("messageExpression"), rule, problem.as_str());
+        errors.invalid(path.child("messageExpression"), rule, problem.to_string());
     }
     match (compiled.uses_old, uncorrelated) {
         (true, Some(within)) => {

@@ -50,8 +50,19 @@ pub enum ApplyError {
     #[error("{0}")]
     Malformed(String),
     /// The configuration does not fit its schema: elements of a list that cannot be told apart.
-    #[error("{0}")]
-    Untyped(String),
+    #[error(transparent)]
+    Untyped(#[from] ListError),
+}
+
+/// Elements of a list with keys that cannot be told apart.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListError {
+    #[error(
+        "failed to create typed patch object: {path}: element {index}: associative list with keys has an element that omits key field {key} (and doesn't have default value)"
+    )]
+    NoKey { path: String, index: usize, key: String },
+    #[error("failed to create typed patch object: {path}: duplicate entries for key {key}")]
+    Duplicate { path: String, key: String },
 }
 
 /// A field that someone else owns and this apply would change.
@@ -124,7 +135,7 @@ pub fn apply(
         let created = walk::compare(&skeleton(&live_fields, Some(schema)), &live_fields, schema);
         managed.record(&before, created.split().0);
     }
-    walk::check_keys(&config, schema).map_err(ApplyError::Untyped)?;
+    walk::check_keys(&config, schema)?;
     let merged = walk::merge(&live_fields, &config, schema);
 
     let mut set = walk::field_set(&config, schema);
@@ -198,7 +209,7 @@ pub fn merge(live: &Value, config: &Value, schema: &Struct) -> Result<Value, App
     let (Value::Object(live), Value::Object(config)) = (live, config) else {
         return Err(ApplyError::Malformed("an apply configuration must be an object".to_owned()));
     };
-    walk::check_keys(config, schema).map_err(ApplyError::Untyped)?;
+    walk::check_keys(config, schema)?;
     let atomics = walk::atomics(config, schema);
     if !atomics.is_empty() {
         let message = format!(

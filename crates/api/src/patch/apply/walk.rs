@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
+use super::ListError;
 use super::set::FieldSet;
 use crate::schema::{Field, ListType, Struct, Type};
 
@@ -140,11 +141,11 @@ pub(super) fn item_atom(atom: Atom<'_>) -> Atom<'_> {
 }
 
 /// Elements of keyed lists in an apply must carry their keys, and only one element each.
-pub(super) fn check_keys(config: &Fields, schema: &Struct) -> Result<(), String> {
+pub(super) fn check_keys(config: &Fields, schema: &Struct) -> Result<(), ListError> {
     check(config, Atom::Struct(schema), "")
 }
 
-fn check(fields: &Fields, atom: Atom<'_>, path: &str) -> Result<(), String> {
+fn check(fields: &Fields, atom: Atom<'_>, path: &str) -> Result<(), ListError> {
     for (name, value) in fields {
         let (inner, _) = atom.entry(name);
         let path = format!("{path}.{name}");
@@ -155,16 +156,11 @@ fn check(fields: &Fields, atom: Atom<'_>, path: &str) -> Result<(), String> {
                 for (i, item) in items.iter().enumerate() {
                     let element = item_element(item, inner);
                     if element == "k:{}" {
-                        return Err(format!(
-                            "failed to create typed patch object: {path}: element {i}: associative list with keys has an element that omits key field {} (and doesn't have default value)",
-                            crate::field::quote(keys.first().copied().unwrap_or_default()),
-                        ));
+                        let key = crate::field::quote(keys.first().copied().unwrap_or_default());
+                        return Err(ListError::NoKey { path, index: i, key });
                     }
                     if seen.contains(&element) {
-                        return Err(format!(
-                            "failed to create typed patch object: {path}: duplicate entries for key {}",
-                            &element[2..]
-                        ));
+                        return Err(ListError::Duplicate { path, key: element[2..].to_owned() });
                     }
                     seen.insert(element);
                     if let Value::Object(fields) = item {
