@@ -95,52 +95,30 @@ pub(crate) const GROUPS: &[(&str, &[&Command])] = &[
     ),
 ];
 
-const ALL: &[&Command] = &[
-    &create::COMMAND,
-    &expose::COMMAND,
-    &run::COMMAND,
-    &set::COMMAND,
-    &explain::COMMAND,
-    &get::COMMAND,
-    &edit::COMMAND,
-    &delete::COMMAND,
-    &rollout::COMMAND,
-    &scale::COMMAND,
-    &autoscale::COMMAND,
-    &certificate::COMMAND,
-    &api::CLUSTER_INFO,
-    &top::COMMAND,
-    &nodes::CORDON,
-    &nodes::UNCORDON,
-    &nodes::DRAIN,
-    &nodes::TAINT,
-    &describe::COMMAND,
-    &logs::COMMAND,
-    &exec::ATTACH,
-    &exec::EXEC,
-    &port_forward::COMMAND,
-    &proxy::COMMAND,
-    &cp::COMMAND,
-    &auth::COMMAND,
-    &debug::COMMAND,
-    &events::COMMAND,
-    &diff::COMMAND,
-    &apply::COMMAND,
-    &patch::PATCH,
-    &patch::REPLACE,
-    &wait::COMMAND,
-    &kustomize::COMMAND,
-    &label::LABEL,
-    &label::ANNOTATE,
-    &completion::COMMAND,
-    &api::RESOURCES,
-    &api::VERSIONS,
-    &config::COMMAND,
-    &kuberc::COMMAND,
-    &plugin::COMMAND,
-    &version::COMMAND,
-    &options::COMMAND,
-];
+/// How many commands there are: those of the groups, and `options`.
+const COUNT: usize = {
+    let (mut count, mut group) = (1, 0);
+    while group < GROUPS.len() {
+        count += GROUPS[group].1.len();
+        group += 1;
+    }
+    count
+};
+
+/// Those of the groups, and at the end `options`, which help leaves out.
+const ALL: &[&Command] = &{
+    let mut all = [&options::COMMAND; COUNT];
+    let (mut next, mut group) = (0, 0);
+    while group < GROUPS.len() {
+        let mut at = 0;
+        while at < GROUPS[group].1.len() {
+            all[next] = GROUPS[group].1[at];
+            (next, at) = (next + 1, at + 1);
+        }
+        group += 1;
+    }
+    all
+};
 
 /// Says which file an error is about, as upstream's `AddSourceToErr`.
 pub(crate) fn create_failure(verb: &str, info: &Info, failure: Failure) -> Failure {

@@ -166,6 +166,16 @@ pub(crate) fn time(value: &Value) -> String {
     }
 }
 
+/// The rows below the heads of a table of conditions, with those of their times that the table shows.
+pub(crate) fn write_conditions(w: &mut Writer, conditions: &[Value], times: &[&str], separator: &str) {
+    for condition in conditions {
+        let mut cells = vec![text(condition, "/type").to_owned(), text(condition, "/status").to_owned()];
+        cells.extend(times.iter().map(|field| time(&condition[*field])));
+        cells.extend(["/reason", "/message"].map(|field| text(condition, field).to_owned()));
+        w.line(1, cells.join(separator));
+    }
+}
+
 pub(crate) fn write_labels(w: &mut Writer, title: &str, labels: &Value) {
     let Some(map) = labels.as_object().filter(|m| !m.is_empty()) else {
         return w.line(0, format!("{title}:\t<none>"));

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Writer, or_none, plain, selector_text, strings, time, write_annotations, write_labels, write_meta};
+use super::{
+    Writer, or_none, plain, selector_text, strings, write_annotations, write_conditions, write_labels, write_meta,
+};
 use crate::objects::text;
 
 pub(super) fn endpoints(object: &Value, w: &mut Writer) {
@@ -175,19 +177,7 @@ pub(super) fn service_range(object: &Value, w: &mut Writer) {
     w.line(0, "Conditions:");
     w.line(1, "Type\tStatus\tLastTransitionTime\tReason\tMessage");
     w.line(1, "----\t------\t------------------\t------\t-------");
-    for c in conditions {
-        w.line(
-            1,
-            format!(
-                "{}\t{}\t{}\t{}\t{}",
-                text(c, "/type"),
-                text(c, "/status"),
-                time(&c["lastTransitionTime"]),
-                text(c, "/reason"),
-                text(c, "/message")
-            ),
-        );
-    }
+    write_conditions(w, conditions, &["lastTransitionTime"], "\t");
 }
 
 pub(super) fn address(object: &Value, w: &mut Writer) {

@@ -3,7 +3,7 @@
 use api::quantity::Quantity;
 use serde_json::Value;
 
-use super::{Writer, or_none, plain, strings, time, write_annotations, write_labels};
+use super::{Writer, or_none, plain, strings, time, write_annotations, write_conditions, write_labels};
 use crate::context::Context;
 use crate::duration;
 use crate::failure::Result;
@@ -61,20 +61,7 @@ fn write(node: &Value, pods: Option<&[Value]>, lease: &Result<Value>, w: &mut Wr
     if let Some(conditions) = status["conditions"].as_array().filter(|c| !c.is_empty()) {
         w.line(0, "Conditions:\n  Type\tStatus\tLastHeartbeatTime\tLastTransitionTime\tReason\tMessage");
         w.line(1, "----\t------\t-----------------\t------------------\t------\t-------");
-        for c in conditions {
-            w.line(
-                1,
-                format!(
-                    "{} \t{} \t{} \t{} \t{} \t{}",
-                    text(c, "/type"),
-                    text(c, "/status"),
-                    time(&c["lastHeartbeatTime"]),
-                    time(&c["lastTransitionTime"]),
-                    text(c, "/reason"),
-                    text(c, "/message")
-                ),
-            );
-        }
+        write_conditions(w, conditions, &["lastHeartbeatTime", "lastTransitionTime"], " \t");
     }
     w.line(0, "Addresses:");
     for a in status["addresses"].as_array().into_iter().flatten() {

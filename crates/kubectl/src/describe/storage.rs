@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::volumes::volume_source;
-use super::{Writer, joined_labels, or_none, plain, strings, time, write_annotations, write_labels};
+use super::{Writer, joined_labels, or_none, plain, strings, time, write_annotations, write_conditions, write_labels};
 use crate::context::Context;
 use crate::failure::Result;
 use crate::objects::text;
@@ -135,20 +135,7 @@ pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<(
         w.line(0, "Conditions:");
         w.line(1, "Type\tStatus\tLastProbeTime\tLastTransitionTime\tReason\tMessage");
         w.line(1, "----\t------\t-----------------\t------------------\t------\t-------");
-        for condition in conditions {
-            w.line(
-                1,
-                format!(
-                    "{} \t{} \t{} \t{} \t{} \t{}",
-                    text(condition, "/type"),
-                    text(condition, "/status"),
-                    time(&condition["lastProbeTime"]),
-                    time(&condition["lastTransitionTime"]),
-                    text(condition, "/reason"),
-                    text(condition, "/message")
-                ),
-            );
-        }
+        write_conditions(w, conditions, &["lastProbeTime", "lastTransitionTime"], " \t");
     }
     Ok(())
 }
