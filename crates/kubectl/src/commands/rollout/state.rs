@@ -14,12 +14,11 @@ pub(super) enum RolloutError {
 }
 
 /// What to say about a rollout, and whether it is over.
-pub(super) fn rollout_state(o: &Value) -> Result<(String, bool), RolloutError> {
-    let name = text(o, "/metadata/name");
-    let number = |pointer: &str| o.pointer(pointer).and_then(Value::as_i64).unwrap_or(0);
-    let observed = number("/status/observedGeneration") >= number("/metadata/generation");
-    let kind = text(o, "/kind");
-    if !observed {
+type State = (String, bool);
+
+pub(super) fn rollout_state(object: &Value) -> Result<State, RolloutError> {
+    let kind = text(object, "/kind");
+    if number(object, "/status/observedGeneration") < number(object, "/metadata/generation") {
         let what = match kind {
             "Deployment" => "deployment spec update to be observed",
             "DaemonSet" => "daemon set spec update to be observed",
@@ -28,118 +27,93 @@ pub(super) fn rollout_state(o: &Value) -> Result<(String, bool), RolloutError> {
         return Ok((format!("Waiting for {what}...\n"), false));
     }
     match kind {
-        "Deployment" => {
-            let exceeded = o["status"]["conditions"].as_array().is_some_and(|c| {
-                c.iter().any(|c| c["type"] == "Progressing" && c["reason"] == "ProgressDeadlineExceeded")
-            });
-            if exceeded {
-                return Err(RolloutError::DeadlineExceeded(name.to_owned()));
-            }
-            let (wanted, updated, total, available) = (
-                o["spec"]["replicas"].as_i64().unwrap_or(1),
-                number("/status/updatedReplicas"),
-                number("/status/replicas"),
-                number("/status/availableReplicas"),
-            );
-            if updated < wanted {
-                return Ok((
-                    format!(
-                        "Waiting for deployment \"{name}\" rollout to finish: {updated} out of {wanted} new replicas have been updated...\n"
-                    ),
-                    false,
-                ));
-            }
-            if total > updated {
-                return Ok((
-                    format!(
-                        "Waiting for deployment \"{name}\" rollout to finish: {} old replicas are pending termination...\n",
-                        total - updated
-                    ),
-                    false,
-                ));
-            }
-            if available < updated {
-                return Ok((
-                    format!(
-                        "Waiting for deployment \"{name}\" rollout to finish: {available} of {updated} updated replicas are available...\n"
-                    ),
-                    false,
-                ));
-            }
-            Ok((format!("deployment \"{name}\" successfully rolled out\n"), true))
-        }
-        "DaemonSet" => {
-            if o["spec"]["updateStrategy"]["type"] != "RollingUpdate" {
-                return Err(RolloutError::NotRolling);
-            }
-            let (wanted, updated, available) = (
-                number("/status/desiredNumberScheduled"),
-                number("/status/updatedNumberScheduled"),
-                number("/status/numberAvailable"),
-            );
-            if updated < wanted {
-                return Ok((
-                    format!(
-                        "Waiting for daemon set \"{name}\" rollout to finish: {updated} out of {wanted} new pods have been updated...\n"
-                    ),
-                    false,
-                ));
-            }
-            if available < wanted {
-                return Ok((
-                    format!(
-                        "Waiting for daemon set \"{name}\" rollout to finish: {available} of {wanted} updated pods are available...\n"
-                    ),
-                    false,
-                ));
-            }
-            Ok((format!("daemon set \"{name}\" successfully rolled out\n"), true))
-        }
-        _ => {
-            if o["spec"]["updateStrategy"]["type"] != "RollingUpdate" {
-                return Err(RolloutError::NotRolling);
-            }
-            let (wanted, ready, updated) = (
-                o["spec"]["replicas"].as_i64().unwrap_or(1),
-                number("/status/readyReplicas"),
-                number("/status/updatedReplicas"),
-            );
-            if ready < wanted {
-                return Ok((format!("Waiting for {} pods to be ready...\n", wanted - ready), false));
-            }
-            // A server says 0 where nobody said anything.
-            if !o["spec"]["updateStrategy"]["rollingUpdate"].is_null() {
-                let partition = number("/spec/updateStrategy/rollingUpdate/partition");
-                if updated < wanted - partition {
-                    return Ok((
-                        format!(
-                            "Waiting for partitioned roll out to finish: {updated} out of {} new pods have been updated...\n",
-                            wanted - partition
-                        ),
-                        false,
-                    ));
-                }
-                return Ok((format!("partitioned roll out complete: {updated} new pods have been updated...\n"), true));
-            }
-            if o["status"]["updateRevision"] != o["status"]["currentRevision"] {
-                return Ok((
-                    format!(
-                        "waiting for statefulset rolling update to complete {updated} pods at revision {}...\n",
-                        text(o, "/status/updateRevision")
-                    ),
-                    false,
-                ));
-            }
-            Ok((
-                format!(
-                    "statefulset rolling update complete {} pods at revision {}...\n",
-                    number("/status/currentReplicas"),
-                    text(o, "/status/currentRevision")
-                ),
-                true,
-            ))
-        }
+        "Deployment" => deployment(object),
+        "DaemonSet" => daemon_set(object),
+        _ => stateful_set(object),
     }
+}
+
+fn number(object: &Value, pointer: &str) -> i64 {
+    object.pointer(pointer).and_then(Value::as_i64).unwrap_or(0)
+}
+
+fn wanted_replicas(object: &Value) -> i64 {
+    object["spec"]["replicas"].as_i64().unwrap_or(1)
+}
+
+fn check_rolling(object: &Value) -> Result<(), RolloutError> {
+    let is_rolling = object["spec"]["updateStrategy"]["type"] == "RollingUpdate";
+    if is_rolling { Ok(()) } else { Err(RolloutError::NotRolling) }
+}
+
+fn deployment(object: &Value) -> Result<State, RolloutError> {
+    let name = text(object, "/metadata/name");
+    let exceeded = object["status"]["conditions"]
+        .as_array()
+        .is_some_and(|c| c.iter().any(|c| c["type"] == "Progressing" && c["reason"] == "ProgressDeadlineExceeded"));
+    if exceeded {
+        return Err(RolloutError::DeadlineExceeded(name.to_owned()));
+    }
+    let (wanted, updated, total, available) = (
+        wanted_replicas(object),
+        number(object, "/status/updatedReplicas"),
+        number(object, "/status/replicas"),
+        number(object, "/status/availableReplicas"),
+    );
+    let left = if updated < wanted {
+        format!("{updated} out of {wanted} new replicas have been updated")
+    } else if total > updated {
+        format!("{} old replicas are pending termination", total - updated)
+    } else if available < updated {
+        format!("{available} of {updated} updated replicas are available")
+    } else {
+        return Ok((format!("deployment \"{name}\" successfully rolled out\n"), true));
+    };
+    Ok((format!("Waiting for deployment \"{name}\" rollout to finish: {left}...\n"), false))
+}
+
+fn daemon_set(object: &Value) -> Result<State, RolloutError> {
+    check_rolling(object)?;
+    let name = text(object, "/metadata/name");
+    let (wanted, updated, available) = (
+        number(object, "/status/desiredNumberScheduled"),
+        number(object, "/status/updatedNumberScheduled"),
+        number(object, "/status/numberAvailable"),
+    );
+    let left = if updated < wanted {
+        format!("{updated} out of {wanted} new pods have been updated")
+    } else if available < wanted {
+        format!("{available} of {wanted} updated pods are available")
+    } else {
+        return Ok((format!("daemon set \"{name}\" successfully rolled out\n"), true));
+    };
+    Ok((format!("Waiting for daemon set \"{name}\" rollout to finish: {left}...\n"), false))
+}
+
+fn stateful_set(object: &Value) -> Result<State, RolloutError> {
+    check_rolling(object)?;
+    let (wanted, ready, updated) =
+        (wanted_replicas(object), number(object, "/status/readyReplicas"), number(object, "/status/updatedReplicas"));
+    if ready < wanted {
+        return Ok((format!("Waiting for {} pods to be ready...\n", wanted - ready), false));
+    }
+    // A server says 0 where nobody said anything.
+    if !object["spec"]["updateStrategy"]["rollingUpdate"].is_null() {
+        let wanted = wanted - number(object, "/spec/updateStrategy/rollingUpdate/partition");
+        return Ok(if updated < wanted {
+            let left = format!("{updated} out of {wanted} new pods have been updated");
+            (format!("Waiting for partitioned roll out to finish: {left}...\n"), false)
+        } else {
+            (format!("partitioned roll out complete: {updated} new pods have been updated...\n"), true)
+        });
+    }
+    let [new, current] = ["/status/updateRevision", "/status/currentRevision"].map(|pointer| text(object, pointer));
+    Ok(if new != current {
+        (format!("waiting for statefulset rolling update to complete {updated} pods at revision {new}...\n"), false)
+    } else {
+        let replicas = number(object, "/status/currentReplicas");
+        (format!("statefulset rolling update complete {replicas} pods at revision {current}...\n"), true)
+    })
 }
 
 #[cfg(test)]
@@ -175,5 +149,39 @@ mod tests {
         ] {
             assert_eq!(rollout_state(&object).unwrap(), (expected.to_owned(), done));
         }
+    }
+
+    #[test]
+    fn states_of_other_kinds() {
+        for (object, expected, done) in [
+            (
+                json!({"kind": "DaemonSet", "metadata": {"name": "d"}, "spec": {"updateStrategy": {"type": "RollingUpdate"}},
+                       "status": {"desiredNumberScheduled": 3, "updatedNumberScheduled": 1}}),
+                "Waiting for daemon set \"d\" rollout to finish: 1 out of 3 new pods have been updated...\n",
+                false,
+            ),
+            (
+                json!({"kind": "DaemonSet", "metadata": {"name": "d"}, "spec": {"updateStrategy": {"type": "RollingUpdate"}}}),
+                "daemon set \"d\" successfully rolled out\n",
+                true,
+            ),
+            (
+                json!({"kind": "StatefulSet", "spec": {"replicas": 3, "updateStrategy": {"type": "RollingUpdate",
+                       "rollingUpdate": {"partition": 1}}}, "status": {"readyReplicas": 3, "updatedReplicas": 1}}),
+                "Waiting for partitioned roll out to finish: 1 out of 2 new pods have been updated...\n",
+                false,
+            ),
+            (
+                json!({"kind": "StatefulSet", "spec": {"replicas": 1, "updateStrategy": {"type": "RollingUpdate"}},
+                       "status": {"readyReplicas": 1, "updatedReplicas": 1, "updateRevision": "b", "currentRevision": "a"}}),
+                "waiting for statefulset rolling update to complete 1 pods at revision b...\n",
+                false,
+            ),
+        ] {
+            assert_eq!(rollout_state(&object).unwrap(), (expected.to_owned(), done));
+        }
+        let deleted = json!({"kind": "StatefulSet", "spec": {"updateStrategy": {"type": "OnDelete"}}});
+        let refused = rollout_state(&deleted).unwrap_err().to_string();
+        assert_eq!(refused, "rollout status is only available for RollingUpdate strategy type");
     }
 }
