@@ -112,9 +112,22 @@ fn newcomers_questions_have_answers_that_exist() {
     let rows: Vec<&str> = guide.lines().filter(|line| line.starts_with("| Where")).collect();
     assert!(rows.len() >= 12, "{rows:?}");
     for row in rows {
-        let path = row.split('`').rev().nth(1).unwrap_or_else(|| panic!("no path in {row}"));
-        assert!(Path::new(ROOT).join(path).exists(), "{path} of {row:?} does not exist");
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        let [_, path, declared] = cells[..] else { panic!("no question with answer and declaration: {row}") };
+        let path = Path::new(ROOT).join(path);
+        assert!(path.exists(), "{} of {row:?} does not exist", path.display());
+        assert!(declares(&path, declared), "{declared:?} of {row:?} is not there");
     }
+}
+
+/// Whether a file, or one of those below a folder, has a line with this declaration.
+fn declares(path: &Path, declared: &str) -> bool {
+    if path.is_dir() {
+        return std::fs::read_dir(path).unwrap().any(|entry| declares(&entry.unwrap().path(), declared));
+    }
+    let is_end = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.match_indices(declared).any(|(at, _)| text[at + declared.len()..].starts_with(is_end))
 }
 
 /// For each weakness docs/security.md names the test that shows it closed, or where it is closed: all of them exist.
