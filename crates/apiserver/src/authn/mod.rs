@@ -198,6 +198,7 @@ impl Authenticators {
         if token.is_empty() {
             return Ok(None);
         }
+        let now = jiff::Timestamp::now();
         let wanted = if audiences.is_empty() { &self.audiences } else { audiences };
         // Tokens that know nothing of audiences are meant for this server.
         let common: Vec<String> = wanted.iter().filter(|wanted| self.audiences.contains(wanted)).cloned().collect();
@@ -207,14 +208,14 @@ impl Authenticators {
         }
         let mut errors: Vec<AuthnError> = Vec::new();
         if let Some(keys) = &self.service_accounts {
-            match keys.verify(caches, token, wanted).await {
+            match keys.verify(caches, token, wanted, now).await {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
                 Err(error) => errors.push(error.into()),
             }
         }
         if is_ours && self.bootstrap_tokens {
-            match bootstrap::find(caches, token, jiff::Timestamp::now()) {
+            match bootstrap::find(caches, token, now) {
                 Ok(Some(user)) => return Ok(Some((user, common))),
                 Ok(None) => {}
                 Err(unreadable) => errors.push(AuthnError::Bootstrap(unreadable)),
@@ -222,7 +223,7 @@ impl Authenticators {
         }
         let issuers = self.issuers.as_ref().map(Reloading::get).unwrap_or_default();
         for oidc in self.oidc.iter().chain(issuers.iter()).filter(|_| is_ours) {
-            match oidc.verify(token).await {
+            match oidc.verify(token, now).await {
                 Ok(Some(user)) => return Ok(Some((user, common))),
                 Ok(None) => {}
                 Err(error) => errors.push(error.into()),

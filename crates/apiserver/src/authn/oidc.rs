@@ -77,7 +77,7 @@ impl Oidc {
     }
 
     /// `Ok(None)` if the token is not of this issuer.
-    pub(super) async fn verify(&self, text: &str) -> Result<Option<UserInfo>, OidcError> {
+    pub(super) async fn verify(&self, text: &str, now: jiff::Timestamp) -> Result<Option<UserInfo>, OidcError> {
         let Some(token) = Token::parse(text) else { return Ok(None) };
         if token.text("iss") != self.issuer {
             return Ok(None);
@@ -92,7 +92,7 @@ impl Oidc {
         if !token.is_signed_by(&keys) {
             return Err(OidcError::Signature);
         }
-        let now = jiff::Timestamp::now().as_second();
+        let now = now.as_second();
         match &self.means {
             Means::Flags(config) => {
                 check(config, &token, now)?;

@@ -175,6 +175,7 @@ impl PublicKeys {
         caches: &Caches,
         text: &str,
         wanted: &[String],
+        now: jiff::Timestamp,
     ) -> Result<Option<Accepted>, AccountTokenError> {
         // A key that a signer has since the last time.
         if let Source::External(signer) = &self.keys
@@ -183,7 +184,7 @@ impl PublicKeys {
             signer.keys_for(&token.key_id).await;
         }
         let Some(token) = self.ours(text)? else { return Ok(None) };
-        let now = jiff::Timestamp::now().as_second();
+        let now = now.as_second();
         check_times(&token, now)?;
         let legacy = token.text("iss") == LEGACY_ISSUER;
         let mut given = token.audiences();
