@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use api::cached;
 use api::cidr::Cidr;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1;
@@ -151,8 +152,8 @@ pub enum Direction {
 }
 
 impl Pod {
-    pub fn new(pod: &v1::Pod) -> Self {
-        let spec = pod.spec.clone().unwrap_or_default();
+    pub fn new(pod: &cached::Pod) -> Self {
+        let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let listed = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten().map(|ip| ip.ip.as_str());
         let single = status.and_then(|status| status.pod_ip.as_deref());
@@ -161,7 +162,8 @@ impl Pod {
         addresses.dedup();
         let phase = status.and_then(|status| status.phase.as_deref());
         let is_over = matches!(phase, Some("Succeeded" | "Failed"));
-        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let containers =
+            spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
         let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
             Some(NamedPort {
                 name: port.name.clone()?,
@@ -177,9 +179,9 @@ impl Pod {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: mirrored.or(pod.metadata.uid.as_ref()).cloned().unwrap_or_default(),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
-            node: spec.node_name.clone().unwrap_or_default(),
+            node: spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
             addresses,
-            has_network: !is_over && spec.host_network != Some(true),
+            has_network: !is_over && spec.and_then(|spec| spec.host_network) != Some(true),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
             ports: ports.collect(),
         }
