@@ -78,6 +78,6 @@ async fn named(cluster: &Cluster, row: &Resource, namespace: &str, name: &str) -
 fn selected(cluster: &Cluster, row: &Resource, namespace: &str, selector: &Selector) -> Result<Vec<Value>, String> {
     let snapshot = cluster.cache(row).map_err(|status| status.message)?.snapshot();
     let namespace = row.is_namespaced().then_some(namespace);
-    let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || selector.matches(Some(entry.labels()));
+    let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || entry.is_labelled(selector);
     snapshot.range(namespace, None).filter(is_selected).map(|entry| value(row, entry)).collect()
 }
