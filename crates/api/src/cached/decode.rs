@@ -260,7 +260,7 @@ fn random_part(place: Range<usize>) -> Range<usize> {
 /// Those in the mounts of a container, or of a container's status, that begins at `at`.
 fn random_parts(text: &[u8], at: usize, token_volume: &str) -> impl Iterator<Item = Range<usize>> {
     let mounts = scan::members(text, at).find(|(key, _)| *key == b"volumeMounts").map(|(_, mounts)| mounts);
-    let mounts = mounts.into_iter().flat_map(|mounts| scan::items(text, mounts.start));
+    let mounts = mounts.into_iter().flat_map(move |mounts| scan::items(text, mounts.start));
     mounts.filter_map(move |mount| {
         let (_, place) = scan::members(text, mount.start).find(|(key, _)| *key == b"name")?;
         (unquoted(&text[place.clone()]) == Some(token_volume)).then(|| random_part(place))
