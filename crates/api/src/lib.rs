@@ -25,6 +25,7 @@ pub mod quota;
 pub mod scan;
 pub mod schema;
 pub mod selector;
+pub mod shared;
 pub mod sort;
 pub mod status;
 pub mod trim;

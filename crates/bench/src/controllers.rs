@@ -23,7 +23,7 @@ use crate::Args;
 use crate::control_plane::{ControlPlane, Transport};
 use crate::report::{self, Better};
 
-const NAMESPACE: &str = "coxbench";
+pub(crate) const NAMESPACE: &str = "coxbench";
 /// The load is created by this many requests at a time.
 const WRITERS: usize = 10;
 /// A control plane that has not made it by then will not.
@@ -296,7 +296,7 @@ async fn remove_nodes(client: &Client, count: usize) -> Result<()> {
     Ok(())
 }
 
-fn deployment(index: usize, replicas: i32) -> Result<Deployment> {
+pub(crate) fn deployment(index: usize, replicas: i32) -> Result<Deployment> {
     let name = format!("web-{index}");
     let container = json!({ "name": "web", "image": "nginx", "ports": [{ "containerPort": 80 }], "resources": { "requests": { "cpu": "10m", "memory": "16Mi" } } });
     Ok(serde_json::from_value(json!({

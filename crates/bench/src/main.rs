@@ -10,6 +10,7 @@ mod control_plane;
 mod controllers;
 mod dns;
 mod faults;
+mod footprint;
 mod gateway;
 mod ha;
 mod kubectl;
@@ -52,7 +53,9 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
     ("authz", "RBAC decisions from the index with a scan of all bindings", |args| Box::pin(authz::run(args))),
     ("store", "the embedded store with a real etcd on the same disk", |args| Box::pin(store::run(args))),
     ("controllers", "deployments to Available on hollow nodes", |args| Box::pin(controllers::run(args))),
-    ("memory", "caches of pods with caches of their types", |args| Box::pin(memory::run(args))),
+    ("memory", "caches of pods with caches of their types, whole control planes with upstream's", |args| {
+        Box::pin(memory::run(args))
+    }),
     ("metrics", "usage of nodes and pods with a real metrics-server", |args| Box::pin(metrics::run(args))),
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
@@ -104,16 +107,22 @@ struct Args {
     /// scheduler, controllers, storage, memory, kubectl: how many pods, where the case does not depend on the number
     #[arg(long)]
     pods: Option<usize>,
-    /// ha, faults: the cox program to run (default: the one beside this)
+    /// ha, faults, memory: the cox program to run (default: the one beside this)
     #[arg(long)]
     cox: Option<PathBuf>,
-    /// ha, faults: the etcd program to run (default: the one in $PATH)
+    /// ha, faults, memory: the etcd program to run (default: the one in $PATH)
     #[arg(long)]
     etcd_binary: Option<PathBuf>,
-    /// ha: an upstream kube-apiserver to compare with
+    /// ha, memory: an upstream kube-apiserver to compare with
     #[arg(long)]
     kube_apiserver: Option<PathBuf>,
-    /// faults: how long it goes on
+    /// memory: an upstream kube-controller-manager to compare with
+    #[arg(long)]
+    kube_controller_manager: Option<PathBuf>,
+    /// memory: an upstream kube-scheduler to compare with
+    #[arg(long)]
+    kube_scheduler: Option<PathBuf>,
+    /// faults: how long it goes on; memory: how long pods are deleted and replaced
     #[arg(long, default_value_t = 5)]
     minutes: u64,
     /// Given to itself when a case needs a process of its own

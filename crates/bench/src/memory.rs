@@ -1,7 +1,8 @@
 //! What the caches of controllers and scheduler take, with thousands of pods that differ as those of a cluster do.
 //!
 //! The peer is a cache that keeps each pod as the type that the API's definition gives. Every figure is the growth of
-//! this process' resident memory in bytes per pod; `stored` is what the API server has of it.
+//! this process' resident memory in bytes per pod; `stored` is what the API server has of it. `control-plane` is the whole
+//! of one, beside upstream's (`footprint`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use scheduler::{Configuration, Offline};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::Args;
 use crate::report::{self, Better, line, line_alone};
+use crate::{Args, footprint};
 
 const PODS: usize = 20_000;
 const NODES: usize = 500;
@@ -23,6 +24,10 @@ const TEMPLATES: usize = 200;
 const SYNC_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn run(args: Args) -> Result<()> {
+    if args.inside.is_some() {
+        let kubeconfig = args.kubeconfig.as_deref().context("the load needs a kubeconfig")?;
+        return footprint::load(&args, kubeconfig).await;
+    }
     let count = args.pods.unwrap_or(if args.quick { 2_000 } else { PODS });
     let frames: Arc<Vec<Bytes>> = Arc::new((0..count).map(frame).collect());
     let stored = frames.iter().map(Bytes::len).sum::<usize>() as f64 / count as f64;
@@ -55,6 +60,9 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         })
         .await?;
         line_alone("scheduler", &parameters, "B", ours);
+    }
+    if args.wants("control-plane") {
+        footprint::run(&args).await?;
     }
     Ok(())
 }

@@ -56,14 +56,14 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// A cluster in a namespace of its own; deleted at the end.
-struct Cluster {
+pub(crate) struct Cluster {
     program: PathBuf,
     namespace: String,
     dir: tempfile::TempDir,
 }
 
 impl Cluster {
-    fn new(dir: &Path, program: PathBuf) -> anyhow::Result<Cluster> {
+    pub(crate) fn new(dir: &Path, program: PathBuf) -> anyhow::Result<Cluster> {
         let dir = tempfile::Builder::new().prefix("coxbench-").tempdir_in(dir)?;
         let namespace = format!("coxbench-{}", std::process::id());
         run_command(Command::new("ip").args(["netns", "add", &namespace]))?;
@@ -74,7 +74,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.dir.path().join("kubeconfig")
+    }
+
+    /// A program in the cluster's network.
+    pub(crate) fn inside(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", self.namespace)).arg("--").arg(program.as_ref());
         command
@@ -85,19 +90,19 @@ impl Cluster {
         let mut command = self.inside(&self.program);
         command.args(words).env("COX_NAME", &self.namespace).env("HOME", self.dir.path());
         command.env("COX_DATA_DIR", path("data")).env("COX_RUN_DIR", path("run"));
-        command.env("KUBECONFIG", path("kubeconfig"));
+        command.env("KUBECONFIG", self.kubeconfig());
         run_command(&mut command)
     }
 
     /// Seconds until `cox up` returns: the node is Ready and DNS answers.
-    fn up(&self) -> anyhow::Result<f64> {
+    pub(crate) fn up(&self) -> anyhow::Result<f64> {
         let started = Instant::now();
         self.cox(&["up", "--node-name=node-1"])?;
         Ok(started.elapsed().as_secs_f64())
     }
 
     /// The process that runs the cluster, and all it started.
-    fn processes(&self) -> anyhow::Result<Vec<u32>> {
+    pub(crate) fn processes(&self) -> anyhow::Result<Vec<u32>> {
         let file = self.dir.path().join("data/lock");
         let main: u32 = std::fs::read_to_string(&file)?.trim().parse().context("the lock holds no process id")?;
         let mut children: HashMap<u32, Vec<u32>> = HashMap::new();

@@ -19,6 +19,7 @@ pub trait Resource:
     + k8s_openapi::Metadata<Ty = ObjectMeta>
     + DeserializeOwned
     + Clone
+    + PartialEq
     + std::fmt::Debug
     + Send
     + Sync
@@ -31,6 +32,7 @@ impl<K> Resource for K where
         + k8s_openapi::Metadata<Ty = ObjectMeta>
         + DeserializeOwned
         + Clone
+        + PartialEq
         + std::fmt::Debug
         + Send
         + Sync

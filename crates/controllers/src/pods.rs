@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cached::Pod;
+use api::cached::{Condition, Pod};
 use api::selector::Selector;
 use client::{Client, DeleteParams, EventRecorder, Resource, Written};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod as NewPod, PodCondition, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod as NewPod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 
 use crate::Error;
@@ -57,7 +57,7 @@ pub(crate) fn node_name(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
-pub(crate) fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+pub(crate) fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a Condition> {
     pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn available_in(pod: &Pod, min_ready_seconds: i32, now: Timestamp) ->
 
 fn restarts(pod: &Pod) -> i32 {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
-    statuses.into_iter().flatten().map(|status| status.restart_count).max().unwrap_or_default()
+    statuses.into_iter().flatten().map(|status| status.restart_count()).max().unwrap_or_default()
 }
 
 /// The first `count` pods to delete. `related` are all pods that share the load, so that nodes with several
@@ -210,7 +210,7 @@ pub(crate) fn key<K: Resource>(object: &K) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use k8s_openapi::api::core::v1::{ContainerStatus, PodSpec, PodStatus};
+    use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;

@@ -102,7 +102,7 @@ impl ClusterPolicy {
 
     /// Whether a pod in a namespace with these labels is meant. Pods in the host's network never are.
     pub fn selects(&self, pod: &Pod, namespace: &Labels) -> bool {
-        self.namespaces.matches(Some(namespace)) && self.pods.matches(Some(&pod.labels))
+        self.namespaces.matches(Some(namespace)) && self.pods.matches(Some(&*pod.labels))
     }
 
     pub fn rules(&self, direction: Direction) -> &[ClusterRule] {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use api::cached::Pod as PodObject;
 use client::{Client, Event, Gvr, Informer, InformerFactory, ListParams, Object, object_key};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod as PodObject};
+use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;

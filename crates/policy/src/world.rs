@@ -2,11 +2,14 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex};
 
+use api::cached;
 use api::cidr::Cidr;
 use api::selector::Selector;
+use api::shared::{Table, lock};
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
@@ -56,7 +59,8 @@ pub struct Pod {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    pub labels: Labels,
+    /// One copy for all pods that have the same.
+    pub labels: Arc<Labels>,
     pub node: String,
     pub addresses: Vec<IpAddr>,
     /// Neither is in the host's network nor has ended: it has addresses of its own, or will.
@@ -150,9 +154,22 @@ pub enum Direction {
     Egress,
 }
 
+/// Labels of pods, by a hash of them.
+static LABELS: LazyLock<Mutex<Table<u64, Labels>>> = LazyLock::new(Mutex::default);
+static HASH: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+fn shared_labels(labels: &Labels) -> Arc<Labels> {
+    let key = HASH.hash_one(labels);
+    let mut known = lock(&LABELS);
+    match known.find(&key).filter(|known| **known == *labels) {
+        Some(known) => known,
+        None => known.keep(key, Arc::new(labels.clone()), |_| false),
+    }
+}
+
 impl Pod {
-    pub fn new(pod: &v1::Pod) -> Self {
-        let spec = pod.spec.clone().unwrap_or_default();
+    pub fn new(pod: &cached::Pod) -> Self {
+        let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let listed = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten().map(|ip| ip.ip.as_str());
         let single = status.and_then(|status| status.pod_ip.as_deref());
@@ -161,7 +178,8 @@ impl Pod {
         addresses.dedup();
         let phase = status.and_then(|status| status.phase.as_deref());
         let is_over = matches!(phase, Some("Succeeded" | "Failed"));
-        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let containers =
+            spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
         let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
             Some(NamedPort {
                 name: port.name.clone()?,
@@ -176,10 +194,10 @@ impl Pod {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: mirrored.or(pod.metadata.uid.as_ref()).cloned().unwrap_or_default(),
-            labels: pod.metadata.labels.clone().unwrap_or_default(),
-            node: spec.node_name.clone().unwrap_or_default(),
+            labels: pod.metadata.labels.as_ref().map(shared_labels).unwrap_or_default(),
+            node: spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
             addresses,
-            has_network: !is_over && spec.host_network != Some(true),
+            has_network: !is_over && spec.and_then(|spec| spec.host_network) != Some(true),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
             ports: ports.collect(),
         }
@@ -201,7 +219,7 @@ impl Pod {
         (!addresses.is_empty()).then(|| Self {
             namespace: slice.metadata.namespace.clone().unwrap_or_default(),
             name: slice.metadata.name.clone().unwrap_or_default(),
-            labels,
+            labels: Arc::new(labels),
             addresses,
             has_network: true,
             ports: named.collect(),
@@ -245,7 +263,7 @@ impl Policy {
     }
 
     pub fn selects(&self, pod: &Pod) -> bool {
-        self.namespace == pod.namespace && self.pods.matches(Some(&pod.labels))
+        self.namespace == pod.namespace && self.pods.matches(Some(&*pod.labels))
     }
 
     pub fn rules(&self, direction: Direction) -> Option<&[Rule]> {
@@ -357,9 +375,9 @@ impl World {
     /// Whether a pod is one that `peer` of a policy in `namespace` means.
     pub fn is_peer(&self, pod: &Pod, peer: &Peer, namespace: &str) -> bool {
         match peer {
-            Peer::Pods { namespaces: None, pods } => pod.namespace == namespace && pods.matches(Some(&pod.labels)),
+            Peer::Pods { namespaces: None, pods } => pod.namespace == namespace && pods.matches(Some(&*pod.labels)),
             Peer::Pods { namespaces: Some(namespaces), pods } => {
-                namespaces.matches(Some(&self.namespace_labels(&pod.namespace))) && pods.matches(Some(&pod.labels))
+                namespaces.matches(Some(&self.namespace_labels(&pod.namespace))) && pods.matches(Some(&*pod.labels))
             }
             Peer::Block { .. } | Peer::Nodes(_) => false,
         }

@@ -7,7 +7,7 @@ pub mod resources;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use crate::cached;
 
@@ -15,15 +15,19 @@ use crate::cached;
 pub trait AnyPod {
     /// Without the name of its node, and the token volume by any name.
     fn spec(&self) -> Option<&PodSpec>;
-    fn status(&self) -> Option<&PodStatus>;
+    fn phase(&self) -> Option<&str>;
+    fn qos_class(&self) -> Option<&str>;
 }
 
 impl AnyPod for Pod {
     fn spec(&self) -> Option<&PodSpec> {
         self.spec.as_ref()
     }
-    fn status(&self) -> Option<&PodStatus> {
-        self.status.as_ref()
+    fn phase(&self) -> Option<&str> {
+        self.status.as_ref()?.phase.as_deref()
+    }
+    fn qos_class(&self) -> Option<&str> {
+        self.status.as_ref()?.qos_class.as_deref()
     }
 }
 
@@ -31,8 +35,11 @@ impl AnyPod for cached::Pod {
     fn spec(&self) -> Option<&PodSpec> {
         self.spec.as_deref()
     }
-    fn status(&self) -> Option<&PodStatus> {
-        self.status.as_deref()
+    fn phase(&self) -> Option<&str> {
+        self.status.as_ref()?.phase.as_deref()
+    }
+    fn qos_class(&self) -> Option<&str> {
+        self.status.as_ref()?.qos_class.as_deref()
     }
 }
 
@@ -40,8 +47,11 @@ impl<P: AnyPod> AnyPod for Arc<P> {
     fn spec(&self) -> Option<&PodSpec> {
         P::spec(self)
     }
-    fn status(&self) -> Option<&PodStatus> {
-        P::status(self)
+    fn phase(&self) -> Option<&str> {
+        P::phase(self)
+    }
+    fn qos_class(&self) -> Option<&str> {
+        P::qos_class(self)
     }
 }
 
@@ -49,14 +59,17 @@ impl<P: AnyPod> AnyPod for &P {
     fn spec(&self) -> Option<&PodSpec> {
         P::spec(self)
     }
-    fn status(&self) -> Option<&PodStatus> {
-        P::status(self)
+    fn phase(&self) -> Option<&str> {
+        P::phase(self)
+    }
+    fn qos_class(&self) -> Option<&str> {
+        P::qos_class(self)
     }
 }
 
 /// The pod's phase; empty if it has none yet.
 pub fn phase(pod: &impl AnyPod) -> &str {
-    pod.status().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+    pod.phase().unwrap_or_default()
 }
 
 /// Ran to its end, well or badly: it holds nothing on its node and never runs again (`IsPodTerminal`, v1.36).
@@ -76,6 +89,8 @@ pub fn is_sidecar(container: &Container) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::PodStatus;
+
     use super::*;
 
     #[test]

@@ -33,7 +33,7 @@ impl std::fmt::Display for Class {
 
 /// The class of a pod: it is fixed when the pod is created (`GetPodQOS`, v1.36).
 pub fn class(pod: &impl AnyPod) -> Class {
-    match pod.status().and_then(|status| status.qos_class.as_deref()) {
+    match pod.qos_class() {
         Some("Guaranteed") => Class::Guaranteed,
         Some("Burstable") => Class::Burstable,
         Some("BestEffort") => Class::BestEffort,

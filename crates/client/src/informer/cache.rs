@@ -77,7 +77,7 @@ impl<K: Object> Cache<K> {
             object.meta_mut().managed_fields = None;
         }
         let key: Key = object_key(&object).into();
-        let new = Arc::new(object);
+        let new = object.held();
         let events = match self.objects.get(&key).cloned() {
             None => vec![Event::Added(new.clone())],
             Some(old) if old.meta().uid != new.meta().uid => {

@@ -1,12 +1,14 @@
 //! Informers: a local, indexed copy of one type that follows the server, shared by everyone in the process.
 //!
 //! Flow: `reflector` (list, then watch) -> `cache` (objects and indexes) -> handlers, in order -> work queues.
-//! Invariants: one watch per type per process; a handler sees every object's events in the server's order and the cache
+//! Informers of one process that hold the same version of an object hold one copy of it (`shared`).
+//! Invariants: one watch per type per component; a handler sees every object's events in the server's order and the cache
 //! is never older than the event it is told about; an object that vanished during an outage is reported as deleted.
 
 mod cache;
 mod factory;
 mod reflector;
+mod shared;
 
 use std::sync::Arc;
 
@@ -25,6 +27,10 @@ pub trait Object: serde::de::DeserializeOwned + Clone + Send + Sync + 'static {
     fn meta_mut(&mut self) -> &mut ObjectMeta;
     /// What the object is called in logs.
     fn kind() -> &'static str;
+    /// As informers hold it. Those that hold an equal one may share it.
+    fn held(self) -> Arc<Self> {
+        Arc::new(self)
+    }
 }
 
 impl<K: Resource> Object for K {
@@ -36,6 +42,9 @@ impl<K: Resource> Object for K {
     }
     fn kind() -> &'static str {
         K::KIND
+    }
+    fn held(self) -> Arc<Self> {
+        shared::one(self)
     }
 }
 

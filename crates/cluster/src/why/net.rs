@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use api::cached::Pod as PodObject;
 use client::{Client, Gvr, ListParams};
-use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod as PodObject};
+use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use policy::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use policy::decision::{Decision, End, decide};

@@ -1,8 +1,7 @@
 //! `podFailurePolicy`: what a failed pod means for its Job.
 
-use api::cached::Pod;
+use api::cached::{ContainerStatus, Pod};
 use k8s_openapi::api::batch::v1::{PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyRule};
-use k8s_openapi::api::core::v1::ContainerStatus;
 
 /// What the first matching rule says about a failed pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +49,7 @@ fn matches(rule: &PodFailurePolicyRule, number: usize, pod: &Pod) -> Option<Stri
             statuses.filter_map(|container| exit_code(container, codes).map(|code| (container, code))).next()?;
         return Some(format!(
             "Container {} for pod {namespace}/{name} failed with exit code {code} matching {action} rule at index {number}",
-            container.name
+            container.name()
         ));
     }
     let condition = status.conditions.iter().flatten().find(|condition| {
@@ -64,7 +63,7 @@ fn matches(rule: &PodFailurePolicyRule, number: usize, pod: &Pod) -> Option<Stri
 fn exit_code(container: &ContainerStatus, wanted: &PodFailurePolicyOnExitCodesRequirement) -> Option<i32> {
     let terminated = container.state.as_ref()?.terminated.as_ref()?;
     let code = terminated.exit_code;
-    let named = wanted.container_name.as_ref().is_none_or(|name| *name == container.name);
+    let named = wanted.container_name.as_ref().is_none_or(|name| name == container.name());
     let listed = wanted.values.contains(&code);
     // Success is never a reason, whatever the list says.
     (named && code != 0 && listed == (wanted.operator == "In")).then_some(code)
@@ -73,7 +72,9 @@ fn exit_code(container: &ContainerStatus, wanted: &PodFailurePolicyOnExitCodesRe
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::batch::v1::PodFailurePolicyOnPodConditionsPattern;
-    use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, PodCondition};
+    use k8s_openapi::api::core::v1::{
+        ContainerState, ContainerStateTerminated, ContainerStatus as CompleteContainerStatus, PodCondition,
+    };
 
     use super::*;
     use crate::pods::tests::Builder;
@@ -82,7 +83,7 @@ mod tests {
         let mut pod = Builder::new("p").phase("Failed").0;
         let status = pod.status.get_or_insert_default();
         let terminated = ContainerStateTerminated { exit_code: code, ..Default::default() };
-        status.container_statuses = Some(vec![ContainerStatus {
+        status.container_statuses = Some(vec![CompleteContainerStatus {
             name: "main".into(),
             state: Some(ContainerState { terminated: Some(terminated), ..Default::default() }),
             ..Default::default()

@@ -327,7 +327,7 @@ impl<'a> Pass<'a> {
             .flat_map(|status| {
                 status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
             })
-            .map(|container| container.restart_count)
+            .map(|container| container.restart_count())
             .fold(0, i32::saturating_add);
         if limit == 0 { restarts > 0 } else { restarts >= limit }
     }

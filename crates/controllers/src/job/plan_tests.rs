@@ -1,6 +1,7 @@
 //! Tables for the Job's decisions.
 
 use k8s_openapi::api::batch::v1::{SuccessPolicy, SuccessPolicyRule};
+use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::*;
 use crate::pods::tests::{Builder, at};
@@ -200,10 +201,9 @@ fn a_failure_is_judged_until_it_is_noted() {
     let policy = serde_json::from_value(serde_json::json!({"rules": [rule]})).unwrap();
     let mut job = job(JobSpec { pod_failure_policy: Some(policy), ..JobSpec::default() });
     let mut failed = Pod::clone(&pod("p", "Failed", None));
-    failed.status.get_or_insert_default().container_statuses = serde_json::from_value(serde_json::json!([
-        {"name": "c", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": {"terminated": {"exitCode": 3}}}
-    ]))
-    .unwrap();
+    let ended: ContainerStatus =
+        serde_json::from_value(serde_json::json!({"name": "c", "state": {"terminated": {"exitCode": 3}}})).unwrap();
+    failed.status.get_or_insert_default().container_statuses = Some(vec![ended.into()]);
     let pods = [Arc::new(failed)];
     let first = plan(&job, &pods, true, at(0));
     assert_eq!(first.judged, ["Count"]);

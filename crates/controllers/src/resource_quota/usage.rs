@@ -55,7 +55,7 @@ mod tests {
             "initContainers": [{ "name": "i", "resources": { "requests": { "cpu": "500m", "memory": "32Mi" } } }],
         } }));
         let mut finished = running.clone();
-        finished.status = Some(serde_json::from_value(json!({ "phase": "Succeeded" })).unwrap());
+        finished.status.get_or_insert_default().phase = Some("Succeeded".into());
         let hard = ["pods", "requests.cpu", "cpu", "requests.memory", "limits.cpu", "count/pods", "secrets"]
             .map(str::to_owned);
         let used = sum(hard, [of_pod(&running), of_pod(&finished)]);

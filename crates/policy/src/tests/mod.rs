@@ -226,7 +226,7 @@ fn security_a_pod_that_is_not_shown_yet_is_closed() {
     let mut shown = pod("default", "new", NODE, json!({"app": "web"}), &[], json!([]));
     shown.uid = "u".into();
     assert!(announced(&world(vec![shown.clone()], vec![deny()]))[&ip("10.42.0.9")].starts_with("jump in-"));
-    shown.labels.clear();
+    shown.labels = Arc::default();
     assert!(announced(&world(vec![shown.clone()], vec![deny()])).is_empty());
     // Another pod of that name is another pod.
     shown.uid = "earlier".into();
@@ -689,4 +689,12 @@ fn security_more_than_is_affordable_is_closed() {
     for (action, is_open) in [("Accept", true), ("Deny", false), ("Pass", false)] {
         assert_eq!(passes(&planned(&with(action)), from, to, Protocol::Tcp, 2), is_open, "{action}");
     }
+}
+
+#[test]
+fn pods_with_equal_labels_share_them() {
+    let of = |name: &str, app: &str| pod("default", name, NODE, json!({"app": app}), &[], json!([]));
+    let first = of("a", "web");
+    assert!(Arc::ptr_eq(&first.labels, &of("b", "web").labels));
+    assert_eq!(of("c", "db").labels["app"], "db");
 }

@@ -114,7 +114,7 @@ impl Requests {
     pub(crate) fn while_resizing(pod: &Pod, catalogue: &Catalogue) -> Option<Requests> {
         let status = pod.status.as_ref()?;
         let all = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
-        let statuses: Vec<_> = all.filter(|status| status.resources.is_some()).collect();
+        let statuses: Vec<_> = all.filter(|status| status.resources().is_some()).collect();
         if statuses.is_empty() {
             return None;
         }
@@ -123,11 +123,10 @@ impl Requests {
         });
         let effective = |container: &Container| {
             let wanted = named(container.resources.as_ref());
-            let Some(status) = statuses.iter().find(|status| status.name == container.name) else {
+            let Some(status) = statuses.iter().find(|status| status.name() == container.name) else {
                 return wanted.cloned();
             };
-            let sources =
-                [wanted.filter(|_| !infeasible), named(status.resources.as_ref()), status.allocated_resources.as_ref()];
+            let sources = [wanted.filter(|_| !infeasible), named(status.resources()), status.allocated_resources()];
             Some(largest(sources))
         };
         let level = pod_level(pod).filter(|_| status.resources.is_some()).map(|wanted| {

@@ -100,6 +100,6 @@ fn selected(
 ) -> Result<Vec<Value>, ParamsError> {
     let snapshot = cluster.cache(row)?.snapshot();
     let namespace = row.is_namespaced().then_some(namespace);
-    let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || selector.matches(Some(entry.labels()));
+    let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || entry.is_labelled(selector);
     Ok(snapshot.range(namespace, None).filter(is_selected).map(|entry| value(row, entry)).collect::<Result<_, _>>()?)
 }

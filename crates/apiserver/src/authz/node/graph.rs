@@ -4,6 +4,7 @@
 //! itself, and must not give itself access by doing so.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, PersistentVolume, Pod, PodSpec, SecretReference};
 
@@ -22,9 +23,9 @@ type Object = (Kind, String, String);
 #[derive(Default)]
 pub(super) struct Graph {
     /// By `<namespace>/<name>`.
-    pods: HashMap<String, Placed>,
-    /// Which pods refer to an object.
-    users: HashMap<Object, HashSet<String>>,
+    pods: HashMap<Box<str>, Placed>,
+    /// How often pods of each node refer to an object: some are referred to by every pod there is.
+    users: HashMap<Arc<Object>, HashMap<Box<str>, usize>>,
     volumes: HashMap<String, Volume>,
     /// Which volumes need a secret.
     volumes_with: HashMap<Object, HashSet<String>>,
@@ -37,8 +38,8 @@ pub(super) struct Graph {
 }
 
 struct Placed {
-    node: String,
-    refers_to: Vec<Object>,
+    node: Box<str>,
+    refers_to: Box<[Arc<Object>]>,
 }
 
 struct Volume {
@@ -59,7 +60,7 @@ impl Graph {
     }
 
     pub(super) fn pod_is_on(&self, namespace: &str, name: &str, node: &str) -> bool {
-        self.pods.get(&format!("{namespace}/{name}")).is_some_and(|pod| pod.node == node)
+        self.pods.get(format!("{namespace}/{name}").as_str()).is_some_and(|pod| *pod.node == *node)
     }
 
     pub(super) fn attachment_is_on(&self, name: &str, node: &str) -> bool {
@@ -75,23 +76,41 @@ impl Graph {
     }
 
     fn is_used_on(&self, object: &Object, node: &str) -> bool {
-        let pods = self.users.get(object).into_iter().flatten();
-        pods.filter_map(|pod| self.pods.get(pod)).any(|pod| pod.node == node)
+        self.users.get(object).is_some_and(|nodes| nodes.contains_key(node))
     }
 
     pub(super) fn set_pod(&mut self, key: &str, pod: Option<&Pod>) {
         if let Some(old) = self.pods.remove(key) {
-            for object in &old.refers_to {
-                unlink(&mut self.users, object, key);
+            for object in old.refers_to.iter() {
+                self.forget_use(object, &old.node);
             }
         }
         let Some(spec) = pod.and_then(|pod| pod.spec.as_ref()) else { return };
-        let Some(node) = spec.node_name.clone().filter(|node| !node.is_empty()) else { return };
+        let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) else { return };
         let refers_to = pod.map(references).unwrap_or_default();
-        for object in &refers_to {
-            self.users.entry(object.clone()).or_default().insert(key.to_owned());
+        let refers_to = refers_to.into_iter().map(|object| self.note_use(object, node)).collect();
+        self.pods.insert(key.into(), Placed { node: node.into(), refers_to });
+    }
+
+    /// The object as all share it who refer to it.
+    fn note_use(&mut self, object: Object, node: &str) -> Arc<Object> {
+        let known = self.users.get_key_value(&object).map(|(known, _)| known.clone());
+        let object = known.unwrap_or_else(|| Arc::new(object));
+        *self.users.entry(object.clone()).or_default().entry(node.into()).or_default() += 1;
+        object
+    }
+
+    fn forget_use(&mut self, object: &Arc<Object>, node: &str) {
+        let Some(nodes) = self.users.get_mut(object) else { return };
+        match nodes.get_mut(node) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                nodes.remove(node);
+            }
         }
-        self.pods.insert(key.to_owned(), Placed { node, refers_to });
+        if nodes.is_empty() {
+            self.users.remove(object);
+        }
     }
 
     pub(super) fn clear_pods(&mut self) {
@@ -252,4 +271,42 @@ fn volume_secrets(spec: &k8s_openapi::api::core::v1::PersistentVolumeSpec, names
     let azure = spec.azure_file.as_ref();
     found.extend(azure.map(|azure| (Kind::Secret, place(&azure.secret_namespace), azure.secret_name.clone())));
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(node: &str) -> Pod {
+        let env_from = json!([{ "secretRef": { "name": "s" } }, { "secretRef": { "name": "s" } }]);
+        let containers = json!([{ "name": "c", "envFrom": env_from }]);
+        let spec = json!({ "nodeName": node, "serviceAccountName": "default", "containers": containers });
+        serde_json::from_value(json!({ "metadata": { "namespace": "a" }, "spec": spec })).unwrap()
+    }
+
+    #[test]
+    fn a_node_reaches_what_its_pods_refer_to_until_the_last_of_them_goes() {
+        let mut graph = Graph::default();
+        let reaches = |graph: &Graph| {
+            ["n", "m"].map(|node| {
+                (graph.reaches(Kind::Secret, "a", "s", node), graph.reaches(Kind::ServiceAccount, "a", "default", node))
+            })
+        };
+        let (both, neither) = ((true, true), (false, false));
+        for (key, of, expected) in [
+            ("a/1", Some("n"), [both, neither]),
+            ("a/2", Some("n"), [both, neither]),
+            ("a/3", Some("m"), [both, both]),
+            ("a/1", Some("n"), [both, both]),
+            ("a/1", None, [both, both]),
+            ("a/3", Some("n"), [both, neither]),
+            ("a/3", None, [both, neither]),
+            ("a/2", None, [neither, neither]),
+        ] {
+            graph.set_pod(key, of.map(pod).as_ref());
+            assert_eq!(reaches(&graph), expected, "{key} on {of:?}");
+        }
+        assert!(graph.users.is_empty() && graph.pods.is_empty());
+    }
 }
