@@ -311,14 +311,12 @@ struct Waiting {
 impl Enforcer {
     fn hear(&mut self, Call { announcement, done }: Call) {
         let pod = format!("{}/{}", announcement.namespace, announcement.name);
-        let uid = announcement.uid;
+        let (uid, sandbox) = (announcement.uid, announcement.sandbox);
+        let told = |addresses| Announced { pod: pod.clone(), uid: uid.clone(), sandbox, addresses };
         // Announcements stay until the pod has given its addresses back: a pod may run on after its object is gone.
         match announcement.addresses.is_empty() {
-            true => self.planner.withdraw(&pod, &uid),
-            false => {
-                let (pod, uid, addresses) = (pod.clone(), uid.clone(), announcement.addresses);
-                self.planner.announce(Announced { pod, uid, addresses });
-            }
+            true => self.planner.withdraw(&told(announcement.released)),
+            false => self.planner.announce(told(announcement.addresses)),
         }
         self.waiting.push(Waiting { pod, uid, until: Instant::now() + POD_TIMEOUT, done });
     }
