@@ -294,6 +294,8 @@ impl Policies {
         let service = self.service();
         self.cluster.wait("a friend at the service", || reaches(&self.pod("friend-1").netns, service).then_some(()));
         assert!(!reaches(&self.pod("stranger-1").netns, service));
+        let why = self.cluster.cox_says(&format!("why net pod/stranger-1 {service}"));
+        assert!(why.contains("forbid it") && why.contains("endpoint "), "{why}");
         let datagrams = format!("{}:9053", self.pod("server-2").addresses[0]);
         let answer = inside_pods::ask_udp(&self.pod("friend-1").netns, &datagrams);
         assert_eq!(answer.as_deref(), Some("server-2"));

@@ -3,7 +3,7 @@
 //! Everything happens in a network namespace of its own: this host, and a pod behind a cable that has all endpoints' addresses
 //! and answers with the one it was reached at.
 
-use crate::report::{Better, Times, line};
+use crate::report::{Better, Times, line, line_alone};
 use crate::services::{Services, cluster_ip};
 use crate::{Args, own_network};
 use ::proxy::Mode;
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
+/// Services of a large cluster.
+const MANY: usize = 50_000;
 /// Endpoints before and after a change.
 const BEFORE: [u8; 3] = [2, 3, 4];
 const AFTER: [u8; 3] = [5, 6, 7];
@@ -48,6 +50,15 @@ async fn inside(args: &Args, dir: &Path) -> anyhow::Result<()> {
         line("program", &parameters, "ms", ours.program, peer.program, Better::Less);
         line("change", &parameters, "ms", ours.change, peer.change, Better::Less);
         line("first-packet", &parameters, "us", ours.first_packet, peer.first_packet, Better::Less);
+    }
+    // So many are too many for iptables.
+    if !args.quick {
+        services.grow(MANY).await?;
+        let ours = measure(&services, Mode::Nftables).await?;
+        let parameters = format!("mode=nftables services={MANY} endpoints=3");
+        line_alone("program", &parameters, "ms", ours.program);
+        line_alone("change", &parameters, "ms", ours.change);
+        line_alone("first-packet", &parameters, "us", ours.first_packet);
     }
     Ok(())
 }

@@ -126,8 +126,9 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
         // A storm of changes takes half of our time at most.
         tokio::time::sleep(BATCH_INTERVAL.max(began.elapsed().min(Duration::from_secs(1)))).await;
     }
-    ports.close().await;
+    let workers = ports.close().await;
     plane.finish(STOP_TIMEOUT).await;
+    workers.end().await;
     Ok(())
 }
 

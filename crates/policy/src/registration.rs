@@ -26,8 +26,14 @@ pub(crate) struct Announcement {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// None when the pod gives them back.
+    /// Which of the pod's sandboxes it is about. A plug-in from before an upgrade does not say.
+    #[serde(default)]
+    pub(crate) sandbox: String,
+    /// None when the sandbox gives them back.
     pub(crate) addresses: Vec<IpAddr>,
+    /// Those that it gives back, where the plug-in knows them.
+    #[serde(default)]
+    pub(crate) released: Vec<IpAddr>,
 }
 
 pub(crate) struct Call {

@@ -24,13 +24,11 @@ use crate::conditions;
 use crate::plan::{Announced, Planner};
 use crate::program::{afresh, change, closing, isolated};
 use crate::registration::{self, Call};
-use crate::world::{Labels, Node, Pod, Policy};
+use crate::world::{DNS, Labels, Node, Pod, Policy};
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 /// Everything is programmed afresh this often, in case somebody else changed it.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(3600);
-/// The cluster's DNS, which has no pods in `cox up`: policies name it by the labels that its pods have elsewhere.
-const DNS: (&str, &str) = ("kube-system", "kube-dns");
 /// How long a pod that announced itself is waited for before it starts behind closed doors.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -59,10 +57,8 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
         news.policies.insert(key, policy.map(|policy| Arc::new(Policy::new(policy))));
     });
     follow(&slices, &shared, |news, key, slice| {
-        let labels = [("k8s-app".to_owned(), DNS.1.to_owned())].into();
         // No pod can have such a name.
-        let key = format!("{key}/endpoint");
-        news.pods.insert(key, slice.and_then(|slice| Pod::stand_in(slice, labels)).map(Arc::new));
+        news.pods.insert(format!("{key}/endpoint"), slice.and_then(Pod::of_dns).map(Arc::new));
     });
     let definition = ListParams::fields(format!("metadata.name={PLURAL}.{GROUP}"));
     let definitions: Informer<CustomResourceDefinition> = informers.filtered(definition);
@@ -312,14 +308,12 @@ struct Waiting {
 impl Enforcer {
     fn hear(&mut self, Call { announcement, done }: Call) {
         let pod = format!("{}/{}", announcement.namespace, announcement.name);
-        let uid = announcement.uid;
+        let (uid, sandbox) = (announcement.uid, announcement.sandbox);
+        let told = |addresses| Announced { pod: pod.clone(), uid: uid.clone(), sandbox, addresses };
         // Announcements stay until the pod has given its addresses back: a pod may run on after its object is gone.
         match announcement.addresses.is_empty() {
-            true => self.planner.withdraw(&pod, &uid),
-            false => {
-                let (pod, uid, addresses) = (pod.clone(), uid.clone(), announcement.addresses);
-                self.planner.announce(Announced { pod, uid, addresses });
-            }
+            true => self.planner.withdraw(&told(announcement.released)),
+            false => self.planner.announce(told(announcement.addresses)),
         }
         self.waiting.push(Waiting { pod, uid, until: Instant::now() + POD_TIMEOUT, done });
     }

@@ -24,6 +24,9 @@ pub type Labels = BTreeMap<String, String>;
 /// The label that every namespace has.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
+/// The Service of the cluster's DNS, which has no pods in `cox up`: policies name it by the labels that its pods have elsewhere.
+pub const DNS: (&str, &str) = ("kube-system", "kube-dns");
+
 /// Everything by `namespace/name`, namespaces by name.
 #[derive(Clone, Debug, Default)]
 pub struct World {
@@ -203,8 +206,13 @@ impl Pod {
         }
     }
 
+    /// The servers of the cluster's DNS that a slice of its Service names.
+    pub fn of_dns(slice: &EndpointSlice) -> Option<Self> {
+        Self::stand_in(slice, [("k8s-app".to_owned(), DNS.1.to_owned())].into())
+    }
+
     /// A server of the cluster that is no pod but has the place of one: users name it by the labels it would have.
-    pub fn stand_in(slice: &EndpointSlice, labels: Labels) -> Option<Self> {
+    fn stand_in(slice: &EndpointSlice, labels: Labels) -> Option<Self> {
         let endpoints = &slice.endpoints;
         let alone = endpoints.iter().flatten().filter(|endpoint| endpoint.target_ref.is_none());
         let addresses: Vec<IpAddr> =

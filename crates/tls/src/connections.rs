@@ -60,6 +60,10 @@ const MAX_ERROR_RESETS: usize = 1024;
 /// Headers of one request, in which h2 also counts frames that continue them (CVE-2024-27316).
 const MAX_HEADERS: u32 = 16 << 10;
 
+/// Bytes of HTTP/1 that a connection holds in each direction: the headers of a request, pieces of a body that is read, and pieces of an
+/// answer that wait for a client to take them. More takes memory, and falls out of a processor's cache before it is written.
+const MAX_BUFFER: usize = 64 << 10;
+
 /// How many connections a port takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -368,6 +372,7 @@ impl Place {
 /// How HTTP is spoken on every port of ours.
 fn builder() -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().max_buf_size(MAX_BUFFER);
     builder
         .http2()
         .max_concurrent_streams(MAX_STREAMS)
@@ -465,11 +470,29 @@ impl Accepted {
         self.place.clone()
     }
 
+    /// Takes the connection out of this runtime, for another one to go on with.
+    pub fn detach(self) -> io::Result<Detached> {
+        Ok(Detached { stream: self.stream.into_std()?, place: self.place })
+    }
+
     /// An answer that is on its way keeps its connection, however slow the client is.
     fn note(&self, written: &Poll<io::Result<usize>>) {
         if matches!(written, Poll::Ready(Ok(length)) if *length >= CONTENT) {
             self.place.this.since.store(self.place.connections.now(), Ordering::Relaxed);
         }
+    }
+}
+
+/// A connection on its way from one runtime to another.
+pub struct Detached {
+    stream: std::net::TcpStream,
+    place: Arc<Place>,
+}
+
+impl Detached {
+    /// Hands it to the runtime that this is called in.
+    pub fn attach(self) -> io::Result<Accepted> {
+        Ok(Accepted { stream: TcpStream::from_std(self.stream)?, place: self.place })
     }
 }
 

@@ -1,4 +1,4 @@
-//! `cox why`: the one thing that a pod, a workload, a claim or a node waits for, what decides a connection between two pods,
+//! `cox why`: the one thing that a pod, a workload, a claim or a node waits for, what decides a connection of a pod,
 //! or what is wrong with the cluster, with evidence and the next step.
 //!
 //! Flow: fetch what bears on the object -> decide ([`pod::cause`], [`volume::cause`], [`node::cause`]: pure) -> print. A workload is
@@ -8,6 +8,7 @@ mod cluster;
 mod net;
 mod node;
 mod pod;
+mod service;
 mod volume;
 
 use anyhow::{Context, Result, bail};
@@ -29,13 +30,14 @@ const MINUTES: usize = 180;
 /// Say what an object waits for, with evidence and the next step
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why pvc/data\n  cox why node/node-1\n  cox why net pod/a pod/b:80\n  cox why cluster"
+    after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why pvc/data\n  cox why node/node-1\n  cox why net pod/a pod/b:80\n  cox why net pod/a service/web:http\n  cox why cluster"
 )]
 pub struct Args {
     /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job, pvc or node; or net, for a connection; or
     /// cluster, for all that is wrong or will be
     object: String,
-    /// With net: the pod that connects, and pod/NAME:PORT (pod/NAMESPACE/NAME:PORT/UDP) that it connects to
+    /// With net: the pod that connects, and pod/NAME:PORT (pod/NAMESPACE/NAME:PORT/UDP), service/NAME:PORT, NAME.NAMESPACE.svc:PORT or
+    /// ADDRESS:PORT that it connects to
     ends: Vec<String>,
     #[command(flatten)]
     target: Target,

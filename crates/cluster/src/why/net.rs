@@ -1,5 +1,6 @@
-//! Whether one pod may connect to a port of another, and which policy says so.
+//! Whether a pod may connect to another pod, a service or an address, and what decides that.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -8,36 +9,86 @@ use client::{Client, Gvr, ListParams};
 use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use policy::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
-use policy::decision::{Decision, End, decide};
+use policy::decision::{Decision, End as Peer, decide};
 use policy::world::{Direction, Node, Pod, Policy, Protocol, World};
 
-use super::Cause;
+use super::{Cause, service};
 
-/// `pod/NAME` or `pod/NAMESPACE/NAME`; whoever receives has a port, and perhaps a protocol: `pod/web:53/UDP`.
+/// Whom a word of the command line means.
+#[derive(Debug, PartialEq, Eq)]
+enum End<'a> {
+    /// `pod/NAME` or `pod/NAMESPACE/NAME`
+    Pod(String),
+    /// `service/NAME`, or a name that DNS knows: `NAME.NAMESPACE.svc`.
+    Service(String),
+    Address(IpAddr),
+    /// A name of somebody outside.
+    Elsewhere(&'a str),
+}
+
+/// A port by its number or name, such as `80`, `http` or `53/UDP`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Port {
+    pub(super) name: String,
+    pub(super) protocol: Protocol,
+}
+
+impl Port {
+    fn parse(text: &str) -> Option<Self> {
+        let (name, protocol) = text.split_once('/').unwrap_or((text, "TCP"));
+        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+        let port = Self { name: name.to_owned(), protocol: Protocol::parse(Some(&protocol.to_uppercase()))? };
+        (!name.is_empty() && (!is_number || port.number().is_some())).then_some(port)
+    }
+
+    pub(super) fn number(&self) -> Option<u16> {
+        self.name.parse().ok()
+    }
+}
+
+impl std::fmt::Display for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.name, self.protocol.name().to_uppercase())
+    }
+}
+
+/// Who connects, or whom one connects to, with the port of the latter.
 #[derive(Debug, PartialEq, Eq)]
 struct Words<'a> {
-    pod: String,
-    port: Option<(u16, Protocol)>,
+    end: End<'a>,
+    port: Option<Port>,
     text: &'a str,
 }
 
 impl<'a> Words<'a> {
     fn parse(text: &'a str, namespace: &str) -> Result<Self> {
-        let wrong = || format!("{text:?} is not pod/NAME or pod/NAME:PORT");
-        let (pod, port) = match text.split_once(':') {
-            Some((pod, port)) => (pod, Some(port)),
-            None => (text, None),
+        let wrong = || format!("{text:?} is not pod/NAME, service/NAME, a name or an address, each with :PORT");
+        let kinds = ["pod/", "service/", "svc/"];
+        let (kind, rest) = kinds.iter().find_map(|kind| Some((*kind, text.strip_prefix(kind)?))).unwrap_or(("", text));
+        let (host, port) = match rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, "")) => (host, None),
+            Some((host, port)) => (host, Some(port.strip_prefix(':').with_context(wrong)?)),
+            None if rest.parse::<IpAddr>().is_ok() => (rest, None),
+            None => match rest.split_once(':') {
+                Some((host, port)) => (host, Some(port)),
+                None => (rest, None),
+            },
         };
-        let pod = pod.strip_prefix("pod/").with_context(wrong)?;
-        let pod = if pod.contains('/') { pod.to_owned() } else { format!("{namespace}/{pod}") };
-        let port = match port.map(|port| port.split_once('/').unwrap_or((port, "TCP"))) {
-            Some((port, protocol)) => {
-                let protocol = Protocol::parse(Some(&protocol.to_uppercase())).with_context(wrong)?;
-                Some((port.parse().with_context(wrong)?, protocol))
-            }
-            None => None,
+        let key = || if host.contains('/') { host.to_owned() } else { format!("{namespace}/{host}") };
+        let end = match (kind, host.parse::<IpAddr>()) {
+            _ if host.is_empty() => bail!(wrong()),
+            ("pod/", _) => End::Pod(key()),
+            ("", Ok(address)) => End::Address(address),
+            ("", Err(_)) if host.contains('/') => bail!(wrong()),
+            ("", Err(_)) => match host.trim_end_matches('.').split('.').collect::<Vec<_>>()[..] {
+                [name] => End::Service(format!("{namespace}/{name}")),
+                [name, namespace] | [name, namespace, "svc", ..] => End::Service(format!("{namespace}/{name}")),
+                _ => End::Elsewhere(host),
+            },
+            _ => End::Service(key()),
         };
-        Ok(Self { pod, port, text })
+        let port = port.map(|port| Port::parse(port).with_context(wrong)).transpose()?;
+        Ok(Self { end, port, text })
     }
 }
 
@@ -46,9 +97,32 @@ pub(super) async fn explain(client: &Client, ends: &[String]) -> Result<(String,
     let [from, to] = ends else { bail!("who, and whom? Such as: cox why net pod/a pod/b:80") };
     let namespace = client.default_namespace();
     let (from, to) = (Words::parse(from, namespace)?, Words::parse(to, namespace)?);
-    let Some((port, protocol)) = to.port else { bail!("which port of {}? Such as: {}:80", to.text, to.text) };
+    let End::Pod(source) = &from.end else { bail!("{} connects to nobody: who does is a pod, pod/NAME", from.text) };
+    let Some(port) = &to.port else { bail!("which port of {}? Such as: {}:80", to.text, to.text) };
     let world = world(client).await?;
-    let cause = cause(&world, &from.pod, &to.pod, protocol, port)?;
+    let cause = match &to.end {
+        End::Pod(target) => cause(&world, source, target, port)?,
+        End::Service(service) => {
+            let facts = service::Facts::gather(client, world, source).await?;
+            service::cause(&facts, source, service, service::Asked::ByName, port)?
+        }
+        End::Address(address) => match world.pods.values().find(|pod| pod.addresses.contains(address)) {
+            Some(pod) => cause(&world, source, &pod.key(), port)?,
+            None => {
+                let facts = service::Facts::gather(client, world, source).await?;
+                match facts.service_at(*address) {
+                    Some(service) => {
+                        service::cause(&facts, source, &service, service::Asked::ByAddress(*address), port)?
+                    }
+                    None => outside(&facts.world, source, *address, port)?,
+                }
+            }
+        },
+        End::Elsewhere(name) => {
+            let facts = service::Facts::gather(client, world, source).await?;
+            service::elsewhere(&facts, source, name)?
+        }
+    };
     Ok((format!("{} to {}", from.text, to.text), cause))
 }
 
@@ -81,52 +155,84 @@ async fn world(client: &Client) -> Result<World> {
     })
 }
 
+pub(super) fn find<'w>(world: &'w World, key: &str) -> Result<&'w Arc<Pod>> {
+    world.pods.get(key).with_context(|| format!("there is no pod {key}"))
+}
+
 /// Decides, never awaits.
-fn cause(world: &World, from: &str, to: &str, protocol: Protocol, port: u16) -> Result<Cause> {
-    let find = |key: &str| world.pods.get(key).with_context(|| format!("there is no pod {key}"));
-    let (source, target) = (find(from)?, find(to)?);
-    let end = |pod: &'_ Arc<Pod>| -> Result<std::net::IpAddr> {
-        pod.addresses.first().copied().with_context(|| format!("pod {} has no address yet", pod.key()))
-    };
-    let mut cause = Cause::new("no network policy is in the way");
-    let mut is_denied = false;
-    for (direction, word, subject, peer) in
-        [(Direction::Egress, "egress", source, target), (Direction::Ingress, "ingress", target, source)]
-    {
+fn cause(world: &World, from: &str, to: &str, port: &Port) -> Result<Cause> {
+    let (source, target) = (find(world, from)?, find(world, to)?);
+    let number = port.number().or_else(|| target.port(&port.name, port.protocol));
+    let number = number.with_context(|| format!("pod {to} has no port with the name {}", port.name))?;
+    let has_family = |address: &&IpAddr| source.addresses.iter().any(|own| own.is_ipv6() == address.is_ipv6());
+    let address = target.addresses.iter().find(has_family).or(target.addresses.first());
+    let address = *address.with_context(|| format!("pod {to} has no address yet"))?;
+    Ok(judge(world, source, Peer { address, pod: Some(target) }, port.protocol, number)?.into_cause())
+}
+
+/// Somebody who is neither a pod nor a service.
+fn outside(world: &World, from: &str, address: IpAddr, port: &Port) -> Result<Cause> {
+    let number = port.number().with_context(|| format!("which port of {address}? {} is no number", port.name))?;
+    let target = Peer { address, pod: None };
+    Ok(judge(world, find(world, from)?, target, port.protocol, number)?.into_cause())
+}
+
+/// What policies say of a connection, at both of its ends.
+#[derive(Debug, Default)]
+pub(super) struct Judged {
+    pub(super) evidence: Vec<String>,
+    pub(super) next: Vec<String>,
+    pub(super) is_denied: bool,
+}
+
+impl Judged {
+    fn into_cause(self) -> Cause {
+        let summary = if self.is_denied { "network policies forbid it" } else { "no network policy is in the way" };
+        Cause { summary: summary.to_owned(), evidence: self.evidence, next: self.next }
+    }
+}
+
+pub(super) fn judge(world: &World, source: &Pod, target: Peer<'_>, protocol: Protocol, port: u16) -> Result<Judged> {
+    let same = |own: &&IpAddr| own.is_ipv6() == target.address.is_ipv6();
+    let own = source.addresses.iter().find(same).or(source.addresses.first()).copied();
+    let own = own.with_context(|| format!("pod {} has no address yet", source.key()))?;
+    let mut judged = Judged::default();
+    let ends = [
+        (Direction::Egress, "egress", Some(source), target),
+        (Direction::Ingress, "ingress", target.pod, Peer { address: own, pod: Some(source) }),
+    ];
+    for (direction, word, subject, peer) in ends {
+        let Some(subject) = subject else {
+            judged.evidence.push(format!("{word} of {}: not judged, it is no pod", target.address));
+            continue;
+        };
         let key = subject.key();
         if !subject.has_network {
-            cause = cause.because(format!("{word} of {key}: not judged, it has the network of its node or has ended"));
+            let why = "not judged, it has the network of its node or has ended";
+            judged.evidence.push(format!("{word} of {key}: {why}"));
             continue;
         }
-        let peer = End { address: end(peer)?, pod: Some(peer) };
-        match decide(world, direction, subject, peer, protocol, port) {
-            Decision::Open => cause = cause.because(format!("{word} of {key}: no policy selects it")),
-            Decision::Allowed(policy) => cause = cause.because(format!("{word} of {key}: allowed by {policy}")),
+        let decision = decide(world, direction, subject, peer, protocol, port);
+        judged.is_denied |= !decision.is_allowed();
+        let says = match decision {
+            Decision::Open => "no policy selects it".to_owned(),
+            Decision::Allowed(policy) => format!("allowed by {policy}"),
             Decision::Ruled { policy, rule, tier, is_accepted } => {
-                is_denied |= !is_accepted;
-                let says = if is_accepted { "accepted" } else { "denied" };
-                let tier = tier.name();
-                cause = cause.because(format!(
-                    "{word} of {key}: {says} by rule {rule} of the cluster's policy {policy} (tier {tier})"
-                ));
                 if !is_accepted {
-                    cause = cause.then(format!("cox kubectl describe clusternetworkpolicy {policy}"));
+                    judged.next.push(format!("cox kubectl describe clusternetworkpolicy {policy}"));
                 }
+                let says = if is_accepted { "accepted" } else { "denied" };
+                format!("{says} by rule {rule} of the cluster's policy {policy} (tier {})", tier.name())
             }
             Decision::Denied(policies) => {
-                is_denied = true;
-                let all = policies.join(", ");
-                cause =
-                    cause.because(format!("{word} of {key}: none of the policies that select it allows this: {all}"));
                 let (namespace, name) = client::split_key(&policies[0]);
-                cause = cause.then(format!("cox kubectl describe networkpolicy {name} -n {namespace}"));
+                judged.next.push(format!("cox kubectl describe networkpolicy {name} -n {namespace}"));
+                format!("none of the policies that select it allows this: {}", policies.join(", "))
             }
-        }
+        };
+        judged.evidence.push(format!("{word} of {key}: {says}"));
     }
-    if is_denied {
-        cause.summary = "network policies forbid it".to_owned();
-    }
-    Ok(cause)
+    Ok(judged)
 }
 
 #[cfg(test)]
@@ -135,13 +241,32 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn ends_are_pods_and_a_port() {
-        let parse = |text| Words::parse(text, "default").ok().map(|words| (words.pod, words.port));
-        assert_eq!(parse("pod/a"), Some(("default/a".into(), None)));
-        assert_eq!(parse("pod/other/a:80"), Some(("other/a".into(), Some((80, Protocol::Tcp)))));
-        assert_eq!(parse("pod/a:53/udp"), Some(("default/a".into(), Some((53, Protocol::Udp)))));
-        for wrong in ["a:80", "pod/a:x", "pod/a:80/icmp", "pod/a:99999"] {
-            assert_eq!(parse(wrong), None, "{wrong}");
+    fn ends_are_pods_services_names_and_addresses() {
+        let pod = |key: &str| End::Pod(key.into());
+        let service = |key: &str| End::Service(key.into());
+        let address = |text: &str| End::Address(text.parse().unwrap());
+        for (text, end, port) in [
+            ("pod/a", pod("default/a"), ""),
+            ("pod/other/a:80", pod("other/a"), "80/TCP"),
+            ("pod/a:53/udp", pod("default/a"), "53/UDP"),
+            ("pod/a:http", pod("default/a"), "http/TCP"),
+            ("service/web:80", service("default/web"), "80/TCP"),
+            ("svc/other/web:dns/UDP", service("other/web"), "dns/UDP"),
+            ("web:80", service("default/web"), "80/TCP"),
+            ("web.other:80", service("other/web"), "80/TCP"),
+            ("web.other.svc:80", service("other/web"), "80/TCP"),
+            ("web.other.svc.cluster.local.:80", service("other/web"), "80/TCP"),
+            ("www.example.com:443", End::Elsewhere("www.example.com"), "443/TCP"),
+            ("192.0.2.1:443", address("192.0.2.1"), "443/TCP"),
+            ("192.0.2.1", address("192.0.2.1"), ""),
+            ("fd43::9", address("fd43::9"), ""),
+            ("[fd43::9]:53/UDP", address("fd43::9"), "53/UDP"),
+        ] {
+            let words = Words::parse(text, "default").unwrap();
+            assert_eq!((words.end, words.port.map_or(String::new(), |port| port.to_string())), (end, port.into()));
+        }
+        for wrong in ["", "pod/", "a/b:80", "pod/a:", "pod/a:80/icmp", "pod/a:99999", "[fd43::9]80", ":80"] {
+            assert!(Words::parse(wrong, "default").is_err(), "{wrong}");
         }
     }
 
@@ -167,8 +292,9 @@ mod tests {
             cluster_policies: Default::default(),
             ..World::default()
         };
+        let tcp = |port: u16| Port { name: port.to_string(), protocol: Protocol::Tcp };
         let said = |world: &World, from: &str, to: &str, port| {
-            let cause = cause(world, &format!("default/{from}"), &format!("default/{to}"), Protocol::Tcp, port);
+            let cause = cause(world, &format!("default/{from}"), &format!("default/{to}"), &tcp(port));
             cause.unwrap().render("it")
         };
         assert!(said(&world, "a", "b", 80).contains("ingress of default/b: allowed by default/allow"));
@@ -179,7 +305,9 @@ mod tests {
                 "{denied}"
             );
         }
-        assert!(cause(&world, "default/x", "default/a", Protocol::Tcp, 1).is_err());
+        assert!(cause(&world, "default/x", "default/a", &tcp(1)).is_err());
+        let outside = |world: &World| outside(world, "default/b", "192.0.2.9".parse().unwrap(), &tcp(443)).unwrap();
+        assert!(outside(&world).render("it").contains("ingress of 192.0.2.9: not judged, it is no pod"));
 
         let of_cluster = json!({"metadata": {"name": "quiet"}, "spec": {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
             "egress": [{"name": "nobody", "action": "Deny", "to": [{"networks": ["10.42.0.4/32"]}]}]}});

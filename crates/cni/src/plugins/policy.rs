@@ -39,7 +39,7 @@ impl Config {
 fn add(call: &Call) -> Result<AddResult, CniError> {
     let config = Config::load(call)?;
     let previous = call.require_previous()?.clone();
-    let addresses: Vec<IpAddr> = previous.pod_addresses().map(|address| address.addr).collect();
+    let addresses = addresses_of(&previous);
     // Not a pod's: nothing could select it.
     if !addresses.is_empty() && call.arg("K8S_POD_NAME").is_some() {
         let stream = connect(&config.socket).map_err(CniError::failed("reach the node's network policies"))?;
@@ -52,9 +52,14 @@ fn del(call: &Call) -> Result<(), CniError> {
     let config = Config::load(call)?;
     if let (Ok(stream), Some(_)) = (UnixStream::connect(&config.socket), call.arg("K8S_POD_NAME")) {
         // What is not heard now is found out from the API server.
-        let _unheard = send(call, &stream, &[]);
+        let released = call.previous.as_ref().map(addresses_of).unwrap_or_default();
+        let _unheard = send(call, &stream, &[], &released);
     }
     Ok(())
+}
+
+fn addresses_of(result: &AddResult) -> Vec<IpAddr> {
+    result.pod_addresses().map(|address| address.addr).collect()
 }
 
 fn connect(socket: &Path) -> std::io::Result<UnixStream> {
@@ -69,7 +74,7 @@ fn connect(socket: &Path) -> std::io::Result<UnixStream> {
 }
 
 fn announce(call: &Call, stream: UnixStream, addresses: &[IpAddr]) -> std::io::Result<()> {
-    send(call, &stream, addresses)?;
+    send(call, &stream, addresses, &[])?;
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let mut answer = String::new();
     match BufReader::new(stream).read_line(&mut answer)? {
@@ -78,13 +83,15 @@ fn announce(call: &Call, stream: UnixStream, addresses: &[IpAddr]) -> std::io::R
     }
 }
 
-fn send(call: &Call, mut stream: &UnixStream, addresses: &[IpAddr]) -> std::io::Result<()> {
+fn send(call: &Call, mut stream: &UnixStream, addresses: &[IpAddr], released: &[IpAddr]) -> std::io::Result<()> {
     let arg = |name: &str| call.arg(name).unwrap_or_default().to_owned();
     let line = json!({
         "namespace": arg("K8S_POD_NAMESPACE"),
         "name": arg("K8S_POD_NAME"),
         "uid": arg("K8S_POD_UID"),
+        "sandbox": call.container_id,
         "addresses": addresses,
+        "released": released,
     });
     stream.write_all(format!("{line}\n").as_bytes())
 }

@@ -44,6 +44,10 @@ impl Namespace {
         let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            // Nobody else can have an address here, and nobody waits a second to find that out.
+            for whose in ["all", "default"] {
+                std::fs::write(format!("/proc/sys/net/ipv6/conf/{whose}/accept_dad"), "0").unwrap();
+            }
             sender.send(File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
         });
         Self(receiver.recv().unwrap())
@@ -88,7 +92,8 @@ fn cable(to: &Namespace, name: &str, here: &str, there: &str) {
         let socket = Socket::open().unwrap();
         up(&socket, "lo", None);
         up(&socket, "eth0", Some(there));
-        socket.add_route(&Route::to(cidr("0.0.0.0/0")).via(cidr(here).addr)).unwrap();
+        let gateway = cidr(here).addr;
+        socket.add_route(&Route::to(Cidr::default_route(gateway.is_ipv6())).via(gateway)).unwrap();
     });
 }
 
@@ -290,17 +295,62 @@ fn addresses(except: &[&str]) -> Vec<String> {
     texts
 }
 
+/// Addresses of two hosts, of the router between them, and of their pods.
+#[derive(Clone, Copy)]
+pub(crate) struct Addresses {
+    forwarding: &'static str,
+    hosts: [&'static str; 2],
+    /// The second host's behind the router.
+    routed: &'static str,
+    router: [&'static str; 2],
+    /// Of all pods, and of services.
+    ranges: [&'static str; 2],
+    pods: [&'static str; 2],
+    gateways: [&'static str; 2],
+    pod_addresses: [&'static str; 2],
+    nobody: &'static str,
+    tunnel_mtu: u32,
+}
+
+pub(crate) const FAMILIES: [Addresses; 2] = [
+    Addresses {
+        forwarding: "ipv4/ip_forward",
+        hosts: ["192.0.2.2/24", "192.0.2.3/24"],
+        routed: "198.51.100.2/24",
+        router: ["192.0.2.1/24", "198.51.100.1/24"],
+        ranges: ["10.42.0.0/16", "10.43.0.0/16"],
+        pods: ["10.42.0.0/24", "10.42.1.0/24"],
+        gateways: ["10.42.0.1/24", "10.42.1.1/24"],
+        pod_addresses: ["10.42.0.2/24", "10.42.1.2/24"],
+        nobody: "10.42.9.9",
+        tunnel_mtu: 1450,
+    },
+    Addresses {
+        forwarding: "ipv6/conf/all/forwarding",
+        hosts: ["2001:db8:2::2/64", "2001:db8:2::3/64"],
+        routed: "2001:db8:100::2/64",
+        router: ["2001:db8:2::1/64", "2001:db8:100::1/64"],
+        ranges: ["fd42::/56", "fd43::/112"],
+        pods: ["fd42::/64", "fd42:0:0:1::/64"],
+        gateways: ["fd42::1/64", "fd42:0:0:1::1/64"],
+        pod_addresses: ["fd42::2/64", "fd42:0:0:1::2/64"],
+        nobody: "fd42:0:0:9::9",
+        tunnel_mtu: 1430,
+    },
+];
+
 /// Two hosts with a pod each, on one network or with a router between them.
-pub(crate) fn two_hosts(routed: bool, backend: Backend) {
+pub(crate) fn two_hosts(family: &Addresses, routed: bool, backend: Backend) {
     let (router, a, b) = (Namespace::new(), Namespace::new(), Namespace::new());
-    let address_b = if routed { "198.51.100.2/24" } else { "192.0.2.3/24" };
-    let address_a = "192.0.2.2/24";
+    let [address_a, neighbour] = family.hosts;
+    let address_b = if routed { family.routed } else { neighbour };
+    let forward = || std::fs::write(format!("/proc/sys/net/{}", family.forwarding), "1").unwrap();
     router.run(|| {
         let socket = Socket::open().unwrap();
-        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+        forward();
         if routed {
-            cable(&a, "to-a", "192.0.2.1/24", address_a);
-            cable(&b, "to-b", "198.51.100.1/24", address_b);
+            cable(&a, "to-a", family.router[0], address_a);
+            cable(&b, "to-b", family.router[1], address_b);
             return;
         }
         // A switch, which knows nothing of addresses.
@@ -319,7 +369,7 @@ pub(crate) fn two_hosts(routed: bool, backend: Backend) {
         address: cidr(address).addr,
         pod_cidrs: vec![cidr(range)],
     };
-    let peers = [peer("a", address_a, "10.42.0.0/24"), peer("b", address_b, "10.42.1.0/24")];
+    let peers = [peer("a", address_a, family.pods[0]), peer("b", address_b, family.pods[1])];
     let pods = [Namespace::new(), Namespace::new()];
     let program = |host: &Namespace, me: &Peer, peers: &[Peer]| {
         host.run(|| {
@@ -333,28 +383,28 @@ pub(crate) fn two_hosts(routed: bool, backend: Backend) {
             }
         });
     };
-    let addresses = [("10.42.0.1/24", "10.42.0.2/24"), ("10.42.1.1/24", "10.42.1.2/24")];
     for (i, host) in [&a, &b].into_iter().enumerate() {
         host.run(|| {
-            std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
-            let ranges = (cidr("10.42.0.0/16"), cidr("10.43.0.0/16"));
-            routes::seal(&[ranges.0], &[ranges.1], Some(peers[i].address)).unwrap();
-            cable(&pods[i], "pod", addresses[i].0, addresses[i].1);
+            forward();
+            let [pod_range, service_range] = family.ranges.map(cidr);
+            routes::seal(&[pod_range], &[service_range], Some(peers[i].address)).unwrap();
+            cable(&pods[i], "pod", family.gateways[i], family.pod_addresses[i]);
         });
         program(host, &peers[i], &peers);
     }
-    serve(pods[1].run(|| TcpListener::bind("10.42.1.2:80").unwrap()));
-    assert!(pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}");
+    let far = SocketAddr::new(cidr(family.pod_addresses[1]).addr, 80).to_string();
+    serve(pods[1].run(|| TcpListener::bind(&far).unwrap()));
+    assert!(pods[0].run(|| connects(&far)), "{far} {backend:?} routed={routed}");
     // Nobody has it: unreachable here, not asked of the router.
-    let nobody: SocketAddr = "10.42.9.9:80".parse().unwrap();
+    let nobody = SocketAddr::new(family.nobody.parse().unwrap(), 80);
     let error = pods[0].run(|| TcpStream::connect_timeout(&nobody, COMMAND_TIMEOUT)).unwrap_err();
     assert!(matches!(error.raw_os_error(), Some(libc::EHOSTUNREACH | libc::ENETUNREACH)), "{error}");
     // What does not fit a packet of the hosts' network is not sent into the tunnel.
     let tunnel = a.run(|| Socket::open().unwrap().link(&VxlanConfig::default().link).unwrap());
-    assert_eq!(tunnel.map(|link| link.mtu), routed.then_some(1450));
+    assert_eq!(tunnel.map(|link| link.mtu), routed.then_some(family.tunnel_mtu));
     // The other node leaves, and comes back.
     program(&a, &peers[0], &peers[..1]);
-    assert!(!pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}: gone");
+    assert!(!pods[0].run(|| connects(&far)), "{far} {backend:?} routed={routed}: gone");
     program(&a, &peers[0], &peers);
-    assert!(pods[0].run(|| connects("10.42.1.2:80")), "{backend:?} routed={routed}: back");
+    assert!(pods[0].run(|| connects(&far)), "{far} {backend:?} routed={routed}: back");
 }

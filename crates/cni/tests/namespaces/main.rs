@@ -98,6 +98,10 @@ fn v4() -> Value {
     host_local(json!({"ranges": [[{"subnet": "10.42.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}))
 }
 
+fn v6() -> Value {
+    host_local(json!({"ranges": [[{"subnet": "fd42::/64"}]], "routes": [{"dst": "::/0"}]}))
+}
+
 fn list(plugins: &[Value]) -> Value {
     json!({"cniVersion": "0.4.0", "name": "net", "plugins": plugins})
 }
@@ -140,6 +144,7 @@ fn ours_do_what_the_standard_ones_do() {
             list(&[bridge(json!({"dns": {"nameservers": ["192.0.2.53"], "search": ["a.test"]}}), v4())]),
         ),
         ("loopback", list(&[json!({"type": "loopback"})])),
+        ("IPv6 alone", list(&[bridge(json!({"isGateway": true, "ipMasq": true}), v6())])),
         ("two families", list(&[bridge(json!({"isGateway": true, "ipMasq": true}), host_local(both.clone()))])),
         ("bounds and gateway", list(&[bridge(json!({"isGateway": true}), host_local(bounds))])),
         (
@@ -149,6 +154,7 @@ fn ours_do_what_the_standard_ones_do() {
             ]),
         ),
         ("point to point", list(&[json!({"type": "ptp", "ipMasq": true, "ipam": v4()})])),
+        ("point to point, IPv6 alone", list(&[json!({"type": "ptp", "ipMasq": true, "ipam": v6()})])),
         ("tuning", list(&[gateway(), tuning])),
         ("tuned attributes", list(&[gateway(), attributes])),
         ("bandwidth", list(&[gateway(), limits])),
@@ -290,7 +296,16 @@ fn a_failed_add_leaves_nothing() {
 /// Walk 10.1.
 #[test]
 fn hosts_reach_each_others_pods() {
-    lab::two_hosts(false, cni::routes::Backend::HostGw);
-    lab::two_hosts(false, cni::routes::Backend::Auto);
-    lab::two_hosts(true, cni::routes::Backend::Auto);
+    let families = lab::FAMILIES.map(|family| {
+        std::thread::spawn(move || {
+            lab::two_hosts(&family, false, cni::routes::Backend::HostGw);
+            lab::two_hosts(&family, false, cni::routes::Backend::Auto);
+            lab::two_hosts(&family, true, cni::routes::Backend::Auto);
+        })
+    });
+    for running in families {
+        if let Err(panic) = running.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
 }

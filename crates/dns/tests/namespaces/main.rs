@@ -4,7 +4,8 @@
 #[path = "../../../proxy/tests/namespaces/api.rs"]
 mod api;
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::cell::Cell;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ use tokio_util::sync::CancellationToken;
 use api::FakeApi;
 
 const DEADLINE: Duration = Duration::from_secs(20);
+/// Where the server is, in both families.
+const SERVERS: [&str; 2] = ["127.0.0.1", "::1"];
 
 fn named(kind: &str, name: &str, labels: Value) -> Value {
     let version = if kind == "EndpointSlice" { "discovery.k8s.io/v1" } else { "v1" };
@@ -34,7 +37,8 @@ fn service(name: &str, spec: Value) -> Value {
 
 fn slice(service: &str, port: (&str, u16), endpoints: Value) -> Value {
     let mut slice = named("EndpointSlice", service, json!({"kubernetes.io/service-name": service}));
-    slice["addressType"] = json!("IPv4");
+    let is_v6 = endpoints[0]["addresses"][0].as_str().unwrap().contains(':');
+    slice["addressType"] = json!(if is_v6 { "IPv6" } else { "IPv4" });
     slice["ports"] = json!([{"name": port.0, "port": port.1, "protocol": "TCP"}]);
     slice["endpoints"] = endpoints;
     slice
@@ -61,14 +65,31 @@ fn cluster() -> FakeApi {
             json!([{"addresses": ["10.42.0.2"], "hostname": "db-0"}, {"addresses": ["10.42.0.3"]}]),
         ),
     );
+    // The same in the other family.
+    api.put(
+        "services",
+        service(
+            "web6",
+            json!({"clusterIP": "fd43::9", "clusterIPs": ["fd43::9"], "ports": [{"name": "http", "port": 80}]}),
+        ),
+    );
+    api.put("services", service("db6", json!({"clusterIP": "None", "ports": [{"name": "pg", "port": 5432}]})));
+    api.put(
+        "endpointslices",
+        slice("db6", ("pg", 5432), json!([{"addresses": ["fd42::2"], "hostname": "db-0"}, {"addresses": ["fd42::3"]}])),
+    );
     let many: Vec<Value> = (1..=200).map(|i| json!({"addresses": [format!("10.42.7.{i}")]})).collect();
     api.put("endpointslices", slice("many", ("x", 1), json!(many)));
     api
 }
 
 /// A resolver that knows one name, with addresses that begin like this, counting what it is asked.
-fn resolver_of(known: &'static str, network: [u8; 3]) -> std::net::SocketAddr {
-    let socket = UdpSocket::bind("127.0.0.2:0").unwrap();
+fn resolver_of(known: &'static str, network: [u8; 3]) -> SocketAddr {
+    resolver_at("127.0.0.2", known, network)
+}
+
+fn resolver_at(address: &str, known: &'static str, network: [u8; 3]) -> SocketAddr {
+    let socket = UdpSocket::bind((address, 0)).unwrap();
     let address = socket.local_addr().unwrap();
     std::thread::spawn(move || {
         let mut buffer = [0; 4096];
@@ -98,8 +119,16 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
+thread_local! {
+    static QUESTIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Asks over both families in turn, or in that of the address that a question is to come from.
 fn dig(arguments: &str) -> String {
-    let mut all = vec!["@127.0.0.1", "+tries=1", "+time=3"];
+    let number = QUESTIONS.replace(QUESTIONS.get() + 1);
+    let server = if arguments.contains("-b ") { SERVERS[0] } else { SERVERS[number % 2] };
+    let at = format!("@{server}");
+    let mut all = vec![at.as_str(), "+tries=1", "+time=3"];
     all.extend(arguments.split_whitespace());
     run("dig", &all)
 }
@@ -111,7 +140,7 @@ fn short(arguments: &str) -> String {
     lines.join(" | ")
 }
 
-/// Runs a test beside a server on 127.0.0.1:53 of its own namespace.
+/// Runs a test beside a server on port 53 of both loopback addresses of its own namespace.
 fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
     let inside = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
@@ -119,20 +148,23 @@ fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
         let lo = socket.link("lo").unwrap().unwrap().index;
         socket.set_up(lo).unwrap();
         // glibc leaves out families of which the host has no address but the loopback's.
-        socket.add_address(lo, "192.0.2.99/32".parse().unwrap()).unwrap();
+        for address in ["192.0.2.99/32", "2001:db8::53/128"] {
+            socket.add_address(lo, address.parse().unwrap()).unwrap();
+        }
         let api = cluster();
-        let mut config = dns::Config::new(api.client(), vec!["127.0.0.1:53".parse().unwrap()]);
+        let own = SERVERS.map(|server| SocketAddr::new(server.parse().unwrap(), 53));
+        let mut config = dns::Config::new(api.client(), own.into());
         // Itself among them: it must not go round in circles.
         let upstream = resolver_of("foo.example.com.", [192, 0, 2]);
         config.upstreams = vec!["127.0.0.1:53".parse().unwrap(), upstream];
         // A domain within another has its own, and so has the other.
-        let (corp, lab) =
-            (resolver_of("www.corp.test.", [198, 51, 100]), resolver_of("www.lab.corp.test.", [203, 0, 113]));
+        let corp = resolver_of("www.corp.test.", [198, 51, 100]);
+        let lab = resolver_at("2001:db8::53", "www.lab.corp.test.", [203, 0, 113]);
         config.stub_domains = vec![("corp.test".into(), vec![corp]), ("lab.corp.test".into(), vec![lab])];
         config.health_bind_address = Some("127.0.0.1:8181".parse().unwrap());
         config.metrics_bind_address = Some("127.0.0.1:9153".parse().unwrap());
         config.corefile = Some(("kube-system".into(), "coredns".into()));
-        config.ranges = vec!["10.42.0.0/16".into(), "10.43.0.0/16".into()];
+        config.ranges = ["10.42.0.0/16", "10.43.0.0/16", "fd42::/56", "fd43::/112"].map(str::to_owned).into();
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let server = std::thread::spawn(move || {
@@ -169,6 +201,18 @@ fn dig_sees_the_specification() {
                 ),
                 ("db-0.db.ns.svc.cluster.local A", "10.42.0.2"),
                 ("10-42-0-2.ns.pod.cluster.local A", "10.42.0.2"),
+                ("web6.ns.svc.cluster.local A", ""),
+                ("web6.ns.svc.cluster.local AAAA", "fd43::9"),
+                ("_http._tcp.web6.ns.svc.cluster.local SRV", "0 100 80 web6.ns.svc.cluster.local."),
+                ("db6.ns.svc.cluster.local AAAA", "fd42::2 | fd42::3"),
+                (
+                    "_pg._tcp.db6.ns.svc.cluster.local SRV",
+                    "0 50 5432 db-0.db6.ns.svc.cluster.local. | 0 50 5432 fd42--3.db6.ns.svc.cluster.local.",
+                ),
+                ("db-0.db6.ns.svc.cluster.local AAAA", "fd42::2"),
+                ("fd42--2.ns.pod.cluster.local AAAA", "fd42::2"),
+                ("-x fd43::9", "web6.ns.svc.cluster.local."),
+                ("-x fd42::2", "db-0.db6.ns.svc.cluster.local."),
                 ("-x 10.43.0.9", "web.ns.svc.cluster.local."),
                 ("-x 10.42.0.2", "db-0.db.ns.svc.cluster.local."),
                 ("foo.example.com A", "192.0.2.1"),
@@ -184,6 +228,8 @@ fn dig_sees_the_specification() {
             ("web.ns.svc.cluster.local AAAA", "NOERROR"),
             ("none.ns.svc.cluster.local A", "NXDOMAIN"),
             ("-x 10.42.9.9", "NXDOMAIN"),
+            ("web6.ns.svc.cluster.local A", "NOERROR"),
+            ("-x fd42::99", "NXDOMAIN"),
             ("bar.example.com A", "NXDOMAIN"),
             ("foo.corp.test A", "NXDOMAIN"),
             ("web.ns.svc.cluster.local A CH", "REFUSED"),
@@ -217,25 +263,35 @@ fn dig_sees_the_specification() {
 #[test]
 fn resolvers_find_short_names() {
     with_server(|_| {
-        let conf = tempfile::NamedTempFile::new().unwrap();
-        let text =
-            "nameserver 127.0.0.1\nsearch ns.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n";
-        std::fs::write(conf.path(), text).unwrap();
-        let mount = format!("mount --bind {} /etc/resolv.conf", conf.path().display());
+        let conf = SERVERS.map(|server| {
+            let conf = tempfile::NamedTempFile::new().unwrap();
+            let search = "ns.svc.cluster.local svc.cluster.local cluster.local";
+            std::fs::write(conf.path(), format!("nameserver {server}\nsearch {search}\noptions ndots:5\n")).unwrap();
+            conf
+        });
         for (command, expected) in [
             ("getent ahostsv4 web", "10.43.0.9"),
             ("getent ahostsv4 web.ns", "10.43.0.9"),
             ("getent ahostsv4 web.ns.svc", "10.43.0.9"),
             ("getent hosts 10.43.0.9", "web.ns.svc.cluster.local"),
             ("getent ahostsv4 foo.example.com", "192.0.2.1"),
+            ("getent ahostsv6 web6", "fd43::9"),
+            ("getent ahostsv6 web6.ns", "fd43::9"),
+            ("getent hosts fd43::9", "web6.ns.svc.cluster.local"),
             ("busybox nslookup web.ns.svc.cluster.local", "10.43.0.9"),
             ("busybox nslookup 10.43.0.9", "web.ns.svc.cluster.local"),
             ("busybox nslookup -type=srv _http._tcp.web.ns.svc.cluster.local", "web.ns.svc.cluster.local"),
             ("busybox nslookup foo.example.com", "192.0.2.1"),
             ("dig +search +short web A", "10.43.0.9"),
+            ("dig +search +short web6 AAAA", "fd43::9"),
         ] {
-            let answer = run("unshare", &["--mount", "sh", "-c", &format!("{mount} && {command}")]);
-            assert!(answer.contains(expected), "{command}: {answer}");
+            // Not every busybox asks servers of the other family.
+            let asked = if command.starts_with("busybox") { &conf[..1] } else { &conf[..] };
+            for conf in asked {
+                let mount = format!("mount --bind {} /etc/resolv.conf", conf.path().display());
+                let answer = run("unshare", &["--mount", "sh", "-c", &format!("{mount} && {command}")]);
+                assert!(answer.contains(expected), "{command}: {answer}");
+            }
         }
     });
 }
@@ -258,7 +314,7 @@ fn a_corefile_says_how_names_are_answered() {
             map["data"] = json!({"Corefile": corefile, "NodeHosts": "192.0.2.20 node-1\n"});
             api.put("configmaps", map);
         };
-        let lab = resolver_of("www.lab.test.", [203, 0, 113]);
+        let lab = resolver_at("2001:db8::53", "www.lab.test.", [203, 0, 113]);
         put(&format!(
             r#"
             .:53 {{
@@ -266,6 +322,7 @@ fn a_corefile_says_how_names_are_answered() {
                 log
                 hosts /etc/coredns/NodeHosts {{
                     192.0.2.21 host.test
+                    2001:db8::21 host.test
                     fallthrough
                 }}
                 rewrite name suffix .corp.example .svc.cluster.local
@@ -289,13 +346,18 @@ fn a_corefile_says_how_names_are_answered() {
             }}"#
         ));
         let mut pod = named("Pod", "p", json!({}));
-        pod["status"] = json!({"podIPs": [{"ip": "10.42.0.2"}]});
+        pod["status"] = json!({"podIPs": [{"ip": "10.42.0.2"}, {"ip": "fd42::2"}]});
         api.put("pods", pod);
         until_short("host.test A", "192.0.2.21");
         until_short("10-42-0-2.ns.pod.cluster.local A", "10.42.0.2");
+        until_short("fd42--2.ns.pod.cluster.local AAAA", "fd42::2");
         for transport in ["+notcp", "+tcp"] {
             for (question, expected) in [
                 ("node-1 A", "192.0.2.20"),
+                ("host.test AAAA", "2001:db8::21"),
+                ("-x 2001:db8::21", "host.test."),
+                ("web6.ns.corp.example AAAA", "fd43::9"),
+                ("fd42--9.ns.pod.cluster.local AAAA", ""),
                 ("-x 192.0.2.20", "node-1."),
                 ("ip-2-77.ip.test A", "192.0.2.77"),
                 ("web.ns.corp.example A", "10.43.0.9"),
@@ -352,7 +414,7 @@ fn zones_are_transferred_and_search_paths_walked() {
         map["data"] = json!({"Corefile": corefile});
         // Those who ask from here are a pod of `ns`.
         let mut pod = named("Pod", "p", json!({}));
-        pod["status"] = json!({"podIPs": [{"ip": "127.0.0.1"}]});
+        pod["status"] = json!({"podIPs": [{"ip": "127.0.0.1"}, {"ip": "::1"}]});
         api.put("pods", pod);
         api.put("configmaps", map);
         until_short("foo.example.com.ns.svc.cluster.local A", "192.0.2.1 | foo.example.com.");
@@ -412,8 +474,7 @@ fn health_and_metrics_have_corednss_names() {
 #[test]
 fn garbage_is_survived() {
     with_server(|_| {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let sockets = SERVERS.map(|server| UdpSocket::bind((server, 0)).unwrap());
         // A fixed generator: the same packets every time.
         let mut state = 0x2545_f491_4f6c_dd1d_u64;
         let mut packet = [0u8; 64];
@@ -425,14 +486,16 @@ fn garbage_is_survived() {
                 *byte = state as u8;
             }
             packet[4..6].copy_from_slice(&[0, 1]);
-            socket.send_to(&packet[..i % packet.len()], "127.0.0.1:53").unwrap();
+            sockets[i % 2].send_to(&packet[..i / 2 % packet.len()], (SERVERS[i % 2], 53)).unwrap();
         }
         // Never an answer to an answer.
-        let mut answer = *b"\x12\x34\x80\x00\x00\x00\x00\x00\x00\x00\x00\x00";
-        let alone = UdpSocket::bind("127.0.0.1:0").unwrap();
-        alone.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        alone.send_to(&answer, "127.0.0.1:53").unwrap();
-        assert!(alone.recv(&mut answer).is_err());
+        for server in SERVERS {
+            let mut answer = *b"\x12\x34\x80\x00\x00\x00\x00\x00\x00\x00\x00\x00";
+            let alone = UdpSocket::bind((server, 0)).unwrap();
+            alone.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            alone.send_to(&answer, (server, 53)).unwrap();
+            assert!(alone.recv(&mut answer).is_err());
+        }
         assert_eq!(short("web.ns.svc.cluster.local A"), "10.43.0.9");
     });
 }

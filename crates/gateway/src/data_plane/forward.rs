@@ -36,6 +36,8 @@ const MIRROR_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Arrival {
     pub(crate) client: SocketAddr,
     pub(crate) port: u16,
+    /// The number of the worker that has it.
+    pub(crate) worker: usize,
     pub(crate) is_secure: bool,
     /// What the client asked for before there was a request.
     pub(crate) server_name: Option<Arc<str>>,
@@ -318,7 +320,7 @@ impl Exchange<'_> {
         let mut why = NoAnswer::NoEndpoints;
         for attempt in 0..ATTEMPTS.min(count.max(2)) {
             let Some(endpoint) = backend.endpoints.get((first + attempt) % count) else { break };
-            match self.plane.pool.send(*endpoint, backend, request).await {
+            match self.plane.pool(self.arrival.worker).send(*endpoint, backend, request).await {
                 Ok(sent) => return Ok(sent),
                 Err(Failure::Exchange(error)) => return Err(NoAnswer::Exchange(*endpoint, error)),
                 Err(Failure::Connect(unsent, error)) => {
@@ -391,11 +393,11 @@ impl Exchange<'_> {
             let headers = parts.headers.clone();
             let Some(head) = self.head(parts, headers, backend, None, filters.clone()) else { continue };
             let request = Request::from_parts(head, RequestBody::whole(bytes.clone()));
-            let (plane, backend) = (self.plane.clone(), backend.clone());
+            let (plane, backend, worker) = (self.plane.clone(), backend.clone(), self.arrival.worker);
             self.plane.tasks.spawn(async move {
                 let endpoint = backend.endpoints[rand::random_range(0..backend.endpoints.len())];
                 let exchange = async {
-                    if let Ok((response, lease)) = plane.pool.send(endpoint, &backend, request).await {
+                    if let Ok((response, lease)) = plane.pool(worker).send(endpoint, &backend, request).await {
                         let mut body = AnswerBody::backend(response.into_body(), lease, None);
                         while let Some(Ok(_)) = body.frame().await {}
                     }

@@ -8,8 +8,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use crate::table::HeaderEdits;
 
 /// What backends are told about the client. Nobody else can say it: what a client sends under these names is dropped.
-const FORWARDED: [&str; 6] =
-    ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-port", "x-real-ip", "forwarded"];
+const FORWARDED: [HeaderName; 6] = [
+    HeaderName::from_static("x-forwarded-for"),
+    HeaderName::from_static("x-forwarded-proto"),
+    HeaderName::from_static("x-forwarded-host"),
+    HeaderName::from_static("x-forwarded-port"),
+    HeaderName::from_static("x-real-ip"),
+    header::FORWARDED,
+];
 
 /// What some backends take for the path, or for a proxy of their own.
 const OVERRIDES: [&str; 3] = ["x-original-url", "x-rewrite-url", "proxy"];
@@ -42,7 +48,7 @@ pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
     let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     // A client must not have what we say about it, or what the exchange is about, taken out.
     let is_kept = |name: &HeaderName| {
-        FORWARDED.contains(&name.as_str())
+        FORWARDED.contains(name)
             || matches!(*name, header::HOST | header::CONTENT_LENGTH | header::AUTHORIZATION | header::COOKIE)
     };
     for name in named.iter().filter(|name| !is_kept(name)).chain(&OF_CONNECTION).chain(&OF_PROXIES) {
@@ -82,9 +88,9 @@ impl Forwarded {
         }
         headers.reserve(FORWARDED.len());
         let (client, proto, port) = (self.client.as_ref(), Some(&self.proto), Some(&self.port));
-        for (name, value) in FORWARDED.iter().zip([client, proto, Some(host), port, client]) {
+        for (name, value) in FORWARDED.into_iter().zip([client, proto, Some(host), port, client]) {
             if let Some(value) = value {
-                headers.insert(HeaderName::from_static(name), value.clone());
+                headers.insert(name, value.clone());
             }
         }
     }
@@ -95,7 +101,9 @@ fn is_claim(name: &HeaderName) -> bool {
         name if name.contains('_') => Cow::Owned(name.replace('_', "-")),
         name => Cow::Borrowed(name),
     };
-    name.starts_with("x-forwarded-") || FORWARDED.contains(&&*name) || OVERRIDES.contains(&&*name)
+    name.starts_with("x-forwarded-")
+        || FORWARDED.iter().any(|known| known.as_str() == name)
+        || OVERRIDES.contains(&&*name)
 }
 
 /// HTTP/2 may have split cookies, which HTTP/1 has in one line (RFC 9113, 8.2.3).

@@ -1,6 +1,6 @@
 //! The data plane: sockets, requests and connections to endpoints. It knows the routing table and nothing of the API.
 //!
-//! Flow: [`ports`] (a connection, TLS) -> [`forward`]: [`request`] (is it sound) -> the table (its route) -> [`headers`] -> [`pool`] ->
+//! Flow: [`ports`] (a connection, TLS) -> one of the [`workers`] -> [`forward`]: [`request`] (is it sound) -> the table (its route) -> [`headers`] -> [`pool`] ->
 //! the answer. Bodies stream both ways ([`body`]). The table is loaded anew for each request and each handshake, so a change reaches
 //! open connections and ends none.
 
@@ -13,6 +13,7 @@ mod pool;
 mod ports;
 mod request;
 mod streams;
+mod workers;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -49,7 +50,8 @@ impl Default for Limits {
 
 pub(crate) struct DataPlane {
     table: ArcSwap<Table>,
-    pool: Pool,
+    /// One for each worker.
+    pools: Vec<Pool>,
     metrics: Metrics,
     log: AccessLog,
     limits: Limits,
@@ -68,7 +70,7 @@ impl DataPlane {
         let tasks = TaskTracker::new();
         let plane = Arc::new(Self {
             table: ArcSwap::default(),
-            pool: Pool::new(PoolMetrics::new(&metrics), tasks.clone()),
+            pools: (0..workers::count()).map(|_| Pool::new(PoolMetrics::new(&metrics), tasks.clone())).collect(),
             log: AccessLog::open(access_log.map(PathBuf::as_path), &metrics)?,
             metrics,
             limits,
@@ -79,9 +81,16 @@ impl DataPlane {
         Ok(plane)
     }
 
+    /// The connections to endpoints of one worker.
+    fn pool(&self, worker: usize) -> &Pool {
+        &self.pools[worker % self.pools.len()]
+    }
+
     /// From the next request on, this is what is.
     pub(crate) fn swap(&self, table: Arc<Table>) {
-        self.pool.keep_only(&table);
+        for pool in &self.pools {
+            pool.keep_only(&table);
+        }
         let before = self.table.swap(table.clone());
         // Nobody asks for a route that is gone; its series would stay for ever.
         let names = table.route_names();
@@ -96,7 +105,7 @@ async fn sweep(plane: Weak<DataPlane>, stop: CancellationToken) {
     let mut turns = tokio::time::interval(pool::IDLE_TIMEOUT / 2);
     while stop.run_until_cancelled(turns.tick()).await.is_some() {
         let Some(plane) = plane.upgrade() else { return };
-        plane.pool.sweep();
+        plane.pools.iter().for_each(Pool::sweep);
     }
 }
 

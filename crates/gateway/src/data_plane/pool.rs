@@ -37,6 +37,9 @@ pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_IDLE: usize = 128;
 /// Headers of an answer.
 const MAX_HEADERS: u32 = 64 << 10;
+/// Bytes of HTTP/1 that are read at once. An answer is written to its client in pieces of this size, so it is as much as its connection
+/// holds at a time.
+const MAX_BUFFER: usize = 64 << 10;
 
 type Http2 = http2::SendRequest<RequestBody>;
 type Sent<S> = (Response<Incoming>, S);
@@ -254,7 +257,7 @@ impl Pool {
     ) -> Result<Http1, ConnectError> {
         let stream = self.connect_securely(endpoint, to, tls, BackendProtocol::Http1).await?;
         let mut builder = http1::Builder::new();
-        builder.max_header_size(MAX_HEADERS as usize);
+        builder.max_header_size(MAX_HEADERS as usize).max_buf_size(MAX_BUFFER);
         let made = builder.handshake(TokioIo::new(stream)).await;
         let (sender, connection) = made.map_err(|error| ConnectError::Http(Arc::new(error)))?;
         Ok(Http1 { sender, driver: Some(Box::pin(connection.with_upgrades())) })

@@ -9,7 +9,7 @@ use client::metrics::panics;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use tls::{Accepted, Connections, Limits, Place};
+use tls::{Connections, Detached, Limits, Place};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -21,6 +21,7 @@ use super::DataPlane;
 use super::forward::Arrival;
 use super::headers::Forwarded;
 use super::streams::{self, Replayed, client_hello};
+use super::workers::{Worker, Workers, least_busy};
 use crate::hostname::normalized;
 use crate::table::{Action, Port, Protocol, Route, Table};
 
@@ -34,6 +35,7 @@ pub(crate) struct Ports {
     addresses: Vec<IpAddr>,
     connections: Arc<Connections>,
     tls: Arc<ServerConfigs>,
+    workers: Workers,
     open: BTreeMap<u16, Open>,
 }
 
@@ -46,7 +48,7 @@ impl Ports {
     pub(crate) fn new(plane: Arc<DataPlane>, addresses: Vec<IpAddr>) -> anyhow::Result<Self> {
         let connections = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
         let tls = Arc::new(ServerConfigs { plane: plane.clone(), ticketer: rustls::crypto::ring::Ticketer::new()? });
-        Ok(Self { plane, addresses, connections, tls, open: BTreeMap::new() })
+        Ok(Self { plane, addresses, connections, tls, workers: Workers::default(), open: BTreeMap::new() })
     }
 
     /// Opens and closes ports as the table has it; says which cannot be opened, and why.
@@ -76,7 +78,8 @@ impl Ports {
         failed
     }
 
-    async fn bind(&self, port: u16) -> io::Result<Open> {
+    async fn bind(&mut self, port: u16) -> io::Result<Open> {
+        let workers: Arc<[Worker]> = self.workers.started()?.into();
         let mut listeners = Vec::new();
         for address in &self.addresses {
             listeners.push(TcpListener::bind(SocketAddr::new(*address, port)).await?);
@@ -88,6 +91,7 @@ impl Ports {
                 plane: self.plane.clone(),
                 connections: self.connections.clone(),
                 tls: TlsAcceptor::from(config.clone()),
+                workers: workers.clone(),
                 port,
                 closing: closing.clone(),
             };
@@ -96,8 +100,8 @@ impl Ports {
         Ok(Open { tasks: tasks.collect(), closing })
     }
 
-    /// Waits for what has begun.
-    pub(crate) async fn close(mut self) {
+    /// Nobody is accepted any more when this returns; the workers that come back may still be at work.
+    pub(crate) async fn close(mut self) -> Workers {
         let open = std::mem::take(&mut self.open);
         for open in open.values() {
             open.closing.cancel();
@@ -105,6 +109,7 @@ impl Ports {
         for open in open.into_values() {
             open.close().await;
         }
+        self.workers
     }
 }
 
@@ -126,6 +131,7 @@ struct Door {
     plane: Arc<DataPlane>,
     connections: Arc<Connections>,
     tls: TlsAcceptor,
+    workers: Arc<[Worker]>,
     port: u16,
     closing: CancellationToken,
 }
@@ -138,13 +144,23 @@ impl Door {
                 () = self.closing.cancelled() => break,
                 accepted = self.connections.accept(&listener) => accepted,
             };
-            let door = self.clone();
-            clients.spawn(async move {
-                let serve = door.serve(stream, from);
+            let Some(worker) = least_busy(&self.workers) else { continue };
+            let stream = match stream.detach() {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::debug!(%from, %error, "connection not handed on");
+                    continue;
+                }
+            };
+            let (door, turn, number) = (self.clone(), worker.take(), worker.number);
+            let serving = async move {
+                let serve = door.serve(stream, from, number);
                 if let Some(Err(error)) = panics::catch_future("gateway", serve).await {
                     tracing::debug!(%from, %error, "connection ended");
                 }
-            });
+                drop(turn);
+            };
+            clients.spawn_on(serving, &worker.runtime);
         }
         drop(listener);
         clients.close();
@@ -152,12 +168,13 @@ impl Door {
         self.plane.tasks.spawn(async move { clients.wait().await });
     }
 
-    async fn serve(self, stream: Accepted, from: SocketAddr) -> Result<(), client::BoxError> {
+    async fn serve(self, stream: Detached, from: SocketAddr, worker: usize) -> Result<(), client::BoxError> {
+        let stream = stream.attach()?;
         let table = self.plane.table.load_full();
         let Some(port) = table.ports.get(&self.port) else { return Ok(()) };
         let place = stream.place();
         let forwarded = Forwarded::new(from.ip(), false, self.port);
-        let arrival = Arrival { client: from, port: self.port, is_secure: false, server_name: None, forwarded };
+        let arrival = Arrival { client: from, port: self.port, worker, is_secure: false, server_name: None, forwarded };
         match (port.protocol, port.has_passthrough()) {
             (Protocol::Http, _) => self.http(place, stream, arrival).await,
             (Protocol::Tls, false) => self.https(place, stream, arrival).await,
@@ -166,7 +183,7 @@ impl Door {
                 let (name, words) = place.handshake(client_hello(&mut stream)).await?;
                 let stream = Replayed::new(words, stream);
                 match name.as_deref().and_then(|name| passed_through(port, name)) {
-                    Some(route) => self.pass(stream, &route).await,
+                    Some(route) => self.pass(stream, &route, worker).await,
                     None => self.https(place, stream, arrival).await,
                 }
             }
@@ -205,14 +222,19 @@ impl Door {
     }
 
     /// Hands the connection on as it is.
-    async fn pass(&self, stream: impl AsyncRead + AsyncWrite + Unpin, route: &Route) -> Result<(), client::BoxError> {
+    async fn pass(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin,
+        route: &Route,
+        worker: usize,
+    ) -> Result<(), client::BoxError> {
         let Action::Forward(backends) = &route.action else { return Err("this route leads nowhere".into()) };
         let backend = super::forward::choose(backends).and_then(|chosen| chosen.backend.as_ref());
         let endpoints = backend.map_or(&[][..], |backend| &backend.endpoints);
         let first = if endpoints.is_empty() { 0 } else { rand::random_range(0..endpoints.len()) };
         for attempt in 0..endpoints.len().min(3) {
             let endpoint = endpoints[(first + attempt) % endpoints.len()];
-            if let Ok(mut backend) = self.plane.pool.connect(endpoint).await {
+            if let Ok(mut backend) = self.plane.pool(worker).connect(endpoint).await {
                 tokio::select! {
                     () = streams::copy(stream, &mut backend) => {}
                     () = self.plane.stop.cancelled() => {}

@@ -1,7 +1,7 @@
 //! TLS to backends: a policy says whom to trust, and nobody else is.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use http::Response;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use crate::harness::{full, until, until_code, with_gateway};
+use crate::harness::{full, local, until, until_code, with_gateway};
 
 const GATEWAY_API: &str = "gateway.networking.k8s.io/v1";
 
@@ -23,7 +23,7 @@ async fn secure(host: &str) -> (SocketAddr, String) {
     let mut config = config.unwrap();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    let listener = TcpListener::bind((IpAddr::from([192, 0, 2, 2]), 0)).await.unwrap();
+    let listener = TcpListener::bind((local(2), 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         loop {

@@ -1,8 +1,11 @@
 //! A world for a test: a network namespace with addresses on its loopback, an API server, the gateway, and backends that tell what they saw.
+//!
+//! There is one of each family. Tests are written in addresses of IPv4; in a world of IPv6 each stands for another.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +27,27 @@ use tokio_util::sync::CancellationToken;
 /// Long enough for a busy machine; a test that works never waits for it.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
 
-pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// What addresses begin with, by family.
+const PREFIXES: [&str; 2] = ["192.0.2.", "2001:db8::"];
+
+thread_local! {
+    /// Whether this thread's world is one of IPv6.
+    static IS_V6: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The address of this number.
+pub(crate) fn local(number: u8) -> IpAddr {
+    format!("{}{number}", PREFIXES[usize::from(IS_V6.get())]).parse().unwrap()
+}
+
+/// What is written in addresses of IPv4, for this world.
+fn translated(written: Value) -> Value {
+    match IS_V6.get() {
+        true => serde_json::from_str(&written.to_string().replace(PREFIXES[0], PREFIXES[1]).replace("IPv4", "IPv6"))
+            .unwrap(),
+        false => written,
+    }
+}
 
 /// Who the gateway is to the API server; it may do no more than its role says.
 const USER: &str = "system:cox-gateway";
@@ -33,59 +56,71 @@ pub(crate) struct World {
     pub(crate) admin: Client,
 }
 
-/// Runs a test in a namespace of its own, with an API server and a gateway.
-pub(crate) fn with_gateway<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Send + 'static) {
+/// Runs a test in namespaces of its own, with an API server and a gateway, once for each family.
+pub(crate) fn with_gateway<F: Future<Output = ()>>(test: impl FnOnce(World) -> F + Copy + Send + 'static) {
     with_config(|_| {}, test);
 }
 
 pub(crate) fn with_config<F: Future<Output = ()>>(
-    change: impl FnOnce(&mut gateway::Config) + Send + 'static,
-    test: impl FnOnce(World) -> F + Send + 'static,
+    change: impl FnOnce(&mut gateway::Config) + Copy + Send + 'static,
+    test: impl FnOnce(World) -> F + Copy + Send + 'static,
 ) {
-    let inside = std::thread::spawn(move || {
-        unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        let socket = netlink::Socket::open().unwrap();
-        let lo = socket.link("lo").unwrap().unwrap().index;
-        socket.set_up(lo).unwrap();
-        for last in 1..=9 {
-            socket.add_address(lo, format!("192.0.2.{last}/32").parse().unwrap()).unwrap();
+    let inside = |is_v6| std::thread::spawn(move || in_world(is_v6, change, test));
+    for running in [false, true].map(inside) {
+        if let Err(panic) = running.join() {
+            std::panic::resume_unwind(panic);
         }
-        // Threads of the runtime are made here, and so are in the namespace.
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        runtime.block_on(async {
-            let dir = tempfile::tempdir().unwrap();
-            let mut config = apiserver::Config::new(Storage::Embedded(dir.path().join("store")));
-            config.bind = "127.0.0.1:0".parse().unwrap();
-            let keys = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
-            let path = |name: &str| dir.path().join(name);
-            std::fs::write(path("tls.crt"), keys.cert.pem()).unwrap();
-            std::fs::write(path("tls.key"), keys.signing_key.serialize_pem()).unwrap();
-            std::fs::write(path("sa.key"), rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
-            config.tls_cert_file = Some(path("tls.crt"));
-            config.tls_private_key_file = Some(path("tls.key"));
-            config.service_account_key_files = vec![path("sa.key")];
-            config.service_account_signing_key_file = Some(path("sa.key"));
-            config.authorizers = vec![apiserver::Authorizer::Rbac];
-            let server = Server::new(config).await.unwrap();
-            let handler = server.handler();
-            let admin = Client::in_process(handler.clone(), api::UserInfo::new("admin", &["system:masters"]));
-            let stop = CancellationToken::new();
-            let serving = tokio::spawn(server.serve(stop.clone()));
-            let world = World { admin };
-            world.install().await;
-            let own = Client::in_process(handler, api::UserInfo::new(USER, &["system:authenticated"]));
-            let mut config = gateway::Config::new(own, "node-1", vec![GATEWAY.into()]);
-            change(&mut config);
-            let running = tokio::spawn(gateway::run(config, stop.clone()));
-            test(world).await;
-            stop.cancel();
-            running.await.unwrap().unwrap();
-            serving.await.unwrap().unwrap();
-        });
-    });
-    if let Err(panic) = inside.join() {
-        std::panic::resume_unwind(panic);
     }
+}
+
+fn in_world<F: Future<Output = ()>>(
+    is_v6: bool,
+    change: impl FnOnce(&mut gateway::Config),
+    test: impl FnOnce(World) -> F,
+) {
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    IS_V6.set(is_v6);
+    let socket = netlink::Socket::open().unwrap();
+    let lo = socket.link("lo").unwrap().unwrap().index;
+    socket.set_up(lo).unwrap();
+    for number in 1..=9 {
+        let length = if is_v6 { 128 } else { 32 };
+        socket.add_address(lo, format!("{}/{length}", local(number)).parse().unwrap()).unwrap();
+    }
+    // Threads of the runtime are made here, and so are in the namespace.
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().on_thread_start(move || IS_V6.set(is_v6));
+    let runtime = builder.build().unwrap();
+    runtime.block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = apiserver::Config::new(Storage::Embedded(dir.path().join("store")));
+        config.bind = "127.0.0.1:0".parse().unwrap();
+        let keys = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("tls.crt"), keys.cert.pem()).unwrap();
+        std::fs::write(path("tls.key"), keys.signing_key.serialize_pem()).unwrap();
+        std::fs::write(path("sa.key"), rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
+        config.tls_cert_file = Some(path("tls.crt"));
+        config.tls_private_key_file = Some(path("tls.key"));
+        config.service_account_key_files = vec![path("sa.key")];
+        config.service_account_signing_key_file = Some(path("sa.key"));
+        config.authorizers = vec![apiserver::Authorizer::Rbac];
+        let server = Server::new(config).await.unwrap();
+        let handler = server.handler();
+        let admin = Client::in_process(handler.clone(), api::UserInfo::new("admin", &["system:masters"]));
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(server.serve(stop.clone()));
+        let world = World { admin };
+        world.install().await;
+        let own = Client::in_process(handler, api::UserInfo::new(USER, &["system:authenticated"]));
+        let mut config = gateway::Config::new(own, "node-1", vec![local(1)]);
+        change(&mut config);
+        let running = tokio::spawn(gateway::run(config, stop.clone()));
+        test(world).await;
+        stop.cancel();
+        running.await.unwrap().unwrap();
+        serving.await.unwrap().unwrap();
+    });
 }
 
 /// Group, version and plural of a kind.
@@ -110,6 +145,7 @@ impl World {
 
     /// Creates an object, in `default` unless it says otherwise; one that is there already stays.
     pub(crate) async fn create(&self, object: Value) {
+        let object = translated(object);
         let gvr = resource(&object);
         let has_namespace = !["Namespace", "IngressClass", "GatewayClass"].contains(&object["kind"].as_str().unwrap());
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
@@ -130,13 +166,15 @@ impl World {
 
     pub(crate) async fn get(&self, api_version: &str, kind: &str, name: &str) -> Value {
         let gvr = resource(&json!({"apiVersion": api_version, "kind": kind}));
-        self.admin.dynamic(&gvr, Some("default")).get(name).await.unwrap()
+        let object: Value = self.admin.dynamic(&gvr, Some("default")).get(name).await.unwrap();
+        let text = object.to_string().replace(PREFIXES[1], PREFIXES[0]);
+        serde_json::from_str(&text).unwrap()
     }
 
     pub(crate) async fn patch(&self, api_version: &str, kind: &str, name: &str, patch: Value) {
         let gvr = resource(&json!({"apiVersion": api_version, "kind": kind}));
         let api = self.admin.dynamic(&gvr, Some("default"));
-        api.patch(name, &client::Patch::merge(patch)).await.unwrap();
+        api.patch(name, &client::Patch::merge(translated(patch))).await.unwrap();
     }
 
     /// A Service without a selector, and its endpoints.
@@ -145,13 +183,18 @@ impl World {
         let spec = json!({"clusterIP": "None", "ports": [port]});
         self.create(json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec})).await;
         for (at, endpoint) in endpoints.iter().enumerate() {
+            // One that was not made here is named by hand.
+            let address = match endpoint.ip() {
+                IpAddr::V4(written) => local(written.octets()[3]),
+                address => address,
+            };
             self.create(json!({
                 "apiVersion": "discovery.k8s.io/v1",
                 "kind": "EndpointSlice",
                 "metadata": {"name": format!("{name}-{at}"), "labels": {"kubernetes.io/service-name": name}},
                 "addressType": "IPv4",
                 "ports": [{"name": "web", "port": endpoint.port(), "protocol": "TCP"}],
-                "endpoints": [{"addresses": [endpoint.ip().to_string()], "conditions": {"ready": true}}],
+                "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
             }))
             .await;
         }
@@ -210,7 +253,7 @@ pub(crate) fn full(text: impl Into<Bytes>) -> BackendBody {
 
 /// A server of HTTP/1 and HTTP/2 on one of the namespace's addresses.
 pub(crate) async fn backend_with(answer: Answer) -> SocketAddr {
-    let listener = TcpListener::bind((IpAddr::from([192, 0, 2, 2]), 0)).await.unwrap();
+    let listener = TcpListener::bind((local(2), 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         loop {
@@ -255,7 +298,7 @@ pub(crate) async fn echo(name: &'static str) -> SocketAddr {
 }
 
 pub(crate) fn address(port: u16) -> SocketAddr {
-    (GATEWAY, port).into()
+    (local(1), port).into()
 }
 
 /// Sends bytes and reads until the other side closes.

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::harness::{address, backend_with, echo, full, parsed, until, until_code, with_gateway};
+use crate::harness::{address, backend_with, echo, full, local, parsed, until, until_code, with_gateway};
 
 /// A TLS connection that trusts anyone; who it was shows in the certificate.
 async fn tls_connect(port: u16, host: &str, alpn: &[&[u8]]) -> Option<TlsStream<TcpStream>> {
@@ -215,7 +215,7 @@ fn tls_is_passed_through_untouched() {
         let config =
             tls::server_builder().with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key).unwrap();
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-        let listener = tokio::net::TcpListener::bind("192.0.2.2:0").await.unwrap();
+        let listener = tokio::net::TcpListener::bind((local(2), 0)).await.unwrap();
         let backend = listener.local_addr().unwrap();
         tokio::spawn(async move {
             loop {

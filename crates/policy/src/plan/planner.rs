@@ -23,18 +23,37 @@ const INHERITED: &str = "/";
 /// In the order of what is kept by direction.
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 
-/// An address that the plug-in announced, of a pod that the API server may not show with it yet, or not any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Addresses that the plug-in announced, of a pod that the API server may not show with them yet, or not any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Announced {
     pub(crate) pod: String,
     pub(crate) uid: String,
+    /// Empty where it is not known.
+    pub(crate) sandbox: String,
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// The key of a pod that runs on without an object, or beside another of its name. The API server shows no pod of such a name, so
-/// it is closed.
+impl Announced {
+    /// Whether both are of one sandbox of one pod. Where the sandbox is not known, its addresses tell, if those are.
+    fn is_same(&self, other: &Self) -> bool {
+        let is_same_sandbox = match self.sandbox.is_empty() || other.sandbox.is_empty() {
+            false => self.sandbox == other.sandbox,
+            true if self.addresses.is_empty() || other.addresses.is_empty() => true,
+            true => self.addresses.iter().any(|address| other.addresses.contains(address)),
+        };
+        self.uid == other.uid && is_same_sandbox
+    }
+
+    /// The key of a sandbox that runs on: without its pod's object, or beside another sandbox of that pod or of another of its name.
+    /// The API server shows no pod of such a name, so it is closed.
+    fn outliving(&self) -> String {
+        format!("{}{}", outliving(&self.pod, &self.uid), self.sandbox)
+    }
+}
+
+/// What the keys of a pod's sandboxes that run on begin with.
 fn outliving(pod: &str, uid: &str) -> String {
-    format!("{pod}/{uid}")
+    format!("{pod}/{uid}/")
 }
 
 #[derive(Default)]
@@ -172,8 +191,8 @@ impl Planner {
         let is_free = |address: &&IpAddr| !self.holders.contains_key(*address) && !self.is_shown_with(**address);
         let addresses: Vec<IpAddr> = before.addresses.iter().filter(is_free).copied().collect();
         if !addresses.is_empty() {
-            let uid = before.uid.clone();
-            self.announce(Announced { pod: outliving(key, &uid), uid, addresses });
+            let (pod, uid) = (outliving(key, &before.uid), before.uid.clone());
+            self.announce(Announced { pod, uid, addresses, ..Announced::default() });
         }
     }
 
@@ -183,7 +202,7 @@ impl Planner {
         for address in addresses {
             if !self.holders.contains_key(&address) && !self.is_shown_with(address) {
                 let pod = format!("{INHERITED}{address}");
-                self.announce(Announced { pod, uid: String::new(), addresses: vec![address] });
+                self.announce(Announced { pod, addresses: vec![address], ..Announced::default() });
             }
         }
     }
@@ -296,12 +315,13 @@ impl Planner {
         }
     }
 
-    /// A pod has addresses; whoever had them before has none of them any more.
+    /// A pod has addresses; whoever had them before has none of them any more. What was announced for another sandbox under its name
+    /// may run on until it is withdrawn.
     pub(crate) fn announce(&mut self, told: Announced) {
-        if let Some(before) = self.announced.get(&told.pod).filter(|before| before.uid != told.uid).cloned() {
+        let is_another = |before: &&Announced| before.uid != told.uid || before.sandbox != told.sandbox;
+        if let Some(before) = self.announced.get(&told.pod).filter(is_another).cloned() {
             self.forget_announced(&told.pod);
-            let key = outliving(&before.pod, &before.uid);
-            self.hold(Announced { pod: key, ..before });
+            self.hold(Announced { pod: before.outliving(), ..before });
         }
         self.hold(told);
     }
@@ -323,14 +343,22 @@ impl Planner {
         self.know_holders_of(&addresses);
     }
 
-    /// A pod gives its addresses back. The end of one that was replaced by another of its name says nothing about the other.
-    pub(crate) fn withdraw(&mut self, pod: &str, uid: &str) {
-        if self.is_announced(pod, uid) {
-            self.forget_announced(pod);
+    /// A sandbox gives its addresses back, which may be heard of late. The end of one that was replaced, by another sandbox of its pod or
+    /// by another pod of its name, says nothing about the other.
+    pub(crate) fn withdraw(&mut self, gone: &Announced) {
+        let prefix = outliving(&gone.pod, &gone.uid);
+        let outliving = self.announced.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
+        let told = outliving.chain(self.announced.get_key_value(&gone.pod));
+        let ended: Vec<String> = told.filter(|(_, told)| told.is_same(gone)).map(|(key, _)| key.clone()).collect();
+        for key in ended {
+            self.forget_announced(&key);
         }
-        self.forget_announced(&outliving(pod, uid));
-        if self.shown.get(pod).is_some_and(|shown| shown.uid == uid) {
-            self.given_back.insert(pod.to_owned(), uid.to_owned());
+        let has_all =
+            |shown: &Pod| gone.addresses.is_empty() || shown.addresses.iter().all(|one| gone.addresses.contains(one));
+        if !self.is_announced(&gone.pod, &gone.uid)
+            && self.shown.get(&gone.pod).is_some_and(|shown| shown.uid == gone.uid && has_all(shown))
+        {
+            self.given_back.insert(gone.pod.clone(), gone.uid.clone());
         }
     }
 

@@ -4,8 +4,7 @@ use super::*;
 
 #[test]
 fn security_a_pod_that_is_not_shown_yet_is_closed_to_the_clusters_policies_too() {
-    let told =
-        |pod: &str| Announced { pod: pod.into(), uid: "u".into(), addresses: vec!["10.42.0.9".parse().unwrap()] };
+    let told = |pod: &str| announced(pod, "u", &["10.42.0.9"]);
     let deny = json!({"subject": {"namespaces": {"matchLabels": {"team": "red"}}},
         "ingress": [{"action": "Deny", "from": [{"namespaces": {}}]}]});
     let world = world(vec![], vec![]).with_cluster_policies(vec![cluster_policy("deny", "Baseline", 0, deny)]);
@@ -27,7 +26,7 @@ fn security_a_pod_that_is_not_shown_yet_reaches_nobody_whom_it_is_denied_to() {
     let with = |pods: Vec<Pod>| {
         world(pods, vec![]).with_cluster_policies(vec![cluster_policy("deny", "Admin", 0, deny.clone())])
     };
-    let told = Announced { pod: "other/new".into(), uid: "new".into(), addresses: vec![ip("10.42.0.9")] };
+    let told = announced("other/new", "new", &["10.42.0.9"]);
     let reaches = |plan: &Plan| passes(plan, ip("10.42.0.9"), ip("10.42.0.2"), Protocol::Tcp, 80);
     assert!(!reaches(&plan(&with(vec![web()]), std::slice::from_ref(&told))));
     // Shown, in a namespace that is not: on this node and on another.
@@ -54,7 +53,7 @@ fn security_an_address_is_only_whose_it_was_announced_to_be() {
     let world = world(pods, vec![policy("default", "p", allow)]);
     let reaches =
         |announced: &[Announced]| passes(&plan(&world, announced), ip("10.42.0.9"), ip("10.42.0.2"), Protocol::Tcp, 80);
-    let told = |pod: &str, uid: &str| Announced { pod: pod.into(), uid: uid.into(), addresses: vec![ip("10.42.0.9")] };
+    let told = |pod: &str, uid: &str| announced(pod, uid, &["10.42.0.9"]);
     assert!(reaches(&[]));
     assert!(reaches(&[told("default/old", "old")]));
     assert!(!reaches(&[told("default/new", "new")]));
@@ -78,7 +77,7 @@ fn security_a_pod_that_outlives_its_object_is_closed() {
     };
     for is_announced in [false, true] {
         let mut planner = begin();
-        let told = || Announced { pod: "default/web".into(), uid: "web".into(), addresses: vec![ip("10.42.0.9")] };
+        let told = || announced("default/web", "web", &["10.42.0.9"]);
         if is_announced {
             planner.announce(told());
         }
@@ -89,17 +88,16 @@ fn security_a_pod_that_outlives_its_object_is_closed() {
         other.uid = "other".into();
         planner.set_pod("default/web", Some(Arc::new(other)));
         assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
-        let (pod, uid) = ("default/web".into(), "other".into());
-        planner.announce(Announced { pod, uid, addresses: vec![ip("10.42.0.8")] });
+        planner.announce(announced("default/web", "other", &["10.42.0.8"]));
         assert_eq!(led(&mut planner).as_deref(), Some("jump closed"));
-        planner.withdraw("default/web", "web");
+        planner.withdraw(&announced("default/web", "web", &[]));
         assert_eq!(led(&mut planner), None);
         // Given back before the object goes, as usual.
         let mut planner = begin();
         if is_announced {
             planner.announce(told());
         }
-        planner.withdraw("default/web", "web");
+        planner.withdraw(&announced("default/web", "web", &[]));
         assert!(led(&mut planner).is_some_and(|led| led.starts_with("jump in-")));
         planner.set_pod("default/web", None);
         assert_eq!(led(&mut planner), None);
@@ -118,6 +116,59 @@ fn security_a_pod_that_outlives_its_object_is_closed() {
     planner.set_policy("default/deny", None);
     planner.settle();
     assert!(planner.plan().is_empty());
+}
+
+/// A sandbox was made anew, and the end of the old one is heard of after the new one's begin.
+#[test]
+fn security_the_late_end_of_a_sandbox_leaves_the_next_one_alone() {
+    let deny = || policy("default", "deny", json!({"podSelector": {"matchLabels": {"app": "web"}}}));
+    let shown = |addresses: &[&str]| pod("default", "web", NODE, json!({"app": "web"}), addresses, json!([]));
+    let of = |sandbox: &str, addresses: &[&str]| Announced {
+        sandbox: sandbox.into(),
+        ..announced("default/web", "web", addresses)
+    };
+    let (old, new) = (["10.42.0.8", "fd42::8"], ["10.42.0.9", "fd42::9"]);
+    let led = |planner: &mut Planner, address: &str| {
+        planner.settle();
+        let map = if ip(address).is_ipv6() { "ingress6" } else { "ingress4" };
+        planner.plan().subjects[map].get(&ip(address)).cloned()
+    };
+    // The plug-in knows what is given back, or, with an old configuration, does not.
+    for released in [&old[..], &[]] {
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(vec![shown(&old)], vec![deny()]));
+        planner.announce(of("first", &old));
+        planner.announce(of("second", &new));
+        for (old, new) in old.iter().zip(&new) {
+            // It may run on, and the pod's status still shows its address.
+            assert_eq!(led(&mut planner, old).as_deref(), Some("jump closed"));
+            assert!(led(&mut planner, new).is_some_and(|led| led.starts_with("jump in-")));
+        }
+        planner.set_pod("default/web", Some(Arc::new(shown(&new))));
+        planner.withdraw(&of("first", released));
+        for (old, new) in old.iter().zip(&new) {
+            assert_eq!(led(&mut planner, old), None);
+            assert!(led(&mut planner, new).is_some_and(|led| led.starts_with("jump in-")));
+        }
+        // The second one is still there when the object goes, and is not taken for one that has ended.
+        planner.set_pod("default/web", None);
+        assert_eq!(led(&mut planner, new[0]).as_deref(), Some("jump closed"));
+        planner.withdraw(&of("second", &new));
+        assert_eq!(led(&mut planner, new[0]), None);
+    }
+    // After a restart nobody has announced anything: addresses tell which sandbox has ended.
+    for (released, is_closed) in [(&old, true), (&new, false)] {
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(vec![shown(&new)], vec![deny()]));
+        planner.withdraw(&of("first", released));
+        planner.set_pod("default/web", None);
+        assert_eq!(led(&mut planner, new[0]).is_some(), is_closed);
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(vec![shown(&new)], vec![deny()]));
+        planner.set_pod("default/web", None);
+        planner.withdraw(&of("first", released));
+        assert_eq!(led(&mut planner, new[0]).is_some(), is_closed);
+    }
 }
 
 /// What is read back from the kernel is what was isolated in it.

@@ -69,7 +69,8 @@ fn happen(random: &mut Random, planner: &mut Planner, told: &mut BTreeMap<String
             let last = random.below(10) + 2;
             let addresses = vec![ip(&format!("10.42.0.{last}")), ip(&format!("fd42::{last:x}"))];
             let pod = format!("{}/p{}", random.one(&namespaces), random.below(8));
-            let new = Announced { pod: pod.clone(), uid: random.one(&["one", "two"]).to_owned(), addresses };
+            let (uid, sandbox) = (random.one(&["one", "two"]).to_owned(), random.one(&["x", "y"]).to_owned());
+            let new = Announced { pod: pod.clone(), uid, sandbox, addresses };
             told.retain(|_, had| !had.addresses.iter().any(|address| new.addresses.contains(address)));
             told.insert(pod, new.clone());
             planner.announce(new);
@@ -80,9 +81,9 @@ fn happen(random: &mut Random, planner: &mut Planner, told: &mut BTreeMap<String
                 let gone = random.one(&known);
                 if random.below(3) > 0 {
                     told.remove(&gone.pod);
-                    planner.withdraw(&gone.pod, &gone.uid);
+                    planner.withdraw(&gone);
                 } else {
-                    planner.withdraw(&gone.pod, "another");
+                    planner.withdraw(&Announced { uid: "another".to_owned(), ..gone });
                 }
             }
         }

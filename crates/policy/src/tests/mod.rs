@@ -60,6 +60,12 @@ fn cluster_policy(name: &str, tier: &str, priority: usize, spec: Value) -> Clust
     ClusterPolicy::new(&serde_json::from_value(object).unwrap())
 }
 
+/// What the plug-in says of a pod's sandbox, of which nothing else is known.
+fn announced(pod: &str, uid: &str, addresses: &[&str]) -> Announced {
+    let addresses = addresses.iter().map(|address| ip(address)).collect();
+    Announced { pod: pod.into(), uid: uid.into(), addresses, ..Announced::default() }
+}
+
 fn planned(world: &World) -> Plan {
     plan(world, &[])
 }
@@ -90,7 +96,7 @@ fn tell(planner: &mut Planner, world: &World) {
         if let Some(had) = known.pods.get(&key)
             && value.as_ref().is_none_or(|now| now.uid != had.uid)
         {
-            planner.withdraw(&key, &had.uid);
+            planner.withdraw(&announced(&key, &had.uid, &[]));
         }
         planner.set_pod(&key, value);
     }
@@ -215,7 +221,7 @@ fn who_is_not_selected_has_no_rules() {
 
 #[test]
 fn security_a_pod_that_is_not_shown_yet_is_closed() {
-    let told = Announced { pod: "default/new".into(), uid: "u".into(), addresses: vec!["10.42.0.9".parse().unwrap()] };
+    let told = announced("default/new", "u", &["10.42.0.9"]);
     let announced = |world: &World| plan(world, std::slice::from_ref(&told)).subjects["ingress4"].clone();
     let deny = || policy("default", "deny", json!({"podSelector": {"matchLabels": {"app": "web"}}}));
     let closed = announced(&world(vec![], vec![deny()]));
@@ -657,7 +663,7 @@ fn security_an_announced_pod_is_a_peer_before_its_status_shows_it() {
     ];
     let world = world(pods, vec![]).with_cluster_policies(vec![cluster_policy("deny", "Admin", 0, deny)]);
     let (from, to) = ("10.42.0.9".parse().unwrap(), "10.42.0.2".parse().unwrap());
-    let told = |uid: &str| Announced { pod: "default/new".into(), uid: uid.into(), addresses: vec![from] };
+    let told = |uid: &str| announced("default/new", uid, &["10.42.0.9"]);
     // Another pod of that name has other labels.
     for (uid, is_peer) in [("new", true), ("earlier", false)] {
         let plan = plan(&world, &[told(uid)]);

@@ -247,6 +247,18 @@ mod tests {
     }
 
     #[test]
+    fn an_element_stays_while_one_service_wants_it() {
+        let at = |ip: &str| contribution(json!({"clusterIP": ip, "ports": [{"port": 80}]}), THREE);
+        let mut program = Program::default();
+        let mut step = |key: &str, fragment| program.update(vec![(key.into(), fragment)]).text;
+        assert!(step("default/a", Some(at("10.43.0.9"))).contains("add element ip cox-proxy hairpin"));
+        // They have the same endpoints.
+        assert!(!step("default/b", Some(at("10.43.0.10"))).contains("hairpin"));
+        assert!(!step("default/a", None).contains("hairpin"));
+        assert!(step("default/b", None).contains("delete element ip cox-proxy hairpin"));
+    }
+
+    #[test]
     fn nothing_changes_nothing() {
         let spec = json!({"clusterIP": "10.43.0.9", "ports": [{"port": 80}]});
         let mut program = Program::default();

@@ -27,11 +27,12 @@ struct State {
     sets: HashMap<String, Shared>,
 }
 
-/// An element that several services may want; the first one has it. Two services with one external address and port is a
+/// An element that several services may want; the first wish counts. Two services with one external address and port is a
 /// mistake of the user's that must not break either's other addresses.
 #[derive(Default)]
 struct Slot {
-    wishes: Vec<(String, String)>,
+    /// Values, each with how many services want it: thousands may want the same.
+    wishes: Vec<(String, usize)>,
 }
 
 /// A chain or set and how many services use it.
@@ -80,7 +81,7 @@ impl crate::backend::Backend for Program {
             for (i, changes) in changes.iter_mut().enumerate() {
                 let old = &old.as_ref().unwrap_or(&empty).families[i];
                 let new = &new.as_ref().unwrap_or(&empty).families[i];
-                self.families[i].replace(&key, old, new, changes);
+                self.families[i].replace(old, new, changes);
             }
             if let Some(new) = new {
                 self.services.insert(key, new);
@@ -114,15 +115,15 @@ impl Program {
 }
 
 impl State {
-    fn replace(&mut self, service: &str, old: &Part, new: &Part, changes: &mut Changes) {
+    fn replace(&mut self, old: &Part, new: &Part, changes: &mut Changes) {
         for (key, value) in &old.elements {
             if new.elements.get(key) != Some(value) {
-                self.change_element(key, service, None, changes);
+                self.change_element(key, changes, |slot| slot.withdraw(value));
             }
         }
         for (key, value) in &new.elements {
             if old.elements.get(key) != Some(value) {
-                self.change_element(key, service, Some(value), changes);
+                self.change_element(key, changes, |slot| slot.wish(value));
             }
         }
         for (name, declaration) in &new.sets {
@@ -146,27 +147,38 @@ impl State {
         }
     }
 
-    fn change_element(
-        &mut self,
-        key: &(&'static str, String),
-        service: &str,
-        value: Option<&String>,
-        changes: &mut Changes,
-    ) {
+    fn change_element(&mut self, key: &(&'static str, String), changes: &mut Changes, change: impl FnOnce(&mut Slot)) {
         let slot = self.elements.entry(key.clone()).or_default();
-        let before = slot.wishes.first().map(|(_, value)| value.clone());
-        match (slot.wishes.iter().position(|(wisher, _)| wisher == service), value) {
-            (Some(at), Some(value)) => slot.wishes[at].1 = value.clone(),
-            (None, Some(value)) => slot.wishes.push((service.to_owned(), value.clone())),
-            (Some(at), None) => drop(slot.wishes.remove(at)),
-            (None, None) => {}
-        }
-        let now = slot.wishes.first().map(|(_, value)| value.clone());
+        let before = slot.value();
+        change(slot);
+        let now = slot.value();
         if now.is_none() {
             self.elements.remove(key);
         }
         if before != now {
             note(&mut changes.elements, key, before, now);
+        }
+    }
+}
+
+impl Slot {
+    fn value(&self) -> Option<String> {
+        self.wishes.first().map(|(value, _)| value.clone())
+    }
+
+    fn wish(&mut self, value: &str) {
+        match self.wishes.iter_mut().find(|(wished, _)| wished == value) {
+            Some((_, count)) => *count += 1,
+            None => self.wishes.push((value.to_owned(), 1)),
+        }
+    }
+
+    fn withdraw(&mut self, value: &str) {
+        if let Some(at) = self.wishes.iter().position(|(wished, _)| wished == value) {
+            self.wishes[at].1 -= 1;
+            if self.wishes[at].1 == 0 {
+                self.wishes.remove(at);
+            }
         }
     }
 }

@@ -1,8 +1,12 @@
 //! The laboratory: namespaces for the host, its pods and a neighbour, joined by a bridge and a cable.
+//!
+//! Tests are written in addresses of IPv4 and run in labs of both families. In one of IPv6 each address stands for another: on its
+//! way to the API and to the network, and back again in what is answered.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,6 +16,7 @@ use cni::routes;
 use netlink::{LinkKind, Route, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy::Mode;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::FakeApi;
@@ -22,7 +27,67 @@ pub(crate) const HEALTHZ: &str = "127.0.0.1:10256";
 pub(crate) const METRICS: &str = "127.0.0.1:10249";
 /// Of pods and of services, in both families.
 const RANGES: [[&str; 2]; 2] = [["10.42.0.0/16", "fd42::/56"], ["10.43.0.0/16", "fd43::/112"]];
+const MODES: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
 const PODS: std::ops::RangeInclusive<u8> = 2..=5;
+
+/// What is written in tests, and what it stands for in a lab of IPv6. The more exact ones come first.
+const TRANSLATIONS: [(&str, &str); 10] = [
+    ("10.42.0.0/24", "fd42::/64"),
+    ("192.0.2.0/24", "2001:db8:2::/64"),
+    ("203.0.113.0/24", "2001:db8:113::/64"),
+    ("10.43.9.9", "fd43::999"),
+    ("10.42.0.", "fd42::"),
+    ("10.43.0.", "fd43::"),
+    ("192.0.2.", "2001:db8:2::"),
+    ("203.0.113.", "2001:db8:113::"),
+    ("198.51.100.", "2001:db8:100::"),
+    ("IPv4", "IPv6"),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+}
+
+thread_local! {
+    /// Of the lab that this thread works in.
+    static FAMILY: Cell<Family> = const { Cell::new(Family::V4) };
+}
+
+fn translated(text: &str) -> String {
+    match FAMILY.get() {
+        Family::V4 => text.to_owned(),
+        Family::V6 => TRANSLATIONS.iter().fold(text.to_owned(), |text, (four, six)| text.replace(four, six)),
+    }
+}
+
+/// What was answered, as tests are written.
+fn translated_back(text: &str) -> String {
+    match FAMILY.get() {
+        Family::V4 => text.to_owned(),
+        Family::V6 => TRANSLATIONS.iter().fold(text.to_owned(), |text, (four, six)| text.replace(six, four)),
+    }
+}
+
+fn meant(target: &str) -> SocketAddr {
+    let written: SocketAddr = target.parse().unwrap();
+    SocketAddr::new(translated(&written.ip().to_string()).parse().unwrap(), written.port())
+}
+
+/// The API of a lab.
+#[derive(Clone, Default)]
+pub(crate) struct Api(FakeApi);
+
+impl Api {
+    pub(crate) fn put(&self, plural: &str, object: Value) {
+        self.0.put(plural, serde_json::from_str(&translated(&object.to_string())).unwrap());
+    }
+
+    pub(crate) fn delete(&self, plural: &str, name: &str) {
+        self.0.delete(plural, name);
+    }
+}
 
 /// A network namespace, kept by the file.
 pub(crate) struct Namespace(File);
@@ -32,6 +97,10 @@ impl Namespace {
         let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            // Nobody else can have an address here, and nobody waits a second to find that out.
+            for whose in ["all", "default"] {
+                std::fs::write(format!("/proc/sys/net/ipv6/conf/{whose}/accept_dad"), "0").unwrap();
+            }
             sender.send(File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
         });
         Self(receiver.recv().unwrap())
@@ -52,6 +121,7 @@ pub(crate) struct Lab {
     pods: Vec<Namespace>,
     outside: Namespace,
     mode: Mode,
+    family: Family,
 }
 
 /// Stops the proxy when dropped.
@@ -75,23 +145,35 @@ fn cidr(text: &str) -> Cidr {
 }
 
 impl Lab {
-    /// Runs a test in a host namespace of its own, once for each mode.
+    /// Runs a test in host namespaces of its own, once for each mode and family.
     pub(crate) fn run(test: impl Fn(&Lab) + Send + Copy + 'static) {
-        let inside = |mode| {
+        Self::run_in(&[Family::V4, Family::V6], test);
+    }
+
+    /// Runs a test that is about both families, or neither, once for each mode.
+    pub(crate) fn run_as_written(test: impl Fn(&Lab) + Send + Copy + 'static) {
+        Self::run_in(&[Family::V4], test);
+    }
+
+    fn run_in(families: &[Family], test: impl Fn(&Lab) + Send + Copy + 'static) {
+        let inside = |mode, family| {
             let host = Namespace::new();
             std::thread::spawn(move || {
                 setns(&host.0, CloneFlags::CLONE_NEWNET).unwrap();
-                test(&Lab::build(mode));
+                FAMILY.set(family);
+                test(&Lab::build(mode, family));
             })
         };
-        for running in [Mode::Nftables, Mode::Iptables].map(inside) {
+        // All at once: mostly they wait.
+        let all: Vec<_> = families.iter().flat_map(|family| MODES.map(|mode| inside(mode, *family))).collect();
+        for running in all {
             if let Err(panic) = running.join() {
                 std::panic::resume_unwind(panic);
             }
         }
     }
 
-    fn build(mode: Mode) -> Self {
+    fn build(mode: Mode, family: Family) -> Self {
         let host = Socket::open().unwrap();
         let up = |socket: &Socket, name: &str, address: Option<&str>| {
             let link = socket.link(name).unwrap().unwrap();
@@ -135,11 +217,17 @@ impl Lab {
             })
             .collect();
         let outside = Namespace::new();
-        cable(&outside, "up0", vec!["192.0.2.2/24".into()].leak(), &["192.0.2.1"]);
-        up(&host, "up0", Some("192.0.2.1/24"));
+        let addresses = vec!["192.0.2.2/24".to_owned(), "2001:db8:2::2/64".to_owned()].leak();
+        cable(&outside, "up0", addresses, &["192.0.2.1", "2001:db8:2::1"]);
+        let uplink = up(&host, "up0", Some("192.0.2.1/24"));
+        host.add_address(uplink, cidr("2001:db8:2::1/64")).unwrap();
         let (pod_ranges, service_ranges) = (RANGES[0].map(cidr), RANGES[1].map(cidr));
-        routes::seal(&pod_ranges, &service_ranges, Some("192.0.2.1".parse().unwrap())).unwrap();
-        Self { pods, outside, mode }
+        routes::seal(&pod_ranges, &service_ranges, Some(meant("192.0.2.1:0").ip())).unwrap();
+        Self { pods, outside, mode, family }
+    }
+
+    pub(crate) fn is_v6(&self) -> bool {
+        self.family == Family::V6
     }
 
     /// By the last byte of its address.
@@ -152,13 +240,13 @@ impl Lab {
     }
 
     /// The proxy of node `a`, in this thread's namespace.
-    pub(crate) fn proxy(&self, api: &FakeApi) -> RunningProxy {
+    pub(crate) fn proxy(&self, api: &Api) -> RunningProxy {
         self.proxy_with(api, |_| {})
     }
 
     /// The same with something changed.
-    pub(crate) fn proxy_with(&self, api: &FakeApi, change: impl FnOnce(&mut proxy::Config)) -> RunningProxy {
-        let mut config = proxy::Config::new(api.client(), "a");
+    pub(crate) fn proxy_with(&self, api: &Api, change: impl FnOnce(&mut proxy::Config)) -> RunningProxy {
+        let mut config = proxy::Config::new(api.0.client(), "a");
         config.cluster_cidrs = RANGES[0].map(str::to_owned).into();
         config.service_cidrs = RANGES[1].map(str::to_owned).into();
         config.mode = self.mode;
@@ -175,14 +263,15 @@ impl Lab {
         RunningProxy { stop, thread: Some(thread) }
     }
 
-    /// The mode's rules, as its own tool lists them.
+    /// The mode's rules of the lab's family, as its own tool lists them.
     pub(crate) fn rules(&self) -> String {
-        let (tool, args): (_, &[&str]) = match self.mode {
-            Mode::Nftables => ("nft", &["list", "ruleset"]),
-            Mode::Iptables => ("iptables-save", &[]),
+        let (tool, args): (_, &[&str]) = match (self.mode, self.family) {
+            (Mode::Nftables, _) => ("nft", &["list", "ruleset"]),
+            (Mode::Iptables, Family::V4) => ("iptables-save", &[]),
+            (Mode::Iptables, Family::V6) => ("ip6tables-save", &[]),
         };
         let output = std::process::Command::new(tool).args(args).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
+        translated_back(&String::from_utf8(output.stdout).unwrap())
     }
 }
 
@@ -197,7 +286,7 @@ fn serve(pod: &Namespace, number: u8) {
                 let _ = stream.write_all(text.as_bytes());
             }
         });
-        let socket = UdpSocket::bind("0.0.0.0:53").unwrap();
+        let socket = UdpSocket::bind("[::]:53").unwrap();
         std::thread::spawn(move || {
             let mut buffer = [0; 64];
             while let Ok((_, client)) = socket.recv_from(&mut buffer) {
@@ -208,19 +297,20 @@ fn serve(pod: &Namespace, number: u8) {
 }
 
 /// One connection and what came over it; from the host without a namespace.
-pub(crate) fn ask_tcp(from: Option<&Namespace>, target: &'static str) -> Result<String, String> {
+pub(crate) fn ask_tcp(from: Option<&Namespace>, target: &str) -> Result<String, String> {
+    let address = meant(target);
     let ask = move || {
-        let address: SocketAddr = target.parse().unwrap();
         let mut stream = TcpStream::connect_timeout(&address, COMMAND_TIMEOUT).map_err(|error| error.to_string())?;
         stream.set_read_timeout(Some(COMMAND_TIMEOUT)).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).map_err(|error| error.to_string())?;
         Ok(text)
     };
-    match from {
+    let answer = match from {
         Some(namespace) => namespace.run(ask),
         None => ask(),
-    }
+    };
+    answer.map(|text| translated_back(&text))
 }
 
 /// An HTTP GET from the host: status line, headers and body.
@@ -236,11 +326,13 @@ pub(crate) fn get(address: &str, path: &str) -> Result<String, String> {
 }
 
 /// A client that asks again and again from one socket.
-pub(crate) fn ask_udp(from: &Namespace, target: &'static str) -> impl FnMut() -> Result<String, String> {
+pub(crate) fn ask_udp(from: &Namespace, target: &str) -> impl FnMut() -> Result<String, String> + use<> {
+    let address = meant(target);
+    let any = if address.is_ipv6() { IpAddr::from(Ipv6Addr::UNSPECIFIED) } else { Ipv4Addr::UNSPECIFIED.into() };
     let socket = from.run(move || {
-        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let socket = UdpSocket::bind((any, 0)).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        socket.connect(target).unwrap();
+        socket.connect(address).unwrap();
         socket
     });
     move || {
