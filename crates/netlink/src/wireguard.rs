@@ -98,7 +98,8 @@ impl WireGuard {
         let make = || request(self.family, WG_CMD_GET_DEVICE, VERSION).attr_u32(WGDEVICE_A_IFINDEX, index);
         let mut device = Device::default();
         for answer in self.socket.dump(make)? {
-            let malformed = || io::Error::new(io::ErrorKind::InvalidData, "malformed description of a WireGuard device");
+            let malformed =
+                || io::Error::new(io::ErrorKind::InvalidData, "malformed description of a WireGuard device");
             parse(&answer, &mut device).ok_or_else(malformed)?;
         }
         Ok(device)
@@ -144,9 +145,7 @@ fn peers_message<'a>(number: u16, index: u32, entries: impl Iterator<Item = Entr
     message.nest(WGDEVICE_A_PEERS, |list| {
         entries.fold(list, |list, entry| {
             list.nest(ITEM, |peer| match entry {
-                Entry::Remove(key) => {
-                    peer.attr(WGPEER_A_PUBLIC_KEY, key).attr_u32(WGPEER_A_FLAGS, WGPEER_F_REMOVE_ME)
-                }
+                Entry::Remove(key) => peer.attr(WGPEER_A_PUBLIC_KEY, key).attr_u32(WGPEER_A_FLAGS, WGPEER_F_REMOVE_ME),
                 Entry::Set(setting) => peer
                     .attr(WGPEER_A_PUBLIC_KEY, &setting.key)
                     .attr_u32(WGPEER_A_FLAGS, WGPEER_F_REPLACE_ALLOWEDIPS)
@@ -306,12 +305,8 @@ mod tests {
             raw(NESTED, &[raw(1, &[2, 0]), raw(2, &[10, 42, 1, 0]), raw(3, &[24])].concat()),
             raw(
                 NESTED,
-                &[
-                    raw(1, &[10, 0]),
-                    raw(2, &[0xfd, 0x42, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]),
-                    raw(3, &[64]),
-                ]
-                .concat(),
+                &[raw(1, &[10, 0]), raw(2, &[0xfd, 0x42, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]), raw(3, &[64])]
+                    .concat(),
             ),
         ]
         .concat();
@@ -343,7 +338,8 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn a_device_is_read_from_several_answers() {
-        let range = |address: &[u8], prefix: u8| raw(NESTED, &[raw(1, &[2, 0]), raw(2, address), raw(3, &[prefix])].concat());
+        let range =
+            |address: &[u8], prefix: u8| raw(NESTED, &[raw(1, &[2, 0]), raw(2, address), raw(3, &[prefix])].concat());
         let mut handshake = 1_700_000_000u64.to_le_bytes().to_vec();
         handshake.extend(5u64.to_le_bytes());
         let first_peer = [
