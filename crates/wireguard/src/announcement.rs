@@ -14,6 +14,8 @@ pub const ANNOTATION: &str = "cox.dev/wireguard";
 /// One for each device.
 const MAX_KEYS: usize = 2;
 const MAX_BYTES: usize = 1024;
+/// Nobody gets there by exchanging keys; who says more would leave no number for those who come after.
+const MAX_GENERATION: u64 = 1 << 32;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
@@ -31,6 +33,8 @@ pub enum BadAnnouncement {
     ManyKeys,
     #[error("it has two keys for one device")]
     SameDevice,
+    #[error("it has a key of a generation after {MAX_GENERATION}")]
+    Generation,
     #[error("it is not understood: {0}")]
     NotUnderstood(#[from] serde_json::Error),
 }
@@ -57,6 +61,9 @@ impl FromStr for Announcement {
         let announcement: Self = serde_json::from_str(text)?;
         if announcement.keys.len() > MAX_KEYS {
             return Err(BadAnnouncement::ManyKeys);
+        }
+        if announcement.keys.keys().any(|generation| *generation > MAX_GENERATION) {
+            return Err(BadAnnouncement::Generation);
         }
         let places: Vec<usize> = announcement.keys.keys().map(|generation| place(*generation)).collect();
         match places[..] {
@@ -89,6 +96,7 @@ mod tests {
         for (text, why) in [
             (keys(&[1, 2, 3]), "more than 2 keys"),
             (keys(&[1, 3]), "two keys for one device"),
+            (keys(&[1, u64::MAX]), "a generation after"),
             ("{}".to_owned(), "not understood"),
             ("{\"port\":1,\"keys\":{\"1\":\"AAAA\"}}".to_owned(), "not understood"),
             (" ".repeat(2000), "longer than"),

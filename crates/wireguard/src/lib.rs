@@ -19,7 +19,7 @@ mod mesh;
 mod plan;
 
 pub use announcement::{ANNOTATION, Announcement, BadAnnouncement};
-pub use device::{Device, DeviceError, Kind, PeerState, support};
+pub use device::{Device, DeviceError, Kind, PeerState, present, support};
 pub use guard::{guard, unguard};
 pub use key::{BadKey, PrivateKey, PublicKey};
 pub use mesh::{Mesh, MeshError, Outcome, PeerReport, Settings, remove_links};

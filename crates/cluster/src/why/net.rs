@@ -1,16 +1,17 @@
-//! Whether one pod may connect to a port of another, and which policy says so.
+//! Whether one pod may connect to a port of another, which policy says so, and whether what goes between their nodes is encrypted.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use client::{Client, Gvr, ListParams};
-use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject, Pod as PodObject};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node as NodeObject, Pod as PodObject};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use policy::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use policy::decision::{Decision, End, decide};
 use policy::world::{Direction, Node, Pod, Policy, Protocol, World};
 
 use super::Cause;
+use crate::wireguard_keys;
 
 /// `pod/NAME` or `pod/NAMESPACE/NAME`; whoever receives has a port, and perhaps a protocol: `pod/web:53/UDP`.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,8 +48,64 @@ pub(super) async fn explain(client: &Client, ends: &[String]) -> Result<(String,
     let (from, to) = (Words::parse(from, namespace)?, Words::parse(to, namespace)?);
     let Some((port, protocol)) = to.port else { bail!("which port of {}? Such as: {}:80", to.text, to.text) };
     let world = world(client).await?;
-    let cause = cause(&world, &from.pod, &to.pod, protocol, port)?;
+    let mut cause = cause(&world, &from.pod, &to.pod, protocol, port)?;
+    if let (Some(source), Some(target)) = (world.pods.get(&from.pod), world.pods.get(&to.pod)) {
+        let nodes = client.all::<NodeObject>().list(&ListParams::default()).await?.items;
+        let map = client.namespaced::<ConfigMap>(wireguard_keys::NAMESPACE).get_opt(wireguard_keys::NAME).await;
+        let encrypts = match map {
+            Ok(map) => Encrypts::from(map.is_some()),
+            // Whoever asks may see less than the cluster has.
+            Err(error) => Encrypts::Unknown(error.to_string()),
+        };
+        cause = between_nodes(cause, source, target, &nodes, &encrypts);
+    }
     Ok((format!("{} to {}", from.text, to.text), cause))
+}
+
+/// Whether the cluster encrypts what pods send to pods of other nodes.
+enum Encrypts {
+    Yes,
+    No,
+    Unknown(String),
+}
+
+impl From<bool> for Encrypts {
+    fn from(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
+    }
+}
+
+/// Adds the way between two nodes. Decides, never awaits.
+fn between_nodes(mut cause: Cause, source: &Pod, target: &Pod, nodes: &[NodeObject], encrypts: &Encrypts) -> Cause {
+    if source.node == target.node || source.node.is_empty() || target.node.is_empty() {
+        return cause;
+    }
+    let hop = format!("from node {} to node {}", source.node, target.node);
+    if let Some(host) = [source, target].into_iter().find(|pod| !pod.has_network) {
+        return cause.because(format!("{hop}: not encrypted, {} has no address of its own", host.key()));
+    }
+    match encrypts {
+        Encrypts::No => return cause.because(format!("{hop}: not encrypted ('cox up --encrypt')")),
+        Encrypts::Unknown(why) => {
+            return cause.because(format!("{hop}: whether it is encrypted cannot be seen: {why}"));
+        }
+        Encrypts::Yes => {}
+    }
+    let keys = |name: &str| {
+        let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name));
+        node.and_then(wireguard_keys::announcement).map(|said| said.keys).unwrap_or_default()
+    };
+    let (ours, theirs) = (keys(&source.node), keys(&target.node));
+    match ours.keys().rev().find(|generation| theirs.contains_key(generation)) {
+        Some(generation) => cause.because(format!("{hop}: encrypted with WireGuard, keys of generation {generation}")),
+        None => {
+            let silent = if ours.is_empty() { &source.node } else { &target.node };
+            cause.summary = "the nodes have no WireGuard keys in common".to_owned();
+            cause
+                .because(format!("{hop}: closed, because nothing is sent that is not encrypted"))
+                .then(format!("is the node up? cox why node/{silent}, and its log: cox logs encryption"))
+        }
+    }
 }
 
 async fn world(client: &Client) -> Result<World> {
@@ -142,6 +199,40 @@ mod tests {
         for wrong in ["a:80", "pod/a:x", "pod/a:80/icmp", "pod/a:99999"] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_way_between_nodes_is_encrypted_or_not() {
+        let pod = |name: &str, node: &str, host: bool| -> Pod {
+            let object = json!({"metadata": {"namespace": "default", "name": name},
+                "spec": {"containers": [], "nodeName": node, "hostNetwork": host}, "status": {"podIP": "10.42.0.2"}});
+            Pod::new(&serde_json::from_value(object).unwrap())
+        };
+        let key = wireguard::PrivateKey::generate().unwrap().public();
+        let node = |name: &str, generations: &[u64]| -> NodeObject {
+            let keys = generations.iter().map(|generation| (*generation, key)).collect();
+            let said = wireguard::Announcement { port: 1, keys }.to_text();
+            serde_json::from_value(json!({"metadata": {"name": name, "annotations": {wireguard::ANNOTATION: said}}}))
+                .unwrap()
+        };
+        let nodes = [node("one", &[3, 4]), node("two", &[3]), node("three", &[])];
+        let (a, b, c, host) =
+            (pod("a", "one", false), pod("b", "two", false), pod("c", "three", false), pod("d", "two", true));
+        let said = |from: &Pod, to: &Pod, encrypts: Encrypts| {
+            between_nodes(Cause::new("no network policy is in the way"), from, to, &nodes, &encrypts).render("it")
+        };
+        for (to, encrypts, expected) in [
+            (&b, Encrypts::Yes, "encrypted with WireGuard, keys of generation 3"),
+            (&b, Encrypts::No, "from node one to node two: not encrypted ('cox up --encrypt')"),
+            (&b, Encrypts::Unknown("forbidden".into()), "cannot be seen: forbidden"),
+            (&c, Encrypts::Yes, "the nodes have no WireGuard keys in common"),
+            (&c, Encrypts::Yes, "cox why node/three"),
+            (&host, Encrypts::Yes, "not encrypted, default/d has no address of its own"),
+        ] {
+            let said = said(&a, to, encrypts);
+            assert!(said.contains(expected), "{said}");
+        }
+        assert!(!said(&a, &pod("e", "one", false), Encrypts::Yes).contains("from node"));
     }
 
     #[test]

@@ -72,6 +72,19 @@ pub fn support() -> Result<Kind, DeviceError> {
     Ok(Kind::UserSpace)
 }
 
+/// Who encrypts here at present, by the links that are there.
+pub fn present() -> Result<Option<Kind>, DeviceError> {
+    let socket = Socket::open().map_err(|source| DeviceError::Kernel { link: LINKS[0], what: "netlink", source })?;
+    for name in LINKS {
+        let link = find(&socket, name)?;
+        let of_link = |kind: &Kind| link.as_ref().is_some_and(|link| link.kind == kind.of_link());
+        if let Some(kind) = [Kind::Kernel, Kind::UserSpace].into_iter().find(of_link) {
+            return Ok(Some(kind));
+        }
+    }
+    Ok(None)
+}
+
 pub enum Device {
     Kernel(kernel::Device),
     UserSpace(user_space::Device),
