@@ -103,7 +103,8 @@ pub(crate) fn remove_cgroups(cgroup: &str) -> Result<()> {
 
 fn remove_links() -> Result<()> {
     let socket = Socket::open()?;
-    for name in [node_network::BRIDGE, node_address::OWN_LINK, &cni::routes::VxlanConfig::default().link] {
+    let tunnel = cni::routes::VxlanConfig::default().link;
+    for name in [node_network::BRIDGE, node_address::OWN_LINK, &tunnel].into_iter().chain(wireguard::LINKS) {
         if let Some(link) = socket.link(name)? {
             socket.del_link(link.index)?;
         }

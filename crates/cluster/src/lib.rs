@@ -60,6 +60,7 @@ pub mod upgrade;
 mod usual_place;
 pub mod walk;
 pub mod why;
+mod wireguard_keys;
 
 pub use api::zpages::remember_flags;
 pub use options::Options;

@@ -68,6 +68,7 @@ async fn print_status(args: StatusArgs) -> Result<()> {
     println!("data        {}", options.data_dir.display());
     println!("log         {}", options.log_file().display());
     println!("runtime     unix://{}", options.cri_socket().display());
+    println!("encryption  {}", describe_encryption(options)?);
     if let Some(schedule) = Flags::remembered(options)?.backups.schedule(true)? {
         println!("backups     {}", backups::describe(options, &schedule));
     }
@@ -84,6 +85,22 @@ async fn print_status(args: StatusArgs) -> Result<()> {
         println!("node        {} at {} ({process})", record.name, record.address);
     }
     Ok(())
+}
+
+/// Of what pods send to pods of other nodes.
+fn describe_encryption(options: &Options) -> Result<String> {
+    let encryption = match Membership::load(options)? {
+        Some(member) => member.settings.cluster.encryption,
+        None => Flags::remembered(options)?.encryption()?,
+    };
+    let Some(encryption) = encryption else { return Ok("none between nodes ('cox up --encrypt')".to_owned()) };
+    let [port, next] = encryption.ports();
+    let who = match wireguard::present()? {
+        Some(wireguard::Kind::Kernel) => "in the kernel",
+        Some(wireguard::Kind::UserSpace) => "in the cluster's process, because this kernel has none",
+        None => "not started yet: pods of other nodes are unreachable",
+    };
+    Ok(format!("WireGuard between nodes, UDP ports {port} and {next} ({who})"))
 }
 
 /// Print the cluster's log

@@ -175,17 +175,23 @@ pub(crate) fn write_config(options: &Options, settings: &Settings, ranges: &[Cid
 }
 
 /// Smaller than the node's network allows where packets to another node are wrapped into one of the node's: always, or in
-/// a family that the node has no address of.
+/// a family that the node has no address of, or because they are encrypted.
 fn pod_mtu(settings: &Settings) -> Result<Option<u32>> {
     let addresses: Vec<IpAddr> = [settings.address].into_iter().chain(settings.second_address).collect();
     let has_address = |range: &Cidr| addresses.iter().any(|address| address.is_ipv6() == range.is_v6());
     let is_tunnelled =
         settings.cluster.routes == Backend::Vxlan || !ranges(&settings.cluster.cluster_cidr)?.iter().all(has_address);
-    if !is_tunnelled {
-        return Ok(None);
-    }
+    Ok(match (settings.cluster.encryption, is_tunnelled) {
+        (Some(_), _) => underlay_mtu(settings)?.map(|mtu| wireguard::mtu(mtu, addresses)),
+        (None, true) => underlay_mtu(settings)?.map(|mtu| cni::routes::pod_mtu(Backend::Vxlan, mtu, settings.address)),
+        (None, false) => None,
+    })
+}
+
+/// Of the link that has the node's address.
+pub(crate) fn underlay_mtu(settings: &Settings) -> Result<Option<u32>> {
     let socket = Socket::open()?;
     let own = socket.addresses()?.into_iter().find(|held| held.cidr.addr == settings.address);
     let underlay = own.map(|own| socket.link_by_index(own.index)).transpose()?.flatten();
-    Ok(underlay.map(|link| cni::routes::pod_mtu(Backend::Vxlan, link.mtu, settings.address)))
+    Ok(underlay.map(|link| link.mtu))
 }

@@ -25,6 +25,7 @@ use crate::shape::{self, Flags, Shape};
 use crate::{
     authority, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes, manifests,
     members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, usual_place,
+    wireguard_keys,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -156,7 +157,10 @@ async fn start(
         controllers.controllers.push("service-lb-controller".into());
     }
     controllers.load_balancing = controllers::LoadBalancing {
-        reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port].into(),
+        reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port]
+            .into_iter()
+            .chain(shape.encryption.into_iter().flat_map(nodes::Encryption::ports))
+            .collect(),
         gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
     };
     // Volumes of earlier versions: every node was on this machine.
@@ -198,6 +202,17 @@ async fn start(
     // Admission may need a pod that only the node can start, and a role from earlier is as good.
     if let Err(error) = components.until(network_policy::ensure_role(&admin)).await {
         tracing::warn!("{error:#}");
+    }
+    match shape.encryption {
+        Some(_) => {
+            let (keeper, period) = (admin.clone(), shape.encryption_rotation);
+            components.supervise("wireguard keys", move |stop| wireguard_keys::keep(keeper.clone(), period, stop));
+        }
+        None => {
+            if let Err(error) = components.until(wireguard_keys::forget(&admin)).await {
+                tracing::warn!("{error:#}");
+            }
+        }
     }
     usual_place::ensure(options);
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None };

@@ -19,11 +19,16 @@ use crate::etcd::Etcd;
 use crate::members::Ha;
 use crate::node_address;
 use crate::node_network::{list, ranges};
+use crate::nodes::Encryption;
 use crate::options::Options;
 use crate::pki::{LEAF_LIFETIME, write_private};
 
 /// Less would be spent on renewing them.
 const MIN_VALIDITY: Duration = Duration::from_secs(10);
+
+/// Of the keys that traffic between nodes is encrypted with. An exchange takes a minute or two.
+const ROTATION: Duration = Duration::from_secs(7 * 24 * 3600);
+const MIN_ROTATION: Duration = Duration::from_secs(600);
 
 /// What `cox up` can be told about the cluster to make. It need not be told again: `cox up` remembers.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
@@ -71,6 +76,18 @@ pub(crate) struct Flags {
     /// (default: auto)
     #[arg(long)]
     pub routes: Option<Backend>,
+    /// Whether what pods send to pods of other nodes is encrypted with WireGuard (default: false)
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypt: Option<bool>,
+    /// UDP port of --encrypt on every node; the next one is used as well (default: 51820)
+    #[arg(long, value_name = "PORT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypt_port: Option<u16>,
+    /// How often nodes exchange the keys of --encrypt, 0s for never (default: 168h); 'cox node rotate-keys' does it at once
+    #[arg(long, value_name = "DURATION")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypt_rotation: Option<String>,
     /// Whether Ingresses and Gateways are served on this machine's address (default: true)
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub gateway: Option<bool>,
@@ -150,6 +167,9 @@ pub(crate) struct Shape {
     pub nodes: u32,
     pub node_cidr: Cidr,
     pub routes: Backend,
+    /// Of traffic between nodes, and how often its keys are exchanged.
+    pub encryption: Option<Encryption>,
+    pub encryption_rotation: Option<Duration>,
     pub registries: PathBuf,
     pub labels: Vec<String>,
     pub taints: Vec<String>,
@@ -236,6 +256,9 @@ impl Flags {
             nodes: self.nodes,
             node_cidr: self.node_cidr.or(remembered.node_cidr),
             routes: self.routes.or(remembered.routes),
+            encrypt: self.encrypt.or(remembered.encrypt),
+            encrypt_port: self.encrypt_port.or(remembered.encrypt_port),
+            encrypt_rotation: self.encrypt_rotation.or(remembered.encrypt_rotation),
             gateway: self.gateway.or(remembered.gateway),
             gateway_http_port: self.gateway_http_port.or(remembered.gateway_http_port),
             gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
@@ -271,6 +294,27 @@ impl Flags {
         match Duration::try_from(validity) {
             Ok(validity) if validity >= MIN_VALIDITY => Ok(validity),
             _ => Err(wrong(&format!("certificates are good for {MIN_VALIDITY:?} at least"))),
+        }
+    }
+
+    /// How traffic between nodes is encrypted, if it is.
+    pub(crate) fn encryption(&self) -> Result<Option<Encryption>> {
+        let port = self.encrypt_port.unwrap_or(wireguard::DEFAULT_PORT);
+        if port == 0 || port == u16::MAX {
+            bail!("--encrypt-port={port}: this port and the next one are used");
+        }
+        Ok(self.encrypt.unwrap_or(false).then_some(Encryption { port }))
+    }
+
+    /// How often its keys are exchanged, if by time at all.
+    fn encryption_rotation(&self) -> Result<Option<Duration>> {
+        let Some(text) = &self.encrypt_rotation else { return Ok(Some(ROTATION)) };
+        let wrong = |why: &str| anyhow!("--encrypt-rotation={text}: {why}");
+        let period = text.parse::<SignedDuration>().map_err(|error| wrong(&error.to_string()))?;
+        match Duration::try_from(period) {
+            Ok(Duration::ZERO) => Ok(None),
+            Ok(period) if period >= MIN_ROTATION => Ok(Some(period)),
+            _ => Err(wrong(&format!("keys are exchanged every {MIN_ROTATION:?} at most, or never with 0s"))),
         }
     }
 
@@ -332,6 +376,8 @@ impl Flags {
             nodes: self.nodes.unwrap_or(1),
             node_cidr,
             routes: self.routes.unwrap_or_default(),
+            encryption: self.encryption()?,
+            encryption_rotation: self.encryption_rotation()?,
             registries: self.machine.registries(),
             labels: self.machine.node_label.clone(),
             taints: self.machine.node_taint.clone(),
@@ -514,6 +560,29 @@ mod tests {
             let found = flags.shape().map(|shape| shape.certificate_validity.as_secs());
             assert_eq!(found.ok(), expected, "{text}");
         }
+
+        for (port, rotation, expected) in [
+            (None, None, Some((51820, Some(604_800)))),
+            (Some(7), Some("24h"), Some((7, Some(86_400)))),
+            (None, Some("0s"), Some((51820, None))),
+            (None, Some("1m"), None),
+            (None, Some("soon"), None),
+            (Some(65535), None, None),
+        ] {
+            let encrypt = Some(true);
+            let flags = Flags {
+                encrypt,
+                encrypt_port: port,
+                encrypt_rotation: rotation.map(str::to_owned),
+                ..Flags::default()
+            };
+            let found = other(flags).unwrap().shape().ok();
+            let found = found.map(|shape| {
+                (shape.encryption.unwrap().port, shape.encryption_rotation.map(|period| period.as_secs()))
+            });
+            assert_eq!(found, expected, "{port:?} {rotation:?}");
+        }
+        assert_eq!(shape.encryption, None);
 
         let labelled = |label: &str, taint: &str| {
             let machine =

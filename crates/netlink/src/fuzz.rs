@@ -11,6 +11,8 @@ pub fn answer(data: &[u8]) {
     let _ = crate::address::parse(data);
     let _ = crate::neighbour::parse(data);
     let _ = crate::Flow::parse(data);
+    let _ = crate::generic::parse(data);
+    let _ = crate::wireguard::parse(data, &mut crate::wireguard::Device::default());
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod address;
 mod flow;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
+mod generic;
 mod link;
 mod message;
 mod neighbour;
@@ -15,6 +16,7 @@ pub mod nft;
 mod qdisc;
 mod route;
 mod socket;
+pub mod wireguard;
 
 pub use address::Address;
 pub use flow::Flow;

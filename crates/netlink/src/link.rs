@@ -99,6 +99,8 @@ pub enum LinkKind<'a> {
     Ifb,
     /// Carries nothing; it is there to hold an address.
     Dummy,
+    /// Without key and peers, which [`crate::wireguard::WireGuard`] gives it.
+    WireGuard,
 }
 
 impl Socket {
@@ -168,6 +170,7 @@ impl Socket {
             }
             LinkKind::Ifb => info.attr(IFLA_INFO_KIND, b"ifb"),
             LinkKind::Dummy => info.attr(IFLA_INFO_KIND, b"dummy"),
+            LinkKind::WireGuard => info.attr(IFLA_INFO_KIND, b"wireguard"),
         });
         self.change(request)
     }

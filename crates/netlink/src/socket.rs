@@ -37,6 +37,11 @@ impl Socket {
         Self::open_for(SockProtocol::NetlinkNetFilter)
     }
 
+    /// For parts of the kernel that are found by name.
+    pub(crate) fn open_generic() -> io::Result<Self> {
+        Self::open_for(SockProtocol::NetlinkGeneric)
+    }
+
     fn open_for(protocol: SockProtocol) -> io::Result<Self> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
         Ok(Self { fd, sequence: std::cell::Cell::new(0) })

@@ -95,6 +95,8 @@ pub struct Config {
     pub healthz_bind_address: Option<SocketAddr>,
     /// `/metrics` and `/proxyMode`.
     pub metrics_bind_address: Option<SocketAddr>,
+    /// Figures of other parts of the node's network, which `/metrics` shows as well.
+    pub more_metrics: Option<client::metrics::Metrics>,
     /// Everything is programmed afresh this often, in case somebody else changed it.
     pub resync_period: Duration,
     /// Changes are gathered for this long before they are programmed.
@@ -118,6 +120,7 @@ impl Config {
             masquerade_bit: 14,
             healthz_bind_address: None,
             metrics_bind_address: None,
+            more_metrics: None,
             resync_period: Duration::from_secs(3600),
             min_sync_period: Duration::ZERO,
             // How many connections a host tracks is for the host to say, unless we are told.

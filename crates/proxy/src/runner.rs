@@ -160,9 +160,12 @@ async fn serve_status(servers: &mut JoinSet<()>, config: &Config, dirty: &Arc<Di
         }));
     }
     if let Some(listener) = listen(config.metrics_bind_address, "metrics").await {
-        let (dirty, mode) = (dirty.clone(), config.mode);
+        let (dirty, mode, more) = (dirty.clone(), config.mode, config.more_metrics.clone());
         servers.spawn(client::plain_http::serve(listener, move |path| match path {
-            "/metrics" => (200, dirty.metrics.render()),
+            "/metrics" => {
+                let more = more.as_ref().map(|more| more.render()).unwrap_or_default();
+                (200, dirty.metrics.render() + &more)
+            }
             "/healthz" => (200, "ok".into()),
             "/proxyMode" => (200, mode.name().into()),
             _ => (404, "404 page not found\n".into()),

@@ -8,7 +8,6 @@ use anyhow::{Context, Result, bail};
 use client::Client;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::discovery::{CaHash, Cluster, discover};
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
@@ -17,7 +16,7 @@ use super::token::Token;
 use super::{enrolment, machine, server_keys};
 use crate::background::Ground;
 use crate::lock::Lock;
-use crate::nodes::{ClusterSettings, Settings};
+use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
 use crate::shape::{self, Machine};
@@ -162,12 +161,7 @@ fn token(given: Option<&str>, file: Option<&Path>) -> Result<Token> {
 async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first: &Kubeconfig) -> Result<Settings> {
     machine.check()?;
     let client = Client::from_kubeconfig(first, &Overrides::default())?;
-    let settings_map =
-        client.namespaced::<ConfigMap>(enrolment::SETTINGS_NAMESPACE).get(enrolment::SETTINGS_NAME).await;
-    let settings_map = settings_map.with_context(|| format!("{} does not tell its settings", cluster.server))?;
-    let text = settings_map.data.unwrap_or_default().remove(enrolment::SETTINGS_KEY);
-    let text = text.context("the cluster's settings are empty: was it made by 'cox up'?")?;
-    let common: ClusterSettings = serde_json::from_str(&text).context("reading the cluster's settings")?;
+    let common = enrolment::cluster_settings(&client).await.with_context(|| cluster.server.clone())?;
     let families = shape::families(&common.cluster_cidr);
     let addresses = machine.reachable_addresses(host_address(&cluster.server), &families)?;
     Ok(Settings {

@@ -19,7 +19,7 @@ pub(super) const INFO_NAME: &str = "cluster-info";
 /// What nodes must know, for those who come with a token.
 pub(crate) const SETTINGS_NAMESPACE: &str = "kube-system";
 pub(crate) const SETTINGS_NAME: &str = "cox-config";
-pub(super) const SETTINGS_KEY: &str = "settings";
+const SETTINGS_KEY: &str = "settings";
 /// Whom nodes are to trust, the one that signs first.
 pub(crate) const AUTHORITY_KEY: &str = "authority";
 
@@ -69,6 +69,14 @@ async fn publish_settings(client: &Client, ca: &str, settings: &ClusterSettings)
     let group = |name: &str| json!({"apiGroup": RBAC, "kind": "Group", "name": name});
     let readers = [group(DEFAULT_GROUP), group("system:nodes")];
     allow_reading(client, SETTINGS_NAMESPACE, "cox:config", SETTINGS_NAME, &readers).await
+}
+
+/// What the cluster tells its nodes, and those who come with a token.
+pub(super) async fn cluster_settings(client: &Client) -> Result<ClusterSettings> {
+    let map = client.namespaced::<ConfigMap>(SETTINGS_NAMESPACE).get(SETTINGS_NAME).await;
+    let text = map.context("asking for its settings")?.data.unwrap_or_default().remove(SETTINGS_KEY);
+    let text = text.context("the cluster's settings are empty: was it made by 'cox up'?")?;
+    serde_json::from_str(&text).context("reading the cluster's settings")
 }
 
 /// Applied, so that signatures, which others write, stay.

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use client::{Client, Clock};
 use tokio_util::sync::CancellationToken;
 
+use super::enrolment::cluster_settings;
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
 use crate::authority;
 use crate::balancer::Balancer;
@@ -18,6 +19,8 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::usual_place;
 
+/// For the cluster to say how it is now.
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between looks at a client certificate that could not be renewed.
 const RENEWAL_RETRY: Duration = Duration::from_secs(30);
 
@@ -28,7 +31,7 @@ pub(super) async fn run(options: &Options) -> Result<()> {
         Ok(lock) => lock,
         Err(holder) => bail!("process {} runs this node already", holder.pid),
     };
-    let member = Membership::load(options)?.context("this machine has not joined a cluster")?;
+    let mut member = Membership::load(options)?.context("this machine has not joined a cluster")?;
     let mut progress = Progress::default();
     tokio::select! {
         result = credentials(options, &member) => result?,
@@ -37,6 +40,7 @@ pub(super) async fn run(options: &Options) -> Result<()> {
     progress.done("credentials", &format!("system:node:{}", member.settings.name));
     let balancer = Balancer::start(servers_file(options), &member.server).await?;
     let client = connect(options, &balancer)?;
+    follow_encryption(options, &client, &mut member).await?;
     let mut components = Components::new();
     let follower = client.clone();
     components.supervise("servers", move |stop| balancer.clone().follow(follower.clone(), stop));
@@ -54,6 +58,23 @@ pub(super) async fn run(options: &Options) -> Result<()> {
     };
     let finished = components.finish().await;
     ended.and(finished)
+}
+
+/// Whether the cluster encrypts is for the cluster to say, also after this machine has joined. A cluster that does not answer has said
+/// nothing new.
+async fn follow_encryption(options: &Options, client: &Client, member: &mut Membership) -> Result<()> {
+    let asked = tokio::time::timeout(SETTINGS_TIMEOUT, cluster_settings(client)).await;
+    match asked.context("the cluster does not answer").flatten() {
+        Ok(settings) if settings.encryption != member.settings.cluster.encryption => {
+            member.settings.cluster.encryption = settings.encryption;
+            member.save(options)
+        }
+        Ok(_) => Ok(()),
+        Err(error) => {
+            tracing::warn!("the cluster's settings are taken to be those of before: {error:#}");
+            Ok(())
+        }
+    }
 }
 
 /// Renews the client certificate before it ends, until `stop`. Connections that are made from then on show it, also those

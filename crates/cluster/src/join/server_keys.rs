@@ -147,6 +147,13 @@ pub(super) struct Bundle {
     service_cidr: Option<String>,
     cluster_domain: Option<String>,
     routes: Option<Backend>,
+    /// A server that sent in plain text what others encrypt would reach nobody.
+    #[serde(default)]
+    encrypt: Option<bool>,
+    #[serde(default)]
+    encrypt_port: Option<u16>,
+    #[serde(default)]
+    encrypt_rotation: Option<String>,
     #[serde(default)]
     certificate_validity: Option<String>,
     /// A token is good with every server, or with none.
@@ -189,6 +196,9 @@ impl Bundle {
             service_cidr: flags.service_cidr,
             cluster_domain: flags.cluster_domain,
             routes: flags.routes,
+            encrypt: flags.encrypt,
+            encrypt_port: flags.encrypt_port,
+            encrypt_rotation: flags.encrypt_rotation,
             certificate_validity: flags.certificate_validity,
             service_account_issuer: flags.service_account_issuer,
             tls_san: flags.tls_san,
@@ -236,6 +246,9 @@ impl Bundle {
             service_cidr: self.service_cidr,
             cluster_domain: self.cluster_domain,
             routes: self.routes,
+            encrypt: self.encrypt,
+            encrypt_port: self.encrypt_port,
+            encrypt_rotation: self.encrypt_rotation,
             certificate_validity: self.certificate_validity,
             service_account_issuer: self.service_account_issuer,
             tls_san: self.tls_san,
@@ -383,6 +396,8 @@ mod tests {
             service_cidr: Some("10.96.0.0/16".into()),
             service_account_issuer: issuers.clone(),
             tls_san: names.clone(),
+            encrypt: Some(true),
+            encrypt_port: Some(4000),
             ..Flags::default()
         };
         flags.remember(&first).unwrap();
@@ -401,6 +416,7 @@ mod tests {
             (flags.machine.node_name.as_deref(), flags.service_cidr.as_deref()),
             (Some("two"), Some("10.96.0.0/16"))
         );
+        assert_eq!((flags.encrypt, flags.encrypt_port), (Some(true), Some(4000)));
         assert_eq!((flags.service_account_issuer, flags.tls_san), (issuers, names), "one token, one name for all");
 
         // A name is no way to another directory, and half a set of keys is none.

@@ -17,7 +17,10 @@ use super::run;
 use crate::connection::connect;
 use crate::lock::Lock;
 use crate::options::Options;
+use crate::wireguard_keys;
 
+/// Between looks at the keys of nodes.
+const KEYS_INTERVAL: Duration = Duration::from_millis(300);
 /// As long as a node may take to do what it is told.
 const NODE_TIMEOUT: Duration = Duration::from_secs(180);
 
@@ -42,6 +45,8 @@ enum Command {
     /// List the nodes of the cluster on this machine
     #[command(alias = "ls")]
     List(Options),
+    /// Have all nodes of the cluster exchange the keys that they encrypt their traffic with (cox up --encrypt)
+    RotateKeys(Options),
     /// Started by the cluster's process
     #[command(hide = true)]
     Run(run::Args),
@@ -79,6 +84,7 @@ async fn carry_out_command(command: Command) -> Result<()> {
     match command {
         Command::Run(args) => run::main(args).await,
         Command::List(options) => list(&options),
+        Command::RotateKeys(options) => rotate_keys(&options).await,
         Command::Add(args) => {
             let record = Network::load(&args.options)?.add(&args.options, args.node.as_deref())?;
             carry_out(&args.options, &record.name, Shown::Ready).await?;
@@ -166,6 +172,26 @@ fn shown(event: &Event<Node>) -> Shown {
         (_, true) => Shown::Ready,
         (_, false) => Shown::NotReady,
     }
+}
+
+/// Begins another generation of keys and waits until every node that is ready has published its own.
+async fn rotate_keys(options: &Options) -> Result<()> {
+    let client = connect(&options.admin_kubeconfig())?;
+    let number = wireguard_keys::rotate(&client).await?;
+    let deadline = tokio::time::Instant::now() + NODE_TIMEOUT;
+    loop {
+        let nodes = client.all::<Node>().list(&ListParams::default()).await.context("listing the nodes")?.items;
+        let behind = wireguard_keys::behind(&nodes, number);
+        if behind.is_empty() {
+            break;
+        }
+        if tokio::time::Instant::now() >= deadline {
+            bail!("{} has no new key yet; until then its old one is good: see its log", behind.join(", "));
+        }
+        tokio::time::sleep(KEYS_INTERVAL).await;
+    }
+    println!("every node has a key of generation {number}; those of before go once nobody uses them");
+    Ok(())
 }
 
 fn list(options: &Options) -> Result<()> {

@@ -4,9 +4,10 @@
 //! bridge. It has its own directories, cgroup, keys and pod range, and reaches the API server as any machine would.
 //! Flow: `cox node add|start|stop|rm` ([`cli`]) writes a `record` and nudges the cluster's process -> `supervisor` brings
 //! `namespace`, `keys` and `process` in line with the records -> `run` starts the `parts` that every node has: runtime,
-//! kubelet, proxy, `routes`.
+//! kubelet, proxy, `routes` (or `encrypted` ones).
 
 pub mod cli;
+mod encrypted;
 mod keys;
 mod namespace;
 mod parts;
@@ -20,7 +21,7 @@ mod supervisor;
 pub(crate) use cli::{grow, until_ready};
 pub(crate) use keys::prepare as prepare_keys;
 pub(crate) use namespace::{ensure_bridge, remove_bridge};
-pub(crate) use parts::{Clients, ClusterSettings, Node, Settings, start_dns};
+pub(crate) use parts::{Clients, ClusterSettings, Encryption, Node, Settings, start_dns};
 pub(crate) use record::{Network, Record, Wanted, all, find};
 pub(crate) use run::{Chore, clear_pods};
 pub(crate) use supervisor::{Supervisor, remove};

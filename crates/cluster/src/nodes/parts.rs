@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use client::Client;
+use client::metrics::Metrics;
 use cni::routes::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::{routes, service_ranges};
+use super::{encrypted, routes, service_ranges};
 use crate::component_configs::NodeConfigs;
 use crate::components::Components;
 use crate::options::Options;
@@ -61,8 +62,24 @@ pub(crate) struct ClusterSettings {
     pub cluster_domain: String,
     pub dns: IpAddr,
     pub routes: Backend,
+    /// How traffic of pods between nodes is encrypted, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     #[serde(default)]
     pub components: NodeConfigs,
+}
+
+/// WireGuard between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Encryption {
+    /// UDP, and the next one: there are two devices.
+    pub port: u16,
+}
+
+impl Encryption {
+    pub(crate) fn ports(self) -> [u16; 2] {
+        [self.port, self.port.saturating_add(1)]
+    }
 }
 
 impl ClusterSettings {
@@ -73,6 +90,7 @@ impl ClusterSettings {
             cluster_domain: shape.cluster_domain.clone(),
             dns: shape.service_address(10)?,
             routes: shape.routes,
+            encryption: shape.encryption,
             components: shape.components.nodes.clone(),
         })
     }
@@ -100,6 +118,8 @@ impl Node<'_> {
         let (options, settings) = (self.options, self.settings);
         // Before anything uses them: addresses of the cluster end on this node.
         node_network::seal(options, settings)?;
+        // Before any route leads to another node.
+        let devices = encrypted::prepare(settings)?;
         node_network::install_plugins(options)?;
         let mut runtime = runtime_config(options, Some(&settings.registries));
         runtime.images_dir = Some(settings.images_dir.clone());
@@ -127,6 +147,8 @@ impl Node<'_> {
         // Where upstream's answers: load balancers and collectors look there.
         proxy.healthz_bind_address = Some((settings.everywhere(), 10256).into());
         proxy.metrics_bind_address = Some((Ipv4Addr::LOCALHOST, 10249).into());
+        let metrics = Metrics::new();
+        proxy.more_metrics = devices.is_some().then(|| metrics.clone());
         components.supervise("proxy", move |stop| proxy::run(proxy.clone(), stop));
         let policy = policy::Config {
             client: self.clients.proxy.clone(),
@@ -135,11 +157,25 @@ impl Node<'_> {
             socket: network_policy::socket(options),
         };
         components.supervise("policy", move |stop| policy::run(policy.clone(), stop));
-        let (client, options, own) = (self.clients.proxy.clone(), options.clone(), settings.clone());
-        let follow = move |stop| service_ranges::run(options.clone(), own.clone(), client.clone(), stop);
+        let (client, own_options, own) = (self.clients.proxy.clone(), options.clone(), settings.clone());
+        let follow = move |stop| service_ranges::run(own_options.clone(), own.clone(), client.clone(), stop);
         components.supervise("service ranges", follow);
-        let (client, name, backend) = (self.clients.proxy, settings.name.clone(), settings.cluster.routes);
-        components.supervise("routes", move |stop| routes::run(client.clone(), name.clone(), backend, stop));
+        match devices {
+            Some(devices) => {
+                let config = encrypted::Config {
+                    clients: self.clients,
+                    node: settings.name.clone(),
+                    keys_dir: encrypted::keys_dir(options),
+                    devices: wireguard::Settings { addresses: encrypted::addresses(&ranges), ..devices },
+                    metrics,
+                };
+                components.supervise("encryption", move |stop| encrypted::run(config.clone(), stop));
+            }
+            None => {
+                let (client, name, backend) = (self.clients.proxy, settings.name.clone(), settings.cluster.routes);
+                components.supervise("routes", move |stop| routes::run(client.clone(), name.clone(), backend, stop));
+            }
+        }
         Ok(gateway)
     }
 }

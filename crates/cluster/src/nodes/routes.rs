@@ -71,7 +71,7 @@ fn is_neighbour(socket: &Socket, address: IpAddr) -> bool {
 }
 
 /// A node as others must know it; none until it has an address and a pod range.
-fn peer(node: &Node) -> Option<Peer> {
+pub(super) fn peer(node: &Node) -> Option<Peer> {
     let spec = node.spec.as_ref()?;
     let addresses = node.status.as_ref()?.addresses.as_ref()?;
     let internal = addresses.iter().find(|address| address.type_ == "InternalIP")?;

@@ -1,4 +1,5 @@
-//! Whether a pod may connect to another pod, a service or an address, and what decides that.
+//! Whether a pod may connect to another pod, a service or an address, what decides that, and whether what goes between their
+//! nodes is encrypted.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -6,13 +7,14 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use api::cached::Pod as PodObject;
 use client::{Client, Gvr, ListParams};
-use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node as NodeObject};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use policy::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use policy::decision::{Decision, End as Peer, decide};
 use policy::world::{Direction, Node, Pod, Policy, Protocol, World};
 
 use super::{Cause, service};
+use crate::wireguard_keys;
 
 /// Whom a word of the command line means.
 #[derive(Debug, PartialEq, Eq)]
@@ -101,13 +103,13 @@ pub(super) async fn explain(client: &Client, ends: &[String]) -> Result<(String,
     let Some(port) = &to.port else { bail!("which port of {}? Such as: {}:80", to.text, to.text) };
     let world = world(client).await?;
     let cause = match &to.end {
-        End::Pod(target) => cause(&world, source, target, port)?,
+        End::Pod(target) => to_pod(client, &world, source, target, port).await?,
         End::Service(service) => {
             let facts = service::Facts::gather(client, world, source).await?;
             service::cause(&facts, source, service, service::Asked::ByName, port)?
         }
         End::Address(address) => match world.pods.values().find(|pod| pod.addresses.contains(address)) {
-            Some(pod) => cause(&world, source, &pod.key(), port)?,
+            Some(pod) => to_pod(client, &world, source, &pod.key(), port).await?,
             None => {
                 let facts = service::Facts::gather(client, world, source).await?;
                 match facts.service_at(*address) {
@@ -124,6 +126,66 @@ pub(super) async fn explain(client: &Client, ends: &[String]) -> Result<(String,
         }
     };
     Ok((format!("{} to {}", from.text, to.text), cause))
+}
+
+/// What policies say of two pods, and what becomes of their packets between nodes.
+async fn to_pod(client: &Client, world: &World, source: &str, target: &str, port: &Port) -> Result<Cause> {
+    let cause = cause(world, source, target, port)?;
+    let (Some(source), Some(target)) = (world.pods.get(source), world.pods.get(target)) else { return Ok(cause) };
+    let nodes = client.all::<NodeObject>().list(&ListParams::default()).await?.items;
+    let map = client.namespaced::<ConfigMap>(wireguard_keys::NAMESPACE).get_opt(wireguard_keys::NAME).await;
+    let encrypts = match map {
+        Ok(map) => Encrypts::from(map.is_some()),
+        // Whoever asks may see less than the cluster has.
+        Err(error) => Encrypts::Unknown(error.to_string()),
+    };
+    Ok(between_nodes(cause, source, target, &nodes, &encrypts))
+}
+
+/// Whether the cluster encrypts what pods send to pods of other nodes.
+enum Encrypts {
+    Yes,
+    No,
+    Unknown(String),
+}
+
+impl From<bool> for Encrypts {
+    fn from(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
+    }
+}
+
+/// Adds the way between two nodes. Decides, never awaits.
+fn between_nodes(mut cause: Cause, source: &Pod, target: &Pod, nodes: &[NodeObject], encrypts: &Encrypts) -> Cause {
+    if source.node == target.node || source.node.is_empty() || target.node.is_empty() {
+        return cause;
+    }
+    let hop = format!("from node {} to node {}", source.node, target.node);
+    if let Some(host) = [source, target].into_iter().find(|pod| !pod.has_network) {
+        return cause.because(format!("{hop}: not encrypted, {} has no address of its own", host.key()));
+    }
+    match encrypts {
+        Encrypts::No => return cause.because(format!("{hop}: not encrypted ('cox up --encrypt')")),
+        Encrypts::Unknown(why) => {
+            return cause.because(format!("{hop}: whether it is encrypted cannot be seen: {why}"));
+        }
+        Encrypts::Yes => {}
+    }
+    let keys = |name: &str| {
+        let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name));
+        node.and_then(wireguard_keys::announcement).map(|said| said.keys).unwrap_or_default()
+    };
+    let (ours, theirs) = (keys(&source.node), keys(&target.node));
+    match ours.keys().rev().find(|generation| theirs.contains_key(generation)) {
+        Some(generation) => cause.because(format!("{hop}: encrypted with WireGuard, keys of generation {generation}")),
+        None => {
+            let silent = if ours.is_empty() { &source.node } else { &target.node };
+            cause.summary = "the nodes have no WireGuard keys in common".to_owned();
+            cause
+                .because(format!("{hop}: closed, because nothing is sent that is not encrypted"))
+                .then(format!("is the node up? cox why node/{silent}, and its log: cox logs encryption"))
+        }
+    }
 }
 
 async fn world(client: &Client) -> Result<World> {
@@ -268,6 +330,40 @@ mod tests {
         for wrong in ["", "pod/", "a/b:80", "pod/a:", "pod/a:80/icmp", "pod/a:99999", "[fd43::9]80", ":80"] {
             assert!(Words::parse(wrong, "default").is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_way_between_nodes_is_encrypted_or_not() {
+        let pod = |name: &str, node: &str, host: bool| -> Pod {
+            let object = json!({"metadata": {"namespace": "default", "name": name},
+                "spec": {"containers": [], "nodeName": node, "hostNetwork": host}, "status": {"podIP": "10.42.0.2"}});
+            Pod::new(&serde_json::from_value(object).unwrap())
+        };
+        let key = wireguard::PrivateKey::generate().unwrap().public();
+        let node = |name: &str, generations: &[u64]| -> NodeObject {
+            let keys = generations.iter().map(|generation| (*generation, key)).collect();
+            let said = wireguard::Announcement { port: 1, keys }.to_text();
+            serde_json::from_value(json!({"metadata": {"name": name, "annotations": {wireguard::ANNOTATION: said}}}))
+                .unwrap()
+        };
+        let nodes = [node("one", &[3, 4]), node("two", &[3]), node("three", &[])];
+        let (a, b, c, host) =
+            (pod("a", "one", false), pod("b", "two", false), pod("c", "three", false), pod("d", "two", true));
+        let said = |from: &Pod, to: &Pod, encrypts: Encrypts| {
+            between_nodes(Cause::new("no network policy is in the way"), from, to, &nodes, &encrypts).render("it")
+        };
+        for (to, encrypts, expected) in [
+            (&b, Encrypts::Yes, "encrypted with WireGuard, keys of generation 3"),
+            (&b, Encrypts::No, "from node one to node two: not encrypted ('cox up --encrypt')"),
+            (&b, Encrypts::Unknown("forbidden".into()), "cannot be seen: forbidden"),
+            (&c, Encrypts::Yes, "the nodes have no WireGuard keys in common"),
+            (&c, Encrypts::Yes, "cox why node/three"),
+            (&host, Encrypts::Yes, "not encrypted, default/d has no address of its own"),
+        ] {
+            let said = said(&a, to, encrypts);
+            assert!(said.contains(expected), "{said}");
+        }
+        assert!(!said(&a, &pod("e", "one", false), Encrypts::Yes).contains("from node"));
     }
 
     #[test]

@@ -191,7 +191,7 @@ fn ensure_tunnel(socket: &Socket, me: &Peer, vxlan: &VxlanConfig) -> io::Result<
     Ok(link.index)
 }
 
-fn remove_tunnel(socket: &Socket, vxlan: &VxlanConfig) -> io::Result<()> {
+pub(super) fn remove_tunnel(socket: &Socket, vxlan: &VxlanConfig) -> io::Result<()> {
     match socket.link(&vxlan.link)?.filter(|link| link.kind == "vxlan") {
         Some(link) => socket.del_link(link.index),
         None => Ok(()),

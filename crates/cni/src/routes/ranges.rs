@@ -39,11 +39,16 @@ pub fn unseal(pods: &[Cidr], services: &[Cidr]) -> io::Result<()> {
     let socket = Socket::open()?;
     let ranges: Vec<Cidr> = pods.iter().chain(services).map(Cidr::network).collect();
     for route in socket.routes()? {
-        if route.protocol == Route::OURS && route.priority == Some(PRIORITY) && ranges.contains(&route.dst) {
+        if is_seal(&route) && ranges.contains(&route.dst) {
             socket.del_route(&route)?;
         }
     }
     Ok(())
+}
+
+/// Whether [`seal`] made it.
+pub(super) fn is_seal(route: &Route) -> bool {
+    route.protocol == Route::OURS && route.priority == Some(PRIORITY)
 }
 
 fn ours(range: Cidr) -> Route {
