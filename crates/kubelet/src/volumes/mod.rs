@@ -8,7 +8,9 @@
 mod atomic_writer;
 pub(crate) mod csi;
 mod error;
+mod format;
 mod host_path;
+mod iscsi;
 pub(crate) mod kernel;
 mod local_device;
 pub(crate) mod mounts;
@@ -17,6 +19,7 @@ mod ownership;
 mod payload;
 #[cfg(test)]
 mod recorded;
+mod records;
 pub(crate) mod subpath;
 mod tokens;
 
@@ -28,8 +31,8 @@ use std::time::{Duration, Instant};
 
 use client::{Client, Clock};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, EmptyDirVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
-    Pod, Secret, Volume,
+    ConfigMap, EmptyDirVolumeSource, ISCSIPersistentVolumeSource, NFSVolumeSource, PersistentVolume,
+    PersistentVolumeClaim, PersistentVolumeSpec, Pod, Secret, Volume,
 };
 
 use crate::env::Context;
@@ -40,6 +43,8 @@ use crate::{resources, state};
 use self::csi::{Csi, Wanted};
 use error::{Cause, ClaimError, Operation};
 pub(crate) use error::{TearDownError, VolumeError};
+pub(crate) use iscsi::Iscsi;
+use iscsi::IscsiError;
 use kernel::{Kernel, Linux};
 pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
@@ -57,6 +62,7 @@ pub(crate) struct Volumes {
     pub(crate) tokens: Tokens,
     pub(crate) csi: Arc<Csi>,
     pub(crate) nfs: Nfs,
+    pub(crate) iscsi: Arc<Iscsi>,
     pub(crate) local_devices: LocalDevices,
     /// How long a server has until its share is mounted.
     pub(crate) call_timeout: Duration,
@@ -102,6 +108,11 @@ impl Volumes {
             let wanted = Wanted::inline(&volume.name, source, pod);
             return self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await;
         }
+        if let Some(source) = &volume.iscsi {
+            let source = iscsi::persistent(source, state::namespace(pod));
+            let request = iscsi::Request::new(state::uid(pod), &volume.name, &source, source.read_only == Some(true));
+            return self.timed(plugin_of(volume), self.iscsi_disk(pod, &source, request)).await;
+        }
         let fail = |cause: Cause| VolumeError::of(Operation::SetUp, &volume.name, cause);
         let claim = match &volume.persistent_volume_claim {
             Some(source) => Some((source.claim_name.clone(), source.read_only == Some(true))),
@@ -124,6 +135,14 @@ impl Volumes {
             Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
             None => {
                 let plugin = plugin_of_volume(&bound);
+                if let Some((spec, source)) = bound.spec.as_ref().and_then(|spec| Some((spec, spec.iscsi.as_ref()?))) {
+                    let name = bound.metadata.name.as_deref().unwrap_or_default();
+                    let read_only = read_only || source.read_only == Some(true);
+                    let request = iscsi::Request::new(state::uid(pod), name, source, read_only);
+                    let is_block = spec.volume_mode.as_deref() == Some("Block");
+                    let request = request.with(spec.mount_options.as_deref().unwrap_or_default(), is_block);
+                    return self.timed(plugin, self.iscsi_disk(pod, source, request)).await;
+                }
                 self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await.map_err(fail)
             }
         }
@@ -251,6 +270,25 @@ impl Volumes {
         Ok(Mounted::Path { path, read_only })
     }
 
+    /// A disk of another machine's.
+    async fn iscsi_disk(
+        &self,
+        pod: &Pod,
+        source: &ISCSIPersistentVolumeSource,
+        mut request: iscsi::Request,
+    ) -> Result<Mounted, VolumeError> {
+        request.group = fs_group(pod).map(|group| (group, change_policy(pod)));
+        let secret = async {
+            let Some(reference) = &source.secret_ref else { return Ok(BTreeMap::new()) };
+            let namespace = reference.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+            let namespace = namespace.unwrap_or_else(|| state::namespace(pod));
+            let name = reference.name.as_deref().unwrap_or_default();
+            let values = csi::secret_values(namespace, name, state::uid(pod), &self.secrets).await;
+            values.map_err(|why| IscsiError::Secret { namespace: namespace.to_owned(), name: name.to_owned(), why })
+        };
+        self.iscsi.set_up(request, secret).await
+    }
+
     /// A local or hostPath volume. A local device is mounted as the file system that it holds. A local directory is given to the
     /// pod's fsGroup, once: before anything of the pod has started, and never while its containers may be at work in it.
     async fn claim(&self, pod: &Pod, volume: &str, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
@@ -318,8 +356,10 @@ impl Volumes {
         let parts = dir.join("volume-subpaths");
         blocking(move || mounts::remove_with_mounts(&Linux, &parts)).await?;
         self.csi.tear_down(uid).await?;
+        self.iscsi.tear_down(uid).await?;
         blocking(move || mounts::remove_with_mounts(&Linux, &dir)).await?;
         self.local_devices.release_unused().await;
+        self.iscsi.release_unused().await;
         self.config_maps.release(uid);
         self.secrets.release(uid);
         self.tokens.forget(uid);
@@ -384,6 +424,7 @@ pub(crate) fn plugin_of(volume: &Volume) -> &'static str {
         Volume { host_path: Some(_), .. } => "kubernetes.io/host-path",
         Volume { image: Some(_), .. } => "kubernetes.io/image",
         Volume { nfs: Some(_), .. } => "kubernetes.io/nfs",
+        Volume { iscsi: Some(_), .. } => "kubernetes.io/iscsi",
         _ => "N/A",
     }
 }
@@ -394,6 +435,7 @@ fn plugin_of_volume(volume: &PersistentVolume) -> &'static str {
         Some(PersistentVolumeSpec { local: Some(_), .. }) => "kubernetes.io/local-volume",
         Some(PersistentVolumeSpec { host_path: Some(_), .. }) => "kubernetes.io/host-path",
         Some(PersistentVolumeSpec { nfs: Some(_), .. }) => "kubernetes.io/nfs",
+        Some(PersistentVolumeSpec { iscsi: Some(_), .. }) => "kubernetes.io/iscsi",
         _ => "N/A",
     }
 }
