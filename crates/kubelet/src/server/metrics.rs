@@ -374,5 +374,7 @@ mod tests {
             assert!(text.contains(row), "{row}\n{text}");
         }
         assert!(!text.contains("swap_usage_bytes{"), "{text}");
+        use client::metrics::upstream::{Component, problems};
+        assert_eq!(problems(Component::KubeletResources, &text), Vec::<String>::new());
     }
 }
