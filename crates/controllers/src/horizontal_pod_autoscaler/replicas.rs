@@ -311,7 +311,6 @@ mod tests {
                 'p' => status.phase = Some("Pending".into()),
                 'f' => status.phase = Some("Failed".into()),
                 's' => status.start_time = Some(Time(at(NOW - 10))),
-                'd' => pod.metadata.deletion_timestamp = Some(Time(at(NOW))),
                 _ => {}
             }
             if "us".contains(state) {
@@ -319,6 +318,9 @@ mod tests {
                     status.conditions.iter_mut().flatten().find(|condition| condition.type_ == "Ready").unwrap();
                 ready.status = "False".into();
                 ready.last_transition_time = status.start_time.clone();
+            }
+            if state == 'd' {
+                pod.metadata.deletion_timestamp = Some(Time(at(NOW)));
             }
             let requests = [("cpu".to_owned(), RawQuantity("1".into()))].into();
             pod.spec.get_or_insert_default().containers = vec![Container {
