@@ -281,6 +281,7 @@ impl Running {
                 nfs: Default::default(),
                 iscsi: Iscsi::new(settings.root_dir.clone(), settings.volume_call_timeout, tasks.clone(), stop.clone()),
                 local_devices: LocalDevices::new(settings.root_dir.clone()),
+                file_systems: Default::default(),
                 call_timeout: settings.volume_call_timeout,
                 metrics: runtime.metrics.clone(),
             },
@@ -381,6 +382,8 @@ impl Running {
         });
         let (measured, period) = (csi.clone(), settings.volume_stats_period);
         parts.spawn("kubelet volume stats", move |_| measured.clone().watch_stats(period));
+        let file_systems = self.kubelet.volumes.file_systems.clone();
+        parts.spawn("kubelet file system stats", move |stop| file_systems.clone().watch(period, stop));
         let plugins = Arc::new(Plugins {
             csi: csi.clone(),
             root: settings.root_dir.clone(),

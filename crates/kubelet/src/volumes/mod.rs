@@ -8,6 +8,7 @@
 mod atomic_writer;
 pub(crate) mod csi;
 mod error;
+mod file_systems;
 mod format;
 mod host_path;
 mod iscsi;
@@ -43,6 +44,7 @@ use crate::{resources, state};
 use self::csi::{Csi, Wanted};
 use error::{Cause, ClaimError, Operation};
 pub(crate) use error::{TearDownError, VolumeError};
+pub(crate) use file_systems::FileSystems;
 pub(crate) use iscsi::Iscsi;
 use iscsi::IscsiError;
 use kernel::{Kernel, Linux};
@@ -64,6 +66,7 @@ pub(crate) struct Volumes {
     pub(crate) nfs: Nfs,
     pub(crate) iscsi: Arc<Iscsi>,
     pub(crate) local_devices: LocalDevices,
+    pub(crate) file_systems: Arc<FileSystems>,
     /// How long a server has until its share is mounted.
     pub(crate) call_timeout: Duration,
     pub(crate) metrics: KubeletMetrics,
@@ -111,7 +114,8 @@ impl Volumes {
         if let Some(source) = &volume.iscsi {
             let source = iscsi::persistent(source, state::namespace(pod));
             let request = iscsi::Request::new(state::uid(pod), &volume.name, &source, source.read_only == Some(true));
-            return self.timed(plugin_of(volume), self.iscsi_disk(pod, &source, request)).await;
+            let mounted = self.timed(plugin_of(volume), self.iscsi_disk(pod, &source, request)).await?;
+            return Ok(self.noted(pod, volume, plugin_of(volume), None, mounted));
         }
         let fail = |cause: Cause| VolumeError::of(Operation::SetUp, &volume.name, cause);
         let claim = match &volume.persistent_volume_claim {
@@ -122,7 +126,10 @@ impl Volumes {
         let Some((name, read_only)) = claim else {
             return match Wanted::migrated(volume, pod).map_err(|error| fail(error.into()))? {
                 Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
-                None => self.timed(plugin_of(volume), self.set_up_own(volume, context)).await.map_err(fail),
+                None => {
+                    let mounted = self.timed(plugin_of(volume), self.set_up_own(volume, context)).await;
+                    mounted.map(|mounted| self.noted(pod, volume, plugin_of(volume), None, mounted)).map_err(fail)
+                }
             };
         };
         let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(|error| fail(error.into()))?;
@@ -136,16 +143,29 @@ impl Volumes {
             None => {
                 let plugin = plugin_of_volume(&bound);
                 if let Some((spec, source)) = bound.spec.as_ref().and_then(|spec| Some((spec, spec.iscsi.as_ref()?))) {
-                    let name = bound.metadata.name.as_deref().unwrap_or_default();
+                    let bound_name = bound.metadata.name.as_deref().unwrap_or_default();
                     let read_only = read_only || source.read_only == Some(true);
-                    let request = iscsi::Request::new(state::uid(pod), name, source, read_only);
+                    let request = iscsi::Request::new(state::uid(pod), bound_name, source, read_only);
                     let is_block = spec.volume_mode.as_deref() == Some("Block");
                     let request = request.with(spec.mount_options.as_deref().unwrap_or_default(), is_block);
-                    return self.timed(plugin, self.iscsi_disk(pod, source, request)).await;
+                    let mounted = self.timed(plugin, self.iscsi_disk(pod, source, request)).await?;
+                    return Ok(self.noted(pod, volume, plugin, Some(&name), mounted));
                 }
-                self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await.map_err(fail)
+                let mounted = self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await;
+                mounted.map(|mounted| self.noted(pod, volume, plugin, Some(&name), mounted)).map_err(fail)
             }
         }
+    }
+
+    /// A volume of a pod's is ready. Where nobody else measures it, this kubelet does from now on.
+    fn noted(&self, pod: &Pod, volume: &Volume, plugin: &str, claim: Option<&str>, mounted: Mounted) -> Mounted {
+        if let Mounted::Path { path, .. } = &mounted
+            && MEASURED.contains(&plugin)
+        {
+            let claim = claim.map(|claim| (state::namespace(pod).to_owned(), claim.to_owned()));
+            self.file_systems.add(state::uid(pod), &volume.name, path, claim);
+        }
+        mounted
     }
 
     /// Volumes of CSI drivers are timed where they are mounted: they are looked at more often than that.
@@ -352,6 +372,7 @@ impl Volumes {
     /// Unmounts and removes everything of a pod.
     pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), TearDownError> {
         let dir = self.pod_dir(uid);
+        self.file_systems.forget(uid);
         // Parts of volumes that containers saw hold the volumes up.
         let parts = dir.join("volume-subpaths");
         blocking(move || mounts::remove_with_mounts(&Linux, &parts)).await?;
@@ -410,6 +431,8 @@ impl Volumes {
     }
 }
 
+/// Whose volumes are file systems that say themselves how full they are (`MetricsStatFS`, v1.36).
+const MEASURED: [&str; 3] = ["kubernetes.io/nfs", "kubernetes.io/local-volume", "kubernetes.io/iscsi"];
 const ACTUAL: &str = "actual_state_of_world";
 const DESIRED: &str = "desired_state_of_world";
 
