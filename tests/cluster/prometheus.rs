@@ -110,6 +110,9 @@ fn prometheus_finds_the_figures_of_dashboards() {
         let component = match path {
             "/metrics" => Component::Apiserver,
             path if path.ends_with("/metrics") => Component::Kubelet,
+            path if path.ends_with("/metrics/resource") => Component::KubeletResources,
+            path if path.ends_with("/metrics/probes") => Component::KubeletProbes,
+            path if path.ends_with("/metrics/slis") => Component::Slis,
             _ => continue,
         };
         let wrong: Vec<String> = problems(component, &text).into_iter().filter(|of| !is_for_others(of)).collect();

@@ -1,8 +1,9 @@
 //! `/metrics`: what was counted as it passed, and what caches and store hold at the moment.
 
 use std::fmt::Write;
+use std::time::UNIX_EPOCH;
 
-use ::metrics::Kind;
+use ::metrics::{Kind, Metrics};
 use registry::Resource;
 
 use crate::state::State;
@@ -72,6 +73,9 @@ async fn collect(state: &State) {
             rows.add(&[("result", "dropped")], dropped as f64);
         });
     }
+    if let Some(reloads) = state.authn.reloads() {
+        show_reloads(all, &reloads, &identity_hash(state));
+    }
     if let Some(exporting) = state.trace.exporting() {
         let (sent, lost) = exporting.counted();
         let help = "Spans for the collector of traces, by what became of them.";
@@ -89,6 +93,61 @@ async fn collect(state: &State) {
         Err(error) => {
             all.forget("apiserver_storage_size_bytes", &[]);
             tracing::warn!(%error, "the size of the store is not known");
+        }
+    }
+}
+
+/// How often changes of the authentication configuration were taken over.
+fn show_reloads(all: &Metrics, reloads: &tls::Reloads, server: &str) {
+    let rows =
+        [("success", reloads.succeeded, reloads.last_success), ("failure", reloads.failed, reloads.last_failure)];
+    for (status, count, last) in rows {
+        // As upstream, a status is shown once it was seen.
+        let Some(last) = last.and_then(|last| last.duration_since(UNIX_EPOCH).ok()) else { continue };
+        let labels = [("apiserver_id_hash", server), ("status", status)];
+        let help = "How often a changed authentication configuration was read.";
+        let name = "apiserver_authentication_config_controller_automatic_reloads_total";
+        let shown = all.counter(name, help, &labels);
+        shown.add((count as f64 - shown.get()).max(0.0) as usize);
+        let help = "When a changed authentication configuration was last read.";
+        let name = "apiserver_authentication_config_controller_automatic_reload_last_timestamp_seconds";
+        all.gauge(name, help, &labels).set(last.as_secs_f64());
+    }
+}
+
+/// Tells this server from the others of its cluster.
+fn identity_hash(state: &State) -> String {
+    let address = state.endpoint().map_or_else(|| "localhost".to_owned(), |address| address.to_string());
+    let digest = ring::digest::digest(&ring::digest::SHA256, format!("apiserver-{address}").as_bytes());
+    digest.as_ref().iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn reloads_are_counted_by_how_they_went() {
+        let all = Metrics::new();
+        let at = |seconds| Some(UNIX_EPOCH + Duration::from_secs(seconds));
+        let mut reloads = tls::Reloads { succeeded: 1, last_success: at(5), ..Default::default() };
+        show_reloads(&all, &reloads, "h");
+        assert!(!all.render().contains("failure"));
+        reloads = tls::Reloads { succeeded: 3, failed: 1, last_success: at(9), last_failure: at(8) };
+        // Whoever looks twice sees the same.
+        show_reloads(&all, &reloads, "h");
+        show_reloads(&all, &reloads, "h");
+        let text = all.render();
+        let name = "apiserver_authentication_config_controller_automatic_reload";
+        for row in [
+            "s_total{status=\"success\"} 3",
+            "s_total{status=\"failure\"} 1",
+            "_last_timestamp_seconds{status=\"success\"} 9",
+        ] {
+            let row = format!("{name}{row}").replace("{status", "{apiserver_id_hash=\"h\",status");
+            assert!(text.contains(&row), "{row}\n{text}");
         }
     }
 }

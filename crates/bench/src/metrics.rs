@@ -115,16 +115,18 @@ async fn send(client: &Client, method: Method, path: &str, body: Value) -> Resul
     Ok(serde_json::from_slice(&bytes.to_bytes())?)
 }
 
-/// Nodes that are Ready, all with the same kubelet, and pods on the first of them.
+/// Nodes that are Ready, all with the same kubelet behind their addresses, and pods on the first of them.
 async fn fill(client: &Client, port: u16, nodes: usize, pods: usize) -> Result<()> {
     for node in 0..nodes {
         let name = format!("node-{node}");
         let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
         let mut made = send(client, Method::POST, "/api/v1/nodes", object).await?;
         let now = "2026-01-01T00:00:00Z";
+        // Each at an address of its own, as nodes are: connections to one are of no use for another.
+        let address = format!("127.1.{}.{}", node / 250, node % 250 + 1);
         made["status"] = json!({
             "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now}],
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "addresses": [{"type": "InternalIP", "address": address}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
         });
         send(client, Method::PUT, &format!("/api/v1/nodes/{name}/status"), made).await?;
@@ -197,7 +199,7 @@ impl Drop for Ends {
     }
 }
 
-/// A port that answers as a kubelet does, whatever node it is asked as.
+/// A port of all loopback addresses that answers as a kubelet does, whatever node it is asked as.
 struct Kubelets {
     port: u16,
     task: tokio::task::JoinHandle<()>,
@@ -212,7 +214,7 @@ impl Kubelets {
             .with_no_client_auth()
             .with_single_cert(vec![made.cert.der().clone()], key.into())?;
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        let listener = tokio::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await?;
+        let listener = tokio::net::TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], 0))).await?;
         let port = listener.local_addr()?.port();
         let task = tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {

@@ -112,6 +112,6 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &In
         }
     });
     futures_util::future::join_all(releases).await;
-    let is_free = kubelet.volumes.local_devices.release_unused().await;
+    let is_free = kubelet.volumes.local_devices.release_unused().await & kubelet.volumes.iscsi.release_unused().await;
     is_clean & is_free & kubelet.volumes.csi.unstage_unused().await
 }

@@ -45,6 +45,15 @@ pub(crate) struct KubeletMetrics {
     relisted: Arc<Mutex<Option<Instant>>>,
 }
 
+/// Upstream's series of images that are volumes: asked for, mounted, not mounted.
+const IMAGE_VOLUMES: [(&str, &str); 3] = [
+    ("kubelet_image_volume_requested_total", "[BETA] Number of requested image volumes."),
+    ("kubelet_image_volume_mounted_succeed_total", "[BETA] Number of successful image volume mounts."),
+    ("kubelet_image_volume_mounted_errors_total", "[BETA] Number of failed image volume mounts."),
+];
+/// What messages of runtimes begin with that could not mount one.
+const IMAGE_VOLUME_FAILED: &str = "ImageVolumeMountFailed";
+
 /// What is probed.
 pub(crate) struct Probing<'a> {
     pub(crate) namespace: &'a str,
@@ -66,6 +75,9 @@ pub(crate) enum Probed {
 impl KubeletMetrics {
     pub(crate) fn new() -> Self {
         let all = Metrics::new().with_process(api::version::GIT).with_features(api::features::all());
+        for (name, help) in IMAGE_VOLUMES {
+            all.counter(name, help, &[]);
+        }
         Self { all, probes: Metrics::new(), relisted: Arc::default() }
     }
 
@@ -75,6 +87,16 @@ impl KubeletMetrics {
 
     pub(crate) fn probes(&self) -> &Metrics {
         &self.probes
+    }
+
+    /// A container was made, or not, that mounts images as volumes.
+    pub(crate) fn images_mounted(&self, count: usize, error: Option<&str>) {
+        let [requested, succeeded, failed] = IMAGE_VOLUMES.map(|(name, help)| self.all.counter(name, help, &[]));
+        requested.add(count);
+        match error.is_some_and(|message| message.starts_with(IMAGE_VOLUME_FAILED)) {
+            true => failed.add(count),
+            false => succeeded.add(count),
+        }
     }
 
     /// One look at everything the runtime has.
@@ -375,9 +397,23 @@ mod tests {
         let text = metrics.probes().render();
         let row = r#"prober_probe_total{container="c",namespace="default",pod="a",pod_uid="a",probe_type="Liveness",result="failed"} 1"#;
         assert!(text.contains(row), "{text}");
+        use client::metrics::upstream::{Component, problems};
+        assert_eq!(problems(Component::KubeletProbes, &text), Vec::<String>::new());
         metrics.forget("default", "a");
         let text = metrics.probes().render();
         assert!(!text.contains("pod=\"a\"") && text.contains("pod=\"b\""), "{text}");
+    }
+
+    #[test]
+    fn images_that_are_volumes_are_counted() {
+        let metrics = KubeletMetrics::new();
+        metrics.images_mounted(2, None);
+        metrics.images_mounted(1, Some("ImageVolumeMountFailed: no such path"));
+        metrics.images_mounted(1, Some("another reason"));
+        let text = metrics.all().render();
+        for row in ["requested_total 4", "mounted_succeed_total 3", "mounted_errors_total 1"] {
+            assert!(text.contains(&format!("\nkubelet_image_volume_{row}\n")), "{row}\n{text}");
+        }
     }
 
     #[test]

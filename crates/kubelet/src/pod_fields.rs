@@ -222,7 +222,7 @@ mod tests {
         ("PodOS", "name"),
         ("PodReadinessGate", "conditionType"),
         ("Toleration", "effect key operator tolerationSeconds value"),
-        ("Volume", "configMap csi downwardAPI emptyDir ephemeral hostPath image name nfs persistentVolumeClaim projected secret"),
+        ("Volume", "configMap csi downwardAPI emptyDir ephemeral hostPath image iscsi name nfs persistentVolumeClaim projected secret"),
         ("ConfigMapVolumeSource", "defaultMode items name optional"),
         ("SecretVolumeSource", "defaultMode items optional secretName"),
         ("KeyToPath", "key mode path"),
@@ -231,6 +231,7 @@ mod tests {
         ("EmptyDirVolumeSource", "sizeLimit"),
         ("HostPathVolumeSource", "path type"),
         ("ImageVolumeSource", "pullPolicy reference"),
+        ("ISCSIVolumeSource", "chapAuthDiscovery chapAuthSession fsType initiatorName iqn iscsiInterface lun portals readOnly secretRef targetPortal"),
         ("NFSVolumeSource", "path readOnly server"),
         ("PersistentVolumeClaimVolumeSource", "claimName readOnly"),
         ("ProjectedVolumeSource", "defaultMode sources"),
@@ -254,7 +255,7 @@ mod tests {
         ("EphemeralVolumeSource", "volumeClaimTemplate", "a controller makes the claim"),
         ("Volume", "awsElasticBlockStore azureDisk azureFile cinder gcePersistentDisk portworxVolume vsphereVolume",
             "asked of the CSI driver that took the work over (`api::volume_migration`)"),
-        ("Volume", "cephfs fc flexVolume flocker gitRepo glusterfs iscsi photonPersistentDisk quobyte rbd scaleIO storageos",
+        ("Volume", "cephfs fc flexVolume flocker gitRepo glusterfs photonPersistentDisk quobyte rbd scaleIO storageos",
             "no plug-in here: as upstream, the pod waits and an event says why (FailedMount)"),
     ];
 

@@ -36,7 +36,7 @@ use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
 use crate::volumes::kernel::Linux;
-use crate::volumes::{LocalDevices, Tokens, Volumes, blocking, mounts};
+use crate::volumes::{Iscsi, LocalDevices, Tokens, Volumes, blocking, mounts};
 use crate::worker::Workers;
 use crate::{certificates, cpu_sets, dns, gc, pleg, state};
 
@@ -279,7 +279,9 @@ impl Running {
                 tokens: Tokens::new(client.clone(), clock.clone()),
                 csi,
                 nfs: Default::default(),
+                iscsi: Iscsi::new(settings.root_dir.clone(), settings.volume_call_timeout, tasks.clone(), stop.clone()),
                 local_devices: LocalDevices::new(settings.root_dir.clone()),
+                file_systems: Default::default(),
                 call_timeout: settings.volume_call_timeout,
                 metrics: runtime.metrics.clone(),
             },
@@ -380,6 +382,8 @@ impl Running {
         });
         let (measured, period) = (csi.clone(), settings.volume_stats_period);
         parts.spawn("kubelet volume stats", move |_| measured.clone().watch_stats(period));
+        let file_systems = self.kubelet.volumes.file_systems.clone();
+        parts.spawn("kubelet file system stats", move |stop| file_systems.clone().watch(period, stop));
         let plugins = Arc::new(Plugins {
             csi: csi.clone(),
             root: settings.root_dir.clone(),

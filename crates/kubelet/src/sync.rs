@@ -334,10 +334,12 @@ impl Kubelet {
             .await
             .map_err(|error| failed(ConfigError::REASON, error.to_string()))?;
         let work = |stage| Work::begin(stage, state::ACTOR, state::traced_name(pod)).with_detail(&container.name);
-        let id = work(Stage::Create)
+        let images = config.mounts.iter().filter(|mount| mount.image.is_some()).count();
+        let created = work(Stage::Create)
             .result(Box::pin(self.runtime.create_container(&sandbox.id, config, sandbox_config)))
-            .await
-            .map_err(|error| failed("CreateContainerError", error.0.message().to_string()))?;
+            .await;
+        self.runtime.metrics.images_mounted(images, created.as_ref().err().map(|error| error.0.message()));
+        let id = created.map_err(|error| failed("CreateContainerError", error.0.message().to_string()))?;
         self.recorder.normal(&reference, "Created", "Container created");
         work(Stage::Start)
             .result(Box::pin(self.runtime.start_container(&id)))

@@ -46,5 +46,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}{text}");
         }
+        use crate::upstream::{Component, problems};
+        assert_eq!(problems(Component::Slis, &text), Vec::<String>::new());
     }
 }

@@ -13,13 +13,28 @@ pub enum Component {
     ControllerManager,
     Scheduler,
     Kubelet,
+    /// `/metrics/resource` of the kubelet.
+    KubeletResources,
+    /// `/metrics/probes` of the kubelet.
+    KubeletProbes,
     Proxy,
     Dns,
+    /// `/metrics/slis` of everyone who has checks.
+    Slis,
 }
 
 impl Component {
-    const ALL: [Self; 6] =
-        [Self::Apiserver, Self::ControllerManager, Self::Scheduler, Self::Kubelet, Self::Proxy, Self::Dns];
+    const ALL: [Self; 9] = [
+        Self::Apiserver,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Kubelet,
+        Self::KubeletResources,
+        Self::KubeletProbes,
+        Self::Proxy,
+        Self::Dns,
+        Self::Slis,
+    ];
 
     fn table(self) -> [&'static str; 2] {
         match self {
@@ -27,8 +42,11 @@ impl Component {
             Self::ControllerManager => [EVERYONE, CONTROLLER_MANAGER],
             Self::Scheduler => [EVERYONE, SCHEDULER],
             Self::Kubelet => [EVERYONE, KUBELET],
+            Self::KubeletResources => ["", KUBELET_RESOURCES],
+            Self::KubeletProbes => ["", KUBELET_PROBES],
             Self::Proxy => [EVERYONE, PROXY],
             Self::Dns => ["", DNS],
+            Self::Slis => ["", SLIS],
         }
     }
 
@@ -61,7 +79,9 @@ impl Row {
 pub fn level(name: &str) -> Option<&'static str> {
     static LEVELS: LazyLock<BTreeMap<&'static str, &'static str>> = LazyLock::new(|| {
         let mut levels = BTreeMap::new();
-        for row in Component::ALL.into_iter().flat_map(Component::rows) {
+        // cAdvisor has some of the same names, and promises nothing.
+        let of_names = Component::ALL.into_iter().filter(|component| *component != Component::KubeletResources);
+        for row in of_names.flat_map(Component::rows) {
             levels.entry(row.name).or_insert(row.level);
         }
         levels
@@ -136,7 +156,7 @@ const EVERYONE: &str = "
     BETA   counter    hidden_metrics_total
     BETA   counter    registered_metrics_total  deprecated_version,stability_level
     BETA   gauge      kubernetes_feature_enabled  name,stage
-    ALPHA  gauge      kubernetes_build_info  build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform
+    BETA   gauge      kubernetes_build_info  build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform
     PLAIN  counter    process_cpu_seconds_total
     PLAIN  gauge      process_resident_memory_bytes
     PLAIN  gauge      process_start_time_seconds
@@ -168,6 +188,11 @@ const APISERVER: &str = "
     BETA   histogram  apiserver_cel_evaluation_duration_seconds
     BETA   counter    apiserver_validating_admission_policy_check_total?  enforcement_action,error_type,policy,policy_binding
     BETA   histogram  apiserver_validating_admission_policy_check_duration_seconds?  enforcement_action,error_type,policy,policy_binding
+    BETA   counter    apiserver_validation_declarative_validation_mismatch_total
+    BETA   counter    apiserver_validation_declarative_validation_panic_total
+    BETA   histogram  apiserver_watch_list_duration_seconds?  group,resource,scope,version
+    BETA   counter    apiserver_authentication_config_controller_automatic_reloads_total?  apiserver_id_hash,status
+    BETA   gauge      apiserver_authentication_config_controller_automatic_reload_last_timestamp_seconds?  apiserver_id_hash,status
     ALPHA  histogram  apiserver_request_sli_duration_seconds  component,group,resource,scope,subresource,verb,version
     ALPHA  histogram  apiserver_request_slo_duration_seconds?  component,group,resource,scope,subresource,verb,version
     ALPHA  counter    apiserver_request_terminations_total?  code,component,group,resource,scope,subresource,verb,version
@@ -204,19 +229,20 @@ const CONTROLLER_MANAGER: &str = "
     STABLE counter    job_controller_job_syncs_total?  action,completion_mode,result
     STABLE counter    job_controller_jobs_finished_total?  completion_mode,reason,result
     STABLE counter    node_collector_evictions_total?  zone
+    BETA   gauge      running_managed_controllers  manager,name
     BETA   gauge      statefulset_controller_statefulset_max_unavailable?  pod_management_policy,statefulset_name,statefulset_namespace
     BETA   gauge      statefulset_controller_statefulset_unavailable_replicas?  pod_management_policy,statefulset_name,statefulset_namespace
     ALPHA  gauge      node_collector_zone_health?  zone
     ALPHA  gauge      node_collector_zone_size?  zone
     ALPHA  gauge      node_collector_unhealthy_nodes_in_zone?  zone
     ALPHA  histogram  node_collector_update_node_health_duration_seconds
-    ALPHA  counter    workqueue_adds_total  name
-    ALPHA  gauge      workqueue_depth  name
-    ALPHA  histogram  workqueue_queue_duration_seconds  name
-    ALPHA  histogram  workqueue_work_duration_seconds  name
-    ALPHA  counter    workqueue_retries_total  name
-    ALPHA  gauge      workqueue_unfinished_work_seconds  name
-    ALPHA  gauge      workqueue_longest_running_processor_seconds  name
+    BETA   counter    workqueue_adds_total  name
+    BETA   gauge      workqueue_depth  name
+    BETA   histogram  workqueue_queue_duration_seconds  name
+    BETA   histogram  workqueue_work_duration_seconds  name
+    BETA   counter    workqueue_retries_total  name
+    BETA   gauge      workqueue_unfinished_work_seconds  name
+    BETA   gauge      workqueue_longest_running_processor_seconds  name
     ALPHA  counter    rest_client_requests_total  code,host,method
     ALPHA  histogram  rest_client_request_duration_seconds  host,verb
 ";
@@ -245,6 +271,9 @@ const SCHEDULER: &str = "
 ";
 
 const KUBELET: &str = "
+    BETA   counter    kubelet_image_volume_requested_total
+    BETA   counter    kubelet_image_volume_mounted_succeed_total
+    BETA   counter    kubelet_image_volume_mounted_errors_total
     ALPHA  gauge      kubelet_node_name  node
     ALPHA  gauge      kubelet_running_pods
     ALPHA  gauge      kubelet_running_containers?  container_state
@@ -272,6 +301,29 @@ const KUBELET: &str = "
     ALPHA  gauge      kubelet_volume_stats_inodes_used?  namespace,persistentvolumeclaim
     ALPHA  counter    rest_client_requests_total  code,host,method
     ALPHA  histogram  rest_client_request_duration_seconds  host,verb
+";
+
+const KUBELET_RESOURCES: &str = "
+    STABLE counter    container_cpu_usage_seconds_total  container,namespace,pod
+    STABLE gauge      container_memory_working_set_bytes  container,namespace,pod
+    STABLE gauge      container_start_time_seconds  container,namespace,pod
+    STABLE counter    node_cpu_usage_seconds_total
+    STABLE gauge      node_memory_working_set_bytes
+    STABLE counter    pod_cpu_usage_seconds_total  namespace,pod
+    STABLE gauge      pod_memory_working_set_bytes  namespace,pod
+    STABLE gauge      resource_scrape_error
+    ALPHA  gauge      container_swap_usage_bytes?  container,namespace,pod
+    ALPHA  gauge      pod_swap_usage_bytes?  namespace,pod
+";
+
+const KUBELET_PROBES: &str = "
+    BETA   counter    prober_probe_total  container,namespace,pod,pod_uid,probe_type,result
+    ALPHA  histogram  prober_probe_duration_seconds  container,namespace,pod,probe_type
+";
+
+const SLIS: &str = "
+    STABLE gauge      kubernetes_healthcheck  name,type
+    STABLE counter    kubernetes_healthchecks_total  name,status,type
 ";
 
 const PROXY: &str = "
@@ -316,7 +368,9 @@ mod tests {
             }
         }
         assert_eq!(level("apiserver_request_total"), Some("STABLE"));
+        assert_eq!(level("kubernetes_healthcheck"), Some("STABLE"));
         assert_eq!((level("process_open_fds"), level("made_up")), (None, None));
+        assert_eq!(level("container_cpu_usage_seconds_total"), None, "cAdvisor's has none");
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub use connections::{Accepted, Connections, Detached, Limits, Place, accept};
 pub use files::{certificates, load_certificates, load_key, load_roots, system_roots};
 pub use gathered::Gathered;
 pub use private_key::pkcs8;
-pub use reload::Reloading;
+pub use reload::{Reloading, Reloads};
 pub use serving::ServingCertificate;
 pub use verify::AnyCertificate;
 

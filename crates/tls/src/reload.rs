@@ -6,6 +6,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
@@ -15,6 +16,16 @@ pub struct Reloading<T> {
     files: Vec<PathBuf>,
     load: Box<Load<T>>,
     current: Mutex<(Vec<Stamp>, Arc<T>)>,
+    reloads: Mutex<Reloads>,
+}
+
+/// How often changed files were read, and when last: with success, and without.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reloads {
+    pub succeeded: u64,
+    pub failed: u64,
+    pub last_success: Option<SystemTime>,
+    pub last_failure: Option<SystemTime>,
 }
 
 /// What tells one state of a file from the next; follows symbolic links, which is how volumes swap theirs.
@@ -35,7 +46,12 @@ impl<T> Reloading<T> {
         // Stamps first: a file that changes while it is read is then read again.
         let stamps = stamps(&files);
         let value = load(&files)?;
-        Ok(Self { files, load: Box::new(load), current: Mutex::new((stamps, Arc::new(value))) })
+        Ok(Self {
+            files,
+            load: Box::new(load),
+            current: Mutex::new((stamps, Arc::new(value))),
+            reloads: Mutex::default(),
+        })
     }
 
     /// The value of the files as they are now. Two calls return the same `Arc` if nothing changed between them.
@@ -48,11 +64,24 @@ impl<T> Reloading<T> {
                 Ok(value) => {
                     tracing::info!(files = ?self.files, "read again");
                     current.1 = Arc::new(value);
+                    let mut reloads = self.reloads.lock();
+                    reloads.succeeded += 1;
+                    reloads.last_success = Some(SystemTime::now());
                 }
-                Err(error) => tracing::error!(files = ?self.files, "changed, but kept as it was: {error:#}"),
+                Err(error) => {
+                    tracing::error!(files = ?self.files, "changed, but kept as it was: {error:#}");
+                    let mut reloads = self.reloads.lock();
+                    reloads.failed += 1;
+                    reloads.last_failure = Some(SystemTime::now());
+                }
             }
         }
         current.1.clone()
+    }
+
+    /// How it went so far.
+    pub fn reloads(&self) -> Reloads {
+        *self.reloads.lock()
     }
 }
 
@@ -91,6 +120,9 @@ mod tests {
             write(text);
             assert_eq!(*number.get(), expected, "{text}");
         }
+        let reloads = number.reloads();
+        assert_eq!((reloads.succeeded, reloads.failed), (2, 1));
+        assert!(reloads.last_success >= reloads.last_failure);
         std::fs::remove_file(&file).unwrap();
         assert_eq!(*number.get(), 33);
         assert!(Reloading::new(vec![file], |files| Ok(std::fs::read(&files[0])?)).is_err());

@@ -70,6 +70,11 @@ pub(crate) type Accepted = (UserInfo, Vec<String>);
 const WEBSOCKET_BEARER: &str = "base64url.bearer.authorization.k8s.io.";
 
 impl Authenticators {
+    /// How often the file of `--authentication-config` was read again; none without that flag.
+    pub(crate) fn reloads(&self) -> Option<tls::Reloads> {
+        self.issuers.as_ref().map(Reloading::reloads)
+    }
+
     pub(crate) fn new(config: &Config, signer: Option<&Arc<ExternalSigner>>) -> anyhow::Result<Self> {
         let authority = |path: &Option<std::path::PathBuf>| path.as_deref().map(CertificateAuthority::load).transpose();
         let mut key_files = config.service_account_key_files.clone();

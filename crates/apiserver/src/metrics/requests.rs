@@ -63,7 +63,7 @@ impl Labels {
     }
 }
 
-fn scope(info: &RequestInfo) -> &'static str {
+pub(super) fn scope(info: &RequestInfo) -> &'static str {
     match (info.name.is_empty() && info.verb != Verb::Create, info.namespace.is_empty()) {
         _ if !info.is_resource => "",
         (false, _) => "resource",
@@ -151,6 +151,13 @@ impl RequestMetrics {
         let all = Metrics::new().with_process(api::version::GIT).with_features(api::features::all());
         if !shows_hidden {
             all.hide();
+        }
+        // Validation here is written once, so there is nothing that it could differ from.
+        for name in [
+            "apiserver_validation_declarative_validation_mismatch_total",
+            "apiserver_validation_declarative_validation_panic_total",
+        ] {
+            all.counter(name, "How often generated and written validation differed, or the generated one failed", &[]);
         }
         let inflight = |kind| {
             let name = "apiserver_current_inflight_requests";

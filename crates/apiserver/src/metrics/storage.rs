@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::metrics::{Counter, Histogram, Metrics, exponential};
 use futures_util::future::BoxFuture;
@@ -12,7 +12,8 @@ use parking_lot::RwLock;
 use registry::Resource;
 use store::{Compare, KeyRange, Op, Range, RangeResult, Result, Revision, Store, Txn, TxnResult};
 
-use super::requests::DURATION_BOUNDS;
+use super::requests::{DURATION_BOUNDS, scope};
+use crate::request_info::RequestInfo;
 use crate::watch_cache::ROOT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,8 +181,13 @@ pub(crate) struct WatchCounts {
     events: Counter,
     sizes: Histogram,
     initial: Counter,
-    names: [String; 2],
+    /// Group, resource and version.
+    names: [String; 3],
 }
+
+/// Upstream's, of requests that list by watching.
+static LISTED_BOUNDS: [f64; 17] =
+    [0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0];
 
 impl WatchCounts {
     pub(crate) fn new(metrics: &Metrics, row: &Resource) -> Self {
@@ -201,7 +207,7 @@ impl WatchCounts {
                 &labels[..2],
             ),
             metrics: metrics.clone(),
-            names: [group.to_owned(), plural.to_owned()],
+            names: [group.to_owned(), plural.to_owned(), version.to_owned()],
         }
     }
 
@@ -212,6 +218,15 @@ impl WatchCounts {
 
     pub(crate) fn began(&self, initial: usize) {
         self.initial.add(initial);
+    }
+
+    /// A watcher has been shown all that was there, as it had asked.
+    pub(crate) fn listed(&self, info: &RequestInfo, took: Duration) {
+        let [group, resource, version] = &self.names;
+        let labels = [("group", &**group), ("resource", &**resource), ("scope", scope(info)), ("version", &**version)];
+        let help = "How long requests take that list by watching.";
+        let durations = self.metrics.histogram("apiserver_watch_list_duration_seconds", help, &LISTED_BOUNDS, &labels);
+        durations.observe_duration(took);
     }
 
     /// A watcher was too slow.

@@ -126,12 +126,15 @@ fn to_folder(operation: &Operation) -> Response<Body> {
 pub(crate) async fn ask_kubelet(state: &Arc<State>, node: &str, path: &str) -> Result<Response<Body>, Status> {
     let nodes = state.registry.find("", "v1", "nodes");
     let nodes = nodes.ok_or_else(|| Status::internal("nodes are not served"))?;
-    let mut operation = own_operation(state, registry::Verb::Get, &nodes, "", node, "proxy");
-    operation.method = http::Method::GET;
-    operation.info.rest = path.to_owned();
-    let response = forward(&operation, proxied(&operation)?, None).await?;
+    let operation = own_operation(state, registry::Verb::Get, &nodes, "", node, "proxy");
+    let (host, port) = kubelet_address(&operation, node)?;
+    let failed = |why: &dyn std::fmt::Display| {
+        Status::service_unavailable(format!("error trying to reach the kubelet of {node}: {why}"))
+    };
+    let asked = tokio::time::timeout(DIAL, state.kubelet.ask(&host, port, path)).await;
+    let response = asked.map_err(|_| failed(&"i/o timeout"))?.map_err(|problem| failed(&problem))?;
     if response.status().is_success() {
-        return Ok(response);
+        return Ok(response.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()));
     }
     Err(Status::service_unavailable(format!("the kubelet of {node} answered {}", response.status())))
 }

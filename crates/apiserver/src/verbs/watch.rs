@@ -50,6 +50,7 @@ pub(crate) async fn watch(
     operation: Operation,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
 ) -> Result<Response<Body>, Status> {
+    let began = Instant::now();
     let query = &operation.info.query;
     let filter = filter(&operation)?;
     let revision = parse_revision(query.get("resourceVersion").unwrap_or_default())?;
@@ -115,7 +116,7 @@ pub(crate) async fn watch(
         deadline,
         timer: Box::pin(tokio::time::sleep_until(deadline.min(Instant::now() + BOOKMARK_INTERVAL))),
         stopped: Box::pin(operation.state.stop.clone().cancelled_owned()),
-        mark_initial_end: initial_events == Some(true) && bookmarks,
+        mark_initial_end: (initial_events == Some(true) && bookmarks).then_some(began),
         initial: initial.into_iter(),
         bookmarks,
         cache,
@@ -152,8 +153,8 @@ struct Watcher {
     counts: WatchCounts,
     filter: Filter,
     initial: std::vec::IntoIter<Arc<Entry>>,
-    /// A bookmark must follow the initial events.
-    mark_initial_end: bool,
+    /// A bookmark must follow the initial events of a request that came then.
+    mark_initial_end: Option<Instant>,
     bookmarks: bool,
     /// Shared frames can be sent.
     plain: bool,
@@ -179,7 +180,8 @@ impl Watcher {
         if let Some(chunk) = self.initial_events() {
             return Some(chunk);
         }
-        if std::mem::take(&mut self.mark_initial_end) {
+        if let Some(began) = self.mark_initial_end.take() {
+            self.counts.listed(&self.operation.info, began.elapsed());
             return Some(self.bookmark(true));
         }
         loop {

@@ -194,7 +194,7 @@ impl Look<'_> {
             }
             Err(error) => Err(error),
         };
-        let (api, mut scale) = match found {
+        let (api, scale) = match found {
             Ok(found) => found,
             Err(error) => {
                 let why = error.to_string();
@@ -251,9 +251,7 @@ impl Look<'_> {
         };
         let rescales = desired != current;
         if rescales {
-            scale.spec.get_or_insert_default().replicas = Some(desired);
-            let written: Result<Scale, _> = api.update_subresource(&reference.name, "scale", &scale).await;
-            if let Err(error) = written {
+            if let Err(error) = target::resize(&api, &reference.name, scale, desired).await {
                 self.warn("FailedRescale", format!("New size: {desired}; reason: {why}; error: {error}"));
                 let message = format!("the HPA controller was unable to update the target scale: {error}");
                 self.condition(ABLE, false, "FailedUpdateScale", message);

@@ -277,7 +277,9 @@ pub(super) fn whole(
 pub(super) fn shared(value: i64, target: i64, replicas: i32, tolerances: Tolerances) -> Proposal {
     let ratio = value as f64 / (target as f64 * f64::from(replicas));
     let wanted = if tolerances.cover(ratio) { replicas } else { ceil(value as f64 / target as f64) };
-    let share = if replicas > 0 { (value as f64 / f64::from(replicas)).ceil() as i64 } else { value };
+    // What is too large to be counted has no shares.
+    let has_shares = replicas > 0 && value < i64::MAX;
+    let share = if has_shares { (value as f64 / f64::from(replicas)).ceil() as i64 } else { value };
     Proposal { replicas: wanted, utilization: None, value: share }
 }
 
@@ -299,7 +301,7 @@ mod tests {
         Start { cpu_initialization: Duration::from_secs(300), initial_readiness: Duration::from_secs(30) };
     const NOW: i64 = 10_000;
 
-    /// `r` ready, `p` pending, `u` unready since its start, `f` failed, `s` started a moment ago.
+    /// `r` ready, `p` pending, `u` unready since its start, `f` failed, `s` started a moment ago, `d` being deleted.
     fn pods(states: &str) -> Vec<Arc<Pod>> {
         let pod = |(index, state): (usize, char)| {
             let mut pod = Builder::new(&format!("p{index}")).phase("Running").ready(at(1000)).build().as_ref().clone();
@@ -316,6 +318,9 @@ mod tests {
                     status.conditions.iter_mut().flatten().find(|condition| condition.type_ == "Ready").unwrap();
                 ready.status = "False".into();
                 ready.last_transition_time = status.start_time.clone();
+            }
+            if state == 'd' {
+                pod.metadata.deletion_timestamp = Some(Time(at(NOW)));
             }
             let requests = [("cpu".to_owned(), RawQuantity("1".into()))].into();
             pod.spec.get_or_insert_default().containers = vec![Container {
@@ -356,6 +361,60 @@ mod tests {
             let found = found.map(|proposal| (proposal.replicas, proposal.utilization.unwrap()));
             let said = |error: Error| error.to_string();
             assert_eq!(found.map_err(said), expected.map_err(said), "{what}");
+        }
+    }
+
+    /// Upstream's published cases (`replica_calculator_test.go`, v1.36) in which the target has another size than there are
+    /// pods, or pods and samples do not fit together.
+    #[test]
+    fn pods_that_are_not_counted() {
+        for (what, states, values, current, percent, expected) in [
+            ("one ready pod is not enough", "ruu", &[400, 500, 700][..], 3, 30, Ok((3, 40))),
+            ("nor with starting ones", "rss", &[400, 500, 700], 3, 30, Ok((3, 40))),
+            ("pods that go", "rrdd", &[500, 700], 2, 30, Ok((4, 60))),
+            ("pods that go and still run", "rrrrrdd", &[100, 300, 500, 250, 250], 5, 50, Ok((3, 28))),
+            ("down without unready", "rrruu", &[100, 300, 500, 250, 250], 5, 50, Ok((2, 30))),
+            ("down without starting", "rrrss", &[100, 300, 500, 250, 250], 5, 50, Ok((2, 30))),
+            ("down without unscheduled", "rpppp", &[100], 5, 50, Ok((1, 10))),
+            ("samples of unknown pods", "rrrr", &[4000, 9500, 3000, 7000, 3200, 2000], 4, 100, Ok((24, 587))),
+            ("no growth by one of two", "rr", &[1900], 2, 100, Ok((2, 190))),
+            ("no shrink by one of two", "rr", &[600], 2, 100, Ok((2, 60))),
+            ("unready and missing, near", "urr", &[100, 450], 3, 50, Ok((3, 45))),
+            ("starting and missing, near", "srr", &[100, 450], 3, 50, Ok((3, 45))),
+            ("unready and missing, up", "urr", &[100, 2000], 3, 50, Ok((4, 200))),
+            ("starting and missing, up", "srr", &[100, 2000], 3, 50, Ok((4, 200))),
+            ("unready and missing, down", "urrr", &[100, 100, 100], 4, 50, Ok((3, 10))),
+            ("a target above what is requested", "urrr", &[200, 100, 100], 4, 300, Ok((2, 10))),
+            ("more pods than replicas in an update", "rrr", &[100, 100], 2, 50, Ok((2, 10))),
+        ] {
+            let pods = pods(states);
+            let values: Vec<Option<i64>> = values.iter().copied().map(Some).collect();
+            let found = measurement(&pods, &values, current).utilization("cpu", None, percent);
+            let found = found.map(|proposal| (proposal.replicas, proposal.utilization.unwrap()));
+            assert_eq!(found.map_err(|error: Error| error.to_string()), expected, "{what}");
+        }
+        let one = pods("r");
+        let found = measurement(&one, &[None, Some(100)], 1).utilization("cpu", None, 100);
+        assert!(matches!(found, Err(Error::NoKnownPods)), "samples of other pods only");
+    }
+
+    #[test]
+    fn tolerances_are_per_direction() {
+        let three = pods("rrr");
+        for (down, up, value, expected) in [
+            (0.0, 0.0, 1010, 4),
+            (0.1, 2.0, 1900, 3),
+            (2.0, 0.08, 1090, 4),
+            (0.36, 0.1, 660, 3),
+            (0.02, 2.0, 660, 2),
+            (0.0, 0.0, 1000, 3),
+        ] {
+            let tolerances = Tolerances { down, up };
+            let measured = || Measurement { tolerances, ..measurement(&three, &[Some(value); 3], 3) };
+            let found = measured().utilization("cpu", None, 100).unwrap();
+            assert_eq!(found.replicas, expected, "{down} {up} {value}");
+            assert_eq!(measured().per_pod("", 1000).unwrap().replicas, expected, "{down} {up} {value}");
+            assert_eq!(whole(value, 1000, 3, tolerances, &three).unwrap().replicas, expected, "{down} {up} {value}");
         }
     }
 
@@ -430,6 +489,7 @@ mod tests {
             ("missing ones hold back a shrink", "rrr", vec![Some(10), Some(10), None], 100, (2, 10)),
             ("missing ones change nothing at the target", "rrr", vec![Some(10), Some(10), None], 10, (3, 10)),
             ("readiness does not matter", "rru", vec![Some(20), Some(20), Some(20)], 10, (6, 20)),
+            ("nor how long a pod runs", "srs", vec![Some(50_000), Some(15_000), Some(30_000)], 15_000, (7, 31_666)),
         ] {
             let pods = pods(states);
             let found = measurement(&pods, &values, states.len() as i32).per_pod("", target).unwrap();
@@ -438,8 +498,16 @@ mod tests {
     }
 
     #[test]
+    fn more_pods_than_replicas_in_an_update_change_nothing() {
+        let three = pods("rrr");
+        let found = measurement(&three, &[Some(10_000), Some(10_000), None], 2).per_pod("", 17_000).unwrap();
+        assert_eq!((found.replicas, found.value), (2, 10_000));
+    }
+
+    #[test]
     fn one_value_for_all() {
         let three = pods("rrr");
+        assert_eq!(whole(i64::MAX, 1, 3, TENTH, &three).unwrap().replicas, i32::MAX, "too large to count");
         assert_eq!(whole(20_000, 15_000, 3, TENTH, &three).unwrap().replicas, 4);
         assert_eq!(whole(15_500, 15_000, 3, TENTH, &three).unwrap().replicas, 3);
         assert_eq!(whole(20_000, 15_000, 0, TENTH, &[]).unwrap().replicas, 2, "from zero");
@@ -455,6 +523,7 @@ mod tests {
             (8_600, 2_000, 3, (5, 2_867)),
             (0, 2_000, 3, (0, 0)),
             (8_600, 2_000, 0, (5, 8_600)),
+            (i64::MAX, 1, 3, (i32::MAX, i64::MAX)),
         ] {
             let found = shared(value, target, replicas, TENTH);
             assert_eq!((found.replicas, found.value), expected, "{value} {target} {replicas}");

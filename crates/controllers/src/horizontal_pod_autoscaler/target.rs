@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use client::{ApiResource, Client, Gvr};
+use client::{ApiResource, Client, DynamicApi, Gvr};
+use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
 use parking_lot::Mutex;
 
@@ -47,6 +48,30 @@ impl Resources {
     }
 }
 
+/// How often a size is set on a target that others change at the same time (`retry.DefaultRetry`, v1.36).
+const ATTEMPTS: usize = 5;
+
+/// Sets the size of a target; where it has changed since it was read, on what it is now.
+pub(super) async fn resize(
+    api: &DynamicApi,
+    name: &str,
+    mut scale: Scale,
+    replicas: i32,
+) -> std::result::Result<(), client::Error> {
+    let mut attempt = 1;
+    loop {
+        scale.spec.get_or_insert_default().replicas = Some(replicas);
+        let written: std::result::Result<Scale, _> = api.update_subresource(name, "scale", &scale).await;
+        match written {
+            Err(error) if error.is_conflict() && attempt < ATTEMPTS => {
+                attempt += 1;
+                scale = api.get_subresource(name, "scale").await?;
+            }
+            other => return other.map(drop),
+        }
+    }
+}
+
 async fn kind_in(client: &Client, group: &str, version: &str, kind: &str) -> Result<Option<APIResource>> {
     let path = if group.is_empty() { vec!["api", version] } else { vec!["apis", group, version] };
     let list: APIResourceList = match client.get_at(&path, &[]).await {
@@ -78,7 +103,43 @@ fn group_version(api_version: &str) -> Result<(&str, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+    use http_body_util::{BodyExt, Full};
+    use serde_json::json;
+
     use super::*;
+
+    /// A server on which so many writes meet a change of another's.
+    async fn resized(conflicts: usize) -> (bool, usize) {
+        let writes = Arc::new(AtomicUsize::new(0));
+        let counted = writes.clone();
+        let handler: client::Handler = Arc::new(move |request: http::Request<Bytes>| {
+            let is_write = request.method() == http::Method::PUT;
+            let is_refused = is_write && counted.fetch_add(1, Ordering::SeqCst) < conflicts;
+            let (code, body) = match is_refused {
+                true => (409_u16, json!({"kind": "Status", "apiVersion": "v1", "code": 409, "reason": "Conflict"})),
+                false => (200, json!({"metadata": {"name": "web", "resourceVersion": "2"}, "spec": {"replicas": 1}})),
+            };
+            let body: client::Body =
+                Full::new(Bytes::from(body.to_string())).map_err(|never| match never {}).boxed_unsync();
+            Box::pin(async move { http::Response::builder().status(code).body(body).unwrap() })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let gvr = Gvr { group: "apps".into(), version: "v1".into(), resource: "deployments".into() };
+        let api = client.dynamic(&gvr, Some("default"));
+        let resized = resize(&api, "web", Scale::default(), 3).await;
+        (resized.is_ok(), writes.load(Ordering::SeqCst))
+    }
+
+    #[tokio::test]
+    async fn a_target_that_others_change_is_resized_all_the_same() {
+        assert_eq!(resized(0).await, (true, 1));
+        assert_eq!(resized(3).await, (true, 4));
+        assert_eq!(resized(usize::MAX).await, (false, 5));
+    }
 
     #[test]
     fn api_versions_of_references() {

@@ -74,7 +74,8 @@ pub(super) async fn own(server: &Server) -> Response<Body> {
     pods(server, metrics);
     set("kubelet_running_pods", "[ALPHA] Number of pods that have a running pod sandbox", ready as f64);
     terminated_containers(metrics, &server.kubelet.status.endings());
-    volumes(metrics, &server.kubelet.volumes.csi.claim_stats());
+    let own = &server.kubelet.volumes;
+    volumes(metrics, &[own.csi.claim_stats(), own.file_systems.claim_stats()].concat());
     // One pod's directory that cannot be read keeps nobody from all other figures.
     if let Err(error) = count_volumes(server, metrics).await {
         tracing::warn!(%error, "volumes not counted");
@@ -374,5 +375,7 @@ mod tests {
             assert!(text.contains(row), "{row}\n{text}");
         }
         assert!(!text.contains("swap_usage_bytes{"), "{text}");
+        use client::metrics::upstream::{Component, problems};
+        assert_eq!(problems(Component::KubeletResources, &text), Vec::<String>::new());
     }
 }

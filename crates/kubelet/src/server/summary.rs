@@ -175,7 +175,7 @@ pub(super) async fn sandbox_stats(server: &Server) -> Vec<v1::PodSandboxStats> {
 }
 
 /// A volume of a CSI driver; what the driver does not say is left out.
-fn csi_json(now: &str, stats: &Stats) -> Value {
+fn volume_json(now: &str, stats: &Stats) -> Value {
     let mut value = json!({"time": now, "name": stats.volume});
     if let Some((namespace, name)) = &stats.claim {
         value["pvcRef"] = json!({"name": name, "namespace": namespace});
@@ -259,7 +259,9 @@ async fn pod_json(
             })
         })
         .collect();
-    volumes.extend(kubelet.volumes.csi.stats_of(state::uid(pod)).iter().map(|stats| csi_json(now, stats)));
+    let (of_drivers, uid) = (&kubelet.volumes.csi, state::uid(pod));
+    let measured = of_drivers.stats_of(uid).into_iter().chain(kubelet.volumes.file_systems.stats_of(uid));
+    volumes.extend(measured.map(|stats| volume_json(now, &stats)));
     let mut value = json!({
         "podRef": {"name": state::name(pod), "namespace": state::namespace(pod), "uid": state::uid(pod)},
         "startTime": status.start_time,

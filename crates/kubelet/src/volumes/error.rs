@@ -7,6 +7,7 @@ use api::volume_migration::MigrationError;
 use csi::tonic::Status;
 
 use super::csi::{AttachError, NoDriver, WrongLifecycle};
+use super::iscsi::IscsiError;
 use super::nfs::NfsError;
 use super::payload::PayloadError;
 use super::tokens::TokenError;
@@ -99,6 +100,8 @@ pub(crate) enum Cause {
     Token(#[from] TokenError),
     #[error(transparent)]
     Nfs(#[from] NfsError),
+    #[error(transparent)]
+    Iscsi(#[from] IscsiError),
     /// Of a driver that was part of Kubernetes once, and without what its successor must know.
     #[error(transparent)]
     Migration(#[from] MigrationError),

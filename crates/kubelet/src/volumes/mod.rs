@@ -8,7 +8,10 @@
 mod atomic_writer;
 pub(crate) mod csi;
 mod error;
+mod file_systems;
+mod format;
 mod host_path;
+mod iscsi;
 pub(crate) mod kernel;
 mod local_device;
 pub(crate) mod mounts;
@@ -17,6 +20,7 @@ mod ownership;
 mod payload;
 #[cfg(test)]
 mod recorded;
+mod records;
 pub(crate) mod subpath;
 mod tokens;
 
@@ -28,8 +32,8 @@ use std::time::{Duration, Instant};
 
 use client::{Client, Clock};
 use k8s_openapi::api::core::v1::{
-    ConfigMap, EmptyDirVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec,
-    Pod, Secret, Volume,
+    ConfigMap, EmptyDirVolumeSource, ISCSIPersistentVolumeSource, NFSVolumeSource, PersistentVolume,
+    PersistentVolumeClaim, PersistentVolumeSpec, Pod, Secret, Volume,
 };
 
 use crate::env::Context;
@@ -40,6 +44,9 @@ use crate::{resources, state};
 use self::csi::{Csi, Wanted};
 use error::{Cause, ClaimError, Operation};
 pub(crate) use error::{TearDownError, VolumeError};
+pub(crate) use file_systems::FileSystems;
+pub(crate) use iscsi::Iscsi;
+use iscsi::IscsiError;
 use kernel::{Kernel, Linux};
 pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
@@ -57,7 +64,9 @@ pub(crate) struct Volumes {
     pub(crate) tokens: Tokens,
     pub(crate) csi: Arc<Csi>,
     pub(crate) nfs: Nfs,
+    pub(crate) iscsi: Arc<Iscsi>,
     pub(crate) local_devices: LocalDevices,
+    pub(crate) file_systems: Arc<FileSystems>,
     /// How long a server has until its share is mounted.
     pub(crate) call_timeout: Duration,
     pub(crate) metrics: KubeletMetrics,
@@ -102,6 +111,12 @@ impl Volumes {
             let wanted = Wanted::inline(&volume.name, source, pod);
             return self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await;
         }
+        if let Some(source) = &volume.iscsi {
+            let source = iscsi::persistent(source, state::namespace(pod));
+            let request = iscsi::Request::new(state::uid(pod), &volume.name, &source, source.read_only == Some(true));
+            let mounted = self.timed(plugin_of(volume), self.iscsi_disk(pod, &source, request)).await?;
+            return Ok(self.noted(pod, volume, plugin_of(volume), None, mounted));
+        }
         let fail = |cause: Cause| VolumeError::of(Operation::SetUp, &volume.name, cause);
         let claim = match &volume.persistent_volume_claim {
             Some(source) => Some((source.claim_name.clone(), source.read_only == Some(true))),
@@ -111,7 +126,10 @@ impl Volumes {
         let Some((name, read_only)) = claim else {
             return match Wanted::migrated(volume, pod).map_err(|error| fail(error.into()))? {
                 Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
-                None => self.timed(plugin_of(volume), self.set_up_own(volume, context)).await.map_err(fail),
+                None => {
+                    let mounted = self.timed(plugin_of(volume), self.set_up_own(volume, context)).await;
+                    mounted.map(|mounted| self.noted(pod, volume, plugin_of(volume), None, mounted)).map_err(fail)
+                }
             };
         };
         let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(|error| fail(error.into()))?;
@@ -124,9 +142,30 @@ impl Volumes {
             Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
             None => {
                 let plugin = plugin_of_volume(&bound);
-                self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await.map_err(fail)
+                if let Some((spec, source)) = bound.spec.as_ref().and_then(|spec| Some((spec, spec.iscsi.as_ref()?))) {
+                    let bound_name = bound.metadata.name.as_deref().unwrap_or_default();
+                    let read_only = read_only || source.read_only == Some(true);
+                    let request = iscsi::Request::new(state::uid(pod), bound_name, source, read_only);
+                    let is_block = spec.volume_mode.as_deref() == Some("Block");
+                    let request = request.with(spec.mount_options.as_deref().unwrap_or_default(), is_block);
+                    let mounted = self.timed(plugin, self.iscsi_disk(pod, source, request)).await?;
+                    return Ok(self.noted(pod, volume, plugin, Some(&name), mounted));
+                }
+                let mounted = self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await;
+                mounted.map(|mounted| self.noted(pod, volume, plugin, Some(&name), mounted)).map_err(fail)
             }
         }
+    }
+
+    /// A volume of a pod's is ready. Where nobody else measures it, this kubelet does from now on.
+    fn noted(&self, pod: &Pod, volume: &Volume, plugin: &str, claim: Option<&str>, mounted: Mounted) -> Mounted {
+        if let Mounted::Path { path, .. } = &mounted
+            && MEASURED.contains(&plugin)
+        {
+            let claim = claim.map(|claim| (state::namespace(pod).to_owned(), claim.to_owned()));
+            self.file_systems.add(state::uid(pod), &volume.name, path, claim);
+        }
+        mounted
     }
 
     /// Volumes of CSI drivers are timed where they are mounted: they are looked at more often than that.
@@ -251,6 +290,25 @@ impl Volumes {
         Ok(Mounted::Path { path, read_only })
     }
 
+    /// A disk of another machine's.
+    async fn iscsi_disk(
+        &self,
+        pod: &Pod,
+        source: &ISCSIPersistentVolumeSource,
+        mut request: iscsi::Request,
+    ) -> Result<Mounted, VolumeError> {
+        request.group = fs_group(pod).map(|group| (group, change_policy(pod)));
+        let secret = async {
+            let Some(reference) = &source.secret_ref else { return Ok(BTreeMap::new()) };
+            let namespace = reference.namespace.as_deref().filter(|namespace| !namespace.is_empty());
+            let namespace = namespace.unwrap_or_else(|| state::namespace(pod));
+            let name = reference.name.as_deref().unwrap_or_default();
+            let values = csi::secret_values(namespace, name, state::uid(pod), &self.secrets).await;
+            values.map_err(|why| IscsiError::Secret { namespace: namespace.to_owned(), name: name.to_owned(), why })
+        };
+        self.iscsi.set_up(request, secret).await
+    }
+
     /// A local or hostPath volume. A local device is mounted as the file system that it holds. A local directory is given to the
     /// pod's fsGroup, once: before anything of the pod has started, and never while its containers may be at work in it.
     async fn claim(&self, pod: &Pod, volume: &str, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
@@ -314,12 +372,15 @@ impl Volumes {
     /// Unmounts and removes everything of a pod.
     pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), TearDownError> {
         let dir = self.pod_dir(uid);
+        self.file_systems.forget(uid);
         // Parts of volumes that containers saw hold the volumes up.
         let parts = dir.join("volume-subpaths");
         blocking(move || mounts::remove_with_mounts(&Linux, &parts)).await?;
         self.csi.tear_down(uid).await?;
+        self.iscsi.tear_down(uid).await?;
         blocking(move || mounts::remove_with_mounts(&Linux, &dir)).await?;
         self.local_devices.release_unused().await;
+        self.iscsi.release_unused().await;
         self.config_maps.release(uid);
         self.secrets.release(uid);
         self.tokens.forget(uid);
@@ -370,6 +431,8 @@ impl Volumes {
     }
 }
 
+/// Whose volumes are file systems that say themselves how full they are (`MetricsStatFS`, v1.36).
+const MEASURED: [&str; 3] = ["kubernetes.io/nfs", "kubernetes.io/local-volume", "kubernetes.io/iscsi"];
 const ACTUAL: &str = "actual_state_of_world";
 const DESIRED: &str = "desired_state_of_world";
 
@@ -384,6 +447,7 @@ pub(crate) fn plugin_of(volume: &Volume) -> &'static str {
         Volume { host_path: Some(_), .. } => "kubernetes.io/host-path",
         Volume { image: Some(_), .. } => "kubernetes.io/image",
         Volume { nfs: Some(_), .. } => "kubernetes.io/nfs",
+        Volume { iscsi: Some(_), .. } => "kubernetes.io/iscsi",
         _ => "N/A",
     }
 }
@@ -394,6 +458,7 @@ fn plugin_of_volume(volume: &PersistentVolume) -> &'static str {
         Some(PersistentVolumeSpec { local: Some(_), .. }) => "kubernetes.io/local-volume",
         Some(PersistentVolumeSpec { host_path: Some(_), .. }) => "kubernetes.io/host-path",
         Some(PersistentVolumeSpec { nfs: Some(_), .. }) => "kubernetes.io/nfs",
+        Some(PersistentVolumeSpec { iscsi: Some(_), .. }) => "kubernetes.io/iscsi",
         _ => "N/A",
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::volumes::kernel::Linux;
-use crate::volumes::mounts;
+use crate::volumes::{mounts, records};
 
 const RECORD: &str = "vol_data.json";
 /// The plug-in's name as part of a path.
@@ -44,20 +44,11 @@ impl Record {
     }
 
     fn read(path: &Path) -> io::Result<Record> {
-        serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::other)
+        records::read(path)
     }
 
-    /// Written in one step, so that it is there as a whole or not at all.
     fn write(&self, path: &Path) -> io::Result<()> {
-        use std::io::Write;
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        let new = path.with_extension("json.new");
-        let mut file = std::fs::File::create(&new)?;
-        file.write_all(&serde_json::to_vec(self).map_err(io::Error::other)?)?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)
+        records::write(self, path)
     }
 }
 

@@ -457,9 +457,22 @@ async fn secret_data(
 ) -> Result<BTreeMap<String, String>, Cause> {
     let (namespace, name) =
         (reference.namespace.as_deref().unwrap_or_default(), reference.name.as_deref().unwrap_or_default());
-    let failed = |why: SecretError| Cause::Secret { namespace: namespace.to_owned(), name: name.to_owned(), why };
-    let secret = secrets.get(uid, namespace, name).await.map_err(|error| failed(error.into()))?;
-    let secret = secret.ok_or_else(|| failed(SecretError::Missing(name.to_owned())))?;
+    secret_values(namespace, name, uid, secrets).await.map_err(|why| Cause::Secret {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        why,
+    })
+}
+
+/// What a secret holds, as text.
+pub(super) async fn secret_values(
+    namespace: &str,
+    name: &str,
+    uid: &str,
+    secrets: &Objects<Secret>,
+) -> Result<BTreeMap<String, String>, SecretError> {
+    let secret = secrets.get(uid, namespace, name).await?;
+    let secret = secret.ok_or_else(|| SecretError::Missing(name.to_owned()))?;
     let data = secret.data.iter().flatten();
     Ok(data.map(|(key, value)| (key.clone(), String::from_utf8_lossy(&value.0).into_owned())).collect())
 }

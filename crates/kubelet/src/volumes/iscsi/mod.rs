@@ -1,0 +1,420 @@
+//! iSCSI volumes: disks of other machines, reached by Debian's `open-iscsi` as upstream's plug-in does it. A session is shared
+//! by all disks of a target; a disk is mounted once for the node and bound for every pod that uses it, or given to pods as the
+//! block device that it is.
+//!
+//! Flow: `volumes` -> [`Iscsi::set_up`] -> `session` -> iscsiadm; [`Iscsi::release_unused`] logs out after the last pod.
+//!
+//! Invariants: what a pod is about to use is written down below its directory before anything is done, and forgotten after it is
+//! unmounted; nothing is let go while it is not known what every pod uses; for one target one thing is done at a time.
+
+mod disk;
+mod machine;
+mod session;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ISCSIPersistentVolumeSource;
+use nix::mount::{MntFlags, MsFlags};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedMutexGuard;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::csi::names;
+use super::error::{Cause, Operation, SecretError, Unfinished, check_name};
+use super::kernel::{Kernel, Linux};
+use super::{ChangePolicy, Mounted, VolumeError, blocking, format, mounts, ownership, records};
+
+pub(super) use disk::persistent;
+use disk::{Chap, Disk};
+use machine::{Host, Machine};
+
+/// The plug-in's name as part of a path.
+const PLUGIN: &str = "kubernetes.io~iscsi";
+const RECORD: &str = "iscsi.json";
+/// Directories of pods and of the plug-in for volumes that are devices.
+const DEVICES: &str = "volumeDevices";
+
+/// Why a disk is not attached, or not detached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum IscsiError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(
+        "exec: {0:?}: executable file not found in $PATH: this node needs the package open-iscsi for iSCSI volumes"
+    )]
+    Missing(&'static str),
+    #[error("{program}: {source}")]
+    Start { program: &'static str, source: io::Error },
+    #[error("{0} does not come to an end")]
+    Silent(&'static str),
+    /// What iscsiadm said.
+    #[error("iscsi: {what}: {ended}: {output}")]
+    Command { what: String, ended: String, output: String },
+    #[error("could not parse iface file for {0}")]
+    NoTransport(String),
+    #[error("invalid iface setting: {0}")]
+    Setting(String),
+    #[error("could not get SCSI host number for portal {0} after logging in")]
+    NoHost(String),
+    #[error("Timed out waiting for device of {iqn} lun {lun} over {portal} after {seconds}s")]
+    NoDevice { portal: String, iqn: String, lun: String, seconds: usize },
+    #[error("failed to get any path for iscsi disk, last err seen:\n{0}")]
+    NoPath(Box<IscsiError>),
+    #[error("no portal of the target is known")]
+    NoPortal,
+    #[error("couldn't get secret {namespace}/{name} error: {why}")]
+    Secret { namespace: String, name: String, why: SecretError },
+    #[error("target {0} is being logged in to and has not answered yet")]
+    UnderWay(String),
+    #[error(transparent)]
+    Unfinished(#[from] Unfinished),
+}
+
+/// What a pod wants to have.
+pub(super) struct Request {
+    uid: String,
+    disk: Disk,
+    fs_type: String,
+    options: Vec<String>,
+    is_read_only: bool,
+    is_block: bool,
+    /// Who gets its files.
+    pub(super) group: Option<(u32, ChangePolicy)>,
+    chap: Chap,
+}
+
+impl Request {
+    pub(super) fn new(uid: &str, name: &str, source: &ISCSIPersistentVolumeSource, is_read_only: bool) -> Request {
+        let chap = Chap {
+            in_discovery: source.chap_auth_discovery == Some(true),
+            in_session: source.chap_auth_session == Some(true),
+            secret: BTreeMap::new(),
+        };
+        Request {
+            uid: uid.to_owned(),
+            disk: Disk::new(name, source),
+            fs_type: source.fs_type.clone().unwrap_or_default(),
+            options: Vec::new(),
+            is_read_only,
+            is_block: false,
+            group: None,
+            chap,
+        }
+    }
+
+    /// As the PersistentVolume says.
+    pub(super) fn with(self, options: &[String], is_block: bool) -> Request {
+        Request { options: options.to_vec(), is_block, ..self }
+    }
+
+    fn used(&self) -> Used {
+        Used { disk: self.disk.clone(), is_block: self.is_block }
+    }
+
+    fn failed(&self, operation: Operation, cause: impl Into<Cause>) -> VolumeError {
+        VolumeError::of(operation, &self.disk.vol_name, cause)
+    }
+}
+
+/// A disk of a pod's, as the pod's record says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Used {
+    #[serde(flatten)]
+    disk: Disk,
+    #[serde(rename = "IsBlock", default)]
+    is_block: bool,
+}
+
+impl Used {
+    /// The disk's directory, below the plug-in's.
+    fn place(&self) -> PathBuf {
+        match self.is_block {
+            true => Path::new(DEVICES).join(self.disk.place()),
+            false => self.disk.place(),
+        }
+    }
+}
+
+pub(crate) struct Iscsi<M = Host> {
+    root: PathBuf,
+    machine: M,
+    /// How long a pod waits for a target at a time; what was begun for it goes on.
+    call_timeout: Duration,
+    /// By name of the target: whoever holds it may log in, log out, mount and unmount.
+    locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Devices of pods, by uid and name of the volume: what this kubelet has done and need not ask for again.
+    devices: Mutex<HashMap<(String, String), PathBuf>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Iscsi {
+    pub(crate) fn new(root: PathBuf, call_timeout: Duration, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
+        Self::on(Host, root, call_timeout, tasks, stop)
+    }
+}
+
+impl<M: Machine> Iscsi<M> {
+    fn on(machine: M, root: PathBuf, call_timeout: Duration, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
+        Arc::new(Iscsi { root, machine, call_timeout, locks: Mutex::default(), devices: Mutex::default(), tasks, stop })
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.root.join("plugins/kubernetes.io/iscsi")
+    }
+
+    fn pod(&self, uid: &str) -> PathBuf {
+        self.root.join("pods").join(uid)
+    }
+
+    /// Where a pod sees a disk that is mounted.
+    fn target(&self, uid: &str, name: &str) -> PathBuf {
+        self.pod(uid).join("volumes").join(PLUGIN).join(name)
+    }
+
+    fn pod_record(&self, uid: &str, name: &str) -> PathBuf {
+        self.pod(uid).join("plugins").join(PLUGIN).join(format!("{name}.json"))
+    }
+
+    fn lock_of(&self, iqn: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock();
+        locks.retain(|other, lock| other == iqn || Arc::strong_count(lock) > 1);
+        locks.entry(iqn.to_owned()).or_default().clone()
+    }
+
+    /// Makes a disk ready for a pod. The secret is asked for only if a target wants one.
+    pub(super) async fn set_up(
+        self: &Arc<Self>,
+        mut request: Request,
+        secret: impl Future<Output = Result<BTreeMap<String, String>, IscsiError>>,
+    ) -> Result<Mounted, VolumeError> {
+        let operation = if request.is_block { Operation::SetUpDevice } else { Operation::SetUp };
+        let name = request.disk.vol_name.clone();
+        check_name("volume name", &name).map_err(|cause| request.failed(operation, cause))?;
+        request.disk.check().map_err(|cause| request.failed(operation, cause))?;
+        if let Some(mounted) = self.ready(&request).await.map_err(|error| request.failed(operation, error))? {
+            return Ok(mounted);
+        }
+        if request.chap.in_discovery || request.chap.in_session {
+            request.chap.secret = secret.await.map_err(|error| request.failed(operation, error))?;
+        }
+        let iqn = request.disk.iqn.clone();
+        let late = |operation| VolumeError::of(operation, &name, IscsiError::UnderWay(iqn.clone()));
+        let held = tokio::time::timeout(self.call_timeout, self.lock_of(&iqn).lock_owned()).await;
+        let held = held.map_err(|_| late(Operation::WaitForAttach))?;
+        let (this, stop) = (self.clone(), self.stop.clone());
+        // To its end even if nobody waits for it: what has begun is not begun again beside it.
+        let task = self.tasks.spawn(async move {
+            let _held = held;
+            tokio::select! {
+                () = stop.cancelled() => None,
+                mounted = this.mount(request) => Some(mounted),
+            }
+        });
+        let ended = tokio::time::timeout(self.call_timeout, task).await.map_err(|_| late(Operation::WaitForAttach))?;
+        let ended = ended.map_err(|error| VolumeError::of(operation, &name, Unfinished::from(error)))?;
+        ended.unwrap_or_else(|| Err(VolumeError::of(operation, &name, Unfinished::Stopping)))
+    }
+
+    /// What the pod has already.
+    async fn ready(&self, request: &Request) -> io::Result<Option<Mounted>> {
+        let (uid, name, read_only) = (&request.uid, &request.disk.vol_name, request.is_read_only);
+        let device = self.devices.lock().get(&(uid.clone(), name.clone())).cloned();
+        let (target, record) = (self.target(uid, name), self.pod_record(uid, name));
+        let is_block = request.is_block;
+        blocking(move || match is_block {
+            true => {
+                let device = device.filter(|path| path.exists());
+                Ok(device.map(|path| Mounted::Device { path, read_only }))
+            }
+            false => {
+                let is_ready = record.try_exists()? && mounts::is_mounted_at(&Linux, &target)?;
+                Ok(is_ready.then_some(Mounted::Path { path: target, read_only }))
+            }
+        })
+        .await
+    }
+
+    async fn mount(&self, request: Request) -> Result<Mounted, VolumeError> {
+        let used = request.used();
+        let place = self.plugin().join(used.place());
+        let (uid, name, read_only) = (request.uid.clone(), request.disk.vol_name.clone(), request.is_read_only);
+        let (record, noted) = (self.pod_record(&uid, &name), place.clone());
+        let is_mounted = blocking(move || {
+            records::write(&used, &record)?;
+            if mounts::is_mounted_at(&Linux, &noted)? {
+                return Ok(true);
+            }
+            records::write(&used.disk, &noted.join(RECORD))?;
+            Ok(false)
+        });
+        let is_mounted = is_mounted.await.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
+        if request.is_block || !is_mounted {
+            let attached = session::attach(&self.machine, &request.disk, &request.chap).await;
+            let device = attached.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
+            if request.is_block {
+                let path = blocking(move || device.canonicalize()).await;
+                let path = path.map_err(|error| request.failed(Operation::SetUpDevice, error))?;
+                self.devices.lock().insert((uid, name), path.clone());
+                return Ok(Mounted::Device { path, read_only });
+            }
+            let mut options = request.options.clone();
+            options.extend(read_only.then(|| "ro".to_owned()));
+            let (fs_type, place) = (request.fs_type.clone(), place.clone());
+            let mounted = blocking(move || format::mount(&device, &fs_type, &options, &place)).await;
+            mounted.map_err(|error| request.failed(Operation::MountDevice, error))?;
+        }
+        let (target, group) = (self.target(&uid, &name), request.group.filter(|_| !read_only));
+        let bound = target.clone();
+        let bound = blocking(move || {
+            if mounts::is_mounted_at(&Linux, &bound)? {
+                return Ok(());
+            }
+            std::fs::create_dir_all(&bound)?;
+            if let Some((group, policy)) = group {
+                ownership::apply(&place, group, policy)?;
+            }
+            Linux.mount(Some(&place), &bound, None, MsFlags::MS_BIND, None)
+        });
+        bound.await.map_err(|error| request.failed(Operation::SetUp, error))?;
+        Ok(Mounted::Path { path: target, read_only })
+    }
+
+    /// Unmounts a pod's disks and forgets that it used them, after what was begun for it has ended.
+    pub(super) async fn tear_down(&self, uid: &str) -> io::Result<()> {
+        let pod = self.pod(uid);
+        let read = pod.clone();
+        let mut targets = blocking(move || {
+            let noted = uses_of(&read)?.into_iter();
+            // What cannot be read was never begun: records come first and are written in one step.
+            Ok(noted.filter_map(Result::ok).map(|used| used.disk.iqn).collect::<Vec<_>>())
+        })
+        .await?;
+        targets.sort();
+        targets.dedup();
+        let mut held: Vec<OwnedMutexGuard<()>> = Vec::new();
+        for target in &targets {
+            held.push(self.lock_of(target).lock_owned().await);
+        }
+        blocking(move || {
+            mounts::remove_with_mounts(&Linux, &pod.join("volumes").join(PLUGIN))?;
+            mounts::remove_with_mounts(&Linux, &pod.join("plugins").join(PLUGIN))
+        })
+        .await?;
+        self.devices.lock().retain(|(owner, _), _| owner != uid);
+        Ok(())
+    }
+
+    /// Unmounts disks that no pod uses any more and logs out of targets without disks, also what an earlier kubelet left. Does
+    /// not wait for it; says whether there was nothing.
+    pub(crate) async fn release_unused(self: &Arc<Self>) -> bool {
+        let (root, plugin) = (self.root.clone(), self.plugin());
+        let unused = match blocking(move || unused(&root, &plugin)).await {
+            Ok(unused) => unused,
+            Err(error) => {
+                tracing::warn!(%error, "iSCSI disks not looked at");
+                return false;
+            }
+        };
+        for left in &unused {
+            let Ok(held) = self.lock_of(&left.disk.iqn).try_lock_owned() else { continue };
+            let (this, left, stop) = (self.clone(), left.clone(), self.stop.clone());
+            self.tasks.spawn(async move {
+                let _held = held;
+                let released = tokio::select! {
+                    () = stop.cancelled() => return,
+                    released = this.release(&left) => released,
+                };
+                if let Err(error) = released {
+                    tracing::warn!(iqn = left.disk.iqn, lun = left.disk.lun, %error, "an iSCSI disk not let go, will retry");
+                }
+            });
+        }
+        unused.is_empty()
+    }
+
+    async fn release(&self, left: &Used) -> Result<(), IscsiError> {
+        let (root, plugin, place) = (self.root.clone(), self.plugin(), left.place());
+        let (path, left) = (plugin.join(&place), left.clone());
+        let found = blocking(move || {
+            // Somebody may have come before the lock was ours.
+            if !unused(&root, &plugin)?.iter().any(|other| other.place() == place) {
+                return Ok(None);
+            }
+            let path = plugin.join(&place);
+            if mounts::is_mounted_at(&Linux, &path)? {
+                Linux.unmount(&path, MntFlags::empty())?;
+            }
+            // Behind the mount is what was written down before it.
+            let disk: Disk = records::read(&path.join(RECORD)).unwrap_or(left.disk);
+            let in_use = uses(&root)?.into_iter().map(|used| (used.place(), used.disk));
+            let on_disk = places(&plugin)?.into_iter().map(|used| (used.place(), used.disk));
+            let others = in_use.chain(on_disk).filter(|(other, _)| *other != place).map(|(_, disk)| disk);
+            Ok(Some((disk, others.collect::<Vec<_>>())))
+        });
+        let Some((disk, others)) = found.await? else { return Ok(()) };
+        session::detach(&self.machine, &disk, &others).await?;
+        blocking(move || files::remove_tree(&path)).await?;
+        Ok(())
+    }
+}
+
+/// What a pod has written down that it uses.
+fn uses_of(pod: &Path) -> io::Result<Vec<io::Result<Used>>> {
+    let dir = pod.join("plugins").join(PLUGIN);
+    let mut all = names(&dir)?;
+    all.retain(|name| !name.ends_with(records::UNFINISHED));
+    Ok(all.into_iter().map(|name| records::read(&dir.join(name))).collect())
+}
+
+/// What all pods use. Fails if that is not known of one of them.
+fn uses(root: &Path) -> io::Result<Vec<Used>> {
+    let pods = root.join("pods");
+    let mut all = Vec::new();
+    for uid in names(&pods)? {
+        let pod = pods.join(uid);
+        let noted = uses_of(&pod)?.into_iter().collect::<io::Result<Vec<Used>>>()?;
+        for kind in ["volumes", DEVICES] {
+            let dir = pod.join(kind).join(PLUGIN);
+            for name in names(&dir)? {
+                if !noted.iter().any(|used| used.disk.vol_name == name) {
+                    let path = dir.join(name);
+                    return Err(io::Error::other(format!("{} is of a disk that nothing is known of", path.display())));
+                }
+            }
+        }
+        all.extend(noted);
+    }
+    Ok(all)
+}
+
+/// All disks that the plug-in has a directory for, as those say by their names.
+fn places(plugin: &Path) -> io::Result<Vec<Used>> {
+    let mut all = Vec::new();
+    for (dir, is_block) in [(plugin.to_path_buf(), false), (plugin.join(DEVICES), true)] {
+        for iface in names(&dir)?.into_iter().filter(|name| name.starts_with("iface-")) {
+            let disks = names(&dir.join(&iface))?;
+            let disks = disks.iter().filter_map(|name| Disk::of_place(&iface, name));
+            all.extend(disks.map(|disk| Used { disk, is_block }));
+        }
+    }
+    Ok(all)
+}
+
+fn unused(root: &Path, plugin: &Path) -> io::Result<Vec<Used>> {
+    let mut all = places(plugin)?;
+    if !all.is_empty() {
+        let used: Vec<PathBuf> = uses(root)?.iter().map(Used::place).collect();
+        all.retain(|disk| !used.contains(&disk.place()));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,364 @@
+//! Disks of a machine that has no iSCSI: what it is asked to run is recorded, and its `/sys` and `/dev` are directories that
+//! change as a kernel would change them.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::{Value, json};
+
+use super::machine::Ran;
+use super::*;
+
+const SHOWN: &str = "iface.iscsi_ifacename = default\niface.transport_name = tcp\niface.mtu = 9000\n";
+
+#[derive(Default)]
+struct Recorded {
+    root: PathBuf,
+    calls: Mutex<Vec<String>>,
+    /// Calls that contain the text end with this code.
+    failing: Mutex<Vec<(&'static str, i32)>>,
+    is_missing: bool,
+    /// A login is followed by no device.
+    is_blind: bool,
+    /// What every device is a link to.
+    device: Option<PathBuf>,
+    sessions: AtomicU32,
+}
+
+impl Recorded {
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock())
+    }
+
+    /// What the kernel shows after a login.
+    fn log_in(&self, portal: &str, iqn: &str) {
+        let number = self.sessions.fetch_add(1, Ordering::SeqCst);
+        let (address, port) = portal.rsplit_once(':').unwrap();
+        let session = self.root.join(format!("sys/class/iscsi_host/host{number}/device/session{number}"));
+        let put = |path: PathBuf, text: &str| {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put(session.join(format!("iscsi_session/session{number}/targetname")), &format!("{iqn}\n"));
+        let connection = format!("connection{number}:0");
+        let connection = session.join(&connection).join("iscsi_connection").join(&connection);
+        for (file, text) in
+            [("address", address), ("port", port), ("persistent_address", address), ("persistent_port", port)]
+        {
+            put(connection.join(file), &format!("{text}\n"));
+        }
+        put(self.root.join(format!("sys/class/scsi_host/host{number}/scan")), "");
+        for lun in if self.is_blind { 0..0 } else { 0..2 } {
+            let device = format!("sd{number}{lun}");
+            put(session.join(format!("target{number}:0:0/{number}:0:0:{lun}/block")).join(&device), "");
+            put(self.root.join("sys/block").join(&device).join("device/delete"), "");
+            let path = self.root.join("dev").join(&device);
+            match &self.device {
+                Some(real) => {
+                    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                    std::os::unix::fs::symlink(real, &path).unwrap();
+                }
+                None => put(path.clone(), ""),
+            }
+            let link = self.root.join(format!("dev/disk/by-path/ip-{portal}-iscsi-{iqn}-lun-{lun}"));
+            std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(path, link).unwrap();
+        }
+    }
+
+    fn deleted(&self, device: &str) -> bool {
+        let path = self.root.join("sys/block").join(device).join("device/delete");
+        std::fs::read_to_string(path).unwrap() == "1"
+    }
+}
+
+impl Machine for Recorded {
+    async fn run(&self, program: &'static str, arguments: Vec<String>) -> Result<Ran, IscsiError> {
+        if self.is_missing {
+            return Err(IscsiError::Missing(program));
+        }
+        let line = format!("{program} {}", arguments.join(" "));
+        self.calls.lock().push(line.clone());
+        let failing = self.failing.lock().iter().find(|(part, _)| line.contains(part)).map(|(_, code)| *code);
+        if let Some(code) = failing {
+            return Ok(Ran { code: Some(code), output: "iscsiadm: no\n".to_owned() });
+        }
+        let value = |name: &str| arguments.iter().skip_while(|word| *word != name).nth(1).unwrap().clone();
+        if line.ends_with("--login") {
+            self.log_in(&value("-p"), &value("-T"));
+        }
+        let output = if line.ends_with("-o show") { SHOWN } else { "" };
+        Ok(Ran { code: Some(0), output: output.to_owned() })
+    }
+
+    fn root(&self) -> &Path {
+        &self.root
+    }
+}
+
+struct Node {
+    _dir: tempfile::TempDir,
+    iscsi: Arc<Iscsi<Recorded>>,
+    tasks: TaskTracker,
+}
+
+impl Node {
+    fn new(machine: Recorded) -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = Recorded { root: dir.path().join("machine"), ..machine };
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let root = dir.path().join("kubelet");
+        let iscsi = Iscsi::on(machine, root, Duration::from_secs(600), tasks.clone(), stop);
+        Node { _dir: dir, iscsi, tasks }
+    }
+
+    async fn set_up(&self, uid: &str, name: &str, source: Value, is_block: bool) -> Result<Mounted, VolumeError> {
+        let source: ISCSIPersistentVolumeSource = serde_json::from_value(source).unwrap();
+        let request = Request::new(uid, name, &source, false).with(&[], is_block);
+        let secret = BTreeMap::from([
+            ("node.session.auth.username".to_owned(), "me".to_owned()),
+            ("node.session.auth.password".to_owned(), "s3cret".to_owned()),
+            ("discovery.sendtargets.auth.username".to_owned(), "finder".to_owned()),
+        ]);
+        self.iscsi.set_up(request, async move { Ok(secret) }).await
+    }
+
+    /// Ends a pod and all that follows from it.
+    async fn end(&self, uid: &str) -> bool {
+        self.iscsi.tear_down(uid).await.unwrap();
+        let is_clean = self.iscsi.release_unused().await;
+        self.settle().await;
+        is_clean
+    }
+
+    async fn settle(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.tasks.reopen();
+    }
+
+    fn calls(&self) -> Vec<String> {
+        self.iscsi.machine.calls()
+    }
+}
+
+fn source(lun: u32) -> Value {
+    json!({"targetPortal": "10.0.0.1", "iqn": "iqn.2003-01.org.x:a", "lun": lun})
+}
+
+#[tokio::test]
+async fn a_session_is_shared_and_ends_after_its_last_disk() {
+    let node = Node::new(Recorded::default());
+    let first = node.set_up("a", "pv-0", source(0), true).await.unwrap();
+    let device = node.iscsi.machine.root.join("dev/sd00").canonicalize().unwrap();
+    assert_eq!(first, Mounted::Device { path: device, read_only: false });
+    let discovery = "iscsiadm -m discoverydb -t sendtargets -p 10.0.0.1:3260 -I default";
+    let target = "iscsiadm -m node -p 10.0.0.1:3260 -T iqn.2003-01.org.x:a -I default";
+    let expected = [
+        "iscsiadm -m iface -I default -o show".to_owned(),
+        format!("{discovery} -o new"),
+        format!("{discovery} --discover"),
+        format!("{target} -o update -n node.session.scan -v manual"),
+        format!("{target} --login"),
+        format!("{target} -o update -n node.startup -v manual"),
+    ];
+    assert_eq!(node.calls(), expected);
+    let scan = node.iscsi.machine.root.join("sys/class/scsi_host/host0/scan");
+    assert_eq!(std::fs::read_to_string(scan).unwrap(), "0 0 0", "no other disk is looked for");
+
+    // What a pod has is not asked for again, and a session that is there is used.
+    node.set_up("a", "pv-0", source(0), true).await.unwrap();
+    assert_eq!(node.calls(), [""; 0]);
+    node.set_up("b", "pv-1", source(1), true).await.unwrap();
+    assert_eq!(node.calls(), ["iscsiadm -m iface -I default -o show"]);
+
+    assert!(!node.end("a").await);
+    assert_eq!(node.calls(), [""; 0], "another disk needs the session");
+    let machine = &node.iscsi.machine;
+    assert!(machine.deleted("sd00") && !machine.deleted("sd01"));
+    node.end("b").await;
+    assert_eq!(node.calls(), [format!("{target} --logout"), format!("{target} -o delete")]);
+    assert!(machine.deleted("sd01"));
+    assert!(node.iscsi.release_unused().await, "nothing is left");
+}
+
+#[tokio::test]
+async fn a_kubelet_that_starts_lets_go_what_an_earlier_one_left() {
+    let node = Node::new(Recorded::default());
+    node.set_up("a", "pv", source(0), true).await.unwrap();
+    // Another kubelet knows what is on disk.
+    let (tasks, stop) = (node.tasks.clone(), CancellationToken::new());
+    let machine = Recorded { root: node.iscsi.machine.root.clone(), ..Recorded::default() };
+    let later = Iscsi::on(machine, node.iscsi.root.clone(), Duration::from_secs(600), tasks, stop);
+    assert!(later.release_unused().await, "a pod uses it");
+    // A pod whose volumes are those of a kubelet that wrote nothing down: who uses what is not known.
+    let unknown = later.target("b", "data");
+    std::fs::create_dir_all(&unknown).unwrap();
+    std::fs::remove_dir_all(later.pod("a")).unwrap();
+    assert!(!later.release_unused().await);
+    node.settle().await;
+    assert_eq!(later.machine.calls(), [""; 0], "nothing is let go meanwhile");
+    std::fs::remove_dir_all(later.pod("b")).unwrap();
+    // A logout of what there is no session with is done.
+    later.machine.failing.lock().extend([("--logout", 21), ("-o delete", 2)]);
+    assert!(!later.release_unused().await);
+    node.settle().await;
+    assert!(later.release_unused().await);
+    // One that fails is tried again.
+    node.set_up("c", "pv", source(0), true).await.unwrap();
+    std::fs::remove_dir_all(later.pod("c")).unwrap();
+    *later.machine.failing.lock() = vec![("--logout", 8)];
+    for _ in 0..2 {
+        later.machine.calls();
+        assert!(!later.release_unused().await);
+        node.settle().await;
+        assert_eq!(later.machine.calls().len(), 1);
+    }
+    later.machine.failing.lock().clear();
+    later.release_unused().await;
+    node.settle().await;
+    assert!(later.release_unused().await);
+}
+
+#[tokio::test]
+async fn targets_are_told_who_asks_and_events_are_not() {
+    let node = Node::new(Recorded { failing: Mutex::new(vec![("--login", 24)]), ..Recorded::default() });
+    let mut source = source(0);
+    source["chapAuthSession"] = json!(true);
+    source["chapAuthDiscovery"] = json!(true);
+    let failed = node.set_up("a", "pv", source, true).await.unwrap_err();
+    let expected = "MountVolume.WaitForAttach failed for volume \"pv\" : failed to get any path for iscsi disk, last err seen:\n\
+        iscsi: failed to attach disk: login to iqn.2003-01.org.x:a over 10.0.0.1:3260: exit status 24: iscsiadm: no";
+    assert_eq!(failed.to_string(), expected);
+    let calls = node.calls();
+    let has = |end: &str| calls.iter().any(|call| call.ends_with(end));
+    assert!(has("-o update -n discovery.sendtargets.auth.authmethod -v CHAP"), "{calls:?}");
+    assert!(has("-o update -n discovery.sendtargets.auth.username -v finder"), "{calls:?}");
+    assert!(has("-o update -n node.session.auth.authmethod -v CHAP"), "{calls:?}");
+    assert!(has("-o update -n node.session.auth.password -v s3cret"), "{calls:?}");
+    assert!(!calls.iter().any(|call| call.contains("password_in")), "{calls:?}");
+    assert!(has("-T iqn.2003-01.org.x:a -I default -o delete"), "its record goes: {calls:?}");
+    // A password that iscsiadm does not take is in no message.
+    *node.iscsi.machine.failing.lock() = vec![("auth.password", 7)];
+    let mut source = self::source(0);
+    source["chapAuthSession"] = json!(true);
+    let failed = node.set_up("a", "pv", source, true).await.unwrap_err().to_string();
+    assert!(failed.contains("key \"node.session.auth.password\"") && !failed.contains("s3cret"), "{failed}");
+}
+
+#[tokio::test]
+async fn a_node_without_the_programs_says_what_it_needs() {
+    let node = Node::new(Recorded { is_missing: true, ..Recorded::default() });
+    for is_block in [true, false] {
+        let failed = node.set_up("a", "pv", source(0), is_block).await.unwrap_err();
+        let expected = "MountVolume.WaitForAttach failed for volume \"pv\" : exec: \"iscsiadm\": executable file not found in \
+            $PATH: this node needs the package open-iscsi for iSCSI volumes";
+        assert_eq!((failed.to_string().as_str(), failed.reason()), (expected, "FailedMount"));
+    }
+}
+
+#[tokio::test]
+async fn the_real_programs_are_missed_or_run() {
+    let ran = Host.run("no-such-program", Vec::new()).await.unwrap_err();
+    assert!(matches!(ran, IscsiError::Missing("no-such-program")));
+    let words = ["-c".to_owned(), "echo out; echo error >&2; exit 21".to_owned()];
+    let ran = Host.run("sh", words.to_vec()).await.unwrap();
+    assert_eq!((ran.code, ran.output.as_str()), (Some(21), "out\nerror\n"));
+    // A program that says more than is kept is not held up.
+    let words = ["-c".to_owned(), "yes | head -c 1000000".to_owned()];
+    let ran = Host.run("sh", words.to_vec()).await.unwrap();
+    assert_eq!((ran.code, ran.output.len()), (Some(0), 16 << 10));
+}
+
+#[tokio::test]
+async fn paths_are_joined_and_a_dead_one_is_given_up() {
+    let mut both = source(0);
+    both["portals"] = json!(["10.0.0.2"]);
+    let node = Node::new(Recorded::default());
+    let joined = node.iscsi.machine.root.join("sys/block/dm-3/slaves");
+    std::fs::create_dir_all(&joined).unwrap();
+    std::fs::write(joined.join("sd10"), "").unwrap();
+    let device = node.iscsi.machine.root.join("dev/dm-3");
+    std::fs::create_dir_all(device.parent().unwrap()).unwrap();
+    std::fs::write(&device, "").unwrap();
+    let mounted = node.set_up("a", "pv", both.clone(), true).await.unwrap();
+    assert_eq!(mounted, Mounted::Device { path: device.canonicalize().unwrap(), read_only: false });
+    node.calls();
+    node.end("a").await;
+    let calls = node.calls();
+    assert_eq!(calls[0], format!("multipath -f {}", device.display()));
+    assert_eq!(calls.iter().filter(|call| call.ends_with("--logout")).count(), 2, "{calls:?}");
+
+    tokio::time::pause();
+    let node = Node::new(Recorded {
+        failing: Mutex::new(vec![("10.0.0.2:3260 -I default --discover", 4)]),
+        ..Recorded::default()
+    });
+    let mounted = node.set_up("a", "pv", both, true).await.unwrap();
+    let device = node.iscsi.machine.root.join("dev/sd00").canonicalize().unwrap();
+    assert_eq!(mounted, Mounted::Device { path: device, read_only: false });
+    let tries = node.calls().iter().filter(|call| call.contains("10.0.0.2") && call.ends_with("--discover")).count();
+    assert_eq!(tries, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_never_comes_is_told() {
+    let node = Node::new(Recorded { is_blind: true, ..Recorded::default() });
+    let failed = node.set_up("a", "pv", source(0), true).await.unwrap_err().to_string();
+    assert!(
+        failed.ends_with("Timed out waiting for device of iqn.2003-01.org.x:a lun 0 over 10.0.0.1:3260 after 30s"),
+        "{failed}"
+    );
+    node.calls();
+    node.end("a").await;
+    assert!(node.calls().iter().any(|call| call.ends_with("--logout")), "what was begun is undone");
+}
+
+#[tokio::test]
+async fn an_initiator_of_its_own_has_an_interface_of_its_own() {
+    let node = Node::new(Recorded::default());
+    let mut source = source(0);
+    source["initiatorName"] = json!("iqn.2026-01.org.me");
+    node.set_up("a", "pv", source, true).await.unwrap();
+    let iface = "iscsiadm -m iface -I 10.0.0.1:3260:pv";
+    let expected = [
+        "iscsiadm -m iface -I default -o show".to_owned(),
+        format!("{iface} -o new"),
+        format!("{iface} -o update -n iface.initiatorname -v iqn.2026-01.org.me"),
+        format!("{iface} -o update -n iface.mtu -v 9000"),
+        format!("{iface} -o update -n iface.transport_name -v tcp"),
+    ];
+    let calls = node.calls();
+    assert_eq!(calls[..5], expected);
+    assert!(calls[5..].iter().all(|call| call.contains("-I 10.0.0.1:3260:pv")), "{calls:?}");
+    node.end("a").await;
+    assert_eq!(node.calls().last(), Some(&format!("{iface} -o delete")));
+}
+
+#[tokio::test]
+async fn a_disk_is_formatted_mounted_once_and_bound_for_every_pod() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("disk");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let attached = std::process::Command::new("losetup").args(["-f", "--show"]).arg(&image).output();
+    let Some(attached) = attached.ok().filter(|output| output.status.success()) else {
+        eprintln!("skipped: no loop device can be had here");
+        return;
+    };
+    let device = PathBuf::from(String::from_utf8(attached.stdout).unwrap().trim());
+    let node = Node::new(Recorded { device: Some(device.clone()), ..Recorded::default() });
+    for uid in ["a", "b", "b"] {
+        node.set_up(uid, "pv", source(0), false).await.unwrap();
+    }
+    let (of_a, of_b) = (node.iscsi.target("a", "pv"), node.iscsi.target("b", "pv"));
+    std::fs::write(of_a.join("file"), "x").unwrap();
+    assert_eq!(std::fs::read_to_string(of_b.join("file")).unwrap(), "x");
+    let place = node.iscsi.plugin().join("iface-default/10.0.0.1:3260-iqn.2003-01.org.x:a-lun-0");
+    assert!(mounts::is_mounted_at(&Linux, &place).unwrap());
+    node.end("a").await;
+    assert!(mounts::is_mounted_at(&Linux, &place).unwrap(), "another pod uses it");
+    node.calls();
+    node.end("b").await;
+    assert!(!place.exists());
+    assert!(node.calls().iter().any(|call| call.ends_with("--logout")));
+    assert!(std::process::Command::new("losetup").arg("-d").arg(&device).status().unwrap().success());
+}
