@@ -16,7 +16,7 @@ use crate::nodes::{Clients, Node, start_dns, until_ready};
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::usual_place;
+use crate::{upgrade, usual_place};
 
 /// Between looks at a client certificate that could not be renewed.
 const RENEWAL_RETRY: Duration = Duration::from_secs(30);
@@ -44,6 +44,8 @@ pub(super) async fn run(options: &Options) -> Result<()> {
     let (asker, asker_name, keys) = (client.clone(), member.settings.name.clone(), options.pki_dir());
     components
         .supervise("authority", move |stop| authority::follow(asker.clone(), keys.clone(), asker_name.clone(), stop));
+    let machine = upgrade::Machine::node(options, &member, &client);
+    components.supervise("upgrade", move |stop| machine.clone().follow(stop));
     components.supervise("client-certificate", move |stop| renew(own.clone(), dir.clone(), name.clone(), stop));
     let ended = tokio::select! {
         ended = async {
