@@ -47,10 +47,10 @@ pub struct Args {
     pub(super) all: bool,
     /// The order that this process obeys.
     #[arg(long, hide = true)]
-    order: Option<String>,
+    pub(super) order: Option<String>,
     /// What it replaces (default: the program that runs the cluster, else this one)
     #[arg(long)]
-    target: Option<PathBuf>,
+    pub(super) target: Option<PathBuf>,
     /// How long the cluster may take to come up
     #[arg(long, default_value = "5m")]
     pub(super) timeout: SignedDuration,

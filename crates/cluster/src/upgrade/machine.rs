@@ -4,6 +4,7 @@
 //! The process outlives this one, which it stops; what it came to is in a file, which whoever runs here next reads. It does what
 //! `cox upgrade` does when it is typed on this machine, the way back included.
 
+use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -239,18 +240,18 @@ impl Machine {
     }
 }
 
-fn arguments(order: &Order, options: &Options) -> Vec<std::ffi::OsString> {
-    let seconds = |count: u64| format!("{}s", count.min(MAX_SECONDS)).into();
-    let mut words: Vec<std::ffi::OsString> = vec!["upgrade".into(), program::fetched(options).into_os_string()];
+fn arguments(order: &Order, options: &Options) -> Vec<OsString> {
+    let seconds = |count: u64| OsString::from(format!("{}s", count.min(MAX_SECONDS)));
+    let mut words: Vec<OsString> = vec!["upgrade".into(), program::fetched(options).into_os_string()];
     for (flag, value) in [
-        ("--order", order.id.clone().into()),
+        ("--order", OsString::from(&order.id)),
         ("--timeout", seconds(order.timeout_seconds)),
         ("--observe", seconds(order.observe_seconds)),
-        ("--name", options.name.clone().into()),
+        ("--name", OsString::from(&options.name)),
         ("--data-dir", options.data_dir.clone().into_os_string()),
         ("--run-dir", options.run_dir.clone().into_os_string()),
     ] {
-        words.extend([flag.into(), value]);
+        words.extend([OsString::from(flag), value]);
     }
     words.extend(order.force.then(|| "--force".into()));
     words
