@@ -23,8 +23,9 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    authority, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes, manifests,
-    members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, upgrade, usual_place,
+    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes,
+    manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, upgrade,
+    usual_place,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -43,8 +44,7 @@ const SCHEDULER_PORT: u16 = 10259;
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
-    // A core would have every Secret in it.
-    nix::sys::prctl::set_dumpable(false).context("keeping this process out of cores")?;
+    background::leave_no_core()?;
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
     // Before the lock tells anyone where to send it: unheard, it would end the process.

@@ -8,7 +8,6 @@ use client::{Client, Clock};
 use tokio_util::sync::CancellationToken;
 
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
-use crate::authority;
 use crate::balancer::Balancer;
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
@@ -16,6 +15,7 @@ use crate::nodes::{Clients, Node, start_dns, until_ready};
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
+use crate::{authority, background};
 use crate::{upgrade, usual_place};
 
 /// Between looks at a client certificate that could not be renewed.
@@ -23,6 +23,7 @@ const RENEWAL_RETRY: Duration = Duration::from_secs(30);
 
 /// Runs the node until SIGTERM or SIGINT. Progress goes to standard output.
 pub(super) async fn run(options: &Options) -> Result<()> {
+    background::leave_no_core()?;
     private_dir(&options.run_dir)?;
     let _lock = match Lock::take(&options.lock_file())? {
         Ok(lock) => lock,
