@@ -226,7 +226,7 @@ const FLOORS: &[Floors] = &[
             // What a server keeps while it runs.
             "cors in_flight flow_control metrics aggregation discovery event_leases node_usage history state",
             // What it does with a request.
-            "hooks verbs subresources resource_metrics integrity custom health metrics_page endpoints walk chain",
+            "hooks verbs subresources resource_metrics integrity custom health metrics_page endpoints programs walk chain",
             // What it does by itself.
             "loopback api_services bootstrap sampler server_leases serving_certificate answers args server",
         ],

@@ -441,7 +441,7 @@ fn a_cluster_of_kubeadm_is_taken_over() {
 
     let deadline = std::time::Instant::now() + WAIT_TIMEOUT;
     let done = loop {
-        let output = place.import(&host, &words).output().unwrap();
+        let output = place.import(&host, &words).args(["--settle", "1s"]).output().unwrap();
         if output.status.success() {
             break describe(&output);
         }

@@ -12,7 +12,7 @@ use crate::etcd_servers::{Machine, StopOnDrop, Switch, must};
 use crate::harness::{Host, WAIT_TIMEOUT, describe, run, told};
 
 pub(crate) const SERVERS: [&str; 3] = ["192.168.80.1", "192.168.80.2", "192.168.80.3"];
-const NODES: [&str; 2] = ["192.168.80.4", "192.168.80.5"];
+const NODES: [&str; 5] = ["192.168.80.4", "192.168.80.5", "192.168.80.6", "192.168.80.7", "192.168.80.8"];
 
 pub(crate) struct Group {
     pub(crate) nodes: Vec<Machine>,

@@ -1,6 +1,7 @@
-//! `cox upgrade` of three servers and two nodes, one after the other, while somebody writes and watches: nothing fails that a
-//! client would not try again, no container restarts, and a program that is broken goes by itself.
+//! `cox upgrade` of three servers and two nodes (`COX_UPGRADE_NODES` of them), one after the other, by one command, while somebody writes and watches: nothing
+//! fails that a client would not try again, no container restarts, and a program that is broken goes by itself.
 
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -18,9 +19,27 @@ fn broken(dir: &Path, name: &str, then: &str) -> PathBuf {
     path
 }
 
+/// Another program: the same, with a byte more at its end, where nobody looks.
+fn another(dir: &Path) -> PathBuf {
+    let path = dir.join("new");
+    std::fs::copy(env!("CARGO_BIN_EXE_cox"), &path).unwrap();
+    std::fs::File::options().append(true).open(&path).unwrap().write_all(&[0]).unwrap();
+    path
+}
+
+/// Keeps every command that changes a cluster from this machine.
+fn occupied(machine: &Machine) -> std::fs::File {
+    let path = machine.dir.path().join("data/change.lock");
+    let mut file = std::fs::File::options().create(true).truncate(true).write(true).open(path).unwrap();
+    file.lock().unwrap();
+    write!(file, "{}", std::process::id()).unwrap();
+    file
+}
+
 #[test]
 fn servers_and_nodes_are_upgraded_under_load() {
-    let group = Group::new(2, Machine::installed, &[]);
+    let nodes = std::env::var("COX_UPGRADE_NODES").map_or(2, |count| count.parse().unwrap());
+    let group = Group::new(nodes, Machine::installed, &[]);
     group.apply(manifests::HELLO);
     group.kubectl("rollout status daemonset/hello --timeout=170s");
     let containers = || {
@@ -35,9 +54,10 @@ fn servers_and_nodes_are_upgraded_under_load() {
         })
     };
     let first = containers();
-    assert_eq!(first.matches(" 0 ").count(), 5, "{first}");
+    assert_eq!(first.matches(" 0 ").count(), group.machines().count(), "{first}");
     let inode = |machine: &Machine| std::fs::metadata(&machine.program).unwrap().ino();
-    let new = env!("CARGO_BIN_EXE_cox");
+    let new = another(group.servers[0].dir.path());
+    let new = new.to_str().unwrap();
     let upgrade = |machine: &Machine, program: &str, observe: &str| {
         machine.cox("upgrade").args([program, "--observe", observe]).output().unwrap()
     };
@@ -46,15 +66,38 @@ fn servers_and_nodes_are_upgraded_under_load() {
     let kubeconfig = group.servers[2].dir.path().join("kubeconfig");
     std::fs::copy(group.kubeconfig(2), &kubeconfig).unwrap();
     let failures = under_load(&group, &group.servers[2], &kubeconfig, |user| {
-        for machine in group.machines() {
-            let before = inode(machine);
-            let output = upgrade(machine, new, "3s");
-            let said = must(&output, || format!("{}\n{}", machine.log(), group.logs()));
-            assert!(said.contains("upgraded: "), "{said}");
-            assert_ne!(inode(machine), before);
-            user.progress("writes after an upgrade");
-            group.until_healthy();
-        }
+        let inodes = || group.machines().map(inode).collect::<Vec<_>>();
+        let all = || group.servers[0].cox("upgrade").args([new, "--all", "--observe", "3s"]).output().unwrap();
+        // The last machine is busy: all others are upgraded, and it says why it is not.
+        let (before, busy) = (inodes(), occupied(group.nodes.last().unwrap()));
+        let output = all();
+        let said = describe(&output);
+        assert!(!output.status.success(), "{said}\n{}", group.logs());
+        let mut names: Vec<String> = (1..=3).map(|number| format!("server-{number}")).collect();
+        names.extend((1..nodes).map(|number| format!("node-{number}")));
+        let expected = format!("node-{nodes} was not upgraded; {} run the new program", names.join(", "));
+        assert!(
+            said.contains(&expected) && said.contains("another command changes this cluster"),
+            "{said}\n{}",
+            group.logs()
+        );
+        let between = inodes();
+        let is_other = |(one, other): (&u64, &u64)| one != other;
+        let changed: Vec<bool> = before.iter().zip(&between).map(is_other).collect();
+        let last = changed.len() - 1;
+        assert!(changed[..last].iter().all(|changed| *changed) && !changed[last], "{changed:?}");
+        user.progress("writes after an upgrade");
+        group.until_healthy();
+        // Given again, the command goes on with what is left.
+        drop(busy);
+        let said = must(&all(), || group.logs());
+        assert!(said.contains("runs it already") && said.contains(&format!("✓ node-{nodes}")), "{said}");
+        assert_eq!(inodes()[..last], between[..last], "{said}");
+        assert_ne!(inodes()[last], between[last], "{said}");
+        assert!(!group.servers[0].dir.path().join("data/programs").exists());
+        assert_eq!(group.kubectl("get configmap -n kube-system cox-upgrade --ignore-not-found"), "");
+        user.progress("writes after an upgrade");
+        group.until_healthy();
         assert_eq!(containers(), first, "containers go on");
 
         // Two at once would be one too many.

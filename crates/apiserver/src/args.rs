@@ -541,6 +541,7 @@ impl TryFrom<Args> for Config {
             },
             history_file: args.history_file,
             history_remote_write_url: args.history_remote_write_url,
+            programs_dir: None,
             connections: None,
         })
     }

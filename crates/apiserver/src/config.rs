@@ -99,6 +99,8 @@ pub struct Config {
     pub history_file: Option<PathBuf>,
     /// Where else those figures go, by Prometheus' remote write.
     pub history_remote_write_url: Option<String>,
+    /// Programs for the machines of the cluster, each named by its SHA-256; without a directory there are none.
+    pub programs_dir: Option<PathBuf>,
     /// What is encrypted in the store, and with what; without one, nothing.
     pub encryption: Option<EncryptionFile>,
     /// How many connections the port takes; without a word, a share of the descriptors of this process.
@@ -351,6 +353,7 @@ impl Config {
             tracing: None,
             history_file: None,
             history_remote_write_url: None,
+            programs_dir: None,
             encryption: None,
             connections: None,
         }

@@ -43,6 +43,7 @@ mod loopback;
 mod metrics;
 mod metrics_page;
 mod node_usage;
+mod programs;
 mod protobuf;
 mod remote;
 mod request_info;

@@ -164,6 +164,9 @@ pub(crate) fn serve(state: &Arc<State>, info: &RequestInfo, body: &Bytes) -> Res
     if info.path.trim_end_matches('/') == crate::history::PATH {
         return crate::history::serve(&state.history, info);
     }
+    if info.path.starts_with(crate::programs::PATH) {
+        return crate::programs::serve(state.config.programs_dir.as_deref(), info);
+    }
     if info.path.trim_end_matches('/') != trace::PATH {
         return Err(Status::no_such_path());
     }

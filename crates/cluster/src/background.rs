@@ -75,6 +75,11 @@ pub(crate) fn start_again(options: &Options, command: &str, secrets: &[&str]) ->
     start(options, &words, secrets)
 }
 
+/// Keeps this process out of cores, which would have every Secret in them that it holds.
+pub(crate) fn leave_no_core() -> Result<()> {
+    nix::sys::prctl::set_dumpable(false).context("keeping this process out of cores")
+}
+
 /// Leaves the terminal that started this process.
 fn detach() -> Result<()> {
     nix::unistd::setsid().map(drop).context("leaving the terminal's session")
@@ -84,4 +89,15 @@ pub(crate) fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_a_process_with_secrets_leaves_no_core() {
+        leave_no_core().unwrap();
+        assert!(!nix::sys::prctl::get_dumpable().unwrap());
+    }
 }

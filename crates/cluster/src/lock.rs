@@ -37,7 +37,7 @@ impl Lock {
         if !options.data_dir.try_exists()? {
             bail!("there is no cluster at {}", options.data_dir.display());
         }
-        match Lock::take(&options.data_dir.join("change.lock"))? {
+        match Lock::take(&options.change_lock_file())? {
             Ok(lock) => Ok(lock),
             Err(holder) => bail!("another command changes this cluster (process {})", holder.pid),
         }

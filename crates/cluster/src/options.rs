@@ -46,6 +46,11 @@ impl Options {
         self.data_dir.join("manifests.json")
     }
 
+    /// Programs that machines of the cluster may fetch, each named by its SHA-256.
+    pub fn programs_dir(&self) -> PathBuf {
+        self.data_dir.join("programs")
+    }
+
     pub fn log_file(&self) -> PathBuf {
         self.data_dir.join("logs/cox.log")
     }
@@ -53,6 +58,11 @@ impl Options {
     /// Held, with the pid inside, by the process that runs the cluster.
     pub fn lock_file(&self) -> PathBuf {
         self.data_dir.join("lock")
+    }
+
+    /// Held, likewise, by a command that changes the cluster on this machine.
+    pub fn change_lock_file(&self) -> PathBuf {
+        self.data_dir.join("change.lock")
     }
 
     /// The administrator's credentials; also merged into the user's kubeconfig.

@@ -23,9 +23,9 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    authority, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes, manifests,
-    members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, usual_place,
-    wireguard_keys,
+    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes,
+    manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, upgrade,
+    usual_place, wireguard_keys,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -44,8 +44,7 @@ const SCHEDULER_PORT: u16 = 10259;
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
-    // A core would have every Secret in it.
-    nix::sys::prctl::set_dumpable(false).context("keeping this process out of cores")?;
+    background::leave_no_core()?;
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
     // Before the lock tells anyone where to send it: unheard, it would end the process.
@@ -228,6 +227,9 @@ async fn start(
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     components.supervise("authority", move |stop| authority.clone().take_part(stop));
+    components.until(upgrade::ensure_role(&admin)).await?;
+    let machine = upgrade::Machine::server(options, &node_name, &admin);
+    components.supervise("upgrade", move |stop| machine.clone().follow(stop));
     let reserved = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
     let approver = admin.clone();
     components.supervise("approval", move |stop| join::approve(approver.clone(), reserved.clone(), stop));
@@ -413,6 +415,7 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     // Keys are exchanged while the cluster runs.
     config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: true });
     config.history_file = Some(options.history_file());
+    config.programs_dir = Some(options.programs_dir());
     config.history_remote_write_url = shape.history_remote_write_url.clone();
     if let Some(path) = &shape.tracing_config_file {
         config.tracing = Some(apiserver::TracingConfiguration::load(path)?);

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use base64::Engine;
@@ -11,12 +13,28 @@ use serde_json::Value;
 
 use super::keys::{Authority, Keys, names_of, read};
 use super::plan::System;
+use super::service::{self, is_there};
 use crate::etcd::Etcd;
 
 /// Where manifests of kubeadm say that files are, wherever the directory is now.
 const KUBEADM_DIR: &str = "/etc/kubernetes";
 /// An argument of k3s for its API server, which says whose the tokens are.
 const ISSUER: &str = "service-account-issuer=";
+/// The database of k3s, in the directory of its server.
+const DATABASE: &str = "db/state.db";
+/// The port of an API server that is told of none.
+const SECURE_PORT: u16 = 6443;
+/// A database may be older than what k3s writes when it starts, by no more than a start takes.
+const START_TIME: Duration = Duration::from_secs(60);
+/// Flags of k3s that come beside those of its configuration, rather than instead.
+const LISTS: [&str; 2] = ["kube-apiserver-arg", "tls-san"];
+/// Variables that k3s takes for flags.
+const VARIABLES: [(&str, &str); 4] = [
+    ("K3S_DATASTORE_ENDPOINT", "datastore-endpoint"),
+    ("K3S_DATASTORE_CAFILE", "datastore-cafile"),
+    ("K3S_DATASTORE_CERTFILE", "datastore-certfile"),
+    ("K3S_DATASTORE_KEYFILE", "datastore-keyfile"),
+];
 /// Flags of a kubeadm API server that have their counterpart here, or none that matters.
 const KNOWN: &[&str] = &[
     "advertise-address",
@@ -60,6 +78,10 @@ pub(super) struct Found {
     pub settings: Settings,
     /// Flags of the old API server that have no counterpart in what is taken over.
     pub other_flags: Vec<String>,
+    /// Where the API server of this machine listens, if it runs.
+    pub listens: Option<SocketAddr>,
+    /// The flags that keep API servers from writing down that they run, if both are given.
+    pub silent: Option<&'static str>,
 }
 
 /// Where the objects are.
@@ -130,6 +152,17 @@ impl Flags {
         let given = self.0.get(name).into_iter().flatten();
         given.flat_map(|value| value.split(',')).map(str::to_owned).collect()
     }
+
+    /// What keeps an API server from writing down that it runs: it has neither a lease for the `kubernetes` service nor one of
+    /// its identity.
+    fn silence(&self) -> Option<&'static str> {
+        let gates = self.all("feature-gates");
+        let is = |gate: &str| gates.iter().any(|given| given == gate);
+        let has_identity = !is("APIServerIdentity=false") && (!is("AllBeta=false") || is("APIServerIdentity=true"));
+        let has_lease = self.get("endpoint-reconciler-type").is_none_or(|kind| kind == "lease");
+        (!has_identity && !has_lease)
+            .then_some("--endpoint-reconciler-type and --feature-gates=APIServerIdentity=false")
+    }
 }
 
 /// What kubeadm set up, with its directory at `dir` and the manifests at `manifests`.
@@ -167,6 +200,9 @@ pub(super) fn kubeadm(dir: &Path, manifests: &Path, given: &Given<'_>) -> Result
         etcd_keyfile: flags.get("etcd-keyfile").map(here),
         etcd_prefix: flags.get("etcd-prefix").map(str::to_owned),
     };
+    let secure_port: Option<u16> = flags.get("secure-port").map(str::parse).transpose().context("--secure-port")?;
+    let address: Option<IpAddr> =
+        flags.get("advertise-address").map(str::parse).transpose().context("--advertise-address")?;
     let is_other = |name: &&String| !KNOWN.contains(&name.as_str());
     let other_flags = flags.0.keys().filter(is_other).map(|name| format!("--{name}={}", flags.all(name).join(",")));
     Ok(Found {
@@ -178,21 +214,39 @@ pub(super) fn kubeadm(dir: &Path, manifests: &Path, given: &Given<'_>) -> Result
             service_cidr: flags.get("service-cluster-ip-range").map(str::to_owned),
             cluster_cidr: controllers.get("cluster-cidr").map(str::to_owned),
             cluster_domain: None,
-            secure_port: flags.get("secure-port").map(str::parse).transpose().context("--secure-port")?,
+            secure_port,
             issuers: flags.all("service-account-issuer"),
             names: names_of(read(&serving)?.as_bytes()).with_context(|| serving.display().to_string())?,
         },
         other_flags: other_flags.collect(),
+        listens: Some((address.unwrap_or(Ipv4Addr::LOCALHOST.into()), secure_port.unwrap_or(SECURE_PORT)).into()),
+        silent: flags.silence(),
     })
 }
 
-/// What k3s set up, with its server's directory at `dir` and its configuration in `config`, which need not be there.
-pub(super) fn k3s(dir: &Path, config: &Path, given: &Given<'_>) -> Result<Found> {
+/// Where k3s has what.
+pub(super) struct K3sFiles<'f> {
+    /// The directory of its server.
+    pub dir: &'f Path,
+    /// Its configuration, which need not be there.
+    pub config: &'f Path,
+    /// The unit of systemd, likewise.
+    pub service: Option<PathBuf>,
+    /// The database counts, whatever else says.
+    pub sqlite: bool,
+}
+
+/// What k3s set up.
+pub(super) fn k3s(files: &K3sFiles<'_>, given: &Given<'_>) -> Result<Found> {
+    let dir = files.dir;
     let tls = dir.join("tls");
     if !tls.is_dir() {
         bail!("{} is not there: is {} the directory of a k3s server?", tls.display(), dir.display());
     }
-    let config = K3sConfig::read(config)?;
+    let mut config = K3sConfig::read(files.config)?;
+    if let Some(unit) = &files.service {
+        config.started_by(service::read(unit)?);
+    }
     let file = |name: &str| tls.join(name);
     // Certificates of clients are signed by another authority than those of servers: both are trusted, and that of servers
     // signs from now on, since it is the one that clients know.
@@ -205,10 +259,10 @@ pub(super) fn k3s(dir: &Path, config: &Path, given: &Given<'_>) -> Result<Found>
     let encryption = is_there(&encryption)?.then_some(encryption);
     let given_flags = config.list("kube-apiserver-arg");
     let mut names = config.list("tls-san");
-    let mut certificates = vec![fs::read(file("serving-kube-apiserver.crt")).unwrap_or_default()];
-    certificates.extend(listener_certificate(&file("dynamic-cert.json"))?);
-    for pem in certificates.iter().filter(|pem| !pem.is_empty()) {
-        names.extend(names_of(pem)?);
+    let serving = file("serving-kube-apiserver.crt");
+    let serving = is_there(&serving)?.then(|| read(&serving)).transpose()?.map(String::into_bytes);
+    for pem in serving.into_iter().chain(listener_certificate(&file("dynamic-cert.json"))?) {
+        names.extend(names_of(&pem)?);
     }
     names.sort();
     names.dedup();
@@ -218,6 +272,7 @@ pub(super) fn k3s(dir: &Path, config: &Path, given: &Given<'_>) -> Result<Found>
         encryption,
         objects: match given.objects() {
             Some(given) => given,
+            None if files.sqlite => Objects::Kine(dir.join(DATABASE)),
             None => k3s_objects(dir, &config)?,
         },
         settings: Settings {
@@ -238,6 +293,9 @@ pub(super) fn k3s(dir: &Path, config: &Path, given: &Given<'_>) -> Result<Found>
             .filter(|flag| !flag.starts_with(ISSUER))
             .map(|flag| format!("--{flag}"))
             .collect(),
+        // Its database says who has it open, and of an etcd, k3s' servers write down that they run.
+        listens: None,
+        silent: None,
     })
 }
 
@@ -259,7 +317,7 @@ fn k3s_objects(dir: &Path, config: &K3sConfig) -> Result<Objects> {
             etcd_prefix: None,
         })));
     }
-    let (database, members) = (dir.join("db/state.db"), dir.join("db/etcd"));
+    let (database, members) = (dir.join(DATABASE), dir.join("db/etcd"));
     if members.is_dir() {
         let file = |name: &str| Some(dir.join("tls/etcd").join(name));
         return Ok(Objects::Etcd(Box::new(Etcd {
@@ -273,12 +331,40 @@ fn k3s_objects(dir: &Path, config: &K3sConfig) -> Result<Objects> {
     if !is_there(&database)? {
         bail!("{} has neither db/state.db nor db/etcd: where are its objects?", dir.display());
     }
+    refuse_stale(dir, &database)?;
     Ok(Objects::Kine(database))
 }
 
-/// What cannot be looked at is not absent.
-fn is_there(path: &Path) -> Result<bool> {
-    path.try_exists().with_context(|| path.display().to_string())
+/// Fails if k3s was started since it last wrote to its database: it keeps its objects elsewhere now. While it runs it writes
+/// all the time, and what it writes when it starts is never much newer.
+fn refuse_stale(dir: &Path, database: &Path) -> Result<()> {
+    let mut log = database.as_os_str().to_owned();
+    log.push("-wal");
+    let last = changed(database)?.max(changed(Path::new(&log))?);
+    let mut files = vec![dir.with_file_name("agent/etc/containerd/config.toml")];
+    for dir in [dir.join("tls"), dir.join("cred")] {
+        files.extend(service::files_in(&dir)?);
+    }
+    for file in files {
+        if changed(&file)? > last.map(|last| last + START_TIME) {
+            bail!(
+                "{} is newer than {}: k3s was started since it last wrote there, and keeps its objects elsewhere. Name that \
+                 etcd with --etcd-servers; if the database is current all the same, say --sqlite",
+                file.display(),
+                database.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// When a file was last written; none if it is not there.
+fn changed(path: &Path) -> Result<Option<SystemTime>> {
+    match fs::metadata(path) {
+        Ok(found) => Ok(Some(found.modified()?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
 }
 
 /// The certificate that k3s shows on its port, which it keeps as a Secret in a file.
@@ -297,19 +383,8 @@ struct K3sConfig(BTreeMap<String, Value>);
 
 impl K3sConfig {
     fn read(path: &Path) -> Result<K3sConfig> {
-        let mut files = Vec::from_iter(is_there(path)?.then(|| path.to_owned()));
-        let mut further = path.as_os_str().to_owned();
-        further.push(".d");
-        let further = PathBuf::from(further);
-        if is_there(&further)? {
-            let entries = fs::read_dir(&further).with_context(|| further.display().to_string())?;
-            let mut found: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
-            found.retain(|path| path.extension().is_some_and(|end| end == "yaml" || end == "yml"));
-            found.sort();
-            files.extend(found);
-        }
         let mut all = BTreeMap::new();
-        for file in files {
+        for file in service::with_drop_ins(path, &["yaml", "yml"])? {
             let text = read(&file)?;
             let found = api::codec::from_yaml(text.as_bytes()).with_context(|| file.display().to_string())?.value;
             for (name, value) in found.as_object().into_iter().flatten() {
@@ -325,6 +400,23 @@ impl K3sConfig {
             }
         }
         Ok(K3sConfig(all))
+    }
+
+    /// What systemd adds: flags count more than files, and variables less.
+    fn started_by(&mut self, start: service::Start) {
+        for (name, values) in start.flags {
+            let mut all = match LISTS.contains(&name.as_str()) {
+                true => self.list(&name),
+                false => Vec::new(),
+            };
+            all.extend(values);
+            self.0.insert(name, all.into());
+        }
+        for (variable, flag) in VARIABLES {
+            if let (Some(value), false) = (start.environment.get(variable), self.0.contains_key(flag)) {
+                self.0.insert(flag.to_owned(), value.as_str().into());
+            }
+        }
     }
 
     /// As text; ranges of two families may be a list.
@@ -393,6 +485,84 @@ mod tests {
         assert_eq!(with(None), Ok(Objects::Kine(dir.path().join("db/state.db"))));
         fs::create_dir_all(dir.path().join("db/etcd")).unwrap();
         assert!(matches!(with(None), Ok(Objects::Etcd(_))));
+    }
+
+    #[test]
+    fn a_database_that_k3s_has_left_is_not_its_own_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = dir.path().join("server");
+        for dir in [server.join("db"), server.join("tls"), dir.path().join("agent/etc/containerd")] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let [database, log] = ["db/state.db", "db/state.db-wal"].map(|name| server.join(name));
+        let [key, start] = [server.join("tls/service.key"), dir.path().join("agent/etc/containerd/config.toml")];
+        let now = SystemTime::now();
+        let write = |path: &Path, age: u64| {
+            let file = fs::File::create(path).unwrap();
+            file.set_modified(now - Duration::from_secs(age)).unwrap();
+        };
+        let objects = || k3s_objects(&server, &K3sConfig::default()).map_err(|error| error.to_string());
+        write(&database, 7000);
+        write(&key, 9000);
+        assert_eq!(objects(), Ok(Objects::Kine(database.clone())));
+        write(&start, 6970);
+        assert!(objects().is_ok(), "while it starts");
+        write(&start, 3000);
+        let refused = objects().unwrap_err();
+        assert!(refused.contains("config.toml is newer") && refused.contains("--sqlite"), "{refused}");
+        write(&log, 10);
+        assert!(objects().is_ok(), "what is written is in the log");
+        write(&log, 7000);
+        write(&start, 8000);
+        write(&key, 60);
+        assert!(objects().unwrap_err().contains("service.key is newer"));
+    }
+
+    #[test]
+    fn flags_of_the_service_count_more_than_files_and_variables_less() {
+        let start = |flags: &[(&str, &[&str])], environment: &[(&str, &str)]| service::Start {
+            flags: flags
+                .iter()
+                .map(|(name, values)| ((*name).to_owned(), values.iter().map(|value| (*value).to_owned()).collect()))
+                .collect(),
+            environment: environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        };
+        let file = || {
+            K3sConfig([("cluster-cidr".to_owned(), "10.1.0.0/16".into()), ("tls-san".to_owned(), "a".into())].into())
+        };
+        let mut config = file();
+        config.started_by(start(
+            &[("cluster-cidr", &["10.9.0.0/16"]), ("tls-san", &["b"])],
+            &[("K3S_DATASTORE_ENDPOINT", "http://e:2379"), ("K3S_TOKEN", "t")],
+        ));
+        assert_eq!(config.get("cluster-cidr").as_deref(), Some("10.9.0.0/16"));
+        assert_eq!(config.list("tls-san"), ["a", "b"]);
+        assert_eq!(config.get("datastore-endpoint").as_deref(), Some("http://e:2379"));
+        let mut config = file();
+        config.started_by(start(
+            &[("datastore-endpoint", &["http://flag:2379"])],
+            &[("K3S_DATASTORE_ENDPOINT", "http://variable:2379")],
+        ));
+        assert_eq!(config.get("datastore-endpoint").as_deref(), Some("http://flag:2379"));
+    }
+
+    #[test]
+    fn servers_that_write_down_nothing_are_known_by_their_flags() {
+        let flags = |given: &[(&str, &str)]| {
+            Flags(given.iter().map(|(name, value)| ((*name).to_owned(), vec![(*value).to_owned()])).collect())
+        };
+        let (none, off) = (("endpoint-reconciler-type", "none"), ("feature-gates", "A=true,APIServerIdentity=false"));
+        for (given, is_silent) in [
+            (&[][..], false),
+            (&[none], false),
+            (&[off], false),
+            (&[none, off], true),
+            (&[none, ("feature-gates", "AllBeta=false")], true),
+            (&[none, ("feature-gates", "AllBeta=false,APIServerIdentity=true")], false),
+            (&[("endpoint-reconciler-type", "lease"), off], false),
+        ] {
+            assert_eq!(flags(given).silence().is_some(), is_silent, "{given:?}");
+        }
     }
 
     #[test]

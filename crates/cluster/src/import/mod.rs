@@ -1,22 +1,27 @@
 //! `cox import kubeadm|k3s`: another cluster's keys and objects become those of a cluster of ours, in a store of its own.
 //!
 //! Flow: files are read ([`found`], [`keys`]) -> objects are read, unsealed with the old keys -> what comes over is decided
-//! ([`plan`], pure) and held against what the cluster is told to be ([`settle`]) -> all is shown; with `--dry-run` that is the
-//! end. Otherwise objects are sealed with a key of ours and written with the revisions that they had, then keys and flags.
+//! ([`plan`], pure) and held against what the cluster is told to be ([`settle`]) -> all is shown, and whether somebody still
+//! writes there ([`running`]); with `--dry-run` that is the end. Otherwise objects are sealed with a key of ours and written with the revisions that they had, then keys and flags.
 //! Nothing of the old cluster is changed. Until all is written, a mark keeps `cox up` from starting what is half a cluster.
 
 mod found;
 mod keys;
 mod plan;
+mod running;
+mod service;
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use api::cidr::Cidr;
 use futures_util::future::BoxFuture;
+use jiff::SignedDuration;
+use store::Store;
 use store::embedded::Imported;
 use store::transfer::{Contents, LEASE_TIME, Transfer};
 
@@ -35,6 +40,9 @@ use plan::{Facts, Part, Plan, System};
 const SHOWN: usize = 4;
 /// Which address of the services answers names.
 const DNS_OFFSET: u32 = 10;
+/// Where k3s keeps its server, and the unit that its installer writes.
+const K3S_DIR: &str = "/var/lib/rancher/k3s/server";
+const K3S_SERVICE: &str = "/etc/systemd/system/k3s.service";
 const TRANSFER: Transfer<'static> = Transfer { root: plan::ROOT, mark: "", without: &[] };
 
 /// Make a cluster of ours from one of kubeadm or k3s
@@ -61,11 +69,17 @@ enum Source {
     /// Take over a cluster of k3s: on its server, while that is stopped
     K3s {
         /// The directory of the server
-        #[arg(long, default_value = "/var/lib/rancher/k3s/server", value_name = "DIR")]
+        #[arg(long, default_value = K3S_DIR, value_name = "DIR")]
         from: PathBuf,
         /// Its configuration
         #[arg(long, default_value = "/etc/rancher/k3s/config.yaml", value_name = "FILE")]
         config: PathBuf,
+        /// The unit that systemd starts it by, with further flags (default: /etc/systemd/system/k3s.service, unless --from is given)
+        #[arg(long, value_name = "FILE")]
+        service: Option<PathBuf>,
+        /// Read db/state.db although k3s seems to keep its objects elsewhere now
+        #[arg(long, conflicts_with_all = ["etcd_servers", "etcd_snapshot"])]
+        sqlite: bool,
         #[command(flatten)]
         common: Box<Common>,
     },
@@ -92,6 +106,12 @@ struct Common {
     /// Parts to take over although Coxswain has its own
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     keep: Vec<Part>,
+    /// For how long nobody may write to etcd before its API servers count as stopped
+    #[arg(long, default_value = "15s", value_name = "TIME")]
+    settle: SignedDuration,
+    /// All API servers are stopped, although their flags keep them from saying so
+    #[arg(long)]
+    servers_stopped: bool,
     /// Say what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -110,9 +130,12 @@ async fn run(args: Args) -> Result<()> {
             let given = Given { etcd: &etcd, snapshot: snapshot.as_deref() };
             (found::kubeadm(&from, &manifests, &given)?, common)
         }
-        Source::K3s { from, config, common } => {
+        Source::K3s { from, config, service, sqlite, common } => {
             let (etcd, snapshot) = given(&common);
-            (found::k3s(&from, &config, &Given { etcd: &etcd, snapshot: snapshot.as_deref() })?, common)
+            // A copy of another machine's directory says nothing about this one's service.
+            let usual = (from == Path::new(K3S_DIR)).then(|| PathBuf::from(K3S_SERVICE));
+            let files = found::K3sFiles { dir: &from, config: &config, service: service.or(usual), sqlite };
+            (found::k3s(&files, &Given { etcd: &etcd, snapshot: snapshot.as_deref() })?, common)
         }
     };
     // Refused before the work rather than after it.
@@ -120,8 +143,8 @@ async fn run(args: Args) -> Result<()> {
         refuse_occupied(&common.options)?;
     }
     // Before as well as after: what was written between our reading and the end of its server would be lost.
-    let in_use_before = in_use(&found.objects, &Facts::default())?;
-    let (mut contents, root) = read_objects(&found.objects).await?;
+    let in_use_before = running::seen(&found, &Facts::default(), common.servers_stopped).await?;
+    let Reading { mut contents, root, store } = read_objects(&found.objects).await?;
     let read = contents.kvs.len();
     if read == 0 {
         bail!("there are no objects below {root}: is this the store of the cluster?");
@@ -131,7 +154,14 @@ async fn run(args: Args) -> Result<()> {
     let flags = settle(&found.settings, &plan.facts, &common)?;
     let encrypted = encrypted(found.encryption.as_deref())?;
     print!("{}", describe(&found, &plan, &flags, (read, &contents), &unreadable)?);
-    let in_use = in_use_before.or(in_use(&found.objects, &plan.facts)?);
+    let mut in_use = match in_use_before {
+        Some(reason) => Some(reason),
+        None => running::seen(&found, &plan.facts, common.servers_stopped).await?,
+    };
+    if let (None, Some(store)) = (&in_use, &store) {
+        println!("\nWatching for {:#} that nobody writes there any more.", common.settle);
+        in_use = running::written(&**store, contents.revision, Duration::try_from(common.settle)?).await?;
+    }
     if common.dry_run {
         if let Some(reason) = in_use {
             println!("\nThe import itself would be refused now: {reason}");
@@ -147,15 +177,25 @@ async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Every object at one revision, under keys that begin as ours do, and what they really began with.
-async fn read_objects(objects: &Objects) -> Result<(Contents, String)> {
+/// What was read.
+struct Reading {
+    /// Every object at one revision, under keys that begin as ours do.
+    contents: Contents,
+    /// What they really began with.
+    root: String,
+    /// Where others may still write.
+    store: Option<Arc<dyn Store>>,
+}
+
+async fn read_objects(objects: &Objects) -> Result<Reading> {
     match objects {
         Objects::Etcd(etcd) => {
             etcd.check()?;
             let store =
                 etcd.connect().await.context("to read from a snapshot instead, name it with --etcd-snapshot")?;
             let root = etcd.prefix().map_or_else(|| plan::ROOT.to_owned(), apiserver::etcd_root);
-            Ok((TRANSFER.read(&*store).await.context("reading the objects")?, root))
+            let contents = TRANSFER.read(&*store).await.context("reading the objects")?;
+            Ok(Reading { contents, root, store: Some(store) })
         }
         Objects::Snapshot(path) => read_file(path, store::foreign::read_etcd_snapshot).await,
         Objects::Kine(path) => read_file(path, store::foreign::read_kine).await,
@@ -164,27 +204,10 @@ async fn read_objects(objects: &Objects) -> Result<(Contents, String)> {
 
 type Read = fn(&Path, &str) -> store::Result<Contents>;
 
-async fn read_file(path: &Path, read: Read) -> Result<(Contents, String)> {
+async fn read_file(path: &Path, read: Read) -> Result<Reading> {
     let path = path.to_owned();
     let contents = tokio::task::spawn_blocking(move || read(&path, plan::ROOT)).await?;
-    Ok((contents.context("reading the objects")?, plan::ROOT.to_owned()))
-}
-
-/// Why nothing can be taken over now: somebody writes, and what comes after our reading would be lost.
-fn in_use(objects: &Objects, facts: &Facts) -> Result<Option<String>> {
-    Ok(match objects {
-        Objects::Kine(path) => store::foreign::kine_holder(path)?.map(|pid| {
-            format!("process {pid} has {} open: stop k3s first ('systemctl stop k3s'), its containers run on", path.display())
-        }),
-        // Of a snapshot everybody knows that it is from before.
-        Objects::Snapshot(_) => None,
-        Objects::Etcd(_) => facts.servers.first().map(|server| {
-            format!(
-                "the API server at {server} runs, or did some seconds ago: stop all of them first (move the manifest of \
-                 kube-apiserver away; of k3s with its own etcd write a snapshot, stop k3s, and give --etcd-snapshot)"
-            )
-        }),
-    })
+    Ok(Reading { contents: contents.context("reading the objects")?, root: plan::ROOT.to_owned(), store: None })
 }
 
 /// The flags that the cluster needs to be the same. What objects say counts more than files.

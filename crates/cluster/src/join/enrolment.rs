@@ -60,7 +60,7 @@ async fn publish_info(client: &Client, server: &str, ca: &str) -> Result<()> {
     put_map(client, INFO_NAMESPACE, INFO_NAME, data).await?;
     let anybody = json!({"apiGroup": RBAC, "kind": "User", "name": "system:anonymous"});
     let role = "kubeadm:bootstrap-signer-clusterinfo";
-    allow_reading(client, INFO_NAMESPACE, role, INFO_NAME, &[anybody]).await
+    allow_reading(client, INFO_NAMESPACE, role, INFO_NAME, &["get"], &[anybody]).await
 }
 
 async fn publish_settings(client: &Client, ca: &str, settings: &ClusterSettings) -> Result<()> {
@@ -68,7 +68,7 @@ async fn publish_settings(client: &Client, ca: &str, settings: &ClusterSettings)
     put_map(client, SETTINGS_NAMESPACE, SETTINGS_NAME, data).await?;
     let group = |name: &str| json!({"apiGroup": RBAC, "kind": "Group", "name": name});
     let readers = [group(DEFAULT_GROUP), group("system:nodes")];
-    allow_reading(client, SETTINGS_NAMESPACE, "cox:config", SETTINGS_NAME, &readers).await
+    allow_reading(client, SETTINGS_NAMESPACE, "cox:config", SETTINGS_NAME, &["get"], &readers).await
 }
 
 /// What the cluster tells its nodes, and those who come with a token.
@@ -88,10 +88,17 @@ async fn put_map(client: &Client, namespace: &str, name: &str, data: Value) -> R
 }
 
 /// Lets some read one ConfigMap.
-async fn allow_reading(client: &Client, namespace: &str, role: &str, map: &str, subjects: &[Value]) -> Result<()> {
+pub(crate) async fn allow_reading(
+    client: &Client,
+    namespace: &str,
+    role: &str,
+    map: &str,
+    verbs: &[&str],
+    subjects: &[Value],
+) -> Result<()> {
     let version = format!("{RBAC}/v1");
     let metadata = json!({"name": role, "namespace": namespace});
-    let rule = json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [map], "verbs": ["get"]});
+    let rule = json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [map], "verbs": verbs});
     let object = json!({"apiVersion": version, "kind": "Role", "metadata": metadata, "rules": [rule]});
     let binding = json!({
         "apiVersion": version,

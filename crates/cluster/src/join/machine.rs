@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::enrolment::cluster_settings;
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
-use crate::authority;
 use crate::balancer::Balancer;
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
@@ -17,7 +16,8 @@ use crate::nodes::{Clients, Node, start_dns, until_ready};
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::usual_place;
+use crate::{authority, background};
+use crate::{upgrade, usual_place};
 
 /// For the cluster to say how it is now.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,6 +26,7 @@ const RENEWAL_RETRY: Duration = Duration::from_secs(30);
 
 /// Runs the node until SIGTERM or SIGINT. Progress goes to standard output.
 pub(super) async fn run(options: &Options) -> Result<()> {
+    background::leave_no_core()?;
     private_dir(&options.run_dir)?;
     let _lock = match Lock::take(&options.lock_file())? {
         Ok(lock) => lock,
@@ -48,6 +49,8 @@ pub(super) async fn run(options: &Options) -> Result<()> {
     let (asker, asker_name, keys) = (client.clone(), member.settings.name.clone(), options.pki_dir());
     components
         .supervise("authority", move |stop| authority::follow(asker.clone(), keys.clone(), asker_name.clone(), stop));
+    let machine = upgrade::Machine::node(options, &member, &client);
+    components.supervise("upgrade", move |stop| machine.clone().follow(stop));
     components.supervise("client-certificate", move |stop| renew(own.clone(), dir.clone(), name.clone(), stop));
     let ended = tokio::select! {
         ended = async {

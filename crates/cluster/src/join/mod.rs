@@ -19,7 +19,7 @@ pub mod token_cli;
 
 pub(crate) use approval::run as approve;
 pub(crate) use discovery::CaHash;
-pub(crate) use enrolment::{AUTHORITY_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, publish};
+pub(crate) use enrolment::{AUTHORITY_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, allow_reading, publish};
 pub(crate) use membership::{Membership, clients, leave};
 pub(crate) use server_keys::{ServerKey, withdraw_offers};
 pub(crate) use token_cli::remaining;

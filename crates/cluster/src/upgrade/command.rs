@@ -17,11 +17,12 @@ use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
 use super::health::Patient;
-use super::turn;
+use super::skew::{self, Minor};
+use super::{all, machine, turn};
 use crate::background::{self, DETACHED};
 use crate::connection::connect;
 use crate::join::Membership;
-use crate::lock::Lock;
+use crate::lock::{Holder, Lock};
 use crate::options::Options;
 use crate::pki::{private_dir, write_private};
 use crate::shape::Flags;
@@ -30,7 +31,7 @@ use crate::{manage, members, progress};
 
 /// A program says its version at once.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
-/// For a server that is about to go back, and may not answer.
+/// For a server that is about to go, and may not answer.
 const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Replace the program that runs the cluster on this machine, and go back if it does not fare well
@@ -38,21 +39,27 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 #[command(after_help = "On several servers, one after the other: each is upgraded while the others are healthy.")]
 pub struct Args {
     #[command(flatten)]
-    options: Options,
+    pub(super) options: Options,
     /// The new program; none returns from an upgrade that was broken off
-    binary: Option<PathBuf>,
+    pub(super) binary: Option<PathBuf>,
+    /// On all machines of the cluster, one after the other, from this server; the first that fails ends it
+    #[arg(long, conflicts_with_all = ["target", "order"])]
+    pub(super) all: bool,
+    /// The order that this process obeys.
+    #[arg(long, hide = true)]
+    pub(super) order: Option<String>,
     /// What it replaces (default: the program that runs the cluster, else this one)
     #[arg(long)]
-    target: Option<PathBuf>,
+    pub(super) target: Option<PathBuf>,
     /// How long the cluster may take to come up
     #[arg(long, default_value = "5m")]
-    timeout: SignedDuration,
+    pub(super) timeout: SignedDuration,
     /// How long it must fare well then
     #[arg(long, default_value = "20s")]
-    observe: SignedDuration,
+    pub(super) observe: SignedDuration,
     /// Also to another version than the same or the next
     #[arg(long)]
-    force: bool,
+    pub(super) force: bool,
 }
 
 /// What is done on the way there.
@@ -117,47 +124,6 @@ fn back(begun: &[Step]) -> Vec<Return> {
     .into_iter()
     .filter_map(|(is_due, step)| is_due.then_some(step))
     .collect()
-}
-
-/// What `cox version` says, as the version of Kubernetes.
-fn minor(said: &str) -> Option<(u32, u32)> {
-    minor_of(said.split("Kubernetes ").nth(1)?.split([')', ' ', '\n']).next()?)
-}
-
-/// Of a version such as v1.36.4 the first two numbers.
-fn minor_of(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.strip_prefix('v')?.split('.').map(|number| number.parse().ok());
-    Some((numbers.next()??, numbers.next()??))
-}
-
-/// Programs that are further apart than one can read the other's objects.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "from v{}.{} to v{}.{}: upgrade one minor version at a time, or say --force", old.0, old.1, new.0, new.1
-)]
-struct TooFar {
-    old: (u32, u32),
-    new: (u32, u32),
-}
-
-/// Whether a node may run a program: none that is newer than the servers'.
-fn check_node(servers: (u32, u32), new: (u32, u32)) -> Result<()> {
-    if new > servers {
-        bail!(
-            "the servers are of v{}.{}, and no node is newer than they are: upgrade them first, or say --force",
-            servers.0,
-            servers.1
-        );
-    }
-    Ok(())
-}
-
-/// Whether a program may take the place of another: objects are read by the same version, and by the next.
-fn check_versions(old: (u32, u32), new: (u32, u32)) -> Result<(), TooFar> {
-    match new.0 == old.0 && (new.1 == old.1 || new.1 == old.1 + 1) {
-        true => Ok(()),
-        false => Err(TooFar { old, new }),
-    }
 }
 
 /// What becomes of an upgrade that is written down when another command comes.
@@ -237,7 +203,22 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 
 async fn run_main(args: Args) -> Result<()> {
     let options = &args.options;
-    let _lock = Lock::for_change(options)?;
+    let (lock, ended) = match Lock::for_change(options) {
+        Ok(lock) if args.all => (Some(lock), all::run(&args).await),
+        Ok(lock) => (Some(lock), here(&args).await),
+        Err(error) => (None, Err(error)),
+    };
+    // Before the lock is free: who finds it so and no report takes this process for one that was killed.
+    if let Some(id) = &args.order {
+        machine::report(options, id, &ended)?;
+    }
+    drop(lock);
+    ended
+}
+
+/// Upgrades this machine. The caller holds the lock of changes.
+pub(super) async fn here(args: &Args) -> Result<()> {
+    let options = &args.options;
     if let Some(record) = Record::load(options)? {
         match earlier(&record.begun, args.binary.is_some()) {
             Earlier::Clear => record.forget(options)?,
@@ -271,7 +252,7 @@ async fn run_main(args: Args) -> Result<()> {
     }
     let target = match (&args.target, &holder) {
         (Some(target), _) => target.clone(),
-        (None, Some(holder)) => program_of(&format!("/proc/{}/exe", holder.pid))?,
+        (None, Some(holder)) => program_of(&running(holder))?,
         (None, None) => std::env::current_exe()?,
     };
     let member = Membership::load(options)?;
@@ -280,8 +261,9 @@ async fn run_main(args: Args) -> Result<()> {
         bail!("there is no cluster at {}", options.data_dir.display());
     }
     let (old, new) = (version_of(&target).await?, version_of(binary).await?);
-    let versions = check_versions(old, new);
-    versions.or_else(|error| if args.force { Ok(()) } else { Err(error) })?;
+    if !args.force {
+        skew::check_step(old, new)?;
+    }
     let objects = match (&member, flags.ha.ha, flags.etcd.is_used()) {
         (None, false, false) => Objects::Embedded,
         (None, true, _) => Objects::Members,
@@ -295,9 +277,7 @@ async fn run_main(args: Args) -> Result<()> {
     let etcd = (objects == Objects::Members).then_some(&flags.etcd);
     let patient = Patient { options, member: member.as_ref(), node: &node, etcd };
     if member.is_some() && !args.force {
-        let api = patient.api_version().await?;
-        let servers = minor_of(&api).with_context(|| format!("the API is of version {api:?}"))?;
-        check_node(servers, new)?;
+        skew::check_node(patient.oldest_server().await?, new)?;
     }
     let (timeout, observe) = (Duration::try_from(args.timeout)?, Duration::try_from(args.observe)?);
     // A server among others, which have to go on meanwhile.
@@ -307,7 +287,11 @@ async fn run_main(args: Args) -> Result<()> {
         // There, and back if need be.
         turn::take(&client, &node, observe + 2 * timeout, &Clock::default()).await?;
         let whole = async {
-            turn::require_others(&client, &node).await?;
+            let nodes = turn::nodes(&client).await?;
+            turn::require_others(&nodes, &node)?;
+            if !args.force {
+                skew::check_server(&node, new, &nodes)?;
+            }
             if objects == Objects::Members {
                 members::require_healthy(&flags.etcd).await?;
             }
@@ -316,6 +300,15 @@ async fn run_main(args: Args) -> Result<()> {
         if let Err(error) = whole.await {
             give_turn_back(options, &node).await;
             return Err(error);
+        }
+    }
+    if member.is_none() && holder.is_some() && !is_one_of_several && !args.force {
+        // A server that does not answer may be what the new program is to mend.
+        let nodes = async { turn::nodes(&connect(&options.admin_kubeconfig())?).await };
+        match tokio::time::timeout(TURN_TIMEOUT, nodes).await {
+            Ok(Ok(nodes)) => skew::check_server(&node, new, &nodes)?,
+            Ok(Err(error)) => println!(" ! what versions the nodes are of is not known: {error:#}"),
+            Err(_) => println!(" ! what versions the nodes are of is not known: the API does not answer"),
         }
     }
     let last_sign = if holder.is_some() { patient.last_sign().await } else { None };
@@ -461,6 +454,11 @@ async fn go_back(options: &Options, record: &Record) -> Result<()> {
     record.forget(options)
 }
 
+/// The kernel's link to the program of a cluster that runs.
+pub(super) fn running(holder: &Holder) -> String {
+    format!("/proc/{}/exe", holder.pid)
+}
+
 /// What a link of the kernel to a program says; one that was replaced while it ran is meant by its name.
 fn program_of(link: &str) -> Result<PathBuf> {
     let path = fs::read_link(link).with_context(|| link.to_owned())?;
@@ -468,12 +466,12 @@ fn program_of(link: &str) -> Result<PathBuf> {
     Ok(text.strip_suffix(" (deleted)").map(PathBuf::from).unwrap_or(path.clone()))
 }
 
-async fn version_of(program: &Path) -> Result<(u32, u32)> {
+pub(super) async fn version_of(program: &Path) -> Result<Minor> {
     let said = tokio::process::Command::new(program).arg("version").kill_on_drop(true).output();
     let said = tokio::time::timeout(VERSION_TIMEOUT, said).await.map_err(|_| anyhow!("it says nothing"));
     let said = said.and_then(|said| Ok(said?)).with_context(|| format!("running {} version", program.display()))?;
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
-    minor(&text).with_context(|| format!("{} is no cox: its version is {:?}", program.display(), text.trim()))
+    skew::minor(&text).with_context(|| format!("{} is no cox: its version is {:?}", program.display(), text.trim()))
 }
 
 /// Puts the new program in the place of the old one, whole or not at all, and keeps the old one beside it.
@@ -572,23 +570,6 @@ mod tests {
         ] {
             assert_eq!(earlier(&all[..count], true), with_binary, "after {count} steps");
             assert_eq!(earlier(&all[..count], false), alone, "after {count} steps");
-        }
-    }
-
-    #[test]
-    fn versions_go_up_one_at_a_time() {
-        assert_eq!(minor("cox 0.1.0 (Kubernetes v1.36)\n"), Some((1, 36)));
-        assert_eq!(minor("cox 0.2.0 (Kubernetes v1.37.2)\n"), Some((1, 37)));
-        for other in ["", "kubectl v1.36", "cox (Kubernetes vx.y)"] {
-            assert_eq!(minor(other), None, "{other}");
-        }
-        assert_eq!(minor_of("v1.36.4+cox"), Some((1, 36)));
-        assert!(check_node((1, 36), (1, 36)).is_ok() && check_node((1, 36), (1, 35)).is_ok());
-        assert!(check_node((1, 36), (1, 37)).unwrap_err().to_string().contains("upgrade them first"));
-        for (new, is_allowed) in
-            [((1, 35), false), ((1, 36), true), ((1, 37), true), ((1, 38), false), ((2, 36), false)]
-        {
-            assert_eq!(check_versions((1, 36), new).is_ok(), is_allowed, "{new:?}");
         }
     }
 

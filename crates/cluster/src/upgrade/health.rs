@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
+use super::skew::{self, Minor};
 use crate::connection::connect;
 use crate::etcd::Etcd;
 use crate::join::{self, Membership};
@@ -95,14 +96,25 @@ impl Patient<'_> {
         Err(failed)
     }
 
-    /// The version of the API, on a machine that has joined.
-    pub(super) async fn api_version(&self) -> Result<String> {
-        let asked = self.asked(|client| async move {
-            let said: serde_json::Value = client.get_json("/version").await.context("asking for the version")?;
-            Ok(said["gitVersion"].as_str().unwrap_or_default().to_owned())
-        });
-        asked.await
+    /// The version of the oldest server that answers a machine that has joined.
+    pub(super) async fn oldest_server(&self) -> Result<Minor> {
+        let member = self.member.context("this machine has not joined a cluster")?;
+        let (mut oldest, mut failed) = (None::<Minor>, anyhow!("no server is known"));
+        for client in join::clients(self.options, member)? {
+            match tokio::time::timeout(REQUEST_TIMEOUT, api_version(&client)).await {
+                Ok(Ok(found)) => oldest = Some(oldest.map_or(found, |oldest| oldest.min(found))),
+                Ok(Err(error)) => failed = error,
+                Err(_) => failed = anyhow!("the API does not answer"),
+            }
+        }
+        oldest.ok_or(failed)
     }
+}
+
+async fn api_version(client: &Client) -> Result<Minor> {
+    let said: serde_json::Value = client.get_json("/version").await.context("asking for the version")?;
+    let version = said["gitVersion"].as_str().unwrap_or_default();
+    skew::minor_of(version).with_context(|| format!("the API is of version {version:?}"))
 }
 
 async fn renewed(client: &Client, node: &str) -> Result<Option<MicroTime>> {

@@ -9,8 +9,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-use super::health;
-use crate::node_roles::CONTROL_PLANE;
+use super::{health, skew};
 
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "cox-upgrade";
@@ -74,19 +73,22 @@ fn holder<'a>(lease: Option<&'a LeaseSpec>, own: &str, now: Timestamp) -> Option
     (!is_over).then_some(holder)
 }
 
+/// All nodes of the cluster, those of its servers among them.
+pub(super) async fn nodes(client: &Client) -> Result<Vec<Node>> {
+    Ok(client.all::<Node>().list(&ListParams::default()).await.context("listing the nodes")?.items)
+}
+
 /// Fails unless all other servers are there to go on.
-pub(super) async fn require_others(client: &Client, own: &str) -> Result<()> {
-    let listed = client.all::<Node>().list(&ListParams::default()).await.context("listing the nodes")?;
-    match missing(&listed.items, own) {
+pub(super) fn require_others(nodes: &[Node], own: &str) -> Result<()> {
+    match missing(nodes, own) {
         None => Ok(()),
         Some(other) => bail!("the server {other} is not Ready: mend it first, or delete its node"),
     }
 }
 
 fn missing<'a>(nodes: &'a [Node], own: &str) -> Option<&'a str> {
-    let is_server =
-        |node: &&Node| node.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(CONTROL_PLANE));
-    let others = nodes.iter().filter(is_server).filter(|node| node.metadata.name.as_deref() != Some(own));
+    let others =
+        nodes.iter().filter(|node| skew::is_server(node)).filter(|node| node.metadata.name.as_deref() != Some(own));
     others.filter(|node| !health::is_ready(node)).find_map(|node| node.metadata.name.as_deref())
 }
 
@@ -95,6 +97,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::node_roles::CONTROL_PLANE;
 
     #[test]
     fn one_server_after_the_other() {

@@ -1,6 +1,6 @@
 //! Talking to a cluster: endpoints, failover, credentials, deadlines, and etcd's errors in our words.
 
-use super::messages::{AuthenticateRequest, AuthenticateResponse};
+use super::messages::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
 use super::{Options, Tls};
 use crate::{Result, StoreError};
 use arc_swap::ArcSwap;
@@ -24,6 +24,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between rounds over all endpoints while there is time left.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
+/// A leader that answers later is no better than another member.
+const LEADER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Files with keys are not looked at more often while nobody answers.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -42,7 +44,7 @@ type Endpoints = Vec<(String, Channel)>;
 pub(super) struct Connection {
     /// Never empty.
     endpoints: ArcSwap<Endpoints>,
-    /// The endpoint that answered last.
+    /// The endpoint that is asked: the one that leads, or that answered last.
     current: AtomicUsize,
     tls: Option<Tls>,
     keys: Mutex<Keys>,
@@ -127,12 +129,12 @@ impl Connection {
         }
     }
 
-    /// Opens a stream of answers to a stream of requests, on the current endpoint only.
+    /// Opens a stream of answers to a stream of requests, on the current endpoint only, whose place comes with it.
     pub(super) async fn stream<Q, A>(
         &self,
         path: &'static str,
         messages: impl IntoStreamingRequest<Message = Q>,
-    ) -> Result<Streaming<A>, Failure>
+    ) -> Result<(Streaming<A>, usize), Failure>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
@@ -148,7 +150,7 @@ impl Connection {
             grpc.streaming(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await
         };
         let failure = match tokio::time::timeout_at(deadline, open).await {
-            Ok(Ok(stream)) => return Ok(stream.into_inner()),
+            Ok(Ok(stream)) => return Ok((stream.into_inner(), at)),
             Ok(Err(status)) => self.judge(at, &name, status),
             Err(_) => {
                 self.move_on(at);
@@ -168,6 +170,10 @@ impl Connection {
         let at = self.current.load(Ordering::Relaxed) % endpoints.len();
         let (name, channel) = &endpoints[at];
         (at, name.clone(), channel.clone())
+    }
+
+    pub(super) fn endpoint(&self) -> String {
+        self.current().1
     }
 
     /// Makes these the endpoints; none are no news. Those that stay keep their connections.
@@ -219,14 +225,37 @@ impl Connection {
         }
     }
 
-    /// What a failed stream means; an outage makes the next attempt use another endpoint.
-    pub(super) fn judge_stream(&self, status: Status) -> Failure {
-        let (at, name, _) = self.current();
+    /// What a failed stream of an endpoint means; an outage makes the next attempt use another.
+    pub(super) fn judge_stream(&self, at: usize, status: Status) -> Failure {
+        let name = self.endpoints.load().get(at).map_or_else(|| self.names(), |(name, _)| name.clone());
         self.judge(at, &name, status)
     }
 
-    pub(super) fn try_next_endpoint(&self) {
-        self.move_on(self.current().0);
+    pub(super) fn try_next_endpoint(&self, at: usize) {
+        self.move_on(at);
+    }
+
+    /// Turns to the member that leads, which saves requests a hop: others pass on to it what they are asked. Where nobody says
+    /// that it leads, or may say so, everything stays as it is.
+    pub(super) async fn turn_to_leader(&self) {
+        let endpoints = self.endpoints.load_full();
+        if endpoints.len() < 2 {
+            return;
+        }
+        let from = self.current().0;
+        let others = (0..endpoints.len()).filter(|at| *at != from);
+        for at in [from].into_iter().chain(others) {
+            let Some((_, channel)) = endpoints.get(at) else { continue };
+            let asked = unary(channel, "/etcdserverpb.Maintenance/Status", self.request(Empty {}));
+            let Ok(Ok(status)) = tokio::time::timeout(LEADER_TIMEOUT, asked).await else { continue };
+            if leads(&status) {
+                // Unless another has failed, or the members are others, meanwhile.
+                if Arc::ptr_eq(&endpoints, &self.endpoints.load_full()) {
+                    let _ = self.current.compare_exchange(from, at, Ordering::Relaxed, Ordering::Relaxed);
+                }
+                return;
+            }
+        }
     }
 
     pub(super) fn forget_token(&self) {
@@ -301,6 +330,10 @@ impl Connection {
         let names: Vec<_> = endpoints.iter().map(|(name, _)| name.as_str()).collect();
         names.join(", ")
     }
+}
+
+fn leads(status: &StatusResponse) -> bool {
+    status.leader != 0 && status.header.as_ref().is_some_and(|header| header.member_id == status.leader)
 }
 
 /// Why a call has no answer.

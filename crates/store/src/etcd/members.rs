@@ -134,6 +134,14 @@ pub(super) async fn follow(connection: Arc<Connection>) {
     }
 }
 
+/// Keeps a connection to the member that leads.
+pub(super) async fn follow_leader(connection: Arc<Connection>) {
+    loop {
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
+        connection.turn_to_leader().await;
+    }
+}
+
 /// Where members that have started, and have a vote, take requests.
 fn serving(members: &[Member]) -> Vec<String> {
     let serving = members.iter().filter(|member| !member.is_learner && !member.name.is_empty());

@@ -89,13 +89,21 @@ impl EtcdStore {
         if options.follows_members {
             following.spawn(members::follow(connection.clone()));
         }
+        following.spawn(members::follow_leader(connection.clone()));
         let store = EtcdStore { connection, progress, _following: following };
         store.current_revision().await?;
+        // What is opened from here on begins there.
+        store.connection.turn_to_leader().await;
         let status = store.connection.call("/etcdserverpb.Maintenance/Status", pb::Empty {}, Repeat::Freely).await;
         // Status needs rights that a user of the key space may lack.
         let version = status.map(|status: pb::StatusResponse| status.version).unwrap_or_default();
         store.progress.reliable.store(has_reliable_progress(&version), Ordering::Relaxed);
         Ok(store)
+    }
+
+    /// The endpoint that requests go to now.
+    pub fn endpoint(&self) -> String {
+        self.connection.endpoint()
     }
 
     /// Whether [`Store::request_progress`] has an effect: not with releases whose answers are wrong.
@@ -241,13 +249,13 @@ impl Store for EtcdStore {
         async move {
             let request = futures_util::stream::iter([pb::LeaseRequest { id: lease.get() }]);
             let path = "/etcdserverpb.Lease/LeaseKeepAlive";
-            let mut answers = self.connection.stream::<_, pb::LeaseKeepAliveResponse>(path, request).await?;
+            let (mut answers, at) = self.connection.stream::<_, pb::LeaseKeepAliveResponse>(path, request).await?;
             match answers.message().await {
                 Ok(Some(answer)) if answer.ttl > 0 => Ok(Duration::from_secs(answer.ttl as u64)),
                 Ok(Some(_)) => Err(StoreError::LeaseNotFound(lease)),
                 Ok(None) => Err(StoreError::Unavailable(format!("etcd at {} hung up", self.connection.names()))),
                 Err(status) => {
-                    let failure = self.connection.judge_stream(status);
+                    let failure = self.connection.judge_stream(at, status);
                     Err(if lease_not_found(&failure) { StoreError::LeaseNotFound(lease) } else { failure.into() })
                 }
             }
@@ -271,7 +279,7 @@ impl Store for EtcdStore {
         async move {
             let request = futures_util::stream::iter([pb::Empty {}]);
             let path = "/etcdserverpb.Maintenance/Snapshot";
-            let pieces = self.connection.stream::<_, pb::SnapshotResponse>(path, request).await?;
+            let (pieces, _) = self.connection.stream::<_, pb::SnapshotResponse>(path, request).await?;
             let names = self.connection.names();
             let pieces = pieces.map(move |piece| match piece {
                 Ok(piece) => Ok(piece.blob),

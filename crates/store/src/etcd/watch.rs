@@ -27,7 +27,7 @@ pub(super) async fn open(
 ) -> Result<impl Stream<Item = Result<WatchEvent>>> {
     let next = watch.from.unwrap_or_default();
     let asked = progress.asked.subscribe();
-    let mut cursor = Cursor { connection, progress, asked, watch, next, stream: None, ready: VecDeque::new() };
+    let mut cursor = Cursor { connection, progress, asked, watch, next, stream: None, at: 0, ready: VecDeque::new() };
     cursor.connect_patiently().await?;
     Ok(stream::unfold(Some(cursor), |cursor| async move {
         let mut cursor = cursor?;
@@ -43,8 +43,16 @@ pub(super) async fn oldest_kept(connection: Arc<Connection>, asked: Revision) ->
     let progress = Arc::new(Progress::default());
     let watch = Watch::key("\0").from(asked);
     let receiver = progress.asked.subscribe();
-    let mut cursor =
-        Cursor { connection, progress, asked: receiver, watch, next: asked, stream: None, ready: VecDeque::new() };
+    let mut cursor = Cursor {
+        connection,
+        progress,
+        asked: receiver,
+        watch,
+        next: asked,
+        stream: None,
+        at: 0,
+        ready: VecDeque::new(),
+    };
     cursor.connect().await.ok()?;
     let (_, stream) = cursor.stream.as_mut()?;
     let answer = tokio::time::timeout(Duration::from_secs(2), stream.message()).await.ok()?;
@@ -61,6 +69,8 @@ struct Cursor {
     watch: Watch,
     next: Revision,
     stream: Option<(mpsc::Sender<pb::WatchRequest>, Streaming<pb::WatchResponse>)>,
+    /// Whose stream it is, or was.
+    at: usize,
     ready: VecDeque<WatchEvent>,
 }
 
@@ -135,16 +145,17 @@ impl Cursor {
         };
         // Cannot fail: the channel has room and its receiver is right here.
         let _ = requests.try_send(pb::WatchRequest { action: Some(pb::WatchAction::Create(create)) });
-        let mut stream: Streaming<pb::WatchResponse> =
+        let (mut stream, at): (Streaming<pb::WatchResponse>, usize) =
             self.connection.stream(PATH, ReceiverStream::new(receiver)).await?;
+        self.at = at;
         let created = tokio::time::timeout(Duration::from_secs(5), stream.message()).await;
         let response = match created {
             Ok(Ok(Some(response))) => response,
             Ok(Ok(None)) | Err(_) => {
-                self.connection.try_next_endpoint();
+                self.connection.try_next_endpoint(at);
                 return Err(Failure::Down(format!("etcd at {} does not accept watches", self.connection.names())));
             }
-            Ok(Err(status)) => return Err(self.connection.judge_stream(status)),
+            Ok(Err(status)) => return Err(self.connection.judge_stream(at, status)),
         };
         if response.canceled {
             let status = tonic::Status::permission_denied(response.cancel_reason);
@@ -163,12 +174,12 @@ impl Cursor {
             Ok(Some(response)) => response,
             Ok(None) => {
                 self.stream = None;
-                self.connection.try_next_endpoint();
+                self.connection.try_next_endpoint(self.at);
                 return Ok(());
             }
             Err(status) => {
                 self.stream = None;
-                return match self.connection.judge_stream(status) {
+                return match self.connection.judge_stream(self.at, status) {
                     Failure::Down(_) => Ok(()),
                     Failure::Refused(status, _) if status.code() == tonic::Code::Unauthenticated => Ok(()),
                     refused => Err(refused.into()),
@@ -183,7 +194,7 @@ impl Cursor {
             // etcd ends watches of a member that lost its leader; another member may do better.
             tracing::debug!(reason = %response.cancel_reason, "etcd ended the watch");
             self.stream = None;
-            self.connection.try_next_endpoint();
+            self.connection.try_next_endpoint(self.at);
             return Ok(());
         }
         if response.events.is_empty() && !response.created {

@@ -31,6 +31,25 @@ async fn members_are_told_changed_and_followed() {
     }
     assert!(leaders.iter().all(|leader| listed.iter().any(|member| member.id == *leader)), "{leaders:?}");
 
+    // Whoever leads is asked, first or last among the endpoints.
+    let endpoint_of = |id: u64| listed.iter().find(|member| member.id == id).unwrap().client_urls[0].clone();
+    for _ in 0..2 {
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
+        let leader = loop {
+            let asked = cluster.connect().await.endpoint();
+            let leader = members.status().await.unwrap().leader;
+            // Another may have come to lead in between.
+            if leader != 0 && asked == endpoint_of(leader) {
+                break leader;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{asked} is asked, and {leader} leads");
+        };
+        let next = listed.iter().find(|member| member.id != leader).unwrap().id;
+        let one = Members::new(&Options::new([endpoint_of(leader)])).unwrap();
+        // Refused by one that does not lead any more, which is as good.
+        let _ = one.hand_over_to(next).await;
+    }
+
     // One is added that never starts: it has no vote, so nobody misses it, and it cannot be given one.
     let url = format!("http://127.0.0.1:{}", free_ports(1)[0]);
     let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
