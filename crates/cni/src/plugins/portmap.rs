@@ -224,7 +224,7 @@ fn entries() -> io::Result<Vec<Element>> {
     const MAPS: &[&str] = &["address4", "address6", "any4", "any6", "masquerade4", "masquerade6", "all4", "all6"];
     let mut found = Vec::new();
     for map in MAPS {
-        for element in netlink::nft::elements("cox-portmap", map)? {
+        for element in netlink::nft::elements(TABLE, map)? {
             found.push(Element { map, key: element.key, value: None, owner: element.comment.unwrap_or_default() });
         }
     }

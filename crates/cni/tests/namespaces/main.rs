@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod lab;
+mod spoofing;
 
 use std::path::Path;
 
