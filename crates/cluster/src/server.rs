@@ -213,7 +213,9 @@ async fn start(
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     components.supervise("authority", move |stop| authority.clone().take_part(stop));
-    let reserved = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
+    let ranges = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
+    let (names, addresses) = certified(shape, &network)?;
+    let reserved = join::Reserved { ranges, addresses, names };
     let approver = admin.clone();
     components.supervise("approval", move |stop| join::approve(approver.clone(), reserved.clone(), stop));
     components.until(dns_service::ensure_role(&admin)).await?;
@@ -312,6 +314,18 @@ async fn run_controllers(
 /// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
 pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
     authority::complete(&options.pki_dir())?;
+    let node = &shape.node_name;
+    let (hosts, addresses) = certified(shape, network)?;
+    let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
+    if shape.ha.ha {
+        pki.prepare_member(node, &addresses)?;
+    }
+    Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
+    Ok(pki)
+}
+
+/// The names and addresses that the certificate of this API server is for.
+fn certified(shape: &Shape, network: &nodes::Network) -> Result<(Vec<String>, Vec<IpAddr>)> {
     let (domain, node) = (&shape.cluster_domain, &shape.node_name);
     let mut hosts = vec![
         "localhost".to_owned(),
@@ -332,12 +346,7 @@ pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Ne
             Err(_) => hosts.push(name.clone()),
         }
     }
-    let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
-    if shape.ha.ha {
-        pki.prepare_member(node, &addresses)?;
-    }
-    Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
-    Ok(pki)
+    Ok((hosts, addresses))
 }
 
 /// Where a component shows its health and metrics: where upstream's does, unless another cluster on this machine was first.
