@@ -40,6 +40,13 @@ const CHECKS: &[Check] = &[
     },
 ];
 
+/// What a node works without, with what is missing then.
+const ADVICE: &[Check] = &[Check {
+    what: "nftables for bridges",
+    met: netlink::nft::has_bridges,
+    remedy: "without CONFIG_NF_TABLES_BRIDGE pods on this node can use each other's addresses",
+}];
+
 /// Say what this host lacks to be a node
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {}
@@ -50,18 +57,27 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 }
 
 async fn run_main(_: Args) -> Result<()> {
-    for check in CHECKS {
+    let all = CHECKS.iter().map(|check| ("✗", check)).chain(ADVICE.iter().map(|check| ("!", check)));
+    for (sign, check) in all {
         if (check.met)() {
             println!(" ✓ {}", check.what);
         } else {
-            println!(" ✗ {}: {}", check.what, check.remedy);
+            println!(" {sign} {}: {}", check.what, check.remedy);
         }
     }
-    require()
+    demand()
 }
 
-/// Fails with everything that is missing.
+/// Fails with everything that is missing, and warns of what it would be better to have.
 pub fn require() -> Result<()> {
+    demand()?;
+    for check in ADVICE.iter().filter(|check| !(check.met)()) {
+        eprintln!("warning: {}: {}", check.what, check.remedy);
+    }
+    Ok(())
+}
+
+fn demand() -> Result<()> {
     let missing: Vec<String> = CHECKS
         .iter()
         .filter(|check| !(check.met)())

@@ -230,7 +230,9 @@ async fn start(
     components.until(upgrade::ensure_role(&admin)).await?;
     let machine = upgrade::Machine::server(options, &node_name, &admin);
     components.supervise("upgrade", move |stop| machine.clone().follow(stop));
-    let reserved = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
+    let ranges = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
+    let (names, addresses) = certified(shape, &network)?;
+    let reserved = join::Reserved { ranges, addresses, names };
     let approver = admin.clone();
     components.supervise("approval", move |stop| join::approve(approver.clone(), reserved.clone(), stop));
     components.until(dns_service::ensure_role(&admin)).await?;
@@ -329,6 +331,18 @@ async fn run_controllers(
 /// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
 pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
     authority::complete(&options.pki_dir())?;
+    let node = &shape.node_name;
+    let (hosts, addresses) = certified(shape, network)?;
+    let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
+    if shape.ha.ha {
+        pki.prepare_member(node, &addresses)?;
+    }
+    Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
+    Ok(pki)
+}
+
+/// The names and addresses that the certificate of this API server is for.
+fn certified(shape: &Shape, network: &nodes::Network) -> Result<(Vec<String>, Vec<IpAddr>)> {
     let (domain, node) = (&shape.cluster_domain, &shape.node_name);
     let mut hosts = vec![
         "localhost".to_owned(),
@@ -349,12 +363,7 @@ pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Ne
             Err(_) => hosts.push(name.clone()),
         }
     }
-    let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
-    if shape.ha.ha {
-        pki.prepare_member(node, &addresses)?;
-    }
-    Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
-    Ok(pki)
+    Ok((hosts, addresses))
 }
 
 /// Where a component shows its health and metrics: where upstream's does, unless another cluster on this machine was first.

@@ -21,26 +21,32 @@ pub struct NetworkConfig {
 
 impl NetworkConfig {
     /// The first usable configuration in `dir`, by file name. Unusable files are skipped with a warning, as upstream's
-    /// runtimes do: one broken file must not take the node down while a good one exists.
+    /// runtimes do: one broken file must not take the node down while a good one exists. `NoConfig` means that there is none, and
+    /// nothing else: what is there and cannot be read is an error of its own.
     pub fn first_in(dir: &Path) -> Result<Self, Error> {
-        let no_config = || Error::NoConfig(dir.to_owned());
-        let mut files: Vec<_> = std::fs::read_dir(dir)
-            .map_err(|_| no_config())?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| {
-                path.extension().is_some_and(|e| e == "conf" || e == "conflist" || e == "json") && path.is_file()
-            })
-            .collect();
+        let unreadable = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::NoConfig(dir.to_owned()),
+            _ => Error::InvalidConfig { path: dir.to_owned(), cause: error.to_string() },
+        };
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(dir).map_err(unreadable)? {
+            let path = entry.map_err(unreadable)?.path();
+            if path.extension().is_some_and(|e| e == "conf" || e == "conflist" || e == "json") && !path.is_dir() {
+                files.push(path);
+            }
+        }
         files.sort();
+        let mut first_error = None;
         for path in files {
             match Self::from_file(&path) {
                 Ok(config) => return Ok(config),
                 Err(error) => {
-                    tracing::warn!(path = %path.display(), %error, "skipping network configuration")
+                    tracing::warn!(path = %path.display(), %error, "skipping network configuration");
+                    first_error.get_or_insert(error);
                 }
             }
         }
-        Err(no_config())
+        Err(first_error.unwrap_or_else(|| Error::NoConfig(dir.to_owned())))
     }
 
     pub fn from_file(path: &Path) -> Result<Self, Error> {
@@ -186,9 +192,16 @@ mod tests {
     #[test]
     fn the_first_usable_file_wins() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(NetworkConfig::first_in(dir.path()).is_err());
+        let missing = dir.path().join("missing");
+        for empty in [dir.path(), missing.as_path()] {
+            assert!(matches!(NetworkConfig::first_in(empty), Err(Error::NoConfig(_))), "{}", empty.display());
+        }
         let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
         write("00-broken.conflist", "{");
+        // Something is configured there: it cannot be read, and that is not the same as nothing.
+        assert!(matches!(NetworkConfig::first_in(dir.path()), Err(Error::InvalidConfig { .. })));
+        let file = dir.path().join("00-broken.conflist");
+        assert!(matches!(NetworkConfig::first_in(&file), Err(Error::InvalidConfig { .. })));
         write("05-notes.txt", r#"{"name": "txt", "type": "bridge"}"#);
         write("20-late.conf", r#"{"name": "late", "type": "bridge"}"#);
         write("10-early.conflist", r#"{"name": "early", "plugins": [{"type": "bridge"}]}"#);

@@ -96,8 +96,45 @@ impl Network {
         let dir = conf_dir.clone();
         let config = tokio::task::spawn_blocking(move || NetworkConfig::first_in(&dir))
             .await
-            .map_err(|_| Error::NoConfig(conf_dir))??;
+            .map_err(|error| Error::InvalidConfig { path: conf_dir, cause: error.to_string() })??;
         Ok(Self::new(config, bin_dirs))
+    }
+
+    /// The network that an attachment was made with, as ADD noted it in `cache_dir` (or in the usual place); none if nothing is noted.
+    /// What the node is configured with may be another one by now, or nothing.
+    pub async fn of_attachment(
+        cache_dir: Option<&Path>,
+        bin_dirs: impl IntoIterator<Item = PathBuf>,
+        container_id: &str,
+        ifname: &str,
+    ) -> Result<Option<Self>, Error> {
+        let args = AttachmentArgs::default();
+        validate(&Attachment { container_id, netns: "", ifname, args: &args })?;
+        let cache_dir = cache_dir.unwrap_or(Path::new(CACHE_DIR));
+        let results = cache_dir.join("results");
+        let failed = |error: std::io::Error| Error::Cache { path: results.clone(), cause: error.to_string() };
+        let mut entries = match tokio::fs::read_dir(&results).await {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            entries => entries.map_err(failed)?,
+        };
+        let suffix = format!("-{container_id}-{ifname}");
+        while let Some(entry) = entries.next_entry().await.map_err(failed)? {
+            if !entry.file_name().to_str().is_some_and(|name| name.ends_with(&suffix)) {
+                continue;
+            }
+            let Some(cached) = read_cached(&entry.path()).await? else { continue };
+            // The name of another network may end like the identity of this attachment.
+            if cached["containerId"] != container_id || cached["ifName"] != ifname {
+                continue;
+            }
+            let torn = |cause: String| Error::Cache { path: entry.path(), cause };
+            let source =
+                cached["config"].as_str().and_then(from_base64).and_then(|bytes| String::from_utf8(bytes).ok());
+            let source = source.ok_or_else(|| torn("it holds no configuration".into()))?;
+            let config = NetworkConfig::parse(&source, false).map_err(torn)?;
+            return Ok(Some(Self::new(config, bin_dirs).cache_dir(cache_dir)));
+        }
+        Ok(None)
     }
 
     pub fn new(config: NetworkConfig, bin_dirs: impl IntoIterator<Item = PathBuf>) -> Self {
@@ -184,7 +221,11 @@ impl Network {
         let attachment = Attachment { container_id, netns, ifname, args };
         validate(&attachment)?;
         let previous = match version_at_least(&self.config.cni_version, "0.4.0") {
-            true => self.read_cache(attachment).await?,
+            // A torn file must not make a pod undeletable: plug-ins are asked to do without a previous result.
+            true => self.read_cache(attachment).await.unwrap_or_else(|error| {
+                tracing::warn!(container = container_id, %error, "deleting without the result of ADD");
+                None
+            }),
             false => None,
         };
         for plugin in self.config.plugins.iter().rev() {
@@ -203,7 +244,8 @@ impl Network {
     pub async fn cached(&self, container_id: &str, ifname: &str) -> Result<Option<AddResult>, Error> {
         let args = AttachmentArgs::default();
         let attachment = Attachment { container_id, netns: "", ifname, args: &args };
-        Ok(self.read_cache(attachment).await?.and_then(|value| AddResult::parse(&value).ok()))
+        let invalid = |error: CniError| Error::Cache { path: self.cache_path(attachment), cause: error.to_string() };
+        self.read_cache(attachment).await?.map(|value| AddResult::parse(&value).map_err(invalid)).transpose()
     }
 
     /// GC (1.1): everything but `keep` (container id, interface) may be released. Older configurations get a DEL for each
@@ -211,7 +253,7 @@ impl Network {
     pub async fn gc(&self, keep: &[(String, String)]) -> Result<(), Error> {
         let kept = |id: &str, ifname: &str| keep.iter().any(|(k, i)| k == id && i == ifname);
         let mut failures = Vec::new();
-        for (id, ifname, args) in self.cached_attachments().await {
+        for (id, ifname, args) in self.cached_attachments(&mut failures).await {
             if !kept(&id, &ifname)
                 && let Err(error) = self.del(&id, "", &ifname, &args).await
             {
@@ -386,25 +428,41 @@ impl Network {
 
     async fn read_cache(&self, attachment: Attachment<'_>) -> Result<Option<Value>, Error> {
         let path = self.cache_path(attachment);
-        match tokio::fs::read(&path).await {
-            // A torn or foreign file must not make a pod undeletable: plug-ins do without a previous result.
-            Ok(bytes) => Ok(serde_json::from_slice::<Value>(&bytes).ok().and_then(|v| v.get("result").cloned())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::Cache { path, cause: error.to_string() }),
+        let Some(mut cached) = read_cached(&path).await? else { return Ok(None) };
+        match cached["result"].take() {
+            Value::Null => Err(Error::Cache { path, cause: "it holds no result".into() }),
+            result => Ok(Some(result)),
         }
     }
 
-    async fn cached_attachments(&self) -> Vec<(String, String, AttachmentArgs)> {
+    /// Those that can be read; why others cannot is added to `failures`.
+    async fn cached_attachments(&self, failures: &mut Vec<Error>) -> Vec<(String, String, AttachmentArgs)> {
         let mut attachments = Vec::new();
-        let Ok(mut entries) = tokio::fs::read_dir(self.cache_dir.join("results")).await else {
-            return attachments;
+        let results = self.cache_dir.join("results");
+        let failed = |error: std::io::Error| Error::Cache { path: results.clone(), cause: error.to_string() };
+        let mut entries = match tokio::fs::read_dir(&results).await {
+            Ok(entries) => entries,
+            Err(error) => {
+                failures.extend((error.kind() != std::io::ErrorKind::NotFound).then(|| failed(error)));
+                return attachments;
+            }
         };
-        while let Ok(Some(entry)) = entries.next_entry().await {
-            let Ok(bytes) = tokio::fs::read(entry.path()).await else {
-                continue;
+        loop {
+            let entry = match entries.next_entry().await {
+                Ok(Some(entry)) => entry,
+                Ok(None) => break,
+                Err(error) => {
+                    failures.push(failed(error));
+                    break;
+                }
             };
-            let Ok(value) = serde_json::from_slice::<Value>(&bytes) else {
-                continue;
+            let value = match read_cached(&entry.path()).await {
+                Ok(Some(value)) => value,
+                Ok(None) => continue,
+                Err(error) => {
+                    failures.push(error);
+                    continue;
+                }
             };
             let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
             if text("networkName") == self.config.name && !text("containerId").is_empty() {
@@ -414,6 +472,16 @@ impl Network {
             }
         }
         attachments
+    }
+}
+
+/// What ADD noted in this file; none if there is no such file.
+async fn read_cached(path: &Path) -> Result<Option<Value>, Error> {
+    let failed = |cause: String| Error::Cache { path: path.to_owned(), cause };
+    match tokio::fs::read(path).await {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| failed(error.to_string())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error.to_string())),
     }
 }
 
@@ -442,9 +510,10 @@ fn validate(attachment: &Attachment<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
 /// Standard base64, for the one field of the cache that libcni encodes.
 fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
         let word = chunk.iter().enumerate().fold(0u32, |word, (i, byte)| word | u32::from(*byte) << (16 - 8 * i));
@@ -456,6 +525,17 @@ fn base64(bytes: &[u8]) -> String {
         }
     }
     text
+}
+
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let digits = text.trim_end_matches('=').bytes().map(|byte| ALPHABET.iter().position(|letter| *letter == byte));
+    let digits: Vec<usize> = digits.collect::<Option<_>>()?;
+    let bytes = digits.chunks(4).flat_map(|chunk| {
+        let word = chunk.iter().enumerate().fold(0u32, |word, (i, digit)| word | (*digit as u32) << (18 - 6 * i));
+        // Four digits are three bytes, and each missing digit is one byte less.
+        word.to_be_bytes().into_iter().skip(1).take(chunk.len() - 1)
+    });
+    Some(bytes.collect())
 }
 
 #[cfg(test)]
@@ -485,6 +565,27 @@ mod tests {
     fn base64_pads() {
         for (plain, encoded) in [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj"), ("abcd", "YWJjZA==")] {
             assert_eq!(base64(plain.as_bytes()), encoded);
+            assert_eq!(from_base64(encoded).as_deref(), Some(plain.as_bytes()));
         }
+        assert_eq!(from_base64("Y*=="), None);
+    }
+
+    #[tokio::test]
+    async fn security_what_was_noted_of_an_attachment_is_read_or_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let noted = async |id: &str| Network::of_attachment(Some(dir.path()), [], id, "eth0").await;
+        assert!(noted("c1").await.unwrap().is_none());
+        let text = r#"{"cniVersion": "1.0.0", "name": "old", "plugins": [{"type": "no-such-plug-in"}]}"#;
+        let network = Network::new(NetworkConfig::parse(text, true).unwrap(), []).cache_dir(dir.path());
+        let args = AttachmentArgs::default();
+        let attachment = Attachment { container_id: "c1", netns: "/ns", ifname: "eth0", args: &args };
+        network.write_cache(attachment, &json!({"cniVersion": "1.0.0"})).await.unwrap();
+        assert_eq!(noted("c1").await.unwrap().unwrap().config, network.config);
+        assert!(noted("1").await.unwrap().is_none(), "another that ends alike");
+        assert!(network.cached("c1", "eth0").await.unwrap().is_some());
+        std::fs::write(network.cache_path(attachment), "{").unwrap();
+        assert!(matches!(noted("c1").await, Err(Error::Cache { .. })));
+        assert!(matches!(network.cached("c1", "eth0").await, Err(Error::Cache { .. })));
+        assert!(matches!(network.gc(&[]).await, Err(Error::Cache { .. })));
     }
 }

@@ -54,6 +54,6 @@ pub use error::Error;
 pub use horizontal_pod_autoscaler::Autoscaling;
 pub use manager::run;
 pub use node_ipam::Range;
-pub use service_lb::LoadBalancing;
+pub use service_lb::{LOAD_BALANCER_CLASS, LoadBalancing};
 pub use table::{CONTROLLERS, Descriptor};
 pub use volume::{LOCAL_PATH, LocalPath};

@@ -20,7 +20,7 @@ pub mod wireguard;
 
 pub use address::Address;
 pub use flow::Flow;
-pub use link::{Link, LinkKind, is_valid_ifname, parse_mac};
+pub use link::{Link, LinkKind, is_valid_ifname, mac_text, parse_mac};
 pub use neighbour::Neighbour;
 pub use qdisc::TokenBucket;
 pub use route::{Route, RouteKind, Scope};

@@ -74,8 +74,7 @@ impl Link {
     }
 
     pub fn mac_text(&self) -> String {
-        let parts: Vec<String> = self.mac.iter().map(|byte| format!("{byte:02x}")).collect();
-        parts.join(":")
+        mac_text(self.mac)
     }
 }
 
@@ -311,6 +310,12 @@ pub fn is_valid_ifname(name: &str) -> bool {
         && name.len() < libc::IFNAMSIZ
         && !matches!(name, "." | "..")
         && !name.bytes().any(|b| b == b'/' || b == b':' || b.is_ascii_whitespace() || b == 0)
+}
+
+/// `02:00:00:00:00:01`.
+pub fn mac_text(mac: [u8; 6]) -> String {
+    let parts: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+    parts.join(":")
 }
 
 pub fn parse_mac(text: &str) -> Option<[u8; 6]> {

@@ -7,7 +7,6 @@ use std::net::IpAddr;
 
 use crate::plan::{CLOSED, Element, Plan, SUBJECTS, Touched, Was, next_of, self_sets};
 
-const NAME: &str = "cox-policy";
 const TABLE: &str = "inet cox-policy";
 /// Elements per line, so that an error names few.
 const BATCH: usize = 500;
@@ -16,7 +15,7 @@ const BATCH: usize = 500;
 pub(crate) fn isolated() -> io::Result<BTreeSet<IpAddr>> {
     let mut addresses = BTreeSet::new();
     for (map, _) in SUBJECTS {
-        match netlink::nft::elements(NAME, map) {
+        match netlink::nft::elements(TABLE, map) {
             Ok(elements) => addresses.extend(elements.iter().filter_map(|element| element.key.parse::<IpAddr>().ok())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),

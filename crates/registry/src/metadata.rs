@@ -21,12 +21,15 @@ pub fn labels(errors: &mut FieldErrors, path: &Path<'_>, labels: Option<&BTreeMa
 }
 
 pub fn annotations(errors: &mut FieldErrors, path: &Path<'_>, annotations: Option<&BTreeMap<String, String>>) {
-    let mut size = 0;
-    for (key, value) in annotations.into_iter().flatten() {
+    let Some(annotations) = annotations else { return };
+    for key in annotations.keys() {
         errors.invalid_each(path, key, validation::qualified_name(&key.to_lowercase()));
-        size += key.len() + value.len();
     }
-    if size > MAX_ANNOTATION_BYTES {
+    annotation_size(errors, path, annotations);
+}
+
+pub fn annotation_size(errors: &mut FieldErrors, path: &Path<'_>, annotations: &BTreeMap<String, String>) {
+    if annotations.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() > MAX_ANNOTATION_BYTES {
         errors.too_long(path, MAX_ANNOTATION_BYTES);
     }
 }

@@ -45,16 +45,20 @@ pub(crate) async fn add(config: &Config, id: &str, pod: &v1::PodSandboxConfig, p
     Ok(result.ips.iter().map(|ip| ip.address.addr.to_string()).collect())
 }
 
-/// Undoes [`add`]; fine to repeat, and fine without the namespace.
+/// Undoes [`add`], by what it noted or else by what is configured now; fine to repeat, and fine without the namespace.
 pub(crate) async fn remove(config: &Config, id: &str, pod: &v1::PodSandboxConfig, pid: i32) -> Result<()> {
     let failed = |error: cni::Error| Error::Network { id: id.into(), message: error.to_string() };
-    let network = match load(config).await {
-        Ok(network) => network,
-        // Without a configuration there is nothing that could be undone.
-        Err(error) => {
+    let noted =
+        cni::Network::of_attachment(config.cni_cache_dir.as_deref(), config.cni_bin_dirs.clone(), id, INTERFACE).await;
+    let network = match (noted, load(config).await) {
+        (Ok(Some(network)), _) | (_, Ok(network)) => network,
+        // Nothing was noted, and there is nothing by which a network could have been joined.
+        (Ok(None), Err(error @ cni::Error::NoConfig(_))) => {
             tracing::debug!(sandbox = id, %error, "no network to leave");
             return Ok(());
         }
+        // Not knowing how is not the same as having nothing to undo: addresses and rules would stay, and be another pod's.
+        (Err(error), _) | (Ok(None), Err(error)) => return Err(failed(error)),
     };
     let path = format!("/proc/{pid}/ns/net");
     let namespace = if pid > 0 && std::path::Path::new(&path).exists() { path } else { String::new() };
@@ -64,4 +68,34 @@ pub(crate) async fn remove(config: &Config, id: &str, pod: &v1::PodSandboxConfig
 /// None when a network is configured, else why not.
 pub(crate) async fn problem(config: &Config) -> Option<String> {
     load(config).await.err().map(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn security_a_network_that_cannot_be_read_is_not_taken_for_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut config = Config::new(at("root"), at("state"), at("socket"));
+        config.cni_conf_dir = at("net.d");
+        config.cni_bin_dirs = Vec::new();
+        config.cni_cache_dir = Some(at("cache"));
+        let pod = v1::PodSandboxConfig::default();
+        let leave = async || remove(&config, "c1", &pod, 0).await.map_err(|error| error.to_string());
+        assert_eq!(leave().await, Ok(()), "never configured");
+        std::fs::create_dir_all(at("net.d")).unwrap();
+        std::fs::write(at("net.d/10-a.conflist"), "{").unwrap();
+        assert!(leave().await.unwrap_err().contains("10-a.conflist"), "a configuration that cannot be read");
+        // What ADD noted counts, whatever is configured now. Its plug-in is asked for, and is not there.
+        std::fs::remove_file(at("net.d/10-a.conflist")).unwrap();
+        std::fs::create_dir_all(at("cache/results")).unwrap();
+        // {"name":"n","type":"gone"}
+        let noted = r#"{"containerId": "c1", "ifName": "eth0", "config": "eyJuYW1lIjoibiIsInR5cGUiOiJnb25lIn0="}"#;
+        std::fs::write(at("cache/results/n-c1-eth0"), noted).unwrap();
+        assert!(leave().await.unwrap_err().contains("failed to find plugin \"gone\""));
+        std::fs::write(at("cache/results/n-c1-eth0"), "{").unwrap();
+        assert!(leave().await.unwrap_err().contains("n-c1-eth0"), "a note that cannot be read");
+    }
 }

@@ -1,18 +1,23 @@
 //! Serving certificates of kubelets that have joined: approved when they are for the node that asks, and for nobody else.
 //!
 //! Upstream leaves this to the cluster's administrator, since a certificate for another's address would let a node pass for
-//! it. Here every address must be one that the node has registered with, that no other node has, and that is not the
-//! cluster's own; a request that asks for more stays pending, for a person to decide.
+//! it with everybody who trusts the cluster's authority. Here every address must be one that the node has registered with and that
+//! belongs to nobody else of the cluster: no other node, no API server or what stands before it, no service, no load balancer, no
+//! range of pods or services. The same holds for names. A request that asks for more stays pending, for a person to decide.
+//!
+//! A node may still say that it has an address of a machine which has nothing to do with the cluster. Nobody there trusts this
+//! authority, and of those who do nobody goes to that address.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use api::cidr::Cidr;
-use client::{Client, Informer, InformerFactory};
+use api::cidr::{self, Cidr};
+use client::{Client, Informer, InformerFactory, ListParams};
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use rcgen::{CertificateSigningRequestParams, SanType};
 use tokio::sync::watch;
@@ -21,20 +26,50 @@ use tokio_util::sync::CancellationToken;
 const SIGNER: &str = "kubernetes.io/kubelet-serving";
 const USER_PREFIX: &str = "system:node:";
 
-/// Approves until `stop`. Addresses in `reserved` are nobody's.
-pub(crate) async fn run(client: Client, reserved: Vec<Cidr>, stop: CancellationToken) -> Result<()> {
+/// What no node gets a certificate for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reserved {
+    /// Of pods, services and the nodes of this machine.
+    pub(crate) ranges: Vec<Cidr>,
+    /// Those that the certificates of API servers are for: whoever has one for them passes for such a server.
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) names: Vec<String>,
+}
+
+/// Who has which address, as far as the API knows.
+struct Held {
+    nodes: Vec<Arc<Node>>,
+    services: Vec<Arc<Service>>,
+    servers: Vec<Arc<EndpointSlice>>,
+}
+
+/// Approves until `stop`.
+pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationToken) -> Result<()> {
     let informers = InformerFactory::new(client.clone());
     let requests: Informer<CertificateSigningRequest> = informers.informer();
     let nodes: Informer<Node> = informers.informer();
+    let services: Informer<Service> = informers.informer();
+    let servers: Informer<EndpointSlice> =
+        informers.namespaced("default", ListParams::labels("kubernetes.io/service-name=kubernetes"));
     let (changed, mut changes) = watch::channel(());
     let also = changed.clone();
     requests.subscribe(move |_| changed.send_replace(()));
     nodes.subscribe(move |_| also.send_replace(()));
     informers.start(stop.child_token());
+    // An address whose holder is not known yet is not free.
+    let known = async {
+        nodes.synced().await;
+        services.synced().await;
+        servers.synced().await;
+    };
+    tokio::select! {
+        () = known => {}
+        () = stop.cancelled() => return Ok(()),
+    }
     loop {
         changes.mark_unchanged();
-        let nodes = nodes.list();
-        for request in requests.list().iter().filter(|request| may_serve(request, &nodes, &reserved)) {
+        let held = Held { nodes: nodes.list(), services: services.list(), servers: servers.list() };
+        for request in requests.list().iter().filter(|request| may_serve(request, &held, &reserved)) {
             // It is seen again when anything changes; another server of the cluster may have been quicker.
             if let Err(error) = approve(&client, request).await {
                 tracing::warn!(error = format!("{error:#}"), "serving certificate not approved");
@@ -67,7 +102,7 @@ async fn approve(client: &Client, request: &CertificateSigningRequest) -> Result
 }
 
 /// Whether an open request is for the addresses and the name of the node that asks.
-fn may_serve(request: &CertificateSigningRequest, nodes: &[Arc<Node>], reserved: &[Cidr]) -> bool {
+fn may_serve(request: &CertificateSigningRequest, held: &Held, reserved: &Reserved) -> bool {
     let spec = &request.spec;
     let status = request.status.as_ref();
     let is_decided = status.is_some_and(|status| status.conditions.as_ref().is_some_and(|held| !held.is_empty()));
@@ -82,24 +117,52 @@ fn may_serve(request: &CertificateSigningRequest, nodes: &[Arc<Node>], reserved:
         return false;
     }
     let is_asker = |node: &&Arc<Node>| node.metadata.name.as_deref() == Some(asker);
-    let Some(own) = nodes.iter().find(is_asker) else { return false };
+    let Some(own) = held.nodes.iter().find(is_asker) else { return false };
     let names = &params.params.subject_alt_names;
     !names.is_empty()
         && names.iter().all(|name| match name {
-            SanType::DnsName(name) => name.as_str() == asker && !is_servers_name(asker),
+            SanType::DnsName(name) => name.as_str() == asker && !reserved.is_servers_name(asker),
             SanType::IpAddress(address) => {
                 has_address(own, *address)
-                    && !address.is_loopback()
-                    && !reserved.iter().any(|range| range.contains(*address))
-                    && !nodes.iter().any(|node| !is_asker(&node) && has_address(node, *address))
+                    && cidr::is_of_a_machine(*address)
+                    && !reserved.ranges.iter().any(|range| range.contains(*address))
+                    && !reserved.addresses.contains(address)
+                    && !held.nodes.iter().any(|node| !is_asker(&node) && has_address(node, *address))
+                    && !held.services.iter().any(|service| is_of_service(service, *address))
+                    && !held.servers.iter().any(|slice| is_endpoint(slice, *address))
             }
             _ => false,
         })
 }
 
-/// Whether certificates of API servers carry this name: who has one for it is believed to be such a server.
-fn is_servers_name(name: &str) -> bool {
-    name == "localhost" || name.split('.').next() == Some("kubernetes")
+impl Reserved {
+    /// Whether certificates of API servers carry this name: who has one for it is believed to be such a server.
+    fn is_servers_name(&self, name: &str) -> bool {
+        let covers = |reserved: &String| match reserved.strip_prefix("*.") {
+            Some(parent) => name.split_once('.').is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(parent)),
+            None => reserved.eq_ignore_ascii_case(name),
+        };
+        name == "localhost" || name.split('.').next() == Some("kubernetes") || self.names.iter().any(covers)
+    }
+}
+
+/// Whether a service is reached at this address. Load balancers of our own are left out: theirs are addresses of nodes.
+fn is_of_service(service: &Service, address: IpAddr) -> bool {
+    let spec = service.spec.as_ref();
+    let fixed = spec.into_iter().flat_map(|spec| spec.cluster_ips.iter().chain(&spec.external_ips).flatten());
+    let is_anothers = spec
+        .and_then(|spec| spec.load_balancer_class.as_deref())
+        .is_some_and(|class| class != controllers::LOAD_BALANCER_CLASS);
+    let balanced = service.status.as_ref().and_then(|status| status.load_balancer.as_ref()).filter(|_| is_anothers);
+    let balanced = balanced
+        .into_iter()
+        .flat_map(|balancer| balancer.ingress.iter().flatten())
+        .filter_map(|entry| entry.ip.as_ref());
+    fixed.chain(balanced).any(|text| text.parse() == Ok(address))
+}
+
+fn is_endpoint(slice: &EndpointSlice, address: IpAddr) -> bool {
+    slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses).any(|text| text.parse() == Ok(address))
 }
 
 fn has_address(node: &Node, address: IpAddr) -> bool {
@@ -121,6 +184,10 @@ mod tests {
         Arc::new(serde_json::from_value(node).unwrap())
     }
 
+    fn held(nodes: Vec<Arc<Node>>) -> Held {
+        Held { nodes, services: Vec::new(), servers: Vec::new() }
+    }
+
     fn request(user: &str, names: &[&str], conditions: Value) -> CertificateSigningRequest {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let params = rcgen::CertificateParams::new(names).unwrap();
@@ -135,25 +202,47 @@ mod tests {
 
     #[test]
     fn security_a_request_within_a_request_is_not_approved() {
-        let nodes = [node("b", &["192.0.2.2"])];
+        let held = held(vec![node("b", &["192.0.2.2"])]);
+        let reserved = Reserved::default();
         let text =
             |names: &[&str]| String::from_utf8(request("system:node:b", names, json!([])).spec.request.0).unwrap();
         let mut asked = request("system:node:b", &["b"], json!([]));
-        assert!(may_serve(&asked, &nodes, &[]));
+        assert!(may_serve(&asked, &held, &reserved));
         let shown = text(&["b"]).replace("CERTIFICATE REQUEST", "X");
         asked.spec.request.0 = format!("# {shown}{}", text(&["kubernetes.default.svc"])).into_bytes();
-        assert!(!may_serve(&asked, &nodes, &[]));
+        assert!(!may_serve(&asked, &held, &reserved));
     }
 
     #[test]
     fn security_a_node_serves_under_its_own_addresses_only() {
-        let nodes = [
+        let every = ["192.0.2.2", "10.43.0.1", "127.0.0.1", "192.0.2.1", "169.254.1.1", "fe80::1", "192.0.2.50"];
+        let more = ["192.0.2.60", "192.0.2.61", "192.0.2.62", "192.0.2.63", "10.99.0.1", "192.0.2.70"];
+        let mut held = held(vec![
             node("kubernetes.default.svc", &[]),
             node("localhost", &[]),
+            node("api.example.com", &[]),
+            node("any.wild.example.com", &[]),
             node("a", &["192.0.2.1"]),
-            node("b", &["192.0.2.2", "10.43.0.1", "127.0.0.1", "192.0.2.1"]),
+            node("b", &[&every[..], &more[..]].concat()),
+        ]);
+        let service = |value: Value| Arc::new(serde_json::from_value::<Service>(value).unwrap());
+        let balanced = |class: &str, ip: &str| {
+            service(
+                json!({"spec": {"loadBalancerClass": class}, "status": {"loadBalancer": {"ingress": [{"ip": ip}]}}}),
+            )
+        };
+        held.services = vec![
+            service(json!({"spec": {"clusterIPs": ["10.99.0.1"], "externalIPs": ["192.0.2.60"]}})),
+            balanced("example.com/lb", "192.0.2.61"),
+            balanced(controllers::LOAD_BALANCER_CLASS, "192.0.2.62"),
         ];
-        let reserved: Vec<Cidr> = vec!["10.43.0.0/16".parse().unwrap()];
+        let slice = json!({"addressType": "IPv4", "endpoints": [{"addresses": ["192.0.2.70"]}]});
+        held.servers = vec![Arc::new(serde_json::from_value(slice).unwrap())];
+        let reserved = Reserved {
+            ranges: vec!["10.43.0.0/16".parse().unwrap()],
+            addresses: vec!["192.0.2.50".parse().unwrap()],
+            names: vec!["API.example.com".into(), "*.wild.example.com".into()],
+        };
         for (user, names, expected) in [
             ("system:node:b", &["b", "192.0.2.2"][..], true),
             ("system:node:b", &["b"], true),
@@ -164,18 +253,31 @@ mod tests {
             ("system:node:b", &["192.0.2.1"], false),
             ("system:node:b", &["10.43.0.1"], false),
             ("system:node:b", &["127.0.0.1"], false),
+            ("system:node:b", &["169.254.1.1"], false),
+            ("system:node:b", &["fe80::1"], false),
+            // What stands before the API servers, and where they are.
+            ("system:node:b", &["192.0.2.50"], false),
+            ("system:node:b", &["192.0.2.70"], false),
+            // Services, wherever their addresses are; our own load balancers have addresses of nodes.
+            ("system:node:b", &["10.99.0.1"], false),
+            ("system:node:b", &["192.0.2.60"], false),
+            ("system:node:b", &["192.0.2.61"], false),
+            ("system:node:b", &["192.0.2.62"], true),
+            ("system:node:b", &["192.0.2.63"], true),
             ("system:node:c", &["c"], false),
             ("somebody", &["b"], false),
             // A node may be called as API servers are: it serves under no such name.
             ("system:node:kubernetes.default.svc", &["kubernetes.default.svc"], false),
             ("system:node:localhost", &["localhost"], false),
+            ("system:node:api.example.com", &["api.example.com"], false),
+            ("system:node:any.wild.example.com", &["any.wild.example.com"], false),
         ] {
-            assert_eq!(may_serve(&request(user, names, json!([])), &nodes, &reserved), expected, "{user} {names:?}");
+            assert_eq!(may_serve(&request(user, names, json!([])), &held, &reserved), expected, "{user} {names:?}");
         }
         let denied = json!([{"type": "Denied", "status": "True"}]);
-        assert!(!may_serve(&request("system:node:b", &["b"], denied), &nodes, &reserved));
+        assert!(!may_serve(&request("system:node:b", &["b"], denied), &held, &reserved));
         let mut outsider = request("system:node:b", &["b"], json!([]));
         outsider.spec.groups = None;
-        assert!(!may_serve(&outsider, &nodes, &reserved));
+        assert!(!may_serve(&outsider, &held, &reserved));
     }
 }

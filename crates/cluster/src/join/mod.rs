@@ -17,7 +17,7 @@ mod server_keys;
 mod token;
 pub mod token_cli;
 
-pub(crate) use approval::run as approve;
+pub(crate) use approval::{Reserved, run as approve};
 pub(crate) use discovery::CaHash;
 pub(crate) use enrolment::{AUTHORITY_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, allow_reading, publish};
 pub(crate) use membership::{Membership, clients, leave};

@@ -182,7 +182,11 @@ impl Side for Recorded {
         let elements = transaction.lines().filter(|line| line.starts_with("add element"));
         for line in elements {
             let words: Vec<&str> = line.split(' ').collect();
-            let _ = self.note(format!("masquerade {}", words[6]));
+            let _ = match words[3] {
+                "cox-spoofing" if words[4] == "ports" => self.note(format!("guard port: {}", words[11])),
+                "cox-spoofing" => self.note(format!("may send as {}", words[8])),
+                _ => self.note(format!("masquerade {}", words[6])),
+            };
         }
         Ok(())
     }
@@ -245,6 +249,11 @@ fn a_pod_on_a_bridge_gets_link_addresses_routes_and_rules() {
         "node: net/ipv6/conf/all/forwarding = 1",
         "node: masquerade 10.42.1.2",
         "node: masquerade fd42:0:0:1::2",
+        "node: may send as 02:00:00:00:00:0b",
+        "node: guard port: addresses",
+        "node: may send as 10.42.1.2",
+        "node: may send as fd42:0:0:1::2",
+        "node: may send as fe80::ff:fe00:b",
     ];
     assert_eq!(node.calls(), expected);
     let names: Vec<&str> = result.interfaces.iter().map(|interface| shown(&interface.name)).collect();
@@ -287,6 +296,37 @@ fn ports_of_a_bridge_have_the_vlans_they_ask_for() {
         let calls = node.calls();
         let start = calls.iter().position(|call| *call == "node: veth… is a port of cni0").unwrap() + 1;
         assert_eq!(calls[start..start + expected.len()], expected, "{more}");
+    }
+}
+
+#[test]
+fn ports_are_guarded_as_the_network_says() {
+    let without_ipam = |more: Value| {
+        let mut more = more;
+        more["ipam"] = json!({});
+        more
+    };
+    for (more, expected) in [
+        (json!({}), Some("addresses")),
+        (json!({"macspoofchk": true}), Some("addresses")),
+        (json!({"macspoofchk": false}), None),
+        (json!({"ipspoofchk": false}), Some("hardware")),
+        // Nobody knows what such a pod may use.
+        (without_ipam(json!({})), None),
+        (without_ipam(json!({"macspoofchk": true})), Some("hardware")),
+    ] {
+        let data = tempfile::tempdir().unwrap();
+        let (node, pod) = sides();
+        bridge::attach_to(&call(data.path(), "bridge", more.clone()), &node, &pod).unwrap();
+        let calls = node.calls();
+        let guard = calls.iter().find_map(|call| call.strip_prefix("node: guard port: "));
+        assert_eq!(guard, expected, "{more}");
+    }
+    for more in [json!({"macspoofchk": false, "ipspoofchk": true}), without_ipam(json!({"ipspoofchk": true}))] {
+        let data = tempfile::tempdir().unwrap();
+        let (node, pod) = sides();
+        let error = bridge::attach_to(&call(data.path(), "bridge", more.clone()), &node, &pod).unwrap_err();
+        assert!(error.msg.starts_with("ipspoofchk needs"), "{more}: {error}");
     }
 }
 

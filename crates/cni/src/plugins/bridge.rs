@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use super::call::Call;
-use super::interface::{self, AskedArgs, AskedMac, add_veth, configure, describe, enable_forwarding, find};
+use super::interface::{self, AskedArgs, AskedMac, Veth, add_veth, configure, describe, enable_forwarding, find};
 use super::side::{Kernel, Side};
-use super::{Handlers, ipam, masquerade, nothing};
+use super::spoofing::{self, Guard};
+use super::{Handlers, ipam, masquerade};
 use crate::error::CniError;
 use crate::result::{AddResult, Dns, Route};
 use api::cidr::{self, Cidr};
@@ -34,6 +35,12 @@ struct Config {
     vlan_trunk: Vec<VlanTrunk>,
     preserve_default_vlan: bool,
     port_isolation: bool,
+    /// The pod's port passes its own hardware address only; by default where it gets addresses.
+    #[serde(rename = "macspoofchk")]
+    mac_spoof_check: Option<bool>,
+    /// And its own IP addresses only, in packets, ARP and neighbour discovery; by default with the above.
+    #[serde(rename = "ipspoofchk")]
+    ip_spoof_check: Option<bool>,
     #[serde(rename = "enabledad")]
     enable_dad: bool,
     disable_container_interface: bool,
@@ -58,6 +65,8 @@ impl Default for Config {
             // The Debian release of the standard plug-in always keeps VLAN 1; newer ones make it a choice with this default.
             preserve_default_vlan: true,
             port_isolation: false,
+            mac_spoof_check: None,
+            ip_spoof_check: None,
             enable_dad: false,
             disable_container_interface: false,
             dns: Dns::default(),
@@ -93,7 +102,29 @@ impl Config {
         if config.disable_container_interface && ipam::kind(call).is_some() {
             return Err(CniError::invalid_config("cannot use IPAM when DisableContainerInterface flag is set"));
         }
-        Ok(config)
+        match (config.mac_spoof_check, config.ip_spoof_check) {
+            (Some(false), Some(true)) => Err(CniError::invalid_config(
+                "ipspoofchk needs macspoofchk: an address that any port may send under is nobody's",
+            )),
+            (_, Some(true)) if ipam::kind(call).is_none() => {
+                Err(CniError::invalid_config("ipspoofchk needs IPAM: without it a pod has no addresses to be held to"))
+            }
+            _ => Ok(config),
+        }
+    }
+
+    /// What the pod's port is held to.
+    fn guard(&self, has_addresses: bool) -> Option<Guard> {
+        match (self.mac_spoof_check.unwrap_or(has_addresses), self.ip_spoof_check.unwrap_or(true)) {
+            (false, _) => None,
+            (true, checks_addresses) if checks_addresses && has_addresses => Some(Guard::AllAddresses),
+            (true, _) => Some(Guard::HardwareAddress),
+        }
+    }
+
+    /// Whether somebody has asked for it, so that a kernel which cannot do it is no reason to go on.
+    fn insists_on_guard(&self) -> bool {
+        self.mac_spoof_check == Some(true) || self.ip_spoof_check == Some(true)
     }
 
     /// The most specific request wins: runtime, then network configuration, then `CNI_ARGS`.
@@ -140,7 +171,7 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let attached = Kernel::node().and_then(|host| attach(call, &config, &host, &pod));
     if attached.is_err() {
         // Leave nothing: neither a half-made link nor a lease.
-        let _ = interface::detach(call, config.ip_masq);
+        let _ = detach(call, &config);
     }
     attached
 }
@@ -193,12 +224,36 @@ fn attach(call: &Call, config: &Config, host: &dyn Side, pod: &dyn Side) -> Resu
     if !config.disable_container_interface {
         wait_for_port(host, port)?;
     }
+    hold_to_addresses(call, config, host, pod, &veth, &result)?;
     // The bridge takes a port's address until it has one of its own.
     result.interfaces[0] = describe(&find(host, &config.bridge)?, "");
     if !config.dns.is_empty() {
         result.dns = config.dns.clone();
     }
     Ok(result)
+}
+
+/// Nothing of the pod runs yet: whatever it sends later comes in at a port that is guarded.
+fn hold_to_addresses(
+    call: &Call,
+    config: &Config,
+    host: &dyn Side,
+    pod: &dyn Side,
+    veth: &Veth,
+    result: &AddResult,
+) -> Result<(), CniError> {
+    let Some(guard) = config.guard(!result.ips.is_empty()) else { return Ok(()) };
+    let failed = "hold the pod to its own addresses";
+    let given = result.ips.iter().map(|ip| ip.address.addr);
+    let addresses = spoofing::sources(pod, &veth.pod, given).map_err(CniError::failed(failed))?;
+    match spoofing::add(host, call, guard, &veth.host.name, veth.pod.mac, &addresses) {
+        // The network works as with the standard plug-in, which checks nothing unless it is asked to.
+        Err(error @ spoofing::Error::Unsupported) if !config.insists_on_guard() => {
+            eprintln!("{error}: pods on bridge {} can use each other's addresses", config.bridge);
+            Ok(())
+        }
+        added => added.map_err(CniError::failed(failed)),
+    }
 }
 
 /// What ADD does to these two namespaces.
@@ -351,7 +406,13 @@ fn wait_for_port(host: &dyn Side, port: u32) -> Result<(), CniError> {
 }
 
 fn del(call: &Call) -> Result<(), CniError> {
-    interface::detach(call, call.config::<Config>()?.ip_masq)
+    detach(call, &call.config()?)
+}
+
+/// The rules go whatever the configuration says now: it may be another than at ADD.
+fn detach(call: &Call, config: &Config) -> Result<(), CniError> {
+    let detached = interface::detach(call, config.ip_masq);
+    detached.and(spoofing::remove(call).map_err(CniError::failed("remove what the pod's port is held to")))
 }
 
 fn check(call: &Call) -> Result<(), CniError> {
@@ -371,22 +432,36 @@ fn check(call: &Call) -> Result<(), CniError> {
             bridge.name, config.promisc_mode
         )));
     }
-    let port = pod.peer.and_then(|index| host.link_by_index(index).ok().flatten());
-    if port.and_then(|port| port.master) != Some(bridge.index) {
+    let port = match pod.peer {
+        Some(index) => host.link_by_index(index).map_err(CniError::failed("read the bridge port"))?,
+        None => None,
+    };
+    let Some(port) = port.filter(|port| port.master == Some(bridge.index)) else {
         return Err(CniError::internal(format!("{} is not connected to bridge {}", call.ifname, bridge.name)));
-    }
+    };
     let addresses: Vec<Cidr> = call.previous.iter().flat_map(|previous| &previous.ips).map(|ip| ip.address).collect();
     if config.ip_masq && !masquerade::is_present(&addresses, &call.network, &call.container_id, &call.ifname) {
         return Err(CniError::internal("masquerade rules are missing"));
+    }
+    if let Some(guard) = config.guard(!addresses.is_empty()) {
+        let given: Vec<IpAddr> = addresses.iter().map(|address| address.addr).collect();
+        match spoofing::missing(call, guard, &port.name, pod.mac, &given) {
+            Ok(None) => {}
+            Ok(Some(entry)) => {
+                return Err(CniError::internal(format!("the port of {} is not held to {entry}", call.ifname)));
+            }
+            // ADD made do without, and said so.
+            Err(_) if !config.insists_on_guard() && !netlink::nft::has_bridges() => {}
+            Err(error) => return Err(CniError::failed("read what the pod's port is held to")(error)),
+        }
     }
     Ok(())
 }
 
 fn gc(call: &Call) -> Result<(), CniError> {
-    match ipam::kind(call) {
-        Some(kind) => ipam::gc(call, kind),
-        None => nothing(call),
-    }
+    let collected = ipam::kind(call).map_or(Ok(()), |kind| ipam::gc(call, kind));
+    let node = Kernel::node()?;
+    collected.and(spoofing::collect(&node).map_err(CniError::failed("remove what is left of ports that are gone")))
 }
 
 fn status(call: &Call) -> Result<(), CniError> {

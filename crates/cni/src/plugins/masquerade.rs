@@ -101,7 +101,7 @@ fn removal(entries: &[(Cidr, String)]) -> String {
 fn entries() -> io::Result<Vec<(Cidr, String)>> {
     let mut found = Vec::new();
     for map in ["sources4", "sources6"] {
-        for element in elements("cox-masquerade", map)? {
+        for element in elements(TABLE, map)? {
             if let (Ok(address), Some(Target::Chain(chain))) = (element.key.parse(), element.target) {
                 found.push((Cidr::host(address), chain));
             }

@@ -15,6 +15,7 @@ mod policy;
 mod portmap;
 mod ptp;
 mod side;
+mod spoofing;
 mod tuning;
 
 #[cfg(test)]

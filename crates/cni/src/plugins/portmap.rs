@@ -2,11 +2,19 @@
 //! `localhost`, and from the pod itself.
 //!
 //! One table for all pods: maps from (address, protocol, port) to the pod, so that a packet costs two look-ups however many
-//! ports there are. Each entry carries the attachment it belongs to as a comment; DEL removes exactly those.
+//! ports there are. Each entry carries the attachment it belongs to as a comment, and the namespace of its pod; DEL removes exactly
+//! those.
+//!
+//! A port has one pod: the one that has it keeps it for as long as its namespace is there. The scheduler and the kubelet see to it that
+//! no two pods of a node ask for the same port; who comes past them is refused here.
 
+use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
+use nix::fcntl::{Flock, FlockArg};
 use serde::Deserialize;
 
 use super::call::Call;
@@ -18,11 +26,16 @@ use crate::nft;
 use crate::result::AddResult;
 use api::cidr::Cidr;
 use netlink::Socket;
+use netlink::nft::Target;
 
 pub(super) const HANDLERS: Handlers =
     Handlers { load: |call| Config::load(call).map(drop), add, check, del, gc: nothing, status: nothing };
 
 const TABLE: &str = "inet cox-portmap";
+/// Held while ports are looked at and changed: the kernel knows no "if it is still his".
+const LOCK: &str = "/run/cni/portmap.lock";
+/// As long as a comment may be for `nft`.
+const COMMENT_LIMIT: usize = 128;
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -74,20 +87,23 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let pods = pod_addresses(&previous);
     let owner = owner(call);
     let elements = plan(&config, &pods, &owner);
-    let failed = CniError::failed::<nft::Error>;
-    if let Err(first) = nft::apply(&(base() + &add_elements(&elements))) {
-        // A port left by a pod that was never deleted is taken over; anything else fails again.
-        let taken: Vec<Element> = entries()
-            .map_err(CniError::failed("set up port mappings"))?
-            .into_iter()
-            .filter(|old| elements.iter().any(|new| new.map == old.map && new.key == old.key))
-            .collect();
-        if taken.is_empty() {
-            return Err(failed("set up port mappings")(first));
-        }
-        nft::apply(&(base() + &delete_elements(&taken) + &add_elements(&elements)))
-            .map_err(failed("set up port mappings"))?;
+    let _lock = lock().map_err(CniError::failed("lock port mappings"))?;
+    let present = match entries() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        entries => entries.map_err(CniError::failed("read port mappings"))?,
+    };
+    let in_the_way: Vec<Element> =
+        present.into_iter().filter(|old| elements.iter().any(|new| new.is_in_the_way_of(old))).collect();
+    if let Some(taken) = in_the_way.iter().find(|old| !is_left_over(old, &owner, &pods)) {
+        return Err(CniError::new(
+            code::TRY_AGAIN_LATER,
+            format!("host port {} is in use by another pod", taken.port().unwrap_or_default()),
+            "",
+        ));
     }
+    let comment = comment(&owner, &call.netns);
+    nft::apply(&(base() + &delete_elements(&in_the_way) + &add_elements(&elements, &comment)))
+        .map_err(CniError::failed("set up port mappings"))?;
     forget_flows(&config, &pods);
     // From 127.0.0.1 the packet leaves towards the pod with a loopback source until it is masqueraded.
     if config.snat.unwrap_or(true) && pods.iter().any(|pod| !pod.is_v6()) {
@@ -100,22 +116,23 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
 
 fn del(call: &Call) -> Result<(), CniError> {
     let owner = owner(call);
-    let entries = match entries() {
+    let ours = || match entries() {
         // No table: no port was ever mapped here.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(CniError::failed("read port mappings"))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(CniError::failed("read port mappings")(error)),
+        Ok(entries) => Ok(entries.into_iter().filter(|element| element.owner == owner).collect::<Vec<Element>>()),
     };
-    let ours: Vec<Element> = entries.into_iter().filter(|element| element.owner == owner).collect();
-    if ours.is_empty() {
+    if ours()?.is_empty() {
         return Ok(());
     }
-    nft::apply(&delete_elements(&ours)).map_err(CniError::failed("remove port mappings"))
+    let _lock = lock().map_err(CniError::failed("lock port mappings"))?;
+    nft::apply(&delete_elements(&ours()?)).map_err(CniError::failed("remove port mappings"))
 }
 
 fn check(call: &Call) -> Result<(), CniError> {
     let config = Config::load(call)?;
     let previous = call.require_previous()?;
-    let present = entries().unwrap_or_default();
+    let present = entries().map_err(CniError::failed("read port mappings"))?;
     for element in plan(&config, &pod_addresses(previous), &owner(call)) {
         if !present.iter().any(|e| e.map == element.map && e.key == element.key && e.owner == element.owner) {
             return Err(CniError::internal(format!("missing port mapping {} in {}", element.key, element.map)));
@@ -138,12 +155,79 @@ struct Element {
     key: String,
     value: Option<String>,
     owner: String,
+    /// Where its pod is, and what is there.
+    netns: Option<(String, u64)>,
+}
+
+impl Element {
+    /// `8080/tcp`, where this leads a port to a pod.
+    fn port(&self) -> Option<String> {
+        let key = match self.map {
+            "address4" | "address6" => self.key.split_once(" . ")?.1,
+            "any4" | "any6" => &self.key,
+            _ => return None,
+        };
+        let (protocol, port) = key.split_once(" . ")?;
+        Some(format!("{port}/{protocol}"))
+    }
+
+    /// Whether both cannot be there. Ports of one address and of all addresses exclude each other, as they do for the scheduler.
+    fn is_in_the_way_of(&self, other: &Self) -> bool {
+        let family = |map: &str| map.ends_with('6');
+        let is_specific = |element: &Self| element.map.starts_with("address");
+        match (self.port(), other.port()) {
+            (Some(one), Some(another)) => {
+                one == another
+                    && family(self.map) == family(other.map)
+                    && (is_specific(self) != is_specific(other) || self.key == other.key)
+            }
+            _ => self.map == other.map && self.key == other.key,
+        }
+    }
+}
+
+/// Whether nobody has this any more: it is of an earlier try, or its address was given to this pod, or its pod is gone.
+fn is_left_over(old: &Element, owner: &str, pods: &[Cidr]) -> bool {
+    let leads_here = || {
+        let target = old.value.as_deref().and_then(|value| value.split(" . ").next());
+        target
+            .and_then(|address| address.parse::<IpAddr>().ok())
+            .is_some_and(|to| pods.iter().any(|pod| pod.addr == to))
+    };
+    let is_gone = |(path, inode): &(String, u64)| match fs::metadata(path) {
+        Ok(found) => found.ino() != *inode,
+        // Not being able to look is no answer.
+        Err(error) => matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)),
+    };
+    old.owner == owner || old.port().is_none() || leads_here() || old.netns.as_ref().is_some_and(is_gone)
+}
+
+fn lock() -> io::Result<Flock<fs::File>> {
+    let path = Path::new(LOCK);
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io::Error::from(errno))
+}
+
+/// The attachment, and the namespace by which others find out whether it is still there.
+fn comment(owner: &str, netns: &str) -> String {
+    let whole = fs::metadata(netns).ok().map(|found| format!("{owner} {} {netns}", found.ino()));
+    let is_writable = |text: &String| text.len() < COMMENT_LIMIT && !text.contains(['"', '\n']);
+    whole.filter(is_writable).unwrap_or_else(|| owner.to_owned())
+}
+
+/// What [`comment`] wrote.
+fn read_comment(comment: &str) -> (String, Option<(String, u64)>) {
+    let mut parts = comment.splitn(3, ' ');
+    let owner = parts.next().unwrap_or_default().to_owned();
+    let inode = parts.next().and_then(|inode| inode.parse().ok());
+    (owner, parts.next().zip(inode).map(|(path, inode)| (path.to_owned(), inode)))
 }
 
 fn plan(config: &Config, pods: &[Cidr], owner: &str) -> Vec<Element> {
     let mut elements = Vec::new();
     let mut push = |map: &'static str, key: String, value: Option<String>| {
-        elements.push(Element { map, key, value, owner: owner.to_owned() });
+        elements.push(Element { map, key, value, owner: owner.to_owned(), netns: None });
     };
     for pod in pods {
         let v6 = pod.is_v6();
@@ -207,10 +291,10 @@ fn base() -> String {
     )
 }
 
-fn add_elements(elements: &[Element]) -> String {
+fn add_elements(elements: &[Element], comment: &str) -> String {
     let line = |element: &Element| {
         let value = element.value.as_ref().map(|value| format!(" : {value}")).unwrap_or_default();
-        format!("add element {TABLE} {} {{ {} comment \"{}\"{value} }}\n", element.map, element.key, element.owner)
+        format!("add element {TABLE} {} {{ {} comment \"{comment}\"{value} }}\n", element.map, element.key)
     };
     elements.iter().map(line).collect()
 }
@@ -224,8 +308,13 @@ fn entries() -> io::Result<Vec<Element>> {
     const MAPS: &[&str] = &["address4", "address6", "any4", "any6", "masquerade4", "masquerade6", "all4", "all6"];
     let mut found = Vec::new();
     for map in MAPS {
-        for element in netlink::nft::elements("cox-portmap", map)? {
-            found.push(Element { map, key: element.key, value: None, owner: element.comment.unwrap_or_default() });
+        for element in netlink::nft::elements(TABLE, map)? {
+            let (owner, netns) = read_comment(&element.comment.unwrap_or_default());
+            let value = match element.target {
+                Some(Target::Value(value)) => Some(value),
+                _ => None,
+            };
+            found.push(Element { map, key: element.key, value, owner, netns });
         }
     }
     Ok(found)
@@ -297,5 +386,47 @@ mod tests {
                 "masquerade6 fd00::2 . fd00::2",
             ]
         );
+    }
+
+    #[test]
+    fn a_port_is_taken_over_from_nobody_who_is_there() {
+        let element = |map: &'static str, key: &str, value: &str, netns: Option<(&str, u64)>| Element {
+            map,
+            key: key.into(),
+            value: Some(value.into()),
+            owner: "old".into(),
+            netns: netns.map(|(path, inode)| (path.to_owned(), inode)),
+        };
+        let ours = fs::metadata("/proc/self/ns/net").unwrap().ino();
+        let there = Some(("/proc/self/ns/net", ours));
+        let pods = ["10.0.0.2/24".parse().unwrap()];
+        for (old, is_free) in [
+            (element("any4", "tcp . 80", "10.0.0.9 . 80", there), false),
+            // Nobody knows whose it is.
+            (element("any4", "tcp . 80", "10.0.0.9 . 80", None), false),
+            (element("any4", "tcp . 80", "10.0.0.9 . 80", Some(("/proc/self/ns/net", ours + 1))), true),
+            (element("any4", "tcp . 80", "10.0.0.9 . 80", Some(("/proc/0/ns/net", ours))), true),
+            // Its address is ours now.
+            (element("any4", "tcp . 80", "10.0.0.2 . 80", there), true),
+        ] {
+            assert_eq!(is_left_over(&old, "new", &pods), is_free, "{old:?}");
+            assert!(is_left_over(&old, "old", &pods), "{old:?}");
+        }
+        for (one, another, excluded) in [
+            (("any4", "tcp . 80"), ("any4", "tcp . 80"), true),
+            (("any4", "tcp . 80"), ("any4", "udp . 80"), false),
+            (("any4", "tcp . 80"), ("any6", "tcp . 80"), false),
+            (("any4", "tcp . 80"), ("address4", "192.0.2.1 . tcp . 80"), true),
+            (("address4", "192.0.2.1 . tcp . 80"), ("any4", "tcp . 80"), true),
+            (("address4", "192.0.2.1 . tcp . 80"), ("address4", "192.0.2.2 . tcp . 80"), false),
+            (("address4", "192.0.2.1 . tcp . 80"), ("masquerade4", "10.0.0.9 . 10.0.0.9"), false),
+        ] {
+            let (one, another) = (element(one.0, one.1, "", None), element(another.0, another.1, "", None));
+            assert_eq!(one.is_in_the_way_of(&another), excluded, "{one:?} {another:?}");
+        }
+        let path = "/proc/self/ns/net";
+        assert_eq!(read_comment(&comment("abc", path)), ("abc".into(), Some((path.into(), ours))));
+        assert_eq!(read_comment(&comment("abc", "/nowhere")), ("abc".into(), None));
+        assert_eq!(read_comment("abc"), ("abc".into(), None));
     }
 }

@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::call::Call;
 use super::interface::{AskedArgs, AskedMac, find, open_netns};
-use super::{Handlers, nothing};
+use super::side::Kernel;
+use super::{Handlers, nothing, spoofing};
 use crate::error::CniError;
 use crate::netns::{Netns, set_sysctl, sysctl};
 use crate::result::AddResult;
-use netlink::{Link, Socket, parse_mac};
+use netlink::{Link, Socket, mac_text, parse_mac};
 
 pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc: nothing, status: nothing };
 
@@ -88,7 +89,9 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
         let mac = config.mac()?;
         change(&pod, &link, &config, mac).map_err(CniError::failed(format!("tune {}", call.ifname)))?;
         if let Some(mac) = mac {
-            let text = Link { mac, ..Link::default() }.mac_text();
+            let node = Kernel::node()?;
+            spoofing::change_mac(call, &node, mac).map_err(CniError::failed("hold the pod to its new address"))?;
+            let text = mac_text(mac);
             for interface in result.interfaces.iter_mut().filter(|i| i.name == call.ifname && !i.sandbox.is_empty()) {
                 interface.mac = text.clone();
             }

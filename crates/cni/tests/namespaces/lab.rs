@@ -1,10 +1,10 @@
-//! A host with an outside neighbour and a pod's empty namespace; and two hosts for routes between them.
+//! A host with an outside neighbour and the empty namespaces of two pods; and two hosts for routes between them.
 
 use std::fs::File;
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{OnceLock, mpsc};
@@ -14,6 +14,9 @@ use api::cidr::Cidr;
 use cni::routes::{self, Backend, Peer, VxlanConfig};
 use netlink::{LinkKind, Route, RouteKind, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::sockopt::ReceiveTimeout;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket};
+use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::Value;
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
@@ -53,6 +56,10 @@ impl Namespace {
         Self(receiver.recv().unwrap())
     }
 
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
     /// Runs `work` on a thread inside.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
@@ -65,6 +72,41 @@ impl Namespace {
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         })
+    }
+}
+
+/// Frames as they are sent and received by `eth0` of a namespace, whatever is in them.
+pub(crate) struct Wire(OwnedFd);
+
+impl Wire {
+    fn open() -> Self {
+        let fd = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll).unwrap();
+        setsockopt(&fd, ReceiveTimeout, &TimeVal::seconds(COMMAND_TIMEOUT.as_secs() as i64)).unwrap();
+        let index = Socket::open().unwrap().link("eth0").unwrap().unwrap().index;
+        // SAFETY: zeros are a valid address of this kind.
+        #[expect(unsafe_code, reason = "there is no safe address of a packet socket")]
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index as i32;
+        // SAFETY: the pointer and the length are those of `address`.
+        #[expect(unsafe_code, reason = "there is no safe address of a packet socket")]
+        let bound = unsafe {
+            let length = std::mem::size_of_val(&address) as libc::socklen_t;
+            libc::bind(fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), length)
+        };
+        assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+        Self(fd)
+    }
+
+    pub(crate) fn send(&self, frame: &[u8]) {
+        assert_eq!(send(self.0.as_raw_fd(), frame, MsgFlags::empty()).unwrap(), frame.len());
+    }
+
+    pub(crate) fn receive(&self) -> Vec<u8> {
+        let mut buffer = [0; 2048];
+        let length = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
+        buffer[..length].to_vec()
     }
 }
 
@@ -99,6 +141,7 @@ fn cable(to: &Namespace, name: &str, here: &str, there: &str) {
 
 pub(crate) struct Lab {
     pod: Namespace,
+    neighbour: Namespace,
     outside: Namespace,
     dir: tempfile::TempDir,
     runtime: tokio::runtime::Runtime,
@@ -112,11 +155,11 @@ impl Lab {
 
     fn build() -> Self {
         up(&Socket::open().unwrap(), "lo", None);
-        let (pod, outside) = (Namespace::new(), Namespace::new());
+        let (pod, neighbour, outside) = (Namespace::new(), Namespace::new(), Namespace::new());
         cable(&outside, "up0", "192.0.2.1/24", "192.0.2.2/24");
         // One thread: the plug-ins it starts inherit this namespace.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Self { pod, outside, dir: tempfile::tempdir().unwrap(), runtime }
+        Self { pod, neighbour, outside, dir: tempfile::tempdir().unwrap(), runtime }
     }
 
     pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
@@ -143,7 +186,17 @@ impl Lab {
     }
 
     pub(crate) fn pod_path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.pod.0.as_raw_fd())
+        self.pod.path()
+    }
+
+    /// Where a second pod of the host is.
+    pub(crate) fn neighbour_path(&self) -> String {
+        self.neighbour.path()
+    }
+
+    /// The pod's end and its neighbour's.
+    pub(crate) fn wires(&self) -> (Wire, Wire) {
+        (self.pod.run(Wire::open), self.neighbour.run(Wire::open))
     }
 
     pub(crate) fn pod_addresses(&self) -> Vec<String> {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod lab;
+mod spoofing;
 
 use std::path::Path;
 
@@ -250,6 +251,39 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
             assert!(!lab.connects_from_host("192.0.2.1:8080"), "{bin}: deleted");
         });
     }
+}
+
+#[test]
+fn security_a_host_port_stays_with_its_pod() {
+    Lab::run(|lab| {
+        let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        let network = network(lab, ours(), &list(&[bridge(json!({"isGateway": true}), v4()), portmap]));
+        let args = |id: &str, host_ip: &str| {
+            let mapping =
+                PortMapping { host_port: 8080, container_port: 80, protocol: "tcp".into(), host_ip: host_ip.into() };
+            AttachmentArgs::for_pod("ns", id, id, id).port_mappings(&[mapping])
+        };
+        let (first, second) = (lab.pod_path(), lab.neighbour_path());
+        lab.block_on(network.add("c1", &first, "eth0", &args("c1", ""))).unwrap();
+        lab.serve_in_pod();
+        // Neither the port, nor a part of it.
+        for host_ip in ["", "192.0.2.1"] {
+            let error = lab.block_on(network.add("c2", &second, "eth0", &args("c2", host_ip))).unwrap_err().to_string();
+            assert!(error.contains("host port 8080/tcp is in use by another pod"), "{error}");
+            lab.block_on(network.del("c2", &second, "eth0", &args("c2", host_ip))).unwrap();
+            assert!(lab.connects_from_outside("192.0.2.1:8080"), "{host_ip:?}");
+        }
+        // What a pod left whose namespace is gone is nobody's.
+        netlink::nft::apply(
+            "delete element inet cox-portmap any4 { tcp . 8080 }\n\
+             add element inet cox-portmap any4 { tcp . 8080 comment \"old 1 /nowhere\" : 10.42.0.99 . 80 }\n",
+        )
+        .unwrap();
+        lab.block_on(network.add("c2", &second, "eth0", &args("c2", ""))).unwrap();
+        lab.block_on(network.del("c2", &second, "eth0", &args("c2", ""))).unwrap();
+        // And now it is nobody's.
+        assert!(!lab.connects_from_host("192.0.2.1:8080"));
+    });
 }
 
 #[test]

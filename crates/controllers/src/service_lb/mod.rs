@@ -17,6 +17,8 @@ use crate::endpoints::SERVICE_NAME;
 use crate::node_ipam::Range;
 use crate::pods;
 
+pub use plan::CLASS as LOAD_BALANCER_CLASS;
+
 /// What load balancers must leave to others.
 #[derive(Debug, Clone)]
 pub struct LoadBalancing {

@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::pods;
 
 /// The class of our own load balancers, for services that ask for it by name.
-pub(super) const CLASS: &str = "cox.dev/node-addresses";
+pub const CLASS: &str = "cox.dev/node-addresses";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 const LEAVING: &str = "ToBeDeletedByClusterAutoscaler";
 
@@ -217,7 +217,7 @@ fn address(node: &Node, is_v6: bool, owners: &BTreeMap<IpAddr, &str>, inside: &[
         let mut possible = said(node).filter(|(is_outer, _)| *is_outer == wanted).map(|(_, address)| address);
         possible.find(|address| {
             address.is_ipv6() == is_v6
-                && is_of_a_machine(*address)
+                && api::cidr::is_of_a_machine(*address)
                 && !inside.iter().any(|range| range.contains(*address))
                 && owners.get(address).copied() == name
         })
@@ -252,14 +252,6 @@ fn owners<'a>(nodes: impl Iterator<Item = &'a Node>) -> BTreeMap<IpAddr, &'a str
         owners.entry(address).or_insert(name);
     }
     owners
-}
-
-fn is_of_a_machine(address: IpAddr) -> bool {
-    let is_link_local = match address {
-        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !(is_link_local || address.is_loopback() || address.is_multicast() || address.is_unspecified())
 }
 
 fn nodes_with_endpoints<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeSet<String> {

@@ -196,10 +196,5 @@ impl Virtual {
 
 /// Slices can be written by hand. None of them gets at what only this machine should reach.
 fn is_elsewhere(address: IpAddr) -> bool {
-    let address = address.to_canonical();
-    let is_link_local = match address {
-        IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    };
-    !(is_link_local || address.is_loopback() || address.is_unspecified() || address.is_multicast())
+    api::cidr::is_of_a_machine(address)
 }

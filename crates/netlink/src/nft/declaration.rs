@@ -63,16 +63,21 @@ pub(super) enum Type {
     Icmpv6,
     Protocol,
     Port,
+    Mac,
+    /// The name of a link, filled up with zeros.
+    Ifname,
 }
 
 impl Type {
-    const ALL: [(Self, u32, usize, &'static str); 6] = [
+    const ALL: [(Self, u32, usize, &'static str); 8] = [
         (Self::Integer, 4, 4, "integer"),
         (Self::Ipv4, 7, 4, "ipv4_addr"),
         (Self::Ipv6, 8, 16, "ipv6_addr"),
+        (Self::Mac, 9, 6, "ether_addr"),
         (Self::Protocol, 12, 1, "inet_proto"),
         (Self::Port, 13, 2, "inet_service"),
         (Self::Icmpv6, 29, 1, "icmpv6_type"),
+        (Self::Ifname, 41, 16, "ifname"),
     ];
 
     fn number(self) -> u32 {

@@ -6,6 +6,7 @@ use super::Unclear;
 use super::batch::Batch;
 use super::declaration::{Known, Layout, Type, Value, user_text};
 use super::syntax::{TableName, Words};
+use crate::link::parse_mac;
 use crate::message::{NLM_F_CREATE, Request};
 use api::cidr::{self, Cidr};
 
@@ -188,6 +189,11 @@ fn key(types: &[Type], rest: &mut Words<'_>) -> Option<(Vec<u8>, Vec<u8>)> {
 
 /// `10.0.0.0/8`, `80-90`, `tcp`: the first and the last.
 pub(super) fn range(kind: Type, word: &str) -> Option<(Vec<u8>, Vec<u8>)> {
+    // A dash is a part of a name.
+    if kind == Type::Ifname {
+        let one = value(kind, word)?;
+        return Some((one.clone(), one));
+    }
     if let (Type::Ipv4 | Type::Ipv6, Some(_)) = (kind, word.find('/')) {
         let range: Cidr = word.parse().ok()?;
         return Some((address(kind, range.network().addr)?, address(kind, range.last())?));
@@ -211,6 +217,13 @@ fn value(kind: Type, word: &str) -> Option<Vec<u8>> {
         Type::Icmpv6 => Some(vec![word.parse().ok()?]),
         Type::Port => Some(word.parse::<u16>().ok()?.to_be_bytes().to_vec()),
         Type::Integer => Some(word.parse::<u32>().ok()?.to_ne_bytes().to_vec()),
+        Type::Mac => parse_mac(word).map(|mac| mac.to_vec()),
+        Type::Ifname => {
+            let mut bytes = word.as_bytes().to_vec();
+            // The last byte is a zero.
+            (bytes.len() < kind.length()).then(|| bytes.resize(kind.length(), 0))?;
+            Some(bytes)
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use super::elements::{
 };
 use super::syntax::{Family, TableName};
 use crate::Socket;
+use crate::link::mac_text;
 use crate::message::{Request, attributes, read_ip, read_string};
 
 const GET_TABLE: u16 = SUBSYSTEM << 8 | 1;
@@ -43,7 +44,7 @@ pub enum Target {
     Other,
 }
 
-/// All tables of IPv4, IPv6 and both.
+/// All tables of IPv4, IPv6, both, and bridges.
 pub fn tables() -> io::Result<Vec<Table>> {
     let answers = Socket::open_netfilter()?.dump(|| Request::new(GET_TABLE, 0).body(&[0; HEADER]))?;
     let parse = |answer: &Vec<u8>| {
@@ -84,9 +85,12 @@ pub(super) fn layout(table: TableName<'_>, set: &str) -> io::Result<Option<Layou
     Ok(Layout::from_numbers(flags, key, data))
 }
 
-/// The elements of a set or map of `inet` tables. `NotFound` when it does not exist.
+/// The elements of a set or map of a table, which is written as in a statement: `inet cox-policy`. `NotFound` when it does not
+/// exist.
 pub fn elements(table: &str, set: &str) -> io::Result<Vec<Element>> {
-    let table = TableName { family: Family::Inet, name: table };
+    let invalid = || io::Error::new(io::ErrorKind::InvalidInput, format!("{table:?} is no family and name of a table"));
+    let (family, name) = table.split_once(' ').ok_or_else(invalid)?;
+    let table = TableName { family: Family::parse(family).ok_or_else(invalid)?, name };
     let layout = layout(table, set)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     let answers = Socket::open_netfilter()?.dump(|| {
         Request::new(GET_ELEMENTS, 0)
@@ -133,6 +137,8 @@ fn text(types: &[Type], bytes: &[u8]) -> Option<String> {
             Type::Icmpv6 => value.first()?.to_string(),
             Type::Port => u16::from_be_bytes(value.try_into().ok()?).to_string(),
             Type::Integer => u32::from_ne_bytes(value.try_into().ok()?).to_string(),
+            Type::Mac => mac_text(value.try_into().ok()?),
+            Type::Ifname => read_string(value),
         });
     }
     Some(parts.join(" . "))

@@ -16,12 +16,14 @@ const LIST_ELEMENT: u16 = 1;
 const EXPRESSION_NAME: u16 = 1;
 const EXPRESSION_DATA: u16 = 2;
 
+const META_PROTOCOL: u32 = 1;
 const META_MARK: u32 = 3;
 const META_IIFNAME: u32 = 6;
 const META_OIFNAME: u32 = 7;
 const META_NFPROTO: u32 = 15;
 const META_L4PROTO: u32 = 16;
 const META_PKTTYPE: u32 = 19;
+const LINK: u32 = 0;
 const NETWORK: u32 = 1;
 const TRANSPORT: u32 = 2;
 const EQUAL: u32 = 0;
@@ -29,6 +31,10 @@ const DIFFERENT: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
 const FULLY_RANDOM: u32 = 0x10;
 const NAME_LENGTH: usize = 16;
+/// What a frame carries, as its header says.
+const ETHER_IP: u16 = 0x0800;
+const ETHER_ARP: u16 = 0x0806;
+const ETHER_IP6: u16 = 0x86dd;
 
 pub(super) fn add(
     table: TableName<'_>,
@@ -37,7 +43,7 @@ pub(super) fn add(
     known: &mut Known,
     batch: &mut Batch,
 ) -> Result<(), Unclear> {
-    let mut rule = Rule { table, family: None, protocol: None, expressions: Vec::new() };
+    let mut rule = Rule { table, family: None, ether: None, protocol: None, expressions: Vec::new() };
     while !words.is_empty() {
         rule.statement(words, known, batch).ok_or(Unclear)?;
     }
@@ -66,6 +72,15 @@ enum Field {
         offset: u32,
     },
     Icmpv6Type,
+    /// Whom a message about neighbours is about.
+    Icmpv6Target,
+    /// Who sent the frame.
+    EtherSource,
+    /// What the frame carries.
+    EtherProtocol,
+    /// Who says to have sent an ARP message.
+    ArpMac,
+    ArpAddress,
     Protocol,
     Nfproto,
     Mark,
@@ -110,8 +125,19 @@ impl Field {
             },
             "th" => port(None, ahead.next()?)?,
             name @ ("tcp" | "udp" | "sctp") => port(Some(name), ahead.next()?)?,
-            "icmpv6" if ahead.take("type") => Self::Icmpv6Type,
+            "icmpv6" => match ahead.next()? {
+                "type" => Self::Icmpv6Type,
+                "taddr" => Self::Icmpv6Target,
+                _ => return None,
+            },
+            "ether" => ahead.take("saddr").then_some(Self::EtherSource)?,
+            "arp" => match (ahead.take("saddr"), ahead.next()?) {
+                (true, "ether") => Self::ArpMac,
+                (true, "ip") => Self::ArpAddress,
+                _ => return None,
+            },
             "meta" => match ahead.next()? {
+                "protocol" => Self::EtherProtocol,
                 "l4proto" => Self::Protocol,
                 "nfproto" => Self::Nfproto,
                 "mark" => Self::Mark,
@@ -153,6 +179,10 @@ impl Field {
             Self::Address { .. } => Some(Type::Ipv4),
             Self::Port { .. } => Some(Type::Port),
             Self::Icmpv6Type => Some(Type::Icmpv6),
+            Self::Icmpv6Target => Some(Type::Ipv6),
+            Self::EtherSource | Self::ArpMac => Some(Type::Mac),
+            Self::ArpAddress => Some(Type::Ipv4),
+            Self::Iifname | Self::Oifname => Some(Type::Ifname),
             Self::Protocol => Some(Type::Protocol),
             Self::Random { .. } => Some(Type::Integer),
             _ => None,
@@ -164,6 +194,7 @@ struct Rule<'a> {
     table: TableName<'a>,
     /// What the rule has made sure of so far.
     family: Option<Family>,
+    ether: Option<u16>,
     protocol: Option<u8>,
     expressions: Vec<(&'static str, Vec<u8>)>,
 }
@@ -318,6 +349,15 @@ impl Rule<'_> {
                 self.load(field, 1);
                 self.check(operation, &[kind]);
             }
+            Field::EtherProtocol => {
+                let protocol = match words.next()? {
+                    "ip" => ETHER_IP,
+                    "ip6" => ETHER_IP6,
+                    "arp" => ETHER_ARP,
+                    _ => return None,
+                };
+                (!is_not).then(|| self.require_ether(protocol))?;
+            }
             Field::Nfproto => {
                 let family = match words.next()? {
                     "ipv4" => Family::Ip,
@@ -342,7 +382,14 @@ impl Rule<'_> {
                     false => self.require_protocol(protocol),
                 }
             }
-            Field::Address { .. } | Field::Port { .. } | Field::Icmpv6Type | Field::Random { .. } => {
+            Field::Address { .. }
+            | Field::Port { .. }
+            | Field::Icmpv6Type
+            | Field::Icmpv6Target
+            | Field::EtherSource
+            | Field::ArpMac
+            | Field::ArpAddress
+            | Field::Random { .. } => {
                 let (value, mask) = masked(field.kind()?, words.next()?)?;
                 self.require(field);
                 self.load(field, 1);
@@ -363,6 +410,7 @@ impl Rule<'_> {
                 Family::Ip => (0, 3),
                 Family::Ip6 => (0, 4),
                 Family::Inet => (2, 1),
+                Family::Bridge => return None,
             },
         };
         self.push("reject", |data| data.attr(1, &kind.to_be_bytes()).attr(2, &[code]));
@@ -382,7 +430,7 @@ impl Rule<'_> {
         words.take("to").then_some(())?;
         let family = match (named, self.table.family) {
             (Some(family), _) => family,
-            (None, Family::Inet) => return None,
+            (None, Family::Inet | Family::Bridge) => return None,
             (None, family) => family,
         };
         let width = if family == Family::Ip6 { 16 } else { 4 };
@@ -446,19 +494,32 @@ impl Rule<'_> {
         match field {
             Field::Address { family, .. } => self.require_family(family),
             Field::Port { protocol: Some(protocol), .. } => self.require_protocol(protocol),
-            Field::Icmpv6Type => {
+            Field::Icmpv6Type | Field::Icmpv6Target => {
                 self.require_family(Family::Ip6);
                 self.require_protocol(58);
             }
+            Field::ArpMac | Field::ArpAddress => self.require_ether(ETHER_ARP),
             _ => {}
         }
     }
 
     fn require_family(&mut self, family: Family) {
+        if self.table.family == Family::Bridge {
+            return self.require_ether(if family == Family::Ip6 { ETHER_IP6 } else { ETHER_IP });
+        }
         if sees_both(self.table) && self.family != Some(family) {
             self.load(Field::Nfproto, 1);
             self.check(EQUAL, &[family.number()]);
             self.family = Some(family);
+        }
+    }
+
+    /// By what the kernel found below all tags, not by what stands in the frame's header.
+    fn require_ether(&mut self, protocol: u16) {
+        if self.ether != Some(protocol) {
+            self.load(Field::EtherProtocol, 1);
+            self.check(EQUAL, &protocol.to_be_bytes());
+            self.ether = Some(protocol);
         }
     }
 
@@ -498,6 +559,11 @@ impl Rule<'_> {
             }
             Field::Port { offset, .. } => ("payload", payload(TRANSPORT, offset, 2)),
             Field::Icmpv6Type => ("payload", payload(TRANSPORT, 0, 1)),
+            Field::Icmpv6Target => ("payload", payload(TRANSPORT, 8, 16)),
+            Field::EtherSource => ("payload", payload(LINK, 6, 6)),
+            Field::ArpMac => ("payload", payload(NETWORK, 8, 6)),
+            Field::ArpAddress => ("payload", payload(NETWORK, 14, 4)),
+            Field::EtherProtocol => ("meta", keyed(META_PROTOCOL)),
             Field::Protocol => ("meta", keyed(META_L4PROTO)),
             Field::Nfproto => ("meta", keyed(META_NFPROTO)),
             Field::Mark => ("meta", keyed(META_MARK)),

@@ -12,6 +12,8 @@ pub(super) enum Family {
     Inet,
     Ip,
     Ip6,
+    /// Frames that a bridge passes on, before anybody asks what is in them.
+    Bridge,
 }
 
 impl Family {
@@ -19,19 +21,21 @@ impl Family {
         match self {
             Self::Inet => 1,
             Self::Ip => 2,
+            Self::Bridge => 7,
             Self::Ip6 => 10,
         }
     }
 
     pub(super) fn from_number(number: u8) -> Option<Self> {
-        [Self::Inet, Self::Ip, Self::Ip6].into_iter().find(|family| family.number() == number)
+        [Self::Inet, Self::Ip, Self::Ip6, Self::Bridge].into_iter().find(|family| family.number() == number)
     }
 
-    fn parse(word: &str) -> Option<Self> {
+    pub(super) fn parse(word: &str) -> Option<Self> {
         match word {
             "inet" => Some(Self::Inet),
             "ip" => Some(Self::Ip),
             "ip6" => Some(Self::Ip6),
+            "bridge" => Some(Self::Bridge),
             _ => None,
         }
     }

@@ -169,6 +169,35 @@ fn policies_are_the_same_either_way() {
 }
 
 #[test]
+fn rules_for_bridges_are_the_same_either_way() {
+    same_either_way(&[
+        "add table bridge t\n\
+         add map bridge t ports { type ifname : verdict ; }\n\
+         add set bridge t macs { type ifname . ether_addr ; }\n\
+         add set bridge t sources4 { type ifname . ipv4_addr ; }\n\
+         add set bridge t sources6 { type ifname . ipv6_addr ; }\n\
+         add chain bridge t guarded\n\
+         add rule bridge t guarded iifname . ether saddr != @macs drop\n\
+         add rule bridge t guarded meta protocol arp iifname . arp saddr ether != @macs drop\n\
+         add rule bridge t guarded meta protocol arp iifname . arp saddr ip @sources4 accept\n\
+         add rule bridge t guarded meta protocol arp arp saddr ip 0.0.0.0 accept\n\
+         add rule bridge t guarded meta protocol ip iifname . ip saddr @sources4 accept\n\
+         add rule bridge t guarded meta protocol ip ip saddr 0.0.0.0 udp dport 67 accept\n\
+         add rule bridge t guarded meta protocol ip6 icmpv6 type { 134, 137 } drop\n\
+         add rule bridge t guarded meta protocol ip6 icmpv6 type 136 drop\n\
+         add rule bridge t guarded meta protocol ip6 iifname . ip6 saddr @sources6 accept\n\
+         add rule bridge t guarded meta protocol ip6 ip6 saddr :: icmpv6 type 143 accept\n\
+         add chain bridge t prerouting { type filter hook prerouting priority -300 ; }\n\
+         add rule bridge t prerouting iifname vmap @ports\n",
+        "add element bridge t ports { \"veth-a\" comment \"abc\" : goto guarded }\n\
+         add element bridge t macs { \"veth-a\" . 02:00:00:00:00:01 comment \"abc\" }\n\
+         add element bridge t sources4 { \"veth-a\" . 10.0.0.1, \"veth-b\" . 10.0.0.2 }\n\
+         add element bridge t sources6 { \"veth-a\" . fe80::1 comment \"abc\" }\n",
+        "delete element bridge t sources4 { \"veth-b\" . 10.0.0.2 }\n",
+    ]);
+}
+
+#[test]
 fn what_is_refused_changes_nothing_and_is_named() {
     in_namespace(|| {
         let first = apply("add table inet t\nadd chain inet t c\nadd rule inet t c frobnicate\n").unwrap_err();
@@ -197,16 +226,26 @@ fn elements_are_read_back_and_tables_deleted() {
              add element inet t v { fd00::1 : goto c }\nadd table ip other\n",
         )
         .unwrap();
-        let found = elements("t", "m").unwrap();
+        let found = elements("inet t", "m").unwrap();
         let expected = Element {
             key: "127.0.0.1 . udp . 53".into(),
             target: Some(Target::Value("10.0.0.1 . 5353".into())),
             comment: Some("owner".into()),
         };
         assert_eq!(found, [expected]);
-        let found = elements("t", "v").unwrap();
+        let found = elements("inet t", "v").unwrap();
         assert_eq!((found[0].key.as_str(), &found[0].target), ("fd00::1", &Some(Target::Chain("c".into()))));
-        assert_eq!(elements("t", "x").unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(elements("inet t", "x").unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(elements("t", "m").unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        apply(
+            "add table bridge b\nadd set bridge b s { type ifname . ether_addr ; }\n\
+             add chain bridge b c\nadd rule bridge b c meta protocol ip6 ip6 saddr :: icmpv6 taddr fd00::1 accept\n\
+             add element bridge b s { \"veth-a\" . 02:00:00:00:00:01 comment \"owner\" }\n",
+        )
+        .unwrap();
+        let found = elements("bridge b", "s").unwrap();
+        assert_eq!((found[0].key.as_str(), found[0].comment.as_deref()), ("veth-a . 02:00:00:00:00:01", Some("owner")));
+        apply("delete table bridge b\n").unwrap();
         let all = tables().unwrap();
         assert_eq!(all.len(), 2);
         delete_tables(&all[..1]).unwrap();
@@ -222,6 +261,6 @@ fn a_large_transaction_is_one() {
         let all: Vec<String> = (0..50_000u32).map(|i| format!("10.{}.{}.1 . tcp . 80", i >> 8, i & 255)).collect();
         text.push_str(&format!("add element inet t s {{ {} }}\n", all.join(", ")));
         apply(&text).unwrap();
-        assert_eq!(elements("t", "s").unwrap().len(), 50_000);
+        assert_eq!(elements("inet t", "s").unwrap().len(), 50_000);
     });
 }

@@ -119,7 +119,7 @@ impl Strategy for CertificateSigningRequestStrategy {
         if spec.signer_name == "kubernetes.io/legacy-unknown" {
             errors.invalid(signer, &spec.signer_name, "the legacy signerName is not allowed via this API version");
         } else {
-            signer_name(&mut errors, &signer, &spec.signer_name);
+            rules::signer_name(&mut errors, &signer, &spec.signer_name);
         }
         if let Some(seconds) = spec.expiration_seconds.filter(|&seconds| seconds < 600) {
             errors.invalid(
@@ -181,28 +181,5 @@ impl Strategy for CertificateSigningRequestStrategy {
             json!(spec.expiration_seconds.map_or("<none>".to_owned(), |s| api::duration::human(i64::from(s)))),
             json!(state),
         ]
-    }
-}
-
-fn signer_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
-    match name.split_once('/') {
-        _ if name.is_empty() => errors.required(path, ""),
-        None => errors.invalid(
-            path,
-            name,
-            "must be a fully qualified domain and path of the form 'example.com/signer-name'",
-        ),
-        Some((domain, segment)) => {
-            errors.invalid_each(path, domain, api::validation::dns1123_subdomain(domain));
-            if segment.is_empty() {
-                errors.invalid(
-                    path,
-                    segment,
-                    "validation failed for signerName: must be a fully qualified domain and path",
-                );
-            } else if !segment.split('.').all(api::validation::is_dns1123_label) {
-                errors.invalid_each(path, segment, api::validation::dns1123_subdomain(segment));
-            }
-        }
     }
 }

@@ -27,6 +27,62 @@ pub(super) fn request(pem: &[u8]) -> Result<(), String> {
     request.verify_signature().map_err(|error| error.to_string())
 }
 
+/// `example.com/signer-name`: a domain of at least two parts, and a name that may be that of an object in a namespace.
+pub fn signer_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    const SUBDOMAIN: usize = 253;
+    const LABEL: usize = 63;
+    if name.is_empty() {
+        errors.required(path, "");
+        return;
+    }
+    let Some((domain, own)) = name.split_once('/').filter(|(_, own)| !own.contains('/')) else {
+        errors.invalid(path, name, "must be a fully qualified domain and path of the form 'example.com/signer-name'");
+        return;
+    };
+    if domain.len() > SUBDOMAIN {
+        errors.too_long(path, SUBDOMAIN);
+    }
+    first_mistakes(errors, path, domain, api::validation::dns1123_label);
+    if !domain.contains('.') {
+        errors.invalid(path, domain, "should be a domain with at least two segments separated by dots");
+    }
+    first_mistakes(errors, path, own, api::validation::dns1123_subdomain);
+    let longest = SUBDOMAIN + (SUBDOMAIN + LABEL + 1) + 1;
+    if name.len() > longest {
+        errors.too_long(path, longest);
+    }
+}
+
+/// What is wrong with the first bad one among parts that dots separate: of the others it would be the same.
+fn first_mistakes(errors: &mut FieldErrors, path: &Path<'_>, text: &str, rule: fn(&str) -> Vec<String>) {
+    let found = text.split('.').map(|label| (label, rule(label))).find(|(_, mistakes)| !mistakes.is_empty());
+    if let Some((label, mistakes)) = found {
+        let told = mistakes.into_iter().map(|mistake| format!("validating label {label:?}: {mistake}"));
+        errors.invalid_each(path, text, told.collect());
+    }
+}
+
+/// Whether a signer is one of Kubernetes' own.
+pub fn is_kubernetes_signer(name: &str) -> bool {
+    let host = name.split('/').next().unwrap_or_default();
+    host == "kubernetes.io" || host.ends_with(".kubernetes.io")
+}
+
+/// What is wrong with the name of a ClusterTrustBundle of this signer, or of none.
+pub fn trust_bundle_name(name: &str, signer: &str) -> Vec<String> {
+    if signer.is_empty() {
+        return match name.contains(':') {
+            true => vec!["ClusterTrustBundle without signer name must not have \":\" in its name".to_owned()],
+            false => api::validation::dns1123_subdomain(name),
+        };
+    }
+    let prefix = format!("{}:", signer.replace('/', ":"));
+    match name.strip_prefix(&prefix) {
+        Some(own) => api::validation::dns1123_subdomain(own),
+        None => vec![format!("ClusterTrustBundle for signerName {signer} must be named with prefix {prefix}")],
+    }
+}
+
 /// Fills the times of conditions; one whose status is as before keeps the time of its transition.
 pub fn stamp(new: &mut CertificateSigningRequest, old: &CertificateSigningRequest, now: Timestamp) {
     let before = conditions(old).to_vec();

@@ -18,3 +18,4 @@ pub mod resource_quota;
 pub mod secret;
 pub mod service;
 pub mod service_account;
+pub mod volume_sources;

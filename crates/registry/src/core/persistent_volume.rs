@@ -1,12 +1,16 @@
 //! PersistentVolume: a piece of storage in the cluster.
 
+use std::collections::BTreeMap;
+
 use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use serde_json::{Value, json};
 
 use super::pod_spec::placement::node_selector;
+use super::volume_sources;
 use crate::column::Column;
 use crate::metadata::same;
 use crate::unset::{items, or_empty, set_text, text};
@@ -58,20 +62,31 @@ impl Strategy for PersistentVolumeStrategy {
 
     fn validate_create(&self, volume: &PersistentVolume) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        validate_spec(&mut errors, &Path::new("spec"), &volume.spec.clone().unwrap_or_default());
+        let context = Context::Volume { name: volume.metadata.name.as_deref().unwrap_or_default() };
+        validate_spec(&mut errors, &Path::new("spec"), &volume.spec.clone().unwrap_or_default(), context);
         errors
     }
 
     fn validate_update(&self, new: &PersistentVolume, old: &PersistentVolume) -> FieldErrors {
         let mut errors = self.validate_create(new);
         if let (Some(new), Some(old)) = (&new.spec, &old.spec) {
-            if !same(&source(new), &source(old)) {
+            // A secret for growing may still be named.
+            let mut new_source = source(new);
+            if old.csi.as_ref().is_some_and(|csi| csi.controller_expand_secret_ref.is_none())
+                && let Some(csi) = new_source.get_mut("csi").and_then(Value::as_object_mut)
+            {
+                csi.remove("controllerExpandSecretRef");
+            }
+            if !same(&new_source, &source(old)) {
                 errors.forbidden(
                     "spec.persistentvolumesource",
                     "spec.persistentvolumesource is immutable after creation",
                 );
             }
             errors.immutable("spec.volumeMode", &new.volume_mode, &old.volume_mode);
+            if old.volume_attributes_class_name.is_some() && new.volume_attributes_class_name.is_none() {
+                errors.forbidden("spec.volumeAttributesClassName", "update from non-nil value to nil is forbidden");
+            }
             if old.node_affinity.is_some() && new.node_affinity != old.node_affinity {
                 errors.invalid("spec.nodeAffinity", &new.node_affinity, api::field::IMMUTABLE);
             }
@@ -127,59 +142,140 @@ fn source(spec: &PersistentVolumeSpec) -> Value {
     value
 }
 
-fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeSpec) {
-    validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes));
-    let capacity_path = path.child("capacity");
-    match &spec.capacity {
-        None => errors.required(capacity_path, ""),
-        Some(capacity) => {
-            let size = capacity.get("storage").and_then(|size| Quantity::try_from(size).ok());
-            if capacity.len() != 1 || size.is_none() {
-                errors.not_supported(capacity_path, capacity, &["storage"]);
+/// Whose spec it is: a volume's own, with its name, or one that stands in a VolumeAttachment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Context<'a> {
+    Volume { name: &'a str },
+    Inline,
+}
+
+pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeSpec, context: Context<'_>) {
+    const INLINE: &str = "may not be specified in the context of inline volumes";
+    let is_inline = context == Context::Inline;
+    if is_inline {
+        if spec.claim_ref.is_some() {
+            errors.forbidden(path.child("claimRef"), INLINE);
+        }
+        if spec.capacity.as_ref().is_some_and(|capacity| !capacity.is_empty()) {
+            errors.forbidden(path.child("capacity"), INLINE);
+        }
+        if spec.csi.is_none() {
+            errors.required(path.child("csi"), "has to be specified in the context of inline volumes");
+        }
+    }
+    validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes), "");
+    if !is_inline {
+        validate_capacity(errors, &path.child("capacity"), spec.capacity.as_ref());
+    }
+    if let Some(policy) = text(&spec.persistent_volume_reclaim_policy) {
+        let path = path.child("persistentVolumeReclaimPolicy");
+        if is_inline && policy != "Retain" {
+            errors.forbidden(path, "may only be Retain in the context of inline volumes");
+        } else if !matches!(policy, "Delete" | "Recycle" | "Retain") {
+            errors.not_supported(path, policy, &["Delete", "Recycle", "Retain"]);
+        }
+    }
+    match &spec.node_affinity {
+        Some(_) if is_inline => errors.forbidden(path.child("nodeAffinity"), INLINE),
+        Some(affinity) => match &affinity.required {
+            Some(required) => node_selector(errors, &path.child("nodeAffinity.required"), required),
+            None => {
+                errors.required(path.child("nodeAffinity.required"), "must specify required node constraints");
             }
-            if let Some(size) = size.filter(|size| *size <= Quantity::ZERO) {
-                errors.invalid(capacity_path.key("storage"), size, "must be greater than zero");
-            }
-        }
+        },
+        None => {}
     }
-    if let Some(policy) = text(&spec.persistent_volume_reclaim_policy)
-        && !matches!(policy, "Delete" | "Recycle" | "Retain")
-    {
-        errors.not_supported(path.child("persistentVolumeReclaimPolicy"), policy, &["Delete", "Recycle", "Retain"]);
-    }
-    if let Some(required) = spec.node_affinity.as_ref().and_then(|affinity| affinity.required.as_ref()) {
-        node_selector(errors, &path.child("nodeAffinity.required"), required);
-    }
-    if let Value::Object(sources) = source(spec) {
-        let mut names = sources.keys();
-        if names.next().is_none() {
-            errors.required(path, "must specify a volume type");
-        }
-        for extra in names {
-            errors.forbidden(path.child(extra), "may not specify more than 1 volume type");
-        }
-    }
-    if let Some(class) = text(&spec.storage_class_name) {
-        errors.invalid_each(path.child("storageClassName"), class, api::validation::dns1123_subdomain(class));
-    }
+    let name = match context {
+        Context::Volume { name } => name,
+        Context::Inline => "",
+    };
+    let has_affinity = !is_inline && spec.node_affinity.is_some();
+    volume_sources::persistent(errors, path, spec, name, has_affinity);
     if let Some(host_path) = &spec.host_path
-        && host_path.path == "/"
+        && is_root(&host_path.path)
         && spec.persistent_volume_reclaim_policy.as_deref() == Some("Recycle")
     {
         errors
             .forbidden(path.child("persistentVolumeReclaimPolicy"), "may not be 'recycle' for a hostPath mount of '/'");
     }
+    match text(&spec.storage_class_name) {
+        Some(_) if is_inline => errors.forbidden(path.child("storageClassName"), INLINE),
+        Some(class) => {
+            errors.invalid_each(path.child("storageClassName"), class, api::validation::dns1123_subdomain(class));
+        }
+        None => {}
+    }
+    match spec.volume_mode.as_deref() {
+        None | Some("Filesystem") => {}
+        Some(_) if is_inline => errors.forbidden(
+            path.child("volumeMode"),
+            "may not specify volumeMode other than Filesystem in the context of inline volumes",
+        ),
+        Some("Block") => {}
+        Some(mode) => errors.not_supported(path.child("volumeMode"), mode, &["Block", "Filesystem"]),
+    }
+    // Upstream leaves this out for inline volumes.
+    if let Some(class) = spec.volume_attributes_class_name.as_ref().filter(|_| !is_inline) {
+        let path_of_class = path.child("volumeAttributesClassName");
+        match class.is_empty() {
+            true => errors.required(path_of_class, "an empty string is disallowed"),
+            false => errors.invalid_each(path_of_class, class, api::validation::dns1123_subdomain(class)),
+        }
+        if spec.csi.is_none() {
+            errors.required(path.child("csi"), "has to be specified when using volumeAttributesClassName");
+        }
+    }
 }
 
-pub fn validate_access_modes(errors: &mut FieldErrors, path: &Path<'_>, modes: &[String]) {
+fn validate_capacity(errors: &mut FieldErrors, path: &Path<'_>, capacity: Option<&BTreeMap<String, RawQuantity>>) {
+    let Some(capacity) = capacity.filter(|capacity| !capacity.is_empty()) else {
+        errors.required(path, "");
+        return;
+    };
+    if capacity.len() != 1 || !capacity.contains_key("storage") {
+        errors.not_supported(path, capacity, &["storage"]);
+    }
+    for (resource, size) in capacity {
+        let Ok(size) = Quantity::try_from(size) else {
+            errors.invalid(path.key(resource), &size.0, "must be a valid resource quantity");
+            continue;
+        };
+        if size.is_negative() {
+            errors.invalid(path.key(resource), size.value(), "must be a valid resource quantity");
+        }
+        if size <= Quantity::ZERO {
+            errors.invalid(path.key(resource), size, "must be greater than zero");
+        }
+    }
+}
+
+/// Whether nothing but the root is left of the path once it is made plain.
+fn is_root(path: &str) -> bool {
+    path.starts_with('/') && {
+        let mut depth = 0usize;
+        for part in path.split('/') {
+            match part {
+                "" | "." => {}
+                ".." => depth = depth.saturating_sub(1),
+                _ => depth += 1,
+            }
+        }
+        depth == 0
+    }
+}
+
+/// `without` says what is wrong with a list that is empty.
+pub fn validate_access_modes(errors: &mut FieldErrors, path: &Path<'_>, modes: &[String], without: &str) {
     const SUPPORTED: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
     if modes.is_empty() {
-        errors.required(path, "at least 1 access mode is required");
+        errors.required(path, without);
     }
     for mode in modes.iter().filter(|mode| !SUPPORTED.contains(&mode.as_str())) {
         errors.not_supported(path, mode, SUPPORTED);
     }
-    if modes.len() > 1 && modes.iter().any(|mode| mode == "ReadWriteOncePod") {
+    const ALONE: &str = "ReadWriteOncePod";
+    let has_others = modes.iter().any(|mode| mode != ALONE && SUPPORTED.contains(&mode.as_str()));
+    if has_others && modes.iter().any(|mode| mode == ALONE) {
         errors.forbidden(path, "may not use ReadWriteOncePod with other access modes");
     }
 }
@@ -191,4 +287,116 @@ pub fn access_modes(modes: &[String]) -> String {
     let shown: Vec<&str> =
         short.iter().filter(|(mode, _)| modes.iter().any(|other| other == mode)).map(|&(_, short)| short).collect();
     shown.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said of a volume whose spec is good but for this.
+    fn said(more: Value) -> Vec<String> {
+        let mut spec = json!({"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let volume = json!({"metadata": {"name": "v"}, "spec": spec});
+        let errors = PersistentVolumeStrategy.validate_create(&serde_json::from_value(volume).unwrap());
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn security_every_source_of_a_volume_is_checked() {
+        let affinity = json!({"required": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["a"]}]}]}});
+        let csi = json!({"driver": "d.example.com", "volumeHandle": "1"});
+        for good in [
+            json!({"hostPath": {"path": "/a"}}),
+            json!({"local": {"path": "/a"}, "nodeAffinity": affinity}),
+            json!({"csi": csi, "volumeAttributesClassName": "fast", "volumeMode": "Block"}),
+            json!({"nfs": {"server": "a", "path": "/"}}),
+            json!({"iscsi": {"targetPortal": "a:1", "iqn": "iqn.2001-04.com.example:a", "lun": 0}}),
+            json!({"fc": {"wwids": ["1"]}}),
+            json!({"azureDisk": {"diskName": "a", "diskURI": "/subscriptions/a", "kind": "Managed"}}),
+        ] {
+            assert_eq!(said(good.clone()), Vec::<String>::new(), "{good}");
+        }
+        for (bad, expected) in [
+            (json!({}), "spec: Required value: must specify a volume type"),
+            (
+                json!({"hostPath": {"path": "/a/../b"}}),
+                "spec.hostPath.path: Invalid value: \"/a/../b\": must not contain '..'",
+            ),
+            (json!({"hostPath": {"path": ""}}), "spec.hostPath.path: Required value"),
+            (
+                json!({"local": {"path": "/a/.."}, "nodeAffinity": affinity}),
+                "spec.local.path: Invalid value: \"/a/..\": must not contain '..'",
+            ),
+            (
+                json!({"local": {"path": "/a"}}),
+                "spec.nodeAffinity: Required value: Local volume requires node affinity",
+            ),
+            (
+                json!({"local": {"path": "/a"}, "nodeAffinity": {}}),
+                "spec.nodeAffinity.required: Required value: must specify required node constraints",
+            ),
+            (json!({"csi": {"driver": "", "volumeHandle": "1"}}), "spec.csi.driver: Required value"),
+            (json!({"csi": {"driver": "d", "volumeHandle": ""}}), "spec.csi.volumeHandle: Required value"),
+            (
+                json!({"csi": {"driver": "d", "volumeHandle": "1", "nodePublishSecretRef": {"name": "s"}}}),
+                "spec.csi.nodePublishSecretRef.namespace: Required value",
+            ),
+            (
+                json!({"nfs": {"server": "a", "path": "b"}}),
+                "spec.nfs.path: Invalid value: \"b\": must be an absolute path",
+            ),
+            (
+                json!({"gcePersistentDisk": {"pdName": "a", "partition": 256}}),
+                "spec.persistentDisk.partition: Invalid value: 256: must be between 1 and 255, inclusive",
+            ),
+            (
+                json!({"glusterfs": {"endpoints": "a", "path": "b", "endpointsNamespace": ""}}),
+                "spec.glusterfs.endpointsNamespace: Invalid value: \"\": if the endpointnamespace is set, it must be a valid namespace name",
+            ),
+            (json!({"flocker": {}}), "spec.flocker: Required value: one of datasetName and datasetUUID is required"),
+            (
+                json!({"iscsi": {"targetPortal": "a", "iqn": "x", "lun": 0}}),
+                "spec.iscsi.iqn: Invalid value: \"x\": must be valid format",
+            ),
+            (
+                json!({"fc": {"targetWWNs": ["1"]}}),
+                "spec.fc.lun: Required value: lun is required if targetWWNs is specified",
+            ),
+            (
+                json!({"flexVolume": {"driver": "d", "options": {"a.k8s.io/b": "c"}}}),
+                "spec.flexVolume.options[a.k8s.io/b]: Invalid value: \"a.k8s.io/b\": kubernetes.io and k8s.io namespaces are reserved",
+            ),
+            (
+                json!({"azureDisk": {"diskName": "a", "diskURI": "x", "kind": "Managed"}}),
+                "spec.azureDisk.diskURI: Unsupported value: \"x\": supported values: \"/subscriptions/{sub-id}/resourcegroups/{group-name}/providers/microsoft.compute/disks/{disk-id}\"",
+            ),
+            (json!({"storageos": {"volumeName": "A"}}), "spec.storageos.volumeName: Invalid value: \"A\""),
+            (
+                json!({"hostPath": {"path": "/a"}, "csi": csi}),
+                "spec.csi: Forbidden: may not specify more than 1 volume type",
+            ),
+            (
+                json!({"hostPath": {"path": "//"}, "persistentVolumeReclaimPolicy": "Recycle"}),
+                "spec.persistentVolumeReclaimPolicy: Forbidden: may not be 'recycle' for a hostPath mount of '/'",
+            ),
+            (
+                json!({"hostPath": {"path": "/a"}, "volumeMode": "Tape"}),
+                "spec.volumeMode: Unsupported value: \"Tape\": supported values: \"Block\", \"Filesystem\"",
+            ),
+            (
+                json!({"hostPath": {"path": "/a"}, "volumeAttributesClassName": "x"}),
+                "spec.csi: Required value: has to be specified when using volumeAttributesClassName",
+            ),
+            (
+                json!({"hostPath": {"path": "/a"}, "capacity": {"storage": "0"}}),
+                "spec.capacity[storage]: Invalid value: \"0\": must be greater than zero",
+            ),
+            (json!({"hostPath": {"path": "/a"}, "accessModes": []}), "spec.accessModes: Required value"),
+        ] {
+            let said = said(bad.clone());
+            assert!(said.len() == 1 && said[0].starts_with(expected), "{bad}: {said:?}");
+        }
+    }
 }

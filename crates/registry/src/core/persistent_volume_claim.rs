@@ -206,7 +206,8 @@ fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
 }
 
 fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeClaimSpec) {
-    validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes));
+    const WITHOUT: &str = "at least 1 access mode is required";
+    validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes), WITHOUT);
     label_selector(errors, &path.child("selector"), spec.selector.as_ref());
     let size_path = path.child("resources");
     match storage(spec) {

@@ -1,15 +1,22 @@
 //! Validation of a pod's volumes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
 use api::validation as rules;
-use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, ProjectedVolumeSource, Volume};
+use k8s_openapi::api::core::v1::{
+    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, PodCertificateProjection, ProjectedVolumeSource,
+    Volume,
+};
 
 use super::containers::{VOLUME_FIELDS, field_ref, resource_field_ref};
+use crate::certificates::rules::{is_kubernetes_signer, signer_name, trust_bundle_name};
+use crate::core::volume_sources;
+use crate::metadata::{annotation_size, label_selector};
 use crate::unset::{items, text};
 
+const DUPLICATE: &str = "conflicting duplicate paths";
 const MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 
 /// Checks the volumes; answers their names and whether each can be used as a block device.
@@ -94,19 +101,7 @@ fn source(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume) {
         errors.forbidden(path.child("emptyDir.sizeLimit"), "SizeLimit field must be a valid resource quantity");
     }
     if let Some(host_path) = &volume.host_path {
-        let path = path.child("hostPath");
-        if host_path.path.is_empty() {
-            errors.required(path.child("path"), "");
-        } else {
-            no_backsteps(errors, &path.child("path"), &host_path.path);
-        }
-        const TYPES: &[&str] =
-            &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
-        if let Some(kind) = &host_path.type_
-            && !TYPES.contains(&kind.as_str())
-        {
-            errors.not_supported(path.child("type"), kind, TYPES);
-        }
+        volume_sources::host_path(errors, &path.child("hostPath"), host_path);
     }
     if let Some(secret) = &volume.secret {
         let path = path.child("secret");
@@ -140,22 +135,19 @@ fn source(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume) {
         errors.required(path.child("persistentVolumeClaim.claimName"), "");
     }
     if let Some(nfs) = &volume.nfs {
-        let path = path.child("nfs");
-        if nfs.server.is_empty() {
-            errors.required(path.child("server"), "");
-        }
-        if nfs.path.is_empty() {
-            errors.required(path.child("path"), "");
-        }
-        if !nfs.path.starts_with('/') {
-            errors.invalid(path.child("path"), &nfs.path, "must be an absolute path");
+        volume_sources::nfs(errors, &path.child("nfs"), nfs);
+    }
+    if let Some(csi) = &volume.csi {
+        let path = path.child("csi");
+        volume_sources::csi_driver_name(errors, &path.child("driver"), &csi.driver);
+        if let Some(secret) = &csi.node_publish_secret_ref {
+            match secret.name.is_empty() {
+                true => errors.required(path.child("nodePublishSecretRef.name"), ""),
+                false => errors.invalid_each(path.child("name"), &secret.name, rules::dns1123_subdomain(&secret.name)),
+            }
         }
     }
-    if let Some(csi) = &volume.csi
-        && csi.driver.is_empty()
-    {
-        errors.required(path.child("csi.driver"), "");
-    }
+    foreign(errors, path, volume);
     if let Some(ephemeral) = &volume.ephemeral
         && ephemeral.volume_claim_template.is_none()
     {
@@ -168,8 +160,62 @@ fn source(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume) {
     }
 }
 
+/// Sources that no node of ours mounts, and that have a form all the same.
+fn foreign(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume) {
+    if let Some(source) = &volume.gce_persistent_disk {
+        volume_sources::gce_persistent_disk(errors, &path.child("persistentDisk"), source);
+    }
+    if let Some(source) = &volume.aws_elastic_block_store {
+        volume_sources::aws_elastic_block_store(errors, &path.child("awsElasticBlockStore"), source);
+    }
+    if let Some(source) = &volume.flocker {
+        volume_sources::flocker(errors, &path.child("flocker"), source);
+    }
+    if let Some(source) = &volume.quobyte {
+        volume_sources::quobyte(errors, &path.child("quobyte"), source);
+    }
+    if let Some(source) = &volume.fc {
+        volume_sources::fc(errors, &path.child("fc"), source);
+    }
+    if let Some(source) = &volume.azure_disk {
+        volume_sources::azure_disk(errors, &path.child("azureDisk"), source);
+    }
+    if let Some(source) = &volume.flex_volume {
+        volume_sources::flex_volume(errors, &path.child("flexVolume"), &source.driver, source.options.as_ref());
+    }
+    if let Some(source) = &volume.cephfs {
+        volume_sources::monitors(errors, &path.child("cephfs"), &source.monitors);
+    }
+    if let Some(source) = &volume.rbd {
+        volume_sources::monitors(errors, &path.child("rbd"), &source.monitors);
+        volume_sources::required(errors, &path.child("rbd"), &[("image", &source.image)]);
+    }
+    if let Some(source) = &volume.glusterfs {
+        let fields = [("endpoints", source.endpoints.as_str()), ("path", source.path.as_str())];
+        volume_sources::required(errors, &path.child("glusterfs"), &fields);
+    }
+    if let Some(source) = &volume.azure_file {
+        let fields = [("secretName", source.secret_name.as_str()), ("shareName", source.share_name.as_str())];
+        volume_sources::required(errors, &path.child("azureFile"), &fields);
+    }
+    if let Some(source) = &volume.vsphere_volume {
+        volume_sources::required(errors, &path.child("vsphereVolume"), &[("volumePath", &source.volume_path)]);
+    }
+    if let Some(source) = &volume.photon_persistent_disk {
+        volume_sources::required(errors, &path.child("photonPersistentDisk"), &[("pdID", &source.pd_id)]);
+    }
+    if let Some(source) = &volume.portworx_volume {
+        volume_sources::required(errors, &path.child("portworxVolume"), &[("volumeID", &source.volume_id)]);
+    }
+    if let Some(source) = &volume.cinder {
+        volume_sources::required(errors, &path.child("cinder"), &[("volumeID", &source.volume_id)]);
+    }
+}
+
 fn projected(errors: &mut FieldErrors, path: &Path<'_>, projected: &ProjectedVolumeSource) {
     mode(errors, &path.child("defaultMode"), projected.default_mode);
+    // Two sources that write the same file: which of them is read would be chance.
+    let (parent, mut files) = (path, BTreeSet::new());
     for (i, source) in items(&projected.sources).iter().enumerate() {
         let source_path = path.child("sources");
         let source_path = source_path.index(i);
@@ -181,6 +227,9 @@ fn projected(errors: &mut FieldErrors, path: &Path<'_>, projected: &ProjectedVol
                 errors.required(path.child("name"), "");
             }
             keys_to_paths(errors, &path, items(&secret.items));
+            for item in items(&secret.items) {
+                written_once(errors, parent, &mut files, &item.path, &secret.name);
+            }
         }
         if let Some(config_map) = &source.config_map {
             found += 1;
@@ -189,11 +238,15 @@ fn projected(errors: &mut FieldErrors, path: &Path<'_>, projected: &ProjectedVol
                 errors.required(path.child("name"), "");
             }
             keys_to_paths(errors, &path, items(&config_map.items));
+            for item in items(&config_map.items) {
+                written_once(errors, parent, &mut files, &item.path, &config_map.name);
+            }
         }
         if let Some(downward) = &source.downward_api {
             found += 1;
             for file in items(&downward.items) {
                 downward_file(errors, &source_path.child("downwardAPI"), file);
+                written_once(errors, parent, &mut files, &file.path, &file.path);
             }
         }
         if let Some(token) = &source.service_account_token {
@@ -219,11 +272,127 @@ fn projected(errors: &mut FieldErrors, path: &Path<'_>, projected: &ProjectedVol
                 local_path(errors, &path.child("path"), &token.path);
             }
         }
-        found += usize::from(source.cluster_trust_bundle.is_some()) + usize::from(source.pod_certificate.is_some());
+        if let Some(bundle) = &source.cluster_trust_bundle {
+            found += 1;
+            trust_bundle(errors, &source_path.child("clusterTrustBundle"), bundle);
+            // Upstream counts the empty path as well.
+            if !files.insert(bundle.path.as_str()) {
+                errors.invalid(path, &bundle.path, DUPLICATE);
+            }
+        }
+        if let Some(certificate) = &source.pod_certificate {
+            found += 1;
+            let certificate_path = source_path.child("podCertificate");
+            pod_certificate(errors, &certificate_path, certificate);
+            let mut has_path = false;
+            for (name, file) in [
+                ("credentialBundlePath", &certificate.credential_bundle_path),
+                ("keyPath", &certificate.key_path),
+                ("certificateChainPath", &certificate.certificate_chain_path),
+            ] {
+                let Some(file) = text(file) else { continue };
+                has_path = true;
+                local_path(errors, &certificate_path.child(name), file);
+                written_once(errors, path, &mut files, file, file);
+            }
+            if !has_path {
+                errors.required(
+                    certificate_path,
+                    "specify at least one of credentialBundlePath, keyPath, and certificateChainPath",
+                );
+            }
+        }
         if found > 1 {
             errors.forbidden(source_path, "may not specify more than 1 volume type per source");
         }
     }
+}
+
+/// `shown` is what upstream names as the value.
+fn written_once<'a>(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    files: &mut BTreeSet<&'a str>,
+    file: &'a str,
+    shown: &str,
+) {
+    if !file.is_empty() && !files.insert(file) {
+        errors.invalid(path, shown, DUPLICATE);
+    }
+}
+
+fn trust_bundle(errors: &mut FieldErrors, path: &Path<'_>, bundle: &ClusterTrustBundleProjection) {
+    match (&bundle.name, &bundle.signer_name) {
+        (Some(_), Some(_)) => errors.invalid(path, bundle, "only one of name and signerName may be used"),
+        (Some(name), None) => {
+            if name.is_empty() {
+                errors.required(path.child("name"), "must be a valid object name");
+            }
+            // What stands before the last colon is the signer that it belongs to.
+            let signer = name.rsplit_once(':').map(|(signer, _)| signer.replace(':', "/"));
+            for message in trust_bundle_name(name, signer.as_deref().unwrap_or_default()) {
+                errors.invalid(path.child("name"), name, format!("not a valid clustertrustbundlename: {message}"));
+            }
+            if let Some(selector) = &bundle.label_selector {
+                errors.invalid(
+                    path.child("labelSelector"),
+                    selector,
+                    "labelSelector must be unset if name is specified",
+                );
+            }
+        }
+        (None, Some(signer)) => {
+            if signer.is_empty() {
+                errors.required(path.child("signerName"), "must be a valid signer name");
+            }
+            signer_name(errors, &path.child("signerName"), signer);
+            label_selector(errors, &path.child("labelSelector"), bundle.label_selector.as_ref());
+        }
+        (None, None) => errors.required(path, "either name or signerName must be specified"),
+    }
+    if bundle.path.is_empty() {
+        errors.required(path.child("path"), "");
+    }
+    local_path(errors, &path.child("path"), &bundle.path);
+}
+
+fn pod_certificate(errors: &mut FieldErrors, path: &Path<'_>, certificate: &PodCertificateProjection) {
+    const KEYS: &[&str] = &["RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"];
+    const HOUR: i32 = 60 * 60;
+    let signer = certificate.signer_name.as_str();
+    signer_name(errors, &path.child("signerName"), signer);
+    if let Some(annotations) = &certificate.user_annotations {
+        let path = path.child("userAnnotations");
+        for key in annotations.keys() {
+            prefixed_key(errors, &path, &key.to_lowercase());
+        }
+        annotation_size(errors, &path, annotations);
+    }
+    if !KEYS.contains(&certificate.key_type.as_str()) {
+        errors.not_supported(path.child("keyType"), &certificate.key_type, KEYS);
+    }
+    if let Some(seconds) = certificate.max_expiration_seconds {
+        let path = path.child("maxExpirationSeconds");
+        let longest = if is_kubernetes_signer(signer) { 24 * HOUR } else { 91 * 24 * HOUR };
+        if seconds < HOUR {
+            errors.invalid(path, seconds, "if provided, maxExpirationSeconds must be >= 3600");
+        } else if seconds > longest {
+            errors.invalid(path, seconds, format!("if provided, maxExpirationSeconds must be <= {longest}"));
+        }
+    }
+}
+
+/// `acme.io/foo`.
+fn prefixed_key(errors: &mut FieldErrors, path: &Path<'_>, key: &str) {
+    if key.is_empty() {
+        errors.required(path, "");
+        return;
+    }
+    let mistakes = rules::qualified_name(key);
+    if mistakes.is_empty() && !key.contains('/') {
+        errors.invalid(path, key, "must be a domain-prefixed key (such as \"acme.io/foo\")");
+    }
+    errors.invalid_each(path, key, mistakes);
 }
 
 fn keys_to_paths(errors: &mut FieldErrors, path: &Path<'_>, entries: &[KeyToPath]) {
@@ -273,8 +442,94 @@ fn local_path(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
     }
 }
 
-fn no_backsteps(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
-    if value.split('/').any(|part| part == "..") {
-        errors.invalid(path, value, "must not contain '..'");
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn said(sources: Value) -> Vec<String> {
+        let volume = json!({"name": "v", "projected": {"sources": sources}});
+        let mut errors = FieldErrors::default();
+        validate(&mut errors, &Path::new("volumes"), &[serde_json::from_value(volume).unwrap()]);
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn security_bundles_and_certificates_are_written_below_their_volume() {
+        const AT: &str = "volumes[0].projected.sources[0]";
+        let bundle = |value: Value| json!([{"clusterTrustBundle": value}]);
+        let certificate = |more: Value| {
+            let mut value = json!({"signerName": "a.example/b", "keyType": "ED25519", "keyPath": "key"});
+            value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!([{"podCertificate": value}])
+        };
+        for good in [
+            bundle(json!({"name": "a.example:b:c", "path": "ca.pem"})),
+            bundle(json!({"name": "plain", "path": "a/ca.pem"})),
+            bundle(
+                json!({"signerName": "a.example/b", "labelSelector": {"matchLabels": {"a": "b"}}, "path": "ca.pem"}),
+            ),
+            certificate(json!({"maxExpirationSeconds": 3600, "userAnnotations": {"a.example/key": "value"}})),
+        ] {
+            assert_eq!(said(good.clone()), Vec::<String>::new(), "{good}");
+        }
+        for (bad, expected) in [
+            (
+                bundle(json!({"name": "plain", "path": "../../etc/x"})),
+                ".clusterTrustBundle.path: Invalid value: \"../../etc/x\": must not contain '..'",
+            ),
+            (
+                bundle(json!({"name": "plain", "path": "/etc/x"})),
+                ".clusterTrustBundle.path: Invalid value: \"/etc/x\": must be a relative path",
+            ),
+            (bundle(json!({"name": "plain", "path": ""})), ".clusterTrustBundle.path: Required value"),
+            (
+                bundle(json!({"path": "a"})),
+                ".clusterTrustBundle: Required value: either name or signerName must be specified",
+            ),
+            (
+                bundle(json!({"name": "../x", "path": "a"})),
+                ".clusterTrustBundle.name: Invalid value: \"../x\": not a valid clustertrustbundlename: ",
+            ),
+            (
+                bundle(json!({"name": "plain", "labelSelector": {}, "path": "a"})),
+                ".clusterTrustBundle.labelSelector: Invalid value: ",
+            ),
+            (
+                bundle(json!({"signerName": "x", "path": "a"})),
+                ".clusterTrustBundle.signerName: Invalid value: \"x\": must be a fully qualified domain and path of the form 'example.com/signer-name'",
+            ),
+            (
+                certificate(json!({"keyPath": "../key"})),
+                ".podCertificate.keyPath: Invalid value: \"../key\": must not contain '..'",
+            ),
+            (
+                certificate(json!({"keyPath": null})),
+                ".podCertificate: Required value: specify at least one of credentialBundlePath, keyPath, and certificateChainPath",
+            ),
+            (certificate(json!({"keyType": "DSA"})), ".podCertificate.keyType: Unsupported value: \"DSA\""),
+            (
+                certificate(json!({"maxExpirationSeconds": 1})),
+                ".podCertificate.maxExpirationSeconds: Invalid value: 1: if provided, maxExpirationSeconds must be >= 3600",
+            ),
+            (
+                certificate(json!({"maxExpirationSeconds": 7862401})),
+                ".podCertificate.maxExpirationSeconds: Invalid value: 7862401: if provided, maxExpirationSeconds must be <= 7862400",
+            ),
+            (
+                certificate(json!({"userAnnotations": {"key": "value"}})),
+                ".podCertificate.userAnnotations: Invalid value: \"key\": must be a domain-prefixed key (such as \"acme.io/foo\")",
+            ),
+            (
+                certificate(json!({"signerName": "local/b"})),
+                ".podCertificate.signerName: Invalid value: \"local\": should be a domain with at least two segments separated by dots",
+            ),
+        ] {
+            let said = said(bad.clone());
+            assert!(said.len() == 1 && said[0].starts_with(&format!("{AT}{expected}")), "{bad}: {said:?}");
+        }
+        let twice = json!([{"clusterTrustBundle": {"name": "plain", "path": "key"}},
+            {"podCertificate": {"signerName": "a.example/b", "keyType": "ED25519", "keyPath": "key"}}]);
+        assert_eq!(said(twice), ["volumes[0].projected: Invalid value: \"key\": conflicting duplicate paths"]);
     }
 }
