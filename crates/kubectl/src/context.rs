@@ -286,17 +286,7 @@ impl Context {
 
     /// One line as upstream's log writes it, at any verbosity.
     pub(crate) fn klog(&self, severity: char, place: &str, text: &str) {
-        let now = jiff::Zoned::now();
-        self.eprintln(format!(
-            "{severity}{:02}{:02} {:02}:{:02}:{:02}.{:06} {:>7} {place}] {text}",
-            now.month(),
-            now.day(),
-            now.hour(),
-            now.minute(),
-            now.second(),
-            now.subsec_nanosecond() / 1000,
-            std::process::id(),
-        ));
+        self.eprintln(klog_line(severity, place, text));
     }
 
     pub(crate) fn request_timeout(&self) -> Result<Option<Duration>> {
@@ -353,6 +343,21 @@ pub(crate) fn with_dry_run(operation: &str, dry_run: DryRun) -> String {
         DryRun::Client => format!("{operation} (dry run)"),
         DryRun::Server => format!("{operation} (server dry run)"),
     }
+}
+
+/// One line as klog writes it.
+pub(crate) fn klog_line(severity: char, place: &str, text: &str) -> String {
+    let now = jiff::Zoned::now();
+    format!(
+        "{severity}{:02}{:02} {:02}:{:02}:{:02}.{:06} {:>7} {place}] {text}",
+        now.month(),
+        now.day(),
+        now.hour(),
+        now.minute(),
+        now.second(),
+        now.subsec_nanosecond() / 1000,
+        std::process::id(),
+    )
 }
 
 pub(crate) fn home() -> PathBuf {

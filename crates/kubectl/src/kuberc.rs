@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::cli::{command_of, find_flag};
 use crate::commands::ROOT;
-use crate::context::home;
+use crate::context::{home, klog_line};
 use crate::describe::strings;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
@@ -56,7 +56,14 @@ pub(crate) fn apply(argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
         }
         Err(_) => return Ok((argv, PluginPolicy::default())),
     };
-    let preferences = match parse(&text) {
+    let mut notes = Vec::new();
+    let parsed = parse(&text, &file.display().to_string(), &mut notes);
+    if verbosity(&argv) >= 5 {
+        for note in &notes {
+            eprintln!("{}", klog_line('I', "kuberc.rs", note));
+        }
+    }
+    let preferences = match parsed {
         Ok(Some((preferences, unknown))) => {
             if !unknown.is_empty() {
                 // Without a line's end, as upstream's.
@@ -95,6 +102,22 @@ fn flag_value(argv: &[String]) -> Result<String> {
             .ok_or_else(|| Failure::message("kuberc error kuberc file is not found"));
     }
     Ok(String::new())
+}
+
+/// `-v` decides what is said about the file, so it must be known before flags are parsed as well.
+fn verbosity(argv: &[String]) -> i64 {
+    let mut words = argv.iter().take_while(|word| *word != "--");
+    while let Some(word) = words.next() {
+        let value = match word.strip_prefix("--v").or_else(|| word.strip_prefix("-v")) {
+            Some("") => words.next().map(String::as_str),
+            Some(rest) => rest.strip_prefix('='),
+            None => None,
+        };
+        if let Some(level) = value.and_then(|value| value.parse().ok()) {
+            return level;
+        }
+    }
+    0
 }
 
 /// What a field of a document may be.
@@ -181,20 +204,34 @@ enum PreferencesError {
 }
 
 /// The first document that is a Preference of a version we know, and its fields that we do not; its older spelling is
-/// brought to the newer.
-fn parse(text: &str) -> Result<Option<(Value, Vec<String>)>, PreferencesError> {
+/// brought to the newer. `notes` are for `-v=5`: which document was taken, and why others were not.
+fn parse(
+    text: &str,
+    file: &str,
+    notes: &mut Vec<String>,
+) -> Result<Option<(Value, Vec<String>)>, PreferencesError> {
     let documents = crate::files::documents(text)?;
     let attempted = !documents.is_empty();
-    for mut document in documents {
-        let (shape, older) = match (document["apiVersion"].as_str(), document["kind"].as_str()) {
-            (Some("kubectl.config.k8s.io/v1beta1"), Some("Preference")) => (&V1BETA1, false),
-            (Some("kubectl.config.k8s.io/v1alpha1"), Some("Preference")) => (&V1ALPHA1, true),
-            _ => continue,
+    for (mut document, entry) in documents.into_iter().zip(1..) {
+        let (version, kind) = (self::text(&document, "/apiVersion").to_owned(), self::text(&document, "/kind"));
+        let (shape, older) = match (version.as_str(), kind) {
+            ("kubectl.config.k8s.io/v1beta1", "Preference") => (&V1BETA1, false),
+            ("kubectl.config.k8s.io/v1alpha1", "Preference") => (&V1ALPHA1, true),
+            _ => {
+                notes.push(format!(
+                    "kuberc: unexpected GroupVersionKind for entry {entry} in {file}: {version}, Kind={kind}"
+                ));
+                continue;
+            }
         };
         let mut unknown = Vec::new();
         if !shape.fits(&document, "", &mut unknown) {
+            notes.push(format!(
+                "kuberc: strict decoding error for entry {entry} in {file}: a field has a value of another type"
+            ));
             continue;
         }
+        notes.push(format!("kuberc: using entry {entry} ({version}) in {file}"));
         if older {
             document["defaults"] = document["overrides"].take();
             for list in ["defaults", "aliases"] {
@@ -205,7 +242,11 @@ fn parse(text: &str) -> Result<Option<(Value, Vec<String>)>, PreferencesError> {
         }
         return Ok(Some((document, unknown)));
     }
-    if attempted { Err(PreferencesError::NoneFound) } else { Ok(None) }
+    if attempted {
+        return Err(PreferencesError::NoneFound);
+    }
+    notes.push(format!("kuberc: no preferences found in {file}"));
+    Ok(None)
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
@@ -387,8 +428,12 @@ mod tests {
         aliases:\n- name: getn\n  command: get\n  prependArgs: [nodes]\n  options:\n  - {name: output, default: json}\n\
         - name: runx\n  command: run\n  options:\n  - {name: image, default: nginx}\n  appendArgs: ['--', sleep]\n";
 
+    fn read(text: &str) -> Option<(Value, Vec<String>)> {
+        parse(text, "kuberc", &mut Vec::new()).unwrap()
+    }
+
     fn rewritten(line: &str) -> String {
-        let (preferences, unknown) = parse(FILE).unwrap().unwrap();
+        let (preferences, unknown) = read(FILE).unwrap();
         assert_eq!(unknown, Vec::<String>::new());
         check(&preferences).unwrap();
         rewrite(&preferences, line.split(' ').map(str::to_owned).collect()).unwrap().join(" ")
@@ -426,11 +471,11 @@ mod tests {
             ),
         ] {
             let text = format!("apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\n{file}\n");
-            let (preferences, _) = parse(&text).unwrap().unwrap();
+            let (preferences, _) = read(&text).unwrap();
             assert_eq!(check(&preferences).unwrap_err().to_string(), expected);
         }
-        assert!(parse("a: b").is_err());
-        assert_eq!(parse("").unwrap(), None);
+        assert!(parse("a: b", "kuberc", &mut Vec::new()).is_err());
+        assert_eq!(read(""), None);
     }
 
     #[test]
@@ -445,13 +490,52 @@ mod tests {
             ("overrides: []", "strict decoding error: unknown field \"overrides\""),
         ] {
             let text = format!("apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\n{file}\n");
-            let (_, unknown) = parse(&text).unwrap().unwrap();
+            let (_, unknown) = read(&text).unwrap();
             assert_eq!(strict_error(&unknown), expected);
         }
         let second = "apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\ndefaults: text\n---\n\
             apiVersion: kubectl.config.k8s.io/v1alpha1\nkind: Preference\noverrides:\n- {command: get, flags: [{name: a, default: b}]}\n";
-        let (document, unknown) = parse(second).unwrap().unwrap();
+        let (document, unknown) = read(second).unwrap();
         assert_eq!((text(&document, "/defaults/0/options/0/name"), unknown.len()), ("a", 0));
+    }
+
+    #[test]
+    fn notes_say_which_document_was_taken_and_why_others_were_not() {
+        let other = "apiVersion: v1\nkind: Pod\n---\n\
+            apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\ndefaults: text\n---\n\
+            apiVersion: kubectl.config.k8s.io/v1beta1\nkind: Preference\n";
+        for (text, expected) in [
+            ("", &["kuberc: no preferences found in f"][..]),
+            (
+                other,
+                &[
+                    "kuberc: unexpected GroupVersionKind for entry 1 in f: v1, Kind=Pod",
+                    "kuberc: strict decoding error for entry 2 in f: a field has a value of another type",
+                    "kuberc: using entry 3 (kubectl.config.k8s.io/v1beta1) in f",
+                ],
+            ),
+        ] {
+            let mut notes = Vec::new();
+            parse(text, "f", &mut notes).unwrap();
+            assert_eq!(notes, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn verbosity_is_read_before_flags_are_parsed() {
+        for (line, expected) in [
+            ("get pods", 0),
+            ("get pods -v=5", 5),
+            ("get pods -v 6", 6),
+            ("get --v 7 pods", 7),
+            ("--v=8 get pods", 8),
+            ("get pods -- -v=5", 0),
+            ("get pods -v", 0),
+            ("get pods --validate=false", 0),
+        ] {
+            let argv: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            assert_eq!(verbosity(&argv), expected, "{line}");
+        }
     }
 
     #[test]

@@ -221,7 +221,7 @@ fn list(row: &Resource, kind: &str, dialect: Dialect) -> Value {
         "properties": {
             "apiVersion": {"type": "string", "description": "APIVersion defines the versioned schema of this representation of an object."},
             "kind": {"type": "string", "description": "Kind is a string value representing the REST resource this object represents."},
-            "items": {"type": "array", "description": "Items are the objects of the list.", "items": dialect.reference(kind)},
+            "items": {"type": "array", "description": format!("List of {}.", row.plural), "items": dialect.reference(kind)},
             "metadata": dialect.reference("io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"),
         },
     })
@@ -335,6 +335,12 @@ mod tests {
         let pods = &v2["paths"]["/api/v1/namespaces/{namespace}/pods"];
         assert_eq!(pods["get"]["operationId"], "listCoreV1NamespacedPod");
         assert_eq!(pods["post"]["responses"]["201"]["schema"]["$ref"], "#/definitions/io.k8s.api.core.v1.Pod");
+        // What upstream's command-line tests look for.
+        let watch = pods["get"]["parameters"].as_array().unwrap().iter().find(|parameter| parameter["name"] == "watch");
+        let description = watch.unwrap()["description"].as_str().unwrap();
+        assert!(description.starts_with("Watch for changes to the described resources"), "{description}");
+        let services = &v2["definitions"]["io.k8s.api.core.v1.ServiceList"]["properties"]["items"];
+        assert_eq!(services["description"], "List of services.");
     }
 
     fn closed(document: &Value, part: &Value) {

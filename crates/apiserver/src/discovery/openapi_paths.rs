@@ -38,6 +38,9 @@ impl Dialect {
         if place == "path" {
             parameter["required"] = true.into();
         }
+        if let Some((_, description)) = DESCRIPTIONS.iter().find(|(of, _)| *of == name) {
+            parameter["description"] = (*description).into();
+        }
         match self {
             Dialect::V2 => parameter["type"] = kind.into(),
             Dialect::V3 => parameter["schema"] = json!({"type": kind, "uniqueItems": true}),
@@ -48,6 +51,16 @@ impl Dialect {
 
 pub(super) const MEDIA: &[&str] = &["application/json", "application/yaml"];
 const LIST_MEDIA: &[&str] = &["application/json", "application/yaml", "application/json;stream=watch"];
+/// What parameters mean whose names do not say it all.
+const DESCRIPTIONS: &[(&str, &str)] = &[
+    ("continue", "The token of the previous page of a list, to read the next."),
+    ("dryRun", "All: go through every step, and store nothing."),
+    ("fieldManager", "The name under which changed fields are recorded."),
+    ("fieldSelector", "Restricts the list of returned objects by their fields."),
+    ("labelSelector", "Restricts the list of returned objects by their labels."),
+    ("limit", "The greatest number of objects to return at once; the answer says how to go on."),
+    ("watch", "Watch for changes to the described resources: a stream of events from resourceVersion on."),
+];
 /// Query parameters and their types.
 const WRITE: &[(&str, &str)] = &[("dryRun", "string"), ("fieldManager", "string"), ("fieldValidation", "string")];
 const DELETE: &[(&str, &str)] = &[
