@@ -17,8 +17,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use api::cidr::Cidr;
 use futures_util::future::BoxFuture;
+use store::Contents;
 use store::embedded::Imported;
-use store::transfer::{Contents, LEASE_TIME, Transfer};
+use store::transfer::{LEASE_TIME, Transfer};
 
 use crate::encryption;
 use crate::etcd::Etcd;
