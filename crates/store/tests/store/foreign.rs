@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use store::Contents;
 use store::foreign::{kine_holder, read_etcd_snapshot, read_kine};
 use store::transfer::Transfer;
 use store::*;
