@@ -11,7 +11,7 @@ pub enum DocumentError {
     /// A JSON value without its end.
     #[error("unexpected EOF")]
     UnexpectedEnd,
-    #[error("json: line {}: {0}", .0.line())]
+    #[error("json: line {}: {}", .0.line(), .0)]
     Json(serde_json::Error),
     #[error(transparent)]
     Decode(#[from] DecodeError),
