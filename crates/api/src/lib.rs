@@ -9,6 +9,7 @@ pub mod cached;
 pub mod cidr;
 pub mod codec;
 pub mod cron;
+pub mod documents;
 pub mod duration;
 pub mod features;
 pub mod field;

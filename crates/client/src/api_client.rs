@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::answer::read_out;
 use crate::params::{Query, percent_encode};
-use crate::transport::read_out;
 use crate::{Client, DeleteParams, Error, ListParams, Patch, WatchStream, WriteParams};
 
 /// Any built-in object type with ordinary metadata. What can be encoded as well can be created and updated.

@@ -7,6 +7,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod answer;
 mod api_client;
 pub mod backoff;
 mod clock;

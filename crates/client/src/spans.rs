@@ -71,7 +71,7 @@ async fn post(client: &Client, spans: &[Span], exported: bool) -> Result<(), cra
         .header(header::CONTENT_TYPE, "application/json")
         .body(Bytes::from(body))
         .map_err(|error| crate::Error::Encode(error.to_string()))?;
-    crate::transport::read_out(client.send_checked(request).await?).await;
+    crate::answer::read_out(client.send_checked(request).await?).await;
     Ok(())
 }
 

@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-use crate::corefile::{Cache, Forward, Policy};
 use crate::metrics::ServerMetrics;
+use crate::settings::{Cache, Forward, Policy};
 
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;

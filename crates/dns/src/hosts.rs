@@ -7,7 +7,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::PTR;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-use crate::corefile::Fallthrough;
+use crate::settings::Fallthrough;
 use crate::zone::{Outcome, address_data, labels, reverse_address};
 
 const DEFAULT_TTL: u32 = 3600;

@@ -22,6 +22,7 @@ mod plan;
 mod responder;
 mod rewrite;
 mod server;
+mod settings;
 mod template;
 mod zone;
 

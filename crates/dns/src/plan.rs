@@ -11,11 +11,12 @@ use hickory_proto::ProtoError;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{Name, Record, RecordType};
 
-use crate::corefile::{self, Cache, Fallthrough, Forward, NameOptions, Pods, Policy, Refusal, Server, Surroundings};
+use crate::corefile::{self, Refusal, Server, Surroundings};
 use crate::forward::Forwarder;
 use crate::hosts::Hosts;
 use crate::index::Index;
 use crate::rewrite::Rule;
+use crate::settings::{Cache, Fallthrough, Forward, Kubernetes, Log, NameOptions, Pods, Policy, Transfer};
 use crate::template::Template;
 use crate::zone::{Outcome, Zone, labels, reverse_address};
 
@@ -56,11 +57,11 @@ pub(crate) struct Block {
     hosts: Option<Hosts>,
     cluster: Option<Cluster>,
     forwarders: Vec<Arc<Forwarder>>,
-    log: Option<corefile::Log>,
+    log: Option<Log>,
     /// Whether the addresses of an answer take turns.
     pub(crate) rotates: bool,
     autopath: Option<Autopath>,
-    transfer: Option<corefile::Transfer>,
+    transfer: Option<Transfer>,
 }
 
 /// Where the search path of a pod is walked for it.
@@ -108,7 +109,7 @@ impl Plan {
         forwards.sort_by_key(|forward| std::cmp::Reverse(forward.from.num_labels()));
         let server = Server {
             zones: vec![Name::root()],
-            kubernetes: Some(corefile::Kubernetes { zones, names, fallthrough: Fallthrough(reverse) }),
+            kubernetes: Some(Kubernetes { zones, names, fallthrough: Fallthrough(reverse) }),
             forwards,
             cache: Some(FLAGS_CACHE),
             rotates: true,

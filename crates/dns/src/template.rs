@@ -6,7 +6,7 @@ use cel::regex::{self, Regex};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
-use crate::corefile::Fallthrough;
+use crate::settings::Fallthrough;
 use crate::zone::Outcome;
 
 /// Of a record that says nothing of it.

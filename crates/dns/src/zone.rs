@@ -20,8 +20,8 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
-use crate::corefile::{NameOptions, Pods};
 use crate::index::{Index, cluster_ips, service_key};
+use crate::settings::{NameOptions, Pods};
 
 const SCHEMA_VERSION: &str = "1.1.0";
 /// How long a missing name is missing: short, since clients ask for services as they are made.

@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use api::codec::DecodeError;
-use api::yaml::{DocumentError, Rules};
+use api::documents::DocumentError;
+use api::yaml::Rules;
 
 /// An object read from somewhere; `source` is how errors name the place.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     fn read(text: &str, source: &str) -> Stream {
-        let (documents, failure) = api::yaml::documents(text, Rules::Full);
+        let (documents, failure) = api::documents::read_all(text, Rules::Full);
         let failure = failure.map(|e| Failure::message(format!("error parsing {source}: {e}")));
         Stream { source: source.to_owned(), documents, failure }
     }
@@ -222,14 +223,14 @@ pub(crate) fn parse(text: &str, source: &str) -> Result<Vec<Manifest>> {
 
 /// The documents of a text that kustomize or a program wrote: YAML separated by `---`, or JSON values one after another.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>, DocumentError> {
-    match api::yaml::documents(text, Rules::Kustomize) {
+    match api::documents::read_all(text, Rules::Kustomize) {
         (values, None) => Ok(values),
         (_, Some(e)) => Err(e),
     }
 }
 
 pub(crate) fn yaml(text: &str) -> Result<Value, DecodeError> {
-    api::yaml::document(text, Rules::Full)
+    api::documents::read_one(text, Rules::Full)
 }
 
 fn is_list(value: &Value) -> bool {

@@ -198,7 +198,7 @@ fn strict_error(unknown: &[String]) -> String {
 #[derive(Debug, thiserror::Error)]
 enum PreferencesError {
     #[error(transparent)]
-    Document(#[from] api::yaml::DocumentError),
+    Document(#[from] api::documents::DocumentError),
     #[error("no valid preferences found")]
     NoneFound,
 }

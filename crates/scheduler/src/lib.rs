@@ -18,6 +18,7 @@ mod framework;
 mod handlers;
 mod metrics;
 mod offline;
+mod permits;
 mod plugins;
 mod pod;
 mod queue;

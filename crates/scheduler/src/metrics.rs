@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use crate::cycle::Times;
 use crate::framework::{Point, Profile, SUCCESS, Samples};
-use crate::queue::Counts;
 
 /// Clones share what they count.
 #[derive(Clone, Default)]
@@ -247,6 +246,15 @@ impl Metrics {
             self.set("scheduler_pending_pods", &[("queue", queue)], count as f64);
         }
     }
+}
+
+/// How many pods wait, by queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) active: usize,
+    pub(crate) backoff: usize,
+    pub(crate) unschedulable: usize,
+    pub(crate) gated: usize,
 }
 
 /// A call that was not made yet.

@@ -18,13 +18,13 @@ use rand::rngs::StdRng;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::binding::Waiting;
 use crate::cluster::Cluster;
 use crate::config::{self, Configuration};
 use crate::cycle::Decider;
 use crate::extender::Extender;
 use crate::handlers;
 use crate::metrics::Metrics;
+use crate::permits::Waiting;
 use crate::plugins::{Context, volume_binding};
 use crate::pod::Catalogue;
 use crate::queue::Queue;

@@ -13,13 +13,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use trace::{Lap, Name, Stage, Work};
 
-use crate::binding::Waiting;
 use crate::cluster::Cluster;
 use crate::config::Profiles;
 use crate::cycle::{Decider, Failure, Times};
 use crate::extender::Extender;
 use crate::framework::{Permit, Placement, Plugin, Point, PostFilter, Profile, SUCCESS};
 use crate::metrics::Metrics;
+use crate::permits::Waiting;
 use crate::plugins::default_preemption;
 use crate::pod::{Catalogue, PodInfo};
 use crate::queue::{Queue, Queued};

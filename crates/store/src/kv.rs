@@ -69,3 +69,11 @@ impl fmt::Debug for LeaseId {
         write!(f, "lease {self}")
     }
 }
+
+/// What a store holds at its latest revision.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// In the order of their keys.
+    pub kvs: Vec<KeyValue>,
+    pub revision: Revision,
+}

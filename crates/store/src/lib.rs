@@ -31,7 +31,7 @@ mod watch;
 pub use embedded::EmbeddedStore;
 pub use error::StoreError;
 pub use etcd::EtcdStore;
-pub use kv::{KeyValue, LeaseId, Revision};
+pub use kv::{Contents, KeyValue, LeaseId, Revision};
 pub use range::{KeyRange, Range, RangeResult};
 pub use relocated::Relocated;
 pub use txn::{Compare, Op, OpResult, Txn, TxnResult};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 
 use crate::embedded::{self, Imported};
-use crate::{KeyRange, KeyValue, Op, Range, Result, Revision, Store, StoreError, Txn};
+use crate::{Contents, KeyRange, KeyValue, Op, Range, Result, Revision, Store, StoreError, Txn};
 
 /// Requests on their way at the same time.
 const AT_ONCE: usize = 128;
@@ -35,14 +35,6 @@ pub struct Transfer<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Carried {
     pub keys: usize,
-    pub revision: Revision,
-}
-
-/// What a store holds at its latest revision.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Contents {
-    /// In the order of their keys.
-    pub kvs: Vec<KeyValue>,
     pub revision: Revision,
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::walk::Spans;
+use crate::span::Spans;
 use crate::{Id, Span, Stage};
 
 /// A step counts if it took this part of the time between its span's beginning and the effect.

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use crate::clock::Clock;
-use crate::record::Reader;
+use crate::reader::Reader;
 use crate::{Lap, Name, Stage};
 
 /// Those of a span beyond this many go unmentioned.

@@ -20,6 +20,7 @@ mod id;
 mod laps;
 mod name;
 pub mod otlp;
+mod reader;
 mod record;
 mod recorder;
 mod ring;

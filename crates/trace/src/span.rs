@@ -1,5 +1,6 @@
 //! What is recorded about one piece of work.
 
+use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,9 @@ use crate::{Id, Name, Stage};
 
 /// A span keeps this many causes; of a change that followed from more, the rest go unmentioned.
 pub(crate) const MAX_CAUSES: usize = 16;
+
+/// All spans by id.
+pub(crate) type Spans = HashMap<Id, Span>;
 
 /// Nanoseconds since 1970. The clock that all processes of a machine share, so that their spans line up.
 pub fn now() -> u64 {

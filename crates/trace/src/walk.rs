@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use crate::critical::critical;
+use crate::span::Spans;
 use crate::{Id, Outcome, Span, Stage};
 
 /// The walk as it is sent and shown.
@@ -53,9 +54,6 @@ pub struct Step {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub critical: bool,
 }
-
-/// All spans by id.
-pub(crate) type Spans = HashMap<Id, Span>;
 
 impl Walk {
     /// The walk of `object` (`deployments/default/web`); `None` if no commit of it is remembered.

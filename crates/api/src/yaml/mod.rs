@@ -2,12 +2,10 @@
 //!
 //! Place in the flow: `codec` asks here what the words of a document mean; kubectl and the API server print with [`to_string`].
 
-mod documents;
 mod expansion;
 mod words;
 mod write;
 
-pub use documents::{DocumentError, document, documents};
 pub(crate) use expansion::{EXCESSIVE, Expansion};
 pub use words::Rules;
 pub(crate) use words::{Meaning, PlainWords};

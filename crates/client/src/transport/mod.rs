@@ -18,6 +18,7 @@ use http_body_util::BodyExt;
 
 pub use https::{Endpoint, Upgraded};
 
+use crate::answer::read_out;
 use crate::kubeconfig::{Kubeconfig, Overrides};
 use crate::metrics::{Metrics, rest_client};
 use crate::spans::Traced;
@@ -254,13 +255,6 @@ impl Client {
             Transport::Https(https) => https.upgrade(request).await,
         }
     }
-}
-
-/// Reads an answer that nobody needs to its end. Dropped before it, its stream is reset under the server, and a connection
-/// with many of those is given up.
-pub(crate) async fn read_out(response: Response<Body>) {
-    let mut body = response.into_body();
-    while let Some(Ok(_)) = body.frame().await {}
 }
 
 /// The failure that a non-2xx answer stands for, also when its body is not a `Status` (proxies, load balancers).

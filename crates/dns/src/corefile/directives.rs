@@ -3,13 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::syntax::{Directive, Line, ServerBlock};
-use super::{
-    Cache, Fallthrough, Forward, Kubernetes, Log, NameOptions, Pods, Policy, Refusal, Server, Surroundings, Transfer,
-    name, zone,
-};
+use super::{Refusal, Server, Surroundings, name, zone};
 use crate::forward::is_own;
 use crate::hosts::Hosts;
 use crate::rewrite::Rule;
+use crate::settings::{Cache, Fallthrough, Forward, Kubernetes, Log, NameOptions, Pods, Policy, Transfer};
 use crate::template::Template;
 
 const PORT: u16 = 53;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use api::yaml::DocumentError;
+use api::documents::DocumentError;
 
 use crate::pattern::PatternError;
 

@@ -16,7 +16,7 @@ mod vars;
 
 use std::path::{Path, PathBuf};
 
-use api::yaml::DocumentError;
+use api::documents::DocumentError;
 use serde_json::Value;
 
 use crate::objects::text;
@@ -306,7 +306,7 @@ impl Root {
 }
 
 fn yaml(text: &str) -> Result<Value, KustomizeError> {
-    Ok(api::yaml::document(text, api::yaml::Rules::Kustomize).map_err(DocumentError::from)?)
+    Ok(api::documents::read_one(text, api::yaml::Rules::Kustomize).map_err(DocumentError::from)?)
 }
 
 fn documents(text: &str) -> Result<Vec<Value>, KustomizeError> {

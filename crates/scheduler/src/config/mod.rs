@@ -1,6 +1,5 @@
 //! Configuration: `KubeSchedulerConfiguration` v1, the legacy `Policy`, and the profiles that come of them.
 
-pub(crate) mod args;
 mod file;
 mod legacy;
 mod profiles;

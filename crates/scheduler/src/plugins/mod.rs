@@ -1,5 +1,6 @@
 //! The plug-ins, one file each, and the table of them.
 
+mod args;
 pub(crate) mod balanced_allocation;
 pub(crate) mod default_binder;
 pub(crate) mod default_preemption;
@@ -24,9 +25,9 @@ use std::sync::Arc;
 
 use client::Client;
 
-use crate::config::args::{self, ArgsError};
 use crate::framework::Plugin;
 use crate::pod::Catalogue;
+use args::ArgsError;
 
 /// What plug-ins are made from besides their arguments.
 #[derive(Clone)]

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::framework::{Event, Rejection};
-use crate::metrics::Metrics;
+use crate::metrics::{Counts, Metrics};
 use crate::pod::PodInfo;
 use hints::Hints;
 use waiting::{Place, Waiting};
@@ -76,15 +76,6 @@ impl Queued {
         let context = trace::current().waiting();
         Queued { pod, attempts: 0, since, tried: None, is_leftover: false, context }
     }
-}
-
-/// How many pods wait, by queue.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) active: usize,
-    pub(crate) backoff: usize,
-    pub(crate) unschedulable: usize,
-    pub(crate) gated: usize,
 }
 
 /// Why an attempt ended without a node.

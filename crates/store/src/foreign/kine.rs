@@ -10,8 +10,7 @@ use bytes::Bytes;
 use nix::fcntl::{FcntlArg, fcntl};
 
 use super::sqlite::{Database, Table, Value};
-use crate::transfer::Contents;
-use crate::{KeyValue, LeaseId, Result, Revision, StoreError};
+use crate::{Contents, KeyValue, LeaseId, Result, Revision, StoreError};
 
 const TABLE: &str = "kine";
 /// A server that runs commits every second or so, and reading takes less.

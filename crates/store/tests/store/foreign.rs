@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use store::foreign::{kine_holder, read_etcd_snapshot, read_kine};
-use store::transfer::{Contents, Transfer};
+use store::transfer::Transfer;
 use store::*;
 
 use crate::peer::Cluster;

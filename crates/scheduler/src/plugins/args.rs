@@ -10,14 +10,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::plugins::balanced_allocation::BalancedAllocation;
-use crate::plugins::default_preemption::DefaultPreemption;
-use crate::plugins::inter_pod_affinity::InterPodAffinity;
-use crate::plugins::node_affinity::NodeAffinity;
-use crate::plugins::node_resources::{Shape, Weighed};
-use crate::plugins::node_resources_fit::{NodeResourcesFit, Strategy};
-use crate::plugins::pod_topology_spread::PodTopologySpread;
-use crate::plugins::volume_binding::{self, VolumeBinding};
+use super::balanced_allocation::BalancedAllocation;
+use super::default_preemption::DefaultPreemption;
+use super::inter_pod_affinity::InterPodAffinity;
+use super::node_affinity::NodeAffinity;
+use super::node_resources::{Shape, Weighed};
+use super::node_resources_fit::{NodeResourcesFit, Strategy};
+use super::pod_topology_spread::PodTopologySpread;
+use super::volume_binding::{self, VolumeBinding};
 use crate::pod::Catalogue;
 
 /// Arguments that do not make sense, with the path below the plug-in's `args`.

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::Rules;
 use crate::codec::DecodeError;
+use crate::yaml::Rules;
 
 /// Why a document cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -11,14 +11,14 @@ pub enum DocumentError {
     /// A JSON value without its end.
     #[error("unexpected EOF")]
     UnexpectedEnd,
-    #[error("json: line {}: {0}", .0.line())]
+    #[error("json: line {}: {}", .0.line(), .0)]
     Json(serde_json::Error),
     #[error(transparent)]
     Decode(#[from] DecodeError),
 }
 
 /// The documents up to the first that cannot be read, and why it cannot. Empty ones are left out.
-pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<DocumentError>) {
+pub fn read_all(text: &str, rules: Rules) -> (Vec<Value>, Option<DocumentError>) {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut values = Vec::new();
     if text.trim_start().starts_with('{') {
@@ -34,7 +34,7 @@ pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<DocumentError>
             None => return (values, None),
             Some(e) if e.is_eof() => return (values, Some(DocumentError::UnexpectedEnd)),
             // YAML's flow style also begins with a brace.
-            Some(e) if !values.is_empty() || document(text, rules).is_err() => {
+            Some(e) if !values.is_empty() || read_one(text, rules).is_err() => {
                 return (values, Some(DocumentError::Json(e)));
             }
             Some(_) => {}
@@ -44,7 +44,7 @@ pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<DocumentError>
         if part.lines().all(|l| l.trim().is_empty() || l.trim_start().starts_with('#')) {
             continue;
         }
-        match document(&part, rules) {
+        match read_one(&part, rules) {
             Ok(Value::Null) => {}
             Ok(value) => values.push(value),
             Err(e) => return (values, Some(e.into())),
@@ -54,7 +54,7 @@ pub fn documents(text: &str, rules: Rules) -> (Vec<Value>, Option<DocumentError>
 }
 
 /// The one document of a text.
-pub fn document(text: &str, rules: Rules) -> Result<Value, DecodeError> {
+pub fn read_one(text: &str, rules: Rules) -> Result<Value, DecodeError> {
     crate::codec::from_yaml_by(text.as_bytes(), rules).map(|decoded| decoded.value)
 }
 
