@@ -198,15 +198,15 @@ impl Display for FieldError {
     }
 }
 
-/// All refused fields of one object, in the order they were found. All are counted and the first are told: a body has room
+/// All refused fields of one object, in the order they were found. All are counted and the first are shown: a body has room
 /// for a hundred thousand mistakes, each of which takes many times its size to be named.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldErrors {
-    told: Vec<FieldError>,
+    shown: Vec<FieldError>,
     count: usize,
 }
 
-const MAX_TOLD: usize = 1000;
+const MAX_SHOWN: usize = 1000;
 
 /// What upstream says about a field that must not change.
 pub const IMMUTABLE: &str = "field is immutable";
@@ -220,15 +220,15 @@ impl FieldErrors {
         self.count
     }
 
-    /// Those that are told.
+    /// Those that are shown.
     pub fn iter(&self) -> std::slice::Iter<'_, FieldError> {
-        self.told.iter()
+        self.shown.iter()
     }
 
     pub fn push(&mut self, error: FieldError) {
         self.count += 1;
-        if self.told.len() < MAX_TOLD {
-            self.told.push(error);
+        if self.shown.len() < MAX_SHOWN {
+            self.shown.push(error);
         }
     }
 
@@ -288,7 +288,7 @@ impl IntoIterator for FieldErrors {
     type IntoIter = std::vec::IntoIter<FieldError>;
 
     fn into_iter(self) -> Self::IntoIter {
-        self.told.into_iter()
+        self.shown.into_iter()
     }
 }
 
@@ -302,7 +302,7 @@ impl FromIterator<FieldError> for FieldErrors {
 
 impl Display for FieldErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let messages: Vec<String> = self.told.iter().map(ToString::to_string).collect();
+        let messages: Vec<String> = self.shown.iter().map(ToString::to_string).collect();
         f.write_str(&aggregate(&messages))
     }
 }
@@ -361,7 +361,7 @@ mod tests {
         for number in 0..100_000 {
             errors.invalid(format!("spec.items[{number}]"), "=", "must be something else");
         }
-        assert_eq!((errors.len(), errors.iter().count()), (100_000, MAX_TOLD));
+        assert_eq!((errors.len(), errors.iter().count()), (100_000, MAX_SHOWN));
         assert!(errors.to_string().len() < 1 << 20);
         let again: FieldErrors = errors.into_iter().collect();
         assert!(!again.is_empty());

@@ -1,7 +1,7 @@
 //! Samples of what nodes and containers have used, and the rates between two of them.
 //!
 //! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
-//! node is asked once in [`RESOLUTION`].
+//! node is asked once in [`SAMPLE_INTERVAL`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use tokio::sync::Mutex;
 use crate::cluster::Cluster;
 
 /// An answer this young is given again.
-const RESOLUTION: Duration = Duration::from_secs(10);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 /// An older sample is no beginning of a window.
-const LONGEST: Duration = Duration::from_secs(90);
+const MAX_WINDOW: Duration = Duration::from_secs(90);
 /// How long to measure when there is no earlier sample.
-const FIRST: Duration = Duration::from_secs(1);
+const FIRST_WINDOW: Duration = Duration::from_secs(1);
 /// A node that takes longer is left out, and so are those that were not asked before a round is over: two rounds have to
 /// fit into one request.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,12 +93,12 @@ impl Sampler {
         let mut past = self.0.lock().await;
         let known = past.latest.as_ref().map(|(at, samples)| (at.elapsed(), samples.clone()));
         let before = match known {
-            Some((age, _)) if age < RESOLUTION => return past.windows.clone(),
-            Some((age, samples)) if age < LONGEST => samples,
+            Some((age, _)) if age < SAMPLE_INTERVAL => return past.windows.clone(),
+            Some((age, samples)) if age < MAX_WINDOW => samples,
             // Nothing is kept before the second round is done: a caller that leaves in between changes nothing.
             _ => {
                 let first = sample(cluster).await;
-                tokio::time::sleep(FIRST).await;
+                tokio::time::sleep(FIRST_WINDOW).await;
                 Arc::new(first)
             }
         };

@@ -17,7 +17,7 @@ use crate::failure::{Failure, Result};
 /// A header must stay small; a command that reads much before it writes has many steps.
 const MAX_LAPS: usize = 20;
 /// A walk that has been silent for so long is over.
-const QUIET: Duration = Duration::from_secs(3);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(crate) struct CommandSpan {
     span: RefCell<Span>,
@@ -79,7 +79,7 @@ pub(crate) async fn show_walk(cx: &Context, plural: &str, object: &Value) -> Res
     let client = cx.client()?;
     let failed = |error: client::Error| Failure::message(error.to_string());
     let mut pieces = client.follow_walk(&named, namespace).await.map_err(failed)?;
-    while let Ok(Some(piece)) = tokio::time::timeout(QUIET, pieces.next()).await {
+    while let Ok(Some(piece)) = tokio::time::timeout(IDLE_TIMEOUT, pieces.next()).await {
         piece.map_err(failed)?;
     }
     let walk = client.walk(&named, namespace).await.map_err(failed)?;

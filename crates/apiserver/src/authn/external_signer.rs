@@ -25,11 +25,11 @@ use tonic_prost::ProstCodec;
 /// All as upstream: for keys, for what is said at the start, and the pause after keys could not be had.
 const KEYS_TIMEOUT: Duration = Duration::from_secs(60);
 const METADATA_TIMEOUT: Duration = Duration::from_secs(10);
-const RETRY: Duration = Duration::from_secs(10);
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// For a signature: a request of a client waits for it.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The signer may not be there yet when this server starts.
-const CONNECT_PAUSE: Duration = Duration::from_millis(200);
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 const MAX_KEY_ID: usize = 1024;
 /// The shortest life that a token may be asked for.
 const MIN_LIFE: i64 = 600;
@@ -216,7 +216,7 @@ where
                 Err(error) => Err(tonic::Status::unavailable(error.to_string())),
             };
             match answer {
-                Err(status) if status.code() == Code::Unavailable => tokio::time::sleep(CONNECT_PAUSE).await,
+                Err(status) if status.code() == Code::Unavailable => tokio::time::sleep(CONNECT_RETRY_INTERVAL).await,
                 answer => return answer.map(tonic::Response::into_inner),
             }
         }
@@ -323,7 +323,7 @@ impl ExternalSigner {
                 Ok(()) => self.current().refresh.saturating_duration_since(Instant::now()),
                 Err(error) => {
                     tracing::error!(%error, "the keys of service-account tokens are those of before");
-                    RETRY
+                    RETRY_INTERVAL
                 }
             };
         }
@@ -603,7 +603,7 @@ mod tests {
         let connecting = ExternalSigner::connect(&endpoint, &metrics);
         // It is waited for.
         let starting = async {
-            tokio::time::sleep(CONNECT_PAUSE).await;
+            tokio::time::sleep(CONNECT_RETRY_INTERVAL).await;
             Some(program.serve(&socket))
         };
         let (signer, serving) = tokio::join!(connecting, starting);

@@ -132,7 +132,7 @@ impl Source {
 /// As upstream: keys in files say nothing of when they change.
 const FILES_MAX_AGE: Duration = Duration::from_secs(3600);
 /// How long a good signature is remembered.
-const REMEMBERED: Duration = Duration::from_secs(600);
+const SIGNATURE_TTL: Duration = Duration::from_secs(600);
 
 impl PublicKeys {
     pub(crate) fn load(files: Vec<PathBuf>, issuers: Vec<String>, audiences: Vec<String>) -> anyhow::Result<Self> {
@@ -223,7 +223,7 @@ impl PublicKeys {
             if !token.is_signed_by(&keys) {
                 return Err(AccountTokenError::Signature);
             }
-            self.checked.put(digest, keys, REMEMBERED);
+            self.checked.put(digest, keys, SIGNATURE_TTL);
         }
         Ok(Some(token))
     }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     fn points(ring: &Ring) -> Vec<(String, Vec<(u64, f32)>)> {
-        ring.tell(POINTS, |_| true).map(|(key, points)| (key.name.to_string(), points)).collect()
+        ring.recent(POINTS, |_| true).map(|(key, points)| (key.name.to_string(), points)).collect()
     }
 
     #[test]

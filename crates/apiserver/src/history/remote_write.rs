@@ -85,8 +85,8 @@ fn pending(history: &History, sent: u64) -> (u64, Series) {
     if minutes == 0 {
         return (newest, Vec::new());
     }
-    let told = ring.tell(minutes as usize, |_| true).filter(|(_, points)| !points.is_empty());
-    (newest, told.map(|(key, points)| (key.clone(), points)).collect())
+    let recent = ring.recent(minutes as usize, |_| true).filter(|(_, points)| !points.is_empty());
+    (newest, recent.map(|(key, points)| (key.clone(), points)).collect())
 }
 
 /// Messages, each with the number of its values.

@@ -83,7 +83,7 @@ impl What {
     }
 }
 
-/// The name of a series, in the order in which they are told.
+/// The name of a series, in the order in which they are listed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) what: What,
@@ -152,7 +152,7 @@ impl Ring {
     }
 
     /// The series that `wanted` picks, each with its values of the last minutes: seconds since 1970, and the value.
-    pub(crate) fn tell(
+    pub(crate) fn recent(
         &self,
         minutes: usize,
         wanted: impl Fn(&Key) -> bool,
@@ -178,9 +178,9 @@ mod tests {
         Key { what: What::Cpu, of: Of::Node, namespace: "".into(), name: name.into() }
     }
 
-    fn told(ring: &Ring, name: &str, minutes: usize) -> Vec<(u64, f32)> {
+    fn points(ring: &Ring, name: &str, minutes: usize) -> Vec<(u64, f32)> {
         let wanted = key(name);
-        ring.tell(minutes, move |key| *key == wanted).next().map(|(_, points)| points).unwrap_or_default()
+        ring.recent(minutes, move |key| *key == wanted).next().map(|(_, points)| points).unwrap_or_default()
     }
 
     #[test]
@@ -196,19 +196,19 @@ mod tests {
         ring.record(1000, [(key("a"), 1.0)]);
         ring.record(1001, [(key("a"), 2.0), (key("b"), 7.0)]);
         ring.record(1004, [(key("a"), 3.0)]);
-        assert_eq!(told(&ring, "a", 10), [(60_000, 1.0), (60_060, 2.0), (60_240, 3.0)]);
-        assert_eq!(told(&ring, "a", 4), [(60_060, 2.0), (60_240, 3.0)]);
-        assert_eq!(told(&ring, "b", 10), [(60_060, 7.0)]);
+        assert_eq!(points(&ring, "a", 10), [(60_000, 1.0), (60_060, 2.0), (60_240, 3.0)]);
+        assert_eq!(points(&ring, "a", 4), [(60_060, 2.0), (60_240, 3.0)]);
+        assert_eq!(points(&ring, "b", 10), [(60_060, 7.0)]);
         // The same minute again, and one that is over.
         ring.record(1004, [(key("a"), 4.0)]);
         ring.record(900, [(key("a"), 9.0)]);
-        assert_eq!(told(&ring, "a", 1), [(60_240, 4.0)]);
+        assert_eq!(points(&ring, "a", 1), [(60_240, 4.0)]);
         // What has not been seen for so long is forgotten.
         ring.record(1001 + POINTS as u64, [(key("a"), 5.0)]);
-        assert!(told(&ring, "b", POINTS).is_empty() && !ring.raw().contains_key(&key("b")));
-        assert_eq!(told(&ring, "a", POINTS).len(), 2);
+        assert!(points(&ring, "b", POINTS).is_empty() && !ring.raw().contains_key(&key("b")));
+        assert_eq!(points(&ring, "a", POINTS).len(), 2);
         ring.record(90_000, [(key("a"), 6.0)]);
-        assert_eq!(told(&ring, "a", POINTS), [(90_000 * 60, 6.0)]);
+        assert_eq!(points(&ring, "a", POINTS), [(90_000 * 60, 6.0)]);
     }
 
     #[test]

@@ -72,8 +72,8 @@ impl Question {
 }
 
 fn json(ring: &Ring, question: &Question) -> Value {
-    let told = ring.tell(question.minutes, |key| question.wants(key)).filter(|(_, points)| !points.is_empty());
-    let series = told.map(|(key, points)| {
+    let recent = ring.recent(question.minutes, |key| question.wants(key)).filter(|(_, points)| !points.is_empty());
+    let series = recent.map(|(key, points)| {
         json!({
             "what": key.what.as_str(), "of": key.of.as_str(), "namespace": key.namespace, "name": key.name,
             "points": points,
@@ -85,7 +85,7 @@ fn json(ring: &Ring, question: &Question) -> Value {
 fn open_metrics(ring: &Ring, question: &Question) -> String {
     let mut out = String::new();
     let mut family = None;
-    for (key, points) in ring.tell(question.minutes, |key| question.wants(key)) {
+    for (key, points) in ring.recent(question.minutes, |key| question.wants(key)) {
         let name = key.what.as_str();
         if family.replace(key.what) != Some(key.what) {
             // Writing to a String cannot fail.

@@ -27,7 +27,7 @@ use crate::state::{Operation, State, own_operation};
 use crate::verbs::websocket;
 
 /// How long a connection to a kubelet or a pod may take.
-const DIAL: Duration = Duration::from_secs(10);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a request goes.
 struct Destination {
@@ -355,7 +355,7 @@ async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dy
     if destination.is_restricted && !addresses.iter().all(|address| address::is_global_unicast(address.ip())) {
         return Err(Status::bad_request("address not allowed"));
     }
-    let tcp = tokio::time::timeout(DIAL, TcpStream::connect(&*addresses))
+    let tcp = tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(&*addresses))
         .await
         .map_err(|_| failed(&"i/o timeout"))?
         .map_err(|error| failed(&error))?;
@@ -366,7 +366,7 @@ async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dy
         Scheme::Https => operation.state.kubelet.unverified.clone(),
     };
     let name = ServerName::try_from(destination.host.clone()).map_err(|error| failed(&error))?;
-    let tls = tokio::time::timeout(DIAL, connector.connect(name, tcp))
+    let tls = tokio::time::timeout(DIAL_TIMEOUT, connector.connect(name, tcp))
         .await
         .map_err(|_| failed(&"TLS handshake timeout"))?
         .map_err(|error| failed(&error))?;

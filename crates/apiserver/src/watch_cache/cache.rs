@@ -16,7 +16,7 @@ use super::entry::{Entry, Filter};
 use super::unreadable::{Prefix, Unreadable};
 
 /// Events younger than this stay in the ring, so that a client can resume after a short break.
-const KEEP: Duration = Duration::from_secs(75);
+const RESUME_WINDOW: Duration = Duration::from_secs(75);
 /// Never fewer than this, never more than that: memory stays bounded, the slow get 410 and list again.
 const MIN_EVENTS: usize = 128;
 const MAX_EVENTS: usize = 100_000;
@@ -61,7 +61,7 @@ impl State {
         while self.ring.len() > MIN_EVENTS {
             let Some(oldest) = self.ring.front() else { break };
             let fits = self.ring.len() <= MAX_EVENTS && self.replaced <= self.live.clamp(MIN_BYTES, MAX_BYTES);
-            if fits && now.saturating_duration_since(oldest.at) < KEEP {
+            if fits && now.saturating_duration_since(oldest.at) < RESUME_WINDOW {
                 break;
             }
             self.horizon = oldest.revision;
@@ -248,7 +248,7 @@ impl Cache {
     pub(super) fn forget_old(&self, now: Instant) {
         let is_due = |state: &State| {
             let oldest = state.ring.front().filter(|_| state.ring.len() > MIN_EVENTS);
-            oldest.is_some_and(|oldest| now.saturating_duration_since(oldest.at) >= KEEP)
+            oldest.is_some_and(|oldest| now.saturating_duration_since(oldest.at) >= RESUME_WINDOW)
         };
         if is_due(&self.state.read()) {
             let mut state = self.state.write();
@@ -436,7 +436,7 @@ mod tests {
         let now = Instant::now();
         cache.forget_old(now);
         assert!(cache.cursor_after(0).is_ok());
-        cache.forget_old(now + KEEP);
+        cache.forget_old(now + RESUME_WINDOW);
         // Whoever saw the last changes goes on, everybody else lists again.
         let kept = count - MIN_EVENTS as u64;
         assert!(cache.cursor_after(kept - 1).is_err());

@@ -244,9 +244,9 @@ async fn evict_and_wait(cx: &Context, pod: &Value, limit: Duration) -> Result<()
             gone?;
             cx.println(format!("pod/{} evicted", info.name))?;
         }
-        patience = outlived(cx, &info) => {
+        seconds = outlived(cx, &info) => {
             let name = &info.name;
-            cx.println(format!("pod \"{name}\" has DeletionTimestamp older than {patience} seconds, skipping"))?;
+            cx.println(format!("pod \"{name}\" has DeletionTimestamp older than {seconds} seconds, skipping"))?;
         }
     }
     cx.flush()
@@ -254,21 +254,21 @@ async fn evict_and_wait(cx: &Context, pod: &Value, limit: Duration) -> Result<()
 
 /// Ends when a pod should have been gone for longer than we are to wait: on a node that is away it never goes.
 async fn outlived(cx: &Context, info: &resources::Info) -> i64 {
-    let patience = cx.flags.int("skip-wait-for-delete-timeout");
-    if patience <= 0 {
+    let seconds = cx.flags.int("skip-wait-for-delete-timeout");
+    if seconds <= 0 {
         return std::future::pending().await;
     }
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        if info.get(cx).await.is_ok_and(|pod| is_overdue(&pod, patience)) {
-            return patience;
+        if info.get(cx).await.is_ok_and(|pod| is_overdue(&pod, seconds)) {
+            return seconds;
         }
     }
 }
 
-fn is_overdue(pod: &Value, patience: i64) -> bool {
+fn is_overdue(pod: &Value, seconds: i64) -> bool {
     let deleted = text(pod, "/metadata/deletionTimestamp").parse::<jiff::Timestamp>();
-    patience > 0 && deleted.is_ok_and(|at| jiff::Timestamp::now().as_second() - at.as_second() > patience)
+    seconds > 0 && deleted.is_ok_and(|at| jiff::Timestamp::now().as_second() - at.as_second() > seconds)
 }
 
 async fn evict_pod(cx: &Context, namespace: &str, name: &str) -> Result<()> {

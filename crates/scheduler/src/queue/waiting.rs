@@ -29,8 +29,8 @@ pub(super) struct Waiting {
     active: BinaryHeap<Turn>,
     backoff: BinaryHeap<Reverse<(Instant, u64, Arc<str>)>>,
     unschedulable: HashSet<Arc<str>>,
-    /// Unschedulable pods in the order in which their patience ends, which is that in which they came.
-    patience: VecDeque<(Instant, u64, Arc<str>)>,
+    /// Unschedulable pods in the order in which they are tried again even if nothing happens, which is that in which they came.
+    deadlines: VecDeque<(Instant, u64, Arc<str>)>,
     next_ticket: u64,
     counts: Counts,
 }
@@ -57,7 +57,7 @@ impl Waiting {
             active: BinaryHeap::new(),
             backoff: BinaryHeap::new(),
             unschedulable: HashSet::new(),
-            patience: VecDeque::new(),
+            deadlines: VecDeque::new(),
             next_ticket: 0,
             counts: Counts::default(),
         }
@@ -78,7 +78,7 @@ impl Waiting {
             Place::Backoff { until, .. } => self.backoff.push(Reverse((until, ticket, uid.clone()))),
             Place::Unschedulable(until) => {
                 self.unschedulable.insert(uid.clone());
-                self.patience.push_back((until, ticket, uid.clone()));
+                self.deadlines.push_back((until, ticket, uid.clone()));
             }
             Place::Gated => {}
         }
@@ -144,9 +144,9 @@ impl Waiting {
     /// Pods that waited too long, taken out.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<(Queued, BTreeSet<&'static str>)> {
         let mut due = Vec::new();
-        while let Some((until, ticket, uid)) = self.patience.front() {
+        while let Some((until, ticket, uid)) = self.deadlines.front() {
             if !self.holds(uid, *ticket) {
-                self.patience.pop_front();
+                self.deadlines.pop_front();
                 continue;
             }
             if *until > now {
@@ -161,8 +161,8 @@ impl Waiting {
     /// When the next pod's time has come, should nothing happen.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let backoff = self.backoff.peek().map(|Reverse((until, ..))| *until);
-        let patience = self.patience.front().map(|(until, ..)| *until);
-        patience.into_iter().chain(backoff).min()
+        let deadline = self.deadlines.front().map(|(until, ..)| *until);
+        deadline.into_iter().chain(backoff).min()
     }
 
     /// Unschedulable pods that `wanted` wants.

@@ -11,8 +11,7 @@ use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use super::PagedFile;
 use super::bolt::Database;
 use crate::etcd::StoredKeyValue;
-use crate::transfer::Contents;
-use crate::{KeyValue, LeaseId, Result, Revision, StoreError};
+use crate::{Contents, KeyValue, LeaseId, Result, Revision, StoreError};
 
 /// A database has a whole number of these.
 const BLOCK: u64 = 512;

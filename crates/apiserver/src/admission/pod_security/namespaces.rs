@@ -16,7 +16,7 @@ use crate::cluster::Cluster;
 
 /// A warning about existing pods may not hold up the write: this many pods, and this long.
 const MAX_PODS: usize = 3000;
-const MAX_TIME: Duration = Duration::from_secs(1);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn validate(settings: &Settings, cluster: &Cluster, attributes: &Attributes<'_>) -> Result<(), Status> {
     if !attributes.subresource.is_empty() {
@@ -65,7 +65,7 @@ pub(super) fn validate(settings: &Settings, cluster: &Cluster, attributes: &Attr
 fn existing(settings: &Settings, namespace: &str, enforce: LevelVersion, pods: Vec<Pod>) -> Vec<String> {
     let pods = by_importance(settings, pods);
     let total = pods.len();
-    let deadline = Instant::now() + MAX_TIME;
+    let deadline = Instant::now() + CHECK_TIMEOUT;
     let mut checked = 0;
     // Reasons -> the first pod by name, and how many there are.
     let mut found: BTreeMap<String, (String, usize)> = BTreeMap::new();
