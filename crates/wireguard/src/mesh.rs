@@ -139,7 +139,7 @@ fn remove_all(links: &[&'static str]) -> Result<(), MeshError> {
         return Ok(());
     }
     let socket = Socket::open().map_err(MeshError::Routes)?;
-    for link in links {
+    for link in links.iter().copied() {
         remove(&socket, link)?;
     }
     Ok(())

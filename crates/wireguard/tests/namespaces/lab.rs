@@ -256,32 +256,30 @@ impl Lab {
             }
         };
         let lab = Self { a: host(0), b: host(1), switch };
+        let cables = [&lab.a, &lab.b].map(|host| (host.name, &host.namespace));
         lab.switch.run(|| {
             let socket = Socket::open().unwrap();
             socket.add_link("switch", LinkKind::Bridge { vlan_filtering: false }, None, None).unwrap();
             let switch = up(&socket, "switch", &[]);
-            for host in [&lab.a, &lab.b] {
-                let cable = LinkKind::Veth { peer: "eth0", peer_netns: Some(host.namespace.0.as_fd()), peer_mtu: None };
-                socket.add_link(host.name, cable, None, None).unwrap();
-                let port = up(&socket, host.name, &[]);
+            for (name, namespace) in cables {
+                let cable = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.0.as_fd()), peer_mtu: None };
+                socket.add_link(name, cable, None, None).unwrap();
+                let port = up(&socket, name, &[]);
                 socket.set_master(port, switch).unwrap();
             }
         });
         let cluster: Vec<Cidr> = families.cluster.iter().map(|range| cidr(range)).collect();
         for (host, address) in [(&lab.a, families.addresses[0]), (&lab.b, families.addresses[1])] {
+            let pods = host.pods().into_iter().zip(&host.ranges);
+            let pods: Vec<Cidr> = pods.map(|(pod, range)| Cidr::new(pod, range.prefix)).collect();
+            let own = host.address;
             host.namespace.run(|| {
                 let socket = Socket::open().unwrap();
                 up(&socket, "lo", &[]);
                 up(&socket, "eth0", &[cidr(address)]);
                 socket.add_link("cox0", LinkKind::Dummy, None, None).unwrap();
-                let pods: Vec<Cidr> = host
-                    .pods()
-                    .into_iter()
-                    .zip(&host.ranges)
-                    .map(|(pod, range)| Cidr::new(pod, range.prefix))
-                    .collect();
                 up(&socket, "cox0", &pods);
-                cni::routes::seal(&cluster, &[], Some(host.address)).unwrap();
+                cni::routes::seal(&cluster, &[], Some(own)).unwrap();
             });
             host.serve();
         }
