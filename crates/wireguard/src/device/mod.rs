@@ -85,6 +85,15 @@ pub fn present() -> Result<Option<Kind>, DeviceError> {
     Ok(None)
 }
 
+/// What a device is to be.
+struct Wanted<'a> {
+    name: &'static str,
+    key: &'a PrivateKey,
+    port: u16,
+    mtu: u32,
+    addresses: &'a [Cidr],
+}
+
 pub enum Device {
     Kernel(kernel::Device),
     UserSpace(user_space::Device),
@@ -111,9 +120,10 @@ impl Device {
                 false => return Err(DeviceError::NameTaken { name, kind: link.kind }),
             }
         }
+        let wanted = Wanted { name, key, port, mtu, addresses };
         Ok(match kind {
-            Kind::Kernel => Self::Kernel(kernel::Device::open(&socket, name, key, port, mtu, addresses)?),
-            Kind::UserSpace => Self::UserSpace(user_space::Device::open(&socket, name, key, port, mtu, addresses)?),
+            Kind::Kernel => Self::Kernel(kernel::Device::open(&socket, &wanted)?),
+            Kind::UserSpace => Self::UserSpace(user_space::Device::open(&socket, &wanted)?),
         })
     }
 
@@ -159,7 +169,8 @@ pub(crate) fn remove(socket: &Socket, name: &'static str) -> Result<(), DeviceEr
 }
 
 /// Gives a link its size and addresses and switches it on; what is so already stays as it is.
-fn complete(socket: &Socket, link: &Link, name: &'static str, mtu: u32, addresses: &[Cidr]) -> Result<(), DeviceError> {
+fn complete(socket: &Socket, link: &Link, wanted: &Wanted<'_>) -> Result<(), DeviceError> {
+    let Wanted { name, mtu, addresses, .. } = *wanted;
     let failed = |what| move |source| DeviceError::Kernel { link: name, what, source };
     if link.mtu != mtu {
         socket.set_mtu(link.index, mtu).map_err(failed("setting the MTU"))?;
