@@ -109,8 +109,10 @@ pub(super) async fn run(config: Config, stop: CancellationToken) -> Result<()> {
             if let Some(present) = present? {
                 own.follow(present.number)?;
             }
-            announce(&config, &all, own.public()).await?;
-            own.bring_in_line(&config, &all).await
+            // A server that does not answer is no reason to leave devices and routes as they are.
+            let announced = announce(&config, &all, own.public()).await;
+            let outcome = own.bring_in_line(&config, &all).await?;
+            announced.map(|()| outcome)
         };
         let failed = match turn.await {
             Ok(outcome) => {
