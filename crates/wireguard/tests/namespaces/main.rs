@@ -76,7 +76,7 @@ fn security_who_listens_on_the_wire_learns_nothing() {
             lab.b.fetches(pod).unwrap();
         }
         let (is_betrayed, encrypted) = listener.end();
-        assert!(!is_betrayed && encrypted > 100, "{encrypted} packets were encrypted");
+        assert!(!is_betrayed && encrypted > 10, "{encrypted} packets were encrypted");
     });
 }
 
@@ -223,5 +223,5 @@ fn another_implementation_understands_us() {
     lab.a.fetches(lab.b.pods()[0]).unwrap();
     lab.b.fetches(lab.a.pods()[0]).unwrap();
     let (is_betrayed, encrypted) = listener.end();
-    assert!(!is_betrayed && encrypted > 100, "{encrypted} packets were encrypted");
+    assert!(!is_betrayed && encrypted > 10, "{encrypted} packets were encrypted");
 }
