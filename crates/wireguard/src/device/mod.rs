@@ -22,15 +22,15 @@ const KEEPALIVE: u16 = 25;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    #[error("this kernel has no WireGuard (CONFIG_WIREGUARD), and {path} cannot be opened in its place: {source}")]
+    #[error("this kernel has no WireGuard (CONFIG_WIREGUARD), and {path} cannot be opened in its place")]
     NotSupported { path: &'static str, source: io::Error },
     #[error("the link {name} is there and is a {kind}: remove it or rename it")]
     NameTaken { name: &'static str, kind: String },
     #[error("the link {0} vanished as it was made")]
     Vanished(&'static str),
-    #[error("{what} of {link}: {source}")]
+    #[error("{what} of {link}")]
     Kernel { link: &'static str, what: &'static str, source: io::Error },
-    #[error("UDP port {port} of {link}: {source}")]
+    #[error("UDP port {port} of {link}")]
     Start { link: &'static str, port: u16, source: gotatun::device::Error },
     #[error("the thread of {0} has ended")]
     Ended(&'static str),
