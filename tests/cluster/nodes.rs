@@ -157,6 +157,30 @@ fn nodes_meet_in_a_tunnel_where_they_are_told_to() {
         (said.trim() == "10.43.0.1").then_some(())
     });
     assert!(!routes.contains("via 172.31.7.2"), "nothing goes past the tunnel: {routes}");
+
+    // The same nodes, encrypted from now on, with one generation of keys after the other.
+    cluster.cox_says("down");
+    cluster.cox_says("up --encrypt");
+    let reaches_the_other = |link: &str| {
+        let routes = cluster.wait(&format!("a route into {link}"), || {
+            Some(inside("ip -4 route")).filter(|routes| routes.contains(&format!("10.42.0.0/24 dev {link}")))
+        });
+        assert!(!routes.contains("cox.vxlan"), "nothing goes past the device: {routes}");
+        cluster.wait("an answer from the first node", || {
+            let said = inside("dig +short +time=2 +tries=3 @10.42.0.1 kubernetes.default.svc.cluster.local");
+            (said.trim() == "10.43.0.1").then_some(())
+        });
+    };
+    reaches_the_other("cox-wg1");
+    let status = cluster.cox_says("status");
+    assert!(status.contains("encryption  WireGuard between nodes, UDP ports 51820 and 51821 (in the "), "{status}");
+    let said = cluster.cox_says("node rotate-keys");
+    assert!(said.contains("every node has a key of generation 2"), "{said}");
+    reaches_the_other("cox-wg0");
+    cluster.wait("figures of the other node", || {
+        let metrics = inside("curl -s http://127.0.0.1:10249/metrics");
+        metrics.contains("cox_wireguard_handshake_age_seconds{link=\"cox-wg0\",node=\"node-1\"}").then_some(())
+    });
 }
 
 /// Through the service's address, a port of every node, and the name.

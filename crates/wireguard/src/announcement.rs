@@ -27,13 +27,13 @@ pub struct Announcement {
 
 #[derive(Debug, thiserror::Error)]
 pub enum BadAnnouncement {
-    #[error("it is longer than {MAX_BYTES} bytes")]
+    #[error("it is longer than {} bytes", MAX_BYTES)]
     Long,
-    #[error("it has more than {MAX_KEYS} keys")]
+    #[error("it has more than {} keys", MAX_KEYS)]
     ManyKeys,
     #[error("it has two keys for one device")]
     SameDevice,
-    #[error("it has a key of a generation after {MAX_GENERATION}")]
+    #[error("it has a key of a generation after {}", MAX_GENERATION)]
     Generation,
     #[error("it is not understood: {0}")]
     NotUnderstood(#[from] serde_json::Error),

@@ -13,7 +13,7 @@ const LENGTH: usize = 32;
 
 /// A text that is no key. It is not repeated: it may be almost a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a key has {LENGTH} bytes in base64")]
+#[error("a key has {} bytes in base64", LENGTH)]
 pub struct BadKey;
 
 /// Wiped from memory when it is dropped.

@@ -14,8 +14,8 @@ use crate::{LINKS, Plan, PrivateKey, PublicKey, Way, place};
 pub enum MeshError {
     #[error(transparent)]
     Device(#[from] DeviceError),
-    #[error("routes: {0}")]
-    Routes(std::io::Error),
+    #[error("routes into the devices")]
+    Routes(#[source] std::io::Error),
 }
 
 /// What stays the same while a node runs.
@@ -139,7 +139,7 @@ fn remove_all(links: &[&'static str]) -> Result<(), MeshError> {
         return Ok(());
     }
     let socket = Socket::open().map_err(MeshError::Routes)?;
-    for link in links {
+    for link in links.iter().copied() {
         remove(&socket, link)?;
     }
     Ok(())

@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use wireguard::{Announcement, Mesh, Outcome, PrivateKey, Unreachable};
+use wireguard::{Announcement, Mesh, Outcome, PrivateKey, PublicKey, Unreachable};
 
 use super::parts::{Clients, Settings};
 use super::routes::peer;
@@ -109,8 +109,10 @@ pub(super) async fn run(config: Config, stop: CancellationToken) -> Result<()> {
             if let Some(present) = present? {
                 own.follow(present.number)?;
             }
-            own.announce(&config, &all).await?;
-            own.bring_in_line(&config, &all).await
+            // A server that does not answer is no reason to leave devices and routes as they are.
+            let announced = announce(&config, &all, own.public()).await;
+            let outcome = own.bring_in_line(&config, &all).await?;
+            announced.map(|()| outcome)
         };
         let failed = match turn.await {
             Ok(outcome) => {
@@ -175,23 +177,8 @@ impl Own {
         Ok(())
     }
 
-    fn public(&self) -> BTreeMap<u64, wireguard::PublicKey> {
+    fn public(&self) -> BTreeMap<u64, PublicKey> {
         self.keys.iter().map(|(generation, key)| (*generation, key.public())).collect()
-    }
-
-    /// Says the public keys in this Node, unless it says so already.
-    async fn announce(&self, config: &Config, nodes: &[Arc<Node>]) -> Result<()> {
-        if self.keys.is_empty() {
-            return Ok(());
-        }
-        let text = Announcement { port: config.devices.port, keys: self.public() }.to_text();
-        let own = nodes.iter().find(|node| node.metadata.name.as_ref() == Some(&config.node));
-        if own.and_then(|node| announced(node)) == Some(&text) {
-            return Ok(());
-        }
-        let patch = json!({"metadata": {"annotations": {wireguard::ANNOTATION: text}}});
-        let said = config.clients.kubelet.all::<Node>().patch(&config.node, &Patch::merge(patch)).await;
-        said.context("publishing the key of this node").map(drop)
     }
 
     async fn bring_in_line(&mut self, config: &Config, nodes: &[Arc<Node>]) -> Result<Outcome> {
@@ -226,6 +213,21 @@ impl Own {
             None => Ok(()),
         }
     }
+}
+
+/// Says the public keys in this Node, unless it says so already.
+async fn announce(config: &Config, nodes: &[Arc<Node>], keys: BTreeMap<u64, PublicKey>) -> Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let text = Announcement { port: config.devices.port, keys }.to_text();
+    let own = nodes.iter().find(|node| node.metadata.name.as_ref() == Some(&config.node));
+    if own.and_then(|node| announced(node)) == Some(&text) {
+        return Ok(());
+    }
+    let patch = json!({"metadata": {"annotations": {wireguard::ANNOTATION: text}}});
+    let said = config.clients.kubelet.all::<Node>().patch(&config.node, &Patch::merge(patch)).await;
+    said.context("publishing the key of this node").map(drop)
 }
 
 /// Generations that make room for a new one: all but the last before it, and that too if it has the same device.

@@ -242,3 +242,22 @@ fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client)
     }
     Ok(kubelet::Config { client, settings })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::{Flags, Machine};
+
+    #[test]
+    fn security_a_machine_that_joins_is_told_that_the_cluster_encrypts() {
+        let machine =
+            Machine { node_name: Some("n".into()), node_ip: vec![Ipv4Addr::LOCALHOST.into()], ..Machine::default() };
+        let told = |encrypt: Option<bool>| {
+            let flags = Flags { machine: machine.clone(), encrypt, encrypt_port: Some(4000), ..Flags::default() };
+            let text = serde_json::to_string(&ClusterSettings::new(&flags.shape().unwrap()).unwrap()).unwrap();
+            serde_json::from_str::<ClusterSettings>(&text).unwrap().encryption
+        };
+        assert_eq!(told(Some(true)), Some(Encryption { port: 4000 }));
+        assert_eq!((told(None), told(Some(false))), (None, None));
+    }
+}

@@ -80,6 +80,8 @@ mod tests {
             "kubelet_port": 10250, "cluster": cluster, "registries": "", "images_dir": "", "also_behind": [],
             "asks_for_certificate": false}))
             .unwrap();
+        // A server of an earlier version says nothing of encryption.
+        assert_eq!(settings.cluster.encryption, None);
         let range = |cidrs: &[&str]| -> ServiceCIDR {
             serde_json::from_value(json!({"metadata": {}, "spec": {"cidrs": cidrs}})).unwrap()
         };

@@ -176,14 +176,14 @@ fn between_nodes(mut cause: Cause, source: &Pod, target: &Pod, nodes: &[NodeObje
         node.and_then(wireguard_keys::announcement).map(|said| said.keys).unwrap_or_default()
     };
     let (ours, theirs) = (keys(&source.node), keys(&target.node));
-    match ours.keys().rev().find(|generation| theirs.contains_key(generation)) {
+    match ours.keys().rev().find(|generation| theirs.contains_key(*generation)) {
         Some(generation) => cause.because(format!("{hop}: encrypted with WireGuard, keys of generation {generation}")),
         None => {
             let silent = if ours.is_empty() { &source.node } else { &target.node };
             cause.summary = "the nodes have no WireGuard keys in common".to_owned();
             cause
                 .because(format!("{hop}: closed, because nothing is sent that is not encrypted"))
-                .then(format!("is the node up? cox why node/{silent}, and its log: cox logs encryption"))
+                .then(format!("is the node up? cox why node/{silent}, and its log: cox logs"))
         }
     }
 }

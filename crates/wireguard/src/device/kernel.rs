@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use api::cidr::Cidr;
 use netlink::wireguard::{self, PeerSetting, WireGuard};
 use netlink::{LinkKind, Socket};
 
-use super::{DeviceError, KEEPALIVE, PeerState, complete, find};
-use crate::{Peer, PrivateKey, PublicKey};
+use super::{DeviceError, KEEPALIVE, PeerState, Wanted, complete, find};
+use crate::{Peer, PublicKey};
 
 pub struct Device {
     pub(super) index: u32,
@@ -18,14 +17,8 @@ pub struct Device {
 }
 
 impl Device {
-    pub(super) fn open(
-        socket: &Socket,
-        name: &'static str,
-        key: &PrivateKey,
-        port: u16,
-        mtu: u32,
-        addresses: &[Cidr],
-    ) -> Result<Self, DeviceError> {
+    pub(super) fn open(socket: &Socket, wanted: &Wanted<'_>) -> Result<Self, DeviceError> {
+        let Wanted { name, key, port, mtu, .. } = *wanted;
         let failed = |what| move |source| DeviceError::Kernel { link: name, what, source };
         let wireguard = WireGuard::open().map_err(failed("asking for WireGuard"))?;
         let wireguard = wireguard.ok_or_else(|| failed("asking for WireGuard")(io::ErrorKind::Unsupported.into()))?;
@@ -38,7 +31,7 @@ impl Device {
         if there.public_key != Some(key.public().0) || there.listen_port != port {
             wireguard.configure(link.index, &key.to_bytes(), port).map_err(failed("setting key and port"))?;
         }
-        complete(socket, &link, name, mtu, addresses)?;
+        complete(socket, &link, wanted)?;
         Ok(Self { index: link.index, name, wireguard })
     }
 

@@ -22,15 +22,15 @@ const KEEPALIVE: u16 = 25;
 
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    #[error("this kernel has no WireGuard (CONFIG_WIREGUARD), and {path} cannot be opened in its place: {source}")]
+    #[error("this kernel has no WireGuard (CONFIG_WIREGUARD), and {path} cannot be opened in its place")]
     NotSupported { path: &'static str, source: io::Error },
     #[error("the link {name} is there and is a {kind}: remove it or rename it")]
     NameTaken { name: &'static str, kind: String },
     #[error("the link {0} vanished as it was made")]
     Vanished(&'static str),
-    #[error("{what} of {link}: {source}")]
+    #[error("{what} of {link}")]
     Kernel { link: &'static str, what: &'static str, source: io::Error },
-    #[error("UDP port {port} of {link}: {source}")]
+    #[error("UDP port {port} of {link}")]
     Start { link: &'static str, port: u16, source: gotatun::device::Error },
     #[error("the thread of {0} has ended")]
     Ended(&'static str),
@@ -85,6 +85,15 @@ pub fn present() -> Result<Option<Kind>, DeviceError> {
     Ok(None)
 }
 
+/// What a device is to be.
+struct Wanted<'a> {
+    name: &'static str,
+    key: &'a PrivateKey,
+    port: u16,
+    mtu: u32,
+    addresses: &'a [Cidr],
+}
+
 pub enum Device {
     Kernel(kernel::Device),
     UserSpace(user_space::Device),
@@ -111,9 +120,10 @@ impl Device {
                 false => return Err(DeviceError::NameTaken { name, kind: link.kind }),
             }
         }
+        let wanted = Wanted { name, key, port, mtu, addresses };
         Ok(match kind {
-            Kind::Kernel => Self::Kernel(kernel::Device::open(&socket, name, key, port, mtu, addresses)?),
-            Kind::UserSpace => Self::UserSpace(user_space::Device::open(&socket, name, key, port, mtu, addresses)?),
+            Kind::Kernel => Self::Kernel(kernel::Device::open(&socket, &wanted)?),
+            Kind::UserSpace => Self::UserSpace(user_space::Device::open(&socket, &wanted)?),
         })
     }
 
@@ -159,7 +169,8 @@ pub(crate) fn remove(socket: &Socket, name: &'static str) -> Result<(), DeviceEr
 }
 
 /// Gives a link its size and addresses and switches it on; what is so already stays as it is.
-fn complete(socket: &Socket, link: &Link, name: &'static str, mtu: u32, addresses: &[Cidr]) -> Result<(), DeviceError> {
+fn complete(socket: &Socket, link: &Link, wanted: &Wanted<'_>) -> Result<(), DeviceError> {
+    let Wanted { name, mtu, addresses, .. } = *wanted;
     let failed = |what| move |source| DeviceError::Kernel { link: name, what, source };
     if link.mtu != mtu {
         socket.set_mtu(link.index, mtu).map_err(failed("setting the MTU"))?;

@@ -10,8 +10,8 @@ use std::os::unix::fs::OpenOptionsExt;
 pub(super) const PATH: &str = "/dev/net/tun";
 
 /// `TUNSETIFF` and `TUNSETPERSIST`.
-const SET_LINK: libc::c_ulong = 0x4004_54ca;
-const SET_PERSISTENT: libc::c_ulong = 0x4004_54cb;
+const SET_LINK: libc::Ioctl = 0x4004_54ca;
+const SET_PERSISTENT: libc::Ioctl = 0x4004_54cb;
 /// `IFF_TUN | IFF_NO_PI`: packets of IP and nothing before them.
 const PLAIN_PACKETS: i16 = 0x1001;
 
@@ -35,9 +35,10 @@ pub(super) fn attach(name: &str) -> io::Result<File> {
     let room = request.name.get_mut(..name.len()).filter(|room| room.len() < libc::IFNAMSIZ);
     room.ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(name.as_bytes());
     // SAFETY: the request is an `ifreq` of the kernel's size, which outlives the call.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), SET_LINK as _, &raw mut request) })?;
+    check(unsafe { libc::ioctl(file.as_raw_fd(), SET_LINK, &raw mut request) })?;
+    let yes: libc::c_int = 1;
     // SAFETY: this request takes a number.
-    check(unsafe { libc::ioctl(file.as_raw_fd(), SET_PERSISTENT as _, 1 as libc::c_int) })?;
+    check(unsafe { libc::ioctl(file.as_raw_fd(), SET_PERSISTENT, yes) })?;
     Ok(file)
 }
 

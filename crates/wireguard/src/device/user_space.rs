@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
 
-use api::cidr::Cidr;
 use gotatun::device::DeviceBuilder;
 use gotatun::packet::{Ip, Packet, PacketBufPool};
 use gotatun::tun::{IpRecv, IpSend, MtuWatcher};
@@ -19,7 +18,7 @@ use netlink::Socket;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{DeviceError, KEEPALIVE, PeerState, complete, find, tun};
+use super::{DeviceError, KEEPALIVE, PeerState, Wanted, complete, find, tun};
 use crate::{Peer, PrivateKey, PublicKey};
 
 /// Buffers of packets have 4096 bytes, headers included: larger packets are broken up before.
@@ -46,22 +45,16 @@ pub struct Device {
 }
 
 impl Device {
-    pub(super) fn open(
-        socket: &Socket,
-        name: &'static str,
-        key: &PrivateKey,
-        port: u16,
-        mtu: u32,
-        addresses: &[Cidr],
-    ) -> Result<Self, DeviceError> {
+    pub(super) fn open(socket: &Socket, wanted: &Wanted<'_>) -> Result<Self, DeviceError> {
+        let Wanted { name, port, .. } = *wanted;
         let failed = |what| move |source| DeviceError::Kernel { link: name, what, source };
-        let mtu = mtu.min(MAX_MTU);
+        let wanted = Wanted { mtu: wanted.mtu.min(MAX_MTU), ..*wanted };
         let file = tun::attach(name).map_err(failed("making a TUN device"))?;
         let link = find(socket, name)?.ok_or(DeviceError::Vanished(name))?;
-        complete(socket, &link, name, mtu, addresses)?;
+        complete(socket, &link, &wanted)?;
         let (requests, received) = mpsc::channel(REQUESTS);
         let (started, has_started) = std_mpsc::sync_channel(1);
-        let key = key.clone();
+        let (key, mtu) = (wanted.key.clone(), wanted.mtu);
         let serve = move || serve(name, file, &key, port, mtu, received, &started);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(serve);
         let thread = thread.map_err(failed("starting a thread"))?;
