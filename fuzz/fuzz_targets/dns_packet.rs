@@ -1,7 +1,7 @@
 //! DNS packets: whatever comes, the server neither panics nor answers with something unreadable or too long.
 #![no_main]
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use dns::{Objects, Offline};
 use hickory_proto::op::Message;
@@ -11,7 +11,7 @@ use serde_json::json;
 static SERVER: LazyLock<Offline> = LazyLock::new(|| {
     let service = |name: &str, spec: serde_json::Value| {
         let object = json!({"metadata": {"name": name, "namespace": "ns"}, "spec": spec});
-        serde_json::from_value(object).expect("a service")
+        Arc::new(serde_json::from_value(object).expect("a service"))
     };
     let endpoints: Vec<_> = (2..200).map(|i| json!({"addresses": [format!("10.42.0.{i}")]})).collect();
     let slice = json!({
@@ -25,7 +25,8 @@ static SERVER: LazyLock<Offline> = LazyLock::new(|| {
             service("db", json!({"clusterIP": "None", "ports": [{"name": "pg", "port": 5432}]})),
             service("loop", json!({"type": "ExternalName", "externalName": "loop.ns.svc.cluster.local"})),
         ],
-        slices: vec![serde_json::from_value(slice).expect("a slice")],
+        slices: vec![Arc::new(serde_json::from_value(slice).expect("a slice"))],
+        pods: vec![("ns".into(), [10, 42, 0, 7].into())],
     };
     Offline::new("cluster.local", objects).expect("a domain")
 });

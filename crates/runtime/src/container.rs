@@ -28,7 +28,14 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     let mut config = request.config.ok_or_else(|| Error::Invalid("container config is missing".into()))?;
     names::check_container(&config)?;
     let image_name = config.image.clone().unwrap_or_default().image;
-    let image = engine.images.get(&image_name).ok_or(Error::NotFound { kind: "image", id: image_name })?;
+    // Until the container is known, nobody else knows that its layers are in use; the lease tells other processes.
+    let _lease = engine.images.lease().await?;
+    let mut claim = engine.images.claim();
+    let image = claim.image(&image_name).ok_or(Error::NotFound { kind: "image", id: image_name })?;
+    for volume in config.mounts.iter().filter_map(|mount| mount.image.as_ref()) {
+        // One that is not there is refused below.
+        let _ = claim.image(&volume.image);
+    }
     let id = record::new_id().map_err(doing("making an id"))?;
     let pod = sandbox.record.lock().config.clone();
     let log_path = match (pod.log_directory.as_str(), config.log_path.as_str()) {

@@ -189,7 +189,7 @@ impl Engine {
                     () = tokio::time::sleep(SWEEP_INTERVAL) => {}
                 }
                 let swept = engine.clone();
-                let sweep = move || swept.images.sweep(&swept.used_layers()?).map_err(std::io::Error::other);
+                let sweep = move || swept.images.sweep(&|| swept.used_layers()).map_err(std::io::Error::other);
                 if let Err(error) = crate::sandbox::blocking(sweep).await {
                     tracing::warn!(%error, "what failed pulls have left is not removed");
                 }

@@ -95,8 +95,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
         Command::List => print!("{}", table(&store)),
         Command::Rm { images } => {
             for name in images {
-                let used = used_layers(&args.root)?;
-                if !store.untag(&name, &used)? {
+                if !store.untag(&name, &|| used_layers(&args.root))? {
                     bail!("image {name:?} not found");
                 }
             }
@@ -135,15 +134,11 @@ fn table(store: &ImageStore) -> String {
 }
 
 /// Layers that containers of this node stand on.
-fn used_layers(root: &std::path::Path) -> anyhow::Result<std::collections::HashSet<String>> {
-    let directory = root.join("containers");
-    let listed = || -> std::io::Result<_> {
-        let containers = match std::fs::read_dir(&directory) {
-            // No runtime has worked here yet.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            entries => entries?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?,
-        };
-        record::used_layers(containers.iter().map(std::path::PathBuf::as_path))
+fn used_layers(root: &std::path::Path) -> std::io::Result<std::collections::HashSet<String>> {
+    let containers = match std::fs::read_dir(root.join("containers")) {
+        // No runtime has worked here yet.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        entries => entries?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?,
     };
-    listed().with_context(|| format!("finding the layers that containers in {} use", directory.display()))
+    record::used_layers(containers.iter().map(std::path::PathBuf::as_path))
 }

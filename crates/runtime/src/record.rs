@@ -119,7 +119,14 @@ pub(crate) fn used_layers<'a>(containers: impl Iterator<Item = &'a Path>) -> io:
     let mut layers = HashSet::new();
     for directory in containers {
         match read::<crate::spec::Spec>(&directory.join("spec.json")) {
-            Ok(spec) => layers.extend(spec.rootfs.lower),
+            Ok(spec) => {
+                layers.extend(spec.rootfs.lower);
+                for mount in spec.mounts {
+                    if let crate::spec::MountSource::Image { lower, .. } = mount.source {
+                        layers.extend(lower);
+                    }
+                }
+            }
             // Being made, or removed meanwhile: it stands on nothing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),

@@ -182,7 +182,38 @@ pub(super) fn subject(pem: &[u8]) -> Result<Subject, RequestError> {
     let (_, request) = x509_parser::certification_request::X509CertificationRequest::from_der(&block.contents)
         .map_err(|error| RequestError::Unreadable(error.to_string()))?;
     let name = &request.certification_request_info.subject;
-    let organizations = name.iter_organization().filter_map(|name| name.as_str().ok().map(str::to_owned)).collect();
-    let common_name = name.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();
-    Ok(Subject { common_name: common_name.to_owned(), organizations })
+    // Whoever signs may be able to read what we cannot: passing a group over would let it through.
+    let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(str::to_owned);
+    let organizations = name.iter_organization().map(text).collect::<Result<_, _>>();
+    let common_name = name.iter_common_name().last().map(text).transpose();
+    let unreadable = |error: x509_parser::error::X509Error| format!("its subject cannot be read: {error}");
+    Ok(Subject {
+        common_name: common_name.map_err(unreadable)?.unwrap_or_default(),
+        organizations: organizations.map_err(unreadable)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::string::BmpString;
+    use rcgen::{CertificateParams, DistinguishedName, DnType, DnValue, KeyPair};
+
+    #[test]
+    fn security_a_group_that_cannot_be_read_is_not_passed_over() {
+        let pem = |group: DnValue| {
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.distinguished_name = DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, "eve");
+            params.distinguished_name.push(DnType::OrganizationName, group);
+            params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
+        };
+        let plain = subject(pem(DnValue::Utf8String("system:masters".into())).as_bytes()).unwrap();
+        assert_eq!(
+            (plain.common_name.as_str(), plain.organizations.as_slice()),
+            ("eve", &["system:masters".to_owned()][..])
+        );
+        let spelled_otherwise = pem(DnValue::BmpString(BmpString::try_from("system:masters").unwrap()));
+        assert!(subject(spelled_otherwise.as_bytes()).is_err_and(|error| error.contains("subject cannot be read")));
+    }
 }

@@ -83,12 +83,13 @@ fn subject(leaf: &[u8]) -> Result<UserInfo, CertificateError> {
         x509_parser::parse_x509_certificate(leaf).map_err(|error| CertificateError::Unreadable(error.to_string()))?;
     let subject = certificate.subject();
     // The last one counts, as for whoever approved and signed the request.
-    let name = subject.iter_common_name().last().and_then(|name| name.as_str().ok()).unwrap_or_default();
-    if name.is_empty() {
-        return Err(CertificateError::NoName);
-    }
-    let groups = subject.iter_organization().filter_map(|group| group.as_str().ok().map(str::to_owned));
-    let mut user = UserInfo { name: name.to_owned(), groups: groups.collect(), ..Default::default() };
+    let unreadable = |error: x509_parser::error::X509Error| CertificateError::Unreadable(error.to_string());
+    let name = subject.iter_common_name().last().map(|name| name.as_str().map_err(unreadable)).transpose()?;
+    let Some(name) = name.filter(|name| !name.is_empty()) else { return Err(CertificateError::NoName) };
+    // Somebody whose groups are known in part is somebody else.
+    let groups = subject.iter_organization().map(|group| group.as_str().map(str::to_owned).map_err(unreadable));
+    let groups = groups.collect::<Result<_, _>>()?;
+    let mut user = UserInfo { name: name.to_owned(), groups, ..Default::default() };
     let digest = ring::digest::digest(&ring::digest::SHA256, leaf);
     let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
     user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("X509SHA256={hex}")]);

@@ -144,21 +144,26 @@ async fn security_signers_speak_for_themselves_and_nodes_see_their_own_requests(
         ["podcertificaterequests", "podcertificaterequests/status", "clustertrustbundles"]}]),
     )
     .await;
-    let bundle =
-        json!({"metadata": {"name": "trust"}, "spec": {"signerName": "example.com/signer", "trustBundle": "x"}});
+    let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority = authority.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().pem();
+    let named = |name: &str| {
+        let name = format!("example.com:signer:{name}");
+        json!({"metadata": {"name": name}, "spec": {"signerName": "example.com/signer", "trustBundle": authority}})
+    };
+    let bundle = named("trust");
     let issued = json!({"status": {"certificateChain": "x"}});
     let bundles = format!("{group}/clustertrustbundles");
     let retargeted = json!({"spec": {"signerName": "example.com/other"}});
-    let theirs =
-        json!({"metadata": {"name": "theirs"}, "spec": {"signerName": "example.com/signer", "trustBundle": "x"}});
-    let (code, answer) = cluster.send("POST", &bundles, theirs).await;
+    let (code, answer) = cluster.send("POST", &bundles, named("theirs")).await;
     assert_eq!(code, 201, "{answer}");
     // Pods choose bundles by their labels.
     for (change, expected) in [
         (json!({"metadata": {"labels": {"a": "b"}}}), 403),
         (json!({"metadata": {"finalizers": ["example.com/a"]}}), 200),
     ] {
-        let (code, answer) = ask(&cluster, ANN, "PATCH", &format!("{bundles}/theirs"), &change).await;
+        let (code, answer) =
+            ask(&cluster, ANN, "PATCH", &format!("{bundles}/example.com:signer:theirs"), &change).await;
         assert_eq!(code, expected, "{change}: {answer}");
     }
     for may in [false, true] {
@@ -173,7 +178,7 @@ async fn security_signers_speak_for_themselves_and_nodes_see_their_own_requests(
             allow(&cluster, "signing", rule).await;
         }
     }
-    for path in [format!("{requests}/own"), format!("{bundles}/trust")] {
+    for path in [format!("{requests}/own"), format!("{bundles}/example.com:signer:trust")] {
         let (code, answer) = ask(&cluster, ANN, "PATCH", &path, &retargeted).await;
         assert!(matches!(code, 403 | 422), "{path}: {code} {answer}");
     }

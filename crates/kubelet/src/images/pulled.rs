@@ -86,7 +86,8 @@ impl Pulled {
     pub(super) fn may_use(&self, image: &str, id: &str, credentials: &[Credential]) -> bool {
         let record = match self.record(id) {
             Ok(Some(record)) => record,
-            Ok(None) => return !self.pulling.join(hash(image)).exists(),
+            // Not being able to look is not the same as finding that nobody is pulling it.
+            Ok(None) => return self.pulling.join(hash(image)).try_exists().is_ok_and(|is_pulled| !is_pulled),
             Err(error) => {
                 tracing::warn!(image, %error, "record of an image not read, credentials are asked for");
                 return false;
@@ -151,6 +152,16 @@ mod tests {
         assert!(pulled.may_use("elsewhere/app:1", "sha256:1", &[]));
         pulled.removed("sha256:1");
         assert!(pulled.may_use("r/app:1", "sha256:1", &[]));
+    }
+
+    #[test]
+    fn security_pulls_that_cannot_be_looked_for_are_not_taken_for_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let pulled = Pulled::new(dir.path());
+        std::fs::create_dir_all(&pulled.pulled).unwrap();
+        // Where intents are kept there is a link that leads in a circle.
+        std::os::unix::fs::symlink(&pulled.pulling, &pulled.pulling).unwrap();
+        assert!(!pulled.may_use("r/app:1", "sha256:1", &[]));
     }
 
     #[test]

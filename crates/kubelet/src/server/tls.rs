@@ -163,7 +163,7 @@ pub(super) fn user_of(certificate: &CertificateDer<'_>) -> Option<api::UserInfo>
     let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().ok().map(String::from);
     let subject = parsed.subject();
     let name = subject.iter_common_name().last().and_then(text)?;
-    let mut groups: Vec<String> = subject.iter_organization().filter_map(text).collect();
+    let mut groups: Vec<String> = subject.iter_organization().map(text).collect::<Option<_>>()?;
     groups.push("system:authenticated".into());
     Some(api::UserInfo { name, groups, ..Default::default() })
 }

@@ -102,7 +102,7 @@ pub(crate) fn tmpfs(kernel: &impl Kernel, path: &Path, size: Option<i64>) -> io:
 /// Unmounts everything below a directory, then removes it. Goes on after a failure and returns the
 /// first. Never removes through a mount that could not be undone: what it shows is not ours.
 pub(crate) fn remove_with_mounts(kernel: &impl Kernel, dir: &Path) -> io::Result<()> {
-    if !dir.exists() {
+    if !dir.try_exists()? {
         return Ok(());
     }
     let mut first_error = None;
@@ -191,6 +191,15 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(nix::errno::Errno::EBUSY as i32));
         assert!(stuck.join("file").exists());
         assert_eq!(kernel.mounted(), [stuck], "the others are gone all the same");
+    }
+
+    #[test]
+    fn security_a_directory_that_cannot_be_looked_at_is_not_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let circle = dir.path().join("pod");
+        std::os::unix::fs::symlink(&circle, &circle).unwrap();
+        assert!(remove_with_mounts(&Recorded::default(), &circle).is_err());
+        remove_with_mounts(&Recorded::default(), &dir.path().join("gone")).unwrap();
     }
 
     #[test]

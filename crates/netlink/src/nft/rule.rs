@@ -514,7 +514,7 @@ impl Rule<'_> {
         }
     }
 
-    /// By what the kernel found below all tags, not by what stands in the frame's header.
+    /// By what the kernel found below the outer tag, not by what stands in the header of the frame.
     fn require_ether(&mut self, protocol: u16) {
         if self.ether != Some(protocol) {
             self.load(Field::EtherProtocol, 1);

@@ -1,5 +1,7 @@
 //! Rules of certificate requests: what may be asked for, who may say yes, and that an answer stays.
 
+use std::collections::BTreeMap;
+
 use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
@@ -80,6 +82,44 @@ pub fn trust_bundle_name(name: &str, signer: &str) -> Vec<String> {
     match name.strip_prefix(&prefix) {
         Some(own) => api::validation::dns1123_subdomain(own),
         None => vec![format!("ClusterTrustBundle for signerName {signer} must be named with prefix {prefix}")],
+    }
+}
+
+/// Authorities in PEM form, each once, and nothing else.
+pub(super) fn trust_bundle(errors: &mut FieldErrors, path: &Path<'_>, text: &str) {
+    const LARGEST: usize = 1024 * 1024;
+    const OMITTED: &str = "<value omitted>";
+    if text.len() > LARGEST {
+        errors.too_long(path, LARGEST);
+        return;
+    }
+    let before = errors.len();
+    let mut anchors: BTreeMap<Vec<u8>, Vec<usize>> = BTreeMap::new();
+    for (i, block) in Pem::iter_from_buffer(text.as_bytes()).enumerate() {
+        let problem = match &block {
+            Err(error) => Some(format!("entry {i} cannot be read: {error}")),
+            Ok(block) if block.label != "CERTIFICATE" => Some(format!("entry {i} has bad block type: {}", block.label)),
+            Ok(block) => match block.parse_x509() {
+                Err(_) => Some(format!("entry {i} does not parse as X.509")),
+                Ok(certificate) if !certificate.is_ca() => Some(format!("entry {i} does not have the CA bit set")),
+                Ok(_) => None,
+            },
+        };
+        match (problem, block) {
+            (Some(problem), _) => errors.invalid(path, OMITTED, problem),
+            (None, Ok(block)) => anchors.entry(block.contents).or_default().push(i),
+            (None, Err(_)) => {}
+        }
+    }
+    if errors.len() > before {
+        return;
+    }
+    if anchors.is_empty() {
+        errors.invalid(path, OMITTED, "at least one trust anchor must be provided");
+    }
+    for indices in anchors.values().filter(|indices| indices.len() > 1) {
+        let indices: Vec<String> = indices.iter().map(ToString::to_string).collect();
+        errors.invalid(path, OMITTED, format!("duplicate trust anchor (indices [{}])", indices.join(" ")));
     }
 }
 

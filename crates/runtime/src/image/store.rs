@@ -101,6 +101,18 @@ impl Claim {
         self.add(blob_name(digest).to_owned());
     }
 
+    /// An image, with what it is made of. None if there is no such image; one that is claimed keeps its layers, even if it is removed
+    /// meanwhile.
+    pub(crate) fn image(&mut self, name: &str) -> Option<Arc<Image>> {
+        let store = self.store.clone();
+        // While this is held nobody collects.
+        let mut records = store.images.lock();
+        store.current(&mut records);
+        let image = find(&records.images, name)?;
+        image.layers.iter().for_each(|layer| self.layer(layer));
+        Some(image)
+    }
+
     /// An unpacked layer, and the blob that it comes from.
     pub(crate) fn layer(&mut self, layer: &Layer) {
         self.blob(&layer.blob.digest);
@@ -128,11 +140,41 @@ impl Drop for Claim {
 /// Held by who brings something in, so that other processes collect nothing meanwhile.
 pub(crate) struct Lease(#[expect(dead_code, reason = "holding them is the point")] Vec<fs::File>);
 
+/// Says which layers containers stand on.
+pub(crate) type UsedLayers<'a> = &'a dyn Fn() -> std::io::Result<HashSet<String>>;
+
 /// How long what no image has yet is kept for a pull that is tried again.
 const KEPT_FOR: Duration = Duration::from_secs(15 * 60);
 /// Held shared by everyone who brings something in, and by all but the runtime.
 const LEASES: &str = "collect.lock";
 const LEASES_OF_OTHERS: &str = "others.lock";
+
+/// By id (or a unique beginning of one), name or digest.
+fn find(images: &BTreeMap<String, Arc<Image>>, name: &str) -> Option<Arc<Image>> {
+    if let Some(image) = images.get(name).or_else(|| images.get(&format!("sha256:{name}"))) {
+        return Some(image.clone());
+    }
+    if let Ok(reference) = name.parse::<Reference>() {
+        let (tag, digest) = (reference.tagged(), reference.digest.as_ref().map(|d| reference.with_digest(d)));
+        let found = images.values().find(|i| match (&digest, &tag) {
+            (Some(digest), _) => i.digests.contains(digest),
+            (None, Some(tag)) => i.tags.contains(tag),
+            (None, None) => false,
+        });
+        if let Some(image) = found {
+            return Some(image.clone());
+        }
+    }
+    let prefix = name.trim_start_matches("sha256:");
+    if prefix.len() < 6 || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut matches = images.values().filter(|i| i.id["sha256:".len()..].starts_with(prefix));
+    match (matches.next(), matches.next()) {
+        (Some(image), None) => Some(image.clone()),
+        _ => None,
+    }
+}
 
 /// However deep images have made them.
 fn remove_all(layers: &[PathBuf]) -> Result<()> {
@@ -266,30 +308,7 @@ impl ImageStore {
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Image>> {
         let mut records = self.images.lock();
         self.current(&mut records);
-        let images = &records.images;
-        if let Some(image) = images.get(name).or_else(|| images.get(&format!("sha256:{name}"))) {
-            return Some(image.clone());
-        }
-        if let Ok(reference) = name.parse::<Reference>() {
-            let (tag, digest) = (reference.tagged(), reference.digest.as_ref().map(|d| reference.with_digest(d)));
-            let found = images.values().find(|i| match (&digest, &tag) {
-                (Some(digest), _) => i.digests.contains(digest),
-                (None, Some(tag)) => i.tags.contains(tag),
-                (None, None) => false,
-            });
-            if let Some(image) = found {
-                return Some(image.clone());
-            }
-        }
-        let prefix = name.trim_start_matches("sha256:");
-        if prefix.len() < 6 || !prefix.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return None;
-        }
-        let mut matches = images.values().filter(|i| i.id["sha256:".len()..].starts_with(prefix));
-        match (matches.next(), matches.next()) {
-            (Some(image), None) => Some(image.clone()),
-            _ => None,
-        }
+        find(&records.images, name)
     }
 
     pub(crate) fn list(&self) -> Vec<Arc<Image>> {
@@ -333,8 +352,9 @@ impl ImageStore {
     }
 
     /// Forgets an image; its layers and blobs go too unless another image or one of `used_layers` needs them.
-    pub(crate) fn remove(&self, id: &str, used_layers: &HashSet<String>) -> Result<()> {
+    pub(crate) fn remove(&self, id: &str, used_layers: UsedLayers<'_>) -> Result<()> {
         let mut records = self.images.lock();
+        let in_use = self.in_use(used_layers)?;
         let are_known = self.current(&mut records);
         let images = &mut records.images;
         if images.remove(id).is_none() {
@@ -345,24 +365,25 @@ impl ImageStore {
         if !are_known {
             return Ok(());
         }
-        let garbage = self.collect(images, used_layers, Duration::ZERO)?;
+        let garbage = self.collect(images, &in_use, Duration::ZERO)?;
         drop(records);
         remove_all(&garbage)
     }
 
     /// Removes what pulls that failed have left, after a while.
-    pub(crate) fn sweep(&self, used_layers: &HashSet<String>) -> Result<()> {
+    pub(crate) fn sweep(&self, used_layers: UsedLayers<'_>) -> Result<()> {
         let mut records = self.images.lock();
+        let in_use = self.in_use(used_layers)?;
         if !self.current(&mut records) {
             return Ok(());
         }
-        let garbage = self.collect(&records.images, used_layers, KEPT_FOR)?;
+        let garbage = self.collect(&records.images, &in_use, KEPT_FOR)?;
         drop(records);
         remove_all(&garbage)
     }
 
     /// Removes one name; the image itself goes with its last.
-    pub(crate) fn untag(&self, name: &str, used_layers: &HashSet<String>) -> Result<bool> {
+    pub(crate) fn untag(&self, name: &str, used_layers: UsedLayers<'_>) -> Result<bool> {
         let Some(image) = self.get(name) else { return Ok(false) };
         let reference: Option<Reference> = name.parse().ok();
         let tag = reference.and_then(|r| r.tagged());
@@ -377,6 +398,14 @@ impl ImageStore {
             None => self.remove(&image.id, used_layers)?,
         }
         Ok(true)
+    }
+
+    /// What containers have and what is claimed. Asked while images are locked, so that no container can be begun with an image that
+    /// goes; claims first, since who lets go of one meanwhile has a container by then.
+    fn in_use(&self, used_layers: UsedLayers<'_>) -> Result<HashSet<String>> {
+        let mut names: HashSet<String> = self.claims.lock().keys().cloned().collect();
+        names.extend(used_layers().map_err(doing("finding the layers in use"))?);
+        Ok(names)
     }
 
     /// Does away with what no image has, if it is older than that. Returns layers that are out of the way and still to be
@@ -473,6 +502,10 @@ impl ImageStore {
 mod tests {
     use super::*;
 
+    fn none() -> std::io::Result<HashSet<String>> {
+        Ok(HashSet::new())
+    }
+
     fn image(id: char, tag: &str) -> Image {
         Image {
             id: format!("sha256:{}", id.to_string().repeat(64)),
@@ -505,11 +538,11 @@ mod tests {
         let layer = store.layer_path(&image('a', "x:1").layers[0].diff_id);
         fs::create_dir(&layer).unwrap();
         store.put(image('a', "x:1")).unwrap();
-        store.remove(&image('a', "x:1").id, &HashSet::new()).unwrap();
+        store.remove(&image('a', "x:1").id, &none).unwrap();
         assert!(layer.exists(), "it may be the other's");
         fs::remove_dir(&unreadable).unwrap();
         store.put(image('b', "y:1")).unwrap();
-        store.remove(&image('b', "y:1").id, &HashSet::new()).unwrap();
+        store.remove(&image('b', "y:1").id, &none).unwrap();
         assert!(!layer.exists());
     }
 
@@ -549,7 +582,7 @@ mod tests {
         let image = store.put(image('a', "x:1")).unwrap();
         let layer = store.layer_path(&image.layers[0].diff_id);
         deep(&layer);
-        store.remove(&image.id, &HashSet::new()).unwrap();
+        store.remove(&image.id, &none).unwrap();
         assert!(!layer.exists());
     }
 
@@ -571,9 +604,9 @@ mod tests {
         for path in [store.blob_path(&digest("f")), store.ingest_path(&digest("1")), store.ingest_path(&digest("e"))] {
             fs::write(path, "x").unwrap();
         }
-        store.sweep(&HashSet::new()).unwrap();
+        store.sweep(&none).unwrap();
         assert!(store.ingest_path(&digest("1")).exists(), "it may be gone on with");
-        store.remove(&image.id, &HashSet::new()).unwrap();
+        store.remove(&image.id, &none).unwrap();
         assert!(store.layer_path(&digest("d")).exists() && store.ingest_path(&digest("e")).exists());
         for gone in [store.layer_path(&digest("c")), store.blob_path(&digest("f")), store.ingest_path(&digest("1"))] {
             assert!(!gone.exists(), "{}", gone.display());
@@ -601,9 +634,32 @@ mod tests {
         let (a, b) = (store.put(image('a', "x:1")).unwrap(), store.put(image('b', "y:1")).unwrap());
         let layer = store.layer_path(&a.layers[0].diff_id);
         fs::create_dir(&layer).unwrap();
-        store.remove(&a.id, &HashSet::new()).unwrap();
+        store.remove(&a.id, &none).unwrap();
         assert!(layer.exists());
-        store.remove(&b.id, &HashSet::from([layer_name(&b.layers[0].diff_id)])).unwrap();
+        let used = || Ok(HashSet::from([layer_name(&b.layers[0].diff_id)]));
+        store.remove(&b.id, &used).unwrap();
         assert!(layer.exists(), "a container still uses it");
+    }
+
+    #[test]
+    fn security_layers_stay_while_a_container_is_made_of_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(ImageStore::open(directory.path()).unwrap());
+        let image = store.put(image('a', "x:1")).unwrap();
+        let layer = store.layer_path(&image.layers[0].diff_id);
+        fs::create_dir(&layer).unwrap();
+        let mut claim = store.claim();
+        assert_eq!(claim.image("x:1").unwrap().id, image.id);
+        // The container appears, and lets go of its claim, after those that were there had been counted.
+        let claim = Mutex::new(Some(claim));
+        let too_early = || {
+            drop(claim.lock().take());
+            Ok(HashSet::new())
+        };
+        store.remove(&image.id, &too_early).unwrap();
+        assert!(layer.exists());
+        assert!(store.claim().image("x:1").is_none(), "nothing is begun with an image that is gone");
+        store.collect(&BTreeMap::new(), &HashSet::new(), Duration::ZERO).unwrap();
+        assert!(!layer.exists());
     }
 }

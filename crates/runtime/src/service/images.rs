@@ -110,7 +110,7 @@ impl ImageService for Images {
             let engine = self.engine.clone();
             let id = image.id.clone();
             crate::sandbox::blocking(move || {
-                engine.images.remove(&id, &engine.used_layers()?).map_err(std::io::Error::other)
+                engine.images.remove(&id, &|| engine.used_layers()).map_err(std::io::Error::other)
             })
             .await
             .map_err(doing(format!("removing image {name}")))?;

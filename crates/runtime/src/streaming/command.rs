@@ -237,21 +237,29 @@ async fn pump(ends: Ends, remote: &mut Remote, done: &CancellationToken, until: 
     }
 }
 
+/// More than a pipe holds: what was in it when the process ended is read.
+const LEFT_IN_PIPE: usize = 1 << 20;
+
+/// Copies until the end of the pipe, or until `done` and what is in it by then. A process that the command left behind may go on
+/// writing: that is nobody's output any more.
 async fn copy(pipe: Option<&AsyncPipe>, output: &Output, channel: Channel, done: &CancellationToken) {
     let Some(pipe) = pipe else { return };
     let mut buffer = vec![0u8; 32 * 1024];
     loop {
         let read = tokio::select! {
+            // The end first: with somebody who always writes there would never be a turn for it.
             biased;
-            read = pipe.read(&mut buffer) => read,
             () = done.cancelled() => {
-                while let Ok(Some(n)) = pipe.try_read(&mut buffer) {
+                let mut left = LEFT_IN_PIPE;
+                while let (1.., Ok(Some(n))) = (left, pipe.try_read(&mut buffer)) {
                     if n == 0 || output.write(channel, &buffer[..n]).await.is_err() {
                         return;
                     }
+                    left = left.saturating_sub(n);
                 }
                 return;
             }
+            read = pipe.read(&mut buffer) => read,
         };
         match read {
             Ok(0) | Err(_) => return,

@@ -47,6 +47,7 @@ const TESTS: &[Test] = tests![
     images::wrong_content_is_refused,
     images::archives_go_in_and_out,
     streaming::exec_over_websocket,
+    streaming::security_what_a_command_leaves_behind_does_not_hold_its_session,
     streaming::exec_over_spdy,
     streaming::attach_follows_a_container,
     streaming::attach_ends_with_its_input_where_stdin_stays_open,

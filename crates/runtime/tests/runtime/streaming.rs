@@ -131,6 +131,17 @@ pub(crate) async fn exec_over_websocket(world: Arc<World>) {
     node.remove_sandbox(&sandbox).await;
 }
 
+pub(crate) async fn security_what_a_command_leaves_behind_does_not_hold_its_session(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let (sandbox, id) = node.run("left", "busybox", &["sleep", "1000"]).await;
+    // Its child has the same output, and never stops.
+    let url = exec_url(&node, &id, &["sh", "-c", "yes & echo begun >&2; exit 4"], false, false).await;
+    let (_, stderr, status) = WebSocket::open(&url, "v4.channel.k8s.io").finish();
+    assert_eq!((stderr.as_str(), &status["details"]["causes"][0]["message"]), ("begun\n", &"4".into()));
+    node.remove_sandbox(&sandbox).await;
+}
+
 /// The little of SPDY that a client needs.
 struct Spdy {
     stream: TcpStream,
