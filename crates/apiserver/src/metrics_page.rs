@@ -73,8 +73,10 @@ async fn collect(state: &State) {
             rows.add(&[("result", "dropped")], dropped as f64);
         });
     }
-    if let Some(reloads) = state.authn.reloads() {
-        show_reloads(all, &reloads, &identity_hash(state));
+    for (names, reloads) in [(AUTHENTICATION, state.authn.reloads()), (AUTHORIZATION, state.authz.reloads())] {
+        if let Some(reloads) = reloads {
+            show_reloads(all, names, &reloads, &identity_hash(state));
+        }
     }
     if let Some(exporting) = state.trace.exporting() {
         let (sent, lost) = exporting.counted();
@@ -97,21 +99,27 @@ async fn collect(state: &State) {
     }
 }
 
-/// How often changes of the authentication configuration were taken over.
-fn show_reloads(all: &Metrics, reloads: &tls::Reloads, server: &str) {
+/// Upstream's series about a configuration that is read again when it changes: how often, and when last.
+type Reloaded = [&'static str; 2];
+const AUTHENTICATION: Reloaded = [
+    "apiserver_authentication_config_controller_automatic_reloads_total",
+    "apiserver_authentication_config_controller_automatic_reload_last_timestamp_seconds",
+];
+const AUTHORIZATION: Reloaded = [
+    "apiserver_authorization_config_controller_automatic_reloads_total",
+    "apiserver_authorization_config_controller_automatic_reload_last_timestamp_seconds",
+];
+
+fn show_reloads(all: &Metrics, [count_name, time_name]: Reloaded, reloads: &tls::Reloads, server: &str) {
     let rows =
         [("success", reloads.succeeded, reloads.last_success), ("failure", reloads.failed, reloads.last_failure)];
     for (status, count, last) in rows {
         // As upstream, a status is shown once it was seen.
         let Some(last) = last.and_then(|last| last.duration_since(UNIX_EPOCH).ok()) else { continue };
         let labels = [("apiserver_id_hash", server), ("status", status)];
-        let help = "How often a changed authentication configuration was read.";
-        let name = "apiserver_authentication_config_controller_automatic_reloads_total";
-        let shown = all.counter(name, help, &labels);
+        let shown = all.counter(count_name, "How often a changed configuration was read.", &labels);
         shown.add((count as f64 - shown.get()).max(0.0) as usize);
-        let help = "When a changed authentication configuration was last read.";
-        let name = "apiserver_authentication_config_controller_automatic_reload_last_timestamp_seconds";
-        all.gauge(name, help, &labels).set(last.as_secs_f64());
+        all.gauge(time_name, "When a changed configuration was last read.", &labels).set(last.as_secs_f64());
     }
 }
 
@@ -133,12 +141,12 @@ mod tests {
         let all = Metrics::new();
         let at = |seconds| Some(UNIX_EPOCH + Duration::from_secs(seconds));
         let mut reloads = tls::Reloads { succeeded: 1, last_success: at(5), ..Default::default() };
-        show_reloads(&all, &reloads, "h");
+        show_reloads(&all, AUTHENTICATION, &reloads, "h");
         assert!(!all.render().contains("failure"));
         reloads = tls::Reloads { succeeded: 3, failed: 1, last_success: at(9), last_failure: at(8) };
         // Whoever looks twice sees the same.
-        show_reloads(&all, &reloads, "h");
-        show_reloads(&all, &reloads, "h");
+        show_reloads(&all, AUTHENTICATION, &reloads, "h");
+        show_reloads(&all, AUTHENTICATION, &reloads, "h");
         let text = all.render();
         let name = "apiserver_authentication_config_controller_automatic_reload";
         for row in [

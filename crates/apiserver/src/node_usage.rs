@@ -1,7 +1,7 @@
 //! Samples of what nodes and containers have used, and the rates between two of them.
 //!
 //! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
-//! node is asked once in [`SAMPLE_INTERVAL`].
+//! node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,8 +18,9 @@ use tokio::sync::Mutex;
 
 use crate::cluster::Cluster;
 
-/// An answer this young is given again.
+/// An answer this young is given again, and one that lacks a pod which has just started as long as it is this young.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+const NEW_POD_INTERVAL: Duration = Duration::from_secs(2);
 /// An older sample is no beginning of a window.
 const MAX_WINDOW: Duration = Duration::from_secs(90);
 /// How long to measure when there is no earlier sample.
@@ -89,11 +90,16 @@ pub(crate) struct Sampler(Mutex<Past>);
 
 impl Sampler {
     /// What every node used of late, by name of node.
-    pub(crate) async fn windows(&self, cluster: &Arc<Cluster>) -> Arc<BTreeMap<String, Window>> {
+    pub(crate) async fn windows(
+        &self,
+        cluster: &Arc<Cluster>,
+        is_complete: impl Fn(&BTreeMap<String, Window>) -> bool,
+    ) -> Arc<BTreeMap<String, Window>> {
         let mut past = self.0.lock().await;
         let known = past.latest.as_ref().map(|(at, samples)| (at.elapsed(), samples.clone()));
         let before = match known {
-            Some((age, _)) if age < SAMPLE_INTERVAL => return past.windows.clone(),
+            Some((age, _)) if age < NEW_POD_INTERVAL => return past.windows.clone(),
+            Some((age, _)) if age < SAMPLE_INTERVAL && is_complete(&past.windows) => return past.windows.clone(),
             Some((age, samples)) if age < MAX_WINDOW => samples,
             // Nothing is kept before the second round is done: a caller that leaves in between changes nothing.
             _ => {

@@ -1,14 +1,14 @@
 //! `metrics.k8s.io/v1beta1`, answered by this server itself from what kubelets count (`node_usage`). A registration that names a
 //! service, such as a metrics-server's, is found before this and takes over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use api::Status;
 use api::quantity::{Format, Quantity};
 use api::selector::{FieldSelector, Selector};
 use http::{Response, StatusCode};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::MetricsOf;
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use crate::accept::{encode, is_table};
 use crate::body::Body;
 use crate::body::response;
-use crate::node_usage::Usage;
-use crate::state::Operation;
+use crate::node_usage::{Usage, Window};
+use crate::state::{Operation, State};
 
 const API_VERSION: &str = "metrics.k8s.io/v1beta1";
 
@@ -158,7 +158,11 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
 /// Everything measured in the namespace of the request, in the order of names. What has been deleted meanwhile is left out.
 async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Status> {
     let state = &operation.state;
-    let windows = state.resource_metrics.windows(&state.cluster).await;
+    let is_complete = |windows: &BTreeMap<String, Window>| match of {
+        MetricsOf::Nodes => true,
+        MetricsOf::Pods => !lacks_new_pod(state, &operation.info.namespace, operation.now, windows),
+    };
+    let windows = state.resource_metrics.windows(&state.cluster, is_complete).await;
     let mut items = Vec::new();
     for (node, window) in windows.iter() {
         let mut push = |namespace: &str, name: &str, containers: Vec<(String, Usage)>| {
@@ -202,6 +206,26 @@ async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Sta
     Ok(items)
 }
 
+/// For so long a pod that runs is new: whoever asks for it need not wait for the next round.
+const NEW: SignedDuration = SignedDuration::from_secs(30);
+
+fn lacks_new_pod(state: &State, namespace: &str, now: Timestamp, windows: &BTreeMap<String, Window>) -> bool {
+    let Some(cache) = state.caches.get("pods") else { return false };
+    let names = windows.values().flat_map(|window| window.pods.keys());
+    let measured: HashSet<String> = names.map(|(namespace, name)| format!("{namespace}/{name}")).collect();
+    let snapshot = cache.snapshot();
+    let mut pods = snapshot.range(Some(namespace).filter(|namespace| !namespace.is_empty()), None);
+    pods.any(|pod| !measured.contains(&*pod.key) && is_new(&pod.json(), now))
+}
+
+/// Whether a pod, as it is stored, has begun to run a moment ago.
+fn is_new(pod: &[u8], now: Timestamp) -> bool {
+    let text = |field: &str| crate::json::find(pod, &["status", field]).map(|range| crate::json::text(&pod[range]));
+    let started = text("startTime").and_then(|text| text.parse::<Timestamp>().ok());
+    text("phase").is_some_and(|phase| phase == "Running")
+        && started.is_some_and(|started| now.duration_since(started) < NEW)
+}
+
 fn table(items: &[Item], now: Timestamp) -> Value {
     let column = |name: &str, format: &str, description: &str| json!({"name": name, "type": "string", "format": format, "description": description, "priority": 0});
     let columns = [
@@ -214,4 +238,22 @@ fn table(items: &[Item], now: Timestamp) -> Value {
     json!({
         "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {}, "columnDefinitions": columns, "rows": rows,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_new_for_a_while() {
+        let now = Timestamp::from_second(1000).unwrap();
+        for (started, phase, expected) in
+            [(1000, "Running", true), (975, "Running", true), (960, "Running", false), (1000, "Pending", false)]
+        {
+            let time = Timestamp::from_second(started).unwrap().to_string();
+            let pod = json!({"metadata": {}, "status": {"phase": phase, "startTime": time}}).to_string();
+            assert_eq!(is_new(pod.as_bytes(), now), expected, "{started} {phase}");
+        }
+        assert!(!is_new(b"{\"metadata\":{},\"status\":{\"phase\":\"Running\"}}", now));
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) async fn run(state: Arc<State>) {
         before = counted;
         let nodes = state.caches.get("minions").map_or(0, |cache| cache.snapshot().objects.len());
         if minute.is_multiple_of(nodes.div_ceil(NODES_A_MINUTE).max(1) as u64) {
-            let windows = state.resource_metrics.windows(&state.cluster).await;
+            let windows = state.resource_metrics.windows(&state.cluster, |_| true).await;
             values.extend(sample::of_nodes(&windows, |node, namespace, pod| runs_on(&state, node, namespace, pod)));
         }
         let left_out = state.history.record(minute, values);

@@ -193,6 +193,8 @@ const APISERVER: &str = "
     BETA   histogram  apiserver_watch_list_duration_seconds?  group,resource,scope,version
     BETA   counter    apiserver_authentication_config_controller_automatic_reloads_total?  apiserver_id_hash,status
     BETA   gauge      apiserver_authentication_config_controller_automatic_reload_last_timestamp_seconds?  apiserver_id_hash,status
+    BETA   counter    apiserver_authorization_config_controller_automatic_reloads_total?  apiserver_id_hash,status
+    BETA   gauge      apiserver_authorization_config_controller_automatic_reload_last_timestamp_seconds?  apiserver_id_hash,status
     ALPHA  histogram  apiserver_request_sli_duration_seconds  component,group,resource,scope,subresource,verb,version
     ALPHA  histogram  apiserver_request_slo_duration_seconds?  component,group,resource,scope,subresource,verb,version
     ALPHA  counter    apiserver_request_terminations_total?  code,component,group,resource,scope,subresource,verb,version

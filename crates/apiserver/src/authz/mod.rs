@@ -169,6 +169,14 @@ impl Authorizers {
         Ok(Self { modes, rbac: rbac::Rbac::new(caches) })
     }
 
+    /// How often the file of `--authorization-config` was read again; none without that flag.
+    pub(crate) fn reloads(&self) -> Option<tls::Reloads> {
+        match &self.modes {
+            Modes::Fixed(_) => None,
+            Modes::Followed(file) => Some(file.reloads()),
+        }
+    }
+
     pub(crate) fn uses_rbac(&self) -> bool {
         self.modes.get().iter().any(|mode| matches!(mode, Mode::Rbac))
     }

@@ -21,6 +21,9 @@ const FAILING: f64 = 0.05;
 /// The part of a node's memory that may be in use.
 const FULL: f64 = 0.95;
 
+/// The part of a volume that should be free.
+const VOLUME_FREE: f64 = 0.03;
+
 /// What is looked at.
 pub(super) struct Facts {
     pub(super) now: Timestamp,
@@ -39,6 +42,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<(String, Cause)> {
     found.extend(facts.nodes.iter().filter_map(|node| unwell(node, facts.now)));
     found.extend(facts.nodes.iter().filter_map(|node| disk(name(node), &facts.history)));
     found.extend(facts.nodes.iter().filter_map(|node| memory(node, &facts.history)));
+    found.extend(facts.kubelets.iter().flat_map(|(_, metrics, _)| volumes(metrics)));
     found.extend(certificates(facts));
     found.extend(api(facts));
     found.extend(pods(&facts.pods));
@@ -84,6 +88,46 @@ fn memory(node: &Node, history: &History) -> Option<(String, Cause)> {
         .because(format!("{} of {}", bytes(used), bytes(capacity)))
         .then("cox top --by memory");
     Some((format!("node/{}", name(node)), cause))
+}
+
+/// Volumes of claims that are nearly full, in bytes or in files, and those that their drivers call abnormal.
+fn volumes(metrics: &str) -> Vec<(String, Cause)> {
+    let of = |what: &str| -> std::collections::BTreeMap<(String, String), f64> {
+        let series = format!("kubelet_volume_stats_{what}");
+        let named = samples(metrics, &series).filter_map(|(labels, value)| {
+            let of = |name| label(labels, name).map(str::to_owned);
+            Some(((of("namespace")?, of("persistentvolumeclaim")?), value))
+        });
+        named.collect()
+    };
+    let mut found = Vec::new();
+    let told = |(namespace, name): &(String, String), cause: Cause| (format!("pvc/{name} in {namespace}"), cause);
+    let (sizes, abnormal) = (of("capacity_bytes"), of("health_status_abnormal"));
+    for (claim, free) in of("available_bytes") {
+        let size = sizes.get(&claim).copied().unwrap_or_default();
+        if size > 0.0 && free / size < VOLUME_FREE {
+            let cause = Cause::new("its volume is nearly full")
+                .because(format!("{} of {} are free", bytes(free), bytes(size)))
+                .then(format!("make it larger: cox kubectl edit pvc {} -n {}", claim.1, claim.0));
+            found.push(told(&claim, cause));
+        }
+    }
+    let files = of("inodes");
+    for (claim, free) in of("inodes_free") {
+        let all = files.get(&claim).copied().unwrap_or_default();
+        if all > 0.0 && free / all < VOLUME_FREE {
+            let cause = Cause::new("its volume has hardly any files left to give")
+                .because(format!("{free:.0} of {all:.0} inodes are free"))
+                .then("remove small files, or make a volume with more inodes");
+            found.push(told(&claim, cause));
+        }
+    }
+    for (claim, _) in abnormal.into_iter().filter(|(_, value)| *value > 0.0) {
+        let cause = Cause::new("its driver says that its volume is not well")
+            .then(format!("what does it say? cox kubectl describe pvc {} -n {}", claim.1, claim.0));
+        found.push(told(&claim, cause));
+    }
+    found
 }
 
 fn certificates(facts: &Facts) -> Vec<(String, Cause)> {
@@ -297,8 +341,19 @@ mod tests {
                         container_cpu_cfs_throttled_periods_total{container=\"c\",namespace=\"d\",pod=\"p\"} 600\n\
                         container_cpu_cfs_periods_total{container=\"calm\",namespace=\"d\",pod=\"p\"} 1000\n\
                         container_cpu_cfs_throttled_periods_total{container=\"calm\",namespace=\"d\",pod=\"p\"} 6\n";
-        let metrics = "kubelet_certificate_manager_client_ttl_seconds 7200\n";
-        sick.kubelets = vec![("n1".into(), metrics.into(), cadvisor.into())];
+        let claim = |what: &str, name: &str, value: u32| {
+            format!("kubelet_volume_stats_{what}{{namespace=\"d\",persistentvolumeclaim=\"{name}\"}} {value}\n")
+        };
+        let metrics = "kubelet_certificate_manager_client_ttl_seconds 7200\n".to_owned()
+            + &claim("capacity_bytes", "data", 1000)
+            + &claim("available_bytes", "data", 20)
+            + &claim("capacity_bytes", "roomy", 1000)
+            + &claim("available_bytes", "roomy", 200)
+            + &claim("inodes", "roomy", 100)
+            + &claim("inodes_free", "roomy", 1)
+            + &claim("health_status_abnormal", "roomy", 0)
+            + &claim("health_status_abnormal", "data", 1);
+        sick.kubelets = vec![("n1".into(), metrics, cadvisor.into())];
         let pod = |value: Value| serde_json::from_value::<Pod>(value).unwrap();
         sick.pods = vec![
             pod(json!({"metadata": {"name": "loop", "namespace": "d"}, "status": {"containerStatuses": [{
@@ -310,6 +365,9 @@ mod tests {
         let expected = [
             "node/n1: its disk is full in 60m at this rate",
             "node/n1: its memory is nearly all in use",
+            "pvc/data in d: its volume is nearly full",
+            "pvc/roomy in d: its volume has hardly any files left to give",
+            "pvc/data in d: its driver says that its volume is not well",
             "node/n1: the certificate that it is a client with ends in 2h",
             "api: clients use certificates that end within a week",
             "api: many requests fail",

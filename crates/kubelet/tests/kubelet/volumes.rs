@@ -157,6 +157,25 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
     let mounts = pod.status.unwrap().container_statuses.unwrap()[0].volume_mounts.clone().unwrap();
     let read_only = mounts.iter().find(|mount| mount.mount_path == "/ro").unwrap();
     assert_eq!(read_only.recursive_read_only.as_deref(), Some("Disabled"));
+
+    // A disk that this node cannot reach: the pod waits, an event says what for, and the pod can go.
+    node.create(
+        "disk",
+        json!({
+            "containers": [{"name": "c", "command": shell("sleep 1000"), "volumeMounts": [{"name": "far", "mountPath": "/far"}]}],
+            "volumes": [{"name": "far", "iscsi": {"targetPortal": "127.255.255.254", "iqn": "iqn.2026-01.org.example:a", "lun": 0}}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    node.wait_event("the disk is not there", |event| {
+        let message = event.message.as_deref().unwrap_or_default();
+        event.reason.as_deref() == Some("FailedMount")
+            && message.starts_with("MountVolume.WaitForAttach failed for volume \"far\" : ")
+            && (message.ends_with("open-iscsi for iSCSI volumes") || message.contains("iscsi: "))
+    })
+    .await;
+    node.delete("disk").await;
 }
 
 /// A path made from a variable is looked at anew at each try: an annotation can mend it.
