@@ -360,8 +360,9 @@ async fn seal(
     Ok((Arc::new(sealed.clone()), Some(sealed)))
 }
 
-/// The embedded store keeps history in memory, that of two intervals at most: a quarter of what there are objects ends an
-/// interval early, within these bounds. Even while everything is written anew that leaves pages of a list half a minute.
+/// The embedded store keeps history in memory, that of two intervals at most. When it has grown by a quarter of what all
+/// objects take, within these bounds, an interval ends early: the next page of a list that began before is then refused
+/// with 410, as after any compaction.
 const MIN_HISTORY: u64 = 16 << 20;
 const MAX_HISTORY: u64 = 64 << 20;
 /// How often what a burst of changes left in the watch caches is looked for.
