@@ -360,9 +360,13 @@ async fn seal(
     Ok((Arc::new(sealed.clone()), Some(sealed)))
 }
 
-/// The embedded store keeps history in memory: as much as there are objects ends an interval early, within these bounds.
-const MIN_HISTORY: u64 = 32 << 20;
-const MAX_HISTORY: u64 = 128 << 20;
+/// The embedded store keeps history in memory, that of two intervals at most. When it has grown by a quarter of what all
+/// objects take, within these bounds, an interval ends early: the next page of a list that began before is then refused
+/// with 410, as after any compaction.
+const MIN_HISTORY: u64 = 16 << 20;
+const MAX_HISTORY: u64 = 64 << 20;
+/// How often what a burst of changes left in the watch caches is looked for.
+const FORGET_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Makes what every cluster has. Where a stored object that cannot be read is in the way, the server starts all the
 /// same, so that it can be removed; until then it is not ready.
@@ -396,11 +400,15 @@ async fn compact(state: Arc<State>) {
     let in_memory = !matches!(state.config.storage, Storage::Etcd(_));
     let mut previous: Option<Revision> = None;
     loop {
-        let interval = tokio::time::sleep(state.config.compaction_interval);
-        let enough = (state.caches.live() as u64).clamp(MIN_HISTORY, MAX_HISTORY);
-        tokio::select! {
-            () = interval => {}
-            () = state.caches.retires(enough), if in_memory => {}
+        let mut interval = std::pin::pin!(tokio::time::sleep(state.config.compaction_interval));
+        let enough = (state.caches.live() as u64 / 4).clamp(MIN_HISTORY, MAX_HISTORY);
+        let mut retires = std::pin::pin!(state.caches.retires(enough));
+        loop {
+            tokio::select! {
+                () = &mut interval => break,
+                () = &mut retires, if in_memory => break,
+                () = tokio::time::sleep(FORGET_INTERVAL) => state.caches.forget_old(),
+            }
         }
         if let Some(revision) = previous.filter(|revision| *revision != Revision::ZERO) {
             match state.store().compact(revision).await {

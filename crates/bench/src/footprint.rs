@@ -45,7 +45,7 @@ const STAGES: [&str; 2] = ["filled", "churned"];
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let cox = machines::cox(args.cox.as_deref())?;
     let peer = match Programs::peer(args) {
-        Some(programs) => Some(Side::processes(&args.dir, &programs)?.measure(args).context("the peer")?),
+        Some(programs) => Some(Side::processes(&args.dir, &programs, &cox)?.measure(args).context("the peer")?),
         None => {
             eprintln!(
                 "--kube-apiserver, --kube-controller-manager and --kube-scheduler compare with upstream's programs"
@@ -53,7 +53,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
             None
         }
     };
-    let ours = Side::processes(&args.dir, &Programs::ours(&cox))?.measure(args)?;
+    let ours = Side::processes(&args.dir, &Programs::ours(&cox), &cox)?.measure(args)?;
     print("processes", args, &ours, peer.as_ref());
     for (at, stage) in STAGES.iter().enumerate() {
         for (name, bytes) in ours[at].iter().chain(peer.iter().flat_map(|peer| &peer[at])) {
@@ -140,7 +140,7 @@ impl Drop for Process {
 }
 
 impl Side {
-    fn processes(below: &Path, programs: &Programs) -> Result<Side> {
+    fn processes(below: &Path, programs: &Programs, cox: &Path) -> Result<Side> {
         let dir = tempfile::Builder::new().prefix("coxbench-").tempdir_in(below)?;
         testkit::keys::write(dir.path());
         let file = |name: &str| dir.path().join(name).display().to_string();
@@ -213,8 +213,8 @@ impl Side {
         let mut words = component(&programs.manager.1);
         words.push(format!("--service-account-private-key-file={}", file("sa.key")));
         words.push(format!("--root-ca-file={}", file("ca.crt")));
-        // Components that find no server end; they are started when there is one.
-        until_listening(port)?;
+        // Components that find no server which is ready end.
+        until_ready(cox, &kubeconfig)?;
         start("controller-manager", &programs.manager.0, words)?;
         start("scheduler", &programs.scheduler.0, component(&programs.scheduler.1))?;
         Ok(Side { kubeconfig, kind: Kind::Processes(running), dir })
@@ -277,14 +277,16 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-fn until_listening(port: u16) -> Result<()> {
+fn until_ready(cox: &Path, kubeconfig: &Path) -> Result<()> {
     for _ in 0..600 {
-        if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+        let mut asked = Command::new(cox);
+        asked.args(["kubectl", "get", "--raw=/readyz", "--kubeconfig"]).arg(kubeconfig);
+        if asked.stdin(Stdio::null()).output()?.status.success() {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    bail!("nobody listens on port {port}")
+    bail!("the server of {} does not become ready", kubeconfig.display())
 }
 
 /// The process that puts the load on a control plane, as its parent sees it.
