@@ -576,6 +576,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_connection_keeps_its_place_in_another_runtime() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connections = places(1, 1);
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, (accepted, _)) = tokio::join!(client, connections.accept(&listener));
+        let detached = accepted.detach().unwrap();
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async { detached.attach().unwrap().write_all(b"hello").await.unwrap() });
+        });
+        let mut text = String::new();
+        client.unwrap().read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "hello");
+        elsewhere.join().unwrap();
+        assert!(connections.places.lock().taken.is_empty());
+    }
+
+    #[tokio::test]
     async fn security_strangers_make_room_first_and_work_never() {
         let connections = places(8, 4);
         let other = IpAddr::from([10, 0, 0, 1]);
