@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mimalloc::MiMalloc;
 
 /// The components that serve many requests for long, by name.
-const SERVERS: &[&[u8]] = &[b"up", b"join", b"apiserver", b"controller-manager", b"scheduler", b"kubelet", b"sim"];
+const SERVERS: &[&[u8]] =
+    &[b"up", b"join", b"apiserver", b"controller-manager", b"scheduler", b"kubelet", b"gateway", b"sim"];
 
 pub(crate) struct ByRole;
 

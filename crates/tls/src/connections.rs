@@ -60,10 +60,6 @@ const MAX_ERROR_RESETS: usize = 1024;
 /// Headers of one request, in which h2 also counts frames that continue them (CVE-2024-27316).
 const MAX_HEADERS: u32 = 16 << 10;
 
-/// Bytes of HTTP/1 that a connection holds in each direction: the headers of a request, pieces of a body that is read, and pieces of an
-/// answer that wait for a client to take them. More takes memory, and falls out of a processor's cache before it is written.
-const MAX_BUFFER: usize = 64 << 10;
-
 /// How many connections a port takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -82,6 +78,8 @@ impl Limits {
 /// The places of one port.
 pub struct Connections {
     limits: Limits,
+    /// Bytes of HTTP/1 that one holds in each direction, if not as many as hyper would.
+    buffer: Option<usize>,
     began: Instant,
     places: Mutex<Places>,
 }
@@ -126,8 +124,18 @@ impl Use {
 impl Connections {
     /// Raises the limit of descriptors as far as this process may: the limits of ports are meant to be the narrower ones.
     pub fn new(limits: impl FnOnce() -> Limits) -> Arc<Self> {
+        Self::made(limits, None)
+    }
+
+    /// As [`Connections::new`], for a port whose clients are many and whose requests are small. `buffer` is what a connection of HTTP/1
+    /// holds in each direction: the headers of a request, pieces of a body, and pieces of an answer that wait for the client.
+    pub fn with_buffer(limits: impl FnOnce() -> Limits, buffer: usize) -> Arc<Self> {
+        Self::made(limits, Some(buffer))
+    }
+
+    fn made(limits: impl FnOnce() -> Limits, buffer: Option<usize>) -> Arc<Self> {
         descriptors::raise();
-        Arc::new(Self { limits: limits(), began: Instant::now(), places: Mutex::default() })
+        Arc::new(Self { limits: limits(), buffer, began: Instant::now(), places: Mutex::default() })
     }
 
     /// The next connection that has a place.
@@ -318,7 +326,7 @@ impl Place {
                 Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, work, is_offered: false }))
             }
         });
-        let builder = builder();
+        let builder = builder(self.connections.buffer);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let mut idle = pin!(self.idle());
         let (mut told, mut ending) = (false, false);
@@ -370,9 +378,11 @@ impl Place {
 }
 
 /// How HTTP is spoken on every port of ours.
-fn builder() -> auto::Builder<TokioExecutor> {
+fn builder(buffer: Option<usize>) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().max_buf_size(MAX_BUFFER);
+    if let Some(buffer) = buffer {
+        builder.http1().max_buf_size(buffer);
+    }
     builder
         .http2()
         .max_concurrent_streams(MAX_STREAMS)
@@ -573,6 +583,24 @@ mod tests {
             let (stream, (_, from)) = tokio::join!(TcpStream::connect((own, port)), accept(&listener, || {}));
             assert_eq!(from, stream.unwrap().local_addr().unwrap());
         }
+    }
+
+    #[tokio::test]
+    async fn a_connection_keeps_its_place_in_another_runtime() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connections = places(1, 1);
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, (accepted, _)) = tokio::join!(client, connections.accept(&listener));
+        let detached = accepted.detach().unwrap();
+        let elsewhere = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async { detached.attach().unwrap().write_all(b"hello").await.unwrap() });
+        });
+        let mut text = String::new();
+        client.unwrap().read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "hello");
+        elsewhere.join().unwrap();
+        assert!(connections.places.lock().taken.is_empty());
     }
 
     #[tokio::test]

@@ -116,7 +116,9 @@ impl Facts {
             true => all.iter().filter(|one| one.node.as_deref() == Some(source.node.as_str())).cloned().collect(),
             false => all.clone(),
         };
-        let chosen = choose(&here, Place { node: &source.node, zone }).into_iter().cloned().collect();
+        // Hints do not choose among those of one node.
+        let place = if local { Place::default() } else { Place { node: &source.node, zone } };
+        let chosen = choose(&here, place).into_iter().cloned().collect();
         [chosen, all]
     }
 

@@ -24,6 +24,8 @@ pub(super) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const MANAGER: &str = "endpointslice-controller.k8s.io";
 const ZONE: &str = "topology.kubernetes.io/zone";
 const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
+/// Its older name, which counts more.
+const TOPOLOGY_AWARE_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
 const PREFER_SAME_NODE: &str = "PreferSameNode";
 /// Preferences that become hints.
 const CLOSE: [&str; 3] = ["PreferClose", "PreferSameZone", PREFER_SAME_NODE];
@@ -60,8 +62,9 @@ pub(super) fn traffic_distribution(service: &Service) -> Option<&str> {
 
 /// Whether endpoints are to be spread over zones by load.
 pub(super) fn spreads_by_zone(service: &Service) -> bool {
-    let mode = service.metadata.annotations.as_ref().and_then(|all| all.get(TOPOLOGY_MODE)).map(String::as_str);
-    matches!(mode, Some("Auto" | "auto"))
+    let annotations = service.metadata.annotations.as_ref();
+    let mode = annotations.and_then(|all| all.get(TOPOLOGY_AWARE_HINTS).or_else(|| all.get(TOPOLOGY_MODE)));
+    matches!(mode.map(String::as_str), Some("Auto" | "auto"))
 }
 
 /// Hints for all ready endpoints of a family, or for none.
@@ -354,6 +357,24 @@ mod tests {
             (conditions.ready, conditions.serving, conditions.terminating),
             (Some(false), Some(true), Some(true))
         );
+    }
+
+    #[test]
+    fn the_older_annotation_counts_more() {
+        for (older, newer, expected) in [
+            (None, None, false),
+            (None, Some("Auto"), true),
+            (None, Some("Disabled"), false),
+            (Some("auto"), None, true),
+            (Some("Disabled"), Some("Auto"), false),
+            (Some("Auto"), Some("Disabled"), true),
+        ] {
+            let mut service = service();
+            let given = [(TOPOLOGY_AWARE_HINTS, older), (TOPOLOGY_MODE, newer)];
+            let given = given.into_iter().filter_map(|(name, mode)| Some((name.to_owned(), mode?.to_owned())));
+            service.metadata.annotations = Some(given.collect());
+            assert_eq!(spreads_by_zone(&service), expected, "{older:?} {newer:?}");
+        }
     }
 
     #[test]

@@ -260,7 +260,8 @@ impl Exchange<'_> {
         head.headers = headers;
         let headers = &mut head.headers;
         remove_of_connection(headers);
-        let mut host = HeaderValue::from_str(&self.target.authority).ok()?;
+        let given = headers.get(header::HOST).filter(|_| parts.uri.authority().is_none()).cloned();
+        let mut host = given.or_else(|| HeaderValue::from_str(&self.target.authority).ok())?;
         self.arrival.forwarded.set(headers, &host);
         let mut target = parts.uri.path_and_query().cloned()?;
         for filter in filters {

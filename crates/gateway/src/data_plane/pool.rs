@@ -37,9 +37,9 @@ pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_IDLE: usize = 128;
 /// Headers of an answer.
 const MAX_HEADERS: u32 = 64 << 10;
-/// Bytes of HTTP/1 that are read at once. An answer is written to its client in pieces of this size, so it is as much as its connection
-/// holds at a time.
-const MAX_BUFFER: usize = 64 << 10;
+/// Bytes of HTTP/1 that a connection holds in each direction, to clients as to endpoints. More takes memory, and falls out of a
+/// processor's cache before it is passed on.
+pub(super) const MAX_BUFFER: usize = 64 << 10;
 
 type Http2 = http2::SendRequest<RequestBody>;
 type Sent<S> = (Response<Incoming>, S);

@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 use super::DataPlane;
 use super::forward::Arrival;
 use super::headers::Forwarded;
+use super::pool::MAX_BUFFER;
 use super::streams::{self, Replayed, client_hello};
 use super::workers::{Worker, Workers, least_busy};
 use crate::hostname::normalized;
@@ -46,7 +47,7 @@ struct Open {
 
 impl Ports {
     pub(crate) fn new(plane: Arc<DataPlane>, addresses: Vec<IpAddr>) -> anyhow::Result<Self> {
-        let connections = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));
+        let connections = Connections::with_buffer(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS), MAX_BUFFER);
         let tls = Arc::new(ServerConfigs { plane: plane.clone(), ticketer: rustls::crypto::ring::Ticketer::new()? });
         Ok(Self { plane, addresses, connections, tls, workers: Workers::default(), open: BTreeMap::new() })
     }
