@@ -131,7 +131,7 @@ pub(crate) async fn ask_kubelet(state: &Arc<State>, node: &str, path: &str) -> R
     let failed = |why: &dyn std::fmt::Display| {
         Status::service_unavailable(format!("error trying to reach the kubelet of {node}: {why}"))
     };
-    let asked = tokio::time::timeout(DIAL, state.kubelet.ask(&host, port, path)).await;
+    let asked = tokio::time::timeout(DIAL_TIMEOUT, state.kubelet.ask(&host, port, path)).await;
     let response = asked.map_err(|_| failed(&"i/o timeout"))?.map_err(|problem| failed(&problem))?;
     if response.status().is_success() {
         return Ok(response.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()));

@@ -108,18 +108,20 @@ pub(super) async fn explain(client: &Client, ends: &[String]) -> Result<(String,
             let facts = service::Facts::gather(client, world, source).await?;
             service::cause(&facts, source, service, service::Asked::ByName, port)?
         }
-        End::Address(address) => match world.pods.values().find(|pod| pod.addresses.contains(address)) {
-            Some(pod) => to_pod(client, &world, source, &pod.key(), port).await?,
-            None => {
-                let facts = service::Facts::gather(client, world, source).await?;
-                match facts.service_at(*address) {
-                    Some(service) => {
-                        service::cause(&facts, source, &service, service::Asked::ByAddress(*address), port)?
+        End::Address(address) => {
+            match world.pods.values().find(|pod| pod.has_network && pod.addresses.contains(address)) {
+                Some(pod) => to_pod(client, &world, source, &pod.key(), port).await?,
+                None => {
+                    let facts = service::Facts::gather(client, world, source).await?;
+                    match facts.service_at(*address) {
+                        Some(service) => {
+                            service::cause(&facts, source, &service, service::Asked::ByAddress(*address), port)?
+                        }
+                        None => outside(&facts.world, source, *address, port)?,
                     }
-                    None => outside(&facts.world, source, *address, port)?,
                 }
             }
-        },
+        }
         End::Elsewhere(name) => {
             let facts = service::Facts::gather(client, world, source).await?;
             service::elsewhere(&facts, source, name)?

@@ -122,11 +122,11 @@ impl Facts {
         [chosen, all]
     }
 
+    /// The pod that has an address, alone or with the network of its node and nobody beside it.
     fn pod_at(&self, address: IpAddr) -> Option<&Arc<Pod>> {
-        let mut having = self.world.pods.values().filter(|pod| pod.addresses.contains(&address));
-        // Many that have the network of their node share its address.
-        let first = having.next()?;
-        (first.has_network || having.next().is_none()).then_some(first)
+        let having: Vec<&Arc<Pod>> = self.world.pods.values().filter(|pod| pod.addresses.contains(&address)).collect();
+        let only = having.first().copied().filter(|_| having.len() == 1);
+        having.iter().copied().find(|pod| pod.has_network).or(only)
     }
 }
 
@@ -138,8 +138,12 @@ fn dns() -> String {
 pub(super) fn elsewhere(facts: &Facts, from: &str, name: &str) -> Result<Cause> {
     let source = find(&facts.world, from)?;
     let mut cause = Cause::new(format!("{name} is no name of the cluster: ask about the address that it has"));
-    if resolves(facts, source, &mut cause)? == Names::Forbidden {
-        cause.summary = "network policies forbid it to ask the cluster's DNS".to_owned();
+    match resolves(facts, source, &mut cause)? {
+        Names::Forbidden => cause.summary = "network policies forbid it to ask the cluster's DNS".to_owned(),
+        Names::Unanswered => cause.summary = "the cluster's DNS has no server that is ready".to_owned(),
+        // The resolvers of the node are as good for such a name.
+        Names::Unknown => cause.next.clear(),
+        Names::Known => {}
     }
     Ok(cause)
 }
