@@ -81,7 +81,7 @@ pub use server::{Handler, Server};
 
 /// The index behind RBAC decisions, for those who measure it.
 pub mod rbac {
-    pub use crate::authz::rbac::{Index, allows};
+    pub use crate::authz::rbac::{Index, NotAllowed, allows};
 }
 
 use futures_util::future::BoxFuture;

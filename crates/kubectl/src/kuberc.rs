@@ -512,7 +512,7 @@ mod tests {
                     "kuberc: unexpected GroupVersionKind for entry 1 in f: v1, Kind=Pod",
                     "kuberc: strict decoding error for entry 2 in f: a field has a value of another type",
                     "kuberc: using entry 3 (kubectl.config.k8s.io/v1beta1) in f",
-                ],
+                ][..],
             ),
         ] {
             let mut notes = Vec::new();

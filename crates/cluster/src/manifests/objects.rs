@@ -1,6 +1,7 @@
 //! From text to objects. Pure.
 
-use api::yaml::{Rules, documents};
+use api::documents;
+use api::yaml::Rules;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -74,9 +75,9 @@ pub(super) enum BadManifest {
 
 /// The objects of a file, lists taken apart. A mistake anywhere makes it none.
 pub(super) fn parse(text: &str) -> Result<Vec<Object>, BadManifest> {
-    let (values, failure) = documents(text, Rules::Full);
+    let (values, failure) = documents::read_all(text, Rules::Full);
     if let Some(failure) = failure {
-        return Err(BadManifest::Yaml(failure));
+        return Err(BadManifest::Yaml(failure.to_string()));
     }
     let mut objects = Vec::new();
     for value in values {

@@ -157,6 +157,16 @@ impl Lab {
         up(&Socket::open().unwrap(), "lo", None);
         let (pod, neighbour, outside) = (Namespace::new(), Namespace::new(), Namespace::new());
         cable(&outside, "up0", "192.0.2.1/24", "192.0.2.2/24");
+        let add = |link: &str, address: &str| {
+            let socket = Socket::open().unwrap();
+            socket.add_address(socket.link(link).unwrap().unwrap().index, cidr(address)).unwrap();
+        };
+        add("up0", "2001:db8:2::1/64");
+        outside.run(|| {
+            add("eth0", "2001:db8:2::2/64");
+            let route = Route::to(Cidr::default_route(true)).via("2001:db8:2::1".parse().unwrap());
+            Socket::open().unwrap().add_route(&route).unwrap();
+        });
         // One thread: the plug-ins it starts inherit this namespace.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { pod, neighbour, outside, dir: tempfile::tempdir().unwrap(), runtime }
@@ -253,7 +263,7 @@ impl Lab {
 
     /// TCP on port 80 and UDP on port 53; doing so again changes nothing.
     pub(crate) fn serve_in_pod(&self) {
-        let sockets = || (TcpListener::bind("0.0.0.0:80"), UdpSocket::bind("0.0.0.0:53"));
+        let sockets = || (TcpListener::bind("[::]:80"), UdpSocket::bind("[::]:53"));
         let (Ok(listener), Ok(socket)) = self.pod.run(sockets) else { return };
         serve(listener);
         std::thread::spawn(move || {
@@ -266,7 +276,9 @@ impl Lab {
 
     /// A client that sends from one port to the target.
     pub(crate) fn udp_client_outside(&self, target: &str) -> UdpSocket {
-        let socket = self.outside.run(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+        let target: SocketAddr = target.parse().unwrap();
+        let any = if target.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+        let socket = self.outside.run(|| UdpSocket::bind(any).unwrap());
         socket.connect(target).unwrap();
         socket
     }

@@ -103,6 +103,11 @@ fn v6() -> Value {
     host_local(json!({"ranges": [[{"subnet": "fd42::/64"}]], "routes": [{"dst": "::/0"}]}))
 }
 
+fn v4_and_v6() -> Value {
+    host_local(json!({"ranges": [[{"subnet": "10.42.0.0/24"}], [{"subnet": "fd42::/64"}]],
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}))
+}
+
 fn list(plugins: &[Value]) -> Value {
     json!({"cniVersion": "0.4.0", "name": "net", "plugins": plugins})
 }
@@ -198,21 +203,26 @@ fn udp_clients_of_a_host_port_follow_its_pod() {
     for bin in [standard(), ours()] {
         Lab::run(|lab| {
             let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-            let network = network(lab, bin, &list(&[bridge(json!({"isGateway": true}), v4()), portmap]));
-            let mapping = PortMapping {
+            let network = network(lab, bin, &list(&[bridge(json!({"isGateway": true}), v4_and_v6()), portmap]));
+            let mapping = |host_ip: &str| PortMapping {
                 host_port: 8080,
                 container_port: 53,
                 protocol: "udp".into(),
-                host_ip: "192.0.2.1".into(),
+                host_ip: host_ip.into(),
             };
-            let args = AttachmentArgs::for_pod("ns", "pod", "uid", "c1").port_mappings(&[mapping]);
-            let (netns, bin) = (lab.pod_path(), bin.display());
+            let mappings = [mapping("192.0.2.1"), mapping("2001:db8:2::1")];
+            let args = AttachmentArgs::for_pod("ns", "pod", "uid", "c1").port_mappings(&mappings);
+            let netns = lab.pod_path();
             // One socket, so one flow: unless it is forgotten it leads to the address of the first pod for ever.
-            let client = lab.udp_client_outside("192.0.2.1:8080");
+            let clients = ["192.0.2.1:8080", "[2001:db8:2::1]:8080"].map(|target| lab.udp_client_outside(target));
+            // What the standard ones do in the other family is theirs to say.
+            let clients = if bin == ours() { &clients[..] } else { &clients[..1] };
             for id in ["c1", "c2"] {
                 let result = lab.block_on(network.add(id, &netns, "eth0", &args)).unwrap();
                 lab.serve_in_pod();
-                assert!(lab::is_answered(&client), "{bin}: {id} at {:?}", result.ips);
+                for client in clients {
+                    assert!(lab::is_answered(client), "{}: {id} at {:?}", bin.display(), result.ips);
+                }
                 lab.block_on(network.del(id, &netns, "eth0", &args)).unwrap();
             }
         });
@@ -224,8 +234,11 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
     for bin in [standard(), ours()] {
         Lab::run(|lab| {
             let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-            let network =
-                network(lab, bin, &list(&[bridge(json!({"isGateway": true, "hairpinMode": true}), v4()), portmap]));
+            let network = network(
+                lab,
+                bin,
+                &list(&[bridge(json!({"isGateway": true, "hairpinMode": true}), v4_and_v6()), portmap]),
+            );
             let mapping = |port: u16, host_ip: &str| PortMapping {
                 host_port: port,
                 container_port: 80,
@@ -245,6 +258,10 @@ fn host_ports_lead_to_the_pod_from_everywhere() {
             assert!(lab.connects_from_host("127.0.0.1:8081"), "{bin}: bound to localhost");
             assert!(!lab.connects_from_outside("192.0.2.1:8081"), "{bin}: bound to localhost, from outside");
             if is_ours {
+                assert!(lab.connects_from_host("[2001:db8:2::1]:8080"), "IPv6: host");
+                assert!(lab.connects_from_outside("[2001:db8:2::1]:8080"), "IPv6: outside");
+                assert!(lab.connects_from_pod("[2001:db8:2::1]:8080"), "IPv6: hairpin");
+                assert!(!lab.connects_from_outside("[2001:db8:2::1]:8081"), "IPv6: bound to localhost");
                 lab.block_on(network.check("c1", &netns, "eth0", &args)).unwrap();
             }
             lab.block_on(network.del("c1", &netns, "eth0", &args)).unwrap();
