@@ -197,7 +197,7 @@ async fn ask(cluster: &Arc<Cluster>, node: &str) -> Result<NodeSample, Status> {
         }
     }
     let summary: Summary = serde_json::from_slice(&text).map_err(Status::internal)?;
-    Ok(read(summary, Instant::now(), Timestamp::now()))
+    Ok(read(summary, Instant::now(), crate::stamp::now()))
 }
 
 #[derive(Deserialize)]

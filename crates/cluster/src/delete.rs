@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use netlink::Socket;
 
 use crate::join::{Membership, leave};
+use crate::lock::Lock;
 use crate::options::Options;
 use crate::shape::Flags;
 use crate::{kubeconfig, manage, members, node_address, node_network, nodes, usual_place};
@@ -27,6 +28,10 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
 
 async fn run_main(args: Args) -> Result<()> {
     let options = &args.options;
+    // What runs and cannot be stopped keeps what it has.
+    if let Some(holder) = Lock::holder(&options.lock_file())? {
+        holder.refuse_stranger()?;
+    }
     let mut errors = Vec::new();
     let mut step = |what: &str, result: Result<()>| {
         if let Err(error) = result {

@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -117,8 +117,33 @@ impl Holder {
         receiver
     }
 
+    /// Fails if the process of that number is another one here: the holder wrote the number that it has in its own PID
+    /// namespace, and a signal would end a stranger.
+    pub(crate) fn refuse_stranger(&self) -> Result<()> {
+        let identity = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
+        let lock = identity(&self.path).with_context(|| self.path.display().to_string())?;
+        let opened = format!("/proc/{}/fd", self.pid);
+        let has_it_open = match std::fs::read_dir(&opened) {
+            // One that was closed meanwhile is not the lock.
+            Ok(files) => files.flatten().any(|file| identity(&file.path()).is_ok_and(|file| file == lock)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+            Err(error) => return Err(error).context(opened),
+        };
+        // It may have ended since.
+        if !has_it_open && Flock::lock(open(&self.path)?, FlockArg::LockSharedNonblock).is_err() {
+            bail!(
+                "{} is held by a process that cannot be seen from here, which calls itself {}: stop the cluster in the PID \
+                 namespace where it was started",
+                self.path.display(),
+                self.pid
+            );
+        }
+        Ok(())
+    }
+
     /// Asks the process to end and returns when it has.
     pub(crate) fn stop(self) -> Result<()> {
+        self.refuse_stranger()?;
         nix::sys::signal::kill(self.pid, Signal::SIGTERM).with_context(|| format!("stopping process {}", self.pid))?;
         match Flock::lock(open(&self.path)?, FlockArg::LockExclusive) {
             Ok(_) => Ok(()),
@@ -159,6 +184,25 @@ mod tests {
         holder.refuse_foreground("not this one").unwrap();
         drop(held);
         assert!(Lock::holder(&path).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_stranger_with_the_number_of_the_holder_gets_no_signal() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = Lock::take(&path).unwrap().ok().unwrap();
+        Lock::holder(&path).unwrap().unwrap().refuse_stranger().unwrap();
+        let mut stranger = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        for number in [stranger.id(), i32::MAX as u32] {
+            std::fs::write(&path, number.to_string()).unwrap();
+            let holder = Lock::holder(&path).unwrap().unwrap();
+            let error = holder.stop().unwrap_err().to_string();
+            assert!(error.contains("cannot be seen from here"), "{error}");
+        }
+        assert!(stranger.try_wait().unwrap().is_none(), "the stranger was stopped");
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+        drop(held);
     }
 
     #[test]

@@ -113,10 +113,10 @@ mod tests {
 
     #[test]
     fn keys_are_those_of_the_standard() {
-        // RFC 7748, section 6.1: Alice's key pair.
-        let private = "dwdtCnMYpX08FsFyUbJmRd9ML4frwJkqwXf7pR25LCo=";
+        // RFC 7748, section 6.1: Bob's key pair.
+        let private = "XasIfmJKikt54X+Lg4AO5m87sSkmGLb9HC+LJ/+I4Os=";
         let key: PrivateKey = format!("{private}\n").parse().unwrap();
-        assert_eq!(key.public().to_string(), "hSDwCYkwp1R0i33ctD73Wg2/Og0mOBr066SpjqqbTmo=");
+        assert_eq!(key.public().to_string(), "3p7bfXt9wbTTW2HC7OQ1Nz+DQ8hbeGdNrfx+FG+IK08=");
         assert_eq!(key.to_text(), private);
         let again: PublicKey = key.public().to_string().parse().unwrap();
         assert_eq!(again, key.public());

@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
+use tokio::io::unix::AsyncFd;
+
 pub(super) const PATH: &str = "/dev/net/tun";
 
 /// `TUNSETIFF` and `TUNSETPERSIST`.
@@ -40,6 +42,12 @@ pub(super) fn attach(name: &str) -> io::Result<File> {
     // SAFETY: this request takes a number.
     check(unsafe { libc::ioctl(file.as_raw_fd(), SET_PERSISTENT, yes) })?;
     Ok(file)
+}
+
+/// Has the runtime of the calling thread say when there is something to read.
+pub(super) fn register(file: File) -> io::Result<AsyncFd<File>> {
+    // SAFETY: a `File` owns its descriptor: it is open, and stays the same, for as long as the file is there.
+    unsafe { AsyncFd::register(file) }.map_err(io::Error::from)
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -121,7 +121,7 @@ async fn run(
     mut requests: mpsc::Receiver<Request>,
     started: &std_mpsc::SyncSender<Result<(), DeviceError>>,
 ) -> Result<(), DeviceError> {
-    let file = AsyncFd::new(file).map_err(|source| DeviceError::Kernel { link: name, what: "reading", source })?;
+    let file = tun::register(file).map_err(|source| DeviceError::Kernel { link: name, what: "reading", source })?;
     let tun = Tun { file: Arc::new(file), mtu: u16::try_from(mtu).unwrap_or(u16::MAX) };
     let failed = |source| DeviceError::Start { link: name, port, source };
     let builder = DeviceBuilder::new().with_default_udp().with_ip(tun);

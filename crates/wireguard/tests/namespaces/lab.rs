@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -170,7 +170,9 @@ impl Host {
     /// A page for whoever connects, and an echo for datagrams.
     pub(crate) fn serve(&self) {
         for pod in self.pods() {
-            let listener = self.namespace.run(|| TcpListener::bind((pod, 80)).unwrap());
+            // The kernel takes a moment to be sure of an address of IPv6.
+            let bind = || self.namespace.run(|| TcpListener::bind((pod, 80)).ok());
+            let listener = wait("an address for pods", bind);
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
                     // A client that leaves has seen enough.
@@ -192,34 +194,43 @@ impl Host {
         let any: SocketAddr = if pod.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" }.parse().unwrap();
         let socket = self.namespace.run(|| UdpSocket::bind(any).unwrap());
         socket.connect((pod, 7)).unwrap();
-        socket.set_read_timeout(Some(SHORT)).unwrap();
-        let is_over = Arc::new(AtomicBool::new(false));
-        let ends = is_over.clone();
+        socket.set_read_timeout(Some(DEADLINE / 3)).unwrap();
+        let (is_over, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+        let (ends, answered) = (is_over.clone(), answers.clone());
         let thread = std::thread::spawn(move || {
-            let (mut answered, mut lost) = (0u32, 0u32);
+            let mut lost = 0;
             let mut buffer = [0; 64];
             while !ends.load(Ordering::Relaxed) {
-                let number = format!("{SECRET} {}", answered + lost);
+                let number = format!("{SECRET} {}", answered.load(Ordering::Relaxed) + lost);
                 let sent = socket.send(number.as_bytes());
                 match sent.and_then(|_| socket.recv(&mut buffer)) {
-                    Ok(length) if buffer[..length] == *number.as_bytes() => answered += 1,
+                    Ok(length) if buffer[..length] == *number.as_bytes() => {
+                        answered.fetch_add(1, Ordering::Relaxed);
+                    }
                     _ => lost += 1,
                 }
             }
-            (answered, lost)
+            lost
         });
-        Pings { is_over, thread }
+        Pings { is_over, answers, thread }
     }
 }
 
 pub(crate) struct Pings {
     is_over: Arc<AtomicBool>,
-    thread: JoinHandle<(u32, u32)>,
+    answers: Arc<AtomicU32>,
+    thread: JoinHandle<u32>,
 }
 
 impl Pings {
-    /// How many were answered and lost.
-    pub(crate) fn end(self) -> (u32, u32) {
+    /// Waits until what is under way has arrived: one that was sent after now is answered.
+    pub(crate) fn go_on(&self) {
+        let before = self.answers.load(Ordering::Relaxed);
+        wait("further answers", || (self.answers.load(Ordering::Relaxed) > before + 1).then_some(()));
+    }
+
+    /// How many were lost.
+    pub(crate) fn end(self) -> u32 {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
@@ -277,7 +288,7 @@ impl Lab {
                 let socket = Socket::open().unwrap();
                 up(&socket, "lo", &[]);
                 up(&socket, "eth0", &[cidr(address)]);
-                socket.add_link("cox0", LinkKind::Dummy, None, None).unwrap();
+                socket.add_link("cox0", LinkKind::Bridge { vlan_filtering: false }, None, None).unwrap();
                 up(&socket, "cox0", &pods);
                 cni::routes::seal(&cluster, &[], Some(own)).unwrap();
             });
