@@ -109,8 +109,14 @@ impl Mesh {
         plan: &Plan,
     ) -> Result<BTreeMap<PublicKey, PeerState>, DeviceError> {
         let at = place(generation);
-        // Another one goes before this one takes its link and its port.
-        drop(self.open[at].take_if(|(known, _)| *known != generation));
+        let is_good = match &self.open[at] {
+            Some((known, device)) => *known == generation && device.is_there(at)?,
+            None => true,
+        };
+        if !is_good {
+            // It goes before another one takes its link and its port.
+            self.open[at] = None;
+        }
         let device = match &mut self.open[at] {
             Some((_, device)) => device,
             none => {

@@ -411,10 +411,11 @@ mod tests {
         for (one, other) in conditions(first).iter().zip(&conditions(second)) {
             assert!(Arc::ptr_eq(&one.common, &other.common), "{one:?}");
         }
-        let lists: [fn(&Status) -> Option<Vec<ContainerStatus>>; 2] =
-            [|status| status.container_statuses.clone(), |status| status.init_container_statuses.clone()];
-        for list in lists {
-            for (one, other) in list(first).unwrap().iter().zip(&list(second).unwrap()) {
+        for (one, other) in [
+            (&first.container_statuses, &second.container_statuses),
+            (&first.init_container_statuses, &second.init_container_statuses),
+        ] {
+            for (one, other) in one.as_ref().unwrap().iter().zip(other.as_ref().unwrap()) {
                 assert!(Arc::ptr_eq(&one.common, &other.common), "{one:?}");
             }
         }

@@ -23,7 +23,7 @@ pub(super) enum Skew {
     NodeBehind { name: String, its: Minor },
     #[error("the servers are of v{}.{}, and no node is newer than they are: upgrade them first, or say --force", servers.0, servers.1)]
     NodeAhead { servers: Minor },
-    #[error("node {name} is of the version {version:?}, which says nothing: say --force to go on")]
+    #[error("the server {name} is of the version {version:?}, which says nothing: say --force to go on")]
     Unknown { name: String, version: String },
 }
 
@@ -60,8 +60,14 @@ pub(super) fn check_server(own: &str, new: Minor, nodes: &[Node]) -> Result<(), 
         }
         let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
         let version = info.map(|info| info.kubelet_version.clone()).unwrap_or_default();
-        let Some(its) = minor_of(&version) else { return Err(Skew::Unknown { name, version }) };
-        if is_server(node) {
+        let is_server = is_server(node);
+        let its = match minor_of(&version) {
+            Some(its) => its,
+            None if is_server => return Err(Skew::Unknown { name, version }),
+            // Of something that only looks like a node; it goes on as it can.
+            None => continue,
+        };
+        if is_server {
             if new.0 != its.0 || new.1 > its.1 + 1 {
                 return Err(Skew::AheadOfServer { name, its });
             }
@@ -126,6 +132,7 @@ mod tests {
             (vec![worker("v1.34.1"), server("v1.36.0")], 37, None),
             (vec![worker("v1.33.1")], 37, Some("behind")),
             (vec![server("latest")], 37, Some("unknown")),
+            (vec![worker("fake")], 37, None),
         ] {
             let nodes: Vec<Node> = others.into_iter().chain([own()]).collect();
             let found = check_server("a", (1, new), &nodes).err().map(|skew| match skew {

@@ -306,6 +306,11 @@ impl Declaration {
                     true => Value::Data(type_names(rest)?),
                     false => Value::None,
                 };
+                // Alone, a name is shown backwards unless `nft` reads here that it is not.
+                if key == [Type::Ifname] {
+                    const HOST_ORDER: u32 = 1;
+                    userdata = [user_number(0, HOST_ORDER), user_number(1, 0), user_number(6, 0)].concat();
+                }
                 (key, value)
             }
             "typeof" => {

@@ -222,7 +222,7 @@ impl Lab {
         let uplink = up(&host, "up0", Some("192.0.2.1/24"));
         host.add_address(uplink, cidr("2001:db8:2::1/64")).unwrap();
         let (pod_ranges, service_ranges) = (RANGES[0].map(cidr), RANGES[1].map(cidr));
-        routes::seal(&pod_ranges, &service_ranges, Some(meant("192.0.2.1:0").ip())).unwrap();
+        routes::seal(&pod_ranges, &service_ranges, Some("192.0.2.1".parse().unwrap())).unwrap();
         Self { pods, outside, mode, family }
     }
 

@@ -135,6 +135,13 @@ impl Device {
         }
     }
 
+    /// Whether its link is still there and switched on: nobody tells a process that its TUN device is gone.
+    pub fn is_there(&self, place: usize) -> Result<bool, DeviceError> {
+        let name = LINKS[place];
+        let socket = Socket::open().map_err(|source| DeviceError::Kernel { link: name, what: "netlink", source })?;
+        Ok(find(&socket, name)?.is_some_and(|link| link.index == self.index() && link.is_up()))
+    }
+
     /// Makes these its peers. Sessions of those that stay go on.
     pub fn set_peers(&mut self, peers: &[Peer]) -> Result<(), DeviceError> {
         match self {
