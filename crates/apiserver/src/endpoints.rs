@@ -36,6 +36,9 @@ pub(crate) async fn serve(
     {
         return Ok(backend.forward(&state.forwarding(), info, user, parts, Bytes::new()).await);
     }
+    if let ["apis" | "openapi", ..] = segments.as_slice() {
+        crate::custom::discoverable(state).await;
+    }
     let documents = state.documents.read().clone();
     let parts = &parts;
     match segments.as_slice() {

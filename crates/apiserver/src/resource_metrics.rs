@@ -211,11 +211,14 @@ const NEW: SignedDuration = SignedDuration::from_secs(30);
 
 fn lacks_new_pod(state: &State, namespace: &str, now: Timestamp, windows: &BTreeMap<String, Window>) -> bool {
     let Some(cache) = state.caches.get("pods") else { return false };
+    let wanted = Some(namespace).filter(|namespace| !namespace.is_empty());
     let names = windows.values().flat_map(|window| window.pods.keys());
-    let measured: HashSet<String> = names.map(|(namespace, name)| format!("{namespace}/{name}")).collect();
+    let names = names.filter(|(namespace, _)| wanted.is_none_or(|wanted| wanted == namespace));
+    let measured: HashSet<(&str, &str)> = names.map(|(namespace, name)| (namespace.as_str(), name.as_str())).collect();
     let snapshot = cache.snapshot();
-    let mut pods = snapshot.range(Some(namespace).filter(|namespace| !namespace.is_empty()), None);
-    pods.any(|pod| !measured.contains(&*pod.key) && is_new(&pod.json(), now))
+    let mut pods = snapshot.range(wanted, None);
+    // Those that have ended are never measured, and there may be many: they are read where they stand.
+    pods.any(|pod| !measured.contains(&(pod.namespace(), pod.name())) && is_new(&pod.stored, now))
 }
 
 /// Whether a pod, as it is stored, has begun to run a moment ago.
@@ -223,7 +226,8 @@ fn is_new(pod: &[u8], now: Timestamp) -> bool {
     let text = |field: &str| crate::json::find(pod, &["status", field]).map(|range| crate::json::text(&pod[range]));
     let started = text("startTime").and_then(|text| text.parse::<Timestamp>().ok());
     text("phase").is_some_and(|phase| phase == "Running")
-        && started.is_some_and(|started| now.duration_since(started) < NEW)
+        // Clocks differ, and a time that is yet to come would be new until then.
+        && started.is_some_and(|started| now.duration_since(started).abs() < NEW)
 }
 
 fn table(items: &[Item], now: Timestamp) -> Value {
@@ -247,9 +251,13 @@ mod tests {
     #[test]
     fn pods_are_new_for_a_while() {
         let now = Timestamp::from_second(1000).unwrap();
-        for (started, phase, expected) in
-            [(1000, "Running", true), (975, "Running", true), (960, "Running", false), (1000, "Pending", false)]
-        {
+        for (started, phase, expected) in [
+            (1000, "Running", true),
+            (975, "Running", true),
+            (960, "Running", false),
+            (1000, "Pending", false),
+            (5000, "Running", false),
+        ] {
             let time = Timestamp::from_second(started).unwrap().to_string();
             let pod = json!({"metadata": {}, "status": {"phase": phase, "startTime": time}}).to_string();
             assert_eq!(is_new(pod.as_bytes(), now), expected, "{started} {phase}");

@@ -132,6 +132,7 @@ impl Server {
             kubelet: kubelet_client(config)?,
             documents: parking_lot::RwLock::new(Arc::new(Documents::new(cluster.registry.table(), Arc::new([])))),
             definitions: Default::default(),
+            published: Default::default(),
             aggregation: Default::default(),
             resource_metrics: Default::default(),
             event_leases: EventLeases::new(config.event_ttl),

@@ -121,7 +121,7 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     }
     let clients: Vec<Client> = (0..COUNT).map(|number| machines::client(place, number, OURS)).collect::<Result<_>>()?;
     for client in &clients {
-        machines::until_serving(client).await?;
+        machines::until_served(client, || look_after(&mut all)).await?;
     }
     let tally = Arc::new(Tally::default());
     let stop = CancellationToken::new();
@@ -150,20 +150,13 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
         make_trouble(fault, place, number, &mut all[number]).await?;
         let stall = &mut stalls[round % Fault::ALL.len()];
         *stall = (stall.0.max(tally.take_silence()), stall.1 + 1);
-        for machine in &mut all {
-            machine.etcd.look_after()?;
-            machine.server.look_after()?;
-        }
+        look_after(&mut all)?;
         tokio::time::sleep(REST).await;
         round += 1;
     }
     tally.stop.store(true, Ordering::Relaxed);
-    for machine in &mut all {
-        machine.etcd.look_after()?;
-        machine.server.look_after()?;
-    }
     for client in &clients {
-        machines::until_serving(client).await?;
+        machines::until_served(client, || look_after(&mut all)).await?;
     }
     let lost = verify(&clients, &informer, &tally).await?;
     stop.cancel();
@@ -180,6 +173,14 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     }
     ensure!(lost == 0 && stale == 0, "acknowledged writes were lost, or older states were read");
     Ok(())
+}
+
+/// Starts what has ended by itself.
+fn look_after(machines: &mut [Machine]) -> Result<()> {
+    machines.iter_mut().try_for_each(|machine| {
+        machine.etcd.look_after()?;
+        machine.server.look_after()
+    })
 }
 
 async fn make_trouble(fault: Fault, place: &Place, number: usize, machine: &mut Machine) -> Result<()> {

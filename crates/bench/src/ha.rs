@@ -20,7 +20,6 @@ const WRITERS: usize = 48;
 /// Followers of everything that is written, spread over the servers.
 const WATCHES: usize = 12;
 const WATCH_TIMEOUT: Duration = Duration::from_secs(120);
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(args: Args) -> Result<()> {
     let Some(dir) = &args.inside else { return machines::inside(&args.dir, machines::Disk::Memory) };
@@ -46,7 +45,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     for port in ports.into_iter().flatten() {
         let clients = (0..COUNT).map(|number| machines::client(&place, number, port)).collect::<Result<Vec<_>>>()?;
         for client in &clients {
-            until_serving(client, &mut processes).await?;
+            machines::until_served(client, || processes.iter_mut().try_for_each(Process::look_after)).await?;
         }
         sides.push(clients);
     }
@@ -74,21 +73,6 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         report::line("watch", &parameters, "/s", ours, peer, Better::More);
     }
     Ok(())
-}
-
-/// Waits for a server. One that has ended, since etcd was not ready for it, is started again.
-async fn until_serving(client: &Client, processes: &mut [Process]) -> Result<()> {
-    let mut serving = std::pin::pin!(machines::until_serving(client));
-    loop {
-        tokio::select! {
-            served = &mut serving => return served,
-            () = tokio::time::sleep(LOOK_INTERVAL) => {
-                for process in &mut *processes {
-                    process.look_after()?;
-                }
-            }
-        }
-    }
 }
 
 /// What one side did in its turns.

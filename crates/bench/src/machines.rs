@@ -23,6 +23,7 @@ const THAWED: Duration = Duration::from_millis(50);
 /// Where Debian's libfaketime is.
 const CLOCKS: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 const START_TIMEOUT: Duration = Duration::from_secs(120);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What machines write to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -360,6 +361,17 @@ pub(crate) async fn until_serving(client: &Client) -> Result<()> {
         };
         ensure!(Instant::now() < deadline, "{:?} does not come up: {failure}", client.server());
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// The same, while `look_after` is called again and again: a server that found no etcd has ended, and is started again.
+pub(crate) async fn until_served(client: &Client, mut look_after: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut serving = std::pin::pin!(until_serving(client));
+    loop {
+        tokio::select! {
+            served = &mut serving => return served,
+            () = tokio::time::sleep(LOOK_INTERVAL) => look_after()?,
+        }
     }
 }
 

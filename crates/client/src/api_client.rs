@@ -163,15 +163,20 @@ impl<K: DeserializeOwned> Api<K> {
         decode(response, &uri).await
     }
 
-    /// All objects, page by page, as one list at one resource version.
+    /// All objects, page by page, as one list at one resource version. When the server has forgotten that version before the last
+    /// page, it is asked for all of them at once, as upstream's pager does: in a busy cluster the next pages would fare no better.
     pub async fn list_all(&self, params: &ListParams, page: u32) -> Result<List<K>, Error> {
+        let at_once = params;
         let mut params = ListParams { limit: Some(page), ..params.clone() };
         let mut whole = self.list(&params).await?;
         while let Some(token) = whole.metadata.continue_.take().filter(|token| !token.is_empty()) {
             params.continue_token = Some(token);
             params.resource_version = None;
             params.resource_version_match = None;
-            let next = self.list(&params).await?;
+            let next = match self.list(&params).await {
+                Err(error) if error.is_expired() => return self.list(at_once).await,
+                next => next?,
+            };
             whole.items.extend(next.items);
             whole.metadata = next.metadata;
         }

@@ -24,6 +24,8 @@ const SINCE: &str = "since";
 /// Between looks: whether it is time for other keys, and whether the number is still there.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// No node has exchanged its keys so often; who says so would leave no numbers for those to come.
+const MAX_FIRST: u64 = 1 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Generation {
@@ -89,6 +91,12 @@ async fn look(client: &Client, period: Option<Duration>) -> Result<()> {
         };
     };
     let present = Generation::read(&map)?;
+    if let Some(number) = overtaken(&nodes, present.number) {
+        // A backup from before an exchange was restored. Nodes do not go back: those that come would have keys that nobody else has.
+        let same = Generation { number, since: present.since };
+        let written = maps.update(&same.write(map.metadata.resource_version.clone())).await;
+        return written.map(drop).context("catching up with the generation of keys that nodes have");
+    }
     if is_due(&present, period, now) && busy(&nodes, present.number).is_empty() {
         raise(client, &map, &present, now).await?;
     }
@@ -147,7 +155,20 @@ fn names(nodes: &[Node], is_meant: impl Fn(Option<&Announcement>) -> bool) -> Ve
 
 /// The newest generation that any node has a key of.
 fn newest(nodes: &[Node]) -> Option<u64> {
-    nodes.iter().filter_map(announcement).filter_map(|said| said.keys.keys().next_back().copied()).max()
+    nodes.iter().filter_map(newest_of).filter(|number| *number <= MAX_FIRST).max()
+}
+
+/// The generation that more than half of the nodes that are ready have reached, if it is after `present`. What a few say decides nothing.
+fn overtaken(nodes: &[Node], present: u64) -> Option<u64> {
+    let ready = nodes.iter().filter(|node| is_ready(node));
+    let mut reached: Vec<u64> = ready.map(|node| newest_of(node).unwrap_or_default()).collect();
+    reached.sort_unstable();
+    let middle = *reached.get(reached.len().checked_sub(1)? / 2)?;
+    (middle > present).then_some(middle)
+}
+
+fn newest_of(node: &Node) -> Option<u64> {
+    announcement(node)?.keys.keys().next_back().copied()
 }
 
 pub(crate) fn announcement(node: &Node) -> Option<Announcement> {
@@ -207,6 +228,27 @@ mod tests {
         assert_eq!(behind(&nodes, 4), ["late", "new"]);
         assert_eq!(busy(&nodes, 4), ["both", "late", "new"]);
         assert_eq!((newest(&nodes), newest(&[])), (Some(4), None));
+    }
+
+    #[test]
+    fn security_the_number_follows_most_nodes_and_no_single_one() {
+        let nodes = |newest: &[&[u64]]| -> Vec<Node> {
+            newest.iter().enumerate().map(|(at, all)| node(&format!("n{at}"), "True", all)).collect()
+        };
+        let rows: [(&[&[u64]], Option<u64>); 7] = [
+            (&[], None),
+            (&[&[4], &[4], &[4]], None),
+            // Restored from a backup: all of them, or all but one that has come since.
+            (&[&[6], &[5, 6], &[6]], Some(6)),
+            (&[&[6], &[4], &[6]], Some(6)),
+            (&[&[1 << 32], &[4], &[4]], None),
+            (&[&[1 << 32], &[4]], None),
+            (&[&[1 << 32], &[], &[]], None),
+        ];
+        for (all, expected) in rows {
+            assert_eq!(overtaken(&nodes(all), 4), expected, "{all:?}");
+        }
+        assert_eq!(newest(&nodes(&[&[1 << 32], &[7]])), Some(7));
     }
 
     #[test]

@@ -205,11 +205,7 @@ enum PreferencesError {
 
 /// The first document that is a Preference of a version we know, and its fields that we do not; its older spelling is
 /// brought to the newer. `notes` are for `-v=5`: which document was taken, and why others were not.
-fn parse(
-    text: &str,
-    file: &str,
-    notes: &mut Vec<String>,
-) -> Result<Option<(Value, Vec<String>)>, PreferencesError> {
+fn parse(text: &str, file: &str, notes: &mut Vec<String>) -> Result<Option<(Value, Vec<String>)>, PreferencesError> {
     let documents = crate::files::documents(text)?;
     let attempted = !documents.is_empty();
     for (mut document, entry) in documents.into_iter().zip(1..) {

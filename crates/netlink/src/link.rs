@@ -32,6 +32,8 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const VETH_INFO_PEER: u16 = 1;
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
+const IFLA_BR_MULTI_BOOLOPT: u16 = 46;
+const BR_BOOLOPT_NO_LL_LEARN: u32 = 1 << 0;
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
 const IFLA_BRIDGE_FLAGS: u16 = 0;
@@ -229,6 +231,17 @@ impl Socket {
 
     pub fn set_isolated(&self, port: u32, on: bool) -> io::Result<()> {
         self.set_port(port, IFLA_BRPORT_ISOLATED, on)
+    }
+
+    /// Has a bridge learn nothing from frames to the addresses of bridges themselves (01:80:c2:00:00:0x), which it takes in before
+    /// any packet rule sees them. Kernels before 5.0 do not know this, and learn.
+    pub fn set_no_link_local_learning(&self, bridge: u32) -> io::Result<()> {
+        // `struct br_boolopt_multi`: values, and which of them are meant.
+        let options = [BR_BOOLOPT_NO_LL_LEARN.to_ne_bytes(), BR_BOOLOPT_NO_LL_LEARN.to_ne_bytes()].concat();
+        self.change(ifinfo(RTM_NEWLINK, 0, bridge).nest(IFLA_LINKINFO, |info| {
+            let info = info.attr(IFLA_INFO_KIND, b"bridge");
+            info.nest(IFLA_INFO_DATA, |data| data.attr(IFLA_BR_MULTI_BOOLOPT, &options))
+        }))
     }
 
     fn set_port(&self, port: u32, attr: u16, on: bool) -> io::Result<()> {

@@ -54,7 +54,8 @@ pub struct PeerSetting {
     pub endpoint: SocketAddr,
     /// In seconds; 0 for never.
     pub keepalive: u16,
-    pub allowed: Vec<Cidr>,
+    /// In the place of those that it has; none leaves them as they are.
+    pub allowed: Option<Vec<Cidr>>,
 }
 
 /// A peer as it is.
@@ -146,12 +147,18 @@ fn peers_message<'a>(number: u16, index: u32, entries: impl Iterator<Item = Entr
         entries.fold(list, |list, entry| {
             list.nest(ITEM, |peer| match entry {
                 Entry::Remove(key) => peer.attr(WGPEER_A_PUBLIC_KEY, key).attr_u32(WGPEER_A_FLAGS, WGPEER_F_REMOVE_ME),
-                Entry::Set(setting) => peer
-                    .attr(WGPEER_A_PUBLIC_KEY, &setting.key)
-                    .attr_u32(WGPEER_A_FLAGS, WGPEER_F_REPLACE_ALLOWEDIPS)
-                    .attr(WGPEER_A_ENDPOINT, &socket_address(setting.endpoint))
-                    .attr(WGPEER_A_PERSISTENT_KEEPALIVE_INTERVAL, &setting.keepalive.to_ne_bytes())
-                    .nest(WGPEER_A_ALLOWEDIPS, |ranges| setting.allowed.iter().fold(ranges, allowed)),
+                Entry::Set(setting) => {
+                    let flags = if setting.allowed.is_some() { WGPEER_F_REPLACE_ALLOWEDIPS } else { 0 };
+                    let peer = peer
+                        .attr(WGPEER_A_PUBLIC_KEY, &setting.key)
+                        .attr_u32(WGPEER_A_FLAGS, flags)
+                        .attr(WGPEER_A_ENDPOINT, &socket_address(setting.endpoint))
+                        .attr(WGPEER_A_PERSISTENT_KEEPALIVE_INTERVAL, &setting.keepalive.to_ne_bytes());
+                    match &setting.allowed {
+                        Some(ranges) => peer.nest(WGPEER_A_ALLOWEDIPS, |list| ranges.iter().fold(list, allowed)),
+                        None => peer,
+                    }
+                }
             })
         })
     })
@@ -298,7 +305,7 @@ mod tests {
             key: [1; 32],
             endpoint: "192.0.2.7:51820".parse().unwrap(),
             keepalive: 25,
-            allowed: vec![cidr("10.42.1.9/24"), cidr("fd42:0:0:1::/64")],
+            allowed: Some(vec![cidr("10.42.1.9/24"), cidr("fd42:0:0:1::/64")]),
         };
         let six = PeerSetting { key: [2; 32], endpoint: "[2001:db8::7]:51821".parse().unwrap(), ..four.clone() };
         let ranges = [
@@ -332,6 +339,13 @@ mod tests {
         .concat();
         let entries = [Entry::Set(&four), Entry::Set(&six), Entry::Remove(&[3; 32])];
         let bytes = peers_message(0x1f, 7, entries.into_iter()).finish(1);
+        assert_eq!(&bytes[16..], expected);
+        // Ranges that stay are not told, nor replaced.
+        let moved = PeerSetting { allowed: None, ..four };
+        let parts = [raw(1, &[1; 32]), raw(3, &[0; 4]), raw(4, &endpoint_four), raw(5, &[25, 0])];
+        let expected =
+            [vec![1, 1, 0, 0], raw(1, &[7, 0, 0, 0]), raw(NESTED | 8, &raw(NESTED, &parts.concat()))].concat();
+        let bytes = peers_message(0x1f, 7, [Entry::Set(&moved)].into_iter()).finish(1);
         assert_eq!(&bytes[16..], expected);
     }
 

@@ -186,9 +186,8 @@ pub(super) fn subject(pem: &[u8]) -> Result<Subject, RequestError> {
     let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(str::to_owned);
     let organizations = name.iter_organization().map(text).collect::<Result<_, _>>();
     let common_name = name.iter_common_name().last().map(text).transpose();
-    let unreadable = |error: x509_parser::error::X509Error| {
-        RequestError::Unreadable(format!("its subject cannot be read: {error}"))
-    };
+    let unreadable =
+        |error: x509_parser::error::X509Error| RequestError::Unreadable(format!("its subject cannot be read: {error}"));
     Ok(Subject {
         common_name: common_name.map_err(unreadable)?.unwrap_or_default(),
         organizations: organizations.map_err(unreadable)?,

@@ -53,6 +53,17 @@ pub(crate) async fn served(
     Ok(found)
 }
 
+/// Returns when discovery has what the definitions say that are in the cache, or after a while: who saw that a definition is
+/// established finds its kind.
+pub(crate) async fn discoverable(state: &State) {
+    let Some(cache) = state.caches.get(PREFIX) else { return };
+    let newest = cache.revision();
+    let mut published = state.published.subscribe();
+    let caught_up = published.wait_for(|published| published.is_none_or(|published| published >= newest));
+    // What is late comes with a later request.
+    let _ = tokio::time::timeout(DISCOVERY_TIMEOUT, caught_up).await;
+}
+
 /// Whether the definitions that were there when the server started have their rows.
 pub(crate) fn is_synced(state: &State) -> bool {
     state.definitions.borrow().is_some()
@@ -94,7 +105,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Brings the table to what the definitions say, then tells each what became of it. Returns whether all is done.
+    /// Brings the table to what the definitions say, then tells each what became of it, then discovery. Returns whether all is
+    /// done.
     async fn sync(&mut self, snapshot: &Snapshot) -> bool {
         let mut definitions: Vec<Arc<CustomResourceDefinition>> = Vec::new();
         let mut wanted: BTreeMap<&str, Known> = BTreeMap::new();
@@ -140,25 +152,30 @@ impl Keeper {
             };
             wanted.insert(name, known);
         }
-        self.install(wanted, snapshot.revision);
+        let is_new = self.install(wanted, snapshot.revision);
         for (definition, decision) in definitions.iter().zip(decisions) {
             is_done &= self.settle(definition, decision).await;
         }
+        // Not before: who finds a kind in discovery and changes its definition must not meet our own write of its status.
+        if is_new {
+            self.state.publish();
+        }
+        self.state.published.send_replace(Some(snapshot.revision));
         is_done
     }
 
-    fn install(&mut self, wanted: BTreeMap<&str, Known>, revision: u64) {
+    /// Serves the rows that are wanted and no others. Returns whether that is a change.
+    fn install(&mut self, wanted: BTreeMap<&str, Known>, revision: u64) -> bool {
         let rows: Vec<Arc<Resource>> = wanted.values().flat_map(|known| known.rows.iter().cloned()).collect();
         let gone: Vec<Known> = self.known.drain().map(|(_, known)| known).collect();
         let (state, registry) = (&self.state, &self.state.registry);
-        if registry.set_custom(rows) {
-            state.publish();
-        }
+        let is_new = registry.set_custom(rows);
         for known in gone.iter().filter(|gone| !wanted.values().any(|known| known.prefix == gone.prefix)) {
             state.caches.remove(&known.prefix);
         }
         self.known = wanted.into_iter().map(|(name, known)| (name.to_owned(), known)).collect();
         state.definitions.send_replace(Some(revision));
+        is_new
     }
 
     /// Writes what was decided; begins to end what is to be deleted. Returns whether that worked.

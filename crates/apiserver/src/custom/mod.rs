@@ -10,4 +10,4 @@ mod definitions;
 mod finalize;
 mod names;
 
-pub(crate) use definitions::{is_synced, run, served};
+pub(crate) use definitions::{discoverable, is_synced, run, served};

@@ -34,10 +34,16 @@ struct Kept {
     by_address: HashMap<(String, u16), (Instant, Connections)>,
     /// When those were last let go that nobody used.
     swept: Instant,
+    /// What they were made with. With other certificates this server is another, and trusts others.
+    made_with: Option<Arc<TlsConnector>>,
 }
 
 impl Kept {
-    fn of(&mut self, host: &str, port: u16, now: Instant) -> Connections {
+    fn of(&mut self, host: &str, port: u16, tls: &Arc<TlsConnector>, now: Instant) -> Connections {
+        if !self.made_with.as_ref().is_some_and(|made_with| Arc::ptr_eq(made_with, tls)) {
+            self.by_address.clear();
+            self.made_with = Some(tls.clone());
+        }
         if now.duration_since(self.swept) > KEPT / 4 {
             self.swept = now;
             self.by_address.retain(|_, (asked, _)| now.duration_since(*asked) < KEPT);
@@ -54,17 +60,17 @@ impl Kept {
 
 impl KubeletClient {
     pub(crate) fn new(tls: Reloading<TlsConnector>, address_types: Vec<String>) -> Self {
-        let kept = Kept { by_address: HashMap::new(), swept: Instant::now() };
+        let kept = Kept { by_address: HashMap::new(), swept: Instant::now(), made_with: None };
         Self { tls, unverified: Arc::new(tls::unverified_client()).into(), address_types, kept: Mutex::new(kept) }
     }
 
     /// Asks a kubelet for a page of its own.
     pub(crate) async fn ask(&self, host: &str, port: u16, path: &str) -> Result<Response<Incoming>, Problem> {
-        let connections = self.kept.lock().of(host, port, Instant::now());
+        let tls = self.tls.get();
+        let connections = self.kept.lock().of(host, port, &tls, Instant::now());
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let request = Request::get(path).header(header::HOST, name).body(Full::<Bytes>::default())?;
-        let tls = TlsConnector::clone(&self.tls.get());
-        let connect = || dial(host, port, Some((&tls, host)));
+        let connect = || dial(host, port, Some((&*tls, host)));
         let (sender, response) = connections.open(request, Lost::Repeat, connect).await?;
         connections.keep(sender);
         Ok(response)
@@ -92,16 +98,20 @@ mod tests {
     #[test]
     fn connections_are_kept_to_those_who_are_asked() {
         let start = Instant::now();
-        let mut kept = Kept { by_address: HashMap::new(), swept: start };
+        let mut kept = Kept { by_address: HashMap::new(), swept: start, made_with: None };
+        let connector = || Arc::new(TlsConnector::from(Arc::new(tls::unverified_client())));
+        let (ours, renewed) = (connector(), connector());
         let after = |seconds| start + Duration::from_secs(seconds);
         for (host, seconds) in [("a", 0), ("b", 0), ("a", 60), ("a", 120)] {
-            kept.of(host, 10250, after(seconds));
+            kept.of(host, 10250, &ours, after(seconds));
         }
         let hosts: Vec<&str> = kept.by_address.keys().map(|(host, _)| host.as_str()).collect();
         assert_eq!(hosts, ["a"], "nobody asks the other any more");
         for node in 0..MAX_KEPT + 10 {
-            kept.of(&format!("node-{node}"), 10250, after(121));
+            kept.of(&format!("node-{node}"), 10250, &ours, after(121));
         }
         assert_eq!(kept.by_address.len(), MAX_KEPT);
+        kept.of("a", 10250, &renewed, after(122));
+        assert_eq!(kept.by_address.len(), 1, "none is kept that was made with other certificates");
     }
 }

@@ -287,6 +287,22 @@ async fn discovery_and_openapi_follow_the_definitions() {
     assert!(index(&cluster.get("/openapi/v3").await.1).is_null());
 }
 
+/// Upstream's tests create a definition, wait for its kind in discovery, then read the definition and update it.
+#[tokio::test]
+async fn a_kind_in_discovery_has_a_definition_that_is_established() {
+    let cluster = Cluster::start().await;
+    for round in 0..10 {
+        let group = format!("g{round}.example.com");
+        let mut definition = crons();
+        definition["metadata"]["name"] = json!(format!("crons.{group}"));
+        definition["spec"]["group"] = json!(group);
+        assert_eq!(cluster.post(DEFINITIONS, &definition).await.0, 201);
+        until(&cluster, &format!("/apis/{group}/v1"), |found| found["code"] != 404).await;
+        let (_, made) = cluster.get(&format!("{DEFINITIONS}/crons.{group}")).await;
+        assert!(!condition(&made, "Established").is_null(), "{made}");
+    }
+}
+
 #[tokio::test]
 async fn objects_go_before_their_definition() {
     let cluster = Cluster::start().await;

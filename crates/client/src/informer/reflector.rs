@@ -334,4 +334,21 @@ mod tests {
         assert_eq!(told.iter().filter(|told| told.ends_with('a')).count(), 2, "{told:?}");
         assert_eq!(told[2..], ["-a", "~b", "+c"]);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn pages_of_a_version_that_was_forgotten_are_listed_at_once() {
+        let page = json!({ "metadata": { "resourceVersion": "5", "continue": "next" }, "items": [map("a", "1")] });
+        let whole = json!({ "metadata": { "resourceVersion": "8" }, "items": [map("b", "7"), map("c", "8")] });
+        let (asked, mut told) = follow(vec![
+            Answer::Refuse(422),
+            Answer::List(page),
+            Answer::Refuse(410),
+            Answer::List(whole),
+            Answer::Watch(vec![event("ADDED", map("d", "9"))]),
+        ])
+        .await;
+        assert_eq!(asked, ["watch-list", "list", "list", "list", "watch 8"]);
+        told[..2].sort();
+        assert_eq!(told, ["+b", "+c", "+d"]);
+    }
 }

@@ -21,9 +21,9 @@ use anyhow::{Context, Result, bail};
 use api::cidr::Cidr;
 use futures_util::future::BoxFuture;
 use jiff::SignedDuration;
-use store::{Contents, Store};
 use store::embedded::Imported;
 use store::transfer::{LEASE_TIME, Transfer};
+use store::{Contents, Store};
 
 use crate::encryption;
 use crate::etcd::Etcd;

@@ -18,7 +18,7 @@ pub(super) struct Start {
 
 /// From a unit and what is laid over it; nothing where there is none.
 pub(super) fn read(unit: &Path) -> Result<Start> {
-    let (mut command, mut environment) = (Vec::new(), BTreeMap::new());
+    let (mut command, mut environment, mut from_files) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
     for file in with_drop_ins(unit, &["conf"])? {
         for line in lines(&read_text(&file)?) {
             let Some((name, value)) = line.split_once('=') else { continue };
@@ -28,13 +28,15 @@ pub(super) fn read(unit: &Path) -> Result<Start> {
                 "Environment" => environment.extend(words(value).iter().filter_map(|word| variable(word))),
                 "EnvironmentFile" => {
                     for file in words(value) {
-                        environment.extend(variables(&file, unit)?);
+                        from_files.extend(variables(&file, unit)?);
                     }
                 }
                 _ => {}
             }
         }
     }
+    // Those of files count more, wherever they are named.
+    environment.extend(from_files);
     Ok(Start { flags: flags(&command), environment })
 }
 
@@ -143,7 +145,7 @@ mod tests {
         let variables = dir.path().join("k3s.service.env");
         fs::write(&variables, "# of the installer\nK3S_DATASTORE_ENDPOINT='http://e:2379'\nK3S_TOKEN=a b\n").unwrap();
         let text = format!(
-            "[Service]\nEnvironmentFile=-/nonexistent/%N\nEnvironmentFile=-{}\nEnvironment=\"A=1 2\" B=3\nExecStart=/usr/local/bin/k3s \\\n    \
+            "[Service]\nEnvironmentFile=-/nonexistent/%N\nEnvironmentFile=-{}\nEnvironment=\"A=1 2\" B=3 K3S_TOKEN=other\nExecStart=/usr/local/bin/k3s \\\n    \
              server \\\n\t'--cluster-cidr' \\\n\t'10.1.0.0/16' \\\n\t--tls-san=a --disable-agent --tls-san b\n",
             variables.display()
         );

@@ -121,10 +121,14 @@ fn may_serve(request: &CertificateSigningRequest, held: &Held, reserved: &Reserv
     let names = &params.params.subject_alt_names;
     !names.is_empty()
         && names.iter().all(|name| match name {
-            SanType::DnsName(name) => name.as_str() == asker && !reserved.is_servers_name(asker),
+            SanType::DnsName(name) => {
+                name.as_str() == asker && !reserved.is_servers_name(asker) && !is_services_name(asker)
+            }
             SanType::IpAddress(address) => {
                 has_address(own, *address)
                     && cidr::is_of_a_machine(*address)
+                    // Clients in Go take `::ffff:10.43.0.1` in a certificate for 10.43.0.1; what is reserved is written the short way.
+                    && address.to_canonical() == *address
                     && !reserved.ranges.iter().any(|range| range.contains(*address))
                     && !reserved.addresses.contains(address)
                     && !held.nodes.iter().any(|node| !is_asker(&node) && has_address(node, *address))
@@ -146,7 +150,13 @@ impl Reserved {
     }
 }
 
-/// Whether a service is reached at this address. Load balancers of our own are left out: theirs are addresses of nodes.
+/// `web.shop.svc`, or longer: webhooks and others that the cluster's authority has signed for are called like this.
+fn is_services_name(name: &str) -> bool {
+    name.split('.').nth(2).is_some_and(|label| label.eq_ignore_ascii_case("svc"))
+}
+
+/// Whether a service is reached at this address. Load balancers of our own class and of none are left out: they may have the
+/// addresses of nodes.
 fn is_of_service(service: &Service, address: IpAddr) -> bool {
     let spec = service.spec.as_ref();
     let fixed = spec.into_iter().flat_map(|spec| spec.cluster_ips.iter().chain(&spec.external_ips).flatten());
@@ -216,12 +226,16 @@ mod tests {
     #[test]
     fn security_a_node_serves_under_its_own_addresses_only() {
         let every = ["192.0.2.2", "10.43.0.1", "127.0.0.1", "192.0.2.1", "169.254.1.1", "fe80::1", "192.0.2.50"];
-        let more = ["192.0.2.60", "192.0.2.61", "192.0.2.62", "192.0.2.63", "10.99.0.1", "192.0.2.70"];
+        let more =
+            ["192.0.2.60", "192.0.2.61", "192.0.2.62", "192.0.2.63", "10.99.0.1", "192.0.2.70", "::ffff:10.43.0.1"];
         let mut held = held(vec![
             node("kubernetes.default.svc", &[]),
             node("localhost", &[]),
             node("api.example.com", &[]),
             node("any.wild.example.com", &[]),
+            node("web.shop.svc", &[]),
+            node("web.shop.svc.cluster.local", &[]),
+            node("svc.example.com", &[]),
             node("a", &["192.0.2.1"]),
             node("b", &[&every[..], &more[..]].concat()),
         ]);
@@ -252,6 +266,7 @@ mod tests {
             // Another node's, the API server's, everybody's.
             ("system:node:b", &["192.0.2.1"], false),
             ("system:node:b", &["10.43.0.1"], false),
+            ("system:node:b", &["::ffff:10.43.0.1"], false),
             ("system:node:b", &["127.0.0.1"], false),
             ("system:node:b", &["169.254.1.1"], false),
             ("system:node:b", &["fe80::1"], false),
@@ -271,6 +286,9 @@ mod tests {
             ("system:node:localhost", &["localhost"], false),
             ("system:node:api.example.com", &["api.example.com"], false),
             ("system:node:any.wild.example.com", &["any.wild.example.com"], false),
+            ("system:node:web.shop.svc", &["web.shop.svc"], false),
+            ("system:node:web.shop.svc.cluster.local", &["web.shop.svc.cluster.local"], false),
+            ("system:node:svc.example.com", &["svc.example.com"], true),
         ] {
             assert_eq!(may_serve(&request(user, names, json!([])), &held, &reserved), expected, "{user} {names:?}");
         }

@@ -62,10 +62,11 @@ pub(super) fn prepare(settings: &Settings) -> Result<Option<wireguard::Settings>
         wireguard::remove_links()?;
         return Ok(None);
     };
-    let kind = wireguard::support().context("traffic between nodes cannot be encrypted on this machine (--encrypt)")?;
     let pods = node_network::ranges(&settings.cluster.cluster_cidr)?;
     wireguard::guard(&pods, node_network::BRIDGE).context("closing what is not encrypted")?;
     cni::routes::remove_plain().context("closing routes that are not encrypted")?;
+    // Only now: also where nothing can be encrypted, pods from before send nothing in plain text.
+    let kind = wireguard::support().context("traffic between nodes cannot be encrypted on this machine (--encrypt)")?;
     let underlay = node_network::underlay_mtu(settings)?.unwrap_or(USUAL_MTU);
     let mtu = wireguard::mtu(underlay, [settings.address].into_iter().chain(settings.second_address));
     Ok(Some(wireguard::Settings { kind, port: encryption.port, mtu, addresses: Vec::new() }))
@@ -106,13 +107,16 @@ pub(super) async fn run(config: Config, stop: CancellationToken) -> Result<()> {
         let present = generations.list().first().map(|map| Generation::read(map)).transpose();
         let all = nodes.list();
         let turn = async {
-            if let Some(present) = present? {
-                own.follow(present.number)?;
-            }
-            // A server that does not answer is no reason to leave devices and routes as they are.
+            // Neither a number that cannot be followed nor a server that does not answer is a reason to leave devices and routes as they
+            // are.
+            let followed = match present {
+                Ok(Some(present)) => own.follow(present.number),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
             let announced = announce(&config, &all, own.public()).await;
             let outcome = own.bring_in_line(&config, &all).await?;
-            announced.map(|()| outcome)
+            followed.and(announced).map(|()| outcome)
         };
         let failed = match turn.await {
             Ok(outcome) => {
@@ -158,7 +162,10 @@ impl Own {
         write_private(&file(&self.dir, present), key.to_text().as_bytes())?;
         self.keys.insert(present, key);
         self.unneeded_since = None;
-        for old in superfluous(self.keys.keys().copied(), present) {
+        let superfluous = superfluous(self.keys.keys().copied(), present);
+        // Out of use first: others read no announcement of more keys than there are devices, also if a file cannot be removed.
+        self.keys.retain(|generation, _| !superfluous.contains(generation));
+        for old in superfluous {
             self.forget(old)?;
         }
         tracing::info!(generation = present, "a new WireGuard key");

@@ -12,10 +12,11 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::command::{Args, here, running, version_of};
+use super::command::{Args, here, is_unfinished, running, version_of};
 use super::order::{FIELD, NAME, NAMESPACE, Order, Outcome, Said};
 use super::program::{self, Identity};
 use super::{health, skew, turn};
+use crate::components::interrupted;
 use crate::connection::connect;
 use crate::join::Membership;
 use crate::lock::Lock;
@@ -91,7 +92,8 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
     for name in &machines.left {
         println!(" - {name:<14} is left as it is");
     }
-    match Identity::of(running.into()).await? == *new {
+    // One that was started and not watched over to the end is not done: `here` says what is to be done about it.
+    match Identity::of(running.into()).await? == *new && !is_unfinished(&args.options)? {
         true => println!(" ✓ {own:<14} runs it already"),
         false => {
             // What is laid out is what all others get, whatever becomes of the file.
@@ -114,8 +116,14 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
             force: args.force,
             beat: 0,
         };
-        // There, and back if need be.
-        let ended = until_ended(&args.options, order, FURTHER_TIME + observe + 2 * timeout).await;
+        let ended = tokio::select! {
+            // There, and back if need be.
+            ended = until_ended(&args.options, order, FURTHER_TIME + observe + 2 * timeout) => ended,
+            // The order is withdrawn then.
+            stopped = interrupted() => {
+                stopped.and(Err(anyhow!("interrupted: if that machine has begun, it comes to its end by itself")))
+            }
+        };
         if let Err(error) = ended {
             println!(" ✗ {name}");
             let told =

@@ -193,6 +193,11 @@ impl Record {
     }
 }
 
+/// Whether an upgrade of this machine was begun and has not come to an end.
+pub(super) fn is_unfinished(options: &Options) -> Result<bool> {
+    Ok(Record::load(options)?.is_some_and(|record| !record.begun.is_empty()))
+}
+
 fn backup_file(options: &Options) -> PathBuf {
     options.data_dir.join("upgrade.snap")
 }
@@ -582,7 +587,9 @@ mod tests {
         let options = Options { data_dir: dir.path().join("data"), run_dir: dir.path().join("run"), name: "c".into() };
         fs::create_dir(&options.data_dir).unwrap();
         let record = Record { target: target.clone(), command: "up".into(), begun: vec![Step::Replace] };
+        assert!(!is_unfinished(&options).unwrap());
         record.save(&options).unwrap();
+        assert!(is_unfinished(&options).unwrap());
         replace(&binary, &record).unwrap();
         assert_eq!((fs::read(&target).unwrap(), fs::read(record.old()).unwrap()), (b"new".into(), b"old".into()));
         assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o755);
@@ -595,7 +602,7 @@ mod tests {
         // Broken off, it says that nothing is to be undone, and goes on the next time.
         fs::create_dir(backup_file(&options)).unwrap();
         assert!(record.forget(&options).is_err());
-        assert!(Record::load(&options).unwrap().unwrap().begun.is_empty());
+        assert!(Record::load(&options).unwrap().unwrap().begun.is_empty() && !is_unfinished(&options).unwrap());
         fs::remove_dir(backup_file(&options)).unwrap();
         record.forget(&options).unwrap();
         assert!(Record::load(&options).unwrap().is_none());

@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use client::kubeconfig::{Kubeconfig, Overrides};
@@ -21,6 +21,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::command;
 use super::order::{self, Order, Outcome, Said, Seen};
 use super::program::{self, Identity};
 use crate::join::{self, Membership};
@@ -142,7 +143,7 @@ impl Machine {
         let mut attempt = self.attempt(following)?;
         let is_under_way = attempt.as_ref().is_some_and(|attempt| attempt.outcome.is_none());
         let last = attempt.as_ref().map(|attempt| attempt.id.as_str());
-        let is_due = following.seen.is_due(order, &self.node, last) && !is_under_way;
+        let is_due = following.seen.is_due(order, &self.node, last, Instant::now()) && !is_under_way;
         if let Some(order) = order.filter(|_| is_due) {
             tracing::info!(program = order.program, "this machine is told to run another program");
             attempt = Some(self.obey(order, following).await?);
@@ -190,7 +191,8 @@ impl Machine {
         let wanted = Identity { digest: order.program.clone(), size: order.size };
         let mut attempt = Attempt { id: order.id.clone(), outcome: None };
         attempt.outcome = match Identity::of(PathBuf::from(PROGRAM)).await {
-            Ok(own) if own == wanted => Some(Outcome::Done),
+            // One that was started and not watched over to the end is not done; that process says so, or why nobody knows.
+            Ok(own) if own == wanted && !command::is_unfinished(&self.options).unwrap_or(true) => Some(Outcome::Done),
             _ => {
                 let file = program::fetched(&self.options);
                 let fetched = async { program::fetch(&self.servers()?, &wanted, &file).await };

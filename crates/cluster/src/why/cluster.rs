@@ -42,7 +42,10 @@ pub(super) fn findings(facts: &Facts) -> Vec<(String, Cause)> {
     found.extend(facts.nodes.iter().filter_map(|node| unwell(node, facts.now)));
     found.extend(facts.nodes.iter().filter_map(|node| disk(name(node), &facts.history)));
     found.extend(facts.nodes.iter().filter_map(|node| memory(node, &facts.history)));
-    found.extend(facts.kubelets.iter().flat_map(|(_, metrics, _)| volumes(metrics)));
+    let mut told = std::collections::BTreeSet::new();
+    // Several nodes may have one claim's volume.
+    let claims = facts.kubelets.iter().flat_map(|(_, metrics, _)| volumes(metrics));
+    found.extend(claims.filter(|(object, cause)| told.insert((object.clone(), cause.summary.clone()))));
     found.extend(certificates(facts));
     found.extend(api(facts));
     found.extend(pods(&facts.pods));
@@ -95,7 +98,9 @@ fn volumes(metrics: &str) -> Vec<(String, Cause)> {
     let of = |what: &str| -> std::collections::BTreeMap<(String, String), f64> {
         let series = format!("kubelet_volume_stats_{what}");
         let named = samples(metrics, &series).filter_map(|(labels, value)| {
-            let of = |name| label(labels, name).map(str::to_owned);
+            // They become parts of commands that people run, and a node may say anything.
+            let is_name = |text: &&str| api::validation::dns1123_subdomain(text).is_empty();
+            let of = |name| label(labels, name).filter(is_name).map(str::to_owned);
             Some(((of("namespace")?, of("persistentvolumeclaim")?), value))
         });
         named.collect()
@@ -353,7 +358,10 @@ mod tests {
             + &claim("inodes_free", "roomy", 1)
             + &claim("health_status_abnormal", "roomy", 0)
             + &claim("health_status_abnormal", "data", 1);
-        sick.kubelets = vec![("n1".into(), metrics, cadvisor.into())];
+        let shared = claim("capacity_bytes", "data", 1000)
+            + &claim("available_bytes", "data", 20)
+            + &claim("health_status_abnormal", "data;reboot", 1);
+        sick.kubelets = vec![("n1".into(), metrics, cadvisor.into()), ("n2".into(), shared, String::new())];
         let pod = |value: Value| serde_json::from_value::<Pod>(value).unwrap();
         sick.pods = vec![
             pod(json!({"metadata": {"name": "loop", "namespace": "d"}, "status": {"containerStatuses": [{

@@ -133,6 +133,10 @@ impl Side for Recorded {
         self.note(format!("isolated {} {on}", self.name(port)))
     }
 
+    fn set_no_link_local_learning(&self, bridge: u32) -> io::Result<()> {
+        self.note(format!("{} learns nothing from frames to bridges", self.name(bridge)))
+    }
+
     fn add_port_vlan(&self, port: u32, vlan: u16, native: bool) -> io::Result<()> {
         self.note(format!("vlan {vlan} on {}{}", self.name(port), if native { " native" } else { "" }))
     }
@@ -249,6 +253,9 @@ fn a_pod_on_a_bridge_gets_link_addresses_routes_and_rules() {
         "node: net/ipv6/conf/all/forwarding = 1",
         "node: masquerade 10.42.1.2",
         "node: masquerade fd42:0:0:1::2",
+        "node: cox0 learns nothing from frames to bridges",
+        "node: net/ipv4/conf/veth…/drop_unicast_in_l2_multicast = 1",
+        "node: net/ipv6/conf/veth…/drop_unicast_in_l2_multicast = 1",
         "node: may send as 02:00:00:00:00:0b",
         "node: guard port: addresses",
         "node: may send as 10.42.1.2",

@@ -224,7 +224,7 @@ fn attach(call: &Call, config: &Config, host: &dyn Side, pod: &dyn Side) -> Resu
     if !config.disable_container_interface {
         wait_for_port(host, port)?;
     }
-    hold_to_addresses(call, config, host, pod, &veth, &result)?;
+    hold_to_addresses(call, config, host, pod, &bridge, &veth, &result)?;
     // The bridge takes a port's address until it has one of its own.
     result.interfaces[0] = describe(&find(host, &config.bridge)?, "");
     if !config.dns.is_empty() {
@@ -239,11 +239,18 @@ fn hold_to_addresses(
     config: &Config,
     host: &dyn Side,
     pod: &dyn Side,
+    bridge: &Link,
     veth: &Veth,
     result: &AddResult,
 ) -> Result<(), CniError> {
     let Some(guard) = config.guard(!result.ips.is_empty()) else { return Ok(()) };
     let failed = "hold the pod to its own addresses";
+    // Frames to the addresses of bridges themselves, such as LLDP's, come in before any rule sees them: they must not teach the bridge
+    // that a neighbour's hardware address is at this port, nor carry packets to the node past the rules.
+    host.set_no_link_local_learning(bridge.index).map_err(CniError::failed(failed))?;
+    for family in ["ipv4", "ipv6"] {
+        let _ = host.set_sysctl(&format!("net/{family}/conf/{}/drop_unicast_in_l2_multicast", veth.host.name), "1");
+    }
     let given = result.ips.iter().map(|ip| ip.address.addr);
     let addresses = spoofing::sources(pod, &veth.pod, given).map_err(CniError::failed(failed))?;
     match spoofing::add(host, call, guard, &veth.host.name, veth.pod.mac, &addresses) {

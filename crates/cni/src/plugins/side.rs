@@ -33,6 +33,7 @@ pub(super) trait Side: Links {
     fn set_promisc(&self, index: u32, on: bool) -> io::Result<()>;
     fn set_hairpin(&self, port: u32, on: bool) -> io::Result<()>;
     fn set_isolated(&self, port: u32, on: bool) -> io::Result<()>;
+    fn set_no_link_local_learning(&self, bridge: u32) -> io::Result<()>;
     fn add_port_vlan(&self, port: u32, vlan: u16, native: bool) -> io::Result<()>;
     fn del_port_vlan(&self, port: u32, vlan: u16) -> io::Result<()>;
     fn addresses_of(&self, index: u32) -> io::Result<Vec<Address>>;
@@ -114,6 +115,10 @@ impl Side for Kernel {
 
     fn set_isolated(&self, port: u32, on: bool) -> io::Result<()> {
         self.socket.set_isolated(port, on)
+    }
+
+    fn set_no_link_local_learning(&self, bridge: u32) -> io::Result<()> {
+        self.socket.set_no_link_local_learning(bridge)
     }
 
     fn add_port_vlan(&self, port: u32, vlan: u16, native: bool) -> io::Result<()> {

@@ -19,6 +19,7 @@ use super::body::{AnswerBody, Broken, RequestBody};
 use super::headers::{Forwarded, edit, join_cookies, remove_of_connection, wanted_upgrade};
 use super::pool::{ConnectError, Failure, Lease};
 use super::request::{Target, check};
+use super::workers::Turn;
 use super::{DataPlane, streams};
 use crate::metrics::count_unrouted;
 use crate::table::{
@@ -36,8 +37,8 @@ const MIRROR_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Arrival {
     pub(crate) client: SocketAddr,
     pub(crate) port: u16,
-    /// The number of the worker that has it.
-    pub(crate) worker: usize,
+    /// Of the worker that has it.
+    pub(crate) turn: Arc<Turn>,
     pub(crate) is_secure: bool,
     /// What the client asked for before there was a request.
     pub(crate) server_name: Option<Arc<str>>,
@@ -321,7 +322,7 @@ impl Exchange<'_> {
         let mut why = NoAnswer::NoEndpoints;
         for attempt in 0..ATTEMPTS.min(count.max(2)) {
             let Some(endpoint) = backend.endpoints.get((first + attempt) % count) else { break };
-            match self.plane.pool(self.arrival.worker).send(*endpoint, backend, request).await {
+            match self.plane.pool(self.arrival.turn.worker).send(*endpoint, backend, request).await {
                 Ok(sent) => return Ok(sent),
                 Err(Failure::Exchange(error)) => return Err(NoAnswer::Exchange(*endpoint, error)),
                 Err(Failure::Connect(unsent, error)) => {
@@ -347,7 +348,7 @@ impl Exchange<'_> {
         match (is_switch, upgrade) {
             (true, Some((protocol, client))) => {
                 let backend = hyper::upgrade::on(&mut response);
-                let stop = self.plane.stop.clone();
+                let (stop, turn) = (self.plane.stop.clone(), self.arrival.turn.clone());
                 // The connection is not one of requests any more.
                 drop(lease);
                 self.plane.tasks.spawn(async move {
@@ -355,6 +356,7 @@ impl Exchange<'_> {
                         () = join(client, backend) => {}
                         () = stop.cancelled() => {}
                     }
+                    drop(turn);
                 });
                 let headers = response.headers_mut();
                 remove_of_connection(headers);
@@ -394,7 +396,7 @@ impl Exchange<'_> {
             let headers = parts.headers.clone();
             let Some(head) = self.head(parts, headers, backend, None, filters.clone()) else { continue };
             let request = Request::from_parts(head, RequestBody::whole(bytes.clone()));
-            let (plane, backend, worker) = (self.plane.clone(), backend.clone(), self.arrival.worker);
+            let (plane, backend, worker) = (self.plane.clone(), backend.clone(), self.arrival.turn.worker);
             self.plane.tasks.spawn(async move {
                 let endpoint = backend.endpoints[rand::random_range(0..backend.endpoints.len())];
                 let exchange = async {

@@ -33,7 +33,7 @@ use crate::table::{Backend, BackendProtocol, BackendTls, Table};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Kept open without a request for so long; shorter than servers usually do, so that ours is the first to close.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Open connections without a request, per endpoint. What is more than these is closed.
+/// Open connections without a request that one worker has, per endpoint. What is more than these is closed.
 const MAX_IDLE: usize = 128;
 /// Headers of an answer.
 const MAX_HEADERS: u32 = 64 << 10;

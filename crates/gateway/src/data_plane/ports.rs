@@ -22,7 +22,7 @@ use super::forward::Arrival;
 use super::headers::Forwarded;
 use super::pool::MAX_BUFFER;
 use super::streams::{self, Replayed, client_hello};
-use super::workers::{Worker, Workers, least_busy};
+use super::workers::{Turn, Worker, Workers, least_busy};
 use crate::hostname::normalized;
 use crate::table::{Action, Port, Protocol, Route, Table};
 
@@ -153,13 +153,12 @@ impl Door {
                     continue;
                 }
             };
-            let (door, turn, number) = (self.clone(), worker.take(), worker.number);
+            let (door, turn) = (self.clone(), worker.take());
             let serving = async move {
-                let serve = door.serve(stream, from, number);
+                let serve = door.serve(stream, from, turn);
                 if let Some(Err(error)) = panics::catch_future("gateway", serve).await {
                     tracing::debug!(%from, %error, "connection ended");
                 }
-                drop(turn);
             };
             clients.spawn_on(serving, &worker.runtime);
         }
@@ -169,13 +168,14 @@ impl Door {
         self.plane.tasks.spawn(async move { clients.wait().await });
     }
 
-    async fn serve(self, stream: Detached, from: SocketAddr, worker: usize) -> Result<(), client::BoxError> {
+    async fn serve(self, stream: Detached, from: SocketAddr, turn: Turn) -> Result<(), client::BoxError> {
         let stream = stream.attach()?;
         let table = self.plane.table.load_full();
         let Some(port) = table.ports.get(&self.port) else { return Ok(()) };
         let place = stream.place();
         let forwarded = Forwarded::new(from.ip(), false, self.port);
-        let arrival = Arrival { client: from, port: self.port, worker, is_secure: false, server_name: None, forwarded };
+        let (turn, client) = (Arc::new(turn), from);
+        let arrival = Arrival { client, port: self.port, turn, is_secure: false, server_name: None, forwarded };
         match (port.protocol, port.has_passthrough()) {
             (Protocol::Http, _) => self.http(place, stream, arrival).await,
             (Protocol::Tls, false) => self.https(place, stream, arrival).await,
@@ -184,7 +184,7 @@ impl Door {
                 let (name, words) = place.handshake(client_hello(&mut stream)).await?;
                 let stream = Replayed::new(words, stream);
                 match name.as_deref().and_then(|name| passed_through(port, name)) {
-                    Some(route) => self.pass(stream, &route, worker).await,
+                    Some(route) => self.pass(stream, &route, arrival.turn.worker).await,
                     None => self.https(place, stream, arrival).await,
                 }
             }

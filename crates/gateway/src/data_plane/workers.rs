@@ -37,19 +37,24 @@ pub(super) struct Worker {
     connections: Arc<AtomicUsize>,
 }
 
-/// A connection that a worker has; it is another one's turn as long as it has more of these.
-pub(super) struct Turn(Arc<AtomicUsize>);
+/// A connection that a worker has; it is another one's turn as long as it has more of these. Whoever goes on with the connection holds it,
+/// also when it is not one of requests any more.
+pub(crate) struct Turn {
+    /// The number of the worker.
+    pub(super) worker: usize,
+    connections: Arc<AtomicUsize>,
+}
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Worker {
     pub(super) fn take(&self) -> Turn {
         self.connections.fetch_add(1, Ordering::Relaxed);
-        Turn(self.connections.clone())
+        Turn { worker: self.number, connections: self.connections.clone() }
     }
 }
 
@@ -72,9 +77,9 @@ impl Workers {
                 }
                 Err(error) => drop(made.send(Err(error))),
             };
-            let thread = std::thread::Builder::new().name(format!("gateway-{number}"));
-            self.threads.push(thread.spawn(work)?);
+            let thread = std::thread::Builder::new().name(format!("gateway-{number}")).spawn(work)?;
             let runtime = handle.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
+            self.threads.push(thread);
             self.all.push(Worker { number, runtime, connections: Arc::default() });
         }
         Ok(&self.all)
@@ -117,9 +122,10 @@ mod tests {
         assert!(all.iter().all(|worker| worker.connections.load(Ordering::Relaxed) == 2));
         // Whoever loses one gets the next.
         let last = all.last().unwrap();
-        let turn = turns.iter().position(|turn| Arc::ptr_eq(&turn.0, &last.connections)).unwrap();
+        let turn = turns.iter().position(|turn| Arc::ptr_eq(&turn.connections, &last.connections)).unwrap();
         turns.remove(turn);
         assert_eq!(least_busy(&all).unwrap().number, last.number);
+        assert_eq!(last.take().worker, last.number);
         let name = || async {
             tokio::task::yield_now().await;
             std::thread::current().name().map(str::to_owned)

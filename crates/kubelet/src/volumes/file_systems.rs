@@ -16,6 +16,8 @@ use super::csi::Stats;
 
 /// Volumes that are measured at a time; those that do not answer keep their places.
 const SLOTS: usize = 16;
+/// How long a free place is waited for: what answers at all answers within this, and nobody after it goes without figures.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// By uid of the pod and name of the volume in it.
 type Volumes = BTreeMap<(String, String), Volume>;
@@ -82,7 +84,13 @@ impl FileSystems {
                 () = self.soon.notified() => {}
             }
             let keys: Vec<(String, String)> = self.volumes.lock().keys().cloned().collect();
-            keys.into_iter().for_each(|key| self.measure(key));
+            for key in keys {
+                // Only this task takes places: one that is free stays so.
+                if tokio::time::timeout(SLOT_TIMEOUT, self.slots.acquire()).await.is_err() {
+                    break;
+                }
+                self.measure(key);
+            }
         }
     }
 
@@ -153,6 +161,26 @@ mod tests {
         assert_eq!(all.claim_stats().len(), 1, "two pods share the claim");
         all.forget("a");
         assert!(all.stats_of("a").is_empty());
+        stop.cancel();
+        watching.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn all_are_measured_where_there_are_more_than_places() {
+        let stop = CancellationToken::new();
+        let all = Arc::new(FileSystems::default());
+        let count = 20 * SLOTS;
+        for number in 0..count {
+            all.add("a", &format!("v{number}"), Path::new("/"), None);
+        }
+        // One round, which the first volume asks for.
+        let watching = tokio::spawn(all.clone().watch(Duration::from_secs(3600), stop.clone()));
+        let measured = async {
+            while all.stats_of("a").len() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), measured).await.unwrap();
         stop.cancel();
         watching.await.unwrap();
     }

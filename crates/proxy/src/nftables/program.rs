@@ -117,12 +117,14 @@ impl Program {
 impl State {
     fn replace(&mut self, old: &Part, new: &Part, changes: &mut Changes) {
         for (key, value) in &old.elements {
-            if new.elements.get(key) != Some(value) {
-                self.change_element(key, changes, |slot| slot.withdraw(value));
+            match new.elements.get(key) {
+                Some(now) if now == value => {}
+                Some(now) => self.change_element(key, changes, |slot| slot.exchange(value, now)),
+                None => self.change_element(key, changes, |slot| slot.withdraw(value)),
             }
         }
         for (key, value) in &new.elements {
-            if old.elements.get(key) != Some(value) {
+            if !old.elements.contains_key(key) {
                 self.change_element(key, changes, |slot| slot.wish(value));
             }
         }
@@ -170,6 +172,19 @@ impl Slot {
         match self.wishes.iter_mut().find(|(wished, _)| wished == value) {
             Some((_, count)) => *count += 1,
             None => self.wishes.push((value.to_owned(), 1)),
+        }
+    }
+
+    /// Whoever wished one wishes the other. Alone with its wish it keeps its place: a service that comes second to an address does not get
+    /// it because the first one changed.
+    fn exchange(&mut self, old: &str, new: &str) {
+        let place = |value: &str| self.wishes.iter().position(|(wished, _)| wished == value);
+        match (place(old), place(new)) {
+            (Some(at), None) if self.wishes[at].1 == 1 => new.clone_into(&mut self.wishes[at].0),
+            _ => {
+                self.withdraw(old);
+                self.wish(new);
+            }
         }
     }
 
@@ -296,5 +311,29 @@ fn element(key: &str, value: Option<&str>) -> String {
     match value.filter(|value| !value.is_empty()) {
         Some(value) => format!("{key} : {value}"),
         None => key.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_the_first_who_wants_an_element_keeps_it_when_it_changes() {
+        let mut slot = Slot::default();
+        slot.wish("goto first");
+        slot.wish("goto second");
+        slot.exchange("goto first", "goto first-local");
+        assert_eq!(slot.value().as_deref(), Some("goto first-local"));
+        // Of several who want the same, one goes.
+        slot.wish("goto first-local");
+        slot.exchange("goto first-local", "drop");
+        assert_eq!(slot.value().as_deref(), Some("goto first-local"));
+        slot.withdraw("goto first-local");
+        slot.exchange("goto second", "drop");
+        assert_eq!(slot.wishes, [("drop".to_owned(), 2)]);
+        slot.withdraw("drop");
+        slot.withdraw("drop");
+        assert_eq!(slot.value(), None);
     }
 }

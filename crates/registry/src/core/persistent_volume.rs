@@ -68,7 +68,8 @@ impl Strategy for PersistentVolumeStrategy {
     }
 
     fn validate_update(&self, new: &PersistentVolume, old: &PersistentVolume) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        // What was stored under other rules can still be bound, released and deleted.
+        let mut errors = if is_as_stored(new, old) { FieldErrors::default() } else { self.validate_create(new) };
         if let (Some(new), Some(old)) = (&new.spec, &old.spec) {
             // A secret for growing may still be named.
             let mut new_source = source(new);
@@ -119,6 +120,15 @@ impl Strategy for PersistentVolumeStrategy {
             json!(text(&spec.volume_mode).unwrap_or("<unset>")),
         ]
     }
+}
+
+/// Whether nothing of the spec is new but the claim, which has no rules.
+fn is_as_stored(new: &PersistentVolume, old: &PersistentVolume) -> bool {
+    let mut spec = new.spec.clone();
+    if let (Some(new), Some(old)) = (&mut spec, &old.spec) {
+        new.claim_ref = old.claim_ref.clone();
+    }
+    spec == old.spec
 }
 
 /// Fields of the spec that are not the source itself.
@@ -300,6 +310,19 @@ mod tests {
         let volume = json!({"metadata": {"name": "v"}, "spec": spec});
         let errors = PersistentVolumeStrategy.validate_create(&serde_json::from_value(volume).unwrap());
         errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_was_stored_under_other_rules_can_be_bound_and_deleted() {
+        let volume = |spec: Value| -> PersistentVolume {
+            serde_json::from_value(json!({"metadata": {"name": "v"}, "spec": spec})).unwrap()
+        };
+        let old = volume(json!({"hostPath": {"path": "/a"}}));
+        let bound = volume(json!({"hostPath": {"path": "/a"}, "claimRef": {"name": "c"}}));
+        let grown = volume(json!({"hostPath": {"path": "/a"}, "capacity": {"storage": "1Gi"}}));
+        let said = |new: &PersistentVolume| PersistentVolumeStrategy.validate_update(new, &old).iter().count();
+        assert_eq!((said(&old), said(&bound)), (0, 0));
+        assert_eq!(said(&grown), 1, "it has no access modes");
     }
 
     #[test]

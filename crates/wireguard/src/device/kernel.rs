@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use api::cidr::Cidr;
 use netlink::wireguard::{self, PeerSetting, WireGuard};
 use netlink::{LinkKind, Socket};
 
@@ -62,27 +63,32 @@ impl Device {
     }
 }
 
-/// What is to be set and who is to go.
+/// What is to be set and who is to go. A peer that has its ranges keeps them: it has none for a moment while they are replaced, and
+/// one with several addresses may be heard from another at every look.
 fn changes(there: &[wireguard::Peer], wanted: &[Peer]) -> (Vec<PeerSetting>, Vec<wireguard::Key>) {
     let known: BTreeMap<wireguard::Key, &wireguard::Peer> = there.iter().map(|peer| (peer.key, peer)).collect();
+    let has_ranges =
+        |peer: &Peer| known.get(&peer.key.0).is_some_and(|found| sorted(&found.allowed) == sorted(&peer.allowed));
     let is_so = |peer: &&Peer| {
-        known.get(&peer.key.0).is_some_and(|found| {
-            let mut allowed = found.allowed.clone();
-            allowed.sort();
-            let mut ranges = peer.allowed.clone();
-            ranges.sort();
-            allowed == ranges && found.keepalive == KEEPALIVE && found.endpoint.is_some_and(|at| at == peer.endpoint)
-        })
+        let found = known.get(&peer.key.0);
+        let is_there = found.is_some_and(|found| found.keepalive == KEEPALIVE && found.endpoint == Some(peer.endpoint));
+        is_there && has_ranges(peer)
     };
     let setting = |peer: &Peer| PeerSetting {
         key: peer.key.0,
         endpoint: peer.endpoint,
         keepalive: KEEPALIVE,
-        allowed: peer.allowed.clone(),
+        allowed: (!has_ranges(peer)).then(|| peer.allowed.clone()),
     };
     let set = wanted.iter().filter(|peer| !is_so(peer)).map(setting).collect();
     let gone = known.keys().filter(|key| !wanted.iter().any(|peer| peer.key.0 == **key)).copied().collect();
     (set, gone)
+}
+
+fn sorted(ranges: &[Cidr]) -> Vec<Cidr> {
+    let mut ranges = ranges.to_vec();
+    ranges.sort();
+    ranges
 }
 
 #[cfg(test)]
@@ -109,7 +115,8 @@ mod tests {
         let gone = peer(4, "192.0.2.4:51820", "10.42.4.0/24");
         let before = [there(&same), there(&peer(2, "192.0.2.2:51820", "10.42.2.0/24")), there(&gone)];
         let (set, removed) = changes(&before, &[same.clone(), moved.clone(), new.clone()]);
-        assert_eq!(set.iter().map(|peer| peer.key[0]).collect::<Vec<_>>(), [2, 3]);
+        let shown: Vec<_> = set.iter().map(|peer| (peer.key[0], peer.allowed.is_some())).collect();
+        assert_eq!(shown, [(2, false), (3, true)]);
         assert_eq!(removed, [[4; 32]]);
         assert_eq!(changes(&[there(&same)], &[same]), (Vec::new(), Vec::new()));
     }

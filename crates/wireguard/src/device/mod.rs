@@ -191,5 +191,9 @@ fn complete(socket: &Socket, link: &Link, wanted: &Wanted<'_>) -> Result<(), Dev
     for address in addresses.iter().filter(|address| !held.iter().any(|held| held.cidr == **address)) {
         socket.add_address(link.index, *address).map_err(failed("adding an address"))?;
     }
+    // Of a range that this node had before: it may be another's by now. Those that the kernel made itself are of a narrower scope.
+    for old in held.iter().filter(|held| held.scope == 0 && !addresses.contains(&held.cidr)) {
+        socket.del_address(link.index, old.cidr).map_err(failed("removing an address"))?;
+    }
     socket.set_up(link.index).map_err(failed("switching on"))
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -111,6 +112,36 @@ pub(super) fn devices(root: &Path, iqn: &str, lun: &str) -> io::Result<Vec<Strin
     Ok(devices)
 }
 
+/// Names of all block devices that the session over a portal has, of whichever disk.
+pub(super) fn devices_over(root: &Path, iqn: &str, portal: &str) -> io::Result<Vec<String>> {
+    let Some(host) = hosts(root, iqn)?.get(portal).copied() else { return Ok(Vec::new()) };
+    let mut devices = Vec::new();
+    for session in sessions(root, iqn)?.into_iter().filter(|session| session.host == host) {
+        for target in names(&session.path)?.into_iter().filter(|name| name.starts_with("target")) {
+            let target = session.path.join(target);
+            for unit in names(&target)?.into_iter().filter(|name| name.starts_with(&format!("{host}:"))) {
+                devices.extend(names(&target.join(unit).join("block"))?);
+            }
+        }
+    }
+    Ok(devices)
+}
+
+/// Whether a block device is mounted, also where this process does not see it, or is part of another device.
+pub(super) fn is_held(device: &Path) -> bool {
+    let opened = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device);
+    opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+}
+
+/// Another device of the same disk's that is held: what is mounted over it is not to be mounted over this one too.
+pub(super) fn held_beside(root: &Path, iqn: &str, lun: &str, device: &Path) -> io::Result<Option<PathBuf>> {
+    let own = device.canonicalize()?;
+    let is_joined = own.file_name().is_some_and(|name| name.to_string_lossy().starts_with("dm-"));
+    let others = if is_joined { Vec::new() } else { devices(root, iqn, lun)? };
+    let mut others = others.into_iter().map(|name| root.join("dev").join(name));
+    Ok(others.find(|other| other.canonicalize().is_ok_and(|other| other != own) && is_held(other)))
+}
+
 struct Session {
     host: u32,
     path: PathBuf,
@@ -144,7 +175,13 @@ pub(super) fn device(root: &Path, transport: &str, portal: &str, iqn: &str, lun:
     let name = format!("ip-{}-iscsi-{iqn}-lun-{lun}", portal.replace(['[', ']'], ""));
     if transport == "tcp" {
         let path = dir.join(name);
-        return Ok(path.try_exists()?.then_some(path));
+        if !path.try_exists()? {
+            return Ok(None);
+        }
+        // A link that is left of an earlier session may lead to another disk that has the device's name now.
+        let (link, own) = (std::fs::read_link(&path)?, devices(root, iqn, lun)?);
+        let is_its = link.file_name().is_some_and(|name| own.iter().any(|device| name == device.as_str()));
+        return Ok(is_its.then_some(path));
     }
     let suffix = format!("-{name}");
     let mut found = names(&dir)?;

@@ -66,6 +66,8 @@ pub(crate) enum IscsiError {
     NoDevice { portal: String, iqn: String, lun: String, seconds: usize },
     #[error("failed to get any path for iscsi disk, last err seen:\n{0}")]
     NoPath(Box<IscsiError>),
+    #[error("the disk is in use: {} is mounted elsewhere on this node, or part of another device", .0.display())]
+    Held(PathBuf),
     #[error("no portal of the target is known")]
     NoPortal,
     #[error("couldn't get secret {namespace}/{name} error: {why}")]
@@ -148,8 +150,11 @@ pub(crate) struct Iscsi<M = Host> {
     call_timeout: Duration,
     /// By name of the target: whoever holds it may log in, log out, mount and unmount.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Devices of pods, by uid and name of the volume: what this kubelet has done and need not ask for again.
+    /// Devices of pods, by uid and name of the volume: what this kubelet has done and need not ask for again. As links where
+    /// there are any: a disk that comes again may be another device.
     devices: Mutex<HashMap<(String, String), PathBuf>>,
+    /// Whoever holds it may write down what a pod uses: volumes of one pod are set up side by side.
+    noting: Arc<Mutex<()>>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -162,7 +167,8 @@ impl Iscsi {
 
 impl<M: Machine> Iscsi<M> {
     fn on(machine: M, root: PathBuf, call_timeout: Duration, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        Arc::new(Iscsi { root, machine, call_timeout, locks: Mutex::default(), devices: Mutex::default(), tasks, stop })
+        let (locks, devices) = (Mutex::default(), Mutex::default());
+        Arc::new(Iscsi { root, machine, call_timeout, locks, devices, noting: Arc::default(), tasks, stop })
     }
 
     fn plugin(&self) -> PathBuf {
@@ -227,16 +233,18 @@ impl<M: Machine> Iscsi<M> {
         let (uid, name, read_only) = (&request.uid, &request.disk.vol_name, request.is_read_only);
         let device = self.devices.lock().get(&(uid.clone(), name.clone())).cloned();
         let (target, record) = (self.target(uid, name), self.pod_record(uid, name));
-        let is_block = request.is_block;
-        blocking(move || match is_block {
-            true => {
-                let device = device.filter(|path| path.exists());
-                Ok(device.map(|path| Mounted::Device { path, read_only }))
+        let used = request.used();
+        blocking(move || {
+            // A claim's volume may be called as one in the pod: that one's disk is not this one's.
+            if !records::read::<Used>(&record).is_ok_and(|noted| noted.place() == used.place()) {
+                return Ok(None);
             }
-            false => {
-                let is_ready = record.try_exists()? && mounts::is_mounted_at(&Linux, &target)?;
-                Ok(is_ready.then_some(Mounted::Path { path: target, read_only }))
+            if used.is_block {
+                let device = device.and_then(|link| link.canonicalize().ok());
+                return Ok(device.map(|path| Mounted::Device { path, read_only }));
             }
+            let is_ready = mounts::is_mounted_at(&Linux, &target)?;
+            Ok(is_ready.then_some(Mounted::Path { path: target, read_only }))
         })
         .await
     }
@@ -246,8 +254,14 @@ impl<M: Machine> Iscsi<M> {
         let place = self.plugin().join(used.place());
         let (uid, name, read_only) = (request.uid.clone(), request.disk.vol_name.clone(), request.is_read_only);
         let (record, noted) = (self.pod_record(&uid, &name), place.clone());
+        let noting = self.noting.clone();
         let is_mounted = blocking(move || {
+            let noting = noting.lock();
+            if records::read::<Used>(&record).is_ok_and(|other| other.place() != used.place()) {
+                return Err(io::Error::other("another volume of the pod has this name, and another disk"));
+            }
             records::write(&used, &record)?;
+            drop(noting);
             if mounts::is_mounted_at(&Linux, &noted)? {
                 return Ok(true);
             }
@@ -259,10 +273,16 @@ impl<M: Machine> Iscsi<M> {
             let attached = session::attach(&self.machine, &request.disk, &request.chap).await;
             let device = attached.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
             if request.is_block {
+                let link = device.clone();
                 let path = blocking(move || device.canonicalize()).await;
                 let path = path.map_err(|error| request.failed(Operation::SetUpDevice, error))?;
-                self.devices.lock().insert((uid, name), path.clone());
+                self.devices.lock().insert((uid, name), link);
                 return Ok(Mounted::Device { path, read_only });
+            }
+            let (root, disk, link) = (self.machine.root().to_path_buf(), request.disk.clone(), device.clone());
+            let held = blocking(move || machine::held_beside(&root, &disk.iqn, &disk.lun, &link)).await;
+            if let Some(held) = held.map_err(|error| request.failed(Operation::MountDevice, error))? {
+                return Err(request.failed(Operation::MountDevice, IscsiError::Held(held)));
             }
             let mut options = request.options.clone();
             options.extend(read_only.then(|| "ro".to_owned()));
@@ -348,7 +368,8 @@ impl<M: Machine> Iscsi<M> {
                 return Ok(None);
             }
             let path = plugin.join(&place);
-            if mounts::is_mounted_at(&Linux, &path)? {
+            // What is below is removed in the end: nothing of a disk may be seen there.
+            while mounts::is_mounted_at(&Linux, &path)? {
                 Linux.unmount(&path, MntFlags::empty())?;
             }
             // Behind the mount is what was written down before it.

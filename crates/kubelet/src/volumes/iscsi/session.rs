@@ -18,6 +18,8 @@ const ATTEMPTS: usize = 5;
 const LOOKS: usize = 30;
 const JOINED_LOOKS: usize = 10;
 const LOOK: Duration = Duration::from_secs(1);
+/// After this no further portal is tried: others wait for the target, and a volume may name any number of portals.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Exit codes of iscsiadm: there is nothing to log out of.
 const NO_SESSION: i32 = 2;
@@ -48,11 +50,15 @@ pub(super) async fn attach(machine: &impl Machine, disk: &Disk, chap: &Chap) -> 
         copy_iface(machine, disk, &shown).await?;
     }
     let mut found: BTreeMap<&str, PathBuf> = BTreeMap::new();
+    let began = tokio::time::Instant::now();
     for attempt in 1..=ATTEMPTS {
         let mut last = None;
         for portal in &disk.portals {
             if found.contains_key(portal.as_str()) {
                 continue;
+            }
+            if began.elapsed() >= ATTACH_TIMEOUT && (last.is_some() || !found.is_empty()) {
+                break;
             }
             match path_over(machine, disk, chap, portal, &transport).await {
                 Ok(path) => {
@@ -65,13 +71,13 @@ pub(super) async fn attach(machine: &impl Machine, disk: &Disk, chap: &Chap) -> 
             tracing::warn!(iqn = disk.iqn, attempt, paths = found.len(), %error, "a path to an iSCSI disk is missing");
             if found.is_empty() {
                 if disk.has_own_iface() {
-                    delete_iface(machine, disk).await?;
+                    try_delete_iface(machine, disk).await;
                 }
                 return Err(IscsiError::NoPath(Box::new(error)));
             }
         }
         let is_enough = found.len() >= ENOUGH_PATHS && attempt >= ATTEMPTS_WITH_ENOUGH;
-        if found.len() == disk.portals.len() || is_enough {
+        if found.len() == disk.portals.len() || is_enough || began.elapsed() >= ATTACH_TIMEOUT {
             break;
         }
     }
@@ -136,7 +142,9 @@ async fn log_in(machine: &impl Machine, disk: &Disk, chap: &Chap, portal: &str) 
         let method = ("discovery.sendtargets.auth.authmethod", "CHAP");
         for (name, value) in settings(method, &DISCOVERY_SECRETS, chap) {
             let ran = machine.run(ISCSIADM, with(&discovery, &["-o", "update", "-n", name, "-v", value])).await?;
-            done(ran, &[], || format!("failed to update discoverydb to portal {portal}: key {name:?}"))?;
+            done(without(ran, value), &[], || {
+                format!("failed to update discoverydb to portal {portal}: key {name:?}")
+            })?;
         }
     }
     let ran = machine.run(ISCSIADM, with(&discovery, &["--discover"])).await?;
@@ -157,7 +165,7 @@ async fn log_in(machine: &impl Machine, disk: &Disk, chap: &Chap, portal: &str) 
     if chap.in_session {
         for (name, value) in settings(("node.session.auth.authmethod", "CHAP"), &SESSION_SECRETS, chap) {
             let ran = machine.run(ISCSIADM, with(&node, &["-o", "update", "-n", name, "-v", value])).await?;
-            done(ran, &[], || format!("failed to update iscsi node to portal {portal}: key {name:?}"))?;
+            done(without(ran, value), &[], || format!("failed to update iscsi node to portal {portal}: key {name:?}"))?;
         }
     }
     let ran = machine.run(ISCSIADM, with(&node, &["--login"])).await?;
@@ -213,11 +221,18 @@ async fn copy_iface(machine: &impl Machine, disk: &Disk, shown: &str) -> Result<
             format!("failed to update iface records: {name} of {}", disk.iface)
         });
         if let Err(error) = updated {
-            delete_iface(machine, disk).await?;
+            try_delete_iface(machine, disk).await;
             return Err(error);
         }
     }
     Ok(())
+}
+
+/// After a failure, which is what is told.
+async fn try_delete_iface(machine: &impl Machine, disk: &Disk) {
+    if let Err(error) = delete_iface(machine, disk).await {
+        tracing::warn!(iface = disk.iface, %error, "an interface of an iSCSI disk stays");
+    }
 }
 
 async fn delete_iface(machine: &impl Machine, disk: &Disk) -> Result<(), IscsiError> {
@@ -231,10 +246,19 @@ pub(super) async fn detach(machine: &impl Machine, disk: &Disk, others: &[Disk])
     if !others.iter().any(|other| other.is_same_unit(disk)) {
         forget_devices(machine, disk).await?;
     }
-    let is_needed = |portal: &String| {
-        others.iter().any(|it| (&it.iqn, &it.iface) == (&disk.iqn, &disk.iface) && it.portals.contains(portal))
-    };
+    // Whatever its interface: a disk uses the session that it finds.
+    let is_needed = |portal: &String| others.iter().any(|it| it.iqn == disk.iqn && it.portals.contains(portal));
     for portal in disk.portals.iter().filter(|portal| !is_needed(portal)) {
+        let (root, iqn, over) = (machine.root().to_path_buf(), disk.iqn.clone(), portal.clone());
+        let held = blocking(move || {
+            let devices = machine::devices_over(&root, &iqn, &over)?;
+            let mut devices = devices.into_iter().map(|name| root.join("dev").join(name));
+            Ok(devices.find(|device| machine::is_held(device)))
+        });
+        if let Some(device) = held.await? {
+            tracing::warn!(iqn = disk.iqn, portal, device = %device.display(), "a session stays that others than pods use");
+            continue;
+        }
         let node: [&str; 8] = ["-m", "node", "-p", portal, "-T", &disk.iqn, "-I", &disk.iface];
         for (rest, what) in [(&["--logout"][..], "log out of"), (&["-o", "delete"][..], "delete the node record of")] {
             let ran = iscsiadm(machine, &[&node[..], rest].concat()).await?;
@@ -252,19 +276,26 @@ async fn forget_devices(machine: &impl Machine, disk: &Disk) -> Result<(), Iscsi
     let (root, iqn, lun) = (machine.root().to_path_buf(), disk.iqn.clone(), disk.lun.clone());
     let found = blocking(move || {
         let devices = machine::devices(&root, &iqn, &lun)?;
-        let mut joined = Vec::new();
+        let (mut joined, mut held) = (Vec::new(), None);
         for device in &devices {
             let path = root.join("dev").join(device);
             // A device that goes meanwhile is joined with nothing.
-            if let Some(device) = machine::multipath_of(&root, &path).unwrap_or_default()
-                && !joined.contains(&device)
-            {
+            let over = machine::multipath_of(&root, &path).unwrap_or_default();
+            let used = over.clone().unwrap_or(path);
+            if machine::is_held(&used) {
+                held = Some(used);
+            }
+            if let Some(device) = over.filter(|device| !joined.contains(device)) {
                 joined.push(device);
             }
         }
-        Ok((devices, joined))
+        Ok((devices, joined, held))
     });
-    let (devices, joined) = found.await?;
+    let (devices, joined, held) = found.await?;
+    // Unmounted here, it may be mounted elsewhere: what was written to it would be lost.
+    if let Some(device) = held {
+        return Err(IscsiError::Held(device));
+    }
     for device in joined {
         let ran = machine.run("multipath", vec!["-f".to_owned(), device.display().to_string()]).await;
         if !matches!(&ran, Ok(ran) if ran.code == Some(0)) {
@@ -288,6 +319,11 @@ const ISCSIADM: &str = "iscsiadm";
 
 async fn iscsiadm(machine: &impl Machine, arguments: &[&str]) -> Result<Ran, IscsiError> {
     machine.run(ISCSIADM, arguments.iter().map(|argument| (*argument).to_owned()).collect()).await
+}
+
+/// What a program said, without a value that it was given and may have repeated: this becomes an event.
+fn without(ran: Ran, value: &str) -> Ran {
+    Ran { output: ran.output.replace(value, "***"), ..ran }
 }
 
 /// What was run, unless it failed with a code other than these. Arguments are in no message: they may be secrets.
@@ -321,6 +357,13 @@ fn parameters(shown: &str) -> Result<BTreeMap<&str, &str>, IscsiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_secrets_that_a_program_repeats_are_in_no_message() {
+        let ran = Ran { code: Some(7), output: "iscsiadm: bad value s3cret\n".to_owned() };
+        let failed = done(without(ran, "s3cret"), &[], || "no".to_owned()).unwrap_err().to_string();
+        assert_eq!(failed, "iscsi: no: exit status 7: iscsiadm: bad value ***");
+    }
 
     #[test]
     fn interfaces_are_read_as_iscsiadm_shows_them() {

@@ -313,6 +313,54 @@ async fn a_device_that_never_comes_is_told() {
     assert!(node.calls().iter().any(|call| call.ends_with("--logout")), "what was begun is undone");
 }
 
+#[tokio::test(start_paused = true)]
+async fn security_portals_without_end_hold_up_a_target_for_a_while() {
+    let node = Node::new(Recorded { is_blind: true, ..Recorded::default() });
+    let mut source = source(0);
+    source["portals"] = (2..100).map(|number| format!("10.0.0.{number}")).collect();
+    let began = tokio::time::Instant::now();
+    node.set_up("a", "pv", source, true).await.unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(360), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn security_a_volume_does_not_take_the_place_of_another_of_its_name() {
+    let node = Node::new(Recorded::default());
+    node.set_up("a", "data", source(0), true).await.unwrap();
+    let failed = node.set_up("a", "data", source(1), false).await.unwrap_err().to_string();
+    assert!(failed.ends_with("another volume of the pod has this name, and another disk"), "{failed}");
+    assert!(node.iscsi.release_unused().await, "the first disk is still known to be in use");
+}
+
+#[tokio::test]
+async fn a_session_stays_while_a_disk_of_another_interface_uses_it() {
+    let node = Node::new(Recorded::default());
+    node.set_up("a", "pv-0", source(0), true).await.unwrap();
+    let mut other = source(1);
+    other["initiatorName"] = json!("iqn.2026-01.org.me");
+    node.set_up("b", "pv-1", other, true).await.unwrap();
+    assert!(!node.calls().iter().any(|call| call.contains("pv-1 --login")), "it uses the session that is there");
+    node.end("a").await;
+    let calls = node.calls();
+    assert!(!calls.iter().any(|call| call.ends_with("--logout")), "{calls:?}");
+}
+
+#[tokio::test]
+async fn security_a_link_to_a_device_of_another_session_is_not_followed() {
+    let node = Node::new(Recorded::default());
+    node.set_up("a", "pv", source(0), true).await.unwrap();
+    let root = node.iscsi.machine.root.clone();
+    let (portal, iqn) = ("10.0.0.1:3260", "iqn.2003-01.org.x:a");
+    let found = || machine::device(&root, "tcp", portal, iqn, "0").unwrap();
+    let link = found().unwrap();
+    std::fs::remove_file(&link).unwrap();
+    assert_eq!(found(), None);
+    // The name has gone to a disk of another target.
+    std::fs::write(root.join("dev/sdz"), "").unwrap();
+    std::os::unix::fs::symlink(root.join("dev/sdz"), &link).unwrap();
+    assert_eq!(found(), None);
+}
+
 #[tokio::test]
 async fn an_initiator_of_its_own_has_an_interface_of_its_own() {
     let node = Node::new(Recorded::default());
@@ -349,6 +397,7 @@ async fn a_disk_is_formatted_mounted_once_and_bound_for_every_pod() {
     for uid in ["a", "b", "b"] {
         node.set_up(uid, "pv", source(0), false).await.unwrap();
     }
+    assert!(machine::is_held(&device), "what is mounted is held");
     let (of_a, of_b) = (node.iscsi.target("a", "pv"), node.iscsi.target("b", "pv"));
     std::fs::write(of_a.join("file"), "x").unwrap();
     assert_eq!(std::fs::read_to_string(of_b.join("file")).unwrap(), "x");
@@ -359,6 +408,7 @@ async fn a_disk_is_formatted_mounted_once_and_bound_for_every_pod() {
     node.calls();
     node.end("b").await;
     assert!(!place.exists());
+    assert!(!machine::is_held(&device));
     assert!(node.calls().iter().any(|call| call.ends_with("--logout")));
     assert!(std::process::Command::new("losetup").arg("-d").arg(&device).status().unwrap().success());
 }
