@@ -91,7 +91,7 @@ fn prometheus_finds_the_figures_of_dashboards() {
         image: busybox
         command: [sh, -c, 'while :; do :; done']
         readinessProbe: {exec: {command: ['true']}, periodSeconds: 1}
-        resources: {limits: {cpu: 200m, memory: 64Mi}}";
+        resources: {limits: {cpu: 100m, memory: 64Mi}}";
     cluster.apply(&deployment("busy", 1, busy));
     cluster.kubectl("rollout status deployment busy --timeout=180s");
 

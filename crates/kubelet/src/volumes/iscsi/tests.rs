@@ -248,8 +248,8 @@ async fn targets_are_told_who_asks_and_events_are_not() {
 #[tokio::test]
 async fn a_node_without_the_programs_says_what_it_needs() {
     let node = Node::new(Recorded { is_missing: true, ..Recorded::default() });
-    for is_block in [true, false] {
-        let failed = node.set_up("a", "pv", source(0), is_block).await.unwrap_err();
+    for (pod, is_block) in [("a", true), ("b", false)] {
+        let failed = node.set_up(pod, "pv", source(0), is_block).await.unwrap_err();
         let expected = "MountVolume.WaitForAttach failed for volume \"pv\" : exec: \"iscsiadm\": executable file not found in \
             $PATH: this node needs the package open-iscsi for iSCSI volumes";
         assert_eq!((failed.to_string().as_str(), failed.reason()), (expected, "FailedMount"));
