@@ -1,9 +1,9 @@
 //! Pod traffic between nodes, encrypted with WireGuard.
 //!
 //! Flow: a node makes a private key for each generation of keys and says the public half in an annotation of its Node
-//! ([`Announcement`]) -> [`plan`] (pure) says who is a peer of which device, and [`Plan::ways`] which device the pods of a node
+//! ([`Announcement`]) -> [`plan()`] (pure) says who is a peer of which device, and [`Plan::ways`] which device the pods of a node
 //! are behind -> [`Mesh`] brings devices, peers and routes in line, in the kernel or, where that has no WireGuard, in a thread
-//! of this process behind a TUN device. [`guard`] drops what would pass by.
+//! of this process behind a TUN device. [`guard()`] drops what would pass by.
 //!
 //! Keys are exchanged without a gap because there are two devices, for generations with even and with odd numbers: the new one is
 //! made beside the old one, each pair of nodes goes over to it once a handshake was made there, and the old one goes when
