@@ -19,7 +19,7 @@ const QUESTIONS: &[&str] = &[
     r#"sum by (pod) (container_cpu_usage_seconds_total{cpu="total",container="busy",image!=""}) > 0"#,
     r#"container_spec_memory_limit_bytes{container="busy"} == 67108864"#,
     r#"container_cpu_cfs_periods_total{container="busy"} > 0"#,
-    r#"container_spec_cpu_quota{container="busy"} == 20000"#,
+    r#"container_spec_cpu_quota{container="busy"} == 10000"#,
     r#"container_network_receive_packets_total{interface="eth0",namespace="default"}"#,
     r#"container_processes{container="busy"} >= 1"#,
     r#"container_memory_rss{id="/"}"#,
