@@ -11,9 +11,11 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::containers::{VOLUME_FIELDS, field_ref, resource_field_ref};
-use crate::certificates::rules::{is_kubernetes_signer, signer_name, trust_bundle_name};
+use crate::certificates::rules::{
+    SHORTEST_EXPIRATION, longest_expiration, signer_name, trust_bundle_name, user_annotations,
+};
 use crate::core::volume_sources;
-use crate::metadata::{annotation_size, label_selector};
+use crate::metadata::label_selector;
 use crate::unset::{items, text};
 
 const DUPLICATE: &str = "conflicting duplicate paths";
@@ -358,41 +360,27 @@ fn trust_bundle(errors: &mut FieldErrors, path: &Path<'_>, bundle: &ClusterTrust
 
 fn pod_certificate(errors: &mut FieldErrors, path: &Path<'_>, certificate: &PodCertificateProjection) {
     const KEYS: &[&str] = &["RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"];
-    const HOUR: i32 = 60 * 60;
     let signer = certificate.signer_name.as_str();
     signer_name(errors, &path.child("signerName"), signer);
     if let Some(annotations) = &certificate.user_annotations {
-        let path = path.child("userAnnotations");
-        for key in annotations.keys() {
-            prefixed_key(errors, &path, &key.to_lowercase());
-        }
-        annotation_size(errors, &path, annotations);
+        user_annotations(errors, &path.child("userAnnotations"), annotations);
     }
     if !KEYS.contains(&certificate.key_type.as_str()) {
         errors.not_supported(path.child("keyType"), &certificate.key_type, KEYS);
     }
     if let Some(seconds) = certificate.max_expiration_seconds {
         let path = path.child("maxExpirationSeconds");
-        let longest = if is_kubernetes_signer(signer) { 24 * HOUR } else { 91 * 24 * HOUR };
-        if seconds < HOUR {
-            errors.invalid(path, seconds, "if provided, maxExpirationSeconds must be >= 3600");
+        let longest = longest_expiration(signer);
+        if seconds < SHORTEST_EXPIRATION {
+            errors.invalid(
+                path,
+                seconds,
+                format!("if provided, maxExpirationSeconds must be >= {SHORTEST_EXPIRATION}"),
+            );
         } else if seconds > longest {
             errors.invalid(path, seconds, format!("if provided, maxExpirationSeconds must be <= {longest}"));
         }
     }
-}
-
-/// `acme.io/foo`.
-fn prefixed_key(errors: &mut FieldErrors, path: &Path<'_>, key: &str) {
-    if key.is_empty() {
-        errors.required(path, "");
-        return;
-    }
-    let mistakes = rules::qualified_name(key);
-    if mistakes.is_empty() && !key.contains('/') {
-        errors.invalid(path, key, "must be a domain-prefixed key (such as \"acme.io/foo\")");
-    }
-    errors.invalid_each(path, key, mistakes);
 }
 
 fn keys_to_paths(errors: &mut FieldErrors, path: &Path<'_>, entries: &[KeyToPath]) {
