@@ -179,7 +179,8 @@ impl Engine {
         crate::streaming::Server::start(self, self.stop.clone(), &self.tasks).await
     }
 
-    /// Removes what failed pulls have left, every now and then: no image has it, so nobody asks for its removal.
+    /// Removes what failed pulls have left, every now and then: no image has it, so nobody asks for its removal. The same for what
+    /// plug-ins that were gone have left in networks.
     pub(crate) fn start_sweeping(self: &Arc<Self>) {
         let engine = self.clone();
         self.tasks.spawn(async move {
@@ -193,6 +194,7 @@ impl Engine {
                 if let Err(error) = crate::sandbox::blocking(sweep).await {
                     tracing::warn!(%error, "what failed pulls have left is not removed");
                 }
+                crate::network::release_left(&engine.config).await;
             }
         });
     }
