@@ -4,6 +4,7 @@
 //! They are written through the same chain as everything else, as the server's own user.
 
 pub(crate) mod flow_control;
+pub(crate) mod legacy_tokens;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
