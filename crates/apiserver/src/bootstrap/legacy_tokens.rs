@@ -44,7 +44,7 @@ pub(crate) async fn run(state: Arc<State>) {
 }
 
 /// Says since when uses are tracked, unless it is said.
-async fn begin(state: &Arc<State>) -> anyhow::Result<()> {
+pub(super) async fn begin(state: &Arc<State>) -> anyhow::Result<()> {
     let data = json!({"since": day(now().as_second())});
     let Some(found) = state.caches.get("configmaps").and_then(|cache| cache.get(KEY)) else {
         let object = json!({"kind": "ConfigMap", "apiVersion": "v1",
