@@ -535,7 +535,8 @@ mod tests {
 
     #[test]
     fn requests_name_their_pod_and_last_within_limits() {
-        let key = &keys()["ed25519"];
+        let keys = keys();
+        let key = &keys["ed25519"];
         let good = || by_proof(&key.public, &key.proof);
         let kubernetes = |seconds: i32| PodCertificateRequestSpec {
             signer_name: "kubernetes.io/b".to_owned(),
