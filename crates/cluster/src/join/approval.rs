@@ -59,7 +59,7 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
     requests.subscribe(move |_| changed.send_replace(()));
     nodes.subscribe(move |_| by_nodes.send_replace(()));
     services.subscribe(move |_| by_services.send_replace(()));
-    let mut told = BTreeSet::new();
+    let mut told: BTreeSet<(String, Refusal)> = BTreeSet::new();
     informers.start(stop.child_token());
     // An address whose holder is not known yet is not free.
     let known = async {
