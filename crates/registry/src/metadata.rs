@@ -138,3 +138,33 @@ pub fn pruned(value: &impl Serialize) -> Value {
     }
     serde_json::to_value(value).ok().and_then(prune).unwrap_or(Value::Null)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn conditions_say_what_since_when_and_why() {
+        let said = |more: Value| -> Vec<String> {
+            let mut condition = json!({"type": "Ready", "status": "True", "reason": "A,B:c_", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            condition.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let mut errors = FieldErrors::default();
+            conditions(&mut errors, &Path::new("conditions"), &[serde_json::from_value(condition).unwrap()]);
+            errors.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(said(json!({})), Vec::<String>::new());
+        for (more, expected) in [
+            (json!({"status": ""}), "conditions[0].status: Unsupported value: \"\": supported values: \"False\", \"True\", \"Unknown\""),
+            (json!({"reason": ""}), "conditions[0].reason: Required value"),
+            (json!({"reason": "not one word"}), "conditions[0].reason: Invalid value: \"not one word\": a condition reason must start with"),
+            (json!({"reason": "a".repeat(1025)}), "conditions[0].reason: Too long: may not be more than 1024 bytes"),
+            (json!({"lastTransitionTime": "0001-01-01T00:00:00Z"}), "conditions[0].lastTransitionTime: Required value"),
+            (json!({"observedGeneration": -1}), "conditions[0].observedGeneration: Invalid value: -1: must be greater than or equal to zero"),
+        ] {
+            let said = said(more.clone());
+            assert!(said.len() == 1 && said[0].starts_with(expected), "{more}: {said:?}");
+        }
+    }
+}
