@@ -156,12 +156,21 @@ mod tests {
         };
         assert_eq!(said(json!({})), Vec::<String>::new());
         for (more, expected) in [
-            (json!({"status": ""}), "conditions[0].status: Unsupported value: \"\": supported values: \"False\", \"True\", \"Unknown\""),
+            (
+                json!({"status": ""}),
+                "conditions[0].status: Unsupported value: \"\": supported values: \"False\", \"True\", \"Unknown\"",
+            ),
             (json!({"reason": ""}), "conditions[0].reason: Required value"),
-            (json!({"reason": "not one word"}), "conditions[0].reason: Invalid value: \"not one word\": a condition reason must start with"),
+            (
+                json!({"reason": "not one word"}),
+                "conditions[0].reason: Invalid value: \"not one word\": a condition reason must start with",
+            ),
             (json!({"reason": "a".repeat(1025)}), "conditions[0].reason: Too long: may not be more than 1024 bytes"),
             (json!({"lastTransitionTime": "0001-01-01T00:00:00Z"}), "conditions[0].lastTransitionTime: Required value"),
-            (json!({"observedGeneration": -1}), "conditions[0].observedGeneration: Invalid value: -1: must be greater than or equal to zero"),
+            (
+                json!({"observedGeneration": -1}),
+                "conditions[0].observedGeneration: Invalid value: -1: must be greater than or equal to zero",
+            ),
         ] {
             let said = said(more.clone());
             assert!(said.len() == 1 && said[0].starts_with(expected), "{more}: {said:?}");

@@ -387,7 +387,9 @@ mod tests {
             let (code, message) = health(only.is_some(), &checks(only, seconds.map(Duration::from_secs)));
             (code.as_u16(), message)
         };
-        for (only, seconds) in [(None, None), (None, Some(300)), (Some("syncloop"), Some(61)), (Some("ping"), Some(301))] {
+        for (only, seconds) in
+            [(None, None), (None, Some(300)), (Some("syncloop"), Some(61)), (Some("ping"), Some(301))]
+        {
             assert_eq!(of(only, seconds), (200, "ok".to_owned()), "{only:?} {seconds:?}");
         }
         let all = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
