@@ -162,7 +162,8 @@ impl Runner {
             let closed = self.ports.apply(&table).await;
             if closed == self.settings.closed_ports {
                 record_events(&self.recorder, &mut self.recorded, news);
-                return write(&self.client, &mut self.written, statuses).await && closed.is_empty();
+                let versions = self.shared.definitions.lock().clone();
+                return write(&self.client, &versions, &mut self.written, statuses).await && closed.is_empty();
             }
             for (port, why) in &closed {
                 tracing::warn!(port, why, "port cannot be opened");
@@ -456,7 +457,12 @@ impl Written {
 }
 
 /// Writes statuses; whether none has to be tried again. An object that has changed since comes back by itself.
-async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) -> bool {
+async fn write(
+    client: &Client,
+    versions: &BTreeMap<String, &'static str>,
+    written: &mut Written,
+    statuses: Vec<Status>,
+) -> bool {
     let mut is_written = true;
     written.forget(Instant::now());
     for status in statuses {
@@ -465,15 +471,7 @@ async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) ->
             is_written = false;
             continue;
         }
-        let gvr = match status.kind {
-            Kind::Ingress => Gvr::new("networking.k8s.io", "v1", "ingresses"),
-            Kind::GatewayClass => Gvr::new(GROUP, "v1", GatewayClass::PLURAL),
-            Kind::Gateway => Gvr::new(GROUP, "v1", Gateway::PLURAL),
-            Kind::HttpRoute => Gvr::new(GROUP, "v1", HTTPRoute::PLURAL),
-            Kind::GrpcRoute => Gvr::new(GROUP, "v1", GRPCRoute::PLURAL),
-            Kind::TlsRoute => Gvr::new(GROUP, "v1", TLSRoute::PLURAL),
-            Kind::BackendTlsPolicy => Gvr::new(GROUP, "v1", BackendTLSPolicy::PLURAL),
-        };
+        let gvr = resource(status.kind, versions);
         let body = json!({"metadata": {"resourceVersion": status.resource_version}, "status": status.status});
         let api = client.dynamic(&gvr, status.namespace.as_deref());
         match api.patch_status(&status.name, &Patch::merge(body)).await {
@@ -486,6 +484,20 @@ async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) ->
         }
     }
     is_written
+}
+
+/// Where objects of a kind are written, in the version that the cluster has of it.
+fn resource(kind: Kind, versions: &BTreeMap<String, &'static str>) -> Gvr {
+    let plural = match kind {
+        Kind::Ingress => return Gvr::new("networking.k8s.io", "v1", "ingresses"),
+        Kind::GatewayClass => GatewayClass::PLURAL,
+        Kind::Gateway => Gateway::PLURAL,
+        Kind::HttpRoute => HTTPRoute::PLURAL,
+        Kind::GrpcRoute => GRPCRoute::PLURAL,
+        Kind::TlsRoute => TLSRoute::PLURAL,
+        Kind::BackendTlsPolicy => BackendTLSPolicy::PLURAL,
+    };
+    Gvr::new(GROUP, versions.get(plural).copied().unwrap_or(VERSIONS[0]), plural)
 }
 
 #[cfg(test)]
@@ -553,6 +565,20 @@ mod tests {
         assert!(!Arc::ptr_eq(&plane.table(), &served));
         assert!(panics::counts().contains(&("gateway plan", 2)));
         stop.cancel();
+    }
+
+    #[test]
+    fn statuses_are_written_in_the_version_that_is_served() {
+        let versions = BTreeMap::from([("tlsroutes".to_owned(), "v1alpha2"), ("gateways".to_owned(), "v1")]);
+        for (kind, expected) in [
+            (Kind::TlsRoute, "gateway.networking.k8s.io/v1alpha2/tlsroutes"),
+            (Kind::Gateway, "gateway.networking.k8s.io/v1/gateways"),
+            (Kind::HttpRoute, "gateway.networking.k8s.io/v1/httproutes"),
+            (Kind::Ingress, "networking.k8s.io/v1/ingresses"),
+        ] {
+            let Gvr { group, version, resource } = resource(kind, &versions);
+            assert_eq!(format!("{group}/{version}/{resource}"), expected);
+        }
     }
 
     #[test]
