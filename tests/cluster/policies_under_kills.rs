@@ -262,6 +262,10 @@ impl Probes {
 impl Drop for Probes {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
+        for thread in self.all.iter_mut().filter_map(|probe| probe.thread.take()) {
+            // What it found is asked for before.
+            let _unasked = thread.join();
+        }
     }
 }
 
