@@ -13,6 +13,7 @@ pub fn definitions() -> Vec<Value> {
     let accepted = json!({"name": "Accepted", "type": "string",
         "jsonPath": ".status.conditions[?(@.type==\"Accepted\")].status"});
     let hostnames = json!({"name": "Hostnames", "type": "string", "jsonPath": ".spec.hostnames"});
+    let features = map_list(object(&["name"], [("name", text(0, 128))]), 64, &["name"]);
     vec![
         definition(
             Names { kind: "GatewayClass", plural: "gatewayclasses", short: &["gc"] },
@@ -26,7 +27,7 @@ pub fn definitions() -> Vec<Value> {
                     ("parametersRef", reference(&[("namespace", text(1, 63))], &["group", "kind", "name"])),
                 ],
             ),
-            Some(object(&[], [("conditions", conditions()), ("supportedFeatures", any_list())])),
+            Some(object(&[], [("conditions", conditions()), ("supportedFeatures", features)])),
             vec![json!({"name": "Controller", "type": "string", "jsonPath": ".spec.controllerName"}), accepted],
         ),
         definition(
@@ -246,10 +247,6 @@ fn map_list(items: Value, most: u32, keys: &[&str]) -> Value {
     schema["x-kubernetes-list-type"] = json!("map");
     schema["x-kubernetes-list-map-keys"] = json!(keys);
     schema
-}
-
-fn any_list() -> Value {
-    json!({"type": "array", "items": any()})
 }
 
 fn any() -> Value {

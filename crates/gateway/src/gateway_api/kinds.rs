@@ -67,11 +67,17 @@ parts! {
     }
     ClassStatus {
         conditions: Vec<Condition>,
+        // Objects with a name; older versions of the API have the names themselves.
+        supported_features: Vec<serde_json::Value>,
     }
     GatewaySpec {
         gateway_class_name: String,
         listeners: Vec<ListenerSpec>,
         addresses: Vec<GatewayAddress>,
+        infrastructure: Infrastructure,
+    }
+    Infrastructure {
+        parameters_ref: Option<serde_json::Value>,
     }
     GatewayAddress {
         r#type: Option<String>,
