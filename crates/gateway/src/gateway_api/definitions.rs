@@ -476,6 +476,22 @@ fn filter(kinds: &[&str]) -> Value {
         [("numerator", number(0, i32::MAX as u32)), ("denominator", or(number(1, i32::MAX as u32), json!(100)))],
     );
     let mirror = object(&["backendRef"], [("backendRef", target), ("percent", number(0, 100)), ("fraction", fraction)]);
+    let words = |longest: u32, most: u32| {
+        let mut schema = list(text(1, longest), most);
+        schema["x-kubernetes-list-type"] = json!("set");
+        schema
+    };
+    let cors = object(
+        &[],
+        [
+            ("allowOrigins", words(253, 64)),
+            ("allowCredentials", json!({"type": "boolean"})),
+            ("allowMethods", words(16, 9)),
+            ("allowHeaders", words(256, 64)),
+            ("exposeHeaders", words(256, 64)),
+            ("maxAge", or(number(1, i32::MAX as u32), json!(5))),
+        ],
+    );
     object(
         &["type"],
         [
@@ -485,13 +501,15 @@ fn filter(kinds: &[&str]) -> Value {
             ("requestRedirect", redirect),
             ("urlRewrite", object(&[], [("hostname", hostname()), ("path", path())])),
             ("requestMirror", mirror),
+            ("cors", cors),
             ("extensionRef", reference(&[], &["group", "kind", "name"])),
         ],
     )
 }
 
 fn http_rule() -> Value {
-    const FILTERS: [&str; 6] = [
+    const FILTERS: [&str; 7] = [
+        "CORS",
         "RequestHeaderModifier",
         "ResponseHeaderModifier",
         "RequestMirror",

@@ -1,7 +1,7 @@
 //! What of the Gateway API works here, by the names that the standard has for it.
 
 /// In the order of the alphabet, as a class has to list them. The project's own tests ask a class which of them to run.
-pub const FEATURES: [&str; 36] = [
+pub const FEATURES: [&str; 37] = [
     "BackendTLSPolicy",
     "BackendTLSPolicySANValidation",
     "GRPCRoute",
@@ -19,6 +19,7 @@ pub const FEATURES: [&str; 36] = [
     "HTTPRouteBackendProtocolWebSocket",
     "HTTPRouteBackendRequestHeaderModification",
     "HTTPRouteBackendTimeout",
+    "HTTPRouteCORS",
     "HTTPRouteDestinationPortMatching",
     "HTTPRouteHostRewrite",
     "HTTPRouteMethodMatching",

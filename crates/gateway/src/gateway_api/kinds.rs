@@ -180,6 +180,15 @@ parts! {
         request_redirect: Option<RequestRedirect>,
         url_rewrite: Option<UrlRewrite>,
         request_mirror: Option<RequestMirror>,
+        cors: Option<CorsFilter>,
+    }
+    CorsFilter {
+        allow_origins: Vec<String>,
+        allow_credentials: Option<bool>,
+        allow_methods: Vec<String>,
+        allow_headers: Vec<String>,
+        expose_headers: Vec<String>,
+        max_age: Option<u32>,
     }
     HeaderModifier {
         set: Vec<NamedValue>,

@@ -94,8 +94,8 @@ impl Resolver<'_, '_> {
         let one = |reference: &BackendRef| {
             let backend = self.backend(reference);
             let filters = filters::read(&reference.filters, self)?;
-            if filters.redirect.is_some() {
-                return Err(Problem::unsupported("a redirect of a single backend".into()));
+            if filters.redirect.is_some() || filters.filters.iter().any(|filter| filter.cors().is_some()) {
+                return Err(Problem::unsupported("a redirect or CORS of a single backend".into()));
             }
             Ok(Weighted { weight: reference.weight.unwrap_or(1), backend, filters: filters.filters })
         };

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::table::{Action, Asked, Filter, Protocol, Route};
+use crate::table::{Action, Asked, Filter, Listed, Protocol, Route};
 use crate::world::certificate;
 
 fn settings() -> Settings {
@@ -465,7 +465,8 @@ fn rules_filters_and_weights_are_read() {
          "filters": [
             {"type": "RequestHeaderModifier", "requestHeaderModifier": {"set": [{"name": "x", "value": "1"}], "remove": ["y"]}},
             {"type": "URLRewrite", "urlRewrite": {"hostname": "z.test", "path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}},
-            {"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "a", "port": 80}, "percent": 10}}]},
+            {"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "a", "port": 80}, "percent": 10}},
+            {"type": "CORS", "cors": {"allowOrigins": ["https://*.a.test"], "allowMethods": ["*"], "exposeHeaders": ["x", "y"]}}]},
         {"matches": [{"path": {"value": "/empty"}}]},
     ]);
     http_route(&mut world, "default", "r", json!({"rules": rules}));
@@ -483,6 +484,9 @@ fn rules_filters_and_weights_are_read() {
     let filtered = found("/filtered/x");
     assert!(matches!(filtered.filters[0], Filter::RequestHeaders(_)));
     assert!(matches!(&filtered.filters[2], Filter::Mirror { share: (10, 100), .. }));
+    let cors = filtered.filters[3].cors().unwrap();
+    assert_eq!((&cors.methods, &cors.headers, cors.max_age.as_bytes()), (&Listed::Any, &Listed::Nothing, &b"5"[..]));
+    assert_eq!(cors.exposed, Listed::These(http::HeaderValue::from_static("x, y")));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! A request finds its [`Port`] by the socket, its [`Listener`] by the host, its [`Rule`] by host and then path, method, headers and
 //! query, and from there a [`Route`]: what is to be done with it.
 
+mod cors;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -15,6 +16,7 @@ use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::ServerName;
 
+pub use cors::{Cors, Listed, Origin};
 pub use rules::{Asked, Found, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
 
 use crate::hostname::{Hosts, Pattern};
@@ -193,6 +195,16 @@ pub enum Filter {
         backend: Arc<Backend>,
         share: (u32, u32),
     },
+    Cors(Cors),
+}
+
+impl Filter {
+    pub fn cors(&self) -> Option<&Cors> {
+        match self {
+            Self::Cors(cors) => Some(cors),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
