@@ -1,6 +1,6 @@
 //! What of the Gateway API works here, by the names that the standard has for it.
 
-/// In the order of the alphabet, as a class has to list them. The project's own tests ask a class which of them to run.
+/// Sorted, as a GatewayClass has to list them. The Gateway API's conformance tests read from there what to test.
 pub const FEATURES: [&str; 37] = [
     "BackendTLSPolicy",
     "BackendTLSPolicySANValidation",
