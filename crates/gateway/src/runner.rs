@@ -438,21 +438,41 @@ fn record_events(
     *recorded = present;
 }
 
-/// How often each status was written, from when on.
+/// What is known of the statuses that were written.
 #[derive(Default)]
-struct Written(BTreeMap<(Kind, Option<String>, String), (Instant, u32)>);
+struct Written {
+    /// How often each was, from when on.
+    counts: BTreeMap<(Kind, Option<String>, String), (Instant, u32)>,
+    /// Those that changed nothing.
+    in_vain: Vec<Status>,
+}
 
 impl Written {
     /// Whether one may be written now, which counts as written.
     fn admits(&mut self, status: &Status, now: Instant) -> bool {
         let key = (status.kind, status.namespace.clone(), status.name.clone());
-        let (_, count) = self.0.entry(key).or_insert((now, 0));
+        let (_, count) = self.counts.entry(key).or_insert((now, 0));
         *count = count.saturating_add(1);
         *count <= MAX_WRITES
     }
 
     fn forget(&mut self, now: Instant) {
-        self.0.retain(|_, (since, _)| now.duration_since(*since) < RETRY_INTERVAL);
+        self.counts.retain(|_, (since, _)| now.duration_since(*since) < RETRY_INTERVAL);
+    }
+
+    /// Leaves out what would change nothing again: an older definition of a kind does not have every member that is written.
+    fn not_in_vain(&mut self, statuses: Vec<Status>) -> Vec<Status> {
+        let (in_vain, others) = statuses.into_iter().partition(|status| self.in_vain.contains(status));
+        self.in_vain = in_vain;
+        others
+    }
+
+    /// Takes note of the object as it is after its status was written.
+    fn note(&mut self, status: Status, object: &serde_json::Value) {
+        let version = object["metadata"]["resourceVersion"].as_str();
+        if version.is_some() && version == status.resource_version.as_deref() {
+            self.in_vain.push(status);
+        }
     }
 }
 
@@ -465,7 +485,7 @@ async fn write(
 ) -> bool {
     let mut is_written = true;
     written.forget(Instant::now());
-    for status in statuses {
+    for status in written.not_in_vain(statuses) {
         if !written.admits(&status, Instant::now()) {
             tracing::warn!(kind = ?status.kind, name = status.name, "status is written by somebody else, too");
             is_written = false;
@@ -475,7 +495,7 @@ async fn write(
         let body = json!({"metadata": {"resourceVersion": status.resource_version}, "status": status.status});
         let api = client.dynamic(&gvr, status.namespace.as_deref());
         match api.patch_status(&status.name, &Patch::merge(body)).await {
-            Ok(_) => {}
+            Ok(object) => written.note(status, &object),
             Err(error) if error.is_conflict() || error.is_not_found() => {}
             Err(error) => {
                 tracing::warn!(kind = ?status.kind, name = status.name, %error, "status not written");
@@ -598,5 +618,27 @@ mod tests {
         assert!(!written.admits(&status("one"), began + RETRY_INTERVAL / 2));
         written.forget(began + RETRY_INTERVAL);
         assert!(written.admits(&status("one"), began + RETRY_INTERVAL));
+    }
+
+    #[test]
+    fn a_status_that_changes_nothing_is_not_written_again() {
+        let status = |name: &str, version: &str| Status {
+            kind: Kind::GatewayClass,
+            namespace: None,
+            name: name.into(),
+            resource_version: Some(version.into()),
+            status: json!({}),
+        };
+        let object = |version: &str| json!({"metadata": {"resourceVersion": version}});
+        let mut written = Written::default();
+        written.note(status("pruned", "1"), &object("1"));
+        written.note(status("changed", "1"), &object("2"));
+        let left = |written: &mut Written, statuses: &[Status]| written.not_in_vain(statuses.to_vec());
+        let both = [status("pruned", "1"), status("changed", "1")];
+        assert_eq!(left(&mut written, &both), [status("changed", "1")]);
+        assert_eq!(left(&mut written, &both), [status("changed", "1")]);
+        // The object has changed: it may be another definition's now.
+        assert_eq!(left(&mut written, &[status("pruned", "2")]), [status("pruned", "2")]);
+        assert_eq!(written.in_vain, []);
     }
 }

@@ -5,34 +5,25 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use x509_parser::extensions::GeneralName;
 
 use super::pool::ConnectError;
 use crate::table::{BackendProtocol, BackendTls, Roots};
 
 /// Makes connections to those who can prove it.
 pub(super) fn connector(tls: &BackendTls, protocol: BackendProtocol) -> Result<TlsConnector, ConnectError> {
-    let roots = match &tls.roots {
-        Roots::System => system_roots(),
-        Roots::Of(stores) => {
-            let mut all = RootCertStore::empty();
-            all.extend(stores.iter().flat_map(|store| store.roots.iter().cloned()));
-            Arc::new(all)
-        }
-    };
-    let verifier = WebPkiServerVerifier::builder_with_provider(roots, tls::provider()).build();
-    let verifier = verifier.map_err(|error| ConnectError::Authorities(Arc::new(error)))?;
-    let names = if tls.names.is_empty() { vec![tls.name.clone()] } else { tls.names.clone() };
     let mut config = tls::client_builder()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyOf { verifier, names }))
+        .with_custom_certificate_verifier(Arc::new(AnyOf::new(tls)?))
         .with_no_client_auth();
     config.alpn_protocols = match protocol {
         BackendProtocol::Http1 => vec![b"http/1.1".to_vec()],
@@ -50,8 +41,56 @@ fn system_roots() -> Arc<RootCertStore> {
 #[derive(Debug)]
 struct AnyOf {
     verifier: Arc<WebPkiServerVerifier>,
-    /// At least one.
+    roots: Arc<RootCertStore>,
+    /// There is at least one name or URI.
     names: Vec<ServerName<'static>>,
+    uris: Vec<String>,
+}
+
+impl AnyOf {
+    fn new(tls: &BackendTls) -> Result<Self, ConnectError> {
+        let roots = match &tls.roots {
+            Roots::System => system_roots(),
+            Roots::Of(stores) => {
+                let mut all = RootCertStore::empty();
+                all.extend(stores.iter().flat_map(|store| store.roots.iter().cloned()));
+                Arc::new(all)
+            }
+        };
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), tls::provider()).build();
+        let verifier = verifier.map_err(|error| ConnectError::Authorities(Arc::new(error)))?;
+        let (mut names, uris) = (tls.names.clone(), tls.uris.clone());
+        if names.is_empty() && uris.is_empty() {
+            names.push(tls.name.clone());
+        }
+        Ok(Self { verifier, roots, names, uris })
+    }
+
+    /// A certificate that the authorities vouch for and that has one of the URIs.
+    fn verify_uri(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        let algorithms = tls::provider().signature_verification_algorithms.all;
+        verify_server_cert_signed_by_trust_anchor(&certificate, &self.roots, intermediates, now, algorithms)?;
+        match has_uri(end_entity, &self.uris) {
+            true => Ok(ServerCertVerified::assertion()),
+            false => Err(CertificateError::NotValidForName.into()),
+        }
+    }
+}
+
+fn has_uri(certificate: &[u8], uris: &[String]) -> bool {
+    let Ok((_, certificate)) = x509_parser::parse_x509_certificate(certificate) else { return false };
+    let Ok(Some(names)) = certificate.subject_alternative_name() else { return false };
+    let is_known = |name: &GeneralName<'_>| match name {
+        GeneralName::URI(uri) => uris.iter().any(|known| known == uri),
+        _ => false,
+    };
+    names.value.general_names.iter().any(is_known)
 }
 
 impl ServerCertVerifier for AnyOf {
@@ -68,10 +107,13 @@ impl ServerCertVerifier for AnyOf {
         for name in &self.names {
             verdict = verify(name);
             if verdict.is_ok() {
-                break;
+                return verdict;
             }
         }
-        verdict
+        match self.uris.is_empty() {
+            true => verdict,
+            false => self.verify_uri(end_entity, intermediates, now),
+        }
     }
 
     fn verify_tls12_signature(
@@ -149,6 +191,48 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
             Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_a_backend_proves_one_of_the_names_or_uris() {
+        const URI: &str = "spiffe://cluster.test/backend";
+        let certificate = |uri: &str| {
+            let mut params = rcgen::CertificateParams::new(vec!["backend.test".to_owned()]).unwrap();
+            params.subject_alt_names.push(rcgen::SanType::URI(uri.try_into().unwrap()));
+            params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().clone()
+        };
+        let (known, stranger) = (certificate(URI), certificate(URI));
+        let mut roots = RootCertStore::empty();
+        roots.add(known.clone()).unwrap();
+        let roots = Arc::new(roots);
+        let name = |text: &str| ServerName::try_from(text.to_owned()).unwrap();
+        for (asked, names, uris, expected) in [
+            ("backend.test", &[][..], &[][..], true),
+            ("elsewhere.test", &[][..], &[][..], false),
+            ("elsewhere.test", &["backend.test"][..], &[][..], true),
+            ("elsewhere.test", &[][..], &[URI][..], true),
+            ("elsewhere.test", &["other.test"][..], &["spiffe://other", URI][..], true),
+            ("backend.test", &["other.test"][..], &["spiffe://other"][..], false),
+            ("backend.test", &[][..], &["spiffe://other"][..], false),
+            ("backend.test", &[][..], &["backend.test"][..], false),
+        ] {
+            let tls = BackendTls {
+                id: 0,
+                name: name(asked),
+                names: names.iter().map(|text| name(text)).collect(),
+                uris: uris.iter().map(|uri| (*uri).to_owned()).collect(),
+                roots: Roots::Of(vec![roots.clone()]),
+            };
+            let verifier = AnyOf::new(&tls).unwrap();
+            let verify = |shown| verifier.verify_server_cert(shown, &[], &tls.name, &[], UnixTime::now()).is_ok();
+            assert_eq!(verify(&known), expected, "{asked} {names:?} {uris:?}");
+            assert!(!verify(&stranger), "{asked} {names:?} {uris:?}: no authority vouches for it");
         }
     }
 }

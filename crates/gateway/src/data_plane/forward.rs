@@ -23,7 +23,7 @@ use super::workers::Turn;
 use super::{DataPlane, streams};
 use crate::metrics::count_unrouted;
 use crate::table::{
-    Action, Asked, Backend, BackendProtocol, Filter, Found, PathEdit, Port, Redirect, Route, Table, Weighted,
+    Action, Asked, Backend, BackendProtocol, Cors, Filter, Found, PathEdit, Port, Redirect, Route, Table, Weighted,
 };
 
 /// Endpoints that are tried, as long as none was sent anything.
@@ -154,6 +154,14 @@ fn find<'a>(
 
 impl Exchange<'_> {
     async fn run(self, parts: &mut request::Parts, body: Incoming) -> Response<AnswerBody> {
+        let cors = self.route.filters.iter().find_map(Filter::cors);
+        let origin = cors.and_then(|_| parts.headers.get(header::ORIGIN).cloned());
+        if let Some(cors) = cors.filter(|_| Cors::is_preflight(&parts.method, &parts.headers)) {
+            let mut response = Response::new(AnswerBody::Text(Full::default()));
+            *response.status_mut() = StatusCode::NO_CONTENT;
+            *response.headers_mut() = cors.preflight(&parts.headers);
+            return response;
+        }
         let mut response = match &self.route.action {
             Action::Refuse(code) => text(*code, "this route leads nowhere"),
             Action::Redirect(redirect) => self.redirect(redirect, parts),
@@ -170,6 +178,9 @@ impl Exchange<'_> {
             },
         };
         edit_response(&mut response, &self.route.filters);
+        if let Some(cors) = cors {
+            cors.apply(origin.as_ref(), response.headers_mut());
+        }
         response
     }
 
@@ -276,7 +287,7 @@ impl Exchange<'_> {
                         target = self.rewritten(path, parts.uri.query())?;
                     }
                 }
-                Filter::ResponseHeaders(_) | Filter::Mirror { .. } => {}
+                Filter::ResponseHeaders(_) | Filter::Mirror { .. } | Filter::Cors(_) => {}
             }
         }
         match backend.protocol {

@@ -25,7 +25,7 @@ use super::pool::MAX_BUFFER;
 use super::streams::{self, Replayed, client_hello};
 use super::workers::{Turn, Worker, Workers, least_busy};
 use crate::hostname::normalized;
-use crate::table::{Action, Port, Protocol, Route, Table};
+use crate::table::{Action, Protocol, StreamRoute, Table};
 
 /// Connections of clients, on all ports together.
 const PART_OF_DESCRIPTORS: usize = 4;
@@ -88,11 +88,16 @@ impl Ports {
         }
         let closing = self.plane.stop.child_token();
         let config = Arc::new(self.tls.of_port(port));
+        // Both ends of a stream know what they speak: no protocol is negotiated for them.
+        let mut stream_config = self.tls.of_port(port);
+        stream_config.alpn_protocols.clear();
+        let stream_config = Arc::new(stream_config);
         let tasks = listeners.into_iter().map(|listener| {
             let door = Door {
                 plane: self.plane.clone(),
                 connections: self.connections.clone(),
                 tls: TlsAcceptor::from(config.clone()),
+                stream_tls: TlsAcceptor::from(stream_config.clone()),
                 workers: workers.clone(),
                 port,
                 closing: closing.clone(),
@@ -136,6 +141,8 @@ struct Door {
     plane: Arc<DataPlane>,
     connections: Arc<Connections>,
     tls: TlsAcceptor,
+    /// For connections that are not for requests of HTTP.
+    stream_tls: TlsAcceptor,
     workers: Arc<[Worker]>,
     port: u16,
     closing: CancellationToken,
@@ -179,16 +186,23 @@ impl Door {
         let forwarded = Forwarded::new(from.ip(), false, self.port);
         let (turn, client) = (Arc::new(turn), from);
         let arrival = Arrival { client, port: self.port, turn, is_secure: false, server_name: None, forwarded };
-        match (port.protocol, port.has_passthrough()) {
+        match (port.protocol, port.has_streams()) {
             (Protocol::Http, _) => self.http(place, stream, arrival).await,
             (Protocol::Tls, false) => self.https(place, stream, arrival).await,
             (Protocol::Tls, true) => {
                 let mut stream = stream;
                 let (name, words) = place.handshake(client_hello(&mut stream)).await?;
+                let name = name.as_deref().map(normalized);
                 let stream = Replayed::new(words, stream);
-                match name.as_deref().and_then(|name| passed_through(port, name)) {
-                    Some(route) => self.pass(stream, &route, arrival.turn.worker).await,
-                    None => self.https(place, stream, arrival).await,
+                match name.as_deref().and_then(|name| port.stream(name)).cloned() {
+                    Some(found) if found.is_terminated => {
+                        let stream = place.handshake(self.stream_tls.accept(stream)).await?;
+                        self.pass(stream, &found, arrival.turn.worker).await
+                    }
+                    Some(found) => self.pass(stream, &found, arrival.turn.worker).await,
+                    None if port.is_answered(name.as_deref()) => self.https(place, stream, arrival).await,
+                    // There is no certificate to show it, so it is closed without an answer.
+                    None => Ok(()),
                 }
             }
         }
@@ -229,15 +243,18 @@ impl Door {
         place.serve(stream, &self.closing, answer).await
     }
 
-    /// Hands the connection on as it is.
+    /// Joins a connection with one to a backend.
     async fn pass(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin,
-        route: &Route,
+        found: &StreamRoute,
         worker: usize,
     ) -> Result<(), client::BoxError> {
+        let route = &found.route;
         let Action::Forward(backends) = &route.action else { return Err("this route leads nowhere".into()) };
         let backend = super::forward::choose(backends).and_then(|chosen| chosen.backend.as_ref());
+        // What came over TLS does not go on in the clear where TLS is asked for.
+        let backend = backend.filter(|backend| !found.is_terminated || !backend.wants_tls);
         let endpoints = backend.map_or(&[][..], |backend| &backend.endpoints);
         let first = if endpoints.is_empty() { 0 } else { rand::random_range(0..endpoints.len()) };
         for attempt in 0..endpoints.len().min(3) {
@@ -253,11 +270,6 @@ impl Door {
         }
         Err(format!("{}: no endpoint reached", route.name).into())
     }
-}
-
-fn passed_through(port: &Port, name: &str) -> Option<Arc<Route>> {
-    let name = normalized(name);
-    port.listeners.best(&name)?.passthrough.best(&name).cloned()
 }
 
 /// How TLS is spoken on each port; which certificate is shown is looked up in the table at each handshake.

@@ -13,6 +13,7 @@ pub fn definitions() -> Vec<Value> {
     let accepted = json!({"name": "Accepted", "type": "string",
         "jsonPath": ".status.conditions[?(@.type==\"Accepted\")].status"});
     let hostnames = json!({"name": "Hostnames", "type": "string", "jsonPath": ".spec.hostnames"});
+    let features = map_list(object(&["name"], [("name", text(0, 128))]), 64, &["name"]);
     vec![
         definition(
             Names { kind: "GatewayClass", plural: "gatewayclasses", short: &["gc"] },
@@ -26,7 +27,7 @@ pub fn definitions() -> Vec<Value> {
                     ("parametersRef", reference(&[("namespace", text(1, 63))], &["group", "kind", "name"])),
                 ],
             ),
-            Some(object(&[], [("conditions", conditions()), ("supportedFeatures", any_list())])),
+            Some(object(&[], [("conditions", conditions()), ("supportedFeatures", features)])),
             vec![json!({"name": "Controller", "type": "string", "jsonPath": ".spec.controllerName"}), accepted],
         ),
         definition(
@@ -246,10 +247,6 @@ fn map_list(items: Value, most: u32, keys: &[&str]) -> Value {
     schema["x-kubernetes-list-type"] = json!("map");
     schema["x-kubernetes-list-map-keys"] = json!(keys);
     schema
-}
-
-fn any_list() -> Value {
-    json!({"type": "array", "items": any()})
 }
 
 fn any() -> Value {
@@ -482,6 +479,22 @@ fn filter(kinds: &[&str]) -> Value {
         [("numerator", number(0, i32::MAX as u32)), ("denominator", or(number(1, i32::MAX as u32), json!(100)))],
     );
     let mirror = object(&["backendRef"], [("backendRef", target), ("percent", number(0, 100)), ("fraction", fraction)]);
+    let words = |longest: u32, most: u32| {
+        let mut schema = list(text(1, longest), most);
+        schema["x-kubernetes-list-type"] = json!("set");
+        schema
+    };
+    let cors = object(
+        &[],
+        [
+            ("allowOrigins", words(253, 64)),
+            ("allowCredentials", json!({"type": "boolean"})),
+            ("allowMethods", words(16, 9)),
+            ("allowHeaders", words(256, 64)),
+            ("exposeHeaders", words(256, 64)),
+            ("maxAge", or(number(1, i32::MAX as u32), json!(5))),
+        ],
+    );
     object(
         &["type"],
         [
@@ -491,13 +504,15 @@ fn filter(kinds: &[&str]) -> Value {
             ("requestRedirect", redirect),
             ("urlRewrite", object(&[], [("hostname", hostname()), ("path", path())])),
             ("requestMirror", mirror),
+            ("cors", cors),
             ("extensionRef", reference(&[], &["group", "kind", "name"])),
         ],
     )
 }
 
 fn http_rule() -> Value {
-    const FILTERS: [&str; 6] = [
+    const FILTERS: [&str; 7] = [
+        "CORS",
         "RequestHeaderModifier",
         "ResponseHeaderModifier",
         "RequestMirror",

@@ -67,6 +67,8 @@ parts! {
     }
     ClassStatus {
         conditions: Vec<Condition>,
+        // Objects with a name; older versions of the API have the names themselves.
+        supported_features: Vec<serde_json::Value>,
     }
     GatewaySpec {
         gateway_class_name: String,
@@ -186,6 +188,15 @@ parts! {
         request_redirect: Option<RequestRedirect>,
         url_rewrite: Option<UrlRewrite>,
         request_mirror: Option<RequestMirror>,
+        cors: Option<CorsFilter>,
+    }
+    CorsFilter {
+        allow_origins: Vec<String>,
+        allow_credentials: Option<bool>,
+        allow_methods: Vec<String>,
+        allow_headers: Vec<String>,
+        expose_headers: Vec<String>,
+        max_age: Option<u32>,
     }
     HeaderModifier {
         set: Vec<NamedValue>,

@@ -141,10 +141,13 @@ fn read<'a>(policy: &'a Arc<BackendTLSPolicy>, world: &World) -> Read<'a> {
             Ok(name @ ServerName::DnsName(_)) => Ok(name),
             _ => Err(invalid(format!("{text:?} is not the name of a host"))),
         };
-        let mut names = Vec::new();
+        let (mut names, mut uris) = (Vec::new(), Vec::new());
         for one in &validation.subject_alt_names {
+            let uri = one.uri.as_deref().unwrap_or_default();
             match one.r#type.as_str() {
                 "Hostname" => names.push(name(one.hostname.as_deref().unwrap_or_default())?),
+                "URI" if !uri.is_empty() => uris.push(uri.to_owned()),
+                "URI" => return Err(invalid("a name of type URI is empty".to_owned())),
                 other => return Err(invalid(format!("names of type {other:?} are not supported"))),
             }
         }
@@ -159,8 +162,8 @@ fn read<'a>(policy: &'a Arc<BackendTLSPolicy>, world: &World) -> Read<'a> {
         let name = name(&validation.hostname)?;
         let mut hasher = DefaultHasher::new();
         let hashes: Vec<u64> = found.iter().map(|authority| authority.hash).collect();
-        (&validation.hostname, format!("{names:?}"), hashes, matches!(roots, Roots::System)).hash(&mut hasher);
-        Ok(Arc::new(BackendTls { id: hasher.finish(), name, names, roots }))
+        (&validation.hostname, format!("{names:?}"), &uris, hashes, matches!(roots, Roots::System)).hash(&mut hasher);
+        Ok(Arc::new(BackendTls { id: hasher.finish(), name, names, uris, roots }))
     };
     Read { policy, targets, tls: tls(), resolved }
 }

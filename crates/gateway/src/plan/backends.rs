@@ -24,7 +24,7 @@ pub(super) enum Use {
     Http,
     Grpc,
     /// Bytes that are not ours to read.
-    Passthrough,
+    Stream,
 }
 
 /// Why a reference leads nowhere.
@@ -101,8 +101,11 @@ impl<'a> Backends<'a> {
             _ => BackendProtocol::Http1,
         };
         let port_name = found.name.as_deref().unwrap_or_default();
-        let policy = self.policies.of(key, port_name).filter(|_| used != Use::Passthrough);
+        let policy = self.policies.of(key, port_name);
+        let wants_tls = policy.is_some() || matches!(said, "https" | "kubernetes.io/wss" | "grpcs");
         let tls = match (policy, said) {
+            // Whoever begins TLS also knows whom to trust.
+            _ if used == Use::Stream => None,
             (Some(Ok(tls)), _) => Some(tls),
             (Some(Err(why)), _) => {
                 return Err(Missing::Unsupported(format!(
@@ -110,14 +113,15 @@ impl<'a> Backends<'a> {
                 )));
             }
             // Whoever answers there could say that it is the backend.
-            (None, "https" | "kubernetes.io/wss" | "grpcs") if used != Use::Passthrough => {
+            (None, _) if wants_tls => {
                 let text =
                     format!("service {key:?}: port {text:?} has TLS, and no BackendTLSPolicy says whom to trust");
                 return Err(Missing::Unsupported(text));
             }
             (None, _) => None,
         };
-        Ok(Backend { name: format!("{key}:{text}"), protocol, tls, endpoints: self.endpoints_of(key, port_name) })
+        let (name, endpoints) = (format!("{key}:{text}"), self.endpoints_of(key, port_name));
+        Ok(Backend { name, protocol, wants_tls, tls, endpoints })
     }
 
     /// Those of version 4 where there are any: a client's family says nothing about a backend's.

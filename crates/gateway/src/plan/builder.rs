@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::sign::CertifiedKey;
 
 use crate::hostname::Pattern;
-use crate::table::{Listener, Port, Protocol, Rank, Route, Rule, Rules, Table};
+use crate::table::{Listener, Port, Protocol, Rank, Rule, Rules, StreamRoute, Table};
 
 #[derive(Default)]
 pub(super) struct Builder {
@@ -23,7 +23,7 @@ struct PortBuilder {
 pub(super) struct ListenerBuilder {
     rules: BTreeMap<Pattern, Vec<Rule>>,
     certificates: BTreeMap<Pattern, Arc<CertifiedKey>>,
-    passthrough: BTreeMap<Pattern, (Rank, Arc<Route>)>,
+    streams: BTreeMap<Pattern, (Rank, StreamRoute)>,
 }
 
 impl ListenerBuilder {
@@ -37,10 +37,10 @@ impl ListenerBuilder {
     }
 
     /// The one of lowest rank stays.
-    pub(super) fn passthrough(&mut self, host: Pattern, rank: Rank, route: Arc<Route>) {
-        let (known, present) = self.passthrough.entry(host).or_insert_with(|| (rank.clone(), route.clone()));
+    pub(super) fn stream(&mut self, host: Pattern, rank: Rank, stream: StreamRoute) {
+        let (known, present) = self.streams.entry(host).or_insert_with(|| (rank.clone(), stream.clone()));
         if rank < *known {
-            (*known, *present) = (rank, route);
+            (*known, *present) = (rank, stream);
         }
     }
 }
@@ -74,11 +74,11 @@ impl Builder {
         let ports = self.ports.into_iter().map(|(number, port)| {
             let listeners = port.listeners.into_iter().map(|(hosts, listener)| {
                 let hosts_of_listener = listener.rules.into_iter().map(|(host, rules)| (host, Rules::new(rules)));
-                let passthrough = listener.passthrough.into_iter().map(|(host, (_, route))| (host, route));
+                let streams = listener.streams.into_iter().map(|(host, (_, stream))| (host, stream));
                 let listener = Listener {
                     hosts: hosts_of_listener.collect(),
                     certificates: listener.certificates.into_iter().collect(),
-                    passthrough: passthrough.collect(),
+                    streams: streams.collect(),
                 };
                 (hosts, Arc::new(listener))
             });

@@ -3,8 +3,8 @@
 use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::routes::{Problem, Resolver};
-use crate::gateway_api::{HeaderModifier, NamedValue, PathModifier, RequestRedirect, RouteFilter};
-use crate::table::{Filter, HeaderEdits, PathEdit, Redirect};
+use crate::gateway_api::{CorsFilter, HeaderModifier, NamedValue, PathModifier, RequestRedirect, RouteFilter};
+use crate::table::{Cors, Filter, HeaderEdits, Listed, Origin, PathEdit, Redirect};
 
 /// What a list of filters amounts to.
 #[derive(Default)]
@@ -47,6 +47,7 @@ pub(super) fn read(filters: &[RouteFilter], resolver: &mut Resolver<'_, '_>) -> 
                     found.filters.push(Filter::Mirror { backend, share });
                 }
             }
+            "CORS" => found.filters.push(Filter::Cors(cors(filter.cors.as_ref().ok_or_else(missing)?)?)),
             other => return Err(Problem::unsupported(format!("filter {other:?} is not supported"))),
         }
     }
@@ -76,6 +77,31 @@ pub(super) fn name(text: &str) -> Result<HeaderName, Problem> {
 
 fn text(text: &str) -> Result<HeaderValue, Problem> {
     HeaderValue::from_str(text).map_err(|_| Problem::unsupported(format!("{text:?} is no value of a header")))
+}
+
+/// The standard's default of how many seconds a browser remembers what it was told.
+const MAX_AGE: u32 = 5;
+
+fn cors(filter: &CorsFilter) -> Result<Cors, Problem> {
+    let origin = |text: &String| {
+        Origin::new(text).ok_or_else(|| Problem::unsupported(format!("{text:?} is no origin of a page")))
+    };
+    Ok(Cors {
+        origins: filter.allow_origins.iter().map(origin).collect::<Result<_, _>>()?,
+        has_credentials: filter.allow_credentials.unwrap_or(false),
+        methods: listed(&filter.allow_methods)?,
+        headers: listed(&filter.allow_headers)?,
+        exposed: listed(&filter.expose_headers)?,
+        max_age: filter.max_age.unwrap_or(MAX_AGE).into(),
+    })
+}
+
+fn listed(names: &[String]) -> Result<Listed, Problem> {
+    match names {
+        [] => Ok(Listed::Nothing),
+        names if names.iter().any(|name| name == "*") => Ok(Listed::Any),
+        names => Ok(Listed::These(text(&names.join(", "))?)),
+    }
 }
 
 fn redirect(redirect: &RequestRedirect) -> Result<Redirect, Problem> {

@@ -1,6 +1,7 @@
 //! GatewayClasses, Gateways and the routes that attach to them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -17,20 +18,24 @@ use super::ingresses::Claim;
 use super::routes::{self, Converted, Problem, Resolver};
 use super::{GATEWAY_CONTROLLER, Kind, Plan, Settings, Status};
 use crate::gateway_api::{
-    GROUP, Gateway, GatewayAddress, GatewayClass, ListenerSpec, ListenerStatus, ParentRef, RouteKind,
+    FEATURES, GROUP, Gateway, GatewayAddress, GatewayClass, ListenerSpec, ListenerStatus, ParentRef, RouteKind,
     RouteParentStatus, RouteStatus,
 };
 use crate::hostname::{Pattern, Wildcard};
-use crate::table::Protocol;
+use crate::table::{Protocol, StreamRoute};
 use crate::world::World;
 
 /// Reason and message of a condition that is not met.
 type Outcome = Result<(), (String, String)>;
 
+/// The type of addresses that there are.
+const IP_ADDRESS: &str = "IPAddress";
 /// The lowest port that anybody may have who is not the system; those of Ingresses are the gateway's own.
 const FIRST_FREE_PORT: u16 = 1024;
 /// Ports of the parts of a cluster. That one is free, while such a part starts again, does not make it anybody's.
 const OF_CLUSTER: [RangeInclusive<u16>; 2] = [2379..=2380, 10248..=10260];
+/// The mode of TLS that ends at the gateway.
+const TERMINATE: &str = "Terminate";
 /// Ports of all Gateways together: each takes descriptors of the process.
 const MAX_PORTS: usize = 128;
 
@@ -146,13 +151,10 @@ fn class_status(class: &GatewayClass, settings: &Settings) -> Option<Status> {
     };
     let wanted = [Wanted::of("Accepted", "Accepted", &accepted)];
     let conditions = merge(&class.status.conditions, &wanted, class.metadata.generation, settings.now);
-    status(
-        Kind::GatewayClass,
-        &class.metadata,
-        &class.status.conditions,
-        &conditions,
-        json!({"conditions": conditions}),
-    )
+    let features: Vec<serde_json::Value> = FEATURES.iter().map(|name| json!({"name": name})).collect();
+    let value = json!({"conditions": conditions, "supportedFeatures": features});
+    let present = (&class.status.conditions, &class.status.supported_features);
+    status(Kind::GatewayClass, &class.metadata, &present, &(&conditions, &features), value)
 }
 
 /// A status to write, unless it is there.
@@ -219,6 +221,11 @@ fn listeners(
 ) -> Vec<Listener> {
     let mut found: Vec<(Listener, Vec<Arc<CertifiedKey>>)> =
         gateway.spec.listeners.iter().map(|spec| listener(gateway, spec, world, settings)).collect();
+    if refusal(gateway).is_some() {
+        for (listener, _) in &mut found {
+            listener.accepted = Err(("Invalid".to_owned(), "the gateway is not accepted".to_owned()));
+        }
+    }
     for at in 0..found.len() {
         let conflict = {
             let (one, _) = &found[at];
@@ -270,26 +277,21 @@ fn listener(
 ) -> (Listener, Vec<Arc<CertifiedKey>>) {
     let namespace = gateway.metadata.namespace.clone().unwrap_or_default();
     let fault = |reason: &str, message: String| Err((reason.to_owned(), message));
-    let mode = spec.tls.as_ref().and_then(|tls| tls.mode.as_deref()).unwrap_or("Terminate");
+    let mode = tls_mode(spec);
     let (protocol, served, mut accepted): (_, &[Kind], Outcome) = match (spec.protocol.as_str(), mode) {
         ("HTTP", _) => (Some(Protocol::Http), &[Kind::HttpRoute, Kind::GrpcRoute], Ok(())),
-        ("HTTPS", "Terminate") => (Some(Protocol::Tls), &[Kind::HttpRoute, Kind::GrpcRoute], Ok(())),
-        ("TLS", "Passthrough") => (Some(Protocol::Tls), &[Kind::TlsRoute], Ok(())),
+        ("HTTPS", TERMINATE) => (Some(Protocol::Tls), &[Kind::HttpRoute, Kind::GrpcRoute], Ok(())),
+        ("TLS", "Passthrough" | TERMINATE) => (Some(Protocol::Tls), &[Kind::TlsRoute], Ok(())),
         ("HTTPS" | "TLS", _) => {
             let message = format!("protocol {:?} with mode {mode:?} is not supported", spec.protocol);
-            (None, &[], fault("UnsupportedProtocol", message))
+            (None, &[], fault("UnsupportedValue", message))
         }
         _ => (None, &[], fault("UnsupportedProtocol", format!("protocol {:?} is not supported", spec.protocol))),
     };
-    if accepted.is_ok()
-        && let Some((_, message)) = refusal(gateway)
-    {
-        accepted = fault("Invalid", message.to_owned());
-    }
     let checks_clients = gateway.spec.tls.as_ref().is_some_and(|tls| tls.frontend.is_some())
         || spec.tls.as_ref().is_some_and(|tls| tls.frontend_validation.is_some());
     // Without the check it would let in whom it is to keep out.
-    if accepted.is_ok() && checks_clients && (spec.protocol.as_str(), mode) == ("HTTPS", "Terminate") {
+    if accepted.is_ok() && checks_clients && (spec.protocol.as_str(), mode) == ("HTTPS", TERMINATE) {
         accepted = fault("UnsupportedValue", "certificates of clients cannot be checked".to_owned());
     }
     let is_own = is_of_ingresses(spec.port, settings);
@@ -320,7 +322,7 @@ fn listener(
         resolved = fault("InvalidRouteKinds", format!("routes of kind {:?} cannot attach", unknown.kind));
     }
     let mut certificates = Vec::new();
-    if (spec.protocol.as_str(), mode) == ("HTTPS", "Terminate") {
+    if matches!((spec.protocol.as_str(), mode), ("HTTPS" | "TLS", TERMINATE)) {
         match listener_certificates(spec, &namespace, world) {
             Ok(found) => certificates = found,
             Err(problem) => resolved = Err((problem.reason.to_owned(), problem.message)),
@@ -332,13 +334,9 @@ fn listener(
     (Listener { spec, hosts, protocol, kinds, namespace, accepted, resolved, conflict, closed, attached }, certificates)
 }
 
-/// Why a Gateway is not served, whatever its listeners are.
-fn refusal(gateway: &Gateway) -> Option<(&'static str, &'static str)> {
-    if gateway.spec.infrastructure.as_ref().is_some_and(|of| of.parameters_ref.is_some()) {
-        return Some(("InvalidParameters", "gateways of this class have no parameters"));
-    }
-    let shows_certificate = gateway.spec.tls.as_ref().is_some_and(|tls| tls.backend.is_some());
-    shows_certificate.then_some(("Invalid", "a certificate to show to backends is not supported"))
+/// What becomes of TLS, where a listener has any.
+fn tls_mode(spec: &ListenerSpec) -> &str {
+    spec.tls.as_ref().and_then(|tls| tls.mode.as_deref()).unwrap_or(TERMINATE)
 }
 
 fn listener_certificates(
@@ -471,11 +469,15 @@ impl Attacher<'_> {
             let Some(protocol) = listener.protocol.filter(|_| !hosts.is_empty()) else { continue };
             is_attached = true;
             listener.attached += 1;
+            let is_terminated = tls_mode(&listener.spec) == TERMINATE;
             let built = self.builder.listener(listener.spec.port, protocol, listener.hosts.clone());
             for host in hosts {
                 for rule in &converted.rules {
                     match kind {
-                        Kind::TlsRoute => built.passthrough(host.clone(), rule.rank.clone(), rule.route.clone()),
+                        Kind::TlsRoute => {
+                            let stream = StreamRoute { route: rule.route.clone(), is_terminated };
+                            built.stream(host.clone(), rule.rank.clone(), stream);
+                        }
                         _ => built.rule(host.clone(), rule.clone()),
                     }
                 }
@@ -491,7 +493,7 @@ impl Attacher<'_> {
     }
 }
 
-/// Whether an older Ingress of another namespace has the host. TLS that is passed through takes all of a connection, whatever
+/// Whether an older Ingress of another namespace has the host. A TLSRoute takes all of a connection, whatever
 /// rules there are for it; rules for more hosts than the Ingress names come after its own.
 fn is_claimed(claims: &[Claim], kind: Kind, namespace: &str, host: &Pattern, converted: &Converted) -> bool {
     let Some(rule) = converted.rules.first() else { return false };
@@ -524,6 +526,25 @@ fn is_allowed_from(listener: &Listener, namespace: &str, world: &World) -> bool 
         }
         _ => false,
     }
+}
+
+/// Why a Gateway is not served at all.
+fn refusal(gateway: &Gateway) -> Option<(String, String)> {
+    if gateway.spec.infrastructure.as_ref().is_some_and(|of| of.parameters_ref.is_some()) {
+        return Some(("InvalidParameters".to_owned(), "gateways of this class have no parameters".to_owned()));
+    }
+    if gateway.spec.tls.as_ref().is_some_and(|tls| tls.backend.is_some()) {
+        return Some(("Invalid".to_owned(), "a certificate to show to backends is not supported".to_owned()));
+    }
+    let is_unknown = |asked: &&GatewayAddress| asked.r#type.as_deref().unwrap_or(IP_ADDRESS) != IP_ADDRESS;
+    let unknown = gateway.spec.addresses.iter().find(is_unknown)?;
+    let message = format!("addresses of type {:?} are not supported", unknown.r#type.as_deref().unwrap_or_default());
+    Some(("UnsupportedAddress".to_owned(), message))
+}
+
+/// Whether an address is the one that a Gateway asks for.
+fn asks_for(asked: &GatewayAddress, address: &IpAddr) -> bool {
+    asked.value.parse::<IpAddr>().is_ok_and(|asked| asked.to_canonical() == address.to_canonical())
 }
 
 fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings) -> Option<Status> {
@@ -563,23 +584,21 @@ fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings
         }
     });
     let statuses: Vec<ListenerStatus> = statuses.collect();
-    let unusable = gateway.spec.addresses.iter().find(|asked| {
-        asked.r#type.as_deref().unwrap_or("IPAddress") != "IPAddress"
-            || !(asked.value.is_empty() || settings.addresses.iter().any(|ours| ours.to_string() == asked.value))
-    });
     let count = listeners.iter().filter(|listener| listener.is_served()).count();
-    let accepted = match (refusal(gateway), unusable) {
-        (Some((reason, message)), _) => Err((reason.to_owned(), message.to_owned())),
-        (None, Some(address)) => {
-            Err(("UnsupportedAddress".to_owned(), format!("address {:?} is not the gateway's", address.value)))
-        }
-        (None, None) if count == 0 && !listeners.iter().any(Listener::can_serve) => {
+    let accepted = match refusal(gateway) {
+        Some(refusal) => Err(refusal),
+        None if !listeners.iter().any(Listener::can_serve) => {
             Err(("ListenersNotValid".to_owned(), "no listener can be served".to_owned()))
         }
-        (None, None) => Ok(()),
+        None => Ok(()),
     };
-    let programmed = match (&accepted, count) {
-        (Ok(()), 1..) => Ok(()),
+    let asked: Vec<&GatewayAddress> = gateway.spec.addresses.iter().filter(|asked| !asked.value.is_empty()).collect();
+    let unusable = asked.iter().find(|asked| !settings.addresses.iter().any(|ours| asks_for(asked, ours)));
+    let programmed = match (&accepted, unusable, count) {
+        (Ok(()), Some(address), _) => {
+            Err(("AddressNotUsable".to_owned(), format!("address {:?} is not the gateway's", address.value)))
+        }
+        (Ok(()), None, 1..) => Ok(()),
         _ => Err(("Invalid".to_owned(), "no listener is served".to_owned())),
     };
     let mut first = Wanted::of("Accepted", "Accepted", &accepted);
@@ -589,11 +608,12 @@ fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings
     }
     let wanted = [first, Wanted::of("Programmed", "Programmed", &programmed)];
     let conditions = merge(&gateway.status.conditions, &wanted, generation, now);
-    let address = |address: &std::net::IpAddr| GatewayAddress {
-        r#type: Some("IPAddress".to_owned()),
+    let address = |address: &IpAddr| GatewayAddress {
+        r#type: Some(IP_ADDRESS.to_owned()),
         value: address.to_canonical().to_string(),
     };
-    let addresses: Vec<GatewayAddress> = settings.addresses.iter().map(address).collect();
+    let is_wanted = |ours: &&IpAddr| asked.is_empty() || asked.iter().any(|asked| asks_for(asked, ours));
+    let addresses: Vec<GatewayAddress> = settings.addresses.iter().filter(is_wanted).map(address).collect();
     let present = (&gateway.status.addresses, &gateway.status.conditions, &gateway.status.listeners);
     let value = json!({
         "addresses": to_json(&addresses),

@@ -81,7 +81,7 @@ impl Resolver<'_, '_> {
         let key = format!("{namespace}/{}", reference.name);
         let used = match self.kind {
             "GRPCRoute" => Use::Grpc,
-            "TLSRoute" => Use::Passthrough,
+            "TLSRoute" => Use::Stream,
             _ => Use::Http,
         };
         self.backends.find(&key, &PortRef::Number(port), used).map_err(|missing| match missing {
@@ -94,8 +94,8 @@ impl Resolver<'_, '_> {
         let one = |reference: &BackendRef| {
             let backend = self.backend(reference);
             let filters = filters::read(&reference.filters, self)?;
-            if filters.redirect.is_some() {
-                return Err(Problem::unsupported("a redirect of a single backend".into()));
+            if filters.redirect.is_some() || filters.filters.iter().any(|filter| filter.cors().is_some()) {
+                return Err(Problem::unsupported("a redirect or CORS of a single backend".into()));
             }
             Ok(Weighted { weight: reference.weight.unwrap_or(1), backend, filters: filters.filters })
         };
@@ -292,7 +292,7 @@ fn grpc_path(asked: &GrpcMatch) -> Result<PathMatch, Problem> {
     }
 }
 
-/// Connections that are passed through have one rule, and nothing of them is seen but the name.
+/// Such a route has one rule, and nothing of a connection is seen but the name.
 pub(super) fn tls(route: &TLSRoute, mut resolver: Resolver<'_, '_>) -> Converted {
     let name = format!("tlsroute {}", client::object_key(route));
     let references = route.spec.rules.first().map(|rule| rule.backend_refs.as_slice()).unwrap_or_default();

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::table::{Action, Asked, Filter, Protocol, Route};
+use crate::table::{Action, Asked, Filter, Listed, Protocol, Route};
 use crate::world::certificate;
 
 fn settings() -> Settings {
@@ -278,6 +278,7 @@ fn a_route_attaches_to_a_gateway() {
     assert_eq!(status["conditions"][0]["observedGeneration"], 1);
     let class = plan.statuses.iter().find(|status| status.kind == Kind::GatewayClass).unwrap();
     assert_eq!(said(&class.status["conditions"]), "Accepted=Accepted");
+    assert_eq!(class.status["supportedFeatures"][0], json!({"name": "BackendTLSPolicy"}));
     // What is written once is not written again, at whatever time.
     let written = |kind| plan.statuses.iter().find(|status| status.kind == kind).unwrap().status.clone();
     let with_status = |object: &Value, status: Value| {
@@ -468,7 +469,8 @@ fn rules_filters_and_weights_are_read() {
          "filters": [
             {"type": "RequestHeaderModifier", "requestHeaderModifier": {"set": [{"name": "x", "value": "1"}], "remove": ["y"]}},
             {"type": "URLRewrite", "urlRewrite": {"hostname": "z.test", "path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}},
-            {"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "a", "port": 80}, "percent": 10}}]},
+            {"type": "RequestMirror", "requestMirror": {"backendRef": {"name": "a", "port": 80}, "percent": 10}},
+            {"type": "CORS", "cors": {"allowOrigins": ["https://*.a.test"], "allowMethods": ["*"], "exposeHeaders": ["x", "y"]}}]},
         {"matches": [{"path": {"value": "/empty"}}]},
     ]);
     http_route(&mut world, "default", "r", json!({"rules": rules}));
@@ -486,6 +488,9 @@ fn rules_filters_and_weights_are_read() {
     let filtered = found("/filtered/x");
     assert!(matches!(filtered.filters[0], Filter::RequestHeaders(_)));
     assert!(matches!(&filtered.filters[2], Filter::Mirror { share: (10, 100), .. }));
+    let cors = filtered.filters[3].cors().unwrap();
+    assert_eq!((&cors.methods, &cors.headers, cors.max_age.as_bytes()), (&Listed::Any, &Listed::Nothing, &b"5"[..]));
+    assert_eq!(cors.exposed, Listed::These(http::HeaderValue::from_static("x, y")));
 }
 
 #[test]
@@ -513,9 +518,119 @@ fn grpc_and_tls_routes_attach_to_their_listeners() {
     let Action::Forward(backends) = &grpc.action else { panic!("forwards") };
     assert_eq!(backends[0].backend.as_ref().unwrap().protocol, crate::table::BackendProtocol::Http2);
     assert_eq!(leads_to(&plan, 80, "h", "/pkg.Svc/Other"), "nowhere");
-    let raw = plan.table.ports[&443].listeners.best("x.raw.test").unwrap();
-    assert!(raw.passthrough.best("x.raw.test").is_some() && raw.passthrough.best("y.raw.test").is_none());
+    let raw = &plan.table.ports[&443];
+    assert!(!raw.stream("x.raw.test").unwrap().is_terminated && raw.stream("y.raw.test").is_none());
     assert!(of_listener(&plan, 1).starts_with("1 Accepted"), "{}", of_listener(&plan, 1));
+}
+
+#[test]
+fn tls_ends_here_or_at_the_backend_as_the_listener_says() {
+    let mut world = world();
+    add_secret(&mut world, "default/cert");
+    let tls = |mode: &str| json!({"mode": mode, "certificateRefs": [{"name": "cert"}]});
+    gateway(
+        &mut world,
+        "gw",
+        json!([
+            {"name": "ends", "port": 443, "protocol": "TLS", "hostname": "ends.test", "tls": tls("Terminate")},
+            {"name": "raw", "port": 443, "protocol": "TLS", "hostname": "raw.test", "tls": tls("Passthrough")},
+            {"name": "web", "port": 443, "protocol": "HTTPS", "hostname": "web.test", "tls": tls("Terminate")},
+            {"name": "all", "port": 443, "protocol": "TLS", "tls": tls("Passthrough")},
+            {"name": "never", "port": 443, "protocol": "HTTPS", "hostname": "never.test", "tls": tls("Passthrough")},
+        ]),
+    );
+    let value = |hostnames: Value| {
+        let spec = json!({"parentRefs": [{"name": "gw"}], "hostnames": hostnames, "rules": to("a")});
+        object(json!({"metadata": named("default", "t"), "spec": spec}))
+    };
+    world.tls_routes.insert("default/t".into(), value(json!(["ends.test", "raw.test", "some.test"])));
+    let plan = plan(&world, &settings());
+    assert_eq!(of_route(&plan, "t"), GOOD);
+    let port = &plan.table.ports[&443];
+    let (ends, raw) = (port.stream("ends.test").unwrap(), port.stream("raw.test").unwrap());
+    assert!(ends.is_terminated && !raw.is_terminated);
+    assert!(port.certificate(Some("ends.test")).is_some() && port.certificate(Some("raw.test")).is_none());
+    // Who is for no stream gets an answer where there can be one.
+    for (name, expected) in [(Some("web.test"), true), (Some("other.test"), false), (None, false)] {
+        assert!(name.is_none_or(|name| port.stream(name).is_none()));
+        assert_eq!(port.is_answered(name), expected, "{name:?}");
+    }
+    let served = "1 Accepted=Accepted Programmed=Programmed ResolvedRefs=ResolvedRefs !Conflicted=NoConflicts";
+    assert_eq!((of_listener(&plan, 0).as_str(), of_listener(&plan, 1).as_str()), (served, served));
+    assert!(of_listener(&plan, 4).starts_with("0 !Accepted=UnsupportedValue"), "{}", of_listener(&plan, 4));
+}
+
+#[test]
+fn security_a_stream_knows_that_its_backend_wants_tls() {
+    for (protocol, expected) in [(None, false), (Some("https"), true)] {
+        let mut world = world();
+        gateway(
+            &mut world,
+            "gw",
+            json!([{"name": "raw", "port": 443, "protocol": "TLS", "tls": {"mode": "Passthrough"}}]),
+        );
+        let spec = json!({"ports": [{"name": "web", "port": 80, "appProtocol": protocol}]});
+        world.services.insert("default/a".into(), object(json!({"metadata": named("default", "a"), "spec": spec})));
+        let spec = json!({"parentRefs": [{"name": "gw"}], "hostnames": ["a.test"], "rules": to("a")});
+        world.tls_routes.insert("default/t".into(), object(json!({"metadata": named("default", "t"), "spec": spec})));
+        let plan = plan(&world, &settings());
+        assert_eq!(of_route(&plan, "t"), GOOD);
+        let stream = plan.table.ports[&443].stream("a.test").unwrap();
+        let Action::Forward(backends) = &stream.route.action else { panic!("forwards") };
+        let backend = backends[0].backend.as_ref().unwrap();
+        assert_eq!((backend.wants_tls, backend.tls.is_some()), (expected, false));
+    }
+}
+
+#[test]
+fn gateways_that_ask_for_what_is_not_there_say_so() {
+    let at = |value: &str| json!([{"type": "IPAddress", "value": value}]);
+    let parameters = json!({"parametersRef": {"group": "x.test", "kind": "Parameters", "name": "p"}});
+    for (addresses, infrastructure, expected, is_served) in [
+        (json!([]), json!({"labels": {"a": "b"}}), "Accepted=Accepted Programmed=Programmed", true),
+        (json!([]), parameters, "!Accepted=InvalidParameters !Programmed=Invalid", false),
+        (at("192.0.2.1"), json!({}), "Accepted=Accepted Programmed=Programmed", true),
+        (json!([{"type": "IPAddress"}]), json!({}), "Accepted=Accepted Programmed=Programmed", true),
+        (at("192.0.2.9"), json!({}), "Accepted=Accepted !Programmed=AddressNotUsable", true),
+        (
+            json!([{"type": "Hostname", "value": "gw.test"}]),
+            json!({}),
+            "!Accepted=UnsupportedAddress !Programmed=Invalid",
+            false,
+        ),
+    ] {
+        let what = format!("{addresses} {infrastructure}");
+        let mut world = world();
+        let listeners = json!([{"name": "web", "port": 8080, "protocol": "HTTP"}]);
+        let spec = json!({"gatewayClassName": "cox", "listeners": listeners, "addresses": addresses,
+            "infrastructure": infrastructure});
+        world.gateways.insert("default/gw".into(), object(json!({"metadata": named("default", "gw"), "spec": spec})));
+        let plan = plan(&world, &settings());
+        let status = &plan.statuses.iter().find(|status| status.kind == Kind::Gateway).unwrap().status;
+        assert_eq!(said(&status["conditions"]), expected, "{what}");
+        assert_eq!(plan.table.ports.contains_key(&8080), is_served, "{what}");
+    }
+}
+
+#[test]
+fn a_gateway_has_the_addresses_that_it_asks_for() {
+    let both = vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
+    for (asked, expected) in [
+        (json!([]), vec!["192.0.2.1", "2001:db8::1"]),
+        (json!([{"type": "IPAddress"}]), vec!["192.0.2.1", "2001:db8::1"]),
+        (json!([{"value": "2001:db8:0::1"}]), vec!["2001:db8::1"]),
+        (json!([{"value": "192.0.2.1"}, {"value": "192.0.2.9"}]), vec!["192.0.2.1"]),
+    ] {
+        let mut world = world();
+        let listeners = json!([{"name": "web", "port": 80, "protocol": "HTTP"}]);
+        let spec = json!({"gatewayClassName": "cox", "listeners": listeners, "addresses": asked});
+        world.gateways.insert("default/gw".into(), object(json!({"metadata": named("default", "gw"), "spec": spec})));
+        let plan = plan(&world, &Settings { addresses: both.clone(), ..settings() });
+        let status = &plan.statuses.iter().find(|status| status.kind == Kind::Gateway).unwrap().status;
+        let found: Vec<&str> =
+            status["addresses"].as_array().unwrap().iter().map(|it| it["value"].as_str().unwrap()).collect();
+        assert_eq!(found, expected, "{asked}");
+    }
 }
 
 fn gateway_of(world: &mut World, namespace: &str, name: &str, created: &str, listeners: Value) {
@@ -572,12 +687,10 @@ fn security_a_listener_without_a_certificate_borrows_none() {
 #[test]
 fn security_a_gateway_that_asks_for_what_is_not_there_is_not_served() {
     let validation = json!({"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]});
-    let parameters = json!({"group": "example.com", "kind": "Parameters", "name": "p"});
     const SERVED: &str = "Accepted=Accepted Programmed=Programmed";
     const NO_LISTENER: &str = "!Accepted=ListenersNotValid !Programmed=Invalid";
     for (spec, tls, expected) in [
         (json!({}), json!({}), SERVED),
-        (json!({"infrastructure": {"labels": {"a": "b"}}}), json!({}), SERVED),
         // Clients whose certificates nobody checks do not get in.
         (json!({}), json!({"frontendValidation": validation}), NO_LISTENER),
         (json!({"tls": {"frontend": {"default": {"validation": validation}}}}), json!({}), NO_LISTENER),
@@ -585,11 +698,6 @@ fn security_a_gateway_that_asks_for_what_is_not_there_is_not_served() {
             json!({"tls": {"backend": {"clientCertificateRef": {"name": "own"}}}}),
             json!({}),
             "!Accepted=Invalid !Programmed=Invalid",
-        ),
-        (
-            json!({"infrastructure": {"parametersRef": parameters}}),
-            json!({}),
-            "!Accepted=InvalidParameters !Programmed=Invalid",
         ),
     ] {
         let mut world = world();
@@ -671,8 +779,7 @@ fn security_the_host_of_an_older_ingress_stays_with_its_namespace() {
             if listener["port"] == port {
                 assert_eq!(leads_to(&plan, port, &asked, "/").starts_with(name), is_taken, "{what}");
             }
-            let passed = plan.table.ports[&port].listeners.best(&asked).unwrap().passthrough.best(&asked).is_some();
-            assert!(!passed, "{what}");
+            assert!(plan.table.ports[&port].stream(&asked).is_none(), "{what}");
         }
         assert_eq!(of_route(&plan, "thief").starts_with("Accepted"), is_taken, "{what}");
     }

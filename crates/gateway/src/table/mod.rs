@@ -3,6 +3,7 @@
 //! A request finds its [`Port`] by the socket, its [`Listener`] by the host, its [`Rule`] by host and then path, method, headers and
 //! query, and from there a [`Route`]: what is to be done with it.
 
+mod cors;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -15,6 +16,7 @@ use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
 use rustls_pki_types::ServerName;
 
+pub use cors::{Cors, Listed, Origin};
 pub use rules::{Asked, Found, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
 
 use crate::hostname::{Hosts, Pattern};
@@ -34,8 +36,10 @@ impl Table {
     /// The names of all routes.
     pub fn route_names(&self) -> BTreeSet<&str> {
         let listeners = self.ports.values().flat_map(|port| port.listeners.values());
-        let routes = listeners
-            .flat_map(|listener| listener.hosts.values().flat_map(Rules::routes).chain(listener.passthrough.values()));
+        let routes = listeners.flat_map(|listener| {
+            let streams = listener.streams.values().map(|stream| &stream.route);
+            listener.hosts.values().flat_map(Rules::routes).chain(streams)
+        });
         routes.map(|route| route.name.as_str()).collect()
     }
 }
@@ -43,7 +47,7 @@ impl Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http,
-    /// HTTPS, and TLS that is passed through.
+    /// HTTPS, and other protocols over TLS.
     Tls,
 }
 
@@ -57,8 +61,18 @@ pub struct Port {
 
 impl Port {
     /// Whether the client's first words decide what becomes of the connection.
-    pub fn has_passthrough(&self) -> bool {
-        self.listeners.values().any(|listener| !listener.passthrough.is_empty())
+    pub fn has_streams(&self) -> bool {
+        self.listeners.values().any(|listener| !listener.streams.is_empty())
+    }
+
+    /// Where the bytes of a connection for a host go, if they are not requests of HTTP.
+    pub fn stream(&self, name: &str) -> Option<&StreamRoute> {
+        self.listeners.best(name)?.streams.best(name)
+    }
+
+    /// Whether a client that no stream is for can be answered: a listener that has streams only has nothing to say to others.
+    pub fn is_answered(&self, name: Option<&str>) -> bool {
+        self.named(name).is_some_and(|listener| !listener.hosts.is_empty() || listener.streams.is_empty())
     }
 
     /// The listener that a TLS client means; one that names no host means the listener of all hosts.
@@ -84,8 +98,16 @@ impl Port {
 pub struct Listener {
     pub hosts: Hosts<Rules>,
     pub certificates: Hosts<Arc<CertifiedKey>>,
-    /// Where connections go that are not ours to decrypt.
-    pub passthrough: Hosts<Arc<Route>>,
+    /// Connections that are not for requests of HTTP.
+    pub streams: Hosts<StreamRoute>,
+}
+
+/// Where the bytes of a connection with TLS go.
+#[derive(Clone)]
+pub struct StreamRoute {
+    pub route: Arc<Route>,
+    /// Whether TLS ends here and the backend gets what was in it. Otherwise it is the backend's own.
+    pub is_terminated: bool,
 }
 
 /// What is done with a request.
@@ -120,6 +142,9 @@ pub struct Weighted {
 pub struct Backend {
     pub name: String,
     pub protocol: BackendProtocol,
+    /// Whether it is to be spoken to over TLS, whoever begins that.
+    pub wants_tls: bool,
+    /// How the gateway does it.
     pub tls: Option<Arc<BackendTls>>,
     pub endpoints: Vec<SocketAddr>,
 }
@@ -129,9 +154,10 @@ pub struct Backend {
 pub struct BackendTls {
     /// The same for all who trust the same: they share connections.
     pub id: u64,
-    /// The name that is asked for, and that the certificate has to have unless `names` say otherwise.
+    /// The name that is asked for, and that the certificate has to have unless `names` or `uris` say otherwise.
     pub name: ServerName<'static>,
     pub names: Vec<ServerName<'static>>,
+    pub uris: Vec<String>,
     pub roots: Roots,
 }
 
@@ -169,6 +195,16 @@ pub enum Filter {
         backend: Arc<Backend>,
         share: (u32, u32),
     },
+    Cors(Cors),
+}
+
+impl Filter {
+    pub fn cors(&self) -> Option<&Cors> {
+        match self {
+            Self::Cors(cors) => Some(cors),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]

@@ -207,7 +207,7 @@ fn a_websocket_is_joined_with_its_backend() {
 }
 
 #[test]
-fn tls_is_passed_through_untouched() {
+fn tls_is_passed_through_untouched_or_ends_here() {
     with_gateway(|world| async move {
         let made = rcgen::generate_simple_self_signed(vec!["raw.test".to_owned()]).unwrap();
         let certificate = made.cert.der().to_vec();
@@ -229,22 +229,51 @@ fn tls_is_passed_through_untouched() {
                 });
             }
         });
+        let listener = tokio::net::TcpListener::bind((local(2), 0)).await.unwrap();
+        let plain = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut word = [0; 5];
+                if stream.read_exact(&mut word).await.is_ok() {
+                    word.reverse();
+                    let _ = stream.write_all(&word).await;
+                }
+            }
+        });
         world.service("raw", None, &[backend]).await;
+        world.service("plain", None, &[plain]).await;
+        let ours = world.certificate("cert", "ends.test").await;
         let api = "gateway.networking.k8s.io/v1";
-        let listeners = json!([{"name": "raw", "port": 443, "protocol": "TLS", "hostname": "raw.test", "tls": {"mode": "Passthrough"}}]);
+        let listeners = json!([
+            {"name": "raw", "port": 443, "protocol": "TLS", "hostname": "raw.test", "tls": {"mode": "Passthrough"}},
+            {"name": "ends", "port": 443, "protocol": "TLS", "hostname": "ends.test",
+                "tls": {"mode": "Terminate", "certificateRefs": [{"name": "cert"}]}},
+        ]);
         world
             .create(json!({"apiVersion": api, "kind": "Gateway", "metadata": {"name": "gw"},
             "spec": {"gatewayClassName": "cox", "listeners": listeners}}))
             .await;
-        world
-            .create(json!({"apiVersion": api, "kind": "TLSRoute", "metadata": {"name": "r"},
-            "spec": {"parentRefs": [{"name": "gw"}], "hostnames": ["raw.test"],
-                "rules": [{"backendRefs": [{"name": "raw", "port": 80}]}]}}))
-            .await;
+        for (host, service) in [("raw.test", "raw"), ("ends.test", "plain")] {
+            world
+                .create(json!({"apiVersion": api, "kind": "TLSRoute", "metadata": {"name": service},
+                "spec": {"parentRefs": [{"name": "gw"}], "hostnames": [host],
+                    "rules": [{"backendRefs": [{"name": service, "port": 80}]}]}}))
+                .await;
+        }
         let mut stream = until("the backend's own TLS", || tls_connect(443, "raw.test", &[])).await;
         assert_eq!(shown(&stream), certificate);
         let mut said = Vec::new();
         let _ = stream.read_to_end(&mut said).await;
         assert_eq!(said, b"secret");
+        until("what was inside of TLS", || async {
+            let mut stream = tls_connect(443, "ends.test", &[b"protocol of their own"]).await?;
+            assert_eq!(shown(&stream), ours);
+            stream.write_all(b"hello").await.ok()?;
+            let mut word = [0; 5];
+            stream.read_exact(&mut word).await.ok()?;
+            (&word == b"olleh").then_some(())
+        })
+        .await;
     });
 }
