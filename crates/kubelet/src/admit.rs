@@ -66,6 +66,7 @@ impl Kubelet {
             .or_else(|| misplaced(pod, &others, node))
             .or_else(|| {
                 let cpus = self.cpu_manager.as_ref()?;
+                admitted.keys().filter(|other| self.status.is_terminal(other)).for_each(|ended| cpus.release(ended));
                 cpus.admit(pod).err().map(|why| (NotAssigned::REASON.to_string(), why.to_string()))
             });
         if let Some((reason, cause)) = refused {
