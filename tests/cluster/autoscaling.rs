@@ -43,6 +43,15 @@ fn a_busy_deployment_grows_by_itself() {
         holds.iter().all(|text| scaler.contains(text)).then_some(())
     });
 
+    // And back, at once where its rules say so: what is used is little for whoever aims at more.
+    let aims_higher = r#"{"spec": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}, "metrics": [{"type": "Resource",
+        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 10000}}}]}}"#;
+    cluster.kubectl_args(&["patch", "hpa", "busy", "--type=merge", "-p", aims_higher]);
+    cluster.wait("one pod again", || {
+        let replicas = cluster.kubectl("get deployment busy -o jsonpath={.spec.replicas}");
+        (replicas == "1" && cluster.kubectl("describe hpa busy").contains("All metrics below target")).then_some(())
+    });
+
     figures_are_the_cgroups(&cluster);
 
     // A view of a namespace includes what its pods use.

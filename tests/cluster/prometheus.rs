@@ -138,6 +138,10 @@ fn prometheus_finds_the_figures_of_dashboards() {
         cluster.wait(question, || prometheus.has(&cluster, question).then_some(()));
     }
     profiles_are_read_by_their_tools(&cluster);
+    for page in ["statusz", "flagz"] {
+        let text = cluster.kubectl_args(&["get", "--raw", &format!("/api/v1/nodes/node-1/proxy/{page}")]);
+        assert!(text.trim_start().starts_with(&format!("kubelet {page}\nWarning: ")), "{text}");
+    }
     let top = said(cluster.cox("top").arg("--once"));
     assert!(top.contains("node-1") && top.contains("default/busy-"), "{top}");
     // Once it has been throttled for long enough to say so.

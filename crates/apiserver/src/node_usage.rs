@@ -2,6 +2,8 @@
 //!
 //! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
 //! node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started.
+//! Invariant: a window is shorter than [`MIN_WINDOW`] only for what is known for less than that. A round that comes early
+//! because of one new pod does not shorten the windows of the others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,6 +25,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 const NEW_POD_INTERVAL: Duration = Duration::from_secs(2);
 /// An older sample is no beginning of a window.
 const MAX_WINDOW: Duration = Duration::from_secs(90);
+/// Less says little about the load. Somewhat less than the interval, because rounds do not come to the millisecond.
+const MIN_WINDOW: Duration = Duration::from_secs(8);
 /// How long to measure when there is no earlier sample.
 const FIRST_WINDOW: Duration = Duration::from_secs(1);
 /// A node that takes longer is left out, and so are those that were not asked before a round is over: two rounds have to
@@ -48,16 +52,29 @@ pub(crate) struct Usage {
     pub(crate) memory: u64,
 }
 
+/// What a node or a pod has counted since its start.
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    /// Of a pod: a new one of an old name begins anew.
+    uid: String,
+    /// By container. A node has one, without a name.
+    used: BTreeMap<String, Used>,
+    /// Bytes received and sent.
+    network: Option<(u64, u64)>,
+}
+
 #[derive(Debug, Clone)]
-struct NodeSample {
+struct Point {
     taken: Instant,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug)]
+struct NodeSample {
     time: Timestamp,
-    node: Option<Used>,
-    /// By namespace and name, with the pod's uid: a new pod of an old name begins anew.
-    pods: HashMap<(String, String), (String, BTreeMap<String, Used>)>,
-    /// Bytes received and sent since the start, of pods and of the node.
-    networks: HashMap<(String, String), (u64, u64)>,
-    node_network: Option<(u64, u64)>,
+    node: Point,
+    /// By namespace and name.
+    pods: HashMap<(String, String), Point>,
     /// Bytes in use and bytes that there are.
     disk: Option<(u64, u64)>,
 }
@@ -65,24 +82,117 @@ struct NodeSample {
 /// All nodes that answered, by name.
 type Samples = BTreeMap<String, NodeSample>;
 
-/// What was used in a window of a node.
+/// What a node or a pod used in its window.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Rates {
+    pub(crate) length: Duration,
+    /// By container. A node has one, without a name.
+    pub(crate) containers: BTreeMap<String, Usage>,
+    /// Bytes received and sent per second.
+    pub(crate) network: Option<(f64, f64)>,
+}
+
+impl Rates {
+    pub(crate) fn total(&self) -> Usage {
+        let sum = |one: fn(&Usage) -> u64| self.containers.values().map(one).fold(0, u64::saturating_add);
+        Usage { cpu: sum(|usage| usage.cpu), memory: sum(|usage| usage.memory) }
+    }
+}
+
+/// What a node says of itself and of its pods. Windows differ in length, and end together.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Window {
     pub(crate) end: Timestamp,
-    pub(crate) length: Duration,
-    pub(crate) node: Option<Usage>,
-    pub(crate) pods: BTreeMap<(String, String), BTreeMap<String, Usage>>,
-    /// Bytes received and sent per second, of pods and of the node.
-    pub(crate) networks: BTreeMap<(String, String), (f64, f64)>,
-    pub(crate) node_network: Option<(f64, f64)>,
+    pub(crate) node: Option<Rates>,
+    /// By namespace and name.
+    pub(crate) pods: BTreeMap<(String, String), Rates>,
     /// Bytes in use and bytes that there are.
     pub(crate) disk: Option<(u64, u64)>,
 }
 
+/// Where the windows of one node or pod begin.
+#[derive(Debug)]
+struct Track {
+    /// The beginning of the present window; none as long as that is `next`.
+    start: Option<Point>,
+    /// The beginning of the window after it.
+    next: Point,
+}
+
+impl Track {
+    /// Goes on to a new point, with what was used until then. A count that began anew begins a new track.
+    fn advance(before: Option<Self>, new: Point) -> (Self, Option<Rates>) {
+        let Some(Self { start, next }) = before else { return (Self { start: None, next: new }, None) };
+        let age = |point: &Point| new.taken.saturating_duration_since(point.taken);
+        let (start, next) = if age(&next) >= MIN_WINDOW {
+            (Some(next), new.clone())
+        } else {
+            (start.filter(|start| age(start) <= MAX_WINDOW), next)
+        };
+        match rates(start.as_ref().unwrap_or(&next), &new) {
+            Some(rates) => (Self { start, next }, Some(rates)),
+            None => (Self { start: None, next: new }, None),
+        }
+    }
+}
+
+/// None if a pod has taken the place of another, or if a count began anew in between.
+fn rates(old: &Point, new: &Point) -> Option<Rates> {
+    let length = new.taken.checked_duration_since(old.taken).filter(|length| !length.is_zero())?;
+    let (old, new) = (&old.counts, &new.counts);
+    if old.uid != new.uid {
+        return None;
+    }
+    // A pod of which a container was not measured yet would seem to use less than it does.
+    let usage = new.used.iter().map(|(name, used)| Some((name.clone(), rate(old.used.get(name)?, used, length)?)));
+    let containers: BTreeMap<String, Usage> = usage.collect::<Option<_>>()?;
+    let per_second = |old: u64, new: u64| Some(new.checked_sub(old)? as f64 / length.as_secs_f64());
+    let network = old.network.zip(new.network);
+    let network = network.and_then(|(old, new)| Some((per_second(old.0, new.0)?, per_second(old.1, new.1)?)));
+    (!containers.is_empty()).then_some(Rates { length, containers, network })
+}
+
+#[derive(Debug)]
+struct NodePast {
+    node: Track,
+    pods: HashMap<(String, String), Track>,
+}
+
+impl NodePast {
+    fn advance(before: Option<Self>, sample: NodeSample) -> (Self, Window) {
+        let (node, mut pods) = before.map_or_else(Default::default, |before| (Some(before.node), before.pods));
+        let (node, node_rates) = Track::advance(node, sample.node);
+        let (mut tracks, mut pod_rates) = (HashMap::with_capacity(sample.pods.len()), BTreeMap::new());
+        for (key, point) in sample.pods {
+            let (track, rates) = Track::advance(pods.remove(&key), point);
+            pod_rates.extend(rates.map(|rates| (key.clone(), rates)));
+            tracks.insert(key, track);
+        }
+        let window = Window { end: sample.time, node: node_rates, pods: pod_rates, disk: sample.disk };
+        (Self { node, pods: tracks }, window)
+    }
+}
+
 #[derive(Default)]
 struct Past {
-    latest: Option<(Instant, Arc<Samples>)>,
+    /// When the latest round ended.
+    latest: Option<Instant>,
+    nodes: BTreeMap<String, NodePast>,
     windows: Arc<BTreeMap<String, Window>>,
+}
+
+impl Past {
+    /// What did not answer in this round is forgotten.
+    fn advance(&mut self, samples: Samples) {
+        let mut before = std::mem::take(&mut self.nodes);
+        let mut windows = BTreeMap::new();
+        for (name, sample) in samples {
+            let (past, window) = NodePast::advance(before.remove(&name), sample);
+            self.nodes.insert(name.clone(), past);
+            windows.insert(name, window);
+        }
+        self.windows = Arc::new(windows);
+    }
 }
 
 #[derive(Default)]
@@ -96,54 +206,26 @@ impl Sampler {
         is_complete: impl Fn(&BTreeMap<String, Window>) -> bool,
     ) -> Arc<BTreeMap<String, Window>> {
         let mut past = self.0.lock().await;
-        let known = past.latest.as_ref().map(|(at, samples)| (at.elapsed(), samples.clone()));
-        let before = match known {
-            Some((age, _)) if age < NEW_POD_INTERVAL => return past.windows.clone(),
-            Some((age, _)) if age < SAMPLE_INTERVAL && is_complete(&past.windows) => return past.windows.clone(),
-            Some((age, samples)) if age < MAX_WINDOW => samples,
-            // Nothing is kept before the second round is done: a caller that leaves in between changes nothing.
+        let first = match past.latest.map(|at| at.elapsed()) {
+            Some(age) if age < NEW_POD_INTERVAL => return past.windows.clone(),
+            Some(age) if age < SAMPLE_INTERVAL && is_complete(&past.windows) => return past.windows.clone(),
+            Some(age) if age < MAX_WINDOW => None,
             _ => {
                 let first = sample(cluster).await;
                 tokio::time::sleep(FIRST_WINDOW).await;
-                Arc::new(first)
+                Some(first)
             }
         };
         let latest = sample(cluster).await;
-        let windows = latest.iter().filter_map(|(name, new)| Some((name.clone(), window(before.get(name)?, new)?)));
-        let windows = Arc::new(windows.collect());
-        past.latest = Some((Instant::now(), Arc::new(latest)));
-        past.windows = windows;
+        // Nothing is changed before the last round is done: a caller that leaves earlier takes nothing from the others.
+        if let Some(first) = first {
+            past.nodes.clear();
+            past.advance(first);
+        }
+        past.advance(latest);
+        past.latest = Some(Instant::now());
         past.windows.clone()
     }
-}
-
-fn window(old: &NodeSample, new: &NodeSample) -> Option<Window> {
-    let length = new.taken.checked_duration_since(old.taken).filter(|length| !length.is_zero())?;
-    let pods = new.pods.iter().filter_map(|(key, (uid, containers))| {
-        let (_, before) = old.pods.get(key).filter(|(known, _)| known == uid)?;
-        // A pod of which a container was not measured yet would seem to use less than it does.
-        let rates = containers.iter().map(|(name, used)| Some((name.clone(), rate(before.get(name)?, used, length)?)));
-        let rates: BTreeMap<_, _> = rates.collect::<Option<_>>()?;
-        (!rates.is_empty()).then(|| (key.clone(), rates))
-    });
-    let node = old.node.zip(new.node).and_then(|(old, new)| rate(&old, &new, length));
-    // None if the count began anew in between.
-    let flow = |old: &(u64, u64), new: &(u64, u64)| {
-        let per_second = |old: u64, new: u64| Some(new.checked_sub(old)? as f64 / length.as_secs_f64());
-        Some((per_second(old.0, new.0)?, per_second(old.1, new.1)?))
-    };
-    let same = |key: &(String, String)| Some(old.pods.get(key)?.0 == new.pods.get(key)?.0);
-    let networks = new.networks.iter().filter(|(key, _)| same(key) == Some(true));
-    let networks = networks.filter_map(|(key, new)| Some((key.clone(), flow(old.networks.get(key)?, new)?)));
-    Some(Window {
-        end: new.time,
-        length,
-        node,
-        pods: pods.collect(),
-        networks: networks.collect(),
-        node_network: old.node_network.zip(new.node_network).and_then(|(old, new)| flow(&old, &new)),
-        disk: new.disk,
-    })
 }
 
 /// None if the count began anew in between.
@@ -284,24 +366,17 @@ impl Measured {
 }
 
 fn read(summary: Summary, taken: Instant, time: Timestamp) -> NodeSample {
-    let networks = summary.pods.iter().filter_map(|pod| {
-        let key = (pod.pod_ref.namespace.clone(), pod.pod_ref.name.clone());
-        Some((key, pod.network.as_ref()?.bytes()?))
-    });
-    let networks = networks.collect();
-    let pod = |pod: PodStats| {
-        let containers = pod.containers.iter().filter_map(|one| Some((one.name.clone(), one.used()?))).collect();
-        ((pod.pod_ref.namespace, pod.pod_ref.name), (pod.pod_ref.uid, containers))
+    let point = |uid, measured: &[Measured], network: Option<&Network>| {
+        let used = measured.iter().filter_map(|one| Some((one.name.clone(), one.used()?))).collect();
+        Point { taken, counts: Arc::new(Counts { uid, used, network: network.and_then(Network::bytes) }) }
     };
-    NodeSample {
-        taken,
-        time,
-        node: summary.node.used(),
-        networks,
-        node_network: summary.node.network.as_ref().and_then(Network::bytes),
-        disk: summary.node.fs.as_ref().and_then(FileSystem::used),
-        pods: summary.pods.into_iter().map(pod).collect(),
-    }
+    let pods = summary.pods.into_iter().map(|pod| {
+        let point = point(pod.pod_ref.uid, &pod.containers, pod.network.as_ref());
+        ((pod.pod_ref.namespace, pod.pod_ref.name), point)
+    });
+    let pods = pods.collect();
+    let node = point(String::new(), std::slice::from_ref(&summary.node), summary.node.network.as_ref());
+    NodeSample { time, node, pods, disk: summary.node.fs.as_ref().and_then(FileSystem::used) }
 }
 
 #[cfg(test)]
@@ -317,6 +392,10 @@ mod tests {
         read(serde_json::from_value(summary).unwrap(), start + Duration::from_secs(seconds), Timestamp::UNIX_EPOCH)
     }
 
+    fn key() -> (String, String) {
+        ("n".to_owned(), "p".to_owned())
+    }
+
     #[test]
     fn rates_are_those_of_the_window() {
         let start = Instant::now();
@@ -328,7 +407,6 @@ mod tests {
             (node["network"], node["fs"]) = (network, json!({"capacityBytes": 100, "availableBytes": 60}));
             json!({"node": node, "pods": [pod]})
         };
-        let old = at(summary("1", 1_000, vec![container("a", 500, 1), container("b", 900, 1)]), 0, start);
         for (what, new, expected) in [
             (
                 "same pod",
@@ -339,14 +417,93 @@ mod tests {
             ("a container that is new", ("1", vec![container("a", 4_500, 2), container("c", 9, 3)]), None),
             ("a container that began anew", ("1", vec![container("a", 4, 2)]), None),
         ] {
-            let found = window(&old, &at(summary(new.0, 5_000, new.1), 2, start)).unwrap();
-            assert_eq!(found.node, Some(Usage { cpu: 2_000, memory: 7 }), "{what}");
-            assert_eq!(found.length, Duration::from_secs(2));
-            assert_eq!((found.node_network, found.disk), (Some((2_000.0, 4_000.0)), Some((40, 100))), "{what}");
-            assert_eq!(found.networks.len(), usize::from(new.0 == "1"), "{what}");
-            let pod = found.pods.get(&("n".to_owned(), "p".to_owned()));
-            let pod = pod.map(|pod| pod.iter().map(|(name, usage)| (name.as_str(), usage.cpu, usage.memory)).collect());
+            let old = at(summary("1", 1_000, vec![container("a", 500, 1), container("b", 900, 1)]), 0, start);
+            let (past, first) = NodePast::advance(None, old);
+            assert_eq!((first.node, first.pods.len()), (None, 0), "one count has no rate");
+            let (_, found) = NodePast::advance(Some(past), at(summary(new.0, 5_000, new.1), 2, start));
+            let node = found.node.unwrap();
+            assert_eq!(node.total(), Usage { cpu: 2_000, memory: 7 }, "{what}");
+            assert_eq!(node.length, Duration::from_secs(2));
+            assert_eq!((node.network, found.disk), (Some((2_000.0, 4_000.0)), Some((40, 100))), "{what}");
+            let pod = found.pods.get(&key());
+            assert_eq!(pod.map(|pod| pod.network), expected.as_ref().map(|_| Some((2_000.0, 4_000.0))), "{what}");
+            let pod = pod.map(|pod| pod.containers.iter().map(|(name, u)| (name.as_str(), u.cpu, u.memory)).collect());
             assert_eq!(pod, expected, "{what}");
         }
+    }
+
+    /// Rounds at these seconds, of pods that are there from a second on; what each round says of the length of each window.
+    fn lengths(rounds: &[u64], pods: &[(&str, u64)]) -> Vec<Vec<Option<u64>>> {
+        let (start, mut past) = (Instant::now(), Past::default());
+        let mut found = Vec::new();
+        for &round in rounds {
+            let there = pods.iter().filter(|(_, since)| *since <= round);
+            let pods_there: Vec<Value> = there
+                .map(|(name, _)| {
+                    json!({"podRef": {"namespace": "n", "name": name, "uid": name},
+                        "containers": [container("c", round * 1_000_000, 1)]})
+                })
+                .collect();
+            let summary = json!({"node": container("", round * 1_000_000, 1), "pods": pods_there});
+            past.advance(Samples::from([("node".to_owned(), at(summary, round, start))]));
+            let window = &past.windows["node"];
+            let of_pods = pods.iter().map(|(name, _)| window.pods.get(&("n".to_owned(), (*name).to_owned())));
+            let all = std::iter::once(window.node.as_ref()).chain(of_pods);
+            found.push(all.map(|rates| rates.map(|rates| rates.length.as_secs())).collect());
+            // Everybody uses a thousandth of a core all the time, however long it is measured.
+            let mut rates = window.node.iter().chain(window.pods.values());
+            assert!(rates.all(|rates| rates.total().cpu == 1_000_000), "{window:?}");
+        }
+        found
+    }
+
+    #[test]
+    fn a_new_pod_does_not_shorten_the_windows_of_the_others() {
+        let found = lengths(&[0, 10, 12, 14, 20, 30], &[("old", 0), ("new", 12)]);
+        assert_eq!(
+            found,
+            [
+                vec![None, None, None],
+                vec![Some(10), Some(10), None],
+                vec![Some(12), Some(12), None],
+                // The new one is told at once, in a window of its own.
+                vec![Some(14), Some(14), Some(2)],
+                vec![Some(10), Some(10), Some(8)],
+                vec![Some(10), Some(10), Some(10)],
+            ]
+        );
+    }
+
+    #[test]
+    fn windows_stay_short_however_often_pods_start() {
+        let rounds: Vec<u64> = (0..60).map(|round| 2 * round).collect();
+        let found = lengths(&rounds, &[("old", 0)]);
+        let longest = found.iter().flatten().flatten().max().copied().unwrap();
+        assert!(longest < 2 * MIN_WINDOW.as_secs() + 2, "{longest}");
+        let shortest = found.iter().skip(4).flatten().flatten().min().copied().unwrap();
+        assert!(shortest >= MIN_WINDOW.as_secs(), "{shortest}");
+    }
+
+    #[test]
+    fn a_start_that_is_too_old_is_given_up() {
+        let found = lengths(&[0, 85, 92], &[("old", 0)]);
+        assert_eq!(found[1..], [vec![Some(85), Some(85)], vec![Some(7), Some(7)]]);
+    }
+
+    #[test]
+    fn a_count_that_began_anew_begins_a_window() {
+        let start = Instant::now();
+        let pod = |cpu| {
+            json!({"node": container("", 7, 7), "pods": [{"podRef": {"namespace": "n", "name": "p", "uid": "1"},
+                "containers": [container("a", cpu, 1)]}]})
+        };
+        let mut past = None;
+        let mut told = Vec::new();
+        for (second, cpu) in [(0, 1_000), (10, 2_000), (20, 100), (22, 300), (24, 500)] {
+            let (next, window) = NodePast::advance(past, at(pod(cpu), second, start));
+            past = Some(next);
+            told.push(window.pods.get(&key()).map(|pod| (pod.length.as_secs(), pod.total().cpu)));
+        }
+        assert_eq!(told, [None, Some((10, 100)), None, Some((2, 100)), Some((4, 100))]);
     }
 }

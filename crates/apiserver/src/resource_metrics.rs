@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::accept::{encode, is_table};
 use crate::body::Body;
 use crate::body::response;
-use crate::node_usage::{Usage, Window};
+use crate::node_usage::{Rates, Usage, Window};
 use crate::state::{Operation, State};
 
 const API_VERSION: &str = "metrics.k8s.io/v1beta1";
@@ -42,17 +42,10 @@ struct Item {
     name: String,
     labels: Option<BTreeMap<String, String>>,
     end: Timestamp,
-    length: Duration,
-    containers: Vec<(String, Usage)>,
+    rates: Rates,
 }
 
 impl Item {
-    fn total(&self) -> Usage {
-        let sum =
-            |one: fn(&Usage) -> u64| self.containers.iter().map(|(_, usage)| one(usage)).fold(0, u64::saturating_add);
-        Usage { cpu: sum(|usage| usage.cpu), memory: sum(|usage| usage.memory) }
-    }
-
     fn metadata(&self, now: Timestamp) -> Value {
         let mut metadata = json!({"name": self.name, "creationTimestamp": time(now)});
         if !self.namespace.is_empty() {
@@ -68,12 +61,12 @@ impl Item {
         let mut value = json!({
             "metadata": self.metadata(now),
             "timestamp": time(self.end),
-            "window": window(self.length),
+            "window": window(self.rates.length),
         });
         match of {
-            MetricsOf::Nodes => value["usage"] = usage(&self.total()),
+            MetricsOf::Nodes => value["usage"] = usage(&self.rates.total()),
             MetricsOf::Pods => {
-                let containers = self.containers.iter();
+                let containers = self.rates.containers.iter();
                 value["containers"] =
                     containers.map(|(name, used)| json!({"name": name, "usage": usage(used)})).collect();
             }
@@ -82,11 +75,11 @@ impl Item {
     }
 
     fn row(&self, now: Timestamp) -> Value {
-        let total = self.total();
+        let total = self.rates.total();
         let object = json!({
             "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": self.metadata(now),
         });
-        json!({"cells": [self.name, cpu(&total), memory(&total), window(self.length)], "object": object})
+        json!({"cells": [self.name, cpu(&total), memory(&total), window(self.rates.length)], "object": object})
     }
 }
 
@@ -165,7 +158,7 @@ async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Sta
     let windows = state.resource_metrics.windows(&state.cluster, is_complete).await;
     let mut items = Vec::new();
     for (node, window) in windows.iter() {
-        let mut push = |namespace: &str, name: &str, containers: Vec<(String, Usage)>| {
+        let mut push = |namespace: &str, name: &str, rates: &Rates| {
             let known: Option<Known> = match of {
                 MetricsOf::Nodes => state.objects().part::<Node, _>("", name)?,
                 MetricsOf::Pods => state.objects().part::<Pod, _>(namespace, name)?,
@@ -181,22 +174,21 @@ async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Sta
                 name: name.to_owned(),
                 labels: known.metadata.labels,
                 end: window.end,
-                length: window.length,
-                containers,
+                rates: rates.clone(),
             });
             Ok(())
         };
         match of {
             MetricsOf::Nodes => {
-                if let Some(usage) = window.node {
-                    push("", node, vec![(String::new(), usage)])?;
+                if let Some(rates) = &window.node {
+                    push("", node, rates)?;
                 }
             }
             MetricsOf::Pods => {
                 let wanted = &operation.info.namespace;
-                for ((namespace, name), containers) in &window.pods {
+                for ((namespace, name), rates) in &window.pods {
                     if wanted.is_empty() || namespace == wanted {
-                        push(namespace, name, containers.iter().map(|(name, usage)| (name.clone(), *usage)).collect())?;
+                        push(namespace, name, rates)?;
                     }
                 }
             }

@@ -80,6 +80,8 @@ mod quota_and_limits;
 mod reload;
 #[path = "apiserver/remote_decisions.rs"]
 mod remote_decisions;
+#[path = "apiserver/resource_metrics.rs"]
+mod resource_metrics;
 #[path = "apiserver/rest.rs"]
 mod rest;
 #[path = "apiserver/rights.rs"]

@@ -41,11 +41,15 @@ pub(crate) fn kubeconfig(client: &Client, dir: &Path) -> Result<String> {
 impl ControlPlane {
     /// The API server alone, its data in `dir`.
     pub(crate) async fn start(dir: &Path, transport: Transport) -> Result<Self> {
-        Self::start_traced(dir, transport, ::trace::Recorder::DEFAULT_BYTES).await
+        Self::start_with(dir, transport, |_| {}).await
     }
 
-    /// As `start`, keeping so much of the trace.
-    pub(crate) async fn start_traced(dir: &Path, transport: Transport, trace_bytes: usize) -> Result<Self> {
+    /// As `start`, with settings that `change` makes.
+    pub(crate) async fn start_with(
+        dir: &Path,
+        transport: Transport,
+        change: impl FnOnce(&mut apiserver::Config),
+    ) -> Result<Self> {
         let path = |name: &str| dir.join(name);
         let certificate = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()])?;
         std::fs::write(path("tls.crt"), certificate.cert.pem())?;
@@ -57,8 +61,8 @@ impl ControlPlane {
         config.tls_private_key_file = Some(path("tls.key"));
         config.token_auth_file = Some(path("tokens.csv"));
         config.authorizers = vec![apiserver::Authorizer::Node, apiserver::Authorizer::Rbac];
-        config.trace_bytes = trace_bytes;
         config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
+        change(&mut config);
         let server = Server::new(config).await.context("starting the API server")?;
         let client = match transport {
             Transport::Call => Client::in_process(

@@ -1,9 +1,12 @@
 //! What `kubectl top` costs: our API server, which asks kubelets itself, beside a real metrics-server that is named by
-//! `--metrics-server`. Both ask the same kubelets, and both are asked the same questions at the same pace.
+//! `--metrics-server`. Both ask the same kubelets, and both are asked the same questions at the same pace, after each has
+//! answered once.
 //!
 //! The kubelets are ports of this process that answer with ready texts, so that only those who ask are measured. Ours is the
 //! growth of the API server's CPU time and memory over what it takes without questions; the peer's is all of its process, but
 //! not what its watches cost the API server.
+//!
+//! And what the figures cost a cluster that nobody looks at: a server that keeps their history beside one that does not.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -11,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use client::Client;
 use client::kubeconfig::{Kubeconfig, Overrides};
@@ -27,8 +30,13 @@ use crate::report::{Better, line};
 
 /// As often as a metrics-server asks.
 const PACE: Duration = Duration::from_secs(15);
-/// What all of it may cost a cluster that nobody looks at, in percent of a core.
+/// Since when nodes are ready and pods run.
+const SINCE: &str = "2026-01-01T00:00:00Z";
+/// What all of it may cost a cluster that nobody looks at: percent of a core, and megabytes.
 const AIM_IDLE_PERCENT: f64 = 0.1;
+const AIM_IDLE_MEGABYTES: f64 = 5.0;
+/// As many as a node has at most.
+const PODS: usize = 110;
 
 pub(crate) async fn run(args: Args) -> Result<()> {
     if let Some(dir) = &args.inside {
@@ -37,69 +45,123 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     if args.metrics_server.is_none() {
         println!("# no peer was named: --metrics-server <path of a metrics-server>");
     }
-    let (many, long) = if args.quick { (20, 20) } else { (1000, 120) };
-    for (case, nodes, pods) in [("pods", 1, 110), ("nodes", many, 0)] {
+    let (many, long, quiet) = if args.quick { (20, 15, 15) } else { (1000, 45, 120) };
+    for (case, nodes, pods) in [("pods", 1, PODS), ("nodes", many, 0)] {
         if args.wants(case) {
             measure(&args, case, nodes, pods, Duration::from_secs(long)).await?;
         }
     }
+    if args.wants("idle") {
+        measure_idle(&args, Duration::from_secs(quiet)).await?;
+    }
     Ok(())
+}
+
+/// What happens now: it takes minutes.
+fn say(case: &str, what: &str) {
+    println!("# {case}: {what}");
+}
+
+/// An API server of ours with nodes and pods.
+struct Filled {
+    server: OwnServer,
+    client: Client,
+    processes: Processes,
+}
+
+impl Filled {
+    async fn new(server: OwnServer, kubelets: &Kubelets, nodes: usize, pods: usize) -> Result<Self> {
+        let kubeconfig = Kubeconfig::load(Some(server.kubeconfig().as_path()))?;
+        let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?;
+        fill(&client, kubelets.port, nodes, pods).await?;
+        let processes = Processes::behind(client.endpoint().await?.port);
+        ensure!(processes.are_known(), "the API server is not found");
+        Ok(Self { server, client, processes })
+    }
 }
 
 async fn measure(args: &Args, case: &str, nodes: usize, pods: usize, long: Duration) -> Result<()> {
+    say(case, &format!("a server with {nodes} nodes and {pods} pods"));
     let kubelets = Kubelets::start(pods).await?;
-    let server = OwnServer::start("metrics", &args.dir).await?;
-    let kubeconfig = Kubeconfig::load(Some(server.kubeconfig().as_path()))?;
-    let client = Client::from_kubeconfig(&kubeconfig, &Overrides::default())?;
-    fill(&client, kubelets.port, nodes, pods).await?;
-    let own = Processes::behind(client.endpoint().await?.port);
-    ensure!(own.are_known(), "the API server is not found");
-
-    let (before, cpu) = (own.memory()?, own.cpu());
+    let ours = Filled::new(OwnServer::start("metrics", &args.dir).await?, &kubelets, nodes, pods).await?;
+    say(case, &format!("{} s without questions", long.as_secs()));
+    let (before, cpu) = (ours.processes.memory()?, ours.processes.cpu());
     tokio::time::sleep(long).await;
-    let unasked = own.cpu() - cpu;
-    let cpu = own.cpu();
-    let questions = ask(&client, long, nodes, pods).await?;
-    let asked = (own.cpu() - cpu).saturating_sub(unasked);
-    let grown = own.memory()?.saturating_sub(before);
+    let unasked = ours.processes.cpu() - cpu;
+    say(case, &format!("{} s of questions to us", long.as_secs()));
+    wait_for_all(&ours.client, nodes, pods, || Ok(())).await?;
+    let cpu = ours.processes.cpu();
+    let missed = ask(&ours.client, long, nodes, pods).await?;
+    let asked = (ours.processes.cpu() - cpu).saturating_sub(unasked);
+    let grown = ours.processes.memory()?.saturating_sub(before);
 
     let peer = match &args.metrics_server {
         None => None,
-        Some(program) => Some(measure_peer(program, &server.kubeconfig(), args, long, nodes, pods).await?),
+        Some(program) => {
+            say(case, &format!("a metrics-server, and {} s of questions to it", long.as_secs()));
+            Some(measure_peer(program, &ours.server.kubeconfig(), args, long, nodes, pods).await?)
+        }
     };
-    let named = if peer.is_some() { "" } else { " peer=not-named" };
-    let parameters = format!("nodes={nodes} pods={pods} seconds={}{named}", long.as_secs());
+    let named = match &peer {
+        None => " peer=not-named".to_owned(),
+        Some(peer) if peer.missed > 0 => format!(" missed-by-peer={}", peer.missed),
+        Some(_) => String::new(),
+    };
+    let missed = if missed > 0 { format!(" missed={missed}") } else { String::new() };
+    let parameters = format!("nodes={nodes} pods={pods} seconds={}{missed}{named}", long.as_secs());
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-    let cpu_peer = peer.as_ref().map(|(cpu, _)| milliseconds(*cpu));
+    let cpu_peer = peer.as_ref().map(|peer| milliseconds(peer.cpu));
     line(&format!("{case}-cpu"), &parameters, "ms", milliseconds(asked), cpu_peer, Better::Less);
-    line(
-        &format!("{case}-memory"),
-        &parameters,
-        "MB",
-        grown as f64 / 1e6,
-        peer.map(|(_, memory)| memory as f64 / 1e6),
-        Better::Less,
-    );
-    // The history asks once a minute.
-    let each = asked.as_secs_f64() / f64::from(questions.max(1));
-    let parameters = format!("nodes={nodes} pods={pods} aim=peer");
-    line(&format!("{case}-idle"), parameters, "%", each / 60.0 * 100.0, AIM_IDLE_PERCENT, Better::Less);
+    let memory_peer = peer.as_ref().map(|peer| peer.memory as f64 / 1e6);
+    line(&format!("{case}-memory"), &parameters, "MB", grown as f64 / 1e6, memory_peer, Better::Less);
     Ok(())
 }
 
-/// Asks for nodes and pods at a metrics-server's pace; returns how often.
-async fn ask(client: &Client, long: Duration, nodes: usize, pods: usize) -> Result<u32> {
-    let (began, mut questions) = (Instant::now(), 0);
-    while began.elapsed() < long {
-        let pause = tokio::time::sleep(PACE);
-        let found = list(client, "nodes").await?;
-        ensure!(found == nodes, "{found} of {nodes} nodes are measured");
-        let found = list(client, "pods").await?;
-        ensure!(found == pods, "{found} of {pods} pods are measured");
-        questions += 1;
-        pause.await;
+/// Two servers with a node full of pods, asked by nobody. One of them asks the node once a minute, for its history.
+async fn measure_idle(args: &Args, long: Duration) -> Result<()> {
+    say("idle", "a server that keeps a history of figures, and one that does not");
+    let kubelets = Kubelets::start(PODS).await?;
+    let with = Filled::new(OwnServer::start_with_history("metrics", &args.dir).await?, &kubelets, 1, PODS).await?;
+    let without = Filled::new(OwnServer::start("metrics", &args.dir).await?, &kubelets, 1, PODS).await?;
+    // The first figures come with the next minute, and all the memory for later ones with them.
+    let first = Duration::from_secs(if args.quick { 1 } else { 65 });
+    say("idle", &format!("{} s for the first figures, and {} s in which nobody asks", first.as_secs(), long.as_secs()));
+    tokio::time::sleep(first).await;
+    let before = (with.processes.cpu(), without.processes.cpu());
+    tokio::time::sleep(long).await;
+    let cpu = (with.processes.cpu() - before.0).saturating_sub(without.processes.cpu() - before.1);
+    let memory = with.processes.memory()?.saturating_sub(without.processes.memory()?);
+    let parameters = format!("nodes=1 pods={PODS} seconds={} aim=peer", long.as_secs());
+    let percent = cpu.as_secs_f64() / long.as_secs_f64() * 100.0;
+    line("idle-cpu", &parameters, "%", percent, AIM_IDLE_PERCENT, Better::Less);
+    line("idle-memory", &parameters, "MB", memory as f64 / 1e6, AIM_IDLE_MEGABYTES, Better::Less);
+    Ok(())
+}
+
+/// Waits until everything is measured: how long the first answers take is not compared.
+async fn wait_for_all(client: &Client, nodes: usize, pods: usize, mut alive: impl FnMut() -> Result<()>) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(180);
+    loop {
+        alive()?;
+        let found = (list(client, "nodes").await, list(client, "pods").await);
+        if matches!(found, (Ok(found_nodes), Ok(found_pods)) if found_nodes == nodes && found_pods == pods) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "not all of {nodes} nodes and {pods} pods are measured: {found:?}");
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    Ok(questions)
+}
+
+/// Asks for nodes and pods at a metrics-server's pace; returns how many of them were missing in answers.
+async fn ask(client: &Client, long: Duration, nodes: usize, pods: usize) -> Result<usize> {
+    let (began, mut missed) = (Instant::now(), 0);
+    while began.elapsed() < long {
+        // First, so that no answer is one that was given before the measurement.
+        tokio::time::sleep(PACE).await;
+        missed += nodes.saturating_sub(list(client, "nodes").await?);
+        missed += pods.saturating_sub(list(client, "pods").await?);
+    }
+    Ok(missed)
 }
 
 async fn list(client: &Client, what: &str) -> Result<usize> {
@@ -121,11 +183,10 @@ async fn fill(client: &Client, port: u16, nodes: usize, pods: usize) -> Result<(
         let name = format!("node-{node}");
         let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
         let mut made = send(client, Method::POST, "/api/v1/nodes", object).await?;
-        let now = "2026-01-01T00:00:00Z";
         // Each at an address of its own, as nodes are: connections to one are of no use for another.
         let address = format!("127.1.{}.{}", node / 250, node % 250 + 1);
         made["status"] = json!({
-            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now}],
+            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": SINCE, "lastTransitionTime": SINCE}],
             "addresses": [{"type": "InternalIP", "address": address}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
         });
@@ -139,12 +200,23 @@ async fn fill(client: &Client, port: u16, nodes: usize, pods: usize) -> Result<(
         let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": format!("pod-{pod}")},
             "spec": {"nodeName": "node-0", "automountServiceAccountToken": false,
                 "containers": [{"name": "main", "image": "none"}]}});
-        send(client, Method::POST, "/api/v1/namespaces/default/pods", object).await?;
+        let mut made = send(client, Method::POST, "/api/v1/namespaces/default/pods", object).await?;
+        // A metrics-server shows those that run, and to us those that just began are special.
+        made["status"]["phase"] = json!("Running");
+        made["status"]["startTime"] = json!(SINCE);
+        send(client, Method::PUT, &format!("/api/v1/namespaces/default/pods/pod-{pod}/status"), made).await?;
     }
     Ok(())
 }
 
-/// CPU time and memory of a metrics-server that is asked as we are.
+/// What a metrics-server took.
+struct Peer {
+    cpu: Duration,
+    memory: u64,
+    missed: usize,
+}
+
+/// A metrics-server that is asked as we are.
 async fn measure_peer(
     program: &Path,
     kubeconfig: &Path,
@@ -152,23 +224,25 @@ async fn measure_peer(
     long: Duration,
     nodes: usize,
     pods: usize,
-) -> Result<(Duration, u64)> {
+) -> Result<Peer> {
     let dir = tempfile::tempdir_in(&args.dir)?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let log = dir.path().join("log");
     let mut command = Command::new(program);
     for flag in ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"] {
         command.arg(format!("--{flag}={}", kubeconfig.display()));
     }
     command.args([
         "--kubelet-insecure-tls",
+        "--kubelet-use-node-status-port",
         "--kubelet-preferred-address-types=InternalIP",
+        "--authentication-tolerate-lookup-failure=true",
         "--bind-address=127.0.0.1",
     ]);
-    command.arg(format!("--metric-resolution={}s", PACE.as_secs())).arg("--kubelet-use-node-status-port");
+    command.arg(format!("--metric-resolution={}s", PACE.as_secs()));
     command.arg(format!("--secure-port={port}")).arg(format!("--cert-dir={}", dir.path().display()));
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let process = command.spawn().with_context(|| program.display().to_string())?;
-    let _ends = Ends(process);
+    command.stdout(Stdio::null()).stderr(std::fs::File::create(&log)?);
+    let mut process = Ends(command.spawn().with_context(|| program.display().to_string())?);
     // The same administrator, at the peer's own port.
     let mut peer = Kubeconfig::load(Some(kubeconfig))?;
     for cluster in &mut peer.clusters {
@@ -177,15 +251,25 @@ async fn measure_peer(
         cluster.cluster.insecure_skip_tls_verify = Some(true);
     }
     let client = Client::from_kubeconfig(&peer, &Overrides::default())?;
-    let deadline = Instant::now() + Duration::from_secs(300);
-    while list(&client, "nodes").await.ok() != Some(nodes) || list(&client, "pods").await.ok() != Some(pods) {
-        ensure!(Instant::now() < deadline, "the metrics-server does not measure all nodes");
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
+    let alive = || -> Result<()> {
+        if let Some(status) = process.0.try_wait()? {
+            bail!("the metrics-server ended: {status}");
+        }
+        Ok(())
+    };
+    wait_for_all(&client, nodes, pods, alive).await.with_context(|| format!("its log ends with\n{}", tail(&log)))?;
     let processes = Processes::behind(port);
+    ensure!(processes.are_known(), "the metrics-server is not found");
     let cpu = processes.cpu();
-    ask(&client, long, nodes, pods).await?;
-    Ok((processes.cpu() - cpu, processes.memory()?))
+    let missed = ask(&client, long, nodes, pods).await?;
+    Ok(Peer { cpu: processes.cpu() - cpu, memory: processes.memory()?, missed })
+}
+
+/// The last lines of a log.
+fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(8)..].join("\n")
 }
 
 /// Ended when dropped.

@@ -12,6 +12,9 @@ use anyhow::ensure;
 
 use crate::control_plane::{self, ControlPlane, Transport};
 
+/// In the directory of a server that keeps the last hours' figures, as servers of `cox up` do.
+const KEEPS_HISTORY: &str = "keeps-history";
+
 pub(crate) struct OwnServer {
     process: Child,
     dir: tempfile::TempDir,
@@ -20,7 +23,17 @@ pub(crate) struct OwnServer {
 impl OwnServer {
     /// Starts it with its data below `dir`, for the comparison `what`.
     pub(crate) async fn start(what: &str, dir: &Path) -> anyhow::Result<Self> {
+        Self::start_in(what, tempfile::tempdir_in(dir)?).await
+    }
+
+    /// As `start`, with a history of figures.
+    pub(crate) async fn start_with_history(what: &str, dir: &Path) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir_in(dir)?;
+        std::fs::write(dir.path().join(KEEPS_HISTORY), "")?;
+        Self::start_in(what, dir).await
+    }
+
+    async fn start_in(what: &str, dir: tempfile::TempDir) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(what).arg("--inside").arg(dir.path()).stdin(Stdio::piped());
         let server = Self { process: command.spawn()?, dir };
@@ -47,7 +60,8 @@ impl Drop for OwnServer {
 
 /// The child: serves until its standard input ends.
 pub(crate) async fn serve(dir: &Path) -> anyhow::Result<()> {
-    let server = ControlPlane::start(dir, Transport::Https).await?;
+    let history = dir.join(KEEPS_HISTORY).exists().then(|| dir.join("history"));
+    let server = ControlPlane::start_with(dir, Transport::Https, |config| config.history_file = history).await?;
     let text = control_plane::kubeconfig(&server.client, dir)?;
     let (new, file) = (dir.join("kubeconfig.new"), dir.join("kubeconfig"));
     std::fs::write(&new, text)?;

@@ -45,7 +45,7 @@ async fn write(args: &Args) -> Result<()> {
     let (rounds, count) = if args.quick { (1, 100) } else { (60, 200) };
     let (one, other) = (tempfile::tempdir_in(&args.dir)?, tempfile::tempdir_in(&args.dir)?);
     let with = ControlPlane::start(one.path(), Transport::Call).await?;
-    let without = ControlPlane::start_traced(other.path(), Transport::Call, 0).await?;
+    let without = ControlPlane::start_with(other.path(), Transport::Call, |config| config.trace_bytes = 0).await?;
     for client in [&with.client, &without.client] {
         // What a controller would make: pods need it.
         let account = serde_json::from_value(json!({ "metadata": { "name": "default" } }))?;

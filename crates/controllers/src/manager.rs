@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Config;
 use crate::controller;
 use crate::controller::Context;
-use crate::table::{CONTROLLERS, Descriptor, is_enabled};
+use crate::table::{CONTROLLERS, Descriptor, event_source, is_enabled};
 
 /// What the manager calls itself: user agent, metrics, lease.
 pub(crate) const NAME: &str = "kube-controller-manager";
@@ -116,7 +116,7 @@ async fn keep_running(
     let alive = config.metrics.gauge("running_managed_controllers", "Whether the controller runs", &labels);
     alive.set(1.0);
     let run = || {
-        let recorder = EventRecorder::new(own.clone(), descriptor.name, "");
+        let recorder = EventRecorder::new(own.clone(), event_source(descriptor.name), "");
         let context = Context::new(descriptor.name, own.clone(), recorder, informers.clone(), config.clone());
         controller::run(descriptor, context, stop.clone())
     };

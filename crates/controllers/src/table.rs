@@ -92,6 +92,27 @@ const ALIASES: [(&str, &str); 13] = [
     ("service", "service-lb-controller"),
 ];
 
+/// Who speaks in the events of a controller, where that is not its name (`EventSource.Component`, v1.36).
+const EVENT_SOURCES: [(&str, &str); 12] = [
+    ("horizontal-pod-autoscaler-controller", "horizontal-pod-autoscaler"),
+    ("replicationcontroller-controller", "replication-controller"),
+    ("node-lifecycle-controller", "node-controller"),
+    ("node-ipam-controller", "cidrAllocator"),
+    ("disruption-controller", "controllermanager"),
+    ("endpoints-controller", "endpoint-controller"),
+    ("endpointslice-controller", "endpoint-slice-controller"),
+    ("endpointslice-mirroring-controller", "endpoint-slice-mirroring-controller"),
+    ("persistentvolume-binder-controller", "persistentvolume-controller"),
+    ("persistentvolume-attach-detach-controller", "attachdetach-controller"),
+    ("persistentvolume-expander-controller", "volume_expand"),
+    ("ephemeral-volume-controller", "ephemeral_volume"),
+];
+
+/// The name that the events of a controller carry.
+pub(crate) fn event_source(name: &'static str) -> &'static str {
+    EVENT_SOURCES.iter().find(|(controller, _)| *controller == name).map_or(name, |(_, source)| *source)
+}
+
 /// Whether `--controllers` selects `name`: `*` is all that are on by default, `foo` adds, `-foo` removes. Upstream's older short names
 /// (`deployment`, `garbagecollector`, `podgc`) are understood.
 pub(crate) fn is_enabled(name: &str, selection: &[String]) -> bool {
@@ -128,6 +149,15 @@ mod tests {
         ] {
             assert_eq!(is_enabled(name, &list(selection)), expected, "{selection} {name}");
         }
+    }
+
+    #[test]
+    fn events_come_from_controllers_that_there_are() {
+        for (controller, _) in EVENT_SOURCES {
+            assert!(CONTROLLERS.iter().any(|descriptor| descriptor.name == controller), "{controller}");
+        }
+        assert_eq!(event_source("horizontal-pod-autoscaler-controller"), "horizontal-pod-autoscaler");
+        assert_eq!(event_source("deployment-controller"), "deployment-controller");
     }
 
     /// Whoever reads a second cache is woken by it, or says why not.

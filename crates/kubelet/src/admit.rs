@@ -1,6 +1,7 @@
 //! What a node refuses to run although it was bound to it. The reasons and texts are upstream's; a refused pod has
 //! failed and is never tried again.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use api::placement::{is_selected, tolerates, untolerated};
@@ -41,8 +42,7 @@ impl Kubelet {
             let is_wished = Arc::ptr_eq(&granted, pod);
             let mut admission = Admission { pod: granted, wait: None, is_resized: false };
             if !is_wished {
-                let others = admitted.iter().filter(|(other, _)| **other != uid);
-                let others: Vec<Arc<Pod>> = others.map(|(_, other)| other.clone()).collect();
+                let others = others(&admitted, &uid, |other| self.status.is_terminal(other));
                 admission.wait = self.refuse_resize(pod, &admission.pod, &others);
                 admission.is_resized = admission.wait.is_none();
                 if admission.is_resized {
@@ -58,7 +58,7 @@ impl Kubelet {
             return Err(Ended { reason, message, disruption: None });
         }
         let pressure = *self.pressure.lock();
-        let others: Vec<Arc<Pod>> = admitted.values().cloned().collect();
+        let others = others(&admitted, &uid, |other| self.status.is_terminal(other));
         let refused = reject(pod, &self.settings)
             .or_else(|| pod_fields::refuse(pod, pod_fields::Host::look(&self.runtime.name)))
             .or_else(|| under_pressure(pod, pressure))
@@ -66,6 +66,7 @@ impl Kubelet {
             .or_else(|| misplaced(pod, &others, node))
             .or_else(|| {
                 let cpus = self.cpu_manager.as_ref()?;
+                admitted.keys().filter(|other| self.status.is_terminal(other)).for_each(|ended| cpus.release(ended));
                 cpus.admit(pod).err().map(|why| (NotAssigned::REASON.to_string(), why.to_string()))
             });
         if let Some((reason, cause)) = refused {
@@ -95,6 +96,13 @@ pub(crate) struct Admission {
     pub(crate) wait: Option<Wait>,
     /// It just got others.
     pub(crate) is_resized: bool,
+}
+
+/// Whoever else holds a part of the node. One that has ended holds none, although its volumes may still be taken down: the
+/// scheduler gives its place away as soon as it is told (`filterOutInactivePods`, v1.36).
+fn others(admitted: &HashMap<String, Arc<Pod>>, uid: &str, is_terminal: impl Fn(&str) -> bool) -> Vec<Arc<Pod>> {
+    let others = admitted.iter().filter(|(other, _)| other.as_str() != uid && !is_terminal(other));
+    others.map(|(_, pod)| pod.clone()).collect()
 }
 
 /// A reason and its explanation.
@@ -276,6 +284,21 @@ mod tests {
             let refused = too_large(&pod(requests), &others(&beside), &node);
             assert_eq!(refused.as_ref().map(|(r, m)| (r.as_str(), m.as_str())), expected, "{requests}");
         }
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_leaves_its_place_at_once() {
+        let node = list("cpu=1,memory=1Gi,pods=9").unwrap();
+        let admitted =
+            HashMap::from([("ended".to_owned(), Arc::new(pod("cpu=1"))), ("runs".to_owned(), Arc::new(pod("cpu=1m")))]);
+        let refused = |uid: &str, requests: &str, ended: &[&str]| {
+            let others = others(&admitted, uid, |other| ended.contains(&other));
+            too_large(&pod(requests), &others, &node).map(|(reason, _)| reason)
+        };
+        assert_eq!(refused("new", "cpu=900m", &[]).as_deref(), Some("OutOfcpu"));
+        assert_eq!(refused("new", "cpu=900m", &["ended"]), None);
+        assert_eq!(refused("new", "cpu=1", &["ended"]).as_deref(), Some("OutOfcpu"), "the other one still runs");
+        assert_eq!(refused("runs", "cpu=1", &["ended"]), None, "no pod is beside itself");
     }
 
     #[test]

@@ -101,6 +101,11 @@ impl StatusWriter {
         self.entries.lock().get(key)?.latest()
     }
 
+    /// Whether the newest status says that a pod has run to its end.
+    pub(crate) fn is_terminal(&self, key: &str) -> bool {
+        self.entries.lock().get(key).is_some_and(Entry::is_terminal)
+    }
+
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut writers = tokio::task::JoinSet::new();
         for _ in 0..WRITERS {
@@ -210,6 +215,14 @@ impl Entry {
 
     fn latest(&self) -> Option<PodStatus> {
         self.wanted.clone().or_else(|| serde_json::from_value(self.sent.clone()).ok())
+    }
+
+    fn is_terminal(&self) -> bool {
+        let phase = match &self.wanted {
+            Some(status) => status.phase.as_deref(),
+            None => self.sent["phase"].as_str(),
+        };
+        phase.is_some_and(api::pod::is_terminal_phase)
     }
 }
 
@@ -450,6 +463,21 @@ mod tests {
             running.await.unwrap();
         }
         assert!(panics::counts().iter().any(|(worker, count)| *worker == WORKER && *count >= 1));
+    }
+
+    #[tokio::test]
+    async fn an_end_is_known_whoever_told_it() {
+        let server = Arc::new(Scripted { uid: "u", answers: Mutex::default(), asked: Mutex::default() });
+        let writer = server.writer();
+        let status = |phase: &str| PodStatus { phase: Some(phase.into()), ..Default::default() };
+        assert!(!writer.is_terminal("u"), "nothing is known of it");
+        for (phase, expected) in [("Pending", false), ("Running", false), ("Succeeded", true), ("Failed", true)] {
+            writer.set("u", &pod_of("u"), status(phase));
+            assert_eq!(writer.is_terminal("u"), expected, "{phase}, to be told");
+            let told = Pod { status: Some(status(phase)), ..pod_of(phase) };
+            writer.delete(phase, &told);
+            assert_eq!(writer.is_terminal(phase), expected, "{phase}, told before a restart");
+        }
     }
 
     #[test]

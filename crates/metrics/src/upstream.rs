@@ -232,8 +232,22 @@ const CONTROLLER_MANAGER: &str = "
     STABLE counter    job_controller_jobs_finished_total?  completion_mode,reason,result
     STABLE counter    node_collector_evictions_total?  zone
     BETA   gauge      running_managed_controllers  manager,name
+    BETA   counter    horizontal_pod_autoscaler_controller_reconciliations_total?  action,error
+    BETA   histogram  horizontal_pod_autoscaler_controller_reconciliation_duration_seconds?  action,error
+    BETA   counter    horizontal_pod_autoscaler_controller_metric_computation_total?  action,error,metric_type
+    BETA   histogram  horizontal_pod_autoscaler_controller_metric_computation_duration_seconds?  action,error,metric_type
+    BETA   gauge      endpoint_slice_controller_desired_endpoint_slices
+    BETA   gauge      endpoint_slice_controller_endpoints_desired
+    BETA   gauge      endpoint_slice_controller_num_endpoint_slices
+    BETA   histogram  endpoint_slice_controller_endpoints_added_per_sync?
+    BETA   histogram  endpoint_slice_controller_endpoints_removed_per_sync?
+    BETA   gauge      endpoint_slice_controller_services_count_by_traffic_distribution?  traffic_distribution
+    BETA   counter    job_controller_pod_failures_handled_by_failure_policy_total?  action
+    BETA   counter    job_controller_terminated_pods_tracking_finalizer_total?  event
     BETA   gauge      statefulset_controller_statefulset_max_unavailable?  pod_management_policy,statefulset_name,statefulset_namespace
     BETA   gauge      statefulset_controller_statefulset_unavailable_replicas?  pod_management_policy,statefulset_name,statefulset_namespace
+    ALPHA  gauge      horizontal_pod_autoscaler_controller_num_horizontal_pod_autoscalers
+    ALPHA  gauge      horizontal_pod_autoscaler_controller_desired_replicas?  hpa_name,namespace
     ALPHA  gauge      node_collector_zone_health?  zone
     ALPHA  gauge      node_collector_zone_size?  zone
     ALPHA  gauge      node_collector_unhealthy_nodes_in_zone?  zone

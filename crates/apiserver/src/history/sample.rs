@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::ring::{Key, Of, What};
 use crate::metrics::Totals;
-use crate::node_usage::Window;
+use crate::node_usage::{Rates, Window};
 
 /// What this process has counted so far.
 #[derive(Clone, Debug)]
@@ -80,30 +80,25 @@ pub(crate) fn of_nodes(
         let mut push = |what, of, namespace: &str, name: &str, value: f64| {
             values.push((Key { what, of, namespace: namespace.into(), name: name.into() }, value as f32));
         };
-        if let Some(usage) = window.node {
-            push(What::Cpu, Of::Node, "", node, usage.cpu as f64 / 1e9);
-            push(What::Memory, Of::Node, "", node, usage.memory as f64);
+        let mut push_rates = |of, namespace: &str, name: &str, rates: &Rates| {
+            let usage = rates.total();
+            push(What::Cpu, of, namespace, name, usage.cpu as f64 / 1e9);
+            push(What::Memory, of, namespace, name, usage.memory as f64);
+            if let Some((received, sent)) = rates.network {
+                push(What::Received, of, namespace, name, received);
+                push(What::Sent, of, namespace, name, sent);
+            }
+        };
+        if let Some(rates) = &window.node {
+            push_rates(Of::Node, "", node, rates);
         }
-        if let Some((received, sent)) = window.node_network {
-            push(What::Received, Of::Node, "", node, received);
-            push(What::Sent, Of::Node, "", node, sent);
+        let pods = window.pods.iter().filter(|((namespace, pod), _)| runs_on(node, namespace, pod));
+        for ((namespace, pod), rates) in pods {
+            push_rates(Of::Pod, namespace, pod, rates);
         }
         if let Some((used, size)) = window.disk {
             push(What::Disk, Of::Node, "", node, used as f64);
             push(What::DiskSize, Of::Node, "", node, size as f64);
-        }
-        for ((namespace, pod), containers) in &window.pods {
-            if !runs_on(node, namespace, pod) {
-                continue;
-            }
-            let cpu: u64 = containers.values().map(|usage| usage.cpu).fold(0, u64::saturating_add);
-            let memory: u64 = containers.values().map(|usage| usage.memory).fold(0, u64::saturating_add);
-            push(What::Cpu, Of::Pod, namespace, pod, cpu as f64 / 1e9);
-            push(What::Memory, Of::Pod, namespace, pod, memory as f64);
-            if let Some((received, sent)) = window.networks.get(&(namespace.clone(), pod.clone())) {
-                push(What::Received, Of::Pod, namespace, pod, *received);
-                push(What::Sent, Of::Pod, namespace, pod, *sent);
-            }
         }
     }
     values
@@ -149,14 +144,16 @@ mod tests {
     fn security_a_node_speaks_for_its_own_pods_only() {
         let usage = Usage { cpu: 500_000_000, memory: 7 };
         let pod = |name: &str| ("default".to_owned(), name.to_owned());
-        let containers = BTreeMap::from([("a".to_owned(), usage), ("b".to_owned(), usage)]);
+        let rates = |containers: &[&str], network| Rates {
+            length: Duration::from_secs(60),
+            containers: containers.iter().map(|name| ((*name).to_owned(), usage)).collect(),
+            network,
+        };
+        let of_pod = rates(&["a", "b"], Some((5.0, 6.0)));
         let window = Window {
             end: jiff::Timestamp::UNIX_EPOCH,
-            length: Duration::from_secs(60),
-            node: Some(usage),
-            pods: BTreeMap::from([(pod("own"), containers.clone()), (pod("others"), containers)]),
-            networks: BTreeMap::from([(pod("own"), (5.0, 6.0)), (pod("others"), (5.0, 6.0))]),
-            node_network: None,
+            node: Some(rates(&[""], None)),
+            pods: BTreeMap::from([(pod("own"), of_pod.clone()), (pod("others"), of_pod)]),
             disk: Some((40, 100)),
         };
         let windows = BTreeMap::from([("n1".to_owned(), window)]);
@@ -168,12 +165,12 @@ mod tests {
             [
                 ("cpu_cores", "node", "n1", 0.5),
                 ("memory_bytes", "node", "n1", 7.0),
-                ("disk_used_bytes", "node", "n1", 40.0),
-                ("disk_size_bytes", "node", "n1", 100.0),
                 ("cpu_cores", "pod", "own", 1.0),
                 ("memory_bytes", "pod", "own", 14.0),
                 ("network_receive_bytes_per_second", "pod", "own", 5.0),
                 ("network_transmit_bytes_per_second", "pod", "own", 6.0),
+                ("disk_used_bytes", "node", "n1", 40.0),
+                ("disk_size_bytes", "node", "n1", 100.0),
             ]
         );
     }

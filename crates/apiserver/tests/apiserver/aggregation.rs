@@ -156,6 +156,7 @@ fn keys() -> tempfile::TempDir {
 async fn front(keys: &Path) -> Cluster {
     let file = |name: &str| Some(keys.join(name));
     Cluster::with(|config| {
+        config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
         config.proxy_client_cert_file = file("front-proxy.crt");
         config.proxy_client_key_file = file("front-proxy.key");
     })
@@ -194,16 +195,23 @@ async fn behind(keys: &Path) -> Cluster {
 }
 
 /// Registers a version of a group with the server on a port of this machine, as `api.default`.
-async fn register(cluster: &Cluster, keys: &Path, (group, version): (&str, &str), port: u16) {
-    let service = json!({"metadata": {"name": "api"}, "spec": {"type": "ExternalName", "externalName": "localhost"}});
-    let (code, answer) = cluster.send("POST", "/api/v1/namespaces/default/services", service).await;
-    assert_eq!(code, 201, "{answer}");
+async fn register(cluster: &Cluster, keys: &Path, of: (&str, &str), port: u16) {
+    let registered = json!({"metadata": {"name": format!("{}.{}", of.1, of.0)}, "spec": registration(keys, of, port)});
+    for (path, object) in [("/api/v1/namespaces/default/services", service()), (SERVICES, registered)] {
+        let (code, answer) = cluster.send("POST", path, object).await;
+        assert_eq!(code, 201, "{answer}");
+    }
+}
+
+/// The service `api`, which is this machine.
+fn service() -> Value {
+    json!({"metadata": {"name": "api"}, "spec": {"type": "ExternalName", "externalName": "localhost"}})
+}
+
+fn registration(keys: &Path, (group, version): (&str, &str), port: u16) -> Value {
     let authority = std::fs::read(keys.join("backend-ca.crt")).unwrap();
-    let registered = json!({"metadata": {"name": format!("{version}.{group}")}, "spec": {"group": group,
-        "version": version, "groupPriorityMinimum": 2000, "versionPriority": 200, "caBundle": STANDARD.encode(authority),
-        "service": {"namespace": "default", "name": "api", "port": port}}});
-    let (code, answer) = cluster.send("POST", SERVICES, registered).await;
-    assert_eq!(code, 201, "{answer}");
+    json!({"group": group, "version": version, "groupPriorityMinimum": 2000, "versionPriority": 200,
+        "caBundle": STANDARD.encode(authority), "service": {"namespace": "default", "name": "api", "port": port}})
 }
 
 fn port(cluster: &Cluster) -> u16 {
@@ -413,6 +421,30 @@ async fn requests_arrive_with_an_identity_that_nobody_can_forge() {
     let mut pong = [0; 4];
     tls.read_exact(&mut pong).await.unwrap();
     assert_eq!(&pong, b"ping");
+}
+
+/// As the manifests of metrics-server do: applied over the registration that is there, and deleted again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_metrics_server_takes_over_and_goes() {
+    let keys = keys();
+    let front = front(keys.path()).await;
+    let nodes = "/apis/metrics.k8s.io/v1beta1/nodes";
+    let is_own = |code: u16, found: &Value| code == 200 && found["kind"] == "NodeMetricsList";
+    eventually(&front, nodes, is_own).await;
+
+    let of = ("metrics.k8s.io", "v1beta1");
+    let name = "v1beta1.metrics.k8s.io";
+    assert_eq!(front.send("POST", "/api/v1/namespaces/default/services", service()).await.0, 201);
+    let patch = json!({"spec": registration(keys.path(), of, echo(keys.path()).await)});
+    let path = format!("{SERVICES}/{name}");
+    assert_eq!(front.send_raw("PATCH", &path, "application/merge-patch+json", patch).await.0, 200);
+    available(&front, name, "True", "Passed").await;
+    let (code, seen) = front.send_raw("GET", nodes, "", Value::Null).await;
+    assert_eq!(code, 200);
+    assert!(seen.starts_with(format!("GET {nodes} HTTP/1.1\r\n").as_bytes()), "{seen:?}");
+
+    assert_eq!(front.send("DELETE", &path, Value::Null).await.0, 200);
+    eventually(&front, nodes, is_own).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,8 +8,6 @@ pub(super) enum Error {
     Fetch { api: &'static str, source: client::Error },
     #[error("no metrics returned from {0}")]
     Empty(&'static str),
-    #[error("container {container} not present in metrics for pod {namespace}/{pod}")]
-    NotMeasured { container: String, namespace: String, pod: String },
     #[error("no pods returned by selector while calculating replica count")]
     NoPods,
     #[error("unable to calculate ready pods: {}", Error::NoPods)]
@@ -32,7 +30,7 @@ pub(super) enum Error {
     NotPositive,
     /// A metric without a target: what it lacks.
     #[error("{0}")]
-    NoTarget(String),
+    NoTarget(&'static str),
     #[error("no matches for kind \"{kind}\" in group \"{group}\"")]
     NoKind { kind: String, group: String },
     #[error("unexpected GroupVersion string: {0}")]

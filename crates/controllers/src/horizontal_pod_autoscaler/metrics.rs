@@ -81,35 +81,19 @@ pub(super) async fn of_resource(
     let mut samples = Samples::new();
     for pod in &found {
         let window = api::duration::parse(&pod.window).unwrap_or_default();
-        if let Some(value) = usage(pod, namespace, resource, container)? {
+        if let Some(value) = usage(pod, resource, container) {
             samples.insert(pod.metadata.name.clone(), Sample { value, timestamp: pod.timestamp, window });
         }
     }
     Ok(samples)
 }
 
-/// None for a pod of which a container was not measured yet: the sum would be too low.
-fn usage(pod: &PodMetrics, namespace: &str, resource: &str, container: Option<&str>) -> Result<Option<i64>> {
-    match container {
-        Some(name) => {
-            let found = pod.containers.iter().find(|container| container.name == name);
-            let Some(found) = found else {
-                return Err(Error::NotMeasured {
-                    container: name.to_owned(),
-                    namespace: namespace.to_owned(),
-                    pod: pod.metadata.name.clone(),
-                });
-            };
-            Ok(found.usage.get(resource).map(Quantity::milli_value))
-        }
-        None => {
-            let mut values =
-                pod.containers.iter().map(|container| container.usage.get(resource).map(Quantity::milli_value));
-            Ok(values
-                .try_fold(0_i64, |sum, value| Some(sum.saturating_add(value?)))
-                .filter(|_| !pod.containers.is_empty()))
-        }
-    }
+/// None for a pod of which the container was not measured, or one of all: the sum would be too low.
+fn usage(pod: &PodMetrics, resource: &str, container: Option<&str>) -> Option<i64> {
+    let counted = pod.containers.iter().filter(|one| container.is_none_or(|name| name == one.name));
+    let mut values = counted.map(|one| one.usage.get(resource).map(Quantity::milli_value)).peekable();
+    values.peek()?;
+    values.try_fold(0_i64, |sum, value| Some(sum.saturating_add(value?)))
 }
 
 /// The version of the custom metrics API that is served.
@@ -157,7 +141,8 @@ pub(super) async fn of_pods(
     Ok(found.into_iter().filter_map(sample).collect())
 }
 
-/// A metric of one object, in thousandths.
+/// A metric of one object of the autoscaler's namespace, in thousandths. A reference does not lead out of it: one to a
+/// Namespace means this one, whatever it is called there, and what has no namespace is not found (`GetObjectMetric`, v1.36).
 pub(super) async fn of_object(
     client: &Client,
     resources: &Resources,
@@ -167,18 +152,17 @@ pub(super) async fn of_object(
     metric_selector: &str,
 ) -> Result<i64> {
     let found = if object.kind == "Namespace" && matches!(object.api_version.as_deref(), None | Some("" | "v1")) {
-        custom(client, &["namespaces", &object.name, "metrics", metric], None, metric_selector).await?
+        custom(client, &["namespaces", namespace, "metrics", metric], None, metric_selector).await?
     } else {
-        let resource = resources.find(client, object.api_version.as_deref().unwrap_or_default(), &object.kind).await?;
+        let resource = resources.find(client, object.api_version.as_deref().unwrap_or_default(), &object.kind).await;
+        let resource = resource.map_err(Error::doing(format!("unable to fetch metrics from {CUSTOM_METRICS}")))?;
         let group = &resource.gvr.group;
         let full = if group.is_empty() {
             resource.gvr.resource.to_string()
         } else {
             format!("{}.{group}", resource.gvr.resource)
         };
-        let path = ["namespaces", namespace, &full, &object.name, metric];
-        let path = if resource.namespaced { &path[..] } else { &path[2..] };
-        custom(client, path, None, metric_selector).await?
+        custom(client, &["namespaces", namespace, &full, &object.name, metric], None, metric_selector).await?
     };
     found.first().map(|value| value.value.milli_value()).ok_or(Error::Empty(CUSTOM_METRICS))
 }
@@ -279,11 +263,52 @@ mod tests {
                 {"name":"a","usage":{"cpu":"250m","memory":"64Mi"}},{"name":"b","usage":{"cpu":"1"}}]}"#,
         )
         .unwrap();
-        assert_eq!(usage(&pod, "n", "cpu", None).unwrap(), Some(1250));
-        assert_eq!(usage(&pod, "n", "memory", None).unwrap(), None);
-        assert_eq!(usage(&pod, "n", "cpu", Some("a")).unwrap(), Some(250));
-        let missing = usage(&pod, "n", "cpu", Some("c")).unwrap_err();
-        assert_eq!(missing.to_string(), "container c not present in metrics for pod n/p");
+        assert_eq!(usage(&pod, "cpu", None), Some(1250));
+        assert_eq!(usage(&pod, "memory", None), None);
+        assert_eq!(usage(&pod, "cpu", Some("a")), Some(250));
+        assert_eq!(usage(&pod, "memory", Some("a")), Some(64 * 1024 * 1024 * 1000));
+        // One pod that lacks the container does not keep the others from being counted.
+        assert_eq!(usage(&pod, "cpu", Some("c")), None);
+        let empty = PodMetrics { containers: Vec::new(), ..pod };
+        assert_eq!((usage(&empty, "cpu", None), usage(&empty, "cpu", Some("a"))), (None, None));
+    }
+
+    #[tokio::test]
+    async fn security_a_described_object_is_in_the_namespace_of_its_autoscaler() {
+        for (api_version, kind, name, expected) in [
+            (Some("v1"), "Service", "web", "/namespaces/own/services/web/m"),
+            (Some("v1"), "Namespace", "others", "/namespaces/own/metrics/m"),
+            (None, "Namespace", "others", "/namespaces/own/metrics/m"),
+            (Some("v1"), "Node", "n", "/namespaces/own/nodes/n/m"),
+        ] {
+            let asked = Arc::new(parking_lot::Mutex::new(String::new()));
+            let last = asked.clone();
+            let handler: client::Handler = Arc::new(move |request: http::Request<Bytes>| {
+                let path = request.uri().path().to_owned();
+                let body = match path.as_str() {
+                    "/apis/custom.metrics.k8s.io" => {
+                        r#"{"name":"custom.metrics.k8s.io","versions":[{"groupVersion":"custom.metrics.k8s.io/v1beta2","version":"v1beta2"}]}"#
+                    }
+                    "/api/v1" => {
+                        r#"{"groupVersion":"v1","resources":[
+                            {"name":"services","singularName":"service","namespaced":true,"kind":"Service","verbs":["get"]},
+                            {"name":"nodes","singularName":"node","namespaced":false,"kind":"Node","verbs":["get"]}]}"#
+                    }
+                    _ => r#"{"items":[{"timestamp":"2026-01-01T00:00:00Z","value":"1500m"}]}"#,
+                };
+                *last.lock() = path;
+                Box::pin(async move { http::Response::new(text(body)) })
+            });
+            let client = Client::in_process(handler, api::UserInfo::default());
+            let object = CrossVersionObjectReference {
+                api_version: api_version.map(str::to_owned),
+                kind: kind.to_owned(),
+                name: name.to_owned(),
+            };
+            let found = of_object(&client, &Resources::default(), "own", &object, "m", "").await;
+            assert_eq!(found.unwrap(), 1500, "{kind}");
+            assert_eq!(*asked.lock(), format!("/apis/custom.metrics.k8s.io/v1beta2{expected}"), "{kind}");
+        }
     }
 
     #[test]

@@ -6,13 +6,14 @@
 
 mod error;
 mod metrics;
+mod monitor;
 mod normalize;
 mod replicas;
 mod target;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::cached::Pod;
 use api::quantity::{Format, Quantity};
@@ -26,12 +27,14 @@ use k8s_openapi::api::autoscaling::v2::{
     HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSpec, MetricStatus, MetricTarget, MetricValueStatus,
     ObjectMetricStatus, PodsMetricStatus, ResourceMetricStatus,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use parking_lot::Mutex;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
 use error::Error;
+use monitor::{Fault, Monitor};
 use normalize::{Bounds, Memory};
 use replicas::{Measurement, Proposal, Samples, Start, Tolerances};
 use target::Resources;
@@ -71,6 +74,7 @@ struct Controller {
     resources: Resources,
     /// Which pods each autoscaler's target had when it was last looked at.
     selectors: Mutex<BTreeMap<String, Selector>>,
+    monitor: Monitor,
     settings: Autoscaling,
 }
 
@@ -79,6 +83,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         Event::Modified { old, new } if old.spec == new.spec => None,
         _ => Some(client::object_key(&**event.object())),
     });
+    let monitor = Monitor::new(&context.config.metrics, &scalers);
     Arc::new(Controller {
         clock: context.config.clock.clone(),
         client: context.client.clone(),
@@ -88,6 +93,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         memory: Memory::default(),
         resources: Resources::default(),
         selectors: Mutex::default(),
+        monitor,
         settings: context.config.autoscaling.clone(),
     })
 }
@@ -98,11 +104,26 @@ impl Reconcile for Controller {
             let Some(scaler) = self.scalers.get(key) else {
                 self.memory.forget(key);
                 self.selectors.lock().remove(key);
+                self.monitor.forget(key);
                 return Ok(Requeue::Never);
             };
-            let mut look =
-                Look { controller: self, scaler: &scaler, now: self.clock.now(), key, conditions: conditions(&scaler) };
-            if let Err(Unfinished(why)) = look.run().await? {
+            let began = Instant::now();
+            let mut look = Look {
+                controller: self,
+                scaler: &scaler,
+                now: self.clock.now(),
+                key,
+                conditions: conditions(&scaler),
+                resized: None,
+            };
+            let ended = look.run().await;
+            let fault = match &ended {
+                Ok(Ok(())) => None,
+                Ok(Err(unfinished)) => Some(unfinished.fault),
+                Err(_) => Some(Fault::Internal),
+            };
+            self.monitor.reconciled(look.resized, fault, began.elapsed());
+            if let Err(Unfinished { why, .. }) = ended? {
                 tracing::warn!(key, why, "autoscaler did not get through");
             }
             Ok(Requeue::After(self.settings.sync_period))
@@ -123,6 +144,7 @@ struct Answer {
 
 /// A metric that could not be used: the reason of the event and condition, and what happened.
 struct Unusable {
+    fault: Fault,
     reason: &'static str,
     why: String,
     /// How the message of the whole look goes on about it.
@@ -130,7 +152,15 @@ struct Unusable {
 }
 
 /// Why a look ended early. Events and conditions have said it already.
-struct Unfinished(String);
+struct Unfinished {
+    why: String,
+    fault: Fault,
+}
+
+/// What it asks for was not to be had.
+fn unfinished(why: impl Into<String>) -> Unfinished {
+    Unfinished { why: why.into(), fault: Fault::Internal }
+}
 
 struct Wanted {
     replicas: i32,
@@ -146,6 +176,8 @@ struct Look<'a> {
     now: Timestamp,
     key: &'a str,
     conditions: Vec<HorizontalPodAutoscalerCondition>,
+    /// From which size to which.
+    resized: Option<(i32, i32)>,
 }
 
 const ABLE: &str = "AbleToScale";
@@ -202,7 +234,8 @@ impl Look<'_> {
                 let message = format!("the HPA controller was unable to get the target's current scale: {why}");
                 self.condition(ABLE, false, "FailedGetScale", message);
                 self.write(HorizontalPodAutoscalerStatus { ..old }).await?;
-                return Ok(Err(Unfinished(why)));
+                let is_misspelt = matches!(error, Error::GroupVersion(_));
+                return Ok(Err(Unfinished { why, fault: if is_misspelt { Fault::Spec } else { Fault::Internal } }));
             }
         };
         self.condition(
@@ -230,15 +263,15 @@ impl Look<'_> {
             statuses = answers;
             let wanted = match wanted {
                 Ok(wanted) => wanted,
-                Err(Unfinished(why)) => {
+                Err(unfinished) => {
                     let status = HorizontalPodAutoscalerStatus {
                         current_replicas: Some(current),
                         current_metrics: statuses,
                         ..old
                     };
                     self.write(status).await?;
-                    self.warn("FailedComputeMetricsReplicas", &*why);
-                    return Ok(Err(Unfinished(why)));
+                    self.warn("FailedComputeMetricsReplicas", &*unfinished.why);
+                    return Ok(Err(unfinished));
                 }
             };
             partly = wanted.partly;
@@ -258,12 +291,13 @@ impl Look<'_> {
                 let status =
                     HorizontalPodAutoscalerStatus { current_replicas: Some(current), current_metrics: statuses, ..old };
                 self.write(status).await?;
-                return Ok(Err(Unfinished(format!("failed to rescale: {error}"))));
+                return Ok(Err(unfinished(format!("failed to rescale: {error}"))));
             }
             let message = format!("the HPA controller was able to update the target scale to {desired}");
             self.condition(ABLE, true, "SucceededRescale", message);
             let message = format!("New size: {desired}; reason: {why}");
             controller.recorder.normal(&client::reference(self.scaler), "SuccessfulRescale", message);
+            self.resized = Some((current, desired));
             if let Some(behavior) = &spec.behavior {
                 controller.memory.changed(self.key, behavior, current, desired, self.now);
             }
@@ -275,8 +309,10 @@ impl Look<'_> {
             last_scale_time: if rescales { Some(Time(self.now)) } else { old.last_scale_time },
             ..HorizontalPodAutoscalerStatus::default()
         };
+        let name = self.scaler.metadata.name.as_deref().unwrap_or_default();
+        controller.monitor.desires(self.namespace(), name, desired);
         self.write(status).await?;
-        Ok(partly.map_or(Ok(()), |why| Err(Unfinished(why))))
+        Ok(partly.map_or(Ok(()), |why| Err(unfinished(why))))
     }
 
     fn normalize(&mut self, current: i32, wanted: i32, bounds: Bounds) -> i32 {
@@ -302,8 +338,11 @@ impl Look<'_> {
             return Ok(());
         }
         let changed = HorizontalPodAutoscaler { status: Some(status), ..self.scaler.clone() };
-        let api = self.controller.client.all::<HorizontalPodAutoscaler>();
-        if_unchanged(api.update_status(&changed).await).map(|_| ())
+        let written = self.controller.client.all::<HorizontalPodAutoscaler>().update_status(&changed).await;
+        if let Err(error) = &written {
+            self.warn("FailedUpdateStatus", error.to_string());
+        }
+        if_unchanged(written).map(|_| ())
     }
 
     /// Asks every metric. The highest answer counts; where some could not be asked, only if it is not lower than what there is.
@@ -318,7 +357,14 @@ impl Look<'_> {
         let mut failed: Vec<Unusable> = Vec::new();
         for spec in &specs {
             let target = Target { selector: &selector, pods: &pods, current, scale };
-            match self.answer(spec, &target).await {
+            let began = Instant::now();
+            let answer = self.answer(spec, &target).await;
+            let (sizes, fault) = match &answer {
+                Ok(answer) => (Some((current, answer.replicas)), None),
+                Err(unusable) => (None, Some(unusable.fault)),
+            };
+            self.controller.monitor.computed(&spec.type_, sizes, fault, began.elapsed());
+            match answer {
                 Ok(answer) => {
                     statuses.push(answer.status);
                     if best.as_ref().is_none_or(|(replicas, _)| answer.replicas > *replicas) {
@@ -352,7 +398,7 @@ impl Look<'_> {
                     let message = format!("the HPA was unable to compute the replica count: {}", first.why);
                     self.condition(ACTIVE, false, first.reason, message);
                 }
-                Err(Unfinished(partly.unwrap_or_else(|| "the HPA has no metrics".to_owned())))
+                Err(unfinished(partly.unwrap_or_else(|| "the HPA has no metrics".to_owned())))
             }
         };
         (Some(statuses), wanted)
@@ -365,7 +411,7 @@ impl Look<'_> {
             let why = "selector is required";
             self.warn("SelectorRequired", why);
             self.condition(ACTIVE, false, "InvalidSelector", "the HPA target's scale is missing a selector");
-            return Err(Unfinished(why.to_owned()));
+            return Err(unfinished(why));
         }
         let selector = match Selector::parse(&text) {
             Ok(selector) => selector,
@@ -373,7 +419,7 @@ impl Look<'_> {
                 let why = format!("couldn't convert selector into a corresponding internal selector object: {error}");
                 self.warn("InvalidSelector", &*why);
                 self.condition(ACTIVE, false, "InvalidSelector", &*why);
-                return Err(Unfinished(why));
+                return Err(unfinished(why));
             }
         };
         let pods = self.controller.pods.by_namespace(self.namespace()).into_iter();
@@ -382,18 +428,18 @@ impl Look<'_> {
         selectors.insert(self.key.to_owned(), selector.clone());
         let prefix = format!("{}/", self.namespace());
         let claims = |other: &Selector| pods.iter().any(|pod| other.matches(pod.metadata.labels.as_ref()));
-        let claimants: Vec<&str> = selectors
+        let claimants: Vec<String> = selectors
             .iter()
-            .filter(|(key, other)| key.starts_with(&prefix) && claims(other))
-            .map(|(key, _)| key.as_str())
+            .filter_map(|(key, other)| key.strip_prefix(&prefix).filter(|_| claims(other)))
+            .map(|name| format!("{{{name} {}}}", self.namespace()))
             .collect();
         if claimants.len() > 1 {
             let claimants = claimants.join(" ");
             drop(selectors);
-            let why = format!("pods by selector {selector} are controlled by multiple HPAs: [{claimants}]");
+            let why = format!("pods by selector {text} are controlled by multiple HPAs: [{claimants}]");
             self.warn("AmbiguousSelector", &*why);
             self.condition(ACTIVE, false, "AmbiguousSelector", &*why);
-            return Err(Unfinished(why));
+            return Err(unfinished(why));
         }
         drop(selectors);
         Ok((selector, pods))
@@ -434,7 +480,10 @@ impl Look<'_> {
             "Pods" => self.pods_metric(spec, target).await,
             "Object" => self.object(spec, target).await,
             "External" => self.external(spec, target).await,
-            other => Err(unusable("InvalidMetricSourceType", format!("unknown metric source type \"{other}\""), "")),
+            other => Err(Unusable {
+                fault: Fault::Spec,
+                ..unusable("InvalidMetricSourceType", format!("unknown metric source type \"{other}\""), "")
+            }),
         }
     }
 
@@ -442,13 +491,14 @@ impl Look<'_> {
         let source = spec.resource.clone().unwrap_or_default();
         let reason = "FailedGetResourceMetric";
         let message = format!("failed to get {} resource metric value: ", source.name);
-        let found = self.of_resource(target, &source.name, None, &source.target, "resource").await;
+        let found = self.of_resource(target, &source.name, None, &source.target).await;
         let proposal = found.map_err(|error| unusable(reason, error, &message))?;
         let name = match proposal.utilization {
             Some(_) => format!("{} resource utilization (percentage of request)", source.name),
             None => format!("{} resource", source.name),
         };
-        let status = ResourceMetricStatus { name: source.name, current: current(&proposal) };
+        let current = current(&proposal, &source.name);
+        let status = ResourceMetricStatus { name: source.name, current };
         let status = MetricStatus { type_: spec.type_.clone(), resource: Some(status), ..MetricStatus::default() };
         Ok(Answer { replicas: proposal.replicas, name, status })
     }
@@ -458,13 +508,13 @@ impl Look<'_> {
         let reason = "FailedGetContainerResourceMetric";
         let message = format!("failed to get {} container metric value: ", source.container);
         let container = Some(source.container.as_str());
-        let found = self.of_resource(target, &source.name, container, &source.target, "container resource").await;
+        let found = self.of_resource(target, &source.name, container, &source.target).await;
         let proposal = found.map_err(|error| unusable(reason, error, &message))?;
         let name = match proposal.utilization {
             Some(_) => format!("{} container resource utilization (percentage of request)", source.name),
-            None => format!("{} container resource", source.name),
+            None => format!("{} resource", source.name),
         };
-        let current = current(&proposal);
+        let current = current(&proposal, &source.name);
         let status = ContainerResourceMetricStatus { name: source.name, container: source.container, current };
         let status =
             MetricStatus { type_: spec.type_.clone(), container_resource: Some(status), ..MetricStatus::default() };
@@ -477,7 +527,6 @@ impl Look<'_> {
         resource: &str,
         container: Option<&str>,
         wanted: &MetricTarget,
-        kind: &str,
     ) -> Result<Proposal, Error> {
         let samples = async || {
             let client = &self.controller.client;
@@ -492,9 +541,9 @@ impl Look<'_> {
             return measurement.per_pod(resource, value).map_err(usage);
         }
         let Some(percent) = wanted.average_utilization else {
-            return Err(Error::NoTarget(format!(
-                "invalid {kind} metric source: neither an average utilization target nor an average value (usage) target was set"
-            )));
+            return Err(Error::NoTarget(
+                "invalid resource metric source: neither an average utilization target nor an average value (usage) target was set",
+            ));
         };
         let utilization = |error| Error::doing(format!("failed to get {resource} utilization"))(error);
         let measurement = self.measurement(target, samples().await.map_err(utilization)?);
@@ -507,22 +556,36 @@ impl Look<'_> {
         let metric = &source.metric.name;
         let selector = target.selector.to_string();
         let value = source.target.average_value.as_ref();
-        let value = value.ok_or_else(|| Error::NoTarget("no average value target was set".into()));
+        let value = value.ok_or(Error::NoTarget("no average value target was set"));
         let value = value.and_then(milli).map_err(fail)?;
         let metric_selector = text(source.metric.selector.as_ref()).map_err(fail)?;
         let samples = metrics::of_pods(&self.controller.client, self.namespace(), &selector, metric, &metric_selector);
         let samples = samples.await.map_err(Error::doing(format!("unable to get metric {metric}"))).map_err(fail)?;
         let proposal = self.measurement(target, samples).per_pod("", value).map_err(fail)?;
         let name = format!("pods metric {metric}");
-        let status = PodsMetricStatus { current: current(&proposal), metric: source.metric };
+        let status = PodsMetricStatus { current: current(&proposal, ""), metric: source.metric };
         let status = MetricStatus { type_: spec.type_.clone(), pods: Some(status), ..MetricStatus::default() };
         Ok(Answer { replicas: proposal.replicas, name, status })
     }
 
     async fn object(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
         let source = spec.object.clone().unwrap_or_default();
-        let fail = |error: Error| unusable("FailedGetObjectMetric", error, "failed to get object metric value: ");
         let (metric, object) = (&source.metric.name, &source.described_object);
+        let wanted = match (source.target.type_.as_str(), &source.target.value, &source.target.average_value) {
+            ("Value", Some(whole), _) => Some(Wish::Whole(whole)),
+            ("AverageValue", _, Some(average)) => Some(Wish::Average(average)),
+            _ => None,
+        };
+        let mut message = "failed to get object metric value: ".to_owned();
+        if matches!(wanted, Some(Wish::Average(_))) {
+            message += &format!("failed to get {metric} object metric: ");
+        }
+        let fail = |error: Error| unusable("FailedGetObjectMetric", error, &message);
+        let wanted = wanted.ok_or_else(|| {
+            fail(Error::NoTarget(
+                "invalid object metric source: neither a value target nor an average value target was set",
+            ))
+        })?;
         let metric_selector = text(source.metric.selector.as_ref()).map_err(fail)?;
         let value = metrics::of_object(
             &self.controller.client,
@@ -534,20 +597,19 @@ impl Look<'_> {
         );
         let value = value.await.map_err(|error| {
             let on = format!("{} on {} {}/{error}", object.kind, self.namespace(), object.name);
-            let why = format!("unable to get metric {metric}: {on}");
-            unusable("FailedGetObjectMetric", why, "failed to get object metric value: ")
+            unusable("FailedGetObjectMetric", format!("unable to get metric {metric}: {on}"), &message)
         })?;
-        let Some((proposal, is_average)) = self.of_one(&source.target, value, target).map_err(fail)? else {
-            return Err(fail(Error::NoTarget(
-                "invalid object metric source: neither a value target nor an average value target was set".to_owned(),
-            )));
+        let proposal = self.of_one(&wanted, value, target).map_err(fail)?;
+        let name = match wanted {
+            Wish::Whole(_) => format!("{} metric {metric}", object.kind),
+            Wish::Average(_) => external_name(&source.metric),
         };
-        let name = match is_average {
-            false => format!("{} metric {metric}", object.kind),
-            true => external_name(&source.metric),
+        let current = one(&proposal, &wanted);
+        let status = ObjectMetricStatus {
+            current,
+            described_object: source.described_object.clone(),
+            metric: source.metric.clone(),
         };
-        let current = one(&proposal, is_average);
-        let status = ObjectMetricStatus { current, described_object: source.described_object, metric: source.metric };
         let status = MetricStatus { type_: spec.type_.clone(), object: Some(status), ..MetricStatus::default() };
         Ok(Answer { replicas: proposal.replicas, name, status })
     }
@@ -555,43 +617,54 @@ impl Look<'_> {
     async fn external(&self, spec: &MetricSpec, target: &Target<'_>) -> Result<Answer, Unusable> {
         let source = spec.external.clone().unwrap_or_default();
         let metric = &source.metric.name;
-        let message = format!("failed to get {metric} external metric value: ");
+        let wanted = match (&source.target.average_value, &source.target.value) {
+            (Some(average), _) => Some(Wish::Average(average)),
+            (None, Some(whole)) => Some(Wish::Whole(whole)),
+            (None, None) => None,
+        };
+        let message = match wanted {
+            Some(Wish::Average(_)) => format!("failed to get {metric} external metric: "),
+            Some(Wish::Whole(_)) => format!("failed to get external metric {metric}: "),
+            None => String::new(),
+        };
+        let message = format!("failed to get {metric} external metric value: {message}");
         let fail = |error: Error| unusable("FailedGetExternalMetric", error, &message);
+        let wanted = wanted.ok_or_else(|| {
+            fail(Error::NoTarget(
+                "invalid external metric source: neither a value target nor an average value target was set",
+            ))
+        })?;
         let selector = text(source.metric.selector.as_ref()).map_err(fail)?;
         let value = metrics::from_outside(&self.controller.client, self.namespace(), metric, &selector).await;
         let value = value.map_err(|error| {
             let shown = shown(source.metric.selector.as_ref());
-            let error =
-                Error::doing(format!("unable to get external metric {}/{metric}/{shown}", self.namespace()))(error);
-            fail(Error::doing(format!("failed to get {metric} external metric"))(error))
+            fail(Error::doing(format!("unable to get external metric {}/{metric}/{shown}", self.namespace()))(error))
         })?;
-        let Some((proposal, is_average)) = self.of_one(&source.target, value, target).map_err(fail)? else {
-            return Err(fail(Error::NoTarget(
-                "invalid external metric source: neither a value target nor an average value target was set".to_owned(),
-            )));
-        };
+        let proposal = self.of_one(&wanted, value, target).map_err(fail)?;
         let name = external_name(&source.metric);
-        let status = ExternalMetricStatus { current: one(&proposal, is_average), metric: source.metric };
+        let status = ExternalMetricStatus { current: one(&proposal, &wanted), metric: source.metric.clone() };
         let status = MetricStatus { type_: spec.type_.clone(), external: Some(status), ..MetricStatus::default() };
         Ok(Answer { replicas: proposal.replicas, name, status })
     }
 
-    /// One value for all pods, compared as a whole or by their shares of it. None if there is no target of either kind.
-    fn of_one(
-        &self,
-        wanted: &MetricTarget,
-        value: i64,
-        target: &Target<'_>,
-    ) -> Result<Option<(Proposal, bool)>, Error> {
+    /// One value for all pods, compared as a whole or by their shares of it.
+    fn of_one(&self, wanted: &Wish<'_>, value: i64, target: &Target<'_>) -> Result<Proposal, Error> {
         let tolerances = self.tolerances();
-        if let Some(average) = &wanted.average_value {
-            let replicas = target.scale.status.as_ref().map_or(0, |status| status.replicas);
-            return Ok(Some((replicas::shared(value, milli(average)?, replicas, tolerances), true)));
+        match wanted {
+            Wish::Average(average) => {
+                let replicas = target.scale.status.as_ref().map_or(0, |status| status.replicas);
+                Ok(replicas::shared(value, milli(average)?, replicas, tolerances))
+            }
+            Wish::Whole(whole) => replicas::whole(value, milli(whole)?, target.current, tolerances, target.pods),
         }
-        let Some(whole) = &wanted.value else { return Ok(None) };
-        let proposal = replicas::whole(value, milli(whole)?, target.current, tolerances, target.pods)?;
-        Ok(Some((proposal, false)))
     }
+}
+
+/// What one value for all pods should be.
+enum Wish<'a> {
+    Whole(&'a RawQuantity),
+    /// Of each pod's share.
+    Average(&'a RawQuantity),
 }
 
 /// What is scaled, as it is now.
@@ -603,10 +676,10 @@ struct Target<'a> {
 }
 
 fn unusable(reason: &'static str, why: impl std::fmt::Display, message: &str) -> Unusable {
-    Unusable { reason, message: format!("{message}{why}"), why: why.to_string() }
+    Unusable { fault: Fault::Internal, reason, message: format!("{message}{why}"), why: why.to_string() }
 }
 
-fn milli(quantity: &k8s_openapi::apimachinery::pkg::api::resource::Quantity) -> Result<i64, Error> {
+fn milli(quantity: &RawQuantity) -> Result<i64, Error> {
     let value = Quantity::try_from(quantity)?.milli_value();
     if value > 0 { Ok(value) } else { Err(Error::NotPositive) }
 }
@@ -643,22 +716,24 @@ fn shown(selector: Option<&LabelSelector>) -> String {
     )
 }
 
-fn quantity(milli: i64) -> k8s_openapi::apimachinery::pkg::api::resource::Quantity {
-    Quantity::from_milli(milli, Format::DecimalSI).into()
+fn quantity(milli: i64, format: Format) -> RawQuantity {
+    Quantity::from_milli(milli, format).into()
 }
 
-fn current(proposal: &Proposal) -> MetricValueStatus {
+/// Memory is written as `metrics.k8s.io` writes it.
+fn current(proposal: &Proposal, resource: &str) -> MetricValueStatus {
+    let format = if resource == "memory" { Format::BinarySI } else { Format::DecimalSI };
     MetricValueStatus {
         average_utilization: proposal.utilization,
-        average_value: Some(quantity(proposal.value)),
+        average_value: Some(quantity(proposal.value, format)),
         value: None,
     }
 }
 
-fn one(proposal: &Proposal, is_average: bool) -> MetricValueStatus {
-    let value = Some(quantity(proposal.value));
-    match is_average {
-        true => MetricValueStatus { average_value: value, ..MetricValueStatus::default() },
-        false => MetricValueStatus { value, ..MetricValueStatus::default() },
+fn one(proposal: &Proposal, wanted: &Wish<'_>) -> MetricValueStatus {
+    let value = Some(quantity(proposal.value, Format::DecimalSI));
+    match wanted {
+        Wish::Average(_) => MetricValueStatus { average_value: value, ..MetricValueStatus::default() },
+        Wish::Whole(_) => MetricValueStatus { value, ..MetricValueStatus::default() },
     }
 }

@@ -81,6 +81,12 @@ async fn security_an_adapter_that_talks_nonsense_scales_nothing() {
         .await;
     let failed = |scaler: &HorizontalPodAutoscaler| is(scaler, "ScalingActive", "FailedGetExternalMetric");
     cluster.until::<HorizontalPodAutoscaler>("default", "web", "has seen nonsense", failed).await;
+    let scaler = cluster.client.namespaced::<HorizontalPodAutoscaler>("default").get("web").await.unwrap();
+    let active = scaler.status.unwrap().conditions.unwrap().into_iter().find(|one| one.type_ == "ScalingActive");
+    let message = active.and_then(|active| active.message).unwrap();
+    let expected = "the HPA was unable to compute the replica count: unable to get external metric default/orders/nil: \
+        unable to fetch metrics from external metrics API: ";
+    assert!(message.starts_with(expected), "{message}");
     let web = cluster.client.namespaced::<Deployment>("default").get("web").await.unwrap();
     assert_eq!(web.spec.unwrap().replicas, Some(2));
 

@@ -96,7 +96,8 @@ async fn run(cx: &Context) -> Result<()> {
 }
 
 async fn get_raw(cx: &Context, raw: &str) -> Result<()> {
-    let body = Request::get(raw).stream(cx).await?;
+    // As upstream's asks: some pages are text only.
+    let body = Request::get(raw).accept("application/json, */*").stream(cx).await?;
     let mut stream = http_body_util::BodyExt::into_data_stream(body);
     while let Some(chunk) = stream.next().await {
         cx.write(&chunk.map_err(|e| Failure::message(e.to_string()))?)?;

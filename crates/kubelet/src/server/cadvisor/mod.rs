@@ -17,7 +17,7 @@ use http::Response;
 use jiff::Timestamp;
 
 use self::processes::Processes;
-use self::sample::{Interface, Io, Sample, Traffic};
+use self::sample::{Disk, Interface, Io, Sample, Traffic};
 use super::Server;
 use super::metrics::{answer, failed};
 use crate::cgroups::Cgroups;
@@ -239,6 +239,12 @@ const SIMPLE: &[Simple] = &[
         "Total time duration the container has been throttled.",
         |row| row.sample.quota.and(row.sample.throttled_seconds),
     ),
+    (Counter, "container_cpu_cfs_burst_periods_total", "Number of periods when burst occurs.", |row| {
+        row.sample.quota.and(float(row.sample.burst_periods))
+    }),
+    (Counter, "container_cpu_cfs_burst_seconds_total", "Total time duration the container has been bursted.", |row| {
+        row.sample.quota.and(row.sample.burst_seconds)
+    }),
     (Gauge, "container_spec_cpu_shares", "CPU share of the container.", |row| float(row.sample.shares)),
     (Gauge, "container_spec_cpu_period", "CPU period of the container.", |row| float(row.sample.period)),
     (Gauge, "container_spec_cpu_quota", "CPU quota of the container.", |row| float(row.sample.quota)),
@@ -386,6 +392,10 @@ fn families(metrics: &Metrics, rows: &[Row], now: Timestamp) {
     metrics.set_rows(Gauge, "container_last_seen", "Last time a container was seen by the exporter", |all| {
         rows.iter().for_each(|row| all.add(&row.subject.with(&[]), now));
     });
+    // Health checks are the kubelet's here: none is the container's own.
+    metrics.set_rows(Gauge, "container_health_state", "The result of the container's health check", |all| {
+        rows.iter().for_each(|row| all.add(&row.subject.with(&[]), -1.0));
+    });
     let name = "container_cpu_usage_seconds_total";
     metrics.set_rows(Counter, name, "Cumulative cpu time consumed in seconds.", |all| {
         for row in rows {
@@ -408,6 +418,14 @@ fn families(metrics: &Metrics, rows: &[Row], now: Timestamp) {
         for row in rows {
             for (state, count) in row.processes.iter().flat_map(Processes::states) {
                 all.add(&row.subject.with(&[("state", state)]), count as f64);
+            }
+        }
+    });
+    let help = "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice";
+    metrics.set_rows(Gauge, "container_ulimits_soft", help, |all| {
+        for row in rows {
+            if let Some(most) = row.processes.as_ref().and_then(|processes| processes.max_open_files) {
+                all.add(&row.subject.with(&[("ulimit", "max_open_files")]), most);
             }
         }
     });
@@ -475,9 +493,14 @@ fn device_name(number: &str) -> String {
 }
 
 fn device_of(path: &Path) -> String {
+    device_number(path).map(|number| device_name(&number)).unwrap_or_default()
+}
+
+/// `8:0`, of the file system that a path is on.
+fn device_number(path: &Path) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
-    let Ok(meta) = std::fs::metadata(path) else { return String::new() };
-    device_name(&format!("{}:{}", nix::sys::stat::major(meta.dev()), nix::sys::stat::minor(meta.dev())))
+    let device = std::fs::metadata(path).ok()?.dev();
+    Some(format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device)))
 }
 
 /// What writable layers take, and the file system of the kubelet's own directory as the node's.
@@ -513,6 +536,48 @@ fn file_systems(metrics: &Metrics, rows: &[Row], root: &Path) {
         });
     }
     inodes(metrics, rows, root);
+    disk_activity(metrics, rows, root);
+}
+
+/// A family with one number for the disk of the node.
+type OfDisk = (Kind, &'static str, &'static str, fn(&Disk) -> f64);
+
+const OF_DISK: &[OfDisk] = &[
+    (Counter, "container_fs_reads_merged_total", "Cumulative count of reads merged", |disk| disk.reads_merged as f64),
+    (Counter, "container_fs_sector_reads_total", "Cumulative count of sector reads completed", |disk| {
+        disk.sectors_read as f64
+    }),
+    (Counter, "container_fs_read_seconds_total", "Cumulative count of seconds spent reading", |disk| {
+        disk.read_time as f64 / 1e3
+    }),
+    (Counter, "container_fs_writes_merged_total", "Cumulative count of writes merged", |disk| {
+        disk.writes_merged as f64
+    }),
+    (Counter, "container_fs_sector_writes_total", "Cumulative count of sector writes completed", |disk| {
+        disk.sectors_written as f64
+    }),
+    (Counter, "container_fs_write_seconds_total", "Cumulative count of seconds spent writing", |disk| {
+        disk.write_time as f64 / 1e3
+    }),
+    (Gauge, "container_fs_io_current", "Number of I/Os currently in progress", |disk| disk.in_progress as f64),
+    (Counter, "container_fs_io_time_seconds_total", "Cumulative count of seconds spent doing I/Os", |disk| {
+        disk.busy_time as f64 / 1e3
+    }),
+    (Counter, "container_fs_io_time_weighted_seconds_total", "Cumulative weighted I/O time in seconds", |disk| {
+        disk.weighted_time as f64 / 1e3
+    }),
+];
+
+/// The kernel counts these for whole devices, not for cgroups.
+fn disk_activity(metrics: &Metrics, rows: &[Row], root: &Path) {
+    let Some(node) = rows.iter().find(|row| row.subject.id == "/") else { return };
+    let Some(number) = device_number(root) else { return };
+    let text = std::fs::read_to_string("/proc/diskstats").unwrap_or_default();
+    let Some(disk) = sample::disk(&text, &number) else { return };
+    let device = device_name(&number);
+    for (kind, name, help, value) in OF_DISK {
+        metrics.set_rows(*kind, name, help, |all| all.add(&node.subject.with(&[("device", &device)]), value(&disk)));
+    }
 }
 
 fn inodes(metrics: &Metrics, rows: &[Row], root: &Path) {

@@ -15,6 +15,8 @@ pub(super) struct Processes {
     pub(super) count: usize,
     pub(super) descriptors: usize,
     pub(super) sockets: usize,
+    /// How many descriptors the first process may have; -1 without a limit.
+    pub(super) max_open_files: Option<f64>,
     states: BTreeMap<char, usize>,
 }
 
@@ -25,7 +27,9 @@ impl Processes {
     }
 
     fn read_some(pids: &[u32], most: usize) -> Self {
-        let mut all = Processes::default();
+        let limits = pids.first().and_then(|pid| fs::read_to_string(format!("/proc/{pid}/limits")).ok());
+        let max_open_files = limits.as_deref().and_then(max_open_files);
+        let mut all = Processes { max_open_files, ..Processes::default() };
         let (mut links, mut tasks) = (most, most);
         for pid in pids {
             if links == 0 && tasks == 0 {
@@ -66,6 +70,12 @@ fn counted_by_kernel(pid: u32) -> usize {
     fs::metadata(format!("/proc/{pid}/fd")).map_or(0, |found| usize::try_from(found.len()).unwrap_or(usize::MAX))
 }
 
+/// From the text of `/proc/PID/limits`.
+fn max_open_files(limits: &str) -> Option<f64> {
+    let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next())?;
+    if soft == "unlimited" { Some(-1.0) } else { soft.parse().ok() }
+}
+
 /// The letter after the name, which may hold anything but is the last thing in parentheses.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
@@ -81,6 +91,11 @@ mod tests {
         let _socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let own = Processes::read(&[std::process::id(), u32::MAX]);
         assert!(own.count == 1 && own.descriptors > 2 && own.sockets >= 1, "{own:?}");
+        assert!(own.max_open_files.is_some_and(|most| most != 0.0), "{own:?}");
+        let limits = |soft: &str| format!("Limit   Soft Limit\nMax open files     {soft}      4096      files\n");
+        assert_eq!(max_open_files(&limits("1024")), Some(1024.0));
+        assert_eq!(max_open_files(&limits("unlimited")), Some(-1.0));
+        assert_eq!(max_open_files("Max processes 1 1"), None);
         assert!(own.states().map(|(_, count)| count).sum::<usize>() >= 1, "{own:?}");
     }
 

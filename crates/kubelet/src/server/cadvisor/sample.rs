@@ -18,6 +18,8 @@ pub(super) struct Sample {
     pub(super) periods: Option<u64>,
     pub(super) throttled_periods: Option<u64>,
     pub(super) throttled_seconds: Option<f64>,
+    pub(super) burst_periods: Option<u64>,
+    pub(super) burst_seconds: Option<f64>,
     pub(super) shares: Option<u64>,
     /// None without a limit.
     pub(super) quota: Option<u64>,
@@ -111,6 +113,8 @@ fn v1(read: &Read<'_>) -> Sample {
         periods: cpu.get("nr_periods"),
         throttled_periods: cpu.get("nr_throttled"),
         throttled_seconds: cpu.get("throttled_time").map(|nanos| nanos as f64 / 1e9),
+        burst_periods: cpu.get("nr_bursts"),
+        burst_seconds: cpu.get("burst_time").map(|nanos| nanos as f64 / 1e9),
         shares: value("cpu", "cpu.shares"),
         // Minus one, which is no number here, without a limit.
         quota: value("cpu", "cpu.cfs_quota_us"),
@@ -172,6 +176,8 @@ fn v2(read: &Read<'_>) -> Sample {
         periods: cpu.get("nr_periods"),
         throttled_periods: cpu.get("nr_throttled"),
         throttled_seconds: seconds("throttled_usec"),
+        burst_periods: cpu.get("nr_bursts"),
+        burst_seconds: seconds("burst_usec"),
         shares: value("cpu.weight").map(shares),
         quota: quota.next().flatten(),
         period: quota.next().flatten(),
@@ -239,6 +245,42 @@ fn pressure(text: &str) -> Pressure {
     Pressure { some: total("some ").unwrap_or_default(), full: total("full ").unwrap_or_default() }
 }
 
+/// What the kernel counts of a block device: sectors, requests that were merged, and milliseconds.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(super) struct Disk {
+    pub(super) reads_merged: u64,
+    pub(super) sectors_read: u64,
+    pub(super) read_time: u64,
+    pub(super) writes_merged: u64,
+    pub(super) sectors_written: u64,
+    pub(super) write_time: u64,
+    pub(super) in_progress: u64,
+    pub(super) busy_time: u64,
+    pub(super) weighted_time: u64,
+}
+
+/// The device `major:minor` in the text of `/proc/diskstats`.
+pub(super) fn disk(text: &str, number: &str) -> Option<Disk> {
+    let (major, minor) = number.split_once(':')?;
+    let counts = text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let is_it = words.next() == Some(major) && words.next() == Some(minor);
+        is_it.then(|| words.skip(1).filter_map(|word| word.parse::<u64>().ok()).collect::<Vec<_>>())
+    })?;
+    let count = |at: usize| counts.get(at).copied();
+    Some(Disk {
+        reads_merged: count(1)?,
+        sectors_read: count(2)?,
+        read_time: count(3)?,
+        writes_merged: count(5)?,
+        sectors_written: count(6)?,
+        write_time: count(7)?,
+        in_progress: count(8)?,
+        busy_time: count(9)?,
+        weighted_time: count(10)?,
+    })
+}
+
 /// One interface's counters.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Interface {
@@ -287,7 +329,11 @@ mod tests {
         let table = [
             ("cpuacct", "cpuacct.usage", "1500000000\n"),
             ("cpuacct", "cpuacct.stat", "user 100\nsystem 50\n"),
-            ("cpu", "cpu.stat", "nr_periods 10\nnr_throttled 4\nthrottled_time 2500000000\n"),
+            (
+                "cpu",
+                "cpu.stat",
+                "nr_periods 10\nnr_throttled 4\nthrottled_time 2500000000\nnr_bursts 2\nburst_time 500000000\n",
+            ),
             ("cpu", "cpu.shares", "512\n"),
             ("cpu", "cpu.cfs_quota_us", "-1\n"),
             ("cpu", "cpu.cfs_period_us", "100000\n"),
@@ -311,6 +357,7 @@ mod tests {
             (sample.periods, sample.throttled_periods, sample.throttled_seconds),
             (Some(10), Some(4), Some(2.5))
         );
+        assert_eq!((sample.burst_periods, sample.burst_seconds), (Some(2), Some(0.5)));
         assert_eq!((sample.shares, sample.quota, sample.period), (Some(512), None, Some(100_000)));
         assert_eq!((sample.usage, sample.working_set, sample.cache), (Some(1000), Some(700), Some(400)));
         assert_eq!((sample.memory_limit, sample.swap_limit, sample.ooms), (Some(0), None, Some(2)));
@@ -326,7 +373,7 @@ mod tests {
             (
                 "",
                 "cpu.stat",
-                "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500000\n",
+                "usage_usec 1500000\nuser_usec 1000000\nsystem_usec 500000\nnr_periods 10\nnr_throttled 4\nthrottled_usec 2500000\nnr_bursts 2\nburst_usec 500000\n",
             ),
             ("", "cpu.weight", "20\n"),
             ("", "cpu.max", "50000 100000\n"),
@@ -340,6 +387,7 @@ mod tests {
         ];
         let sample = Sample::read(true, &files(&table));
         assert_eq!((sample.cpu_seconds, sample.throttled_seconds), (Some(1.5), Some(2.5)));
+        assert_eq!((sample.burst_periods, sample.burst_seconds), (Some(2), Some(0.5)));
         assert_eq!((sample.shares, sample.quota, sample.period), (Some(500), Some(50_000), Some(100_000)));
         assert_eq!((sample.usage, sample.working_set, sample.rss), (Some(1000), Some(700), Some(500)));
         assert_eq!((sample.limit_hits, sample.ooms, sample.page_faults), (Some(3), Some(1), Some(9)));
@@ -353,6 +401,26 @@ mod tests {
         for is_v2 in [false, true] {
             assert_eq!(Sample::read(is_v2, &|_, _| None), Sample::default());
             Sample::read(is_v2, &|_, _| Some("nonsense 254:0 = \n\u{0}".to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_disk_is_found_by_its_number() {
+        let text = " 254       0 vda 1 2 3 4 5 6 7 8 9 10 11 0 0 0 0\n 254       1 vda1 1 1 1\n";
+        let vda = Disk {
+            reads_merged: 2,
+            sectors_read: 3,
+            read_time: 4,
+            writes_merged: 6,
+            sectors_written: 7,
+            write_time: 8,
+            in_progress: 9,
+            busy_time: 10,
+            weighted_time: 11,
+        };
+        assert_eq!(disk(text, "254:0"), Some(vda));
+        for other in ["254:1", "254:2", "25:0", "254", ""] {
+            assert_eq!(disk(text, other), None, "{other}");
         }
     }
 
