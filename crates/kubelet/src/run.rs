@@ -36,7 +36,7 @@ use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
 use crate::volumes::kernel::Linux;
-use crate::volumes::{Iscsi, LocalDevices, Tokens, Volumes, blocking, mounts};
+use crate::volumes::{Iscsi, IscsiParts, LocalDevices, Tokens, Volumes, blocking, mounts};
 use crate::worker::Workers;
 use crate::{certificates, cpu_sets, dns, gc, pleg, state};
 
@@ -255,6 +255,7 @@ impl Running {
             client: client.clone(),
             recorder: recorder.clone(),
             objects: informers.csi_drivers.clone(),
+            own_node: informers.own_node.clone(),
             call_timeout: settings.volume_call_timeout,
             changed: changed.clone(),
             metrics: runtime.metrics.clone(),
@@ -262,6 +263,14 @@ impl Running {
             stop: stop.clone(),
         })
         .context("reading what volumes of CSI drivers are in use")?;
+        let iscsi = Iscsi::open(IscsiParts {
+            root: settings.root_dir.clone(),
+            in_use: csi.attached.in_use.clone(),
+            call_timeout: settings.volume_call_timeout,
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        })
+        .context("reading what iSCSI disks are in use")?;
         let clock = Clock::default();
         let prober =
             Prober::new(clock.clone(), runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
@@ -279,7 +288,7 @@ impl Running {
                 tokens: Tokens::new(client.clone(), clock.clone()),
                 csi,
                 nfs: Default::default(),
-                iscsi: Iscsi::new(settings.root_dir.clone(), settings.volume_call_timeout, tasks.clone(), stop.clone()),
+                iscsi,
                 local_devices: LocalDevices::new(settings.root_dir.clone()),
                 file_systems: Default::default(),
                 call_timeout: settings.volume_call_timeout,
@@ -355,7 +364,7 @@ impl Running {
             pressure: kubelet.pressure.clone(),
             shutdown: kubelet.shutdown.clone(),
             changed: changed.clone(),
-            in_use: csi.in_use.clone(),
+            in_use: csi.attached.in_use.clone(),
             recorder: recorder.clone(),
         });
         let eviction = Eviction::new(kubelet.clone(), workers.clone(), changed.clone());

@@ -6,11 +6,13 @@
 //! objects are rewritten in one step when the object changes (`atomic_writer`).
 
 mod atomic_writer;
+mod attached;
 pub(crate) mod csi;
 mod error;
 mod file_systems;
 mod format;
 mod host_path;
+mod in_use;
 mod iscsi;
 pub(crate) mod kernel;
 mod local_device;
@@ -41,12 +43,14 @@ use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::{resources, state};
 
+pub(crate) use self::attached::MANAGED;
 use self::csi::{Csi, Wanted};
 use error::{Cause, ClaimError, Operation};
 pub(crate) use error::{TearDownError, VolumeError};
 pub(crate) use file_systems::FileSystems;
-pub(crate) use iscsi::Iscsi;
+pub(crate) use in_use::InUse;
 use iscsi::IscsiError;
+pub(crate) use iscsi::{Iscsi, Parts as IscsiParts};
 use kernel::{Kernel, Linux};
 pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
@@ -306,7 +310,8 @@ impl Volumes {
             let values = csi::secret_values(namespace, name, state::uid(pod), &self.secrets).await;
             values.map_err(|why| IscsiError::Secret { namespace: namespace.to_owned(), name: name.to_owned(), why })
         };
-        self.iscsi.set_up(request, secret).await
+        let (uid, disk) = (state::uid(pod), request.unique_name().to_owned());
+        self.iscsi.set_up(request, self.csi.attached.wait(&disk, uid), secret).await
     }
 
     /// A local or hostPath volume. A local device is mounted as the file system that it holds. A local directory is given to the

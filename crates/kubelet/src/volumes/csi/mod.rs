@@ -9,7 +9,6 @@
 
 mod attachment;
 mod drivers;
-mod in_use;
 mod layout;
 mod node_info;
 mod operations;
@@ -23,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use client::{Client, EventRecorder, Informer};
 use csi::tonic::{Code, Status};
-use k8s_openapi::api::core::v1::{Pod, Secret, SecretReference};
+use k8s_openapi::api::core::v1::{Node, Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -31,15 +30,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Stage, Work};
 
+use super::attached::Attached;
 use super::error::{Cause, Operation, SecretError, TornDown, Unfinished};
+use super::in_use::{InUse, STAGING};
 use super::{Mounted, TearDownError, Tokens, VolumeError, blocking};
 use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::state;
 
-pub(crate) use attachment::{AttachError, MANAGED};
+pub(crate) use attachment::AttachError;
 pub(crate) use drivers::{Driver, NoDriver, Refused, highest_version};
-pub(crate) use in_use::InUse;
 use layout::{Layout, Mode};
 pub(super) use layout::{PLUGIN, names};
 use node_info::NodeInfo;
@@ -56,7 +56,7 @@ pub(crate) struct Csi {
     recorder: EventRecorder,
     pub(crate) drivers: drivers::Drivers,
     objects: Informer<CSIDriver>,
-    pub(crate) in_use: Arc<InUse>,
+    pub(crate) attached: Arc<Attached>,
     node_info: NodeInfo,
     /// By unique name of the volume: whoever holds it may call the driver.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -151,6 +151,7 @@ pub(crate) struct Parts {
     pub(crate) client: Client,
     pub(crate) recorder: EventRecorder,
     pub(crate) objects: Informer<CSIDriver>,
+    pub(crate) own_node: Informer<Node>,
     pub(crate) call_timeout: Duration,
     /// Has the node's status written soon.
     pub(crate) changed: Arc<Notify>,
@@ -167,13 +168,14 @@ impl Csi {
         let at_start: Vec<(String, String)> = used
             .iter()
             .map(|found| (&found.record, found.uid.as_str()))
-            .chain(staged.iter().map(|(record, _)| (record, in_use::STAGING)))
+            .chain(staged.iter().map(|(record, _)| (record, STAGING)))
             .filter(|(record, _)| !record.attachment.is_empty())
             .map(|(record, holder)| (record.unique_name(), holder.to_string()))
             .collect();
+        let in_use = Arc::new(InUse::new(at_start, parts.changed));
         Ok(Arc::new(Csi {
             layout,
-            in_use: Arc::new(InUse::new(at_start, parts.changed)),
+            attached: Attached::new(parts.client.clone(), parts.node_name.clone(), parts.own_node, in_use),
             node_info: NodeInfo::new(parts.client.clone(), parts.node_name.clone()),
             node_name: parts.node_name,
             client: parts.client,
@@ -330,7 +332,7 @@ impl Csi {
         if !failures.is_empty() {
             return Err(TearDownError::Volumes(failures));
         }
-        self.in_use.release_all(uid);
+        self.attached.in_use.release_all(uid);
         Ok(())
     }
 

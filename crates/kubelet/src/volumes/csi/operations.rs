@@ -11,11 +11,11 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::json;
 use trace::Stage;
 
-use super::in_use::STAGING;
 use super::layout::{Found, Mode, Record};
 use super::{Csi, Driver, Inputs, Published, Wanted};
 use crate::state;
 use crate::volumes::error::{Cause, Operation};
+use crate::volumes::in_use::STAGING;
 use crate::volumes::{Mounted, VolumeError, blocking, change_policy, ownership};
 
 impl Csi {
@@ -229,8 +229,8 @@ impl Csi {
         blocking(move || layout.forget_use(&owner, &name, mode)).await.map_err(|error| fail(error.into()))?;
         if !record.is_inline() {
             // It may stay staged after its last pod.
-            self.in_use.hold(&volume, STAGING);
-            self.in_use.release(&volume, uid);
+            self.attached.in_use.hold(&volume, STAGING);
+            self.attached.in_use.release(&volume, uid);
             self.unstage_if_unused(record, mode).await?;
         }
         Ok(())
@@ -243,7 +243,7 @@ impl Csi {
         let (layout, name) = (self.layout.clone(), volume.clone());
         let is_used = blocking(move || Ok(layout.in_use(None)?.iter().any(|found| found.record.unique_name() == name)));
         if is_used.await.map_err(|error| fail(error.into()))? {
-            self.in_use.release(&volume, STAGING);
+            self.attached.in_use.release(&volume, STAGING);
             return Ok(());
         }
         let (layout, wanted) = (self.layout.clone(), volume.clone());
@@ -261,7 +261,7 @@ impl Csi {
             let forgotten = blocking(move || layout.forget_staging(&record, mode)).await;
             forgotten.map_err(|error| fail(error.into()))?;
         }
-        self.in_use.release(&volume, STAGING);
+        self.attached.in_use.release(&volume, STAGING);
         Ok(())
     }
 
