@@ -50,7 +50,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "clusterrole-aggregation-controller", account: "clusterrole-aggregation-controller", workers: 1, build: cluster_role_aggregation::build },
     Descriptor { name: "endpointslice-mirroring-controller", account: "endpointslicemirroring-controller", workers: 2, build: endpoints::build_mirror },
     Descriptor { name: "persistentvolume-attach-detach-controller", account: "attachdetach-controller", workers: 4, build: volume::build_attach_detach },
-    Descriptor { name: "persistentvolume-binder-controller", account: "persistent-volume-binder", workers: 1, build: volume::build_binder },
+    Descriptor { name: "persistentvolume-binder-controller", account: "persistent-volume-binder", workers: 8, build: volume::build_binder },
     Descriptor { name: "persistentvolumeclaim-protection-controller", account: "pvc-protection-controller", workers: 1, build: volume::build_claim_protection },
     Descriptor { name: "persistentvolume-protection-controller", account: "pv-protection-controller", workers: 1, build: volume::build_volume_protection },
     Descriptor { name: "volumeattributesclass-protection-controller", account: "volumeattributesclass-protection-controller", workers: 1, build: volume::build_attributes_class_protection },
