@@ -116,7 +116,7 @@ mod tests {
         disks.read("a", &node(&[name]));
         assert_eq!(disks.reported("a"), [""; 0], "an older status says nothing");
         disks.detached(&disk, "a");
-        assert_eq!(disks.holders(&disk), []);
+        assert!(disks.holders(&disk).is_empty());
         // What a node used that is gone, it may still use; what it did not use is free.
         for (in_use, expected) in [(vec![name.to_owned()], 1), (vec![], 0)] {
             disks.attach(disk.clone(), "b");
