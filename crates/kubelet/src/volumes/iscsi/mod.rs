@@ -340,6 +340,9 @@ impl<M: Machine> Iscsi<M> {
         });
         let is_mounted = is_mounted.await.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
         if !self.in_use.hold(&request.unique_name, &holder(&at)) {
+            // It was taken down before this was written down.
+            let record = self.pod_record(&uid, &name);
+            blocking(move || std::fs::remove_file(record)).await.ok();
             return Err(request.failed(Operation::WaitForAttach, IscsiError::PodGone));
         }
         if request.is_block || !is_mounted {
