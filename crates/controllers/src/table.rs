@@ -57,7 +57,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "persistentvolume-expander-controller", account: "expand-controller", workers: 1, build: volume::build_expander },
     Descriptor { name: "volumesnapshot-controller", account: "snapshot-controller", workers: 2, build: volume::build_snapshots },
     Descriptor { name: "local-volume-provisioner-controller", account: "local-volume-provisioner", workers: 8, build: volume::build_local },
-    Descriptor { name: "ephemeral-volume-controller", account: "ephemeral-volume-controller", workers: 1, build: volume::build_ephemeral },
+    Descriptor { name: "ephemeral-volume-controller", account: "ephemeral-volume-controller", workers: 5, build: volume::build_ephemeral },
     Descriptor { name: "certificatesigningrequest-approving-controller", account: "certificate-controller", workers: 1, build: certificates::build_approver },
     Descriptor { name: "certificatesigningrequest-signing-controller", account: "certificate-controller", workers: 1, build: certificates::build_signer },
     Descriptor { name: "certificatesigningrequest-cleaner-controller", account: "certificate-controller", workers: 1, build: certificates::build_cleaner },

@@ -113,8 +113,8 @@ impl Facts {
     fn deletion(&self) -> Option<Cause> {
         self.claim.metadata.deletion_timestamp.as_ref()?;
         let finalizers = self.claim.metadata.finalizers.clone().unwrap_or_default();
-        let users: Vec<_> =
-            self.pods.iter().filter(|pod| !is_over(pod)).filter_map(|pod| pod.metadata.name.as_deref()).collect();
+        // Also those that have ended keep it until they are deleted.
+        let users: Vec<_> = self.pods.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
         if finalizers.iter().any(|name| name == IN_USE) && !users.is_empty() {
             return Some(
                 Cause::new(format!("it is being deleted, and pod {} uses it", users.join(", ")))
