@@ -144,6 +144,8 @@ pub(crate) enum ClaimError {
     NoClaim(client::Error),
     #[error("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")]
     Unbound { namespace: String, name: String },
+    #[error("error processing PVC {namespace}/{name}: PVC is being deleted")]
+    BeingDeleted { namespace: String, name: String },
     #[error("failed to fetch PV {name:?} from API server: {source}")]
     NoVolume { name: String, source: client::Error },
     #[error("found PV object {0:?} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]

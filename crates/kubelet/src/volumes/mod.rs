@@ -468,8 +468,18 @@ fn plugin_of_volume(volume: &PersistentVolume) -> &'static str {
     }
 }
 
-/// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so.
+/// Keeps a claim while a pod uses it.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+
+/// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so. A claim that
+/// is on its way out is no longer anybody's, unless it waits for the pods that have it.
 fn check_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), ClaimError> {
+    let is_protected = claim.metadata.finalizers.iter().flatten().any(|name| name == PROTECTION);
+    if claim.metadata.deletion_timestamp.is_some() && !is_protected {
+        let (namespace, name) = (claim.metadata.namespace.clone(), claim.metadata.name.clone());
+        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+        return Err(ClaimError::BeingDeleted { namespace, name });
+    }
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
         return Err(ClaimError::NoReference(name.to_owned()));
@@ -591,6 +601,16 @@ mod tests {
             let volume: PersistentVolume =
                 serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
             assert_eq!(check_claim(&claim, &volume).is_ok(), expected, "{reference}");
+        }
+        let reference = json!({"name": "c", "namespace": "ns", "uid": "u"});
+        let volume: PersistentVolume =
+            serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
+        for (finalizers, expected) in [(json!([PROTECTION]), true), (json!(["other"]), false), (json!([]), false)] {
+            let claim = serde_json::from_value(json!({"metadata": {
+                "name": "c", "namespace": "ns", "uid": "u", "finalizers": finalizers, "deletionTimestamp": "2024-01-01T00:00:00Z",
+            }}))
+            .unwrap();
+            assert_eq!(check_claim(&claim, &volume).is_ok(), expected, "{finalizers}");
         }
     }
 }
