@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::attachable::csi_name;
+use csi::tonic::Code;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
 use super::layout::attachment_name;
@@ -14,6 +15,8 @@ use crate::volumes::attached::NodeUnknown;
 /// attached, is watched.
 const LOOK_FIRST: Duration = Duration::from_millis(200);
 const LOOK_MAX: Duration = Duration::from_secs(5);
+/// What attachers write when the node has as many volumes as it may have.
+const NO_ROOM: i32 = Code::ResourceExhausted as i32;
 
 /// Why a volume is not attached.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +29,12 @@ pub(crate) enum AttachError {
     /// What the attacher wrote.
     #[error("{0}")]
     Attacher(String),
+    /// And what that means after a while, in upstream's words.
+    #[error(
+        "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[{volume}], \
+         unattached volumes=[{volume}], failed to process volumes=[]: context deadline exceeded"
+    )]
+    NoRoom { volume: String },
     #[error("volume {handle} has GET error for volume attachment {name}: {source}")]
     Unreadable { handle: String, name: String, source: client::Error },
     #[error(transparent)]
@@ -59,9 +68,13 @@ impl Csi {
                     let is_leaving = attachment.metadata.deletion_timestamp.is_some();
                     let status = attachment.status.unwrap_or_default();
                     if status.attached && !is_leaving && self.attached.is_reported(&volume).await? {
+                        self.forget_room(uid, Some(&wanted.spec_name));
                         return Ok(status.attachment_metadata.unwrap_or_default());
                     }
                     if let Some(error) = status.attach_error {
+                        if error.error_code == Some(NO_ROOM) && self.is_without_room(wanted, uid).await {
+                            return Err(AttachError::NoRoom { volume: wanted.volume.clone() });
+                        }
                         return Err(AttachError::Attacher(error.message.unwrap_or_default()));
                     }
                 }

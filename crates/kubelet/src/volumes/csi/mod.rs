@@ -10,6 +10,7 @@
 mod attachment;
 mod drivers;
 mod layout;
+mod limits;
 mod node_info;
 mod operations;
 mod stats;
@@ -64,6 +65,10 @@ pub(crate) struct Csi {
     /// How many operations are under way, by uid of the pod that they are for.
     running: watch::Sender<HashMap<String, usize>>,
     stats: stats::Cache,
+    /// Counts changes of how often drivers are asked how many volumes the node may have.
+    periods: Arc<watch::Sender<u64>>,
+    /// Since when attachers have had no room for volumes: by uid and spec name.
+    without_room: Mutex<HashMap<(String, String), Instant>>,
     metrics: KubeletMetrics,
     call_timeout: Duration,
     has_selinux: bool,
@@ -173,6 +178,13 @@ impl Csi {
             .map(|(record, holder)| (record.unique_name(), holder.to_string()))
             .collect();
         let in_use = Arc::new(InUse::new(at_start, parts.changed));
+        let periods: Arc<watch::Sender<u64>> = Arc::default();
+        let changed = periods.clone();
+        parts.objects.subscribe(move |event| {
+            if limits::changes_period(event) {
+                changed.send_modify(|count| *count += 1);
+            }
+        });
         Ok(Arc::new(Csi {
             layout,
             attached: Attached::new(parts.client.clone(), parts.node_name.clone(), parts.own_node, in_use),
@@ -186,6 +198,8 @@ impl Csi {
             done: Default::default(),
             running: Default::default(),
             stats: Default::default(),
+            periods,
+            without_room: Default::default(),
             metrics: parts.metrics,
             call_timeout: parts.call_timeout,
             has_selinux: Path::new("/sys/fs/selinux/enforce").exists(),
@@ -333,6 +347,7 @@ impl Csi {
             return Err(TearDownError::Volumes(failures));
         }
         self.attached.in_use.release_all(uid);
+        self.forget_room(uid, None);
         Ok(())
     }
 
