@@ -317,11 +317,11 @@ impl Worker {
                         }
                         Err(error) => {
                             if let SyncError::Volume(error) = &error
-                                && let Some(ended) = error.rejection()
+                                && let Some((reason, message)) = error.rejection()
                             {
                                 let about = client::reference(update.pod.as_ref());
-                                self.kubelet.recorder.warning(&about, &ended.reason, ended.message.clone());
-                                self.ended = Some(ended);
+                                self.kubelet.recorder.warning(&about, reason, message.clone());
+                                self.ended = Some(Ended { reason: reason.to_owned(), message, disruption: None });
                                 return;
                             }
                             tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not synced, will retry");

@@ -12,7 +12,6 @@ use super::nfs::NfsError;
 use super::payload::PayloadError;
 use super::tokens::TokenError;
 use crate::objects::NotSynced;
-use crate::status::Ended;
 
 /// What was done to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,11 +76,10 @@ impl VolumeError {
         self.operation.reason()
     }
 
-    /// Why the pod cannot have its volumes on this node, where another try does not help.
-    pub(crate) fn rejection(&self) -> Option<Ended> {
+    /// The reason and the message with which the pod is rejected, where another try on this node does not help.
+    pub(crate) fn rejection(&self) -> Option<(&'static str, String)> {
         let Cause::Attach(cause @ AttachError::NoRoom { .. }) = &*self.cause else { return None };
-        let message = format!("Pod was rejected: {cause}");
-        Some(Ended { reason: "VolumeAttachmentLimitExceeded".to_owned(), message, disruption: None })
+        Some(("VolumeAttachmentLimitExceeded", format!("Pod was rejected: {cause}")))
     }
 }
 
@@ -228,11 +226,11 @@ mod tests {
     #[test]
     fn a_pod_for_which_there_is_no_room_is_rejected() {
         let refused = |cause: AttachError| VolumeError::of(Operation::WaitForAttach, "pv", cause).rejection();
-        let ended = refused(AttachError::NoRoom { volume: "data".into() }).unwrap();
+        let (reason, message) = refused(AttachError::NoRoom { volume: "data".into() }).unwrap();
         let words = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[data], \
             unattached volumes=[data], failed to process volumes=[]: context deadline exceeded";
-        assert_eq!(ended.reason, "VolumeAttachmentLimitExceeded");
-        assert_eq!(ended.message, format!("Pod was rejected: {words}"));
+        assert_eq!(reason, "VolumeAttachmentLimitExceeded");
+        assert_eq!(message, format!("Pod was rejected: {words}"));
         assert!(refused(AttachError::Attacher("no room".into())).is_none(), "it may come");
     }
 
