@@ -23,7 +23,8 @@ const ON: &str = "
     NodeInclusionPolicyInPodTopologySpread OpenAPIEnums OrderedNamespaceDeletion PodDeletionCost PodLevelResources
     PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodObservedGenerationTracking
     PodReadyToStartContainersCondition PodSchedulingReadiness PodTopologyLabelsAdmission PortForwardWebsockets
-    PreferSameTrafficDistribution PreventStaticPodAPIReferences ProcMountType RecursiveReadOnlyMounts
+    PreferSameTrafficDistribution PreventStaticPodAPIReferences ProcMountType RecoverVolumeExpansionFailure
+    RecursiveReadOnlyMounts
     RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation RelaxedServiceNameValidation
     ReloadKubeletServerCertificateFile RemoteRequestHeaderUID RetryGenerateName RotateKubeletServerCertificate
     SELinuxChangePolicy SchedulerQueueingHints SeparateTaintEvictionController ServiceAccountNodeAudienceRestriction
@@ -54,7 +55,7 @@ const OFF: &str = "
     MutablePVNodeAffinity MutablePodResourcesForSuspendedJobs
     MutableSchedulingDirectivesForSuspendedJobs NodeDeclaredFeatures NodeLogQuery NodeSwap
     NominatedNodeNameForExpectation PodCertificateRequest PodLogsQuerySplitStreams QOSReserved
-    RecoverVolumeExpansionFailure ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus ResourceHealthStatusMessage
+    ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus ResourceHealthStatusMessage
     RestartAllContainersOnContainerExits RuntimeClassInImageCriApi SELinuxMount SELinuxMountReadWriteOncePod
     SizeBasedListCostEstimate StorageCapacityScoring StorageVersionAPI StorageVersionMigrator StrictIPCIDRValidation
     StructuredAuthenticationConfiguration StructuredAuthenticationConfigurationEgressSelector

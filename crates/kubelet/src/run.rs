@@ -249,10 +249,12 @@ impl Running {
 
         let informers = Informers::new(&client, &settings.node_name);
         let changed = Arc::new(Notify::new());
+        let clock = Clock::default();
         let csi = Csi::open(csi_volumes::Parts {
             root: settings.root_dir.clone(),
             node_name: settings.node_name.clone(),
             client: client.clone(),
+            clock: clock.clone(),
             recorder: recorder.clone(),
             objects: informers.csi_drivers.clone(),
             own_node: informers.own_node.clone(),
@@ -271,7 +273,6 @@ impl Running {
             stop: stop.clone(),
         })
         .context("reading what iSCSI disks are in use")?;
-        let clock = Clock::default();
         let prober =
             Prober::new(clock.clone(), runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
         let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };

@@ -9,6 +9,7 @@
 
 mod attachment;
 mod drivers;
+mod growth;
 mod layout;
 mod limits;
 mod node_info;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use client::{Client, EventRecorder, Informer};
+use client::{Client, Clock, EventRecorder, Informer};
 use csi::tonic::{Code, Status};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -54,6 +55,7 @@ pub(crate) struct Csi {
     layout: Layout,
     node_name: String,
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     pub(crate) drivers: drivers::Drivers,
     objects: Informer<CSIDriver>,
@@ -154,6 +156,7 @@ pub(crate) struct Parts {
     pub(crate) root: PathBuf,
     pub(crate) node_name: String,
     pub(crate) client: Client,
+    pub(crate) clock: Clock,
     pub(crate) recorder: EventRecorder,
     pub(crate) objects: Informer<CSIDriver>,
     pub(crate) own_node: Informer<Node>,
@@ -191,6 +194,7 @@ impl Csi {
             node_info: NodeInfo::new(parts.client.clone(), parts.node_name.clone()),
             node_name: parts.node_name,
             client: parts.client,
+            clock: parts.clock,
             recorder: parts.recorder,
             drivers: Default::default(),
             objects: parts.objects,
