@@ -8,6 +8,7 @@ const ON: &str = "
     APIResponseCompression AggregatedDiscoveryRemoveBetaType AllowParsingUserUIDFromCertAuth
     AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors
     AuthorizePodWebsocketUpgradeCreatePermission AuthorizeWithSelectors CRDValidationRatcheting
+    CSIServiceAccountTokenSecrets
     ClearingNominatedNodeNameAfterBinding ComponentFlagz ComponentStatusz ConsistentListFromCache ConstrainedImpersonation
     ContainerRestartRules ContainerStopSignals
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
@@ -17,11 +18,13 @@ const ON: &str = "
     JobPodReplacementPolicy JobSuccessPolicy
     KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz
     LogarithmicScaleDown MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
-    MaxUnavailableStatefulSet MultiCIDRServiceAllocator MutatingAdmissionPolicy NFTablesProxyMode
+    MaxUnavailableStatefulSet MultiCIDRServiceAllocator MutableCSINodeAllocatableCount MutatingAdmissionPolicy
+    NFTablesProxyMode
     NodeInclusionPolicyInPodTopologySpread OpenAPIEnums OrderedNamespaceDeletion PodDeletionCost PodLevelResources
     PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodObservedGenerationTracking
     PodReadyToStartContainersCondition PodSchedulingReadiness PodTopologyLabelsAdmission PortForwardWebsockets
-    PreferSameTrafficDistribution PreventStaticPodAPIReferences ProcMountType RecursiveReadOnlyMounts
+    PreferSameTrafficDistribution PreventStaticPodAPIReferences ProcMountType RecoverVolumeExpansionFailure
+    RecursiveReadOnlyMounts
     RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation RelaxedServiceNameValidation
     ReloadKubeletServerCertificateFile RemoteRequestHeaderUID RetryGenerateName RotateKubeletServerCertificate
     SELinuxChangePolicy SchedulerQueueingHints SeparateTaintEvictionController ServiceAccountNodeAudienceRestriction
@@ -36,7 +39,7 @@ const OFF: &str = "
     APIServerIdentity APIServerTracing AllAlpha AllBeta AllowDNSOnlyNodeCSR
     AllowInsecureKubeletCertificateSigningRequests AllowOverwriteTerminationGracePeriodSeconds
     AllowUnsafeMalformedObjectDeletion CBORServingAndStorage CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions
-    CPUManagerPolicyOptions CRDObservedGenerationTracking CRIListStreaming CSIServiceAccountTokenSecrets
+    CPUManagerPolicyOptions CRDObservedGenerationTracking CRIListStreaming
     CSIVolumeHealth ChangeContainerStatusOnKubeletRestart ClusterTrustBundle ClusterTrustBundleProjection
     ContainerCheckpoint CoordinatedLeaderElection
     CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAAdminAccess DRAConsumableCapacity
@@ -49,10 +52,10 @@ const OFF: &str = "
     KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods
     KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders
     KubeletTracing LocalStorageCapacityIsolationFSQuotaMonitoring MatchLabelKeysInPodAffinity MemoryQoS
-    MutableCSINodeAllocatableCount MutablePVNodeAffinity MutablePodResourcesForSuspendedJobs
+    MutablePVNodeAffinity MutablePodResourcesForSuspendedJobs
     MutableSchedulingDirectivesForSuspendedJobs NodeDeclaredFeatures NodeLogQuery NodeSwap
     NominatedNodeNameForExpectation PodCertificateRequest PodLogsQuerySplitStreams QOSReserved
-    RecoverVolumeExpansionFailure ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus ResourceHealthStatusMessage
+    ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus ResourceHealthStatusMessage
     RestartAllContainersOnContainerExits RuntimeClassInImageCriApi SELinuxMount SELinuxMountReadWriteOncePod
     SizeBasedListCostEstimate StorageCapacityScoring StorageVersionAPI StorageVersionMigrator StrictIPCIDRValidation
     StructuredAuthenticationConfiguration StructuredAuthenticationConfigurationEgressSelector

@@ -5,6 +5,7 @@
 //! `k8s_openapi::api::...`; what a Deployment or a Pod must look like is the apiserver's registry.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod attachable;
 pub mod cached;
 pub mod cidr;
 pub mod codec;

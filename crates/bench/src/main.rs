@@ -95,6 +95,9 @@ struct Args {
     /// A running cluster to compare with, where the comparison takes one
     #[arg(long)]
     peer_kubeconfig: Option<PathBuf>,
+    /// storage: the class of volumes to compare with, in the peer's cluster or else in the one that is measured
+    #[arg(long, value_name = "CLASS")]
+    peer_class: Option<String>,
     /// metrics: the program of a metrics-server to compare with
     #[arg(long, value_name = "PROGRAM")]
     metrics_server: Option<PathBuf>,

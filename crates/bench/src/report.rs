@@ -96,3 +96,9 @@ pub(crate) fn cpu_seconds() -> anyhow::Result<f64> {
         .map(|(user, system)| (user + system) / 100.0)
         .ok_or_else(|| anyhow::anyhow!("unreadable /proc/self/stat"))
 }
+
+/// The one in the middle of some measurements.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

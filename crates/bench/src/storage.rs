@@ -1,9 +1,10 @@
 //! Pods with a volume each, from their creation until all run: provisioned, bound, mounted, started.
 //!
 //! Ours is the default class of a fresh `cox up` in namespaces of its own, or that of the cluster that `--kubeconfig` names. The peer is the
-//! default class of the cluster that `--peer-kubeconfig` names; without one it is the design of rancher's local-path provisioner,
-//! driven from here on the same cluster: four workers, and for every volume a helper pod that makes the folder and is looked at
-//! once a second. Everything that was made is removed again.
+//! default class of the cluster that `--peer-kubeconfig` names, or the class of either that `--peer-class` names: that of a CSI driver with
+//! upstream's external-provisioner, say. Without them it is the design of rancher's local-path provisioner, driven from here on the same
+//! cluster: four workers, and for every volume a helper pod that makes the folder and is looked at once a second. Both take turns, and the
+//! medians are compared. Everything that was made is removed again.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -23,12 +24,14 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::Args;
-use crate::report::{Better, line};
+use crate::report::{Better, line, median};
 
 const IMAGE: &str = "docker.io/library/busybox:latest";
 const NAMESPACE: &str = "coxbench-storage";
 const HELPER_CLASS: &str = "coxbench-helper";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// How often ours and the peer take turns.
+const ROUNDS: usize = 3;
 /// Requests under way at once while objects are made.
 const CREATORS: usize = 16;
 /// How often the API is asked whether all is done.
@@ -61,12 +64,21 @@ fn connect(kubeconfig: &Path) -> Result<Client> {
 }
 
 async fn compare(args: &Args, client: Client, folders: &Path, pods: usize) -> Result<()> {
-    let ours = Round { client: client.clone(), class: None, pods }.time().await.context("ours")?;
-    let (name, peer) = match &args.peer_kubeconfig {
-        Some(path) => ("named", Round { client: connect(path)?, class: None, pods }.time().await.context("the peer")?),
-        None => ("helper-pods", with_helpers(client, folders, pods).await.context("helper pods")?),
+    let (name, other) = match (&args.peer_kubeconfig, args.peer_class.clone()) {
+        (Some(path), class) => ("named", Some(Round { client: connect(path)?, class, pods })),
+        (None, Some(class)) => ("class", Some(Round { client: client.clone(), class: Some(class), pods })),
+        (None, None) => ("helper-pods", None),
     };
-    line("storage-start", format!("pods={pods} peer={name}"), "s", ours, peer, Better::Less);
+    let own = Round { client: client.clone(), class: None, pods };
+    let (mut ours, mut peers) = (Vec::new(), Vec::new());
+    for _ in 0..if args.quick { 1 } else { ROUNDS } {
+        ours.push(own.time().await.context("ours")?);
+        peers.push(match &other {
+            Some(other) => other.time().await.context("the peer")?,
+            None => with_helpers(client.clone(), folders, pods).await.context("helper pods")?,
+        });
+    }
+    line("storage-start", format!("pods={pods} peer={name}"), "s", median(ours), median(peers), Better::Less);
     Ok(())
 }
 
@@ -74,7 +86,7 @@ async fn compare(args: &Args, client: Client, folders: &Path, pods: usize) -> Re
 struct Round {
     client: Client,
     /// None: the cluster's default.
-    class: Option<&'static str>,
+    class: Option<String>,
     pods: usize,
 }
 
@@ -149,7 +161,7 @@ impl Round {
             _ => {}
         }
         while namespaces.get_opt(NAMESPACE).await?.is_some() || !self.volumes().await?.is_empty() {
-            if self.class == Some(HELPER_CLASS) {
+            if self.class.as_deref() == Some(HELPER_CLASS) {
                 for name in self.volumes().await? {
                     match self.client.all::<PersistentVolume>().delete(&name, &DeleteParams::default()).await {
                         Err(error) if !error.is_not_found() => return Err(error.into()),
@@ -182,7 +194,7 @@ async fn with_helpers(client: Client, folders: &Path, pods: usize) -> Result<f64
     let classes = client.all::<StorageClass>();
     classes.create(&class).await?;
     let provisioner = Provisioner { client: client.clone(), folders: folders.to_owned() };
-    let round = Round { client: client.clone(), class: Some(HELPER_CLASS), pods };
+    let round = Round { client: client.clone(), class: Some(HELPER_CLASS.to_owned()), pods };
     let timed = tokio::select! {
         timed = round.time() => timed,
         failed = Arc::new(provisioner).run() => failed.and_then(|()| Err(anyhow::anyhow!("the provisioner ended"))),

@@ -4,7 +4,7 @@
 //! registry: the figures stand beside what we aim for, and the ratio says how much better than that they are.
 
 use crate::Args;
-use crate::report::{self, Better, line};
+use crate::report::{self, Better, line, median};
 use anyhow::{Context, bail};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -171,9 +171,4 @@ fn cpu_seconds(processes: &[u32]) -> anyhow::Result<f64> {
         }
     }
     Ok(ticks / TICKS)
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or_default()
 }

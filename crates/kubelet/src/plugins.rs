@@ -178,7 +178,10 @@ impl Plugins {
             }
         };
         tracing::info!(driver = name, socket = %socket.display(), "CSI driver registered");
-        gone.cancelled().await;
+        tokio::select! {
+            () = gone.cancelled() => {}
+            () = self.csi.follow_limit(&name) => {}
+        }
         // A kubelet that stops leaves everything as it is.
         if stop.is_cancelled() || !self.csi.drivers.remove(&name, socket) {
             return;

@@ -36,7 +36,7 @@ use crate::static_pods::{self, Source, StaticPods};
 use crate::status_writer::StatusWriter;
 use crate::volumes::csi::{self as csi_volumes, Csi};
 use crate::volumes::kernel::Linux;
-use crate::volumes::{Iscsi, LocalDevices, Tokens, Volumes, blocking, mounts};
+use crate::volumes::{Iscsi, IscsiParts, LocalDevices, Tokens, Volumes, blocking, mounts};
 use crate::worker::Workers;
 use crate::{certificates, cpu_sets, dns, gc, pleg, state};
 
@@ -249,12 +249,15 @@ impl Running {
 
         let informers = Informers::new(&client, &settings.node_name);
         let changed = Arc::new(Notify::new());
+        let clock = Clock::default();
         let csi = Csi::open(csi_volumes::Parts {
             root: settings.root_dir.clone(),
             node_name: settings.node_name.clone(),
             client: client.clone(),
+            clock: clock.clone(),
             recorder: recorder.clone(),
             objects: informers.csi_drivers.clone(),
+            own_node: informers.own_node.clone(),
             call_timeout: settings.volume_call_timeout,
             changed: changed.clone(),
             metrics: runtime.metrics.clone(),
@@ -262,7 +265,14 @@ impl Running {
             stop: stop.clone(),
         })
         .context("reading what volumes of CSI drivers are in use")?;
-        let clock = Clock::default();
+        let iscsi = Iscsi::open(IscsiParts {
+            root: settings.root_dir.clone(),
+            in_use: csi.attached.in_use.clone(),
+            call_timeout: settings.volume_call_timeout,
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        })
+        .context("reading what iSCSI disks are in use")?;
         let prober =
             Prober::new(clock.clone(), runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
         let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
@@ -279,7 +289,7 @@ impl Running {
                 tokens: Tokens::new(client.clone(), clock.clone()),
                 csi,
                 nfs: Default::default(),
-                iscsi: Iscsi::new(settings.root_dir.clone(), settings.volume_call_timeout, tasks.clone(), stop.clone()),
+                iscsi,
                 local_devices: LocalDevices::new(settings.root_dir.clone()),
                 file_systems: Default::default(),
                 call_timeout: settings.volume_call_timeout,
@@ -355,7 +365,7 @@ impl Running {
             pressure: kubelet.pressure.clone(),
             shutdown: kubelet.shutdown.clone(),
             changed: changed.clone(),
-            in_use: csi.in_use.clone(),
+            in_use: csi.attached.in_use.clone(),
             recorder: recorder.clone(),
         });
         let eviction = Eviction::new(kubelet.clone(), workers.clone(), changed.clone());

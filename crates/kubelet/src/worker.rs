@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Context, Stage, Work};
 
-use crate::error::EndError;
+use crate::error::{EndError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::names;
 use crate::pass::Memory;
@@ -316,6 +316,14 @@ impl Worker {
                             next.again_in
                         }
                         Err(error) => {
+                            if let SyncError::Volume(error) = &error
+                                && let Some((reason, message)) = error.rejection()
+                            {
+                                let about = client::reference(update.pod.as_ref());
+                                self.kubelet.recorder.warning(&about, reason, message.clone());
+                                self.ended = Some(Ended { reason: reason.to_owned(), message, disruption: None });
+                                return;
+                            }
                             tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not synced, will retry");
                             Some(retry.next_delay())
                         }

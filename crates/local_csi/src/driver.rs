@@ -36,6 +36,8 @@ struct Busy {
     folders: HashMap<PathBuf, Use>,
     /// By id of the volume.
     promised: HashMap<String, i64>,
+    /// The sizes of volumes that are there, once they have been read: nobody else makes or removes any.
+    made: Option<HashMap<String, i64>>,
 }
 
 enum Use {
@@ -113,23 +115,29 @@ impl Driver {
 
     /// What can still be promised: never more than is free, nor than the disk has beyond what was promised.
     fn available(&self) -> Result<i64, Status> {
-        self.available_beyond(&self.busy())
+        self.available_beyond(&mut self.busy())
     }
 
-    fn available_beyond(&self, busy: &Busy) -> Result<i64, Status> {
+    fn available_beyond(&self, busy: &mut Busy) -> Result<i64, Status> {
         let stat = nix::sys::statvfs::statvfs(&self.dir).map_err(io::Error::from).map_err(failed)?;
         let bytes = |blocks: u64| i64::try_from(blocks.saturating_mul(stat.fragment_size())).unwrap_or(i64::MAX);
-        let made = self.volumes.list::<Volume>().map_err(failed)?;
-        let being_made = busy.promised.iter().filter(|(id, _)| !made.iter().any(|(known, _)| known == *id));
-        let promised = made.iter().map(|(_, volume)| volume.capacity).chain(being_made.map(|(_, capacity)| *capacity));
-        let promised = promised.fold(0_i64, i64::saturating_add);
+        let Busy { promised, made, .. } = busy;
+        if made.is_none() {
+            let found = self.volumes.list::<Volume>().map_err(failed)?;
+            *made = Some(found.into_iter().map(|(id, volume)| (id, volume.capacity)).collect());
+        }
+        let made = made.get_or_insert_default();
+        let being_made = promised.iter().filter(|(id, _)| !made.contains_key(*id)).map(|(_, capacity)| *capacity);
+        let growing = |id: &String| promised.get(id).copied().unwrap_or_default();
+        let sizes = made.iter().map(|(id, capacity)| growing(id).max(*capacity));
+        let promised = sizes.chain(being_made).fold(0_i64, i64::saturating_add);
         Ok(bytes(stat.blocks_available()).min(bytes(stat.blocks()).saturating_sub(promised)).max(0))
     }
 
     /// Sets room aside for a volume, beyond what it has.
     fn promise(&self, id: &str, has: i64, wanted: i64) -> Result<Promise<'_>, Status> {
         let mut busy = self.busy();
-        let (available, more) = (self.available_beyond(&busy)?, wanted.saturating_sub(has));
+        let (available, more) = (self.available_beyond(&mut busy)?, wanted.saturating_sub(has));
         if more > available {
             return Err(Status::resource_exhausted(format!(
                 "node {} has {available} bytes left, {more} were asked for",
@@ -138,6 +146,16 @@ impl Driver {
         }
         busy.promised.insert(id.to_owned(), wanted);
         Ok(Promise(self, id.to_owned()))
+    }
+
+    /// A volume has this size now, or is gone.
+    fn note(&self, id: &str, size: Option<i64>) {
+        if let Some(made) = &mut self.busy().made {
+            match size {
+                Some(size) => made.insert(id.to_owned(), size),
+                None => made.remove(id),
+            };
+        }
     }
 
     fn volume(&self, id: &str) -> Result<Volume, Status> {
@@ -189,7 +207,10 @@ impl Driver {
                     && (range.limit_bytes == 0 || there.capacity <= range.limit_bytes)
                     && there.source == wanted.source;
                 match fits {
-                    true => there,
+                    true => {
+                        self.note(&id, Some(there.capacity));
+                        there
+                    }
                     false => return Err(Status::already_exists(format!("volume {id} is there, and is another"))),
                 }
             }
@@ -198,7 +219,9 @@ impl Driver {
                 let _promise = self.promise(&id, 0, wanted.capacity)?;
                 let (name, from) = (id.clone(), source.map(|(_, path, _)| path));
                 let (folders, projects) = (self.volumes.clone(), self.projects.clone());
-                blocking(move || make(&folders, &projects, &name, wanted, from.as_deref())).await?
+                let made = blocking(move || make(&folders, &projects, &name, wanted, from.as_deref())).await?;
+                self.note(&id, Some(made.capacity));
+                made
             }
         };
         Ok(v1::CreateVolumeResponse {
@@ -221,13 +244,15 @@ impl Driver {
         if is_used.await? {
             return Err(Status::failed_precondition(format!("volume {id} is in use")));
         }
-        let (folders, projects) = (self.volumes.clone(), self.projects.clone());
+        let (folders, projects, name) = (self.volumes.clone(), self.projects.clone(), id.clone());
         blocking(move || {
-            let project = folders.get::<Volume>(&id)?.and_then(|volume| volume.project);
-            folders.remove(&id)?;
+            let project = folders.get::<Volume>(&name)?.and_then(|volume| volume.project);
+            folders.remove(&name)?;
             projects.end(project)
         })
-        .await
+        .await?;
+        self.note(&id, None);
+        Ok(())
     }
 
     async fn expand(&self, id: String, range: v1::CapacityRange) -> Result<i64, Status> {
@@ -240,11 +265,13 @@ impl Driver {
                 .map_err(|status| Status::out_of_range(status.message()))?;
             volume.capacity = range.required_bytes;
             let (folders, projects, about) = (self.volumes.clone(), self.projects.clone(), volume.clone());
+            let name = id.clone();
             blocking(move || {
                 projects.grow(about.project, about.capacity)?;
-                folders.update(&id, &about)
+                folders.update(&name, &about)
             })
             .await?;
+            self.note(&id, Some(volume.capacity));
         }
         Ok(volume.capacity)
     }
@@ -729,6 +756,13 @@ mod tests {
         };
         driver.controller_expand_volume(grow).await.unwrap();
         assert_eq!(recorded.limits.lock()[one], 3 << 20);
+        // What is set aside is known without a look at the folders, and is what they say.
+        let on_disk = |driver: &Driver| -> HashMap<String, i64> {
+            let all = driver.volumes.list::<Volume>().unwrap();
+            all.into_iter().map(|(id, volume)| (id, volume.capacity)).collect()
+        };
+        let sizes = HashMap::from([("one".to_owned(), 3 << 20), ("two".to_owned(), 1 << 20)]);
+        assert_eq!((driver.busy().made.clone(), on_disk(&driver)), (Some(sizes.clone()), sizes));
         // What the kernel has counted is told, without a look at the files.
         recorded.usage.lock().insert(*one, Usage { bytes: 2 << 20, inodes: 8 });
         let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
@@ -738,8 +772,10 @@ mod tests {
 
         // A process that comes after knows whose project it is.
         let driver = Driver::open_with("n", dir.path(), recorded.clone()).unwrap();
+        driver.available().unwrap();
         let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
         driver.delete_volume(delete).await.unwrap();
+        assert_eq!(driver.busy().made.clone(), Some(on_disk(&driver)));
         assert_eq!(*recorded.limits.lock(), BTreeMap::from([(*two, 1 << 20)]));
         // What was never made keeps no limit.
         let failed = make(&driver.volumes, &driver.projects, "x/y", Volume { capacity: 5, ..Default::default() }, None);

@@ -75,6 +75,12 @@ async fn drivers_get_their_defaults() {
     ] {
         assert_eq!(spec[field], expected, "{field}");
     }
+    let often = json!({"metadata": {"name": "often.example.com"}, "spec": {"nodeAllocatableUpdatePeriodSeconds": 9}});
+    let (_, refused) = cluster.send("POST", &drivers, often).await;
+    let message = refused["message"].as_str().unwrap();
+    let expected =
+        "spec.nodeAllocatableUpdatePeriodSeconds: Invalid value: 9: must be greater than or equal to 10 seconds";
+    assert!(message.contains(expected), "{message}");
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //!
 //! Class -> first consumer -> provisioner -> bound -> attached to the node -> (the kubelet's part) -> grown.
 
+use api::attachable::{csi_name, iscsi_name};
 use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment};
@@ -112,8 +113,8 @@ impl Facts {
     fn deletion(&self) -> Option<Cause> {
         self.claim.metadata.deletion_timestamp.as_ref()?;
         let finalizers = self.claim.metadata.finalizers.clone().unwrap_or_default();
-        let users: Vec<_> =
-            self.pods.iter().filter(|pod| !is_over(pod)).filter_map(|pod| pod.metadata.name.as_deref()).collect();
+        // Also those that have ended keep it until they are deleted.
+        let users: Vec<_> = self.pods.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
         if finalizers.iter().any(|name| name == IN_USE) && !users.is_empty() {
             return Some(
                 Cause::new(format!("it is being deleted, and pod {} uses it", users.join(", ")))
@@ -184,13 +185,23 @@ impl Facts {
 
     /// Until its volume is on the node of a pod.
     fn attachment(&self, node: &Node) -> Option<Cause> {
-        let csi = self.volume.as_ref()?.spec.as_ref()?.csi.as_ref()?;
+        let spec = self.volume.as_ref()?.spec.as_ref()?;
+        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let reported = node.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
+        if let Some(iscsi) = &spec.iscsi {
+            let unique = iscsi_name(&iscsi.target_portal, &iscsi.iqn, iscsi.lun);
+            let is_attached = reported.iter().any(|volume| volume.name == unique);
+            return (!is_attached).then(|| {
+                Cause::new(format!("node {name} may not use the disk of volume {} yet", self.volume_name()))
+                    .because(format!("volumesAttached of the node does not name {unique}: another node may have it"))
+                    .then("events of the pod tell who has it: cox kubectl describe pod")
+            });
+        }
+        let csi = spec.csi.as_ref()?;
         if self.driver.as_ref().is_some_and(|driver| driver.spec.attach_required == Some(false)) {
             return None;
         }
-        let name = node.metadata.name.as_deref().unwrap_or_default();
-        let unique = format!("kubernetes.io/csi/{}^{}", csi.driver, csi.volume_handle);
-        let reported = node.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
+        let unique = csi_name(&csi.driver, &csi.volume_handle);
         if reported.iter().any(|volume| volume.name == unique) {
             return None;
         }
@@ -434,5 +445,11 @@ mod tests {
             let found = of_pod(&pod, node.as_ref(), &[facts]).map(|cause| cause.summary);
             assert_eq!(found, expected.map(|text| format!("it waits for claim data: {text}")));
         }
+        let iscsi = json!({ "targetPortal": "h", "iqn": "iqn.2026-01.org.example:a", "lun": 0 });
+        let volume = made(json!({ "metadata": { "name": "v" }, "spec": { "iscsi": iscsi } }));
+        let disk = Facts { volume: Some(volume), ..bound(vec![]) };
+        let found = of_pod(&pod(Some("n")), Some(&node(&[])), &[disk]).map(|cause| cause.summary);
+        let expected = "it waits for claim data: node n may not use the disk of volume v yet";
+        assert_eq!(found.as_deref(), Some(expected));
     }
 }

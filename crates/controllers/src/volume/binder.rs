@@ -31,6 +31,8 @@ struct Controller {
     pods: Informer<Pod>,
     local_path: LocalPath,
     operations: Arc<Operations>,
+    /// Whoever holds it may give away a volume that no claim has.
+    giving: tokio::sync::Mutex<()>,
 }
 
 /// Where this binary kept folders of volumes before it had a driver.
@@ -48,7 +50,8 @@ impl Default for LocalPath {
     }
 }
 
-/// One worker: two claims must not be given the same volume.
+/// Claims are looked at side by side: a volume that was made for a claim is that claim's. Volumes that any claim may have are
+/// given away one at a time, and every write carries the version that it was decided on.
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let claims = context.informer::<PersistentVolumeClaim>();
     let operations = Arc::new(Operations::new(&context.config.metrics));
@@ -126,6 +129,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         pods,
         local_path: context.config.local_path.clone(),
         operations,
+        giving: tokio::sync::Mutex::default(),
     })
 }
 
@@ -154,10 +158,15 @@ impl Controller {
         let Some(claim) = self.claims.get(key).filter(|claim| claim.metadata.deletion_timestamp.is_none()) else {
             return Ok(Requeue::Never);
         };
-        let (volumes, classes) = (self.volumes.list(), self.classes.list());
-        let pods = self.pods.by_index(BY_CLAIM, key);
+        let mut decided = self.decide(&claim, key);
+        let is_free = matches!(&decided, ForClaim::Bind(volume) if claim_key(volume).as_deref() != Some(key));
+        let mut _giving = None;
+        if is_free {
+            _giving = Some(self.giving.lock().await);
+            decided = self.decide(&claim, key); // another claim may have got it meanwhile
+        }
         let about = client::reference(&*claim);
-        match for_claim(&claim, &Seen { volumes: &volumes, classes: &classes, pods: &pods }) {
+        match decided {
             ForClaim::Bind(volume) => {
                 let bound = self.bind(&volume, &claim).await;
                 self.operations.went(key, bound.is_ok());
@@ -186,6 +195,12 @@ impl Controller {
             ForClaim::Wait(None) => {}
         }
         self.set_claim_phase(&claim, "Pending", None).await
+    }
+
+    fn decide(&self, claim: &PersistentVolumeClaim, key: &str) -> ForClaim {
+        let (volumes, classes) = (self.volumes.list(), self.classes.list());
+        let pods = self.pods.by_index(BY_CLAIM, key);
+        for_claim(claim, &Seen { volumes: &volumes, classes: &classes, pods: &pods })
     }
 
     fn claim_phase<'a>(&self, claim: &'a PersistentVolumeClaim) -> &'a str {

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::owners::is_controlled_by;
 use crate::{Error, pods};
 
 const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
@@ -54,7 +55,7 @@ pub(crate) fn build_claims(context: &Context) -> Arc<dyn Reconcile> {
     let claims = context.on_self::<PersistentVolumeClaim>();
     let pods = context.on::<Pod, _>(|event| match event {
         Event::Deleted(pod) => claims_of(pod),
-        Event::Modified { new, .. } if pods::is_finished(new) => claims_of(new),
+        Event::Modified { new, .. } if is_shut_down(new) => claims_of(new),
         _ => Vec::new(),
     });
     pods.add_index(BY_CLAIM, claims_of);
@@ -136,9 +137,8 @@ impl Reconcile for Claims {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(claim) = self.claims.get(key) else { return Ok(Requeue::Never) };
-            // A finished pod has let go of its volumes; one that was never scheduled has not taken them.
-            let used = self.pods.by_index(BY_CLAIM, key).iter().any(|pod| has_taken_volumes(pod));
-            let used = used || (claim.metadata.deletion_timestamp.is_some() && self.is_used_now(key).await?);
+            let used = self.pods.by_index(BY_CLAIM, key).iter().any(|pod| keeps(pod, &claim));
+            let used = used || (claim.metadata.deletion_timestamp.is_some() && self.is_used_now(&claim).await?);
             protect(&self.client, &*claim, CLAIM_FINALIZER, used).await
         })
     }
@@ -146,15 +146,34 @@ impl Reconcile for Claims {
 
 impl Claims {
     /// Letting a claim go cannot be taken back, so the server is asked: the cache may not show the latest pod.
-    async fn is_used_now(&self, key: &str) -> Result<bool, Error> {
-        let (namespace, _) = client::split_key(key);
+    async fn is_used_now(&self, claim: &PersistentVolumeClaim) -> Result<bool, Error> {
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
         let pods = self.client.namespaced::<Pod>(namespace).list_all(&ListParams::default(), PAGE).await?;
-        Ok(pods.items.iter().any(|pod| has_taken_volumes(pod) && claims_of(pod).iter().any(|claim| claim == key)))
+        Ok(pods.items.iter().any(|pod| keeps(pod, claim)))
     }
 }
 
-fn has_taken_volumes(pod: &Pod) -> bool {
-    !pods::is_finished(pod) && !pods::node_name(pod).is_empty()
+/// Whether a pod of the claim's namespace keeps the claim (`podUsesPVCForDeletion`, v1.36): one that was never scheduled does
+/// not, one that has ended does until it is gone. A claim that was made for a pod may go when nothing of the pod runs any more.
+fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let (pod_name, uid) = (pod.metadata.name.as_deref(), pod.metadata.uid.as_deref());
+    let own = |volume: &str| format!("{}-{volume}", pod_name.unwrap_or_default()) == name;
+    let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    !pods::node_name(pod).is_empty()
+        && volumes.any(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(source), _) => source.claim_name == name,
+            (None, Some(_)) => {
+                let is_its = own(&volume.name) && is_controlled_by(&claim.metadata, uid.unwrap_or_default());
+                is_its && !is_shut_down(pod)
+            }
+            (None, None) => false,
+        })
+}
+
+/// Whether the kubelet has said that nothing of the pod runs any more.
+fn is_shut_down(pod: &Pod) -> bool {
+    pods::is_terminating(pod) && pod.metadata.deletion_grace_period_seconds == Some(0)
 }
 
 impl Reconcile for Volumes {
@@ -181,5 +200,42 @@ async fn protect<K: Resource + serde::Serialize>(client: &Client, object: &K, fi
     match client.all::<K>().update(&changed).await {
         Err(error) if !error.is_not_found() => Err(Error::from(error)),
         _ => Ok(Requeue::Never),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_claim_is_kept_by_pods_until_they_are_gone() {
+        let named = || json!({ "name": "v", "persistentVolumeClaim": { "claimName": "p-v" } });
+        let made = || json!({ "name": "v", "ephemeral": {} });
+        let gone = || json!({ "deletionTimestamp": "2024-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0 });
+        for (what, node, phase, volume, meta, owner, expected) in [
+            ("it runs", "n", "Running", named(), json!({}), "", true),
+            ("it has no node", "", "Pending", named(), json!({}), "", false),
+            ("it has ended", "n", "Succeeded", named(), json!({}), "", true),
+            ("it goes", "n", "Running", named(), gone(), "", true),
+            ("it has another", "n", "Running", json!({ "name": "v", "emptyDir": {} }), json!({}), "", false),
+            ("its own", "n", "Running", made(), json!({}), "u", true),
+            ("its own, after its end", "n", "Succeeded", made(), json!({}), "u", true),
+            ("its own, and nothing runs", "n", "Running", made(), gone(), "u", false),
+            ("another pod's own", "n", "Running", made(), json!({}), "w", false),
+        ] {
+            let mut pod = json!({
+                "metadata": { "name": "p", "namespace": "ns", "uid": "u" },
+                "spec": { "nodeName": node, "containers": [], "volumes": [volume] }, "status": { "phase": phase },
+            });
+            if let (Value::Object(all), Value::Object(further)) = (&mut pod["metadata"], meta) {
+                all.extend(further);
+            }
+            let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": "p", "uid": owner, "controller": true });
+            let claim = json!({ "metadata": { "name": "p-v", "namespace": "ns", "ownerReferences": [owner] } });
+            let (pod, claim) = (serde_json::from_value(pod).unwrap(), serde_json::from_value(claim).unwrap());
+            assert_eq!(keeps(&pod, &claim), expected, "{what}");
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Volumes of CSI drivers are attached for the pods of a node and let go after them. The attacher is the test itself.
+//! Volumes of CSI drivers and iSCSI disks are attached for the pods of a node and let go after them. The attacher is the test
+//! itself.
 
 use client::{DeleteParams, ListParams, Patch};
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
@@ -9,6 +10,7 @@ use crate::harness::{Cluster, patiently};
 use crate::late_caches;
 
 const UNIQUE: &str = "kubernetes.io/csi/disks.example^h-data";
+const DISK: &str = "kubernetes.io/iscsi/10.0.0.1:iqn.2026-01.org.example:a:0";
 
 async fn node(cluster: &Cluster, name: &str) {
     let annotations = json!({ "volumes.kubernetes.io/controller-managed-attach-detach": "true" });
@@ -31,17 +33,23 @@ async fn uses(cluster: &Cluster, name: &str, volumes: &[&str]) {
 
 /// A bound claim `default/data` on a volume of the driver.
 async fn claim(cluster: &Cluster, mode: &str) {
-    cluster
-        .apply::<PersistentVolume>(json!({
-            "metadata": { "name": "data" },
-            "spec": {
-                "capacity": { "storage": "1Gi" }, "accessModes": [mode], "storageClassName": "",
-                "persistentVolumeReclaimPolicy": "Retain",
-                "csi": { "driver": "disks.example", "volumeHandle": "h-data" },
-                "claimRef": { "namespace": "default", "name": "data" },
-            },
-        }))
-        .await;
+    claim_of(cluster, mode, json!({ "csi": { "driver": "disks.example", "volumeHandle": "h-data" } })).await;
+}
+
+/// A bound claim `default/data` on an iSCSI disk.
+async fn claim_disk(cluster: &Cluster, mode: &str) {
+    let source = json!({ "targetPortal": "10.0.0.1", "iqn": "iqn.2026-01.org.example:a", "lun": 0 });
+    claim_of(cluster, mode, json!({ "iscsi": source })).await;
+}
+
+async fn claim_of(cluster: &Cluster, mode: &str, source: Value) {
+    let mut spec = json!({
+        "capacity": { "storage": "1Gi" }, "accessModes": [mode], "storageClassName": "",
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": { "namespace": "default", "name": "data" },
+    });
+    spec.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+    cluster.apply::<PersistentVolume>(json!({ "metadata": { "name": "data" }, "spec": spec })).await;
     cluster
         .apply::<PersistentVolumeClaim>(json!({
             "metadata": { "name": "data", "namespace": "default" },
@@ -346,5 +354,72 @@ async fn a_late_cache_of_nodes_takes_no_volume_that_is_mounted() {
     assert_eq!(seen.metadata.deletion_timestamp, None, "it is in use");
     uses(&cluster, "a", &[]).await;
     detached(&cluster, &name).await;
+    cluster.stop().await;
+}
+
+/// An iSCSI disk of one node: nobody has to attach it, and yet the second node waits until the first has let go of it. A new
+/// manager knows who has it from the nodes' statuses alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_iscsi_disk_is_on_one_node_at_a_time_also_after_a_restart() {
+    let mut cluster = Cluster::without_manager(0).await;
+    let first = cluster.stop.child_token();
+    cluster.spawn(controllers::run(cluster.manager(), first.clone()));
+    node(&cluster, "a").await;
+    node(&cluster, "b").await;
+    claim_disk(&cluster, "ReadWriteOnce").await;
+    pod(&cluster, "first", "a").await;
+    until_reported(&cluster, "a", &[DISK]).await;
+    until_told(&cluster, "first", "SuccessfulAttachVolume", "AttachVolume.Attach succeeded for volume \"data\"").await;
+    uses(&cluster, "a", &[DISK]).await;
+    first.cancel();
+    pod(&cluster, "second", "b").await;
+    // A kubelet says what it is about to use before it may.
+    uses(&cluster, "b", &[DISK]).await;
+    cluster.spawn(controllers::run(cluster.manager(), cluster.stop.clone()));
+    let text = "Multi-Attach error for volume \"data\" Volume is already used by pod(s) first";
+    until_told(&cluster, "second", "FailedAttachVolume", text).await;
+    remove(&cluster, "first").await;
+    // Without its pod the disk stays where it is mounted: the sign that the controller has looked is a pod that it lets have one.
+    cluster
+        .apply::<Pod>(json!({
+            "metadata": { "name": "third", "namespace": "default" },
+            "spec": {
+                "nodeName": "b",
+                "containers": [{ "name": "c", "image": "i" }],
+                "volumes": [{ "name": "v", "iscsi": { "targetPortal": "h", "iqn": "iqn.2026-01.org.example:b", "lun": 1 } }],
+            },
+        }))
+        .await;
+    let inline = "kubernetes.io/iscsi/h:iqn.2026-01.org.example:b:1";
+    until_reported(&cluster, "b", &[inline]).await;
+    until_reported(&cluster, "a", &[DISK]).await;
+    uses(&cluster, "a", &[]).await;
+    until_reported(&cluster, "a", &[]).await;
+    until_reported(&cluster, "b", &[DISK, inline]).await;
+    assert!(cluster.list::<VolumeAttachment>("").await.is_empty(), "no attacher is asked for anything");
+    cluster.stop().await;
+}
+
+/// The node is asked after it was told, and the disk is shown again if it began to use it meanwhile. One that many may have is
+/// on all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_cache_of_nodes_takes_no_iscsi_disk_that_is_mounted() {
+    let (cluster, gate) = late_caches::start("/api/v1/nodes", 0).await;
+    node(&cluster, "a").await;
+    node(&cluster, "b").await;
+    claim_disk(&cluster, "ReadOnlyMany").await;
+    pod(&cluster, "p", "a").await;
+    pod(&cluster, "q", "b").await;
+    until_reported(&cluster, "a", &[DISK]).await;
+    until_reported(&cluster, "b", &[DISK]).await;
+    gate.close();
+    uses(&cluster, "a", &[DISK]).await;
+    remove(&cluster, "p").await;
+    until_reported(&cluster, "a", &[]).await;
+    gate.open();
+    until_reported(&cluster, "a", &[DISK]).await;
+    uses(&cluster, "a", &[]).await;
+    until_reported(&cluster, "a", &[]).await;
+    until_reported(&cluster, "b", &[DISK]).await;
     cluster.stop().await;
 }

@@ -135,6 +135,22 @@ async fn a_volume_under_deletion_is_released_all_the_same() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_and_volumes_that_do_not_fit_say_why() {
     let cluster = Cluster::start(0).await;
+    // Claims are looked at side by side, and yet no volume is given to two of them.
+    for number in 0..8 {
+        claim(&cluster, &format!("many-{number}"), json!({ "storageClassName": "few" })).await;
+    }
+    for number in 0..3 {
+        volume(&cluster, &format!("few-{number}"), json!({}), json!({ "storageClassName": "few" })).await;
+    }
+    let given = patiently(async || {
+        let claims = cluster.list::<PersistentVolumeClaim>("default").await;
+        let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref().and_then(|status| status.phase.clone());
+        let bound = claims.into_iter().filter(|claim| phase(claim).as_deref() == Some("Bound"));
+        let mut volumes: Vec<_> = bound.filter_map(|claim| claim.spec?.volume_name).collect();
+        volumes.sort();
+        (volumes == ["few-0", "few-1", "few-2"]).then_some(())
+    });
+    assert!(given.await.is_some(), "three of eight claims have a volume each");
     volume(&cluster, "v", json!({}), json!({ "storageClassName": "" })).await;
     claim(&cluster, "block", json!({ "storageClassName": "", "volumeName": "v", "volumeMode": "Block" })).await;
     until_told(&cluster, "block", "VolumeMismatch", "Cannot bind to requested volume \"v\": incompatible volumeMode")

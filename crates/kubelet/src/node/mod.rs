@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Settings;
 use crate::runtime::Runtime;
 use crate::shutdown_state::Shutdown;
-use crate::volumes::csi::{InUse, MANAGED};
+use crate::volumes::{InUse, MANAGED};
 use machine::Machine;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";

@@ -75,6 +75,12 @@ impl VolumeError {
     pub(crate) fn reason(&self) -> &'static str {
         self.operation.reason()
     }
+
+    /// The reason and the message with which the pod is rejected, where another try on this node does not help.
+    pub(crate) fn rejection(&self) -> Option<(&'static str, String)> {
+        let Cause::Attach(cause @ AttachError::NoRoom { .. }) = &*self.cause else { return None };
+        Some(("VolumeAttachmentLimitExceeded", format!("Pod was rejected: {cause}")))
+    }
 }
 
 /// Why an operation on a volume failed.
@@ -144,6 +150,8 @@ pub(crate) enum ClaimError {
     NoClaim(client::Error),
     #[error("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")]
     Unbound { namespace: String, name: String },
+    #[error("error processing PVC {namespace}/{name}: PVC is being deleted")]
+    BeingDeleted { namespace: String, name: String },
     #[error("failed to fetch PV {name:?} from API server: {source}")]
     NoVolume { name: String, source: client::Error },
     #[error("found PV object {0:?} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
@@ -213,6 +221,17 @@ mod tests {
             let expected = format!("{text} failed for volume \"data\" : rpc error: code = Internal desc = no disk");
             assert_eq!(error.to_string(), expected);
         }
+    }
+
+    #[test]
+    fn a_pod_for_which_there_is_no_room_is_rejected() {
+        let refused = |cause: AttachError| VolumeError::of(Operation::WaitForAttach, "pv", cause).rejection();
+        let (reason, message) = refused(AttachError::NoRoom { volume: "data".into() }).unwrap();
+        let words = "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[data], \
+            unattached volumes=[data], failed to process volumes=[]: context deadline exceeded";
+        assert_eq!(reason, "VolumeAttachmentLimitExceeded");
+        assert_eq!(message, format!("Pod was rejected: {words}"));
+        assert!(refused(AttachError::Attacher("no room".into())).is_none(), "it may come");
     }
 
     #[test]

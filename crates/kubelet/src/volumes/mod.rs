@@ -6,11 +6,13 @@
 //! objects are rewritten in one step when the object changes (`atomic_writer`).
 
 mod atomic_writer;
+mod attached;
 pub(crate) mod csi;
 mod error;
 mod file_systems;
 mod format;
 mod host_path;
+mod in_use;
 mod iscsi;
 pub(crate) mod kernel;
 mod local_device;
@@ -41,12 +43,14 @@ use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::{resources, state};
 
+pub(crate) use self::attached::MANAGED;
 use self::csi::{Csi, Wanted};
 use error::{Cause, ClaimError, Operation};
 pub(crate) use error::{TearDownError, VolumeError};
 pub(crate) use file_systems::FileSystems;
-pub(crate) use iscsi::Iscsi;
+pub(crate) use in_use::InUse;
 use iscsi::IscsiError;
+pub(crate) use iscsi::{Iscsi, Parts as IscsiParts};
 use kernel::{Kernel, Linux};
 pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
@@ -306,7 +310,8 @@ impl Volumes {
             let values = csi::secret_values(namespace, name, state::uid(pod), &self.secrets).await;
             values.map_err(|why| IscsiError::Secret { namespace: namespace.to_owned(), name: name.to_owned(), why })
         };
-        self.iscsi.set_up(request, secret).await
+        let (uid, disk) = (state::uid(pod), request.unique_name().to_owned());
+        self.iscsi.set_up(request, self.csi.attached.wait(&disk, uid), secret).await
     }
 
     /// A local or hostPath volume. A local device is mounted as the file system that it holds. A local directory is given to the
@@ -463,8 +468,18 @@ fn plugin_of_volume(volume: &PersistentVolume) -> &'static str {
     }
 }
 
-/// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so.
+/// Keeps a claim while a pod uses it.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
+
+/// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so. A claim that
+/// is on its way out is no longer anybody's, unless it waits for the pods that have it.
 fn check_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), ClaimError> {
+    let is_protected = claim.metadata.finalizers.iter().flatten().any(|name| name == PROTECTION);
+    if claim.metadata.deletion_timestamp.is_some() && !is_protected {
+        let (namespace, name) = (claim.metadata.namespace.clone(), claim.metadata.name.clone());
+        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+        return Err(ClaimError::BeingDeleted { namespace, name });
+    }
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
         return Err(ClaimError::NoReference(name.to_owned()));
@@ -586,6 +601,16 @@ mod tests {
             let volume: PersistentVolume =
                 serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
             assert_eq!(check_claim(&claim, &volume).is_ok(), expected, "{reference}");
+        }
+        let reference = json!({"name": "c", "namespace": "ns", "uid": "u"});
+        let volume: PersistentVolume =
+            serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
+        for (finalizers, expected) in [(json!([PROTECTION]), true), (json!(["other"]), false), (json!([]), false)] {
+            let claim = serde_json::from_value(json!({"metadata": {
+                "name": "c", "namespace": "ns", "uid": "u", "finalizers": finalizers, "deletionTimestamp": "2024-01-01T00:00:00Z",
+            }}))
+            .unwrap();
+            assert_eq!(check_claim(&claim, &volume).is_ok(), expected, "{finalizers}");
         }
     }
 }

@@ -349,6 +349,8 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     let failed = "MountVolume.NodeExpandVolume failed for volume \"pv-grows\" : ";
     node.wait_event("growth that failed", |event| event.message.iter().any(|message| message.starts_with(failed)))
         .await;
+    let told = claims.get("grows").await.unwrap().status.unwrap().conditions.unwrap();
+    assert!(told.iter().any(|condition| condition.type_ == "NodeResizeError"), "{told:?}");
     std::fs::write(driver.volume("handle-grows").join("end"), "").unwrap();
     node.wait("big", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
     driver.set_fault("NodeExpandVolume", None);

@@ -1,7 +1,9 @@
 //! Volumes and environments: what containers see of the API.
 
+use std::time::Duration;
+
 use client::Patch;
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
 use serde_json::json;
 
 use crate::node::{Node, is_ready, phase, shell, waiting_message, waiting_reason};
@@ -168,6 +170,20 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
         }),
     )
     .await;
+    // The node says that it is about to use the disk, and waits until it is told that it may.
+    let unique = "kubernetes.io/iscsi/127.255.255.254:iqn.2026-01.org.example:a:0";
+    let nodes = node.api.client().all::<ApiNode>();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    loop {
+        let status = nodes.get(&node.name).await.unwrap().status.unwrap();
+        if status.volumes_in_use.iter().flatten().any(|name| name == unique) {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", status.volumes_in_use);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let reported = json!({"status": {"volumesAttached": [{"name": unique, "devicePath": ""}]}});
+    nodes.patch_status(&node.name, &Patch::merge(reported)).await.unwrap();
     node.wait_event("the disk is not there", |event| {
         let message = event.message.as_deref().unwrap_or_default();
         event.reason.as_deref() == Some("FailedMount")
@@ -176,6 +192,8 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
     })
     .await;
     node.delete("disk").await;
+    let taken_back = json!({"status": {"volumesAttached": null}});
+    nodes.patch_status(&node.name, &Patch::merge(taken_back)).await.unwrap();
 }
 
 /// A path made from a variable is looked at anew at each try: an annotation can mend it.

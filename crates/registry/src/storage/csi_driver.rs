@@ -63,6 +63,10 @@ impl Strategy for CsiDriverStrategy {
                 errors.not_supported("spec.volumeLifecycleModes", mode, &["Ephemeral", "Persistent"]);
             }
         }
+        if let Some(seconds) = driver.spec.node_allocatable_update_period_seconds.filter(|&seconds| seconds < 10) {
+            let place = "spec.nodeAllocatableUpdatePeriodSeconds";
+            errors.invalid(place, seconds, "must be greater than or equal to 10 seconds");
+        }
         let mut audiences = std::collections::BTreeSet::new();
         for (i, request) in items(&driver.spec.token_requests).iter().enumerate() {
             if !audiences.insert(request.audience.as_str()) {

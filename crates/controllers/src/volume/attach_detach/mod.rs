@@ -1,12 +1,15 @@
-//! Attach and detach: volumes of CSI drivers are on the nodes whose pods need them, and nowhere else.
+//! Attach and detach: volumes of CSI drivers and iSCSI disks are on the nodes whose pods need them, and nowhere else.
 //!
 //! Flow: pods, claims, volumes, nodes, drivers and VolumeAttachments -> keys `volume/<driver>^<handle>` and `node/<name>`.
-//! A volume's key decides (`plan`) and creates VolumeAttachments; a node's key writes `volumesAttached` and lets go.
-//! All that must survive a crash is in VolumeAttachments and nodes; what is kept here besides bridges caches that are late.
+//! A volume's key decides (`plan`) and creates VolumeAttachments, or gives a disk to a node (`disks`); a node's key writes
+//! `volumesAttached` and lets go. All that must survive a crash is in VolumeAttachments and nodes; what is kept here besides
+//! bridges caches that are late.
 //!
-//! Invariant: before a VolumeAttachment is deleted, the node no longer reports the volume as attached, and has said after
-//! that that it does not use it (or force was allowed). So a kubelet that has not begun to mount never does.
+//! Invariant: before a VolumeAttachment is deleted, or a disk given to another node, the node no longer reports the volume as
+//! attached, and has said after that that it does not use it (or force was allowed). So a kubelet that has not begun to mount
+//! never does.
 
+mod disks;
 mod plan;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,6 +31,7 @@ use super::protection::{BY_CLAIM, claims_of};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::is_controlled_by;
 use crate::{Error, pods};
+use disks::Disks;
 use plan::{
     Attachment, Force, Holder, Step, VolumeId, is_exclusive, is_managed, multi_attach_message, needs_volumes, plan,
 };
@@ -71,6 +75,8 @@ struct Memory {
     last_in_use: HashMap<String, BTreeSet<String>>,
     /// Volumes that were deleted though they are attached, by name.
     deleted_volumes: HashMap<String, VolumeId>,
+    /// What has no VolumeAttachment.
+    disks: Disks,
 }
 
 struct Created {
@@ -125,8 +131,14 @@ fn inline_volumes(pod: &Pod) -> impl Iterator<Item = PersistentVolume> + '_ {
     volumes.iter().filter_map(|volume| api::volume_migration::inline(volume, namespace).ok().flatten())
 }
 
+fn inline_disks(pod: &Pod) -> impl Iterator<Item = (&str, VolumeId)> + '_ {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    volumes.iter().filter_map(|volume| Some((volume.name.as_str(), VolumeId::of_inline_disk(volume)?)))
+}
+
 fn inline_keys(pod: &Pod) -> impl Iterator<Item = String> + '_ {
-    inline_volumes(pod).filter_map(|volume| VolumeId::of(&volume)).map(|id| id.key())
+    let ids = inline_volumes(pod).filter_map(|volume| VolumeId::of(&volume));
+    ids.chain(inline_disks(pod).map(|(_, id)| id)).map(|id| id.key())
 }
 
 /// What of a node decides about its volumes: other changes (heartbeats) wake nobody.
@@ -204,9 +216,15 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
             if matches!(event, Event::Deleted(_)) {
                 let used = node.status.as_ref().and_then(|status| status.volumes_in_use.clone()).unwrap_or_default();
-                memory.lock().last_in_use.insert(name.to_owned(), used.into_iter().collect());
+                let (used, mut memory) = (used.into_iter().collect(), memory.lock());
+                memory.disks.of_node(name).into_iter().for_each(|disk| queue.add(disk.key()));
+                memory.disks.node_gone(name, &used);
+                memory.last_in_use.insert(name.to_owned(), used);
             } else {
-                memory.lock().last_in_use.remove(name);
+                let mut memory = memory.lock();
+                memory.last_in_use.remove(name);
+                memory.disks.read(name, node);
+                memory.disks.of_node(name).into_iter().for_each(|disk| queue.add(disk.key()));
             }
             queue.add(node_key(name));
             for attachment in attachments.by_index(BY_NODE, name) {
@@ -332,11 +350,15 @@ impl Controller {
         }
         let is_exclusive = present.iter().any(|volume| is_exclusive(volume))
             || inline.iter().filter_map(|pod| meant(pod)).any(|volume| is_exclusive(&volume));
-        let (attachments, mut again) = self.seen(volume, &nodes, &wanted);
+        let (attachments, mut again) = match volume.is_disk() {
+            true => (self.held(volume, &nodes), None),
+            false => self.seen(volume, &nodes, &wanted),
+        };
         let plan = plan(&nodes, is_exclusive, &attachments, self.may_force);
         self.memory.lock().refused.retain(|(key, node)| *key != volume.key() || nodes.contains(node));
         for step in plan.steps {
             match step {
+                Step::Attach(node) if volume.is_disk() => self.give(volume, &node, &wanted),
                 Step::Attach(node) => {
                     let source = wanted.iter().find(|(_, on)| *on == node).and_then(|(pod, _)| {
                         let name = |volume: &&Arc<PersistentVolume>| self.uses(pod, volume);
@@ -442,13 +464,7 @@ impl Controller {
                 true => Duration::ZERO,
                 false => memory.unwanted.entry(name).or_insert_with(Instant::now).elapsed(),
             };
-            let holder = match self.nodes.get(&node) {
-                Some(object) => Holder::new(&object, volume),
-                None => {
-                    let used = memory.last_in_use.get(&node);
-                    Holder::gone(used.map(|used| used.contains(&volume.unique_name())))
-                }
-            };
+            let holder = self.holder(&memory, &node, volume);
             let has_failed = status.is_some_and(|status| status.detach_error.is_some());
             seen.insert(node.clone(), Attachment { node, is_deleting, has_failed, holder, unwanted_for });
         }
@@ -465,6 +481,52 @@ impl Controller {
             });
         }
         (seen.into_values().collect(), again)
+    }
+
+    fn holder(&self, memory: &Memory, node: &str, volume: &VolumeId) -> Holder {
+        match self.nodes.get(node) {
+            Some(object) => Holder::new(&object, volume),
+            None => {
+                let used = memory.last_in_use.get(node);
+                Holder::gone(used.map(|used| used.contains(&volume.unique_name())))
+            }
+        }
+    }
+
+    /// Who has a disk.
+    fn held(&self, disk: &VolumeId, wanted: &[String]) -> Vec<Attachment> {
+        let mut memory = self.memory.lock();
+        let holders = memory.disks.holders(disk).into_iter().map(|(node, is_deleting)| {
+            let name = disk.attachment(&node);
+            let unwanted_for = match wanted.contains(&node) {
+                true => {
+                    memory.unwanted.remove(&name);
+                    Duration::ZERO
+                }
+                false => memory.unwanted.entry(name).or_insert_with(Instant::now).elapsed(),
+            };
+            let holder = self.holder(&memory, &node, disk);
+            Attachment { node, is_deleting, has_failed: false, holder, unwanted_for }
+        });
+        holders.collect()
+    }
+
+    /// The node may have the disk, and its pods are told.
+    fn give(&self, disk: &VolumeId, node: &str, wanted: &[(Arc<Pod>, String)]) {
+        self.memory.lock().disks.attach(disk.clone(), node);
+        self.queue.add(node_key(node));
+        for (pod, _) in wanted.iter().filter(|(_, on)| on == node) {
+            let message = format!("AttachVolume.Attach succeeded for volume {:?} ", self.title(disk, pod));
+            self.recorder.normal(&client::reference(&**pod), "SuccessfulAttachVolume", message);
+        }
+    }
+
+    /// What events of a pod call a volume that it uses.
+    fn title(&self, volume: &VolumeId, pod: &Pod) -> String {
+        let present = self.volumes.by_index(BY_VOLUME, &volume.key());
+        let named = present.iter().find(|volume| self.uses(pod, volume)).map(|volume| name_of(&volume.metadata));
+        let inline = || inline_disks(pod).find(|(_, id)| id == volume).map(|(name, _)| name);
+        title_of(volume, named.or_else(inline).unwrap_or_default())
     }
 
     /// Tells the pods that wait for an attachment about its end, or what keeps it. Returns when the attacher is late.
@@ -557,6 +619,11 @@ impl Controller {
     fn begin_detaching(&self, volume: &VolumeId, node: &str, force: Option<Force>) {
         let name = volume.attachment(node);
         let mut memory = self.memory.lock();
+        if volume.is_disk() {
+            memory.disks.begin_detaching(volume, node, force);
+            drop(memory);
+            return self.queue.add(node_key(node));
+        }
         let Some(object) = self.attachments.get(&name) else { return };
         let uid = uid_of(&object.metadata).to_owned();
         let detaching = Detaching { uid, volume: volume.clone(), node: node.to_owned(), force, is_sent: false };
@@ -579,10 +646,7 @@ impl Controller {
             })
             .collect();
         for (pod, _) in wanted.iter().filter(|(_, on)| on == node) {
-            let title = self.volumes.by_index(BY_VOLUME, &volume.key());
-            let title = title.iter().find(|volume| self.uses(pod, volume));
-            let title = title_of(volume, title.map(|volume| name_of(&volume.metadata)).unwrap_or_default());
-            let message = multi_attach_message(&title, pod, &users);
+            let message = multi_attach_message(&self.title(volume, pod), pod, &users);
             self.recorder.warning(&client::reference(&**pod), "FailedAttachVolume", message);
         }
     }
@@ -592,17 +656,17 @@ impl Controller {
         if node.as_ref().is_some_and(|node| !is_managed(node)) {
             return Ok(Requeue::Never);
         }
-        let leaving: Vec<String> = {
+        let (leaving, leaving_disks) = {
             let memory = self.memory.lock();
             let ours = memory.detaching.iter().filter(|(_, it)| it.node == name && !it.is_sent);
-            ours.map(|(name, _)| name.clone()).collect()
+            (ours.map(|(name, _)| name.clone()).collect::<Vec<_>>(), memory.disks.leaving(name))
         };
         let attached = self.attached(name);
         let shown = node.as_ref().and_then(|node| node.status.as_ref()?.volumes_attached.as_ref());
         let shown: Vec<&str> = shown.into_iter().flatten().map(|volume| volume.name.as_str()).collect();
         // Before anything goes, the server is told, whatever the cache shows.
         let mut live = None;
-        if !leaving.is_empty() || (node.is_some() && shown != attached) {
+        if !leaving.is_empty() || !leaving_disks.is_empty() || (node.is_some() && shown != attached) {
             let list: Vec<_> = attached.iter().map(|name| json!({ "name": name, "devicePath": "" })).collect();
             let patch = Patch::merge(json!({ "status": { "volumesAttached": list } }));
             live = match self.client.all::<Node>().patch_status(name, &patch).await {
@@ -611,10 +675,36 @@ impl Controller {
                 Err(error) => return Err(error.into()),
             };
         }
+        for (disk, force) in leaving_disks {
+            self.take(&disk, name, force, live.as_ref());
+        }
         for leaving in leaving {
             self.detach(&leaving, live.as_ref()).await?;
         }
         Ok(Requeue::Never)
+    }
+
+    /// As [`Controller::detach`]: `live` is what the server said after it had been told that the node has the disk no longer.
+    fn take(&self, disk: &VolumeId, node: &str, force: Option<Force>, live: Option<&Node>) {
+        if live.is_some_and(|live| !Holder::new(live, disk).lets_go(force)) {
+            self.memory.lock().disks.attach(disk.clone(), node);
+            self.queue.add(node_key(node));
+            self.queue.add_after(disk.key(), crate::controller::CATCH_UP_TIMEOUT);
+            return;
+        }
+        let mut memory = self.memory.lock();
+        memory.disks.detached(disk, node);
+        memory.unwanted.remove(&disk.attachment(node));
+        drop(memory);
+        self.count_forced(force);
+        self.queue.add(disk.key());
+    }
+
+    fn count_forced(&self, force: Option<Force>) {
+        let Some(force) = force else { return };
+        let help = "Number of times the A/D Controller performed a forced detach";
+        let labels = [("reason", force.reason())];
+        self.metrics.counter("attach_detach_controller_attachdetach_controller_forced_detaches", help, &labels).inc();
     }
 
     /// What the node should report, in a fixed order.
@@ -629,7 +719,7 @@ impl Controller {
             let is_leaving = object.metadata.deletion_timestamp.is_some() || memory.is_detaching(&object.metadata);
             (is_ours && is_attached && !is_leaving).then(|| id.unique_name())
         });
-        ours.collect::<BTreeSet<_>>().into_iter().collect()
+        ours.chain(memory.disks.reported(node)).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// `node` is what the server said after it had been told that the volume is no longer attached.
@@ -653,13 +743,7 @@ impl Controller {
             Err(error) if !error.is_not_found() && !error.is_conflict() => return Err(error.into()),
             _ => {}
         }
-        if let Some(force) = force {
-            let help = "Number of times the A/D Controller performed a forced detach";
-            let labels = [("reason", force.reason())];
-            self.metrics
-                .counter("attach_detach_controller_attachdetach_controller_forced_detaches", help, &labels)
-                .inc();
-        }
+        self.count_forced(force);
         if let Some(detaching) = self.memory.lock().detaching.get_mut(name) {
             detaching.is_sent = true;
         }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use api::attachable;
 use api::cached::Pod;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, Volume};
 
 use crate::pods;
 
@@ -14,25 +15,49 @@ const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const KEEP_TERMINATED: &str = "volumes.kubernetes.io/keep-terminated-pod-volumes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// A volume of a CSI driver, whatever PersistentVolumes call it.
+/// A volume that is attached to nodes, whatever PersistentVolumes call it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct VolumeId {
+    /// A CSI driver; or the plug-in, whose name no driver can have, of a disk that needs no attacher.
     pub(super) driver: String,
     pub(super) handle: String,
 }
 
 impl VolumeId {
     pub(super) fn of(volume: &PersistentVolume) -> Option<Self> {
-        let csi = api::volume_migration::csi_source(volume)?;
-        Some(Self { driver: csi.driver.clone(), handle: csi.volume_handle.clone() })
+        if let Some(csi) = api::volume_migration::csi_source(volume) {
+            return Some(Self { driver: csi.driver.clone(), handle: csi.volume_handle.clone() });
+        }
+        let iscsi = volume.spec.as_ref()?.iscsi.as_ref()?;
+        Self::of_disk(&attachable::iscsi_name(&iscsi.target_portal, &iscsi.iqn, iscsi.lun))
+    }
+
+    /// A disk that a pod names itself.
+    pub(super) fn of_inline_disk(volume: &Volume) -> Option<Self> {
+        let iscsi = volume.iscsi.as_ref()?;
+        Self::of_disk(&attachable::iscsi_name(&iscsi.target_portal, &iscsi.iqn, iscsi.lun))
+    }
+
+    /// A disk that needs no attacher, by what node statuses call it.
+    pub(super) fn of_disk(unique_name: &str) -> Option<Self> {
+        let handle = unique_name.strip_prefix(attachable::ISCSI)?.strip_prefix('/')?;
+        Some(Self { driver: attachable::ISCSI.to_owned(), handle: handle.to_owned() })
+    }
+
+    /// Whether no attacher has to attach it.
+    pub(super) fn is_disk(&self) -> bool {
+        self.driver == attachable::ISCSI
     }
 
     /// What node statuses call it.
     pub(super) fn unique_name(&self) -> String {
-        format!("kubernetes.io/csi/{}^{}", self.driver, self.handle)
+        match self.is_disk() {
+            true => format!("{}/{}", self.driver, self.handle),
+            false => attachable::csi_name(&self.driver, &self.handle),
+        }
     }
 
-    /// The key of the queue; drivers' names have no circumflex.
+    /// The key of the queue; names of drivers and plug-ins have no circumflex.
     pub(super) fn key(&self) -> String {
         format!("volume/{}^{}", self.driver, self.handle)
     }
@@ -358,6 +383,20 @@ mod tests {
         assert_eq!(volume.attachment("n"), format!("csi-{digest}"));
         assert_ne!(volume.attachment("n"), volume.attachment("m"));
         assert_eq!(volume.unique_name(), "kubernetes.io/csi/d^h");
+    }
+
+    #[test]
+    fn a_disk_is_the_same_whoever_names_it() {
+        let source = json!({ "targetPortal": "10.0.0.1", "iqn": "iqn.2003-01.org.x:a", "lun": 3 });
+        let volume = serde_json::from_value(json!({ "metadata": {}, "spec": { "iscsi": source } })).unwrap();
+        let disk = VolumeId::of(&volume).unwrap();
+        assert!(disk.is_disk());
+        assert_eq!(disk.unique_name(), "kubernetes.io/iscsi/10.0.0.1:iqn.2003-01.org.x:a:3");
+        assert_eq!(VolumeId::from_key(&disk.key()), Some(disk.clone()));
+        assert_eq!(VolumeId::of_disk(&disk.unique_name()), Some(disk.clone()));
+        let inline = serde_json::from_value(json!({ "name": "v", "iscsi": source })).unwrap();
+        assert_eq!(VolumeId::of_inline_disk(&inline), Some(disk));
+        assert_eq!(VolumeId::of_disk("kubernetes.io/csi/d^h"), None);
     }
 
     #[test]

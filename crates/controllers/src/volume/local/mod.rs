@@ -6,7 +6,8 @@
 //! does so about its own folders: its answers are heard for volumes whose affinity names it, and nothing is believed but
 //! that something was done or why not, the room that is left, and the age and size of a snapshot.
 //!
-//! Keys: `volume/<id>` for everything about one volume, its claim included; `content/<name>`; `node/<name>`.
+//! Keys: `volume/<id>` for everything about one volume, its claim included; `content/<name>`; `node/<name>`; `tidy/<node>` for
+//! requests of a node that are over.
 
 mod capacity;
 mod definition;
@@ -47,6 +48,8 @@ const BY_VOLUME: &str = "local-volume";
 const BY_SNAPSHOT: &str = "local-snapshot";
 /// How often definitions are tried that could not be made.
 const INSTALL_RETRY: Duration = Duration::from_secs(5);
+/// How long requests that were answered are gathered: they are taken back together.
+const TIDY_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a folder that could not be removed is left alone.
 const REMOVE_RETRY: Duration = Duration::from_secs(30);
 
@@ -158,6 +161,19 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     })
 }
 
+/// Whether that is a request for a volume to be made.
+fn is_creation(nodes: &Informer<NodeVolumes>, node: &str, id: &str, token: &str) -> bool {
+    let object = nodes.get(node);
+    let request = object.as_ref().and_then(|object| object.spec.volumes.get(id));
+    request.is_some_and(|request| request.action == Action::Create && request.token == token)
+}
+
+/// The operations of a patch that remove a request, if it is still the one.
+fn taking_back(what: &str, id: &str, token: &str) -> [Value; 2] {
+    let path = format!("/spec/{what}/{id}");
+    [json!({ "op": "test", "path": format!("{path}/token"), "value": token }), json!({ "op": "remove", "path": path })]
+}
+
 fn keys_on(volumes: &Informer<PersistentVolume>, node: &str) -> Vec<String> {
     let on_it = |volume: &Arc<PersistentVolume>| node_of(volume) == Some(node);
     volumes.list().iter().filter(|volume| on_it(volume)).filter_map(|volume| handle(volume).map(volume_key)).collect()
@@ -170,6 +186,7 @@ impl Reconcile for Controller {
             match key.split_once('/') {
                 Some(("volume", id)) if is_id(id) => self.sync_volume(nodes, id).await,
                 Some(("retry", id)) => self.retry_removal(nodes, id).await,
+                Some(("tidy", node)) => self.tidy(nodes, node).await,
                 Some(("content", name)) => self.sync_content(nodes, name).await,
                 Some(("node", name)) => self.sync_node(nodes, name).await,
                 _ => Ok(Requeue::Never),
@@ -345,12 +362,17 @@ impl Controller {
                 self.ask(&node, "volumes", id, &request, instead_of.as_deref()).await?;
                 Ok(Requeue::Never)
             }
+            Step::Withdraw { node, token } if volume.is_some() && is_creation(nodes, &node, id, &token) => {
+                // Nobody waits for it, and a node that makes many volumes has many of them.
+                self.queue.add_after(format!("tidy/{node}"), TIDY_INTERVAL);
+                Ok(Requeue::Never)
+            }
             Step::Withdraw { node, token } => again(self.withdraw(&node, "volumes", id, &token).await),
-            Step::Provision { node, token, capacity } => {
+            // The event of the volume has the request taken back.
+            Step::Provision { node, capacity } => {
                 if let Some(claim) = claim {
                     self.provision(claim, id, &node, capacity).await?;
                 }
-                self.withdraw(&node, "volumes", id, &token).await?;
                 Ok(Requeue::Never)
             }
             Step::Remove { node, token } => {
@@ -471,13 +493,37 @@ impl Controller {
         Ok(())
     }
 
+    /// Takes back all requests of a node for volumes that are there by now.
+    async fn tidy(&self, nodes: &Informer<NodeVolumes>, node: &str) -> Outcome {
+        let Some(object) = nodes.get(node) else { return Ok(Requeue::Never) };
+        let is_there = |id: &str| {
+            let volumes = self.volumes.by_index(BY_VOLUME, id);
+            is_id(id) && volumes.iter().any(|volume| node_of(volume) == Some(node) && !is_done_with(volume))
+        };
+        let made = object.spec.volumes.iter().filter(|(_, request)| request.action == Action::Create);
+        let over: Vec<_> = made.filter(|(id, _)| is_there(id.as_str())).collect();
+        if over.is_empty() {
+            return Ok(Requeue::Never);
+        }
+        let operations = over.iter().flat_map(|(id, request)| taking_back("volumes", id, &request.token));
+        let patch = Patch::json(Value::Array(operations.collect()));
+        match self.client.all::<NodeVolumes>().patch(node, &patch).await {
+            Err(error) if error.is_not_found() => return Ok(Requeue::Never),
+            // One of them may be another by now: then the others go all the same.
+            Err(_) => {
+                for (id, request) in &over {
+                    self.withdraw(node, "volumes", id, &request.token).await?;
+                }
+            }
+            Ok(_) => {}
+        }
+        over.iter().for_each(|(id, _)| self.queue.add(volume_key(id)));
+        Ok(Requeue::Never)
+    }
+
     /// Takes a request back, if it is still the one.
     async fn withdraw(&self, node: &str, what: &str, id: &str, token: &str) -> Result<(), Error> {
-        let path = format!("/spec/{what}/{id}");
-        let patch = Patch::json(json!([
-            { "op": "test", "path": format!("{path}/token"), "value": token },
-            { "op": "remove", "path": path },
-        ]));
+        let patch = Patch::json(Value::Array(taking_back(what, id, token).into()));
         match self.client.all::<NodeVolumes>().patch(node, &patch).await {
             Err(error) if error.is_not_found() => Ok(()),
             done => done.map(drop).map_err(Error::from),

@@ -52,7 +52,6 @@ pub(super) enum Step {
     /// The folder is there: now the object.
     Provision {
         node: String,
-        token: String,
         capacity: i64,
     },
     /// The folder is gone: now the object.
@@ -175,7 +174,7 @@ fn of_claim(claim: Option<&PersistentVolumeClaim>, target: &Target, asked: Optio
     match asked {
         None => ask(&target.node, Action::Create, wanted, target.source.clone(), None),
         Some(asked) if asked.request.action == Action::Create => {
-            answered(asked, |node, token| Step::Provision { node, token, capacity: asked.request.capacity })
+            answered(asked, |node, _| Step::Provision { node, capacity: asked.request.capacity })
         }
         // What was there before goes first.
         Some(asked) => answered(asked, |node, token| Step::Withdraw { node, token }),
@@ -283,7 +282,7 @@ mod tests {
                 format!("ask {node} {action:?} {capacity}{}", if instead_of.is_some() { " instead" } else { "" })
             }
             Step::Withdraw { node, .. } => format!("withdraw {node}"),
-            Step::Provision { node, capacity, .. } => format!("provision {node} {capacity}"),
+            Step::Provision { node, capacity } => format!("provision {node} {capacity}"),
             Step::Remove { node, .. } => format!("remove {node}"),
             Step::Grow { node, size, .. } => format!("grow {node} {size}"),
             Step::Show(size) => format!("show {size}"),

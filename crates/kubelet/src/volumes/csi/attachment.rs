@@ -3,30 +3,42 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node;
+use api::attachable::csi_name;
+use csi::tonic::Code;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 
-use super::layout::{attachment_name, unique_name};
+use super::layout::attachment_name;
 use super::{Csi, Wanted};
+use crate::volumes::attached::NodeUnknown;
 
-/// Between two looks: a kubelet may get this object, and not watch it.
+/// Between two looks: a kubelet may get this object, and not watch it. The node's status, which says at last that the volume is
+/// attached, is watched.
 const LOOK_FIRST: Duration = Duration::from_millis(200);
 const LOOK_MAX: Duration = Duration::from_secs(5);
-/// On nodes whose volumes the attach-detach controller attaches.
-pub(crate) const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+/// What attachers write when the node has as many volumes as it may have.
+const NO_ROOM: i32 = Code::ResourceExhausted as i32;
 
 /// Why a volume is not attached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachError {
     #[error("timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}")]
     TimedOut { driver: String, handle: String },
+    /// Nobody attaches it but the attach-detach controller, which has not said so.
+    #[error("volume not attached according to node status")]
+    NotReported,
     /// What the attacher wrote.
     #[error("{0}")]
     Attacher(String),
+    /// And what that means after a while, in upstream's words.
+    #[error(
+        "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[{volume}], \
+         unattached volumes=[{volume}], failed to process volumes=[]: context deadline exceeded"
+    )]
+    NoRoom { volume: String },
     #[error("volume {handle} has GET error for volume attachment {name}: {source}")]
     Unreadable { handle: String, name: String, source: client::Error },
-    #[error("failed to get node {name:?}: {source}")]
-    Node { name: String, source: client::Error },
+    #[error(transparent)]
+    Node(#[from] NodeUnknown),
 }
 
 impl Csi {
@@ -36,28 +48,33 @@ impl Csi {
         wanted: &Wanted,
         uid: &str,
     ) -> Result<BTreeMap<String, String>, AttachError> {
-        let attached = tokio::time::timeout(self.call_timeout, self.attached(wanted, uid)).await;
+        let attached = tokio::time::timeout(self.call_timeout, self.until_attached(wanted, uid)).await;
         attached.unwrap_or_else(|_| {
             Err(AttachError::TimedOut { driver: wanted.driver.clone(), handle: wanted.handle.clone() })
         })
     }
 
-    async fn attached(&self, wanted: &Wanted, uid: &str) -> Result<BTreeMap<String, String>, AttachError> {
+    async fn until_attached(&self, wanted: &Wanted, uid: &str) -> Result<BTreeMap<String, String>, AttachError> {
         let Wanted { handle, driver, .. } = wanted;
-        let volume = unique_name(driver, handle);
-        self.in_use.add(&volume, uid).await;
+        let volume = csi_name(driver, handle);
+        self.attached.in_use.add(&volume, uid).await;
         let name = attachment_name(handle, driver, &self.node_name);
         let mut retry = client::backoff::Backoff::new(LOOK_FIRST, LOOK_MAX);
+        let mut changes = self.attached.changes();
         loop {
             let found = self.client.all::<VolumeAttachment>().get(&name).await;
             match found {
                 Ok(attachment) => {
                     let is_leaving = attachment.metadata.deletion_timestamp.is_some();
                     let status = attachment.status.unwrap_or_default();
-                    if status.attached && !is_leaving && self.is_reported(&volume).await? {
+                    if status.attached && !is_leaving && self.attached.is_reported(&volume).await? {
+                        self.forget_room(uid, Some(&wanted.spec_name));
                         return Ok(status.attachment_metadata.unwrap_or_default());
                     }
                     if let Some(error) = status.attach_error {
+                        if error.error_code == Some(NO_ROOM) && self.is_without_room(wanted, uid).await {
+                            return Err(AttachError::NoRoom { volume: wanted.volume.clone() });
+                        }
                         return Err(AttachError::Attacher(error.message.unwrap_or_default()));
                     }
                 }
@@ -65,46 +82,8 @@ impl Csi {
                 Err(error) if error.is_not_found() || error.is_forbidden() => {}
                 Err(source) => return Err(AttachError::Unreadable { handle: handle.clone(), name, source }),
             }
-            tokio::time::sleep(retry.next_delay()).await;
-        }
-    }
-
-    /// Whether the node is told that the volume is attached. Whoever is about to detach it takes that back first and looks at
-    /// `volumesInUse` then: so either they see that it is used here, or we see that it goes.
-    async fn is_reported(&self, volume: &str) -> Result<bool, AttachError> {
-        let node = self.client.all::<Node>().get(&self.node_name).await;
-        let node = node.map_err(|source| AttachError::Node { name: self.node_name.clone(), source })?;
-        Ok(is_reported(&node, volume))
-    }
-}
-
-/// A node that attaches by itself is told nothing.
-fn is_reported(node: &Node, volume: &str) -> bool {
-    let annotations = node.metadata.annotations.as_ref();
-    let is_managed = annotations.and_then(|all| all.get(MANAGED)).is_some_and(|value| value == "true");
-    let reported = node.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
-    !is_managed || reported.iter().any(|attached| attached.name == volume)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_volume_that_is_about_to_be_detached_is_not_used() {
-        for (managed, reported, expected) in [
-            ("true", json!([{"name": "v", "devicePath": ""}]), true),
-            ("true", json!([{"name": "w", "devicePath": ""}]), false),
-            ("true", json!(null), false),
-            ("false", json!(null), true),
-        ] {
-            let node: Node = serde_json::from_value(json!({
-                "metadata": {"annotations": {MANAGED: managed}}, "status": {"volumesAttached": reported},
-            }))
-            .unwrap();
-            assert_eq!(is_reported(&node, "v"), expected, "{managed} {reported}");
+            // The sender lives as long as this.
+            let _ = tokio::time::timeout(retry.next_delay(), changes.changed()).await;
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::attachable::csi_name;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -40,7 +41,7 @@ impl Record {
 
     /// The volume's name in statuses of nodes, and what its lock goes by.
     pub(crate) fn unique_name(&self) -> String {
-        unique_name(&self.driver_name, &self.volume_handle)
+        csi_name(&self.driver_name, &self.volume_handle)
     }
 
     fn read(path: &Path) -> io::Result<Record> {
@@ -50,10 +51,6 @@ impl Record {
     fn write(&self, path: &Path) -> io::Result<()> {
         records::write(self, path)
     }
-}
-
-pub(crate) fn unique_name(driver: &str, handle: &str) -> String {
-    format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
 /// The name of the VolumeAttachment that the attach-detach controller makes.

@@ -9,8 +9,9 @@
 
 mod attachment;
 mod drivers;
-mod in_use;
+mod growth;
 mod layout;
+mod limits;
 mod node_info;
 mod operations;
 mod stats;
@@ -21,9 +22,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use client::{Client, EventRecorder, Informer};
+use client::{Client, Clock, EventRecorder, Informer};
 use csi::tonic::{Code, Status};
-use k8s_openapi::api::core::v1::{Pod, Secret, SecretReference};
+use k8s_openapi::api::core::v1::{Node, Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
@@ -31,15 +32,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Stage, Work};
 
+use super::attached::Attached;
 use super::error::{Cause, Operation, SecretError, TornDown, Unfinished};
+use super::in_use::{InUse, STAGING};
 use super::{Mounted, TearDownError, Tokens, VolumeError, blocking};
 use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::state;
 
-pub(crate) use attachment::{AttachError, MANAGED};
+pub(crate) use attachment::AttachError;
 pub(crate) use drivers::{Driver, NoDriver, Refused, highest_version};
-pub(crate) use in_use::InUse;
 use layout::{Layout, Mode};
 pub(super) use layout::{PLUGIN, names};
 use node_info::NodeInfo;
@@ -53,10 +55,11 @@ pub(crate) struct Csi {
     layout: Layout,
     node_name: String,
     client: Client,
+    clock: Clock,
     recorder: EventRecorder,
     pub(crate) drivers: drivers::Drivers,
     objects: Informer<CSIDriver>,
-    pub(crate) in_use: Arc<InUse>,
+    pub(crate) attached: Arc<Attached>,
     node_info: NodeInfo,
     /// By unique name of the volume: whoever holds it may call the driver.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -64,6 +67,10 @@ pub(crate) struct Csi {
     /// How many operations are under way, by uid of the pod that they are for.
     running: watch::Sender<HashMap<String, usize>>,
     stats: stats::Cache,
+    /// Counts changes of how often drivers are asked how many volumes the node may have.
+    periods: Arc<watch::Sender<u64>>,
+    /// Since when attachers have had no room for volumes: by uid and spec name.
+    without_room: Mutex<HashMap<(String, String), Instant>>,
     metrics: KubeletMetrics,
     call_timeout: Duration,
     has_selinux: bool,
@@ -149,8 +156,10 @@ pub(crate) struct Parts {
     pub(crate) root: PathBuf,
     pub(crate) node_name: String,
     pub(crate) client: Client,
+    pub(crate) clock: Clock,
     pub(crate) recorder: EventRecorder,
     pub(crate) objects: Informer<CSIDriver>,
+    pub(crate) own_node: Informer<Node>,
     pub(crate) call_timeout: Duration,
     /// Has the node's status written soon.
     pub(crate) changed: Arc<Notify>,
@@ -167,16 +176,25 @@ impl Csi {
         let at_start: Vec<(String, String)> = used
             .iter()
             .map(|found| (&found.record, found.uid.as_str()))
-            .chain(staged.iter().map(|(record, _)| (record, in_use::STAGING)))
+            .chain(staged.iter().map(|(record, _)| (record, STAGING)))
             .filter(|(record, _)| !record.attachment.is_empty())
             .map(|(record, holder)| (record.unique_name(), holder.to_string()))
             .collect();
+        let in_use = Arc::new(InUse::new(at_start, parts.changed));
+        let periods: Arc<watch::Sender<u64>> = Arc::default();
+        let changed = periods.clone();
+        parts.objects.subscribe(move |event| {
+            if limits::changes_period(event) {
+                changed.send_modify(|count| *count += 1);
+            }
+        });
         Ok(Arc::new(Csi {
             layout,
-            in_use: Arc::new(InUse::new(at_start, parts.changed)),
+            attached: Attached::new(parts.client.clone(), parts.node_name.clone(), parts.own_node, in_use),
             node_info: NodeInfo::new(parts.client.clone(), parts.node_name.clone()),
             node_name: parts.node_name,
             client: parts.client,
+            clock: parts.clock,
             recorder: parts.recorder,
             drivers: Default::default(),
             objects: parts.objects,
@@ -184,6 +202,8 @@ impl Csi {
             done: Default::default(),
             running: Default::default(),
             stats: Default::default(),
+            periods,
+            without_room: Default::default(),
             metrics: parts.metrics,
             call_timeout: parts.call_timeout,
             has_selinux: Path::new("/sys/fs/selinux/enforce").exists(),
@@ -330,7 +350,8 @@ impl Csi {
         if !failures.is_empty() {
             return Err(TearDownError::Volumes(failures));
         }
-        self.in_use.release_all(uid);
+        self.attached.in_use.release_all(uid);
+        self.forget_room(uid, None);
         Ok(())
     }
 

@@ -99,6 +99,13 @@ impl NodeInfo {
         changed.map_err(NodeInfoError::Install)
     }
 
+    /// The driver says anew how many volumes the node may have.
+    pub(super) async fn set_limit(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), NodeInfoError> {
+        check(info)?;
+        let new = entry(driver, info);
+        self.change(|drivers| set_limit(drivers, &new)).await.map_err(NodeInfoError::Install)
+    }
+
     async fn uninstall(&self, driver: &str) -> Result<(), NodeInfoError> {
         self.change(|drivers| drivers.retain(|known| known.name != driver)).await.map_err(NodeInfoError::Uninstall)?;
         self.note_on_node(driver, None, &BTreeMap::new()).await
@@ -192,6 +199,13 @@ fn entry(driver: &str, info: &NodeGetInfoResponse) -> CSINodeDriver {
     }
 }
 
+/// Nothing else of a driver that is there can change.
+fn set_limit(drivers: &mut [CSINodeDriver], new: &CSINodeDriver) {
+    for known in drivers.iter_mut().filter(|known| known.name == new.name) {
+        known.allocatable.clone_from(&new.allocatable);
+    }
+}
+
 /// The node's ids with that of this driver, and the labels to set. Labels are never taken away: volumes may name them.
 fn noted(
     node: &Node,
@@ -260,6 +274,9 @@ mod tests {
         let count = |max| entry("d", &info(max, &[])).allocatable.and_then(|resources| resources.count);
         assert_eq!((count(0), count(5), count(i64::MAX)), (None, Some(5), Some(i32::MAX)));
         assert_eq!(entry("d", &info(0, &[("b", "1"), ("a", "2")])).topology_keys, Some(vec!["a".into(), "b".into()]));
+        let mut drivers = vec![entry("c", &info(1, &[])), entry("d", &info(5, &[("a", "2")]))];
+        set_limit(&mut drivers, &entry("d", &info(7, &[])));
+        assert_eq!(drivers, [entry("c", &info(1, &[])), entry("d", &info(7, &[("a", "2")]))]);
         assert!(check(&info(-1, &[])).is_err());
         assert!(check(&NodeGetInfoResponse::default()).is_err());
     }

@@ -11,11 +11,12 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::json;
 use trace::Stage;
 
-use super::in_use::STAGING;
+use super::growth;
 use super::layout::{Found, Mode, Record};
 use super::{Csi, Driver, Inputs, Published, Wanted};
 use crate::state;
 use crate::volumes::error::{Cause, Operation};
+use crate::volumes::in_use::STAGING;
 use crate::volumes::{Mounted, VolumeError, blocking, change_policy, ownership};
 
 impl Csi {
@@ -177,13 +178,38 @@ impl Csi {
                 secrets: inputs.expand_secrets.clone(),
             };
             let grow = driver.clients.node.node_expand_volume(request);
-            let grown = inputs.call(Stage::ExpandVolume, wanted, grow).await;
-            grown.map_err(|status| fail(Cause::Driver(status)))?;
+            if let Err(status) = inputs.call(Stage::ExpandVolume, wanted, grow).await {
+                self.tell_not_grown(wanted, &status).await;
+                let is_in_use = status.code() == Code::FailedPrecondition;
+                let failed = Err(fail(Cause::Driver(status)));
+                if is_in_use {
+                    // It grows when nobody uses it, and is what it was until then.
+                    self.note_growth(inputs, failed);
+                    return Ok(());
+                }
+                return failed;
+            }
             let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} ", wanted.spec_name);
             self.recorder.normal(&client::reference(inputs.pod.as_ref()), "FileSystemResizeSuccessful", message);
         }
         let Some((namespace, name)) = &wanted.claim else { return Ok(()) };
         self.tell_grown(namespace, name, size).await.map_err(|error| fail(error.into()))
+    }
+
+    /// The claim says why its volume does not grow, if that is certain.
+    async fn tell_not_grown(&self, wanted: &Wanted, failure: &Status) {
+        let Some((namespace, name)) = wanted.claim.as_ref().filter(|_| csi::is_final(failure)) else { return };
+        let api = self.client.namespaced::<PersistentVolumeClaim>(namespace);
+        let told = async {
+            let status = api.get(name).await?.status.unwrap_or_default();
+            match growth::failed(status, failure, self.clock.now()) {
+                Some(patch) => api.patch_status(name, &Patch::merge(patch)).await.map(drop),
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = told.await {
+            tracing::warn!(claim = name, %error, "the claim does not say that its volume cannot grow");
+        }
     }
 
     /// A volume that did not grow is still the volume that it was.
@@ -229,8 +255,8 @@ impl Csi {
         blocking(move || layout.forget_use(&owner, &name, mode)).await.map_err(|error| fail(error.into()))?;
         if !record.is_inline() {
             // It may stay staged after its last pod.
-            self.in_use.hold(&volume, STAGING);
-            self.in_use.release(&volume, uid);
+            self.attached.in_use.hold(&volume, STAGING);
+            self.attached.in_use.release(&volume, uid);
             self.unstage_if_unused(record, mode).await?;
         }
         Ok(())
@@ -243,7 +269,7 @@ impl Csi {
         let (layout, name) = (self.layout.clone(), volume.clone());
         let is_used = blocking(move || Ok(layout.in_use(None)?.iter().any(|found| found.record.unique_name() == name)));
         if is_used.await.map_err(|error| fail(error.into()))? {
-            self.in_use.release(&volume, STAGING);
+            self.attached.in_use.release(&volume, STAGING);
             return Ok(());
         }
         let (layout, wanted) = (self.layout.clone(), volume.clone());
@@ -261,7 +287,7 @@ impl Csi {
             let forgotten = blocking(move || layout.forget_staging(&record, mode)).await;
             forgotten.map_err(|error| fail(error.into()))?;
         }
-        self.in_use.release(&volume, STAGING);
+        self.attached.in_use.release(&volume, STAGING);
         Ok(())
     }
 

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::attachable::csi_name;
 use csi::v1::{self, NodeRpc, Unit};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::layout::unique_name;
 use super::{Csi, Published};
 use crate::state;
 
@@ -83,7 +83,7 @@ impl Csi {
                     continue;
                 }
                 // Whoever has it is about to change it. One that does not answer is not waited for by the others.
-                let volume = unique_name(&published.wanted.driver, &published.wanted.handle);
+                let volume = csi_name(&published.wanted.driver, &published.wanted.handle);
                 let Some(held) = self.try_lock(&volume) else { continue };
                 let (this, stop) = (self.clone(), self.stop.clone());
                 self.tasks.spawn(async move {

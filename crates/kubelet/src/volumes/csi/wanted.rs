@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 
+use super::growth;
 use super::layout::{self, Mode, Record};
 use crate::{resources, state};
 
@@ -63,9 +64,10 @@ impl Wanted {
         };
         let has = size(bound.spec.as_ref().and_then(|spec| spec.capacity.as_ref()));
         let seen = size(claim.status.as_ref().and_then(|status| status.capacity.as_ref()));
+        let may_grow = !is_read_only && growth::is_for_node(claim.status.as_ref());
         Ok(Some(Wanted {
             claim: meta.namespace.clone().zip(meta.name.clone()),
-            grow_to: has.filter(|has| !is_read_only && seen.is_some_and(|seen| seen < *has)),
+            grow_to: has.filter(|has| may_grow && seen.is_some_and(|seen| seen < *has)),
             ..wanted
         }))
     }

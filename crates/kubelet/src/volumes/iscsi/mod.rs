@@ -5,7 +5,8 @@
 //! Flow: `volumes` -> [`Iscsi::set_up`] -> `session` -> iscsiadm; [`Iscsi::release_unused`] logs out after the last pod.
 //!
 //! Invariants: what a pod is about to use is written down below its directory before anything is done, and forgotten after it is
-//! unmounted; nothing is let go while it is not known what every pod uses; for one target one thing is done at a time.
+//! unmounted; nothing is let go while it is not known what every pod uses; for one target one thing is done at a time; a disk is
+//! in the node's `volumesInUse` from before it is reached for until its session has let go of it.
 
 mod disk;
 mod machine;
@@ -21,12 +22,15 @@ use k8s_openapi::api::core::v1::ISCSIPersistentVolumeSource;
 use nix::mount::{MntFlags, MsFlags};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use tokio::sync::OwnedMutexGuard;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::csi::names;
+use super::attached::NodeUnknown;
+use super::csi::{AttachError, names};
 use super::error::{Cause, Operation, SecretError, Unfinished, check_name};
+use super::in_use::InUse;
 use super::kernel::{Kernel, Linux};
 use super::{ChangePolicy, Mounted, VolumeError, blocking, format, mounts, ownership, records};
 
@@ -37,6 +41,8 @@ use machine::{Host, Machine};
 /// The plug-in's name as part of a path.
 const PLUGIN: &str = "kubernetes.io~iscsi";
 const RECORD: &str = "iscsi.json";
+/// The directory of the plug-in with a record for each disk that may be attached.
+const IN_USE: &str = "in-use";
 /// Directories of pods and of the plug-in for volumes that are devices.
 const DEVICES: &str = "volumeDevices";
 
@@ -74,6 +80,8 @@ pub(crate) enum IscsiError {
     Secret { namespace: String, name: String, why: SecretError },
     #[error("target {0} is being logged in to and has not answered yet")]
     UnderWay(String),
+    #[error("the pod that wanted the disk is gone")]
+    PodGone,
     #[error(transparent)]
     Unfinished(#[from] Unfinished),
 }
@@ -82,6 +90,8 @@ pub(crate) enum IscsiError {
 pub(super) struct Request {
     uid: String,
     disk: Disk,
+    /// What the node's status calls the disk.
+    unique_name: String,
     fs_type: String,
     options: Vec<String>,
     is_read_only: bool,
@@ -101,6 +111,7 @@ impl Request {
         Request {
             uid: uid.to_owned(),
             disk: Disk::new(name, source),
+            unique_name: api::attachable::iscsi_name(&source.target_portal, &source.iqn, source.lun),
             fs_type: source.fs_type.clone().unwrap_or_default(),
             options: Vec::new(),
             is_read_only,
@@ -113,6 +124,10 @@ impl Request {
     /// As the PersistentVolume says.
     pub(super) fn with(self, options: &[String], is_block: bool) -> Request {
         Request { options: options.to_vec(), is_block, ..self }
+    }
+
+    pub(super) fn unique_name(&self) -> &str {
+        &self.unique_name
     }
 
     fn used(&self) -> Used {
@@ -143,10 +158,32 @@ impl Used {
     }
 }
 
+/// A disk that the node's status must name as used, because a session may have it.
+#[derive(Debug, Serialize, Deserialize)]
+struct InUseRecord {
+    unique_name: String,
+    /// Its directory, below the plug-in's.
+    place: PathBuf,
+}
+
+/// What holds a disk that is attached, besides the pods that use it.
+fn holder(place: &Path) -> String {
+    place.display().to_string()
+}
+
+pub(crate) struct Parts {
+    pub(crate) root: PathBuf,
+    pub(crate) in_use: Arc<InUse>,
+    /// How long a pod waits for a target at a time; what was begun for it goes on.
+    pub(crate) call_timeout: Duration,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
+}
+
 pub(crate) struct Iscsi<M = Host> {
     root: PathBuf,
     machine: M,
-    /// How long a pod waits for a target at a time; what was begun for it goes on.
+    in_use: Arc<InUse>,
     call_timeout: Duration,
     /// By name of the target: whoever holds it may log in, log out, mount and unmount.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -160,19 +197,44 @@ pub(crate) struct Iscsi<M = Host> {
 }
 
 impl Iscsi {
-    pub(crate) fn new(root: PathBuf, call_timeout: Duration, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
-        Self::on(Host, root, call_timeout, tasks, stop)
+    pub(crate) fn open(parts: Parts) -> io::Result<Arc<Self>> {
+        Self::on(Host, parts)
     }
 }
 
 impl<M: Machine> Iscsi<M> {
-    fn on(machine: M, root: PathBuf, call_timeout: Duration, tasks: TaskTracker, stop: CancellationToken) -> Arc<Self> {
+    fn on(machine: M, parts: Parts) -> io::Result<Arc<Self>> {
+        let Parts { root, in_use, call_timeout, tasks, stop } = parts;
         let (locks, devices) = (Mutex::default(), Mutex::default());
-        Arc::new(Iscsi { root, machine, call_timeout, locks, devices, noting: Arc::default(), tasks, stop })
+        let this = Iscsi { root, machine, in_use, call_timeout, locks, devices, noting: Arc::default(), tasks, stop };
+        this.keep_in_use()?;
+        Ok(Arc::new(this))
+    }
+
+    /// Disks that an earlier kubelet has left attached.
+    fn keep_in_use(&self) -> io::Result<()> {
+        let (plugin, dir) = (self.plugin(), self.plugin().join(IN_USE));
+        for name in names(&dir)?.into_iter().filter(|name| !name.ends_with(records::UNFINISHED)) {
+            let path = dir.join(name);
+            let found: InUseRecord = records::read(&path)?;
+            // The disk's directory comes after the record and goes before it.
+            let is_gone = std::fs::symlink_metadata(plugin.join(&found.place))
+                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+            match is_gone {
+                true => std::fs::remove_file(&path)?,
+                false => self.in_use.keep(&found.unique_name, &holder(&found.place)),
+            }
+        }
+        Ok(())
     }
 
     fn plugin(&self) -> PathBuf {
         self.root.join("plugins/kubernetes.io/iscsi")
+    }
+
+    fn in_use_record(&self, place: &Path) -> PathBuf {
+        let name = format!("{:x}.json", Sha256::digest(holder(place)));
+        self.plugin().join(IN_USE).join(name)
     }
 
     fn pod(&self, uid: &str) -> PathBuf {
@@ -194,10 +256,11 @@ impl<M: Machine> Iscsi<M> {
         locks.entry(iqn.to_owned()).or_default().clone()
     }
 
-    /// Makes a disk ready for a pod. The secret is asked for only if a target wants one.
+    /// Makes a disk ready for a pod, once the node may have it. The secret is asked for only if a target wants one.
     pub(super) async fn set_up(
         self: &Arc<Self>,
         mut request: Request,
+        attached: impl Future<Output = Result<(), NodeUnknown>>,
         secret: impl Future<Output = Result<BTreeMap<String, String>, IscsiError>>,
     ) -> Result<Mounted, VolumeError> {
         let operation = if request.is_block { Operation::SetUpDevice } else { Operation::SetUp };
@@ -205,8 +268,12 @@ impl<M: Machine> Iscsi<M> {
         check_name("volume name", &name).map_err(|cause| request.failed(operation, cause))?;
         request.disk.check().map_err(|cause| request.failed(operation, cause))?;
         if let Some(mounted) = self.ready(&request).await.map_err(|error| request.failed(operation, error))? {
+            self.in_use.keep(&request.unique_name, &request.uid);
             return Ok(mounted);
         }
+        let attached = tokio::time::timeout(self.call_timeout, attached).await;
+        let attached = attached.map_or(Err(AttachError::NotReported), |ended| ended.map_err(AttachError::from));
+        attached.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
         if request.chap.in_discovery || request.chap.in_session {
             request.chap.secret = secret.await.map_err(|error| request.failed(operation, error))?;
         }
@@ -255,6 +322,8 @@ impl<M: Machine> Iscsi<M> {
         let (uid, name, read_only) = (request.uid.clone(), request.disk.vol_name.clone(), request.is_read_only);
         let (record, noted) = (self.pod_record(&uid, &name), place.clone());
         let noting = self.noting.clone();
+        let (at, in_use_record) = (used.place(), self.in_use_record(&used.place()));
+        let in_use = InUseRecord { unique_name: request.unique_name.clone(), place: at.clone() };
         let is_mounted = blocking(move || {
             let noting = noting.lock();
             if records::read::<Used>(&record).is_ok_and(|other| other.place() != used.place()) {
@@ -262,6 +331,7 @@ impl<M: Machine> Iscsi<M> {
             }
             records::write(&used, &record)?;
             drop(noting);
+            records::write(&in_use, &in_use_record)?;
             if mounts::is_mounted_at(&Linux, &noted)? {
                 return Ok(true);
             }
@@ -269,6 +339,12 @@ impl<M: Machine> Iscsi<M> {
             Ok(false)
         });
         let is_mounted = is_mounted.await.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
+        if !self.in_use.hold(&request.unique_name, &holder(&at)) {
+            // It was taken down before this was written down.
+            let record = self.pod_record(&uid, &name);
+            blocking(move || std::fs::remove_file(record)).await.ok();
+            return Err(request.failed(Operation::WaitForAttach, IscsiError::PodGone));
+        }
         if request.is_block || !is_mounted {
             let attached = session::attach(&self.machine, &request.disk, &request.chap).await;
             let device = attached.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
@@ -361,7 +437,7 @@ impl<M: Machine> Iscsi<M> {
 
     async fn release(&self, left: &Used) -> Result<(), IscsiError> {
         let (root, plugin, place) = (self.root.clone(), self.plugin(), left.place());
-        let (path, left) = (plugin.join(&place), left.clone());
+        let (path, left, at) = (plugin.join(&place), left.clone(), place.clone());
         let found = blocking(move || {
             // Somebody may have come before the lock was ours.
             if !unused(&root, &plugin)?.iter().any(|other| other.place() == place) {
@@ -381,7 +457,21 @@ impl<M: Machine> Iscsi<M> {
         });
         let Some((disk, others)) = found.await? else { return Ok(()) };
         session::detach(&self.machine, &disk, &others).await?;
-        blocking(move || files::remove_tree(&path)).await?;
+        let record = self.in_use_record(&at);
+        let in_use = blocking(move || {
+            let in_use = match records::read::<InUseRecord>(&record) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                read => Some(read?),
+            };
+            files::remove_tree(&path)?;
+            if in_use.is_some() {
+                std::fs::remove_file(&record)?;
+            }
+            Ok(in_use)
+        });
+        if let Some(in_use) = in_use.await? {
+            self.in_use.release(&in_use.unique_name, &holder(&at));
+        }
         Ok(())
     }
 }

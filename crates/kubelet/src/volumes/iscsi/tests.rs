@@ -105,9 +105,8 @@ impl Node {
     fn new(machine: Recorded) -> Node {
         let dir = tempfile::tempdir().unwrap();
         let machine = Recorded { root: dir.path().join("machine"), ..machine };
-        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let root = dir.path().join("kubelet");
-        let iscsi = Iscsi::on(machine, root, Duration::from_secs(600), tasks.clone(), stop);
+        let tasks = TaskTracker::new();
+        let iscsi = started(machine, dir.path().join("kubelet"), tasks.clone());
         Node { _dir: dir, iscsi, tasks }
     }
 
@@ -119,11 +118,14 @@ impl Node {
             ("node.session.auth.password".to_owned(), "s3cret".to_owned()),
             ("discovery.sendtargets.auth.username".to_owned(), "finder".to_owned()),
         ]);
-        self.iscsi.set_up(request, async move { Ok(secret) }).await
+        // As the controller that lets every node have every disk.
+        self.iscsi.in_use.keep(request.unique_name(), uid);
+        self.iscsi.set_up(request, async { Ok(()) }, async move { Ok(secret) }).await
     }
 
     /// Ends a pod and all that follows from it.
     async fn end(&self, uid: &str) -> bool {
+        self.iscsi.in_use.release_all(uid);
         self.iscsi.tear_down(uid).await.unwrap();
         let is_clean = self.iscsi.release_unused().await;
         self.settle().await;
@@ -139,6 +141,13 @@ impl Node {
     fn calls(&self) -> Vec<String> {
         self.iscsi.machine.calls()
     }
+}
+
+/// A kubelet's disks after its start.
+fn started(machine: Recorded, root: PathBuf, tasks: TaskTracker) -> Arc<Iscsi<Recorded>> {
+    let in_use = Arc::new(InUse::new([], Arc::default()));
+    let stop = CancellationToken::new();
+    Iscsi::on(machine, Parts { root, in_use, call_timeout: Duration::from_secs(600), tasks, stop }).unwrap()
 }
 
 fn source(lun: u32) -> Value {
@@ -186,9 +195,9 @@ async fn a_kubelet_that_starts_lets_go_what_an_earlier_one_left() {
     let node = Node::new(Recorded::default());
     node.set_up("a", "pv", source(0), true).await.unwrap();
     // Another kubelet knows what is on disk.
-    let (tasks, stop) = (node.tasks.clone(), CancellationToken::new());
     let machine = Recorded { root: node.iscsi.machine.root.clone(), ..Recorded::default() };
-    let later = Iscsi::on(machine, node.iscsi.root.clone(), Duration::from_secs(600), tasks, stop);
+    let later = started(machine, node.iscsi.root.clone(), node.tasks.clone());
+    assert_eq!(later.in_use.names(), ["kubernetes.io/iscsi/10.0.0.1:iqn.2003-01.org.x:a:0"]);
     assert!(later.release_unused().await, "a pod uses it");
     // A pod whose volumes are those of a kubelet that wrote nothing down: who uses what is not known.
     let unknown = later.target("b", "data");
@@ -203,6 +212,9 @@ async fn a_kubelet_that_starts_lets_go_what_an_earlier_one_left() {
     assert!(!later.release_unused().await);
     node.settle().await;
     assert!(later.release_unused().await);
+    assert_eq!(later.in_use.names(), [""; 0], "nobody can have it here any more");
+    let machine = Recorded { root: node.iscsi.machine.root.clone(), ..Recorded::default() };
+    assert_eq!(started(machine, node.iscsi.root.clone(), node.tasks.clone()).in_use.names(), [""; 0]);
     // One that fails is tried again.
     node.set_up("c", "pv", source(0), true).await.unwrap();
     std::fs::remove_dir_all(later.pod("c")).unwrap();
@@ -411,4 +423,31 @@ async fn a_disk_is_formatted_mounted_once_and_bound_for_every_pod() {
     assert!(!machine::is_held(&device));
     assert!(node.calls().iter().any(|call| call.ends_with("--logout")));
     assert!(std::process::Command::new("losetup").arg("-d").arg(&device).status().unwrap().success());
+}
+
+/// Two nodes never have a disk at a time that the controller gives to one of them.
+#[tokio::test(start_paused = true)]
+async fn a_disk_is_not_reached_for_before_the_node_may_have_it_and_is_in_use_until_its_session_ended() {
+    let node = Node::new(Recorded::default());
+    let name = "kubernetes.io/iscsi/10.0.0.1:iqn.2003-01.org.x:a:0";
+    let request = |uid: &str| {
+        let source: ISCSIPersistentVolumeSource = serde_json::from_value(source(0)).unwrap();
+        Request::new(uid, "pv", &source, false).with(&[], true)
+    };
+    let secret = async || Ok(BTreeMap::new());
+    let refused = node.iscsi.set_up(request("a"), std::future::pending(), secret()).await.unwrap_err().to_string();
+    let expected = "MountVolume.WaitForAttach failed for volume \"pv\" : volume not attached according to node status";
+    assert_eq!(refused, expected);
+    assert_eq!(node.calls(), [""; 0]);
+    // A pod that went while it waited gets nothing either.
+    let gone = node.iscsi.set_up(request("b"), async { Ok(()) }, secret()).await.unwrap_err().to_string();
+    assert!(gone.ends_with("the pod that wanted the disk is gone"), "{gone}");
+    assert_eq!(node.calls(), [""; 0]);
+    node.end("b").await;
+    node.calls();
+    node.set_up("c", "pv", source(0), true).await.unwrap();
+    node.iscsi.in_use.release_all("c");
+    assert_eq!(node.iscsi.in_use.names(), [name], "its session is still there");
+    node.end("c").await;
+    assert_eq!(node.iscsi.in_use.names(), [""; 0]);
 }

@@ -40,23 +40,27 @@ impl InUse {
     /// Returns when the API shows the volume as used. The pod holds it from the beginning, and until it is released: also if
     /// nobody waits for the end of this.
     pub(super) async fn add(&self, name: &str, uid: &str) {
-        let is_new = {
-            let mut held = self.held.lock();
-            let is_new = !held.contains_key(name);
-            held.entry(name.to_string()).or_default().insert(uid.to_string());
-            is_new
-        };
-        if is_new {
-            self.changed.notify_one();
-        }
+        self.keep(name, uid);
         // The sender lives as long as this.
         let _ = self.reported.subscribe().wait_for(|reported| reported.contains(name)).await;
     }
 
-    /// One more holds a volume that is in use.
-    pub(super) fn hold(&self, name: &str, uid: &str) {
-        if let Some(holders) = self.held.lock().get_mut(name) {
-            holders.insert(uid.to_string());
+    /// One more holds a volume that is in use; says whether it was.
+    pub(super) fn hold(&self, name: &str, uid: &str) -> bool {
+        let mut held = self.held.lock();
+        let Some(holders) = held.get_mut(name) else { return false };
+        holders.insert(uid.to_string());
+        true
+    }
+
+    /// The volume is in use already, whether the API shows that or not.
+    pub(super) fn keep(&self, name: &str, uid: &str) {
+        let mut held = self.held.lock();
+        let is_new = !held.contains_key(name);
+        held.entry(name.to_string()).or_default().insert(uid.to_string());
+        drop(held);
+        if is_new {
+            self.changed.notify_one();
         }
     }
 
@@ -112,9 +116,13 @@ mod tests {
         assert!(in_use.add("v", "c").now_or_never().is_none(), "an earlier status says nothing");
         // Its pod goes without ever having had it.
         in_use.release_all("c");
-        in_use.hold("v", STAGING);
+        assert!(!in_use.hold("v", STAGING), "nobody has it");
         assert_eq!(in_use.names(), ["old"]);
         in_use.release("old", STAGING);
         assert!(in_use.names().is_empty());
+        // What an earlier kubelet has mounted.
+        in_use.keep("v", "place");
+        assert_eq!(in_use.names(), ["v"]);
+        assert!(in_use.hold("v", STAGING));
     }
 }
