@@ -292,6 +292,11 @@ impl Process {
         if ended { self.start() } else { Ok(()) }
     }
 
+    /// While it runs.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
         if let Some(child) = &self.child {
             kill(Pid::from_raw(child.id() as i32), signal)?;
