@@ -7,8 +7,10 @@
 use std::sync::Arc;
 
 use api::Status;
+use store::StoreError;
 
 use crate::state::Operation;
+use crate::status::from_store;
 use crate::watch_cache::{Entry, inner_key, store_key};
 
 pub(super) struct Candidate<'a> {
@@ -30,6 +32,25 @@ pub(super) enum Attempt<T> {
     Unwritten(T),
     /// Somebody else wrote in between.
     Lost,
+    /// It may have been written all the same, so nobody tries again.
+    Failed(Status),
+}
+
+impl<T> Attempt<T> {
+    /// After the store has swapped.
+    pub(super) fn committed(result: Result<T, Status>) -> Self {
+        result.map_or_else(Attempt::Failed, Attempt::Committed)
+    }
+}
+
+impl<T> From<StoreError> for Attempt<T> {
+    /// What a compare-and-swap came to that did not swap.
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Conflict { .. } => Attempt::Lost,
+            error => Attempt::Failed(from_store(error)),
+        }
+    }
 }
 
 impl<'a> Candidate<'a> {
@@ -49,6 +70,7 @@ impl<'a> Candidate<'a> {
                 self.read_again().await?;
                 Ok(None)
             }
+            Ok(Attempt::Failed(status)) => Err(status),
             Err(status) => match self.was_current().await? {
                 true => Err(status),
                 false => Ok(None),
@@ -69,7 +91,7 @@ impl<'a> Candidate<'a> {
 
     async fn read_again(&mut self) -> Result<(), Status> {
         let state = &self.operation.state;
-        let found = state.store().get(&self.key).await.map_err(crate::status::from_store)?;
+        let found = state.store().get(&self.key).await.map_err(from_store)?;
         let kv = found.ok_or_else(|| self.operation.not_found(self.name))?;
         let cache = state.cache(&self.operation.resource)?;
         self.entry = Arc::new(cache.entry(self.inner.as_str().into(), &kv.value, kv.mod_revision.0));

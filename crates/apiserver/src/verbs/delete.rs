@@ -180,8 +180,8 @@ async fn attempt(
         operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
         operation.state.admission.validate(&operation.state.cluster, &attributes).await?;
     }
-    let outcome = match mark(operation, &*old, options) {
-        Marking::Pending => return Ok(Attempt::Unwritten(Deleted::Marked(current.json()))),
+    match mark(operation, &*old, options) {
+        Marking::Pending => Ok(Attempt::Unwritten(Deleted::Marked(current.json()))),
         Marking::Mark(mut new) => {
             let stored = write::encode(resource, &mut *new, &RecordedFields::of(&current))?;
             if options.dry_run {
@@ -189,27 +189,22 @@ async fn attempt(
                 return Ok(Attempt::Unwritten(Deleted::Marked(stored)));
             }
             let converted = super::convert::to_storage(operation, &stored).await?;
-            match super::commit::put(operation, key, converted, current.revision).await {
-                Ok(revision) => Ok(Deleted::Marked(write::with_revision(&stored, revision.0)?)),
-                Err(error) => Err(error),
-            }
+            Ok(match super::commit::put(operation, key, converted, current.revision).await {
+                Ok(revision) => Attempt::committed(write::with_revision(&stored, revision.0).map(Deleted::Marked)),
+                Err(error) => error.into(),
+            })
         }
         Marking::Remove if options.dry_run => {
             let revision = current.revision;
-            return Ok(Attempt::Unwritten(Deleted::Gone(current, revision)));
+            Ok(Attempt::Unwritten(Deleted::Gone(current, revision)))
         }
-        Marking::Remove => match super::commit::remove(operation, key, current.revision).await {
+        Marking::Remove => Ok(match super::commit::remove(operation, key, current.revision).await {
             Ok(revision) => {
                 crate::hooks::after_delete(operation, &*old).await;
-                Ok(Deleted::Gone(current, revision.0))
+                Attempt::Committed(Deleted::Gone(current, revision.0))
             }
-            Err(error) => Err(error),
-        },
-    };
-    match outcome {
-        Ok(deleted) => Ok(Attempt::Committed(deleted)),
-        Err(StoreError::Conflict { .. }) => Ok(Attempt::Lost),
-        Err(error) => Err(crate::status::from_store(error)),
+            Err(error) => error.into(),
+        }),
     }
 }
 

@@ -5,7 +5,6 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::{Action, AnyObject, Object, Resource};
-use store::StoreError;
 use trace::Stage;
 
 use super::candidate::{self, Attempt, Candidate};
@@ -163,23 +162,22 @@ async fn attempt(
         Ok(revision) => revision,
         Err(error) => {
             undo.run(&operation.state.cluster).await;
-            return match error {
-                StoreError::Conflict { .. } => Ok(Attempt::Lost),
-                error => Err(crate::status::from_store(error)),
-            };
+            return Ok(error.into());
         }
     };
     undo.commit(&operation.state.cluster).await;
-    if refused {
-        // Whoever waits for it has seen the result; the object goes, even if this client goes first.
-        let (state, key) = (operation.state.clone(), key.clone());
-        let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
-        let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
-        operation.state.caches.wrote(removed);
-        hooks::after_delete(operation, &*new).await;
-    }
-    let stored = write::with_revision(&made, revision.0)?;
-    Ok(Attempt::Committed(Written { stored, created: false }))
+    let written = async {
+        if refused {
+            // Whoever waits for it has seen the result; the object goes, even if this client goes first.
+            let (state, key) = (operation.state.clone(), key.clone());
+            let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
+            let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
+            operation.state.caches.wrote(removed);
+            hooks::after_delete(operation, &*new).await;
+        }
+        Ok::<_, Status>(Written { stored: write::with_revision(&made, revision.0)?, created: false })
+    };
+    Ok(Attempt::committed(written.await))
 }
 
 /// Checks the preconditions in the new object's metadata.
