@@ -98,6 +98,11 @@ impl Place {
         Ok(())
     }
 
+    /// One that does not stand still refuses this.
+    pub(crate) fn thaw_disk(&self, number: usize) -> Result<()> {
+        run(Command::new("fsfreeze").arg("-u").arg(self.disk(number)))
+    }
+
     fn set_up(&self, disks: Disk) -> Result<()> {
         let switch = self.switch();
         ip(&format!("netns add {switch}"))?;
@@ -276,6 +281,10 @@ impl Process {
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         ]);
         Process::new(place, number, "kube-apiserver", program, &words)
+    }
+
+    pub(crate) fn add_flags(&mut self, flags: &[&str]) {
+        self.command.args(flags);
     }
 
     pub(crate) fn start(&mut self) -> Result<()> {
