@@ -24,10 +24,11 @@ use crate::{encryption, manage, server};
 
 /// Servers that live write themselves down here, for some seconds.
 const SERVERS: &str = "/registry/masterleases/";
-const TRANSFER: Transfer<'static> =
+/// All that a cluster keeps in its store, but for what says whose store it is.
+pub(crate) const TRANSFER: Transfer<'static> =
     Transfer { root: "/registry/", mark: "/registry/cox/moving", without: &[SERVERS, "/registry/cox/authority"] };
 /// What keys of a cluster that can be moved begin with: some encryptions are good for one place only.
-const PREFIX: &str = "/registry";
+pub(crate) const PREFIX: &str = "/registry";
 /// Part of the name of what was left behind.
 const MOVED: &str = "moved";
 /// For this server's member of etcd to answer.
