@@ -14,12 +14,11 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::etcd::Etcd;
+use crate::etcd::{Etcd, PREFIX, TRANSFER};
 use crate::options::Options;
 use crate::pki::private_dir;
 use crate::s3::{Bucket, Place, S3Flags};
 use crate::shape::Flags;
-use crate::store_move::{PREFIX, TRANSFER};
 
 const USUAL_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
