@@ -133,7 +133,7 @@ pub(crate) async fn keep(options: Options, etcd: Etcd, schedule: Schedule, stop:
             Ok(pause) => pause,
             Err(error) => {
                 tracing::error!("the store is not backed up: {error:#}");
-                RETRY
+                RETRY.min(schedule.interval)
             }
         };
         tokio::select! {
