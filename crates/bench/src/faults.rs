@@ -514,11 +514,16 @@ async fn verify(clients: &[Client], informer: &Informer<ConfigMap>, tally: &Tall
     for client in clients {
         let deadline = Instant::now() + END_TIMEOUT;
         let wrong = loop {
-            match client.namespaced::<ConfigMap>("default").list(&ListParams::default()).await {
-                Ok(listed) => break wrong(&listed.items.into_iter().filter_map(|map| map.metadata.name).collect()),
-                Err(error) if Instant::now() >= deadline => break Some(format!("cannot be listed: {error}")),
-                Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+            let maps = client.namespaced::<ConfigMap>("default");
+            let failure = match tokio::time::timeout(REQUEST_TIMEOUT, maps.list(&ListParams::default())).await {
+                Ok(Ok(listed)) => break wrong(&listed.items.into_iter().filter_map(|map| map.metadata.name).collect()),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "no answer".to_owned(),
+            };
+            if Instant::now() >= deadline {
+                break Some(format!("cannot be listed: {failure}"));
             }
+            tokio::time::sleep(Duration::from_secs(1)).await;
         };
         if let Some(wrong) = wrong {
             tally.problem(format!("{:?}: {wrong}", client.server()));
