@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use client::{Client, DeleteParams, ListParams};
+use client::{ApiResource, Client, DeleteParams, ListParams};
 use k8s_openapi::api::core::v1::{Node, Secret};
 use k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -40,6 +40,8 @@ const FOLLOW_TIMEOUT: Duration = Duration::from_secs(600);
 /// For all objects of a resource to be written once more.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(1800);
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// What a resource must take for its objects to be written once more.
+const MIGRATED_BY: [&str; 3] = ["list", "patch", "update"];
 const NAMESPACE: &str = "kube-system";
 /// What is sealed in a store begins so.
 const SEALED: &[u8] = b"k8s:enc:";
@@ -96,18 +98,15 @@ fn resource(name: &str) -> (String, String) {
 pub(crate) async fn rotate_running(options: &Options) -> Result<String> {
     let file = options.encryption_file();
     let flags = Flags::remembered(options)?;
-    let resources = encrypted_resources(&file)?;
-    if let Some(wildcard) = resources.iter().find(|name| name.starts_with("*.")) {
-        bail!(
-            "{} encrypts {wildcard}: of resources that are not named one by one keys are exchanged while the cluster is \
-             stopped ('cox down' first; containers run on)",
-            file.display()
-        );
-    }
+    let named = encrypted_resources(&file)?;
     let beneath = Beneath::open(options, &flags).await?;
     let before = beneath.contents().await?;
     let alive: Vec<&str> = before.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).collect();
     let client = connect(&options.admin_kubeconfig())?;
+    let resources = match named.iter().any(|name| is_wildcard(name)) {
+        true => expanded(&named, &served(&client).await?),
+        false => named,
+    };
     // One that is down just now has a file of keys as well, and could read nothing when it comes back.
     let servers = if flags.etcd.is_used() { servers(&client).await? } else { Vec::new() };
     check_all_known(&alive, servers.len())?;
@@ -123,6 +122,37 @@ pub(crate) async fn rotate_running(options: &Options) -> Result<String> {
         _ => exchange_everywhere(options, &exchanged).await?,
     };
     Ok(format!("{}: {count} objects are encrypted with {added} now", file.display()))
+}
+
+fn is_wildcard(name: &str) -> bool {
+    name.starts_with("*.")
+}
+
+/// Every resource that the server has. One that cannot be asked for could not be written once more.
+async fn served(client: &Client) -> Result<Vec<ApiResource>> {
+    let (served, failed) = client.discover().await.context("asking which resources there are")?;
+    if let Some((group, error)) = failed.first() {
+        bail!("{group} does not answer, and what is stored of it may be encrypted: {error}");
+    }
+    Ok(served)
+}
+
+/// The same names, with resources in the place of `*.*`, `*.apps` and the like: those whose objects can be written.
+fn expanded(names: &[String], served: &[ApiResource]) -> Vec<String> {
+    let mut found: Vec<String> = names.iter().filter(|name| !is_wildcard(name)).cloned().collect();
+    let groups: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("*.")).collect();
+    let is_meant = |one: &&ApiResource| groups.iter().any(|group| *group == "*" || *group == &*one.gvr.group);
+    let is_written = |one: &&ApiResource| MIGRATED_BY.iter().all(|verb| one.supports(verb));
+    for one in served.iter().filter(is_meant).filter(is_written) {
+        let name = match &*one.gvr.group {
+            "" => one.gvr.resource.to_string(),
+            group => format!("{}.{group}", one.gvr.resource),
+        };
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
 }
 
 /// The nodes of all servers.
@@ -321,6 +351,36 @@ mod tests {
         }
         let refused = check_all_known(&["a", "b"], 1).unwrap_err().to_string();
         assert!(refused.contains("alive at a, b, and 1 nodes are servers"), "{refused}");
+    }
+
+    #[test]
+    fn wildcards_stand_for_what_is_served() {
+        let served = |group: &str, resource: &str, verbs: &[&str]| ApiResource {
+            gvr: client::Gvr {
+                group: group.to_owned().into(),
+                version: "v1".into(),
+                resource: resource.to_owned().into(),
+            },
+            kind: "K".to_owned(),
+            namespaced: true,
+            verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+        };
+        let all = ["get", "list", "patch", "update"];
+        let served = [
+            served("", "secrets", &all),
+            served("", "bindings", &["create"]),
+            served("apps", "deployments", &all),
+            served("example.com", "boats", &all),
+        ];
+        for (names, expected) in [
+            (&["secrets"][..], &["secrets"][..]),
+            (&["secrets", "*."][..], &["secrets"][..]),
+            (&["*.apps", "secrets"][..], &["secrets", "deployments.apps"][..]),
+            (&["*.*"][..], &["secrets", "deployments.apps", "boats.example.com"][..]),
+        ] {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(expanded(&names, &served), expected, "{names:?}");
+        }
     }
 
     #[test]
