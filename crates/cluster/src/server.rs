@@ -23,9 +23,9 @@ use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
 use crate::shape::{self, Flags, Shape};
 use crate::{
-    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes,
-    manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, upgrade,
-    usual_place, wireguard_keys,
+    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
+    local_volumes, manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes,
+    upgrade, usual_place, wireguard_keys,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -227,6 +227,10 @@ async fn start(
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     components.supervise("authority", move |stop| authority.clone().take_part(stop));
+    if shape.etcd.is_used() {
+        let keys = key_rotation::Server { options: options.clone(), node: node_name.clone(), admin: admin.clone() };
+        components.supervise("encryption keys", move |stop| keys.clone().follow(stop));
+    }
     components.until(upgrade::ensure_role(&admin)).await?;
     let machine = upgrade::Machine::server(options, &node_name, &admin);
     components.supervise("upgrade", move |stop| machine.clone().follow(stop));
@@ -263,8 +267,8 @@ async fn start(
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
 
     if let Some(schedule) = shape.backups.clone() {
-        let own = options.clone();
-        components.supervise("backups", move |stop| backups::keep(own.clone(), schedule.clone(), stop));
+        let (own, etcd) = (options.clone(), shape.etcd.clone());
+        components.supervise("backups", move |stop| backups::keep(own.clone(), etcd.clone(), schedule.clone(), stop));
     }
     let (kept, own, name) = (admin.clone(), options.clone(), node_name.clone());
     components.supervise("manifests", move |stop| manifests::keep(kept.clone(), own.clone(), name.clone(), stop));
