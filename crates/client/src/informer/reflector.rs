@@ -39,7 +39,7 @@ struct Progress {
     opened: Option<Instant>,
 }
 
-/// An informer of any kind, as far as it is asked again and again.
+/// An informer on objects of any kind.
 trait Follower: Send + Sync {
     fn kind(&self) -> &'static str;
     /// One watch, preceded by a list if there is nothing to resume from.
@@ -56,7 +56,7 @@ impl<K: Object> Follower for Informer<K> {
     }
 }
 
-/// Not a method of `Informer`, of which there would be one for each kind.
+/// Follows the server until `stop`. A function of its own, because methods of `Informer` are compiled anew for every kind.
 async fn follow_until(stop: CancellationToken, follower: &dyn Follower) {
     let kind = follower.kind();
     let mut progress = Progress { resume: None, watch_list: true, opened: None };
@@ -92,7 +92,7 @@ async fn follow_until(stop: CancellationToken, follower: &dyn Follower) {
     }
 }
 
-/// What a watch-list brings, each object once. The map is of the same type for every kind: dozens of kinds are informed on.
+/// What a watch-list brings, each object once. The map holds no objects, so that one type of map serves all kinds.
 struct Initial<K> {
     objects: Vec<Option<K>>,
     places: HashMap<String, usize>,
