@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::context::Context;
 use crate::duration;
 use crate::failure::Result;
-use crate::objects::text;
+use crate::objects::{strings, text};
 use crate::printers::TabWriter;
 use crate::request::Request;
 use crate::resources::{Info, all_items};
@@ -152,10 +152,6 @@ pub(crate) fn joined_labels(map: &Value) -> String {
 pub(crate) fn selector_text(selector: &Value) -> String {
     let text = crate::selector::from_label_selector(selector).unwrap_or_else(|| "<error>".to_owned());
     or_none(&text).to_owned()
-}
-
-pub(crate) fn strings(value: &Value) -> Vec<&str> {
-    value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
 /// RFC 1123 with a numeric zone, in local time.
