@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use store::etcd::{EtcdStore, Tls};
 use store::{Compare, Op, Relocated, Store, Txn};
 
-use crate::join::CaHash;
+use crate::ca_hash::CaHash;
 
 /// What keys begin with in this program, whatever they begin with in etcd.
 const ROOT: &str = "/registry/";

@@ -20,7 +20,8 @@ use store::transfer::Transfer;
 use store::{KeyValue, Store};
 
 use crate::connection::connect;
-use crate::encryption::{add_key, encrypted_resources, keep_key};
+use crate::encryption::{add_key, encrypted_resources, keep_key, rotate_stopped};
+use crate::lock::Lock;
 use crate::node_roles::CONTROL_PLANE;
 use crate::options::Options;
 use crate::shape::Flags;
@@ -84,7 +85,17 @@ fn resource(name: &str) -> (String, String) {
     (group.to_owned(), resource.to_owned())
 }
 
-pub(crate) async fn rotate_running(options: &Options) -> Result<String> {
+/// Exchanges the keys of the cluster, which may run.
+pub(crate) async fn rotate(options: &Options) -> Result<String> {
+    // Of two at once the one would forget the key that the other has just put to use.
+    let _alone = Lock::for_change(options)?;
+    match Lock::holder(&options.lock_file())? {
+        Some(_) => rotate_running(options).await,
+        None => rotate_stopped(options).await,
+    }
+}
+
+async fn rotate_running(options: &Options) -> Result<String> {
     let file = options.encryption_file();
     let flags = Flags::remembered(options)?;
     let resources = encrypted_resources(&file)?;

@@ -21,7 +21,8 @@ use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::shape::{self, Flags, Shape};
+use crate::settings::{ClusterSettings, Settings};
+use crate::shape::{self, Encryption, Flags, Shape};
 use crate::{
     authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes,
     manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, upgrade,
@@ -158,7 +159,7 @@ async fn start(
     controllers.load_balancing = controllers::LoadBalancing {
         reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port]
             .into_iter()
-            .chain(shape.encryption.into_iter().flat_map(nodes::Encryption::ports))
+            .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
             .collect(),
         gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
     };
@@ -177,12 +178,12 @@ async fn start(
     components.supervise("scheduler", move |stop| scheduler::run(scheduler.clone(), stop));
     progress.done("control loops", "controllers, scheduler");
 
-    let settings = nodes::Settings {
+    let settings = Settings {
         name: node_name.clone(),
         address: node_ip,
         second_address: shape.node_ips.get(1).copied(),
         kubelet_port: shape.kubelet_port,
-        cluster: nodes::ClusterSettings::new(shape)?,
+        cluster: ClusterSettings::new(shape)?,
         registries: shape.registries.clone(),
         images_dir: options.images_dir(),
         also_behind: vec![network.range.to_string()],

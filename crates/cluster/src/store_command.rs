@@ -31,7 +31,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
         Command::Move(args) => Box::pin(crate::store_move::run(args)),
         Command::Fetch(args) => Box::pin(crate::backups::fetch(args)),
         Command::RotateKeys(options) => Box::pin(async move {
-            println!("{}", crate::encryption::rotate(&options).await?);
+            println!("{}", crate::key_rotation::rotate(&options).await?);
             Ok(())
         }),
     }

@@ -13,9 +13,10 @@ use store::transfer::{Carried, Transfer};
 
 use crate::background;
 use crate::etcd::{self, Etcd};
+use crate::ha::Ha;
 use crate::join::Membership;
 use crate::lock::Lock;
-use crate::members::{self, Ha, Member};
+use crate::members::{self, Member};
 use crate::nodes::Network;
 use crate::options::Options;
 use crate::pki::Pki;

@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 use super::progress::Progress;
 use super::rotation::{Phase, Rotation, complete};
 use super::shared;
-use crate::join::CaHash;
+use crate::ca_hash::CaHash;
 use crate::options::Options;
 use crate::pki::Pki;
+use crate::settings::ClusterSettings;
 use crate::shape::Shape;
 use crate::turns::Turns;
 use crate::{certificates, etcd, join, nodes};
@@ -149,7 +150,7 @@ impl Server {
     /// Tells those who join, nodes, and other clusters.
     async fn publish(&self) -> Result<()> {
         let (authority, _) = Pki::open(&self.options.pki_dir()).authority_files()?;
-        let cluster = nodes::ClusterSettings::new(&self.shape)?;
+        let cluster = ClusterSettings::new(&self.shape)?;
         join::publish(&self.admin, &self.url, &authority, &cluster).await?;
         if self.shape.etcd.is_used() {
             etcd::pass_on(&*self.shape.etcd.connect().await?, &authority).await?;

@@ -9,16 +9,17 @@ use client::Client;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
 use futures_util::future::BoxFuture;
 
-use super::discovery::{CaHash, Cluster, discover};
+use super::discovery::{Cluster, discover};
 use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
 use super::server_keys::ServerKey;
 use super::token::Token;
 use super::{enrolment, machine, server_keys};
 use crate::background::Ground;
+use crate::ca_hash::CaHash;
 use crate::lock::Lock;
-use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
+use crate::settings::Settings;
 use crate::shape::{self, Machine};
 use crate::{background, preflight};
 

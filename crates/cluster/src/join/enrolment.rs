@@ -11,7 +11,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 use serde_json::{Value, json};
 
 use super::token::DEFAULT_GROUP;
-use crate::nodes::ClusterSettings;
+use crate::settings::ClusterSettings;
 
 /// The signed object that anybody may read.
 pub(super) const INFO_NAMESPACE: &str = "kube-public";

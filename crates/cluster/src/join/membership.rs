@@ -11,9 +11,9 @@ use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
 use crate::balancer;
-use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::{Pki, write_private};
+use crate::settings::Settings;
 
 /// A cluster that does not answer is left without a word to it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,7 +18,6 @@ mod token;
 pub mod token_cli;
 
 pub(crate) use approval::{Reserved, run as approve};
-pub(crate) use discovery::CaHash;
 pub(crate) use enrolment::{AUTHORITY_KEY, SETTINGS_NAME, SETTINGS_NAMESPACE, allow_reading, publish};
 pub(crate) use membership::{Membership, clients, leave};
 pub(crate) use server_keys::{ServerKey, withdraw_offers};

@@ -27,7 +27,7 @@ use serde_json::json;
 
 use super::token::{NAMESPACE, Token};
 use crate::etcd::Etcd;
-use crate::members::Ha;
+use crate::ha::Ha;
 use crate::options::Options;
 use crate::pki::{private_dir, write_private};
 use crate::role::{GROUP, MANAGER};

@@ -21,11 +21,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wireguard::{Announcement, Mesh, Outcome, PrivateKey, PublicKey, Unreachable};
 
-use super::parts::{Clients, Settings};
+use super::parts::Clients;
 use super::routes::peer;
 use crate::node_network;
 use crate::options::Options;
 use crate::pki::{private_dir, write_private};
+use crate::settings::Settings;
 use crate::turns::Turns;
 use crate::wireguard_keys::{self, Generation};
 
