@@ -265,7 +265,7 @@ fn modules_use_only_those_below_them() {
 
 /// Modules that use each other in circles are read, tested and moved together or not at all. So many top-level modules are
 /// parts of circles, by crate. Numbers may only fall.
-const IN_CIRCLES: &[(&str, usize)] = &[("cluster", 11)];
+const IN_CIRCLES: &[(&str, usize)] = &[("cluster", 2)];
 
 #[test]
 fn modules_come_in_no_new_circles() {

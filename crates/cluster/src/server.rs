@@ -3,7 +3,7 @@
 //! Each component starts as soon as what it needs is there; nothing sleeps.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,6 +21,7 @@ use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
+use crate::server_pki::{certified, own_url, prepare_keys, url};
 use crate::settings::{ClusterSettings, Settings};
 use crate::shape::{self, Encryption, Flags, Shape};
 use crate::{
@@ -329,60 +330,11 @@ async fn run_controllers(
     }
 }
 
-/// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
-pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
-    authority::complete(&options.pki_dir())?;
-    let node = &shape.node_name;
-    let (hosts, addresses) = certified(shape, network)?;
-    let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
-    if shape.ha.ha {
-        pki.prepare_member(node, &addresses)?;
-    }
-    Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
-    Ok(pki)
-}
-
-/// The names and addresses that the certificate of this API server is for.
-fn certified(shape: &Shape, network: &nodes::Network) -> Result<(Vec<String>, Vec<IpAddr>)> {
-    let (domain, node) = (&shape.cluster_domain, &shape.node_name);
-    let mut hosts = vec![
-        "localhost".to_owned(),
-        node.to_owned(),
-        "kubernetes".to_owned(),
-        "kubernetes.default".to_owned(),
-        "kubernetes.default.svc".to_owned(),
-        format!("kubernetes.default.svc.{domain}"),
-    ];
-    let mut addresses = vec![Ipv4Addr::LOCALHOST.into(), shape.service_address(1)?, network.gateway()?];
-    if shape.node_ips.iter().any(IpAddr::is_ipv6) {
-        addresses.push(Ipv6Addr::LOCALHOST.into());
-    }
-    addresses.extend(&shape.node_ips);
-    for name in &shape.names {
-        match name.parse() {
-            Ok(address) => addresses.push(address),
-            Err(_) => hosts.push(name.clone()),
-        }
-    }
-    Ok((hosts, addresses))
-}
-
 /// Where a component shows its health and metrics: where upstream's does, unless another cluster on this machine was first.
 /// Profiles are the whole process's, and the API server shows them.
 fn own_port(shape: &Shape, port: u16) -> Serving {
     let bind = (shape::everywhere(shape.node_ips.iter().copied()), port).into();
     Serving { bind, tls: None, profiling: false, is_optional: true }
-}
-
-fn url(address: IpAddr, port: u16) -> String {
-    format!("https://{}", SocketAddr::from((address, port)))
-}
-
-/// How this machine reaches its own server.
-fn own_url(shape: &Shape) -> String {
-    let is_v6 = shape.node_ips.first().is_some_and(IpAddr::is_ipv6);
-    let loopback = if is_v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
-    url(loopback, shape.secure_port)
 }
 
 /// Keeps a way to every server in the administrator's kubeconfig, until `stop`.

@@ -21,7 +21,7 @@ use crate::nodes::Network;
 use crate::options::Options;
 use crate::pki::Pki;
 use crate::shape::Flags;
-use crate::{encryption, manage, server};
+use crate::{encryption, manage, server_pki};
 
 /// Servers that live write themselves down here, for some seconds.
 const SERVERS: &str = "/registry/masterleases/";
@@ -157,7 +157,7 @@ async fn carry(options: &Options, now: &Flags, wanted: &Flags) -> Result<(Carrie
     let member = match flags.ha.ha {
         true => {
             let shape = flags.shape()?;
-            let pki = server::prepare_keys(options, &shape, &Network::load(options)?)?;
+            let pki = server_pki::prepare_keys(options, &shape, &Network::load(options)?)?;
             Some(Member::start(options, &shape, &pki).await?)
         }
         false => None,

@@ -11,15 +11,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::progress::Progress;
-use super::rotation::{Phase, Rotation, complete};
 use super::shared;
 use crate::ca_hash::CaHash;
+use crate::ca_rotation::{Phase, Rotation, complete};
 use crate::options::Options;
 use crate::pki::Pki;
 use crate::settings::ClusterSettings;
 use crate::shape::Shape;
 use crate::turns::Turns;
-use crate::{certificates, etcd, join, nodes};
+use crate::{etcd, join, nodes, server_pki};
 
 /// While an exchange is under way, nodes may be added on this machine.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -140,7 +140,7 @@ impl Server {
             let rotation = rotation.never_back(&dir)?;
             rotation.save(&dir)?;
             complete(&dir)?;
-            certificates::renew(&options, &shape)?;
+            server_pki::renew(&options, &shape)?;
             tracing::info!(phase = ?rotation.phase, "the exchange of the authority");
             Ok(())
         };

@@ -25,16 +25,16 @@ const DEFAULT_PORT: u16 = 6443;
 
 /// A cluster that can be trusted.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     /// `https://…`
-    pub(super) server: String,
+    pub(crate) server: String,
     /// Certificates in PEM.
-    pub(super) ca: String,
+    pub(crate) ca: String,
 }
 
 impl Cluster {
     /// A kubeconfig for it, with these credentials.
-    pub(super) fn kubeconfig(&self, user: AuthInfo) -> Kubeconfig {
+    pub(crate) fn kubeconfig(&self, user: AuthInfo) -> Kubeconfig {
         let cluster = kubeconfig::Cluster {
             server: Some(self.server.clone()),
             certificate_authority_data: Some(STANDARD.encode(&self.ca)),
@@ -45,7 +45,7 @@ impl Cluster {
 }
 
 /// The cluster behind a server, if it is the one that token and hashes speak of.
-pub(super) async fn discover(server: &str, token: &Token, pins: &[CaHash]) -> Result<Cluster> {
+pub(crate) async fn discover(server: &str, token: &Token, pins: &[CaHash]) -> Result<Cluster> {
     let url = url(server);
     let mut pauses = Backoff::new(RETRY.0, RETRY.1);
     let deadline = tokio::time::Instant::now() + DISCOVERY_TIMEOUT;
@@ -136,7 +136,7 @@ fn signed_content(info: &ConfigMap, token: &Token) -> Result<String, Failure> {
 }
 
 /// The cluster that a kubeconfig speaks of.
-pub(super) fn first_cluster(text: &str) -> Result<Cluster> {
+pub(crate) fn first_cluster(text: &str) -> Result<Cluster> {
     let config = Kubeconfig::parse(text).context("cluster-info is not a kubeconfig")?;
     let named = config.clusters.into_iter().next().context("cluster-info names no cluster")?;
     let server = named.cluster.server.context("cluster-info names no server")?;
