@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
-use crate::owners::{adopters, candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{Error, pods, slow_start};
 use metrics::Metrics;
 pub(crate) use plan::is_finished;
@@ -96,8 +96,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
             match key {
                 Some(key) => queue.add(key),
-                None if gone => {}
-                None => adopters(&pod.metadata, &jobs, selector).into_iter().for_each(|key| queue.add(key)),
+                None if !gone && controller_of(&pod.metadata).is_none() => {
+                    for job in jobs.by_namespace(pod.metadata.namespace.as_deref().unwrap_or_default()) {
+                        if selector(&job).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())) {
+                            queue.add(pods::key(&*job));
+                        }
+                    }
+                }
+                None => {}
             }
         })
     };
