@@ -232,32 +232,23 @@ impl<K: DeserializeOwned> Api<K> {
     where
         K: Serialize,
     {
-        self.replace(object, None, &WriteParams::default()).await
-    }
-
-    pub async fn update_with(&self, object: &K, params: &WriteParams) -> Result<K, Error>
-    where
-        K: Serialize,
-    {
-        self.replace(object, None, params).await
+        self.replace(object, None).await
     }
 
     pub async fn update_status(&self, object: &K) -> Result<K, Error>
     where
         K: Serialize,
     {
-        self.replace(object, Some("status"), &WriteParams::default()).await
+        self.replace(object, Some("status")).await
     }
 
-    async fn replace(&self, object: &K, subresource: Option<&str>, params: &WriteParams) -> Result<K, Error>
+    async fn replace(&self, object: &K, subresource: Option<&str>) -> Result<K, Error>
     where
         K: Serialize,
     {
         let (namespace, name) = (self.named)(object);
         let name = name.ok_or_else(|| Error::Encode("an update needs the object's name".into()))?;
-        let mut query = Query::new(self.collection.path_in(namespace, Some(name), subresource));
-        params.query(&mut query);
-        self.call(Method::PUT, query.finish(), object).await
+        self.call(Method::PUT, self.collection.path_in(namespace, Some(name), subresource), object).await
     }
 
     pub async fn patch(&self, name: &str, patch: &Patch) -> Result<K, Error> {
