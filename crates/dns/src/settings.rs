@@ -92,7 +92,7 @@ pub(crate) enum Policy {
     Sequential,
 }
 
-/// For how many seconds others are believed at most.
+/// The longest time, in seconds, for which answers of other servers are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cache {
     pub(crate) success: u32,

@@ -55,8 +55,8 @@ pub(super) fn keys_dir(options: &Options) -> PathBuf {
     options.data_dir.join("wireguard")
 }
 
-/// Closes every way that is not encrypted, if the cluster encrypts; what its devices are like then, but for addresses. An error is the
-/// reason why this machine cannot be a node of such a cluster.
+/// If the cluster encrypts, closes every way that is not encrypted and returns the settings of the devices, which have no addresses yet.
+/// An error says why this machine cannot be a node of such a cluster.
 pub(super) fn prepare(settings: &Settings) -> Result<Option<wireguard::Settings>> {
     let Some(encryption) = settings.cluster.encryption else {
         wireguard::unguard().context("opening what encryption had closed")?;

@@ -162,7 +162,7 @@ pub(crate) fn time(value: &Value) -> String {
     }
 }
 
-/// The rows below the heads of a table of conditions, with those of their times that the table shows.
+/// The rows of a table of conditions, without its heading; `times` are the columns of times that the table has.
 pub(crate) fn write_conditions(w: &mut Writer, conditions: &[Value], times: &[&str], separator: &str) {
     for condition in conditions {
         let mut cells = vec![text(condition, "/type").to_owned(), text(condition, "/status").to_owned()];

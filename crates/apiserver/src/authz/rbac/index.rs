@@ -132,7 +132,7 @@ impl Visited<'_> {
     }
 }
 
-/// No role of the user allows the request. What stood in the way of those that might have is told.
+/// No role of the user allows the request. `problems` are the roles and bindings that might have, and could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", described(.problems))]
 pub struct NotAllowed {
