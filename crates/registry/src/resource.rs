@@ -8,7 +8,7 @@ use api::{GroupKind, GroupResource, Status};
 use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
-use super::action::Action;
+pub use super::action::Action;
 use super::object::Typed;
 use super::scale_paths::ScalePaths;
 use super::strategy::{AnyStrategy, Plain, Strategy};
