@@ -44,7 +44,10 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
     let [second, third, fourth] = [(); 3].map(|()| Machine::new(hosts.next().unwrap()));
     // It begins as a cluster of one server with a store of its own, and is carried into etcd while it runs, and back, and
     // again: whoever follows objects never sees an older revision.
-    let cluster = Cluster::up_on(first, &[], &["--node-ip", SERVERS[0], "--gateway=false"]);
+    let copies = tempfile::tempdir().unwrap();
+    let backups = format!("--backup-dir={}", copies.path().display());
+    let flags = ["--node-ip", SERVERS[0], "--gateway=false", &backups, "--backup-interval=60s"];
+    let cluster = Cluster::up_on(first, &[], &flags);
     cluster.kubectl("create configmap first");
     let revision = || -> u64 {
         let listed = cluster.kubectl("get configmaps -o json");
@@ -95,6 +98,20 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     });
     assert!(all.iter().all(|name| done.contains(name)), "{done}");
+
+    // Copies that are made by themselves are the same as those of a store of the server's own, and good for any machine.
+    cluster.wait("a copy of what is in etcd", || {
+        let files = std::fs::read_dir(copies.path()).unwrap().map(|entry| entry.unwrap().path());
+        let newest = files.filter(|path| path.extension().is_some_and(|ending| ending == "snap")).max()?;
+        let restored = tempfile::tempdir().unwrap();
+        let line = format!("store restore {} {}", newest.display(), restored.path().join("store").display());
+        let said = cluster.cox_says(&line);
+        let (_, rest) = said.split_once("ok: revision ")?;
+        let revision: u64 = rest.split(',').next()?.parse().ok()?;
+        (revision > known).then_some(())
+    });
+    let carried = cluster.path("data/backup-carried");
+    cluster.wait("nothing on the way into a copy", || (!carried.exists()).then_some(()));
 
     // A client without a certificate of etcd's authority is nobody.
     let stranger = |file: &str| format!("--{}={}", file, cluster.path("data/pki").display());

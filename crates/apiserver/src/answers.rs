@@ -23,22 +23,7 @@ impl Table for Unused {
             only("audit-log-compress", &["false"], "old log files are not compressed"),
             only("audit-log-format", &["json"], "events are written as JSON"),
             only("audit-log-version", &["audit.k8s.io/v1"], "events are audit.k8s.io/v1"),
-            refused(
-                "audit-webhook-batch-throttle-burst",
-                "batches are sent as they come, and retried with the usual backoff",
-            ),
-            refused(
-                "audit-webhook-batch-throttle-enable",
-                "batches are sent as they come, and retried with the usual backoff",
-            ),
-            refused(
-                "audit-webhook-batch-throttle-qps",
-                "batches are sent as they come, and retried with the usual backoff",
-            ),
-            refused(
-                "audit-webhook-initial-backoff",
-                "batches are sent as they come, and retried with the usual backoff",
-            ),
+            refused("audit-webhook-initial-backoff", "batches are retried with the usual backoff"),
             only("audit-webhook-version", &["audit.k8s.io/v1"], "events are audit.k8s.io/v1"),
             only("cloud-config", &[""], "there is no cloud provider"),
             only("cloud-provider", &[""], "there is no cloud provider"),

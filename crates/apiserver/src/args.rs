@@ -10,7 +10,7 @@ use registry::RuntimeConfig;
 
 use crate::config::{
     AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, EncryptionFile, FailurePolicy, LogConfig, Mode,
-    OidcConfig, Storage, TokenWebhookConfig, Truncation, WebhookConfig,
+    OidcConfig, Storage, Throttle, TokenWebhookConfig, Truncation, WebhookConfig,
 };
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
@@ -328,6 +328,9 @@ impl AuthorizationArgs {
     }
 }
 
+/// A lower rate than this is no rate of anything.
+const MAX_THROTTLE_INTERVAL: Duration = Duration::from_secs(3600);
+
 /// `--audit-*`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct AuditArgs {
@@ -373,6 +376,15 @@ pub struct AuditArgs {
     /// The time to wait before sending a batch that is not full.
     #[arg(long, default_value = "30s", value_parser = api::duration::parse)]
     pub audit_webhook_batch_max_wait: Duration,
+    /// Whether the rate of batches is limited.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub audit_webhook_batch_throttle_enable: bool,
+    /// The maximum average number of batches per second.
+    #[arg(long, default_value_t = 10.0)]
+    pub audit_webhook_batch_throttle_qps: f64,
+    /// The maximum number of batches sent at the same moment, if the rate was not used before.
+    #[arg(long, default_value_t = 15)]
+    pub audit_webhook_batch_throttle_burst: u32,
     /// Whether events and batches that are too large are shortened.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub audit_webhook_truncate_enabled: bool,
@@ -385,6 +397,19 @@ pub struct AuditArgs {
 }
 
 impl AuditArgs {
+    fn throttle(&self) -> anyhow::Result<Option<Throttle>> {
+        if !self.audit_webhook_batch_throttle_enable {
+            return Ok(None);
+        }
+        let (qps, burst) = (self.audit_webhook_batch_throttle_qps, self.audit_webhook_batch_throttle_burst);
+        let interval = (qps > 0.0).then(|| Duration::try_from_secs_f64(1.0 / qps).ok()).flatten();
+        let interval = interval.map(|interval| interval.min(MAX_THROTTLE_INTERVAL));
+        let interval = interval
+            .with_context(|| format!("invalid audit batch webhook throttle QPS {qps}, must be a positive number"))?;
+        anyhow::ensure!(burst > 0, "invalid audit batch webhook throttle burst {burst}, must be a positive number");
+        Ok(Some(Throttle { interval, burst }))
+    }
+
     fn config(self) -> anyhow::Result<AuditConfig> {
         let mode = |name: &str, batching: Batching| match name {
             "batch" => Ok(Mode::Batch(batching)),
@@ -398,6 +423,7 @@ impl AuditArgs {
             buffer: self.audit_webhook_batch_buffer_size,
             max_size: self.audit_webhook_batch_max_size,
             max_wait: self.audit_webhook_batch_max_wait,
+            throttle: self.throttle()?,
         };
         let log = self.audit_log_path.map(|path| LogConfig {
             path,

@@ -256,11 +256,21 @@ pub struct Batching {
     pub buffer: usize,
     pub max_size: usize,
     pub max_wait: Duration,
+    pub throttle: Option<Throttle>,
+}
+
+/// How often batches are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Throttle {
+    /// Between batches, on average.
+    pub interval: Duration,
+    /// So many at once after a quiet time.
+    pub burst: u32,
 }
 
 impl Default for Batching {
     fn default() -> Self {
-        Self { buffer: 10_000, max_size: 400, max_wait: Duration::from_secs(30) }
+        Self { buffer: 10_000, max_size: 400, max_wait: Duration::from_secs(30), throttle: None }
     }
 }
 

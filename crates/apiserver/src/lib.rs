@@ -69,7 +69,7 @@ pub use authz::Attributes;
 pub use body::{Body, BodyError};
 pub use config::{
     AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
-    TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
+    Throttle, TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
 };
 pub use otlp::TracingConfiguration;
 pub use registry::RuntimeConfig;

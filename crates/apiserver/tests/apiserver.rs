@@ -90,6 +90,8 @@ mod sealed;
 mod security;
 #[path = "apiserver/servers.rs"]
 mod servers;
+#[path = "apiserver/shared_etcd.rs"]
+mod shared_etcd;
 #[path = "apiserver/storage.rs"]
 mod storage;
 #[path = "apiserver/tracing.rs"]

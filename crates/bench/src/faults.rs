@@ -1,13 +1,15 @@
 //! Three servers over three etcd members, one of which is always in trouble, while somebody writes: what was acknowledged must
-//! be there afterwards, and nobody may read something older than what they were told before.
+//! be there afterwards, what was deleted must not, and one order must explain all that was read and written meanwhile.
+//!
+//! The run always ends with figures and a verdict, whatever goes wrong on its way.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use client::{Client, Informer, ListParams};
+use anyhow::{Result, ensure};
+use client::{Api, Client, DeleteParams, Event, Informer, ListParams};
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use nix::sys::signal::Signal;
@@ -16,14 +18,23 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::Args;
+use crate::history::{self, Kind, Operation, Outcome, State};
 use crate::machines::{self, COUNT, Clock, Disk, OURS, Place, Process};
 
 const WRITERS: usize = 4;
+/// Objects that all writers read and replace.
+const REGISTERS: usize = 3;
+/// So many objects of its own a writer leaves standing; older ones it deletes, so that an hour fits on the disks.
+const KEPT: usize = 200;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long trouble lasts, and how long nothing happens afterwards.
 const TROUBLE: Duration = Duration::from_secs(6);
 const REST: Duration = Duration::from_secs(4);
+/// Two of three are well at any time: writes go on long before this.
+const MAX_STALL: Duration = Duration::from_secs(30);
 const END_TIMEOUT: Duration = Duration::from_secs(120);
+/// How many problems of a kind are told.
+const TOLD: usize = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -72,18 +83,24 @@ pub(crate) async fn run(args: Args) -> Result<()> {
 /// What writers have done so far.
 #[derive(Default)]
 struct Tally {
-    acknowledged: Mutex<Vec<String>>,
+    /// Acknowledged and not deleted, and deleted.
+    standing: Mutex<BTreeSet<String>>,
+    deleted: Mutex<BTreeSet<String>>,
+    acknowledged: AtomicU64,
     refused: AtomicU64,
-    /// Reads that showed less than what had been acknowledged to the reader.
-    stale: AtomicU64,
+    /// What is wrong already.
+    problems: Mutex<Vec<String>>,
+    history: Mutex<Vec<Operation>>,
+    /// Of the history.
+    clock: AtomicU64,
     /// When something was acknowledged last, and the longest time without since it was last asked for.
     silence: Mutex<Option<(Instant, Duration)>>,
     stop: AtomicBool,
 }
 
 impl Tally {
-    fn acknowledge(&self, name: Option<String>) {
-        self.acknowledged.lock().extend(name);
+    fn acknowledge(&self) {
+        self.acknowledged.fetch_add(1, Ordering::Relaxed);
         let mut silence = self.silence.lock();
         let (last, longest) = silence.unwrap_or((Instant::now(), Duration::ZERO));
         *silence = Some((Instant::now(), longest.max(last.elapsed())));
@@ -95,6 +112,20 @@ impl Tally {
         let (last, longest) = silence.unwrap_or((Instant::now(), Duration::ZERO));
         *silence = Some((last, Duration::ZERO));
         longest.max(last.elapsed())
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn record(&self, register: usize, started: u64, kind: Kind) {
+        let ended = self.tick();
+        self.history.lock().push(Operation { register, started, ended, kind });
+    }
+
+    fn problem(&self, what: String) {
+        eprintln!("faults: {what}");
+        self.problems.lock().push(what);
     }
 }
 
@@ -114,6 +145,8 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     for number in 0..COUNT {
         let mut machine =
             Machine { etcd: Process::etcd(place, number, &etcd)?, server: Process::server(place, number, &cox)? };
+        // Its disk is small.
+        machine.etcd.add_flags(&["--snapshot-count=10000", "--max-wals=1", "--max-snapshots=1"]);
         Clock::of(place, number).give_to(&mut machine.server)?;
         machine.etcd.start()?;
         machine.server.start()?;
@@ -126,15 +159,12 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     let tally = Arc::new(Tally::default());
     let stop = CancellationToken::new();
     let informer: Informer<ConfigMap> = Informer::new(clients[0].namespaced("default"), ListParams::default());
-    let mut tasks = JoinSet::new();
-    let watched = informer.clone();
-    let watch_stop = stop.clone();
-    tasks.spawn(async move {
-        watched.run(watch_stop).await;
-        Ok(())
-    });
-    for writer in 0..WRITERS {
-        tasks.spawn(write(writer, clients.clone(), tally.clone()));
+    follow(&informer, tally.clone());
+    let (watched, watch_stop) = (informer.clone(), stop.clone());
+    let watching = tokio::spawn(async move { watched.run(watch_stop).await });
+    let mut writers = JoinSet::new();
+    for number in 0..WRITERS {
+        writers.spawn(Writer::new(number, clients.clone(), tally.clone()).run());
     }
     let minutes = if args.quick { 1 } else { args.minutes };
     let deadline = Instant::now() + Duration::from_secs(60 * minutes);
@@ -142,37 +172,96 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     let mut round = 0;
     while Instant::now() < deadline {
         let (fault, number) = plan(round);
+        let stall = &mut stalls[round % Fault::ALL.len()];
+        round += 1;
         if fault == Fault::ClockJump && !has_clocks {
-            round += 1;
             continue;
         }
         tally.take_silence();
-        make_trouble(fault, place, number, &mut all[number]).await?;
-        let stall = &mut stalls[round % Fault::ALL.len()];
-        *stall = (stall.0.max(tally.take_silence()), stall.1 + 1);
-        look_after(&mut all)?;
+        match make_trouble(fault, place, number, &mut all[number]).await {
+            Ok(()) => stall.1 += 1,
+            Err(error) => {
+                tally.problem(format!("{} of machine {number} could not be made: {error:#}", fault.name()));
+                end_trouble(place, number, &all[number]);
+            }
+        }
+        stall.0 = stall.0.max(tally.take_silence());
+        if let Err(error) = look_after(&mut all) {
+            tally.problem(format!("what has ended is not started again: {error:#}"));
+        }
         tokio::time::sleep(REST).await;
-        round += 1;
     }
     tally.stop.store(true, Ordering::Relaxed);
-    for client in &clients {
-        machines::until_served(client, || look_after(&mut all)).await?;
+    while let Some(ended) = writers.join_next().await {
+        if let Err(error) = ended {
+            tally.problem(format!("a writer did not end well: {error}"));
+        }
     }
-    let lost = verify(&clients, &informer, &tally).await?;
+    for (number, client) in clients.iter().enumerate() {
+        if let Err(error) = machines::until_served(client, || look_after(&mut all)).await {
+            tally.problem(format!("server {number} is not back: {error:#}"));
+        }
+    }
+    for number in 0..COUNT {
+        if let Err(error) = until_member_is_back(number, &mut all).await {
+            tally.problem(format!("etcd member {number} is not back: {error:#}"));
+        }
+    }
+    verify(&clients, &informer, &tally).await;
     stop.cancel();
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
+    match tokio::time::timeout(END_TIMEOUT, watching).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tally.problem(format!("the watch did not end well: {error}")),
+        Err(_) => tally.problem("the watch does not end".to_owned()),
     }
-    let (count, refused) = (tally.acknowledged.lock().len(), tally.refused.load(Ordering::Relaxed));
-    let stale = tally.stale.load(Ordering::Relaxed);
+    conclude(minutes, round, &stalls, &tally)
+}
+
+/// Prints the figures; an error if anything was wrong.
+fn conclude(minutes: u64, rounds: usize, stalls: &[(Duration, u32)], tally: &Tally) -> Result<()> {
+    let history = std::mem::take(&mut *tally.history.lock());
+    let violations = history::violations(&history);
+    for violation in violations.iter().take(TOLD) {
+        tally.problem(format!("not linearizable: {violation}"));
+    }
+    for (fault, (stall, _)) in Fault::ALL.iter().zip(stalls).filter(|(_, (stall, _))| *stall > MAX_STALL) {
+        tally.problem(format!("nothing was acknowledged for {:.0} s at a {}", stall.as_secs_f64(), fault.name()));
+    }
+    let problems = tally.problems.lock();
     println!(
-        "faults minutes={minutes} rounds={round} acknowledged={count} retried={refused} lost={lost} stale={stale}"
+        "faults minutes={minutes} rounds={rounds} acknowledged={} retried={} standing={} deleted={} operations={} \
+         violations={} problems={}",
+        tally.acknowledged.load(Ordering::Relaxed),
+        tally.refused.load(Ordering::Relaxed),
+        tally.standing.lock().len(),
+        tally.deleted.lock().len(),
+        history.len(),
+        violations.len(),
+        problems.len(),
     );
     for (fault, (stall, times)) in Fault::ALL.iter().zip(stalls) {
         println!("faults {} times={times} longest-stall={:.1}s", fault.name(), stall.as_secs_f64());
     }
-    ensure!(lost == 0 && stale == 0, "acknowledged writes were lost, or older states were read");
+    let text = problems.iter().take(TOLD).map(String::as_str).collect::<Vec<_>>().join("; ");
+    ensure!(problems.is_empty(), "{text}");
+    println!("faults verdict=good: nothing lost, nothing back from the dead, linearizable");
     Ok(())
+}
+
+/// Waits until a member of etcd answers by itself, and knows who leads.
+async fn until_member_is_back(number: usize, all: &mut [Machine]) -> Result<()> {
+    let options = store::etcd::Options::new([format!("http://{}:2379", machines::address(number))]);
+    let member = store::etcd::Members::new(&options)?;
+    let deadline = Instant::now() + END_TIMEOUT;
+    loop {
+        let status = member.status().await;
+        if status.as_ref().is_ok_and(|status| status.leader != 0) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{status:?}");
+        look_after(all)?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 /// Starts what has ended by itself.
@@ -181,6 +270,22 @@ fn look_after(machines: &mut [Machine]) -> Result<()> {
         machine.etcd.look_after()?;
         machine.server.look_after()
     })
+}
+
+/// Takes back whatever trouble a machine may still have.
+fn end_trouble(place: &Place, number: usize, machine: &Machine) {
+    let results = [
+        machine.etcd.signal(Signal::SIGCONT),
+        machine.server.signal(Signal::SIGCONT),
+        place.set_link(number, true),
+        place.thaw_disk(number),
+        place.empty_disk(number),
+        Clock::of(place, number).set(0),
+    ];
+    // Most of it was never there.
+    for error in results.into_iter().filter_map(Result::err) {
+        eprintln!("faults: {error:#}");
+    }
 }
 
 async fn make_trouble(fault: Fault, place: &Place, number: usize, machine: &mut Machine) -> Result<()> {
@@ -235,88 +340,200 @@ fn value_of(map: &ConfigMap) -> Option<u64> {
     map.data.as_ref()?.get("value")?.parse().ok()
 }
 
-/// Creates one object after the other, and counts in one of its own, through whichever server answers.
-async fn write(writer: usize, clients: Vec<Client>, tally: Arc<Tally>) -> Result<()> {
-    let counter = format!("counter-{writer}");
-    let (mut turn, mut number, mut counted) = (writer, 0u64, 0u64);
-    while !tally.stop.load(Ordering::Relaxed) {
-        let name = format!("mark-{writer}-{number}");
-        let maps = clients[turn % clients.len()].namespaced::<ConfigMap>("default");
-        let created = tokio::time::timeout(REQUEST_TIMEOUT, maps.create(&config_map(&name, number, None))).await;
-        match created {
-            Ok(Ok(_)) => {
-                tally.acknowledge(Some(name));
-                number += 1;
-            }
+fn version_of(map: &ConfigMap) -> Option<u64> {
+    map.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+fn register(number: usize) -> String {
+    format!("register-{number}")
+}
+
+/// A watch never goes back to an older state of an object, wherever it is opened again.
+fn follow(informer: &Informer<ConfigMap>, tally: Arc<Tally>) {
+    let seen: Mutex<HashMap<String, u64>> = Mutex::default();
+    informer.subscribe(move |event| {
+        let object = event.object();
+        let (Some(name), Some(version)) = (object.metadata.name.clone(), version_of(object)) else { return };
+        if matches!(event, Event::Deleted(_)) {
+            seen.lock().remove(&name);
+            return;
+        }
+        let before = seen.lock().insert(name.clone(), version);
+        if before.is_some_and(|before| before > version) {
+            tally.problem(format!("a watch showed {name} at {version} after {before:?}"));
+        }
+    });
+}
+
+/// Creates objects and deletes them again later, and replaces registers that others replace too, through whichever server
+/// answers.
+struct Writer {
+    number: usize,
+    clients: Vec<Client>,
+    tally: Arc<Tally>,
+    /// Whose turn it is to be asked.
+    turn: usize,
+    /// Of the next object, and of the next value of a register.
+    next: u64,
+    next_value: u64,
+    standing: VecDeque<Mark>,
+    /// A request to create the next object was not answered. It may be carried out at any time, even after a delete.
+    is_creating: bool,
+    /// A request to delete the oldest was not answered.
+    is_deleting: bool,
+}
+
+/// An object of a writer's own.
+#[derive(Clone)]
+struct Mark {
+    name: String,
+    may_come_back: bool,
+}
+
+impl Writer {
+    fn new(number: usize, clients: Vec<Client>, tally: Arc<Tally>) -> Self {
+        let next_value = number as u64 * 1_000_000_000;
+        let standing = VecDeque::new();
+        let (is_creating, is_deleting) = (false, false);
+        Self { number, clients, tally, turn: number, next: 0, next_value, standing, is_creating, is_deleting }
+    }
+
+    async fn run(mut self) {
+        while !self.tally.stop.load(Ordering::Relaxed) {
+            let maps = self.clients[self.turn % self.clients.len()].namespaced::<ConfigMap>("default");
+            // One that does not answer is not asked for the rest.
+            let _answered = self.create(&maps).await && self.delete(&maps).await && self.replace(&maps).await;
+            self.turn += 1;
+        }
+    }
+
+    async fn create(&mut self, maps: &Api<ConfigMap>) -> bool {
+        let name = format!("mark-{}-{}", self.number, self.next);
+        let created = tokio::time::timeout(REQUEST_TIMEOUT, maps.create(&config_map(&name, self.next, None))).await;
+        let is_there = match created {
+            Ok(Ok(_)) => true,
             // By this writer, whose answer was lost.
-            Ok(Err(error)) if error.is_already_exists() => {
-                tally.acknowledge(Some(name));
-                number += 1;
+            Ok(Err(error)) => error.is_already_exists(),
+            Err(_) => false,
+        };
+        if !is_there {
+            self.is_creating = true;
+            self.tally.refused.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        self.tally.acknowledge();
+        self.tally.standing.lock().insert(name.clone());
+        self.standing.push_back(Mark { name, may_come_back: self.is_creating });
+        self.is_creating = false;
+        self.next += 1;
+        true
+    }
+
+    /// Deletes the oldest of its objects, if there are enough.
+    async fn delete(&mut self, maps: &Api<ConfigMap>) -> bool {
+        let oldest = self.standing.front().filter(|_| self.standing.len() > KEPT);
+        let Some(Mark { name, may_come_back }) = oldest.cloned() else { return true };
+        // From now on it may be gone.
+        self.tally.standing.lock().remove(&name);
+        let deleted = tokio::time::timeout(REQUEST_TIMEOUT, maps.delete(&name, &DeleteParams::default())).await;
+        match deleted {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if error.is_not_found() => {
+                if !self.is_deleting {
+                    self.tally.problem(format!("{name} was acknowledged, and is not there"));
+                }
             }
             _ => {
-                tally.refused.fetch_add(1, Ordering::Relaxed);
-                turn += 1;
-                continue;
+                self.is_deleting = true;
+                self.tally.refused.fetch_add(1, Ordering::Relaxed);
+                return false;
             }
         }
-        let found = match tokio::time::timeout(REQUEST_TIMEOUT, maps.get(&counter)).await {
+        self.is_deleting = false;
+        self.tally.acknowledge();
+        self.tally.deleted.lock().extend((!may_come_back).then_some(name));
+        self.standing.pop_front();
+        true
+    }
+
+    /// Reads a register and replaces what it found.
+    async fn replace(&mut self, maps: &Api<ConfigMap>) -> bool {
+        let number = self.turn % REGISTERS;
+        let started = self.tally.tick();
+        let found = match tokio::time::timeout(REQUEST_TIMEOUT, maps.get(&register(number))).await {
             Ok(Ok(found)) => Some(found),
             Ok(Err(error)) if error.is_not_found() => None,
-            _ => {
-                turn += 1;
-                continue;
-            }
+            _ => return false,
         };
-        let value = found.as_ref().and_then(value_of).unwrap_or(0);
-        if value < counted {
-            eprintln!(
-                "{counter} was {counted} and is read as {value} from {:?}",
-                clients[turn % clients.len()].server()
-            );
-            tally.stale.fetch_add(1, Ordering::Relaxed);
-        }
+        let state = found.as_ref().map_or(Some(State::default()), |found| {
+            Some(State { version: version_of(found)?, value: value_of(found)? })
+        });
+        let Some(state) = state else {
+            self.tally.problem(format!("{} is not as anybody wrote it: {found:?}", register(number)));
+            return true;
+        };
+        self.tally.record(number, started, Kind::Read(state));
+
+        let value = self.next_value;
+        self.next_value += 1;
+        let started = self.tally.tick();
         let version = found.and_then(|found| found.metadata.resource_version);
         let is_new = version.is_none();
-        let next = config_map(&counter, value + 1, version);
+        let next = config_map(&register(number), value, version);
         let written = async {
             match is_new {
                 true => maps.create(&next).await,
                 false => maps.update(&next).await,
             }
         };
-        if let Ok(Ok(_)) = tokio::time::timeout(REQUEST_TIMEOUT, written).await {
-            counted = value + 1;
-            tally.acknowledge(None);
+        let outcome = match tokio::time::timeout(REQUEST_TIMEOUT, written).await {
+            Ok(Ok(written)) => version_of(&written).map_or(Outcome::Open, Outcome::Written),
+            Ok(Err(error)) if error.is_conflict() || error.is_already_exists() => Outcome::Refused,
+            _ => Outcome::Open,
+        };
+        self.tally.record(number, started, Kind::Write { value, expected: state.version, outcome });
+        match outcome {
+            Outcome::Written(_) => self.tally.acknowledge(),
+            Outcome::Refused => {}
+            Outcome::Open => return false,
         }
-        turn += 1;
+        true
     }
-    Ok(())
 }
 
-/// How many acknowledged objects are missing at any server, or in the cache that has followed all the time.
-async fn verify(clients: &[Client], informer: &Informer<ConfigMap>, tally: &Tally) -> Result<usize> {
-    let acknowledged: Vec<String> = tally.acknowledged.lock().clone();
-    let missing = |found: &BTreeSet<String>| -> Vec<String> {
-        acknowledged.iter().filter(|name| !found.contains(*name)).cloned().collect()
+/// Whether what was acknowledged is at every server, and in the cache that has followed all the time, and what was deleted is
+/// at none.
+async fn verify(clients: &[Client], informer: &Informer<ConfigMap>, tally: &Tally) {
+    let (standing, deleted) = (tally.standing.lock().clone(), tally.deleted.lock().clone());
+    let wrong = |found: &BTreeSet<String>| -> Option<String> {
+        let missing: Vec<_> = standing.difference(found).collect();
+        let back: Vec<_> = deleted.intersection(found).collect();
+        let (lost, risen) = (missing.len(), back.len());
+        (lost + risen > 0).then(|| format!("{lost} lost ({:?}), {risen} back ({:?})", missing.first(), back.first()))
     };
-    let mut lost = 0;
     for client in clients {
-        let listed = client.namespaced::<ConfigMap>("default").list(&ListParams::default()).await;
-        let listed = listed.with_context(|| format!("{:?}", client.server()))?;
-        let gone = missing(&listed.items.into_iter().filter_map(|map| map.metadata.name).collect());
-        if !gone.is_empty() {
-            eprintln!("{:?} does not have {}", client.server(), gone.join(", "));
-            lost += gone.len();
+        let deadline = Instant::now() + END_TIMEOUT;
+        let wrong = loop {
+            let maps = client.namespaced::<ConfigMap>("default");
+            let failure = match tokio::time::timeout(REQUEST_TIMEOUT, maps.list(&ListParams::default())).await {
+                Ok(Ok(listed)) => break wrong(&listed.items.into_iter().filter_map(|map| map.metadata.name).collect()),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "no answer".to_owned(),
+            };
+            if Instant::now() >= deadline {
+                break Some(format!("cannot be listed: {failure}"));
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        if let Some(wrong) = wrong {
+            tally.problem(format!("{:?}: {wrong}", client.server()));
         }
     }
     let deadline = Instant::now() + END_TIMEOUT;
-    loop {
-        let known: BTreeSet<String> = informer.list().iter().filter_map(|map| map.metadata.name.clone()).collect();
-        let gone = missing(&known);
-        if gone.is_empty() {
-            return Ok(lost);
+    while let Some(wrong) = wrong(&informer.list().iter().filter_map(|map| map.metadata.name.clone()).collect()) {
+        if Instant::now() >= deadline {
+            return tally.problem(format!("a watch shows: {wrong}"));
         }
-        ensure!(Instant::now() < deadline, "a watch never showed {}", gone.join(", "));
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }

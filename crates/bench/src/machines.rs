@@ -98,6 +98,11 @@ impl Place {
         Ok(())
     }
 
+    /// One that does not stand still refuses this.
+    pub(crate) fn thaw_disk(&self, number: usize) -> Result<()> {
+        run(Command::new("fsfreeze").arg("-u").arg(self.disk(number)))
+    }
+
     fn set_up(&self, disks: Disk) -> Result<()> {
         let switch = self.switch();
         ip(&format!("netns add {switch}"))?;
@@ -278,6 +283,10 @@ impl Process {
         Process::new(place, number, "kube-apiserver", program, &words)
     }
 
+    pub(crate) fn add_flags(&mut self, flags: &[&str]) {
+        self.command.args(flags);
+    }
+
     pub(crate) fn start(&mut self) -> Result<()> {
         self.child = Some(self.command.spawn().with_context(|| format!("{:?}", self.command))?);
         Ok(())
@@ -290,6 +299,11 @@ impl Process {
             None => true,
         };
         if ended { self.start() } else { Ok(()) }
+    }
+
+    /// While it runs.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
     }
 
     pub(crate) fn signal(&self, signal: Signal) -> Result<()> {

@@ -13,6 +13,7 @@ mod faults;
 mod footprint;
 mod gateway;
 mod ha;
+mod history;
 mod kubectl;
 mod lifecycle;
 mod load;

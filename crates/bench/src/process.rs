@@ -33,6 +33,10 @@ impl Processes {
         Self(pids)
     }
 
+    pub(crate) fn these(ids: impl IntoIterator<Item = u32>) -> Self {
+        Self(ids.into_iter().collect())
+    }
+
     pub(crate) fn are_known(&self) -> bool {
         !self.0.is_empty()
     }

@@ -1,6 +1,7 @@
 //! Copies of the store that are made while the cluster runs, into a directory or a bucket of S3, the newest few kept.
 //!
-//! When the next one is due is told by the names of those that are there, so a restart neither skips nor repeats one.
+//! When the next one is due is told by the names of those that are there, so a restart neither skips nor repeats one. Objects
+//! that are in etcd are carried into a store first, so that a copy is the same wherever they are, and good for any machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,6 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use crate::etcd::{Etcd, PREFIX, TRANSFER};
 use crate::options::Options;
 use crate::pki::private_dir;
 use crate::s3::{Bucket, Place, S3Flags};
@@ -29,6 +31,8 @@ const FORMAT: &str = "%Y%m%dT%H%M%SZ";
 const ENDING: &str = ".snap";
 /// Where a copy is on its way to a bucket.
 const PASSING: &str = "backup-passing";
+/// Where the objects of an etcd are on their way into a copy.
+const CARRIED: &str = "backup-carried";
 
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
@@ -75,7 +79,7 @@ impl BackupFlags {
     }
 
     /// None where neither a directory nor an endpoint is named.
-    pub(crate) fn schedule(&self, has_own_store: bool) -> Result<Option<Schedule>> {
+    pub(crate) fn schedule(&self, etcd: &Etcd) -> Result<Option<Schedule>> {
         let dir = self.backup_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
         let to = match (dir, self.s3.place()?) {
             (None, None) => return Ok(None),
@@ -88,10 +92,9 @@ impl BackupFlags {
             (Some(dir), None) => Target::Dir(dir),
             (None, Some(place)) => Target::S3(place),
         };
-        if !has_own_store {
-            bail!(
-                "--backup-dir and --backup-s3-endpoint are of no use with --etcd-servers: the backups of an etcd are etcd's"
-            );
+        if let Some(prefix) = etcd.prefix().filter(|prefix| *prefix != PREFIX) {
+            // Some encryptions are good for one place only.
+            bail!("--backup-dir and --backup-s3-endpoint copy objects below {PREFIX}, and --etcd-prefix is {prefix}");
         }
         let interval = match &self.backup_interval {
             None => USUAL_INTERVAL,
@@ -111,17 +114,18 @@ impl BackupFlags {
 }
 
 /// Makes copies when they are due, until `stop`.
-pub(crate) async fn keep(options: Options, schedule: Schedule, stop: CancellationToken) -> Result<()> {
+pub(crate) async fn keep(options: Options, etcd: Etcd, schedule: Schedule, stop: CancellationToken) -> Result<()> {
+    let source = Source { options, etcd };
     loop {
         let now = Timestamp::now();
         let made = match &schedule.to {
             Target::Dir(dir) => {
-                let (own, dir, plan) = (options.clone(), dir.clone(), schedule.clone());
+                let (own, dir, plan) = (source.clone(), dir.clone(), schedule.clone());
                 tokio::task::spawn_blocking(move || make_due(&own, &dir, &plan, now)).await?
             }
             // Somebody else's network may be slow, and the cluster is to stop all the same; what is half put is no copy.
             Target::S3(place) => tokio::select! {
-                made = put_due(&options, place, &schedule, now) => made,
+                made = put_due(&source, place, &schedule, now) => made,
                 () = stop.cancelled() => return Ok(()),
             },
         };
@@ -129,7 +133,7 @@ pub(crate) async fn keep(options: Options, schedule: Schedule, stop: Cancellatio
             Ok(pause) => pause,
             Err(error) => {
                 tracing::error!("the store is not backed up: {error:#}");
-                RETRY
+                RETRY.min(schedule.interval)
             }
         };
         tokio::select! {
@@ -140,14 +144,15 @@ pub(crate) async fn keep(options: Options, schedule: Schedule, stop: Cancellatio
 }
 
 /// Makes the copy that is due, if one is, and removes the oldest; returns how long there is nothing to do.
-fn make_due(options: &Options, dir: &Path, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
+fn make_due(source: &Source, dir: &Path, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
     private_dir(dir)?;
-    let made = made(dir, &options.name)?;
+    let name = &source.options.name;
+    let made = made(dir, name)?;
     if let Some(pause) = until_due(made.last().map(|(at, _)| *at), now, schedule.interval) {
         return Ok(pause);
     }
-    let file = dir.join(name_at(&options.name, now));
-    let (revision, bytes) = copy(options, &file)?;
+    let file = dir.join(name_at(name, now));
+    let (revision, bytes) = source.copy(&file)?;
     tracing::info!(file = %file.display(), %revision, bytes, "the store is backed up");
     // Only after the new one is there.
     let surplus = (made.len() + 1).saturating_sub(schedule.keep);
@@ -158,22 +163,19 @@ fn make_due(options: &Options, dir: &Path, schedule: &Schedule, now: Timestamp) 
 }
 
 /// The same for a bucket.
-async fn put_due(options: &Options, place: &Place, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
+async fn put_due(source: &Source, place: &Place, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
+    let options = &source.options;
     let bucket = Bucket::open(place)?;
     let made = put(&bucket, place, &options.name).await?;
     if let Some(pause) = until_due(made.last().map(|(at, _)| *at), now, schedule.interval) {
         return Ok(pause);
     }
     // On its way through a place where only root looks.
-    let dir = options.data_dir.join(PASSING);
-    if dir.try_exists()? {
-        fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    }
-    private_dir(&dir)?;
+    let dir = empty_dir(options, PASSING)?;
     let name = name_at(&options.name, now);
-    let (file, own) = (dir.join(&name), options.clone());
+    let (file, own) = (dir.join(&name), source.clone());
     let from = file.clone();
-    let (revision, bytes) = tokio::task::spawn_blocking(move || copy(&own, &file)).await??;
+    let (revision, bytes) = tokio::task::spawn_blocking(move || own.copy(&file)).await??;
     let key = format!("{}{name}", place.prefix);
     let sent = bucket.put(&key, &from).await;
     fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -199,10 +201,47 @@ fn name_at(cluster: &str, now: Timestamp) -> String {
     format!("{}{}{ENDING}", beginning(cluster), now.strftime(FORMAT))
 }
 
-fn copy(options: &Options, file: &Path) -> Result<(store::Revision, u64)> {
-    let done = store::embedded::backup(&options.store_dir(), file)?;
-    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).with_context(|| file.display().to_string())?;
-    Ok(done)
+/// A directory of this name, with nothing in it, where only root looks.
+fn empty_dir(options: &Options, name: &str) -> Result<PathBuf> {
+    let dir = options.data_dir.join(name);
+    if dir.try_exists()? {
+        fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    }
+    private_dir(&dir)?;
+    Ok(dir)
+}
+
+/// What is copied.
+#[derive(Clone)]
+struct Source {
+    options: Options,
+    etcd: Etcd,
+}
+
+impl Source {
+    /// Writes one state into a file. Blocks; not for threads that run tasks.
+    fn copy(&self, file: &Path) -> Result<(store::Revision, u64)> {
+        let done = match self.etcd.is_used() {
+            false => store::embedded::backup(&self.options.store_dir(), file)?,
+            true => {
+                let dir = empty_dir(&self.options, CARRIED)?;
+                let done = self.copy_by_way_of(&dir.join("store"), file);
+                fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+                done?
+            }
+        };
+        fs::set_permissions(file, fs::Permissions::from_mode(0o600)).with_context(|| file.display().to_string())?;
+        Ok(done)
+    }
+
+    fn copy_by_way_of(&self, store: &Path, file: &Path) -> Result<(store::Revision, u64)> {
+        let carry = async {
+            let from = self.etcd.connect().await?;
+            TRANSFER.into_directory(&*from, store).await.context("carrying objects out of etcd")
+        };
+        tokio::runtime::Handle::current().block_on(carry)?;
+        Ok(store::embedded::backup(store, file)?)
+    }
 }
 
 /// List the copies that `cox up` has put into a bucket of S3, or fetch one; `cox store restore` makes a store of it
@@ -303,13 +342,14 @@ mod tests {
         }
         let flags = |words: &[&str]| <Line as clap::Parser>::parse_from([&["cox"][..], words].concat()).flags;
         let remembered = || flags(&["--backup-dir=/b"]);
-        assert!(flags(&[]).over(remembered()).schedule(true).unwrap().is_some());
+        let etcd = Etcd::default();
+        assert!(flags(&[]).over(remembered()).schedule(&etcd).unwrap().is_some());
         for words in [&["--backup-dir="][..], &["--backup-dir", ""]] {
-            assert_eq!(flags(words).over(remembered()).schedule(true).unwrap(), None, "{words:?}");
+            assert_eq!(flags(words).over(remembered()).schedule(&etcd).unwrap(), None, "{words:?}");
         }
         let remembered = || flags(&["--backup-s3-endpoint=https://s3.example", "--backup-s3-bucket=copies"]);
-        assert!(flags(&[]).over(remembered()).schedule(true).unwrap().is_some());
-        assert_eq!(flags(&["--backup-s3-endpoint="]).over(remembered()).schedule(true).unwrap(), None);
+        assert!(flags(&[]).over(remembered()).schedule(&etcd).unwrap().is_some());
+        assert_eq!(flags(&["--backup-s3-endpoint="]).over(remembered()).schedule(&etcd).unwrap(), None);
     }
 
     #[test]
@@ -320,17 +360,29 @@ mod tests {
             backup_keep: keep,
             s3: S3Flags::default(),
         };
-        assert_eq!(BackupFlags::default().schedule(true).unwrap(), None);
-        let usual = flags("/b", None, None).schedule(true).unwrap().unwrap();
+        // In a store of the server's own, or in etcd below a prefix.
+        let schedule = |flags: BackupFlags, prefix: Option<&str>| {
+            let etcd = prefix.map(|prefix| Etcd {
+                etcd_servers: vec!["http://192.0.2.1:2379".into()],
+                etcd_prefix: Some(prefix.to_owned()),
+                ..Etcd::default()
+            });
+            flags.schedule(&etcd.unwrap_or_default())
+        };
+        let none = None;
+        assert_eq!(schedule(BackupFlags::default(), none).unwrap(), None);
+        let usual = schedule(flags("/b", None, None), none).unwrap().unwrap();
+        // The same copies of an etcd.
+        assert_eq!(schedule(flags("/b", None, None), Some("/registry")).unwrap().unwrap(), usual);
         assert_eq!((usual.interval, usual.keep), (USUAL_INTERVAL, 5));
-        for (wrong, own, why) in [
-            (flags("b", None, None), true, "whole path"),
-            (flags("/b", None, None), false, "with --etcd-servers"),
-            (flags("/b", Some("5s"), None), true, "--backup-interval=5s"),
-            (flags("/b", Some("often"), None), true, "--backup-interval=often"),
-            (flags("/b", None, Some(0)), true, "keep nothing"),
+        for (wrong, prefix, why) in [
+            (flags("b", None, None), none, "whole path"),
+            (flags("/b", None, None), Some("/two"), "--etcd-prefix is /two"),
+            (flags("/b", Some("5s"), None), none, "--backup-interval=5s"),
+            (flags("/b", Some("often"), None), none, "--backup-interval=often"),
+            (flags("/b", None, Some(0)), none, "keep nothing"),
         ] {
-            let error = wrong.schedule(own).unwrap_err().to_string();
+            let error = schedule(wrong, prefix).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
         let remembered = flags("/b", Some("1h"), Some(3));
@@ -358,6 +410,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let options = Options { data_dir: dir.path().join("d"), run_dir: dir.path().join("r"), name: "c".into() };
         let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(options.store_dir(), Default::default()).unwrap());
+        let source = Source { options: options.clone(), etcd: Etcd::default() };
         let to = dir.path().join("b");
         let plan = Schedule { to: Target::Dir(to.clone()), interval: Duration::from_secs(3600), keep: 2 };
         private_dir(&to).unwrap();
@@ -366,10 +419,10 @@ mod tests {
         for hour in 0..4 {
             store.put(&format!("/k{hour}"), "v").await.unwrap();
             let now = Timestamp::from_second(1_800_000_000 + hour * 3600).unwrap();
-            assert_eq!(make_due(&options, &to, &plan, now).unwrap(), plan.interval);
+            assert_eq!(make_due(&source, &to, &plan, now).unwrap(), plan.interval);
             // Once: the next is due later.
             let later = now.checked_add(SignedDuration::from_secs(600)).unwrap();
-            assert_eq!(make_due(&options, &to, &plan, later).unwrap(), Duration::from_secs(3000));
+            assert_eq!(make_due(&source, &to, &plan, later).unwrap(), Duration::from_secs(3000));
         }
         let found = made(&to, "c").unwrap();
         assert_eq!(found.len(), 2);

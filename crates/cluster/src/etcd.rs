@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use store::etcd::{EtcdStore, Tls};
+use store::transfer::Transfer;
 use store::{Compare, Op, Relocated, Store, Txn};
 
 use crate::ca_hash::CaHash;
@@ -17,6 +18,13 @@ use crate::ca_hash::CaHash;
 const ROOT: &str = "/registry/";
 /// No object: the authority of the cluster that this etcd belongs to.
 const AUTHORITY: &str = "/registry/cox/authority";
+/// Servers that live write themselves down here, for some seconds.
+pub(crate) const SERVERS: &str = "/registry/masterleases/";
+/// What keys of a cluster that can be moved or copied begin with: some encryptions are good for one place only.
+pub(crate) const PREFIX: &str = "/registry";
+/// All that a cluster keeps in its store, but for who serves it and whose it is.
+pub(crate) const TRANSFER: Transfer<'static> =
+    Transfer { root: ROOT, mark: "/registry/cox/moving", without: &[SERVERS, AUTHORITY] };
 
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]

@@ -21,6 +21,7 @@ use store::{KeyValue, Store};
 
 use crate::connection::connect;
 use crate::encryption::{add_key, encrypted_resources, keep_key, rotate_stopped};
+use crate::etcd::SERVERS;
 use crate::lock::Lock;
 use crate::node_roles::CONTROL_PLANE;
 use crate::options::Options;
@@ -36,7 +37,6 @@ const NAMESPACE: &str = "kube-system";
 const SEALED: &[u8] = b"k8s:enc:";
 /// On what this makes in the API for a while.
 const LABEL: &str = "cox.dev/key-rotation";
-const SERVERS: &str = "/registry/masterleases/";
 const ALL: Transfer<'static> = Transfer { root: "/registry/", mark: "", without: &[] };
 
 /// The bytes of the store beneath a running server.

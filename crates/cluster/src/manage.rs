@@ -69,7 +69,8 @@ async fn print_status(args: StatusArgs) -> Result<()> {
     println!("log         {}", options.log_file().display());
     println!("runtime     unix://{}", options.cri_socket().display());
     println!("encryption  {}", describe_encryption(options)?);
-    if let Some(schedule) = Flags::remembered(options)?.backups.schedule(true)? {
+    let flags = Flags::remembered(options)?;
+    if let Some(schedule) = flags.backups.schedule(&flags.etcd)? {
         println!("backups     {}", backups::describe(options, &schedule));
     }
     if options.manifests_dir().is_dir() {

@@ -265,8 +265,8 @@ async fn start(
     progress.done("network", &format!("proxy, DNS at {dns_address}"));
 
     if let Some(schedule) = shape.backups.clone() {
-        let own = options.clone();
-        components.supervise("backups", move |stop| backups::keep(own.clone(), schedule.clone(), stop));
+        let (own, etcd) = (options.clone(), shape.etcd.clone());
+        components.supervise("backups", move |stop| backups::keep(own.clone(), etcd.clone(), schedule.clone(), stop));
     }
     let (kept, own, name) = (admin.clone(), options.clone(), node_name.clone());
     components.supervise("manifests", move |stop| manifests::keep(kept.clone(), own.clone(), name.clone(), stop));

@@ -399,7 +399,7 @@ impl Flags {
             ha: self.ha.clone(),
             certificate_validity: self.validity()?,
             has_load_balancer: self.load_balancer.unwrap_or(true),
-            backups: self.backups.schedule(!self.etcd.is_used())?,
+            backups: self.backups.schedule(&self.etcd)?,
             components,
             names: self.tls_san.clone(),
             issuers,

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use store::etcd::Members;
-use store::transfer::{Carried, Transfer};
+use store::transfer::Carried;
 
 use crate::background;
-use crate::etcd::{self, Etcd};
+use crate::etcd::{self, Etcd, PREFIX, SERVERS, TRANSFER};
 use crate::ha::Ha;
 use crate::join::Membership;
 use crate::lock::Lock;
@@ -23,12 +23,6 @@ use crate::pki::Pki;
 use crate::shape::Flags;
 use crate::{encryption, manage, server_pki};
 
-/// Servers that live write themselves down here, for some seconds.
-const SERVERS: &str = "/registry/masterleases/";
-const TRANSFER: Transfer<'static> =
-    Transfer { root: "/registry/", mark: "/registry/cox/moving", without: &[SERVERS, "/registry/cox/authority"] };
-/// What keys of a cluster that can be moved begin with: some encryptions are good for one place only.
-const PREFIX: &str = "/registry";
 /// Part of the name of what was left behind.
 const MOVED: &str = "moved";
 /// For this server's member of etcd to answer.

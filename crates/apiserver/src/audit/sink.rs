@@ -1,11 +1,12 @@
 //! Where events go: the log file and the collector behind a webhook, at once or in batches.
 //!
-//! A batch is sent when it is full or its first event has waited long enough; what does not fit into the buffer is
-//! dropped and counted, so a slow collector never slows requests.
+//! A batch is sent when it is full or its first event has waited long enough, beside others that the collector has not
+//! answered yet, as often as the throttle allows. Once too many are on their way, events wait in the buffer; what does not fit
+//! there is dropped and counted. So a slow collector never slows requests, and takes no more memory than that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
@@ -14,11 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::log::Log;
 use super::truncate::batches;
-use crate::config::{Batching, Mode, Truncation};
+use crate::config::{Batching, Mode, Throttle, Truncation};
 use crate::remote::{Remote, RemoteError};
 
 /// How long the collector may take for a batch, retries included.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Batches on their way to the collector at the same time.
+const MAX_IN_FLIGHT: usize = 16;
 
 /// Events that found no room.
 pub(crate) static DROPPED: AtomicU64 = AtomicU64::new(0);
@@ -154,6 +157,8 @@ async fn send_batches(
     stop: CancellationToken,
 ) {
     let max_bytes = truncation.map_or(usize::MAX, |truncation| truncation.max_batch);
+    let mut throttle = batching.throttle.map(|throttle| Turns { throttle, due: Instant::now() });
+    let mut in_flight = tokio::task::JoinSet::new();
     let mut batch = Vec::new();
     loop {
         let is_over = tokio::select! {
@@ -173,15 +178,50 @@ async fn send_batches(
             }
         }
         for events in batches(&batch, batching.max_size, max_bytes) {
-            if let Err(error) = backend.write(events).await {
-                DROPPED.fetch_add(events.len() as u64, Ordering::Relaxed);
-                tracing::error!(%error, count = events.len(), "audit events lost");
+            if let Some(throttle) = &mut throttle {
+                tokio::time::sleep(throttle.wait(Instant::now())).await;
+            }
+            match &*backend {
+                // Lines stay in their order.
+                Backend::Log(_) => send(&backend, events).await,
+                Backend::Webhook(_) => {
+                    while in_flight.len() >= MAX_IN_FLIGHT {
+                        in_flight.join_next().await;
+                    }
+                    let (backend, events) = (backend.clone(), events.to_vec());
+                    in_flight.spawn(async move { send(&backend, &events).await });
+                }
             }
         }
         batch.clear();
+        while in_flight.try_join_next().is_some() {}
         if is_over {
+            while in_flight.join_next().await.is_some() {}
             return;
         }
+    }
+}
+
+async fn send(backend: &Backend, events: &[Bytes]) {
+    if let Err(error) = backend.write(events).await {
+        DROPPED.fetch_add(events.len() as u64, Ordering::Relaxed);
+        tracing::error!(%error, count = events.len(), "audit events lost");
+    }
+}
+
+/// Whose turn it is under a throttle.
+struct Turns {
+    throttle: Throttle,
+    /// When the next batch would be due if there were no bursts.
+    due: Instant,
+}
+
+impl Turns {
+    /// Takes the next turn; returns how long it is until then.
+    fn wait(&mut self, now: Instant) -> Duration {
+        let Throttle { interval, burst } = self.throttle;
+        self.due = self.due.max(now) + interval;
+        self.due.saturating_duration_since(now).saturating_sub(interval * burst)
     }
 }
 
@@ -199,5 +239,21 @@ async fn fill(batch: &mut Vec<Bytes>, queue: &mut mpsc::Receiver<Bytes>, batchin
         () = full => {}
         () = tokio::time::sleep(batching.max_wait) => {}
         () = stop.cancelled() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_throttle_lets_a_burst_pass_and_then_the_rate() {
+        let began = Instant::now();
+        let throttle = Throttle { interval: Duration::from_millis(100), burst: 3 };
+        let mut turns = Turns { throttle, due: began };
+        let mut waits = |after: u64| turns.wait(began + Duration::from_millis(after)).as_millis();
+        assert_eq!([0, 0, 0, 0, 0].map(&mut waits), [0, 0, 0, 100, 200]);
+        // Those who have waited took their turns; a quiet time makes room for the next burst.
+        assert_eq!([200, 1000, 1000, 1000, 1000].map(&mut waits), [100, 0, 0, 0, 100]);
     }
 }

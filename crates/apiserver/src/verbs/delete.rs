@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use registry::{AnyObject, Deletion, Grace, Object};
 use store::StoreError;
 
+use super::candidate::{Attempt, Candidate};
 use super::list::{Page, page};
 use super::list_body::render;
 use super::respond::{respond, respond_value};
@@ -146,68 +147,65 @@ pub(crate) async fn delete_object(
     name: &str,
     options: &DeleteOptions,
 ) -> Result<Deleted, Status> {
-    let resource = &operation.resource;
-    let inner = inner_key(resource, namespace, name);
-    let key = store_key(resource, &inner);
-    operation.state.caches.fresh().await?;
-    let not_found = || operation.not_found(name);
-    let cache = operation.state.cache(resource)?;
-    let mut found = cache.get(&inner).ok_or_else(not_found)?;
+    let mut candidate = Candidate::find(operation, namespace, name).await?;
     for _ in 0..ATTEMPTS {
-        let current = super::convert::entry(operation, found.clone()).await?;
-        let old = write::decode_entry(resource, &current)?;
-        check_preconditions(operation, name, &*old, options)?;
-        // An eviction was admitted as such; the delete that follows from it is not a request of its own.
-        if operation.info.subresource.is_empty() {
-            let mut attributes = Attributes {
-                namespace,
-                name,
-                old: Some(&*old),
-                old_entry: Some(&current),
-                delete: Some(options),
-                ..operation.attributes(Verb::Delete, options.dry_run)
-            };
-            operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
-            operation.state.admission.validate(&operation.state.cluster, &attributes).await?;
-        }
-
-        let outcome = match mark(operation, &*old, options) {
-            Marking::Pending => return Ok(Deleted::Marked(current.json())),
-            Marking::Mark(mut new) => {
-                let stored = write::encode(resource, &mut *new, &RecordedFields::of(&current))?;
-                if options.dry_run {
-                    return Ok(Deleted::Marked(write::with_revision(&stored, current.revision)?));
-                }
-                let converted = super::convert::to_storage(operation, &stored).await?;
-                match super::commit::put(operation, &key, converted, current.revision).await {
-                    Ok(revision) => return Ok(Deleted::Marked(write::with_revision(&stored, revision.0)?)),
-                    Err(error) => error,
-                }
-            }
-            Marking::Remove => {
-                if options.dry_run {
-                    let revision = current.revision;
-                    return Ok(Deleted::Gone(current, revision));
-                }
-                match super::commit::remove(operation, &key, current.revision).await {
-                    Ok(revision) => {
-                        crate::hooks::after_delete(operation, &*old).await;
-                        return Ok(Deleted::Gone(current, revision.0));
-                    }
-                    Err(error) => error,
-                }
-            }
-        };
-        match outcome {
-            StoreError::Conflict { .. } => {
-                let kv = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
-                let kv = kv.ok_or_else(not_found)?;
-                found = Arc::new(cache.entry(inner.as_str().into(), &kv.value, kv.mod_revision.0));
-            }
-            error => return Err(crate::status::from_store(error)),
+        let attempt = attempt(operation, (namespace, name), &candidate, options).await;
+        if let Some(deleted) = candidate.result(attempt).await? {
+            return Ok(deleted);
         }
     }
     Err(Status::modified(&operation.group_resource(), name))
+}
+
+async fn attempt(
+    operation: &Operation,
+    (namespace, name): (&str, &str),
+    candidate: &Candidate<'_>,
+    options: &DeleteOptions,
+) -> Result<Attempt<Deleted>, Status> {
+    let (resource, key) = (&operation.resource, &candidate.key);
+    let current = super::convert::entry(operation, candidate.entry.clone()).await?;
+    let old = write::decode_entry(resource, &current)?;
+    check_preconditions(operation, name, &*old, options)?;
+    // An eviction was admitted as such; the delete that follows from it is not a request of its own.
+    if operation.info.subresource.is_empty() {
+        let mut attributes = Attributes {
+            namespace,
+            name,
+            old: Some(&*old),
+            old_entry: Some(&current),
+            delete: Some(options),
+            ..operation.attributes(Verb::Delete, options.dry_run)
+        };
+        operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
+        operation.state.admission.validate(&operation.state.cluster, &attributes).await?;
+    }
+    match mark(operation, &*old, options) {
+        Marking::Pending => Ok(Attempt::Unwritten(Deleted::Marked(current.json()))),
+        Marking::Mark(mut new) => {
+            let stored = write::encode(resource, &mut *new, &RecordedFields::of(&current))?;
+            if options.dry_run {
+                let stored = write::with_revision(&stored, current.revision)?;
+                return Ok(Attempt::Unwritten(Deleted::Marked(stored)));
+            }
+            let converted = super::convert::to_storage(operation, &stored).await?;
+            Ok(match super::commit::put(operation, key, converted, current.revision).await {
+                Ok(revision) => Attempt::committed(write::with_revision(&stored, revision.0).map(Deleted::Marked)),
+                Err(error) => error.into(),
+            })
+        }
+        Marking::Remove if options.dry_run => {
+            let revision = current.revision;
+            Ok(Attempt::Unwritten(Deleted::Gone(current, revision)))
+        }
+        Marking::Remove => Ok(match super::commit::remove(operation, key, current.revision).await {
+            Ok(revision) => {
+                crate::hooks::after_delete(operation, &*old).await;
+                Attempt::Committed(Deleted::Gone(current, revision.0))
+            }
+            Err(error) => error.into(),
+        }),
+    }
 }
 
 fn check_preconditions(

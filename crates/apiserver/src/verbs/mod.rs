@@ -1,6 +1,7 @@
 //! The generic REST implementation: one function per verb, for every resource. It knows rows, never kinds: what a kind has
 //! of its own is in its strategy (pure), in `hooks` (what reaches beyond the object) or in `subresources`.
 
+mod candidate;
 mod commit;
 mod convert;
 mod create;

@@ -228,9 +228,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         }
         decode_checked(resource, value, &mut Vec::new())
     };
-    operation.state.caches.fresh().await?;
-    let inner = crate::watch_cache::inner_key(resource, &operation.info.namespace, &operation.info.name);
-    if operation.state.cache(resource)?.get(&inner).is_none() {
+    if !super::candidate::exists(operation).await? {
         if target != Target::Main {
             return Err(operation.not_found(&operation.info.name));
         }

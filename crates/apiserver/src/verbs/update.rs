@@ -5,9 +5,9 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::{Action, AnyObject, Object, Resource};
-use store::StoreError;
 use trace::Stage;
 
+use super::candidate::{self, Attempt, Candidate};
 use super::respond::respond;
 use super::write::{self, Current, body_object, ensure_namespace, validate_meta_update};
 use crate::admission::managed_fields::RecordedFields;
@@ -17,7 +17,6 @@ use crate::hooks::{self, Write};
 use crate::initializers::Initializers;
 use crate::state::Operation;
 use crate::watch_cache::Entry;
-use crate::watch_cache::{inner_key, store_key};
 
 /// Writers that lose a race this often in a row give up; each loss means that another one made progress.
 const ATTEMPTS: usize = 200;
@@ -69,126 +68,120 @@ pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Stat
         }
     }
     let target = Target::of(operation);
-    let exists = {
-        operation.state.caches.fresh().await?;
-        let key = inner_key(&operation.resource, &operation.info.namespace, &operation.info.name);
-        operation.state.cache(&operation.resource)?.get(&key).is_some()
-    };
-    if !exists && target == Target::Main && operation.resource.strategy.creates_on_update() {
+    let may_create = target == Target::Main && operation.resource.strategy.creates_on_update();
+    if may_create && !candidate::exists(operation).await? {
         let stored = super::create::create_instead(operation, object).await?;
         return Written { stored, created: true }.respond(operation);
     }
-    // With a version it is tried once, so that nothing needs to be kept for another time.
-    let is_conditional = names_version(object.meta());
+    let version = object.meta().resource_version.clone();
     let mut object = Some(object);
-    let written = modify(operation, target, move |_, _| {
-        let next = if is_conditional { object.take() } else { object.as_ref().map(|object| object.boxed_clone()) };
+    let written = modify(operation, target, move |current, _| {
+        // The version that it names is written over once, so that nothing needs to be kept for another time.
+        let is_only_attempt = version.as_ref().is_some_and(|version| *version == current.entry.revision.to_string());
+        let next = if is_only_attempt { object.take() } else { object.as_ref().map(|object| object.boxed_clone()) };
         next.ok_or_else(|| Status::modified(&operation.group_resource(), &operation.info.name))
     });
     written.await?.respond(operation)
 }
 
-/// Reads the object, lets `make` build the new one, runs every check and writes it if nobody wrote in between;
+/// Takes the object, lets `make` build the new one, runs every check and writes it if nobody wrote in between;
 /// otherwise starts again.
 pub(crate) async fn modify(
     operation: &Operation,
     target: Target,
     mut make: impl FnMut(&Current<'_>, &dyn Object) -> Result<AnyObject, Status> + Send,
 ) -> Result<Written, Status> {
-    let resource = &operation.resource;
-    let name = operation.info.name.clone();
-    let inner = inner_key(resource, &operation.info.namespace, &name);
-    let key = store_key(resource, &inner);
+    let name = &operation.info.name;
     let dry_run = operation.dry_run()?;
-    operation.state.caches.fresh().await?;
-    let cache = operation.state.cache(resource)?;
-    let mut found = cache.get(&inner).ok_or_else(|| operation.not_found(&name))?;
-
+    let mut candidate = Candidate::find(operation, &operation.info.namespace, name).await?;
     for _ in 0..ATTEMPTS {
-        let current = super::convert::entry(operation, found.clone()).await?;
-        trace::mark();
-        let before = Current::of(&current);
-        let old = before.decode(resource)?;
-        let mut new = make(&before, &*old)?;
-        trace::lap(Stage::Decode);
-        let conditional = check_version(operation, new.meta(), old.meta())?;
-        let managed_fields = prepare(operation, target, &mut new, (&before, &*old), dry_run).await?;
-
-        trace::mark();
-        let mut errors = validate_meta_update(resource, new.meta(), old.meta());
-        errors.extend(match target {
-            // Nobody has seen an object that waits for initializers: they may change what is immutable later.
-            Target::Main if Initializers::of(old.meta()).is_some() => resource.strategy.validate_create(&*new),
-            Target::Main => resource.strategy.validate_update(&*new, &*old),
-            Target::Status => resource.strategy.validate_status_update(&*new, &*old),
-            Target::Part(action) => resource.strategy.validate_part_update(action, &*new, &*old),
-        });
-        trace::lap(Stage::Validation);
-        write::invalid(operation, &name, errors)?;
-        for warning in resource.strategy.warnings(&*new, Some(&*old)) {
-            operation.warn(warning);
-        }
-        admit(operation, target, Phase::Validate, (&mut new, &managed_fields), (&current, &*old), dry_run).await?;
-
-        let undo = hooks::before_write(Write { operation, new: &mut *new, old: Some(&*old), dry_run }).await?;
-        let finished = is_finished(resource, &*new);
-        let refused = Initializers::of(new.meta()).is_some_and(|state| state.has_failed());
-        let made = write::encode(resource, &mut *new, &managed_fields)?;
-        if dry_run {
-            undo.run(&operation.state.cluster).await;
-            return Ok(Written { stored: write::with_revision(&made, current.revision)?, created: false });
-        }
-        let stored = super::convert::to_storage(operation, &made).await?;
-        let outcome = if finished {
-            // The last finalizer is gone: what was marked for deletion goes now.
-            let deleted = super::commit::remove(operation, &key, current.revision).await;
-            if deleted.is_ok() {
-                hooks::after_delete(operation, &*old).await;
-            }
-            deleted
-        } else if stored == found.stored && !operation.state.is_stale(&key).await? {
-            return Ok(Written { stored: current.json(), created: false });
-        } else {
-            super::commit::put(operation, &key, stored, current.revision).await
-        };
-        match outcome {
-            Ok(revision) => {
-                undo.commit(&operation.state.cluster).await;
-                if refused {
-                    // Whoever waits for it has seen the result; the object goes, even if this client goes first.
-                    let (state, key) = (operation.state.clone(), key.clone());
-                    let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
-                    let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
-                    operation.state.caches.wrote(removed);
-                    hooks::after_delete(operation, &*new).await;
-                }
-                return Ok(Written { stored: write::with_revision(&made, revision.0)?, created: false });
-            }
-            Err(StoreError::Conflict { .. }) => {
-                undo.run(&operation.state.cluster).await;
-                if conditional {
-                    return Err(Status::modified(&operation.group_resource(), &name));
-                }
-                let kv = operation.state.store().get(&key).await.map_err(crate::status::from_store)?;
-                let kv = kv.ok_or_else(|| operation.not_found(&name))?;
-                found = std::sync::Arc::new(cache.entry(inner.as_str().into(), &kv.value, kv.mod_revision.0));
-            }
-            Err(error) => {
-                undo.run(&operation.state.cluster).await;
-                return Err(crate::status::from_store(error));
-            }
+        let attempt = attempt(operation, target, &candidate, &mut make, dry_run).await;
+        if let Some(written) = candidate.result(attempt).await? {
+            return Ok(written);
         }
     }
-    Err(Status::modified(&operation.group_resource(), &name))
+    Err(Status::modified(&operation.group_resource(), name))
 }
 
-/// Whether a write is meant for one version of the object only.
-fn names_version(meta: &ObjectMeta) -> bool {
-    !matches!(meta.resource_version.as_deref(), None | Some("") | Some("0"))
+async fn attempt(
+    operation: &Operation,
+    target: Target,
+    candidate: &Candidate<'_>,
+    make: &mut (impl FnMut(&Current<'_>, &dyn Object) -> Result<AnyObject, Status> + Send),
+    dry_run: bool,
+) -> Result<Attempt<Written>, Status> {
+    let (resource, key) = (&operation.resource, &candidate.key);
+    let current = super::convert::entry(operation, candidate.entry.clone()).await?;
+    trace::mark();
+    let before = Current::of(&current);
+    let old = before.decode(resource)?;
+    let mut new = make(&before, &*old)?;
+    trace::lap(Stage::Decode);
+    check_version(operation, new.meta(), old.meta())?;
+    let managed_fields = prepare(operation, target, &mut new, (&before, &*old), dry_run).await?;
+
+    trace::mark();
+    let mut errors = validate_meta_update(resource, new.meta(), old.meta());
+    errors.extend(match target {
+        // Nobody has seen an object that waits for initializers: they may change what is immutable later.
+        Target::Main if Initializers::of(old.meta()).is_some() => resource.strategy.validate_create(&*new),
+        Target::Main => resource.strategy.validate_update(&*new, &*old),
+        Target::Status => resource.strategy.validate_status_update(&*new, &*old),
+        Target::Part(action) => resource.strategy.validate_part_update(action, &*new, &*old),
+    });
+    trace::lap(Stage::Validation);
+    write::invalid(operation, &operation.info.name, errors)?;
+    for warning in resource.strategy.warnings(&*new, Some(&*old)) {
+        operation.warn(warning);
+    }
+    admit(operation, target, Phase::Validate, (&mut new, &managed_fields), (&current, &*old), dry_run).await?;
+
+    let undo = hooks::before_write(Write { operation, new: &mut *new, old: Some(&*old), dry_run }).await?;
+    let finished = is_finished(resource, &*new);
+    let refused = Initializers::of(new.meta()).is_some_and(|state| state.has_failed());
+    let made = write::encode(resource, &mut *new, &managed_fields)?;
+    if dry_run {
+        undo.run(&operation.state.cluster).await;
+        let stored = write::with_revision(&made, current.revision)?;
+        return Ok(Attempt::Unwritten(Written { stored, created: false }));
+    }
+    let stored = super::convert::to_storage(operation, &made).await?;
+    let outcome = if finished {
+        // The last finalizer is gone: what was marked for deletion goes now.
+        let deleted = super::commit::remove(operation, key, current.revision).await;
+        if deleted.is_ok() {
+            hooks::after_delete(operation, &*old).await;
+        }
+        deleted
+    } else if stored == candidate.entry.stored && !operation.state.is_stale(key).await? {
+        return Ok(Attempt::Unwritten(Written { stored: current.json(), created: false }));
+    } else {
+        super::commit::put(operation, key, stored, current.revision).await
+    };
+    let revision = match outcome {
+        Ok(revision) => revision,
+        Err(error) => {
+            undo.run(&operation.state.cluster).await;
+            return Ok(error.into());
+        }
+    };
+    undo.commit(&operation.state.cluster).await;
+    let written = async {
+        if refused {
+            // Whoever waits for it has seen the result; the object goes, even if this client goes first.
+            let (state, key) = (operation.state.clone(), key.clone());
+            let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
+            let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
+            operation.state.caches.wrote(removed);
+            hooks::after_delete(operation, &*new).await;
+        }
+        Ok::<_, Status>(Written { stored: write::with_revision(&made, revision.0)?, created: false })
+    };
+    Ok(Attempt::committed(written.await))
 }
 
-/// Checks the preconditions in the new object's metadata. Returns whether the write names a version.
-fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> Result<bool, Status> {
+/// Checks the preconditions in the new object's metadata.
+fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> Result<(), Status> {
     let (resource, name) = (operation.group_resource(), &operation.info.name);
     if let (Some(wanted), Some(found)) = (&new.uid, &old.uid)
         && !wanted.is_empty()
@@ -200,7 +193,7 @@ fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> R
     match new.resource_version.as_deref() {
         None | Some("") | Some("0") => {
             if operation.resource.strategy.unconditional_update() || operation.info.verb == registry::Verb::Patch {
-                return Ok(false);
+                return Ok(());
             }
             let mut errors = api::field::FieldErrors::default();
             errors.invalid("metadata.resourceVersion", 0, "must be specified for an update");
@@ -209,7 +202,7 @@ fn check_version(operation: &Operation, new: &ObjectMeta, old: &ObjectMeta) -> R
                 api::GroupKind { group: operation.resource.group.clone(), kind: operation.resource.plural.clone() };
             Err(Status::invalid(&resource, name, errors))
         }
-        Some(version) if Some(version) == old.resource_version.as_deref() => Ok(true),
+        Some(version) if Some(version) == old.resource_version.as_deref() => Ok(()),
         Some(_) => Err(Status::modified(&resource, name)),
     }
 }

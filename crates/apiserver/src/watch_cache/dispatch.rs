@@ -32,6 +32,7 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
         by_prefix: RwLock::new(caches),
         applying: Default::default(),
         applied: tokio::sync::watch::Sender::new(revision.0),
+        asked: Default::default(),
         written: Default::default(),
         groups: Default::default(),
         checked: Default::default(),

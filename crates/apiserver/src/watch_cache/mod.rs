@@ -14,9 +14,9 @@ mod unreadable;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use registry::Resource;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
@@ -49,6 +49,8 @@ pub(crate) struct Caches {
     /// Held while changes are applied, and while a cache is filled that is to see the changes after.
     applying: tokio::sync::Mutex<()>,
     applied: tokio::sync::watch::Sender<u64>,
+    /// When the store was last asked to report progress.
+    asked: Mutex<Option<Instant>>,
     /// The latest write of this server.
     written: AtomicU64,
     /// For lists that are asked for compressed.
@@ -175,7 +177,7 @@ impl Caches {
     /// Waits until the caches show every finished write of this server. Unlike [`Caches::fresh`] this never asks the
     /// store, so it is cheap enough for what admission looks at.
     pub(crate) async fn settled(&self) -> Result<(), Behind> {
-        self.reach(self.written.load(Ordering::Acquire)).await
+        self.wait(self.written.load(Ordering::Acquire), Waiting::ForEvent).await
     }
 
     /// Waits until the caches show every write that finished before this call.
@@ -187,6 +189,11 @@ impl Caches {
 
     /// Waits until the caches have applied `revision`.
     pub(crate) async fn reach(&self, revision: u64) -> Result<(), Behind> {
+        // Other writers of the same etcd can move the revision without an event of ours.
+        self.wait(revision, Waiting::ForProgress).await
+    }
+
+    async fn wait(&self, revision: u64, waiting: Waiting) -> Result<(), Behind> {
         if self.applied() >= revision {
             return Ok(());
         }
@@ -197,13 +204,33 @@ impl Caches {
                 if tokio::time::timeout(PROGRESS_REQUEST_INTERVAL, wait).await.is_ok() {
                     return;
                 }
-                // Other writers of the same etcd can move the revision without an event of ours.
-                drop(self.store.request_progress().await);
+                if waiting == Waiting::ForProgress && self.is_time_to_ask(Instant::now()) {
+                    drop(self.store.request_progress().await);
+                }
             }
         };
         let in_time = tokio::time::timeout(CATCH_UP_TIMEOUT, reached).await;
         in_time.map_err(|_| Behind { asked: revision, applied: self.applied() })
     }
+
+    /// One question is enough for all who wait: each has waited for the interval, so it was asked after they began.
+    fn is_time_to_ask(&self, now: Instant) -> bool {
+        let mut asked = self.asked.lock();
+        let is_time = asked.is_none_or(|asked| now.saturating_duration_since(asked) >= PROGRESS_REQUEST_INTERVAL);
+        if is_time {
+            *asked = Some(now);
+        }
+        is_time
+    }
+}
+
+/// What brings the caches to a revision that somebody waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    /// A change of ours, which is on its way.
+    ForEvent,
+    /// Perhaps nothing but word from the store that it is past it.
+    ForProgress,
 }
 
 /// What ended the dispatcher.
@@ -243,6 +270,16 @@ mod tests {
         caches.retire(RETIRED_STEP as usize);
         grown.await;
     }
+    #[tokio::test]
+    async fn the_store_is_asked_for_progress_once_for_all_who_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store::EmbeddedStore::open(dir.path(), Default::default()).unwrap();
+        let caches = start(Arc::new(store), &[]).await.unwrap();
+        let now = Instant::now();
+        let asks = [0, 10, 49, 50, 60, 200].map(|after| caches.is_time_to_ask(now + Duration::from_millis(after)));
+        assert_eq!(asks, [true, false, false, true, false, true]);
+    }
+
     #[tokio::test]
     async fn an_unreadable_change_is_neither_left_out_nor_taken_for_a_deletion() {
         let dir = tempfile::tempdir().unwrap();

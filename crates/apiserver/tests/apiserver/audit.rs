@@ -117,23 +117,25 @@ async fn without_a_policy_there_are_no_bodies() {
     assert!(all.iter().all(|event| event["requestObject"].is_null() && event["responseObject"].is_null()));
 }
 
+/// Records requests for the version, at a collector.
+fn to_collector(dir: &Path, config: &mut apiserver::Config, url: &str, batching: Batching) {
+    let kubeconfig = dir.join("collector.yaml");
+    let text = format!("clusters:\n- name: c\n  cluster:\n    server: {url}\n    certificate-authority: ca.crt\n");
+    std::fs::write(&kubeconfig, text).unwrap();
+    let policy = dir.join("policy.yaml");
+    let rules =
+        "rules: [{level: Metadata, verbs: [get], nonResourceURLs: [/version]}]\nomitStages: [RequestReceived]\n";
+    std::fs::write(&policy, format!("apiVersion: audit.k8s.io/v1\nkind: Policy\n{rules}")).unwrap();
+    config.audit.policy_file = Some(policy);
+    config.audit.webhook = Some((kubeconfig, Mode::Batch(batching)));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_gets_batches_and_the_last_ones_when_the_server_stops() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}/events", listener.local_addr().unwrap());
-    let cluster = Cluster::with_files(|dir, config| {
-        let kubeconfig = dir.join("collector.yaml");
-        let text = format!("clusters:\n- name: c\n  cluster:\n    server: {url}\n    certificate-authority: ca.crt\n");
-        std::fs::write(&kubeconfig, text).unwrap();
-        let policy = dir.join("policy.yaml");
-        let rules =
-            "rules: [{level: Metadata, verbs: [get], nonResourceURLs: [/version]}]\nomitStages: [RequestReceived]\n";
-        std::fs::write(&policy, format!("apiVersion: audit.k8s.io/v1\nkind: Policy\n{rules}")).unwrap();
-        config.audit.policy_file = Some(policy);
-        let batching = Batching { buffer: 100, max_size: 3, max_wait: Duration::from_secs(600) };
-        config.audit.webhook = Some((kubeconfig, Mode::Batch(batching)));
-    })
-    .await;
+    let batching = Batching { buffer: 100, max_size: 3, max_wait: Duration::from_secs(600), throttle: None };
+    let cluster = Cluster::with_files(|dir, config| to_collector(dir, config, &url, batching)).await;
     let server = Server::on(listener, cluster.dir.path(), |_, _| Answer::Text(200, ""));
     for _ in 0..4 {
         assert_eq!(cluster.send("GET", "/version", Value::Null).await.0, 200);
@@ -152,6 +154,29 @@ async fn a_collector_gets_batches_and_the_last_ones_when_the_server_stops() {
     assert_eq!(seen.lock()[0].1["items"][0]["requestURI"], "/version");
     cluster.stop().await;
     assert_eq!(sizes(), [3, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_hangs_over_one_batch_gets_the_others() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}/events", listener.local_addr().unwrap());
+    let cluster = Cluster::with_files(|dir, config| {
+        to_collector(dir, config, &url, Batching { max_size: 1, ..Batching::default() })
+    })
+    .await;
+    let server = Server::on(listener, cluster.dir.path(), |_, list| match list["items"][0]["requestURI"].as_str() {
+        Some("/version?n=0") => Answer::Silence,
+        _ => Answer::Text(200, ""),
+    });
+    for n in 0..3 {
+        assert_eq!(cluster.send("GET", &format!("/version?n={n}"), Value::Null).await.0, 200);
+    }
+    let all = async {
+        while server.count() < 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), all).await.expect("one that is not answered holds up the others");
 }
 
 /// Whoever is turned away leaves a trace: forged credentials, borrowed names, missing rights, paths that mean two things.

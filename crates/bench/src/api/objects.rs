@@ -30,11 +30,3 @@ pub(super) fn config_map(worker: usize, n: usize, version: &str) -> String {
         "line of text\\n".repeat(40)
     )
 }
-
-/// The first resource version in an answer: that of the object.
-pub(super) fn resource_version(answer: &[u8]) -> &str {
-    const KEY: &[u8] = b"\"resourceVersion\":\"";
-    let digits = memchr::memmem::find(answer, KEY).map_or(&[][..], |at| &answer[at + KEY.len()..]);
-    let length = digits.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(&digits[..length]).unwrap_or_default()
-}

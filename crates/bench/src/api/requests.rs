@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 
-use super::objects::{self, JSON, STRATEGIC, resource_version};
+use super::objects::{self, JSON, STRATEGIC};
 use super::{Outcome, Side, report};
 use crate::Args;
-use crate::load::{Event, Handler, Request, Requests};
+use crate::load::{Event, Handler, Request, Requests, resource_version};
 use crate::report::Times;
 
 /// One kind of request, made again and again.

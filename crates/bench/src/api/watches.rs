@@ -1,12 +1,11 @@
 //! Many watchers of one namespace: how many events a second arrive, all together.
 
-use anyhow::{Context, bail, ensure};
+use anyhow::Context;
 
-use super::objects::resource_version;
 use super::requests::{Case, Until, Workers};
 use super::{Outcome, Side, compare};
 use crate::Args;
-use crate::load::{Event, Handler, Request, Requests};
+use crate::load::{Came, Event, Handler, Requests, Watches, resource_version};
 use crate::report::Better;
 
 /// Streams of one connection; a server may refuse more than a hundred.
@@ -40,61 +39,34 @@ async fn fan_out(side: &Side, watchers: usize, each: usize) -> anyhow::Result<(f
     let from = side.get(&format!("{}?limit=1", side.path("pods"))).await?;
     let until = Until::Counts(vec![each; WRITERS]);
     let writers = Workers::new(side, Case::Patch, WRITERS, format!("w{watchers}"), until).await?;
+    let deliveries = watchers * each * WRITERS;
+    let connections = watchers.div_ceil(WATCHES_PER_CONNECTION);
     let mut watch = Watch {
-        path: format!("{}?watch=true&resourceVersion=", side.path("pods")),
         from: resource_version(&from).to_owned(),
-        events: each * WRITERS,
         to_open: watchers,
         to_answer: watchers,
-        to_finish: watchers,
+        to_see: deliveries,
         writers: None,
-        streams: (0..watchers.div_ceil(WATCHES_PER_CONNECTION)).map(|_| Vec::new()).collect(),
+        connections: (0..connections).map(|_| Watches::of(&side.path("pods"))).collect(),
     };
-    let mut load = side.connect(WRITERS + watch.streams.len())?;
+    let mut load = side.connect(WRITERS + connections)?;
     load.run(&mut watch)?;
     watch.writers = Some(writers);
     let mut outcome = Outcome::default();
     outcome.turn(side, || load.run(&mut watch))?;
-    let deliveries = (watchers * watch.events) as f64;
+    let deliveries = deliveries as f64;
     Ok((deliveries / outcome.elapsed.as_secs_f64(), outcome.cpu.as_secs_f64() * 1e6 / deliveries))
 }
 
 /// First the watches are opened, then the writers write: they have the first connections.
 struct Watch<'a> {
-    path: String,
     from: String,
-    /// So many everyone must see.
-    events: usize,
     to_open: usize,
     to_answer: usize,
-    to_finish: usize,
+    /// Events that are still to come, all watchers together.
+    to_see: usize,
     writers: Option<Workers<'a>>,
-    /// The followers on the streams of each connection, in the order of the streams.
-    streams: Vec<Vec<Option<Follower>>>,
-}
-
-/// One watcher. A server may end the watch of a client that it finds slow; the client goes on where it was.
-struct Follower {
-    /// The version in the last whole event, and in the one that is arriving.
-    version: String,
-    arriving: String,
-    seen: usize,
-}
-
-impl Watch<'_> {
-    fn open(&mut self, connection: usize, follower: Follower, requests: &mut Requests) -> anyhow::Result<()> {
-        let path = format!("{}{}", self.path, follower.version);
-        let slot = slot(requests.send(&Request::get(&path))?);
-        let streams = &mut self.streams[connection];
-        streams.resize_with(streams.len().max(slot + 1), || None);
-        streams[slot] = Some(follower);
-        Ok(())
-    }
-}
-
-/// Clients count streams 1, 3, 5.
-fn slot(stream: u32) -> usize {
-    stream as usize / 2
+    connections: Vec<Watches>,
 }
 
 impl Handler for Watch<'_> {
@@ -104,11 +76,7 @@ impl Handler for Watch<'_> {
             (None, Some(connection)) => {
                 let count = self.to_open.min(WATCHES_PER_CONNECTION);
                 self.to_open -= count;
-                for _ in 0..count {
-                    let (version, arriving) = (self.from.clone(), String::new());
-                    self.open(connection, Follower { version, arriving, seen: 0 }, requests)?;
-                }
-                Ok(())
+                (0..count).try_for_each(|_| self.connections[connection].open(&self.from, requests))
             }
             _ => Ok(()),
         }
@@ -118,25 +86,10 @@ impl Handler for Watch<'_> {
         let Some(connection) = at.checked_sub(WRITERS) else {
             return self.writers.as_mut().context("an answer before a request")?.on(at, event, requests);
         };
-        let streams = &mut self.streams[connection];
-        match event {
-            Event::Head { code, .. } => {
-                ensure!(code == 200, "watch: {code}");
-                self.to_answer = self.to_answer.saturating_sub(1);
-            }
-            Event::Data { stream, data } => {
-                let Some(Some(follower)) = streams.get_mut(slot(stream)) else { bail!("data that nobody asked for") };
-                let before = follower.seen;
-                follower.take(data);
-                if before < self.events && follower.seen >= self.events {
-                    self.to_finish -= 1;
-                }
-            }
-            Event::End { stream } | Event::Reset { stream } => {
-                if let Some(follower) = streams.get_mut(slot(stream)).and_then(Option::take) {
-                    self.open(connection, follower, requests)?;
-                }
-            }
+        match self.connections[connection].on(event, requests)? {
+            // One that was ended and opened again answers once more.
+            Came::Opened => self.to_answer = self.to_answer.saturating_sub(1),
+            Came::Events(count) => self.to_see = self.to_see.saturating_sub(count),
         }
         Ok(())
     }
@@ -144,29 +97,7 @@ impl Handler for Watch<'_> {
     fn is_done(&self) -> bool {
         match self.writers {
             None => self.to_answer == 0,
-            Some(_) => self.to_finish == 0,
-        }
-    }
-}
-
-impl Follower {
-    /// One event a line, wherever frames begin and end.
-    fn take(&mut self, data: &[u8]) {
-        let mut start = 0;
-        for end in memchr::memchr_iter(b'\n', data) {
-            self.look(&data[start..end]);
-            self.version.clone_from(&self.arriving);
-            self.seen += 1;
-            start = end + 1;
-        }
-        self.look(&data[start..]);
-    }
-
-    fn look(&mut self, part: &[u8]) {
-        let version = resource_version(part);
-        if !version.is_empty() {
-            self.arriving.clear();
-            self.arriving.push_str(version);
+            Some(_) => self.to_see == 0,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod connection;
 mod frames;
+mod watches;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use connection::Connection;
 pub(crate) use frames::{Event, Request, Requests};
+pub(crate) use watches::{Came, Watches, resource_version};
 
 /// So long a server may be silent.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -39,14 +41,20 @@ pub(crate) struct Load {
 impl Load {
     /// Opens so many connections and asks for the version on each: handshakes are not what is measured.
     pub(crate) fn connect(endpoint: &Endpoint, connections: usize) -> anyhow::Result<Self> {
+        Self::connect_to(std::iter::repeat_n(endpoint, connections))
+    }
+
+    /// The same, to a server for each connection.
+    pub(crate) fn connect_to<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>) -> anyhow::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let mut load = Self { epoll, connections: Vec::new(), scratch: vec![0; SCRATCH] };
-        for at in 0..connections {
+        for (at, endpoint) in endpoints.into_iter().enumerate() {
             let connection = Connection::open(endpoint)?;
             load.epoll.add(&connection.socket, EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
             load.connections.push(connection);
         }
-        load.run(&mut Greetings { waiting: connections })?;
+        let waiting = load.connections.len();
+        load.run(&mut Greetings { waiting })?;
         Ok(load)
     }
 

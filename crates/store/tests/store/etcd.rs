@@ -133,8 +133,13 @@ async fn tls_and_passwords_are_used() {
     let error = refused(Options { tls: Some(missing), ..options.clone() }).await;
     assert!(error.contains("no-such-file"), "{error}");
 
-    for arguments in [&["user", "add", "root:secret"][..], &["user", "grant-role", "root", "root"], &["auth", "enable"]]
-    {
+    for arguments in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["user", "add", "server-1:unused"],
+        &["user", "grant-role", "server-1", "root"],
+        &["auth", "enable"],
+    ] {
         let mut etcdctl = Command::new("etcdctl");
         etcdctl.env("ETCDCTL_API", "3").args(arguments).arg("--endpoints").arg(&cluster.endpoints()[0]);
         etcdctl.arg("--cacert").arg(path("ca.crt")).arg("--cert").arg(path("client.crt"));
@@ -147,6 +152,10 @@ async fn tls_and_passwords_are_used() {
     let mut watch = store.watch(Watch::prefix("/")).await.unwrap();
     store.put("/password", "again").await.unwrap();
     assert!(watch.next().await.unwrap().is_ok());
+    // The common name of a certificate is a user, too.
+    let tls = Tls { identity: Some((path("server-1.crt"), path("server-1.key"))), ..tls };
+    let store: Arc<dyn Store> = Arc::new(cluster.connect_with(Options { tls: Some(tls), ..options.clone() }).await);
+    store.put("/name", "works").await.unwrap();
     for options in [with("wrong"), options.clone()] {
         let error = refused(options).await;
         assert!(error.starts_with("store access denied"), "{error}");
@@ -162,10 +171,13 @@ fn make_certificates(dir: &Path) {
     let ca_key = KeyPair::generate().unwrap();
     write("ca.crt", ca.self_signed(&ca_key).unwrap().pem());
     let issuer = Issuer::new(ca, ca_key);
-    for name in ["server", "client"] {
+    for name in ["server", "client", "server-1"] {
         let mut leaf = CertificateParams::new(vec!["127.0.0.1".into()]).unwrap();
-        // No common name: etcd would take a client's for a user.
+        // etcd takes the common name of a client for a user.
         leaf.distinguished_name = rcgen::DistinguishedName::new();
+        if name == "server-1" {
+            leaf.distinguished_name.push(rcgen::DnType::CommonName, name);
+        }
         leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().unwrap();
         write(&format!("{name}.crt"), leaf.signed_by(&key, &issuer).unwrap().pem());
