@@ -1,6 +1,8 @@
 //! A machine with nothing but the binary: no programs to call, no address, no route.
 
-use crate::harness::{Cluster, Host, run};
+use cni::netns::Netns;
+
+use crate::harness::{Cluster, Host, http_get, run};
 
 #[test]
 fn a_machine_without_network_and_programs_has_a_cluster() {
@@ -37,4 +39,26 @@ spec:
     assert!(said.contains("10.45.0.1, known to this machine only"), "{said}");
     assert_eq!(pods(), before);
     cluster.answers("through the service again", 2, || cluster.http_get(&format!("{service}:80")));
+
+    // And after the landing, with an address of the network that is there: certificates, endpoints and routes follow.
+    run(&mut cluster.cox("down"));
+    for line in testkit::host::ISOLATED {
+        run(cluster.host.command("ip").args(line.split(' ')));
+    }
+    let said = cluster.up_again();
+    assert!(!said.contains("known to this machine only"), "{said}");
+    assert_eq!(pods(), before);
+    let landed = "172.31.7.2";
+    cluster.wait("the new address of the node and of its pod", || {
+        let node = cluster.kubectl("get node node-1 -o jsonpath={.status.addresses[0].address}");
+        let hosts = cluster.kubectl("get pods -l app=hello -o jsonpath={.items[*].status.hostIP}");
+        (node == landed && hosts.split(' ').any(|host| host == landed) && !hosts.contains(&address)).then_some(())
+    });
+    let endpoint = cluster.kubectl("get endpointslice kubernetes -o jsonpath={.endpoints[*].addresses[*]}");
+    assert_eq!(endpoint, landed);
+    assert_eq!(cluster.kubectl(&format!("--server=https://{landed}:6443 get --raw /readyz")).trim(), "ok");
+    cluster.answers("through the service at home", 2, || cluster.http_get(&format!("{service}:80")));
+    cluster.answers("through a port of the host at home", 1, || cluster.http_get(&format!("{landed}:8080")));
+    let other = Netns::open(cluster.path("run/nodes/node-2/netns")).unwrap();
+    cluster.answers("through the service at node-2", 2, || http_get(&other, &format!("{service}:80")));
 }

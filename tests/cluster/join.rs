@@ -1,11 +1,13 @@
 //! A machine joins: `cox up` on one host, `cox join` on another with a cable between, and no way out of either.
 
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Output};
 
+use cni::netns::Netns;
 use tempfile::TempDir;
 
 use crate::harness::{Cluster, Host, describe, http_get, mounts_below, run, said, with_input};
-use crate::manifests;
+use crate::{inside_pods, manifests};
 
 const SERVER: &str = "192.168.77.1";
 const MACHINE: &str = "192.168.77.2";
@@ -68,7 +70,10 @@ impl Drop for Machine {
 fn security_a_machine_joins_with_a_token() {
     let host = Host::new();
     let machine = Machine::beside(&host);
-    let cluster = Cluster::up_on(host, &[testkit::images::busybox], &["--node-ip", SERVER]);
+    // Pods of both families, whose traffic between machines is encrypted: whoever joins learns it from the cluster.
+    let (pods, services) = ("10.42.0.0/16,fd42::/48", "10.43.0.0/16,fd43::/112");
+    let flags = ["--node-ip", SERVER, "--cluster-cidr", pods, "--service-cidr", services, "--encrypt"];
+    let cluster = Cluster::up_on(host, &[testkit::images::busybox], &flags);
 
     // The command to type on the machine; the token is given to it otherwise.
     let line = said(cluster.cox("token").args(["create", "--print-join-command", "--description", "for a test"]));
@@ -111,6 +116,7 @@ fn security_a_machine_joins_with_a_token() {
     for (what, network) in [("server", cluster.host.netns()), ("machine", machine.host.netns())] {
         cluster.answers(&format!("of the pods at the {what}"), 2, || http_get(&network, &service));
     }
+    what_pods_send_is_encrypted(&cluster, &machine);
     // Its kubelet serves with a certificate of the cluster's: logs and exec go through the API server.
     let there = "get pods -l app=hello --field-selector spec.nodeName=machine-2 -o jsonpath={.items[0].metadata.name}";
     let pod = cluster.kubectl(there);
@@ -147,6 +153,45 @@ fn security_a_machine_joins_with_a_token() {
     // It may not take itself out of the cluster.
     assert_eq!(cluster.kubectl("delete node machine-2"), "node \"machine-2\" deleted\n");
     assert_eq!(mounts_below(&data), Vec::<String>::new());
+}
+
+/// Pods reach those of the other machine through devices that encrypt, in both families and with the next generation of keys, too.
+fn what_pods_send_is_encrypted(cluster: &Cluster, machine: &Machine) {
+    let status = said(&mut machine.cox("status"));
+    assert!(status.contains("encryption  WireGuard between nodes, UDP ports 51820 and 51821 (in the "), "{status}");
+    let all = cluster.kubectl("get pods -l app=hello -o json");
+    let all: serde_json::Value = serde_json::from_str(&all).unwrap();
+    let nodes = [cluster.host.netns(), machine.host.netns()];
+    let network = |pod: &serde_json::Value| {
+        let addresses = pod["status"]["podIPs"].as_array().unwrap().iter();
+        let addresses: Vec<IpAddr> = addresses.map(|one| one["ip"].as_str().unwrap().parse().unwrap()).collect();
+        assert_eq!(addresses.iter().map(IpAddr::is_ipv6).collect::<Vec<_>>(), [false, true], "{addresses:?}");
+        (inside_pods::netns_of(pod["metadata"]["uid"].as_str().unwrap(), &nodes), addresses)
+    };
+    let pods: Vec<(Netns, Vec<IpAddr>)> = all["items"].as_array().unwrap().iter().map(network).collect();
+    assert_eq!(pods.len(), 2);
+    let reach_each_other = |link: &str| {
+        for (what, host) in [("server", &cluster.host), ("machine", &machine.host)] {
+            for (family, range) in [("-4", "/24"), ("-6", "/64")] {
+                cluster.wait(&format!("a route {family} of the {what} into {link}"), || {
+                    let routes =
+                        describe(&host.command("ip").args([family, "route", "show", "dev", link]).output().unwrap());
+                    let mut ranges = routes.lines().filter_map(|route| route.split(' ').next());
+                    ranges.any(|to| to.ends_with(range)).then_some(())
+                });
+            }
+        }
+        for (from, (netns, _)) in pods.iter().enumerate() {
+            for address in &pods[1 - from].1 {
+                let address = SocketAddr::from((*address, 80)).to_string();
+                cluster.wait(&format!("an answer of {address} by way of {link}"), || http_get(netns, &address));
+            }
+        }
+    };
+    reach_each_other("cox-wg1");
+    let said = cluster.cox_says("node rotate-keys");
+    assert!(said.contains("every node has a key of generation 2"), "{said}");
+    reach_each_other("cox-wg0");
 }
 
 /// Another authority signs for everybody, and nobody is cut off on the way; a command that is ended goes on where it was.

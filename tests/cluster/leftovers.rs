@@ -22,11 +22,9 @@ impl Leftovers {
     pub(crate) fn of(cluster: &Cluster) -> Leftovers {
         let mut processes = BTreeMap::new();
         for (pid, _) in processes_of(cluster) {
-            let words = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words: Vec<&str> = words.split('\0').collect();
-            let what = words.get(1).copied().filter(|word| ["shim", "pause"].contains(word));
-            if let Some(what) = what.or_else(|| is_in_pod(cluster, pid).then_some("container")) {
-                *processes.entry(what.to_owned()).or_default() += 1;
+            let what = Some(name(pid)).filter(|name| ["cox-shim", "pause"].contains(&name.as_str()));
+            if let Some(what) = what.or_else(|| is_in_pod(cluster, pid).then(|| "container".to_owned())) {
+                *processes.entry(what).or_default() += 1;
             }
         }
         let mounts = ["data", "run"].iter().flat_map(|dir| mounts_below(&cluster.path(dir)));
@@ -92,6 +90,23 @@ pub(crate) fn processes_of(cluster: &Cluster) -> Vec<(u32, String)> {
         (ours && !command.contains("docker-registry") && pid != std::process::id()).then_some((pid, command))
     });
     found.collect()
+}
+
+/// What a process calls itself. Command lines do not tell a pause from the shim that made it.
+fn name(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+/// The processes of the cluster that call themselves so: `pause`, `cox-shim`.
+pub(crate) fn named(cluster: &Cluster, wanted: &str) -> Vec<u32> {
+    processes_of(cluster).into_iter().map(|(pid, _)| pid).filter(|pid| name(*pid) == wanted).collect()
+}
+
+/// Who started a process, if both are there.
+pub(crate) fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may contain anything; state and parent come after it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Kills processes and returns when they are gone.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::harness::Cluster;
-use crate::leftovers::{Leftovers, kill, processes_of};
+use crate::leftovers::{Leftovers, kill, named, processes_of};
 
 /// Enough to tell rounds apart and to repeat one; not for anything that matters.
 pub(crate) struct Random(pub(crate) u64);
@@ -37,23 +37,15 @@ const VICTIMS: [Victim; 6] =
 
 fn strike(cluster: &Cluster, victim: Victim, random: &mut Random) {
     let holder = |lock: &str| std::fs::read_to_string(cluster.path(lock)).ok()?.trim().parse::<u32>().ok();
-    let one_of = |what: &str, random: &mut Random| {
-        let named = processes_of(cluster).into_iter().filter(|(_, command)| {
-            let mut words = command.split(' ').skip(1);
-            words.next() == Some(what) && command.contains("cox")
-        });
-        let pids: Vec<u32> = named.map(|(pid, _)| pid).collect();
-        (!pids.is_empty()).then(|| pids[random.below(pids.len())])
-    };
+    let one_of = |pids: Vec<u32>, random: &mut Random| (!pids.is_empty()).then(|| pids[random.below(pids.len())]);
     let pid = match victim {
         Victim::Cluster => holder("data/lock"),
         Victim::Node(name) => holder(&format!("data/nodes/{name}/lock")),
-        Victim::Shim => one_of("shim", random),
-        Victim::Pause => one_of("pause", random),
+        Victim::Shim => one_of(named(cluster, "cox-shim"), random),
+        Victim::Pause => one_of(named(cluster, "pause"), random),
         Victim::Container => {
             let found = processes_of(cluster).into_iter().filter(|(_, command)| command.starts_with("/hello"));
-            let pids: Vec<u32> = found.map(|(pid, _)| pid).collect();
-            (!pids.is_empty()).then(|| pids[random.below(pids.len())])
+            one_of(found.map(|(pid, _)| pid).collect(), random)
         }
     };
     // The pod may not have come that far, or may be gone already.

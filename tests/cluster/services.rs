@@ -107,6 +107,7 @@ fn services_lead_to_pods_of_every_node_by_address_and_name() {
     services.pages_are_read_through_the_api_server();
     services.requests_pass_the_api_server_unchanged();
     services.ports_are_forwarded_from_every_node();
+    services.pods_answer_names_where_a_selector_says_so();
 }
 
 impl Services {
@@ -548,6 +549,39 @@ impl Services {
             assert!(said.contains("Name:"), "{said}");
         }
         assert!(asked() >= before + 5, "{before}, then {}", asked());
+        // While its own server is away, the other node's is asked.
+        let servers = |what: &str, count: usize| {
+            self.slices("kube-dns -n kube-system", what, |slices| {
+                slices[0]["endpoints"].as_array().is_some_and(|all| all.len() == count)
+            });
+        };
+        self.cluster.kubectl("annotate node node-2 cox.dev/dns-");
+        servers("one server less", 1);
+        self.cluster.wait("an answer of the other node's server", || {
+            let before = asked();
+            let said = self.inside("client", "nslookup web.default.svc.cluster.local");
+            (said.contains("Name:") && asked() == before).then_some(())
+        });
+        self.cluster.kubectl(&format!("annotate node node-2 cox.dev/dns={second}"));
+        servers("both servers again", 2);
+    }
+
+    /// CoreDNS, or whoever else answers names, may run as pods in our servers' place. The last word on names in this cluster.
+    fn pods_answer_names_where_a_selector_says_so(&self) {
+        self.cluster.apply(
+            "{apiVersion: v1, kind: Pod, metadata: {name: names, namespace: kube-system, labels: {answers: names}}, \
+             spec: {nodeName: node-1, containers: [{name: c, image: cox.local/hello}]}}",
+        );
+        self.cluster.kubectl("wait --for=condition=Ready pod/names -n kube-system --timeout=170s");
+        let uid = self.cluster.kubectl("get pod names -n kube-system -o jsonpath={.metadata.uid}");
+        let nodes = [self.cluster.host.netns(), self.second_node()];
+        inside_pods::serve_udp(&inside_pods::netns_of(&uid, &nodes), 53, "names");
+        let selector = r#"{"spec":{"selector":{"answers":"names"}}}"#;
+        self.cluster.kubectl_args(&["patch", "service", "kube-dns", "-n", "kube-system", "-p", selector]);
+        for network in [self.netns_of("client"), self.second_node(), self.cluster.host.netns()] {
+            self.cluster
+                .wait("an answer of the pod", || ask_udp(&network, "10.43.0.10:53").filter(|answer| answer == "names"));
+        }
     }
 
     /// Services get addresses of a further range, which lead to pods from every node.

@@ -58,7 +58,7 @@ pub(crate) fn ensure_own(address: IpAddr) -> io::Result<()> {
     }
     match held.iter().any(|held| held.cidr == wanted) {
         true => Ok(()),
-        false => socket.add_address(link.index, wanted),
+        false => socket.add_own_address(link.index, wanted),
     }
 }
 

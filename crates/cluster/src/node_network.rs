@@ -123,7 +123,7 @@ pub(crate) fn bridge(name: &str, addresses: &[Cidr]) -> std::io::Result<u32> {
     }
     let held = socket.addresses_of(link.index)?;
     for address in addresses.iter().filter(|address| !held.iter().any(|held| held.cidr == **address)) {
-        socket.add_address(link.index, *address)?;
+        socket.add_own_address(link.index, *address)?;
     }
     socket.set_up(link.index)?;
     Ok(link.index)

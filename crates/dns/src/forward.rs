@@ -184,11 +184,11 @@ impl Forwarder {
     }
 
     fn remember(&self, question: &Question, reply: &Reply) {
-        let Some(limits) = self.limits else { return };
-        let ttl = match reply.answers.is_empty() {
-            false => reply.answers.iter().map(|record| record.ttl).min().unwrap_or(0).min(limits.success),
-            true => reply.authorities.iter().map(|record| record.ttl).min().unwrap_or(0).min(limits.denial),
-        };
+        let Some(limits) = &self.limits else { return };
+        let is_denial = reply.answers.is_empty();
+        let records = if is_denial { &reply.authorities } else { &reply.answers };
+        let ttl = records.iter().map(|record| record.ttl).min().unwrap_or(0);
+        let ttl = ttl.min(limits.seconds(&question.name, is_denial));
         if ttl == 0
             || reply.length > CACHED_ANSWER
             || !matches!(reply.code, ResponseCode::NoError | ResponseCode::NXDomain)
@@ -296,7 +296,7 @@ mod tests {
             policy: Policy::Sequential,
             over_tcp: false,
         };
-        Forwarder::new(forward, Some(Cache { success: 3600, denial: 3600 }), &[])
+        Forwarder::new(forward, Some(Cache::new(3600, 3600)), &[])
     }
 
     fn reply(length: usize) -> Reply {

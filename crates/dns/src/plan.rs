@@ -21,7 +21,7 @@ use crate::template::Template;
 use crate::zone::{Outcome, Zone, labels, reverse_address};
 
 /// As long as resolvers are believed where flags say how the server works.
-const FLAGS_CACHE: Cache = Cache { success: 3600, denial: 30 };
+const FLAGS_CACHE: (u32, u32) = (3600, 30);
 
 /// What the server is told by flags.
 pub(crate) struct Flags<'a> {
@@ -111,7 +111,7 @@ impl Plan {
             zones: vec![Name::root()],
             kubernetes: Some(Kubernetes { zones, names, fallthrough: Fallthrough(reverse) }),
             forwards,
-            cache: Some(FLAGS_CACHE),
+            cache: Some(Cache::new(FLAGS_CACHE.0, FLAGS_CACHE.1)),
             rotates: true,
             ..Server::default()
         };
@@ -140,7 +140,7 @@ impl Plan {
                 let zone = |domain| Zone::new(domain, kubernetes.names.clone(), flags.ranges);
                 Cluster { zones: domains.into_iter().map(zone).collect(), reverse, fallthrough: kubernetes.fallthrough }
             });
-            let forwarder = |forward| Arc::new(Forwarder::new(forward, server.cache, &flags.own));
+            let forwarder = |forward| Arc::new(Forwarder::new(forward, server.cache.clone(), &flags.own));
             blocks.push(Block {
                 zones: server.zones,
                 rewrites: server.rewrites,

@@ -92,11 +92,34 @@ pub(crate) enum Policy {
     Sequential,
 }
 
-/// The longest time, in seconds, for which answers of other servers are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The longest time, in seconds, for which answers of other servers are kept, and of which names.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cache {
     pub(crate) success: u32,
     pub(crate) denial: u32,
+    /// Names that are in none of these are asked for each time.
+    pub(crate) zones: Vec<Name>,
+    /// Zones of which answers are not kept, and those of which denials are not.
+    pub(crate) without_success: Vec<Name>,
+    pub(crate) without_denial: Vec<Name>,
+}
+
+impl Cache {
+    /// About all names.
+    pub(crate) fn new(success: u32, denial: u32) -> Cache {
+        let zones = vec![Name::root()];
+        Cache { success, denial, zones, without_success: Vec::new(), without_denial: Vec::new() }
+    }
+
+    /// For how long others are believed about a name.
+    pub(crate) fn seconds(&self, name: &Name, is_denial: bool) -> u32 {
+        let (seconds, without) = match is_denial {
+            true => (self.denial, &self.without_denial),
+            false => (self.success, &self.without_success),
+        };
+        let is_in = |zones: &[Name]| zones.iter().any(|zone| zone.zone_of(name));
+        if is_in(&self.zones) && !is_in(without) { seconds } else { 0 }
+    }
 }
 
 /// Whose questions are logged, by what became of them.

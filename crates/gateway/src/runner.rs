@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use client::metrics::Metrics;
+use client::metrics::{Metrics, panics};
 use client::{
     Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key, plain_http,
 };
@@ -88,32 +88,26 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
         () = stop.cancelled() => return Ok(()),
     }
     let recorder = EventRecorder::new(config.client.clone(), "gateway", &config.node_name);
-    let mut ports = Ports::new(plane.clone(), config.listen.clone())?;
-    let mut settings = settings(&config);
-    let mut recorded = BTreeSet::new();
-    let mut written = Written::default();
+    let mut runner = Runner {
+        client: config.client.clone(),
+        stop: stop.clone(),
+        shared: shared.clone(),
+        kinds,
+        tasks,
+        ports: Ports::new(plane.clone(), config.listen.clone())?,
+        plane: plane.clone(),
+        settings: settings(&config),
+        recorder,
+        recorded: BTreeSet::new(),
+        written: Written::default(),
+        make_plan: plan,
+    };
+    // From here on only `stop` ends this: whatever fails, what is served goes on.
     loop {
         let began = Instant::now();
-        // Those that the cluster has only now are followed as they come.
-        drop(kinds.start(&mut tasks, &stop));
-        let world = shared.world.lock().clone();
-        settings.now = jiff::Timestamp::now();
-        let asked = settings.clone();
-        let Plan { table, statuses, news } = tokio::task::spawn_blocking(move || plan(&world, &asked)).await?;
-        let table = Arc::new(table);
-        plane.swap(table.clone());
-        let closed = ports.apply(&table).await;
-        if closed != settings.closed_ports {
-            for (port, why) in &closed {
-                tracing::warn!(port, why, "port cannot be opened");
-            }
-            settings.closed_ports = closed;
-            continue;
-        }
-        record_events(&recorder, &mut recorded, news);
-        let is_written = write(&config.client, &mut written, statuses).await;
+        let is_settled = panics::catch_future("gateway", runner.turn()).await.unwrap_or(false);
         let again = async {
-            match is_written && settings.closed_ports.is_empty() {
+            match is_settled {
                 true => std::future::pending().await,
                 false => tokio::time::sleep(RETRY_INTERVAL).await,
             }
@@ -126,10 +120,57 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
         // A storm of changes takes half of our time at most.
         tokio::time::sleep(BATCH_INTERVAL.max(began.elapsed().min(Duration::from_secs(1)))).await;
     }
-    let workers = ports.close().await;
+    let workers = runner.ports.close().await;
     plane.finish(STOP_TIMEOUT).await;
     workers.end().await;
     Ok(())
+}
+
+/// What is kept from plan to plan.
+struct Runner {
+    client: Client,
+    stop: CancellationToken,
+    shared: Arc<Shared>,
+    kinds: Kinds,
+    tasks: JoinSet<()>,
+    plane: Arc<DataPlane>,
+    ports: Ports,
+    settings: Settings,
+    recorder: EventRecorder,
+    recorded: BTreeSet<(Option<String>, &'static str, String)>,
+    written: Written,
+    make_plan: fn(&World, &Settings) -> Plan,
+}
+
+impl Runner {
+    /// Plans and puts the plan into force; whether nothing has to be tried again. While no plan can be made, the routes that are
+    /// there stay, and so do the connections that they serve.
+    async fn turn(&mut self) -> bool {
+        // Those that the cluster has only now are followed as they come.
+        drop(self.kinds.start(&mut self.tasks, &self.stop));
+        loop {
+            let world = self.shared.world.lock().clone();
+            self.settings.now = jiff::Timestamp::now();
+            let (asked, make_plan) = (self.settings.clone(), self.make_plan);
+            let planning = move || panics::catch("gateway plan", || make_plan(&world, &asked));
+            let Ok(Some(Plan { table, statuses, news })) = tokio::task::spawn_blocking(planning).await else {
+                tracing::error!("no routing table can be made; the one that is served stays");
+                return false;
+            };
+            let table = Arc::new(table);
+            self.plane.swap(table.clone());
+            let closed = self.ports.apply(&table).await;
+            if closed == self.settings.closed_ports {
+                record_events(&self.recorder, &mut self.recorded, news);
+                let versions = self.shared.definitions.lock().clone();
+                return write(&self.client, &versions, &mut self.written, statuses).await && closed.is_empty();
+            }
+            for (port, why) in &closed {
+                tracing::warn!(port, why, "port cannot be opened");
+            }
+            self.settings.closed_ports = closed;
+        }
+    }
 }
 
 fn settings(config: &Config) -> Settings {
@@ -313,8 +354,7 @@ impl Kinds {
             }
         });
         self.running.insert(CONFIG_MAPS, ("v1", token.clone()));
-        let followed = informer.clone();
-        tasks.spawn(async move { followed.run(token).await });
+        tasks.spawn(keep_following(informer.clone(), CONFIG_MAPS, token));
         Some(Box::pin(async move { informer.synced().await }))
     }
 
@@ -352,10 +392,14 @@ impl Kinds {
         if running.is_some() {
             tasks.spawn(forget_missing(informer.clone(), self.shared.clone(), token.clone(), objects));
         }
-        let followed = informer.clone();
-        tasks.spawn(async move { followed.run(token).await });
+        tasks.spawn(keep_following(informer.clone(), plural, token));
         Some(Box::pin(async move { informer.synced().await }))
     }
+}
+
+/// A kind that nobody follows any more would stay as it was last seen.
+async fn keep_following<K: Object>(informer: Informer<K>, plural: &'static str, stop: CancellationToken) {
+    client::outlive_panics("gateway", plural, &stop, || informer.run(stop.clone())).await;
 }
 
 /// Lets go, once the first list is in, of what was known before and is not in it: it was deleted while nobody followed.
@@ -413,7 +457,12 @@ impl Written {
 }
 
 /// Writes statuses; whether none has to be tried again. An object that has changed since comes back by itself.
-async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) -> bool {
+async fn write(
+    client: &Client,
+    versions: &BTreeMap<String, &'static str>,
+    written: &mut Written,
+    statuses: Vec<Status>,
+) -> bool {
     let mut is_written = true;
     written.forget(Instant::now());
     for status in statuses {
@@ -422,15 +471,7 @@ async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) ->
             is_written = false;
             continue;
         }
-        let gvr = match status.kind {
-            Kind::Ingress => Gvr::new("networking.k8s.io", "v1", "ingresses"),
-            Kind::GatewayClass => Gvr::new(GROUP, "v1", GatewayClass::PLURAL),
-            Kind::Gateway => Gvr::new(GROUP, "v1", Gateway::PLURAL),
-            Kind::HttpRoute => Gvr::new(GROUP, "v1", HTTPRoute::PLURAL),
-            Kind::GrpcRoute => Gvr::new(GROUP, "v1", GRPCRoute::PLURAL),
-            Kind::TlsRoute => Gvr::new(GROUP, "v1", TLSRoute::PLURAL),
-            Kind::BackendTlsPolicy => Gvr::new(GROUP, "v1", BackendTLSPolicy::PLURAL),
-        };
+        let gvr = resource(status.kind, versions);
         let body = json!({"metadata": {"resourceVersion": status.resource_version}, "status": status.status});
         let api = client.dynamic(&gvr, status.namespace.as_deref());
         match api.patch_status(&status.name, &Patch::merge(body)).await {
@@ -445,9 +486,26 @@ async fn write(client: &Client, written: &mut Written, statuses: Vec<Status>) ->
     is_written
 }
 
+/// Where objects of a kind are written, in the version that the cluster has of it.
+fn resource(kind: Kind, versions: &BTreeMap<String, &'static str>) -> Gvr {
+    let plural = match kind {
+        Kind::Ingress => return Gvr::new("networking.k8s.io", "v1", "ingresses"),
+        Kind::GatewayClass => GatewayClass::PLURAL,
+        Kind::Gateway => Gateway::PLURAL,
+        Kind::HttpRoute => HTTPRoute::PLURAL,
+        Kind::GrpcRoute => GRPCRoute::PLURAL,
+        Kind::TlsRoute => TLSRoute::PLURAL,
+        Kind::BackendTlsPolicy => BackendTLSPolicy::PLURAL,
+    };
+    Gvr::new(GROUP, versions.get(plural).copied().unwrap_or(VERSIONS[0]), plural)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::data_plane::Limits;
 
     #[tokio::test]
     async fn security_objects_stay_while_their_version_changes() {
@@ -467,6 +525,60 @@ mod tests {
         assert_eq!(follow(Some("v1alpha3")), (false, 1));
         assert_eq!(follow(Some("v1")), (true, 1));
         assert_eq!(follow(None), (false, 0));
+    }
+
+    /// The first plan and every later one are made of nothing; those between cannot be made.
+    static PLANS: AtomicUsize = AtomicUsize::new(0);
+
+    fn fragile_plan(world: &World, settings: &Settings) -> Plan {
+        assert!(![1, 2].contains(&PLANS.fetch_add(1, Ordering::SeqCst)), "on purpose");
+        plan(world, settings)
+    }
+
+    #[tokio::test]
+    async fn security_a_plan_that_panics_leaves_what_is_served() {
+        let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let (shared, stop) = (Arc::new(Shared::default()), CancellationToken::new());
+        let plane = DataPlane::new(Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let mut runner = Runner {
+            client: client.clone(),
+            stop: stop.clone(),
+            shared: shared.clone(),
+            kinds: Kinds { client: client.clone(), shared, running: BTreeMap::new() },
+            tasks: JoinSet::new(),
+            ports: Ports::new(plane.clone(), vec!["127.0.0.1".parse().unwrap()]).unwrap(),
+            plane: plane.clone(),
+            settings: settings(&Config::new(client.clone(), "node-1", Vec::new())),
+            recorder: EventRecorder::new(client, "gateway", "node-1"),
+            recorded: BTreeSet::new(),
+            written: Written::default(),
+            make_plan: fragile_plan,
+        };
+        assert!(runner.turn().await);
+        let served = plane.table();
+        for _ in 0..2 {
+            assert!(!runner.turn().await, "it is tried again");
+            assert!(Arc::ptr_eq(&plane.table(), &served));
+        }
+        assert!(runner.turn().await);
+        assert!(!Arc::ptr_eq(&plane.table(), &served));
+        assert!(panics::counts().contains(&("gateway plan", 2)));
+        stop.cancel();
+    }
+
+    #[test]
+    fn statuses_are_written_in_the_version_that_is_served() {
+        let versions = BTreeMap::from([("tlsroutes".to_owned(), "v1alpha2"), ("gateways".to_owned(), "v1")]);
+        for (kind, expected) in [
+            (Kind::TlsRoute, "gateway.networking.k8s.io/v1alpha2/tlsroutes"),
+            (Kind::Gateway, "gateway.networking.k8s.io/v1/gateways"),
+            (Kind::HttpRoute, "gateway.networking.k8s.io/v1/httproutes"),
+            (Kind::Ingress, "networking.k8s.io/v1/ingresses"),
+        ] {
+            let Gvr { group, version, resource } = resource(kind, &versions);
+            assert_eq!(format!("{group}/{version}/{resource}"), expected);
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod route;
 mod socket;
 pub mod wireguard;
 
-pub use address::Address;
+pub use address::{Address, settle};
 pub use flow::Flow;
 pub use link::{Link, LinkKind, is_valid_ifname, mac_text, parse_mac};
 pub use neighbour::Neighbour;

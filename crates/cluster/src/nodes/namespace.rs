@@ -60,7 +60,7 @@ fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, (first_node, mac): (
     inside.set_up(index("lo")?)?;
     let uplink = index(UPLINK)?;
     if !inside.addresses_of(uplink)?.iter().any(|held| held.cidr == address) {
-        inside.add_address(uplink, address)?;
+        inside.add_own_address(uplink, address)?;
     }
     inside.set_up(uplink)?;
     if first_node.is_ipv6() == address.is_v6() && !address.contains(first_node) {

@@ -38,7 +38,9 @@ impl Node<'_> {
     pub(crate) async fn start(self, components: &mut Components) -> Result<IpAddr> {
         let (options, settings) = (self.options, self.settings);
         // Before anything uses them: addresses of the cluster end on this node.
-        node_network::seal(options, settings)?;
+        let (own_options, own) = (options.clone(), settings.clone());
+        // It may wait for duplicate address detection.
+        tokio::task::spawn_blocking(move || node_network::seal(&own_options, &own)).await??;
         // Before any route leads to another node.
         let devices = encrypted::prepare(settings)?;
         node_network::install_plugins(options)?;

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
@@ -14,9 +13,6 @@ use crate::netns::Netns;
 use crate::result::{AddResult, Interface};
 use api::cidr::Cidr;
 use netlink::{Link, Route, Scope};
-
-/// Duplicate address detection takes about two seconds; upstream gives up after five.
-const DAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The hardware address that the runtime asks for.
 #[derive(Deserialize, Default)]
@@ -125,7 +121,11 @@ pub(super) fn configure(pod: &dyn Side, link: &Link, result: &AddResult, enable_
     }
     pod.set_up(link.index).map_err(CniError::failed(format!("set {name:?} UP")))?;
     if has_v6 {
-        settle(pod, link.index).map_err(CniError::failed(format!("settle addresses for {name:?}")))?;
+        let settled = netlink::settle(|| {
+            let addresses = pod.addresses_of(link.index)?;
+            Ok(addresses.into_iter().filter(|address| address.cidr.is_v6() && address.scope == 0).collect())
+        });
+        settled.map_err(CniError::failed(format!("settle addresses for {name:?}")))?;
     }
     let gateway_for = |v6: bool| result.ips.iter().filter(|ip| ip.address.is_v6() == v6).find_map(|ip| ip.gateway);
     for route in &result.routes {
@@ -151,25 +151,6 @@ pub(super) fn configure(pod: &dyn Side, link: &Link, result: &AddResult, enable_
         )))?;
     }
     Ok(())
-}
-
-fn settle(pod: &dyn Side, index: u32) -> io::Result<()> {
-    let deadline = Instant::now() + DAD_TIMEOUT;
-    loop {
-        let addresses = pod.addresses_of(index)?;
-        let global: Vec<_> = addresses.iter().filter(|a| a.cidr.is_v6() && a.scope == 0).collect();
-        if let Some(failed) = global.iter().find(|address| address.dad_failed) {
-            return Err(io::Error::other(format!("{} is in use by another host", failed.cidr)));
-        }
-        if !global.iter().any(|address| address.is_tentative) {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            return Err(io::Error::from(io::ErrorKind::TimedOut));
-        }
-        // The kernel has no blocking wait for this; notifications would cost a second socket for a rare case.
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Deletes the pod's end, and with it the pair; returns the addresses it had. Nothing there is no error.

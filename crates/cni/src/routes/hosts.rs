@@ -185,7 +185,7 @@ fn ensure_tunnel(socket: &Socket, me: &Peer, vxlan: &VxlanConfig) -> io::Result<
     socket.add_link(&vxlan.link, kind, mtu, Some(mac))?;
     let link = socket.link(&vxlan.link)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     for range in &me.pod_cidrs {
-        socket.add_address(link.index, Cidr::host(range.network().addr))?;
+        socket.add_own_address(link.index, Cidr::host(range.network().addr))?;
     }
     socket.set_up(link.index)?;
     Ok(link.index)

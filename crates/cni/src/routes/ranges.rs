@@ -13,7 +13,8 @@ const PRIORITY: u32 = 9999;
 /// where those that the proxy does not translate are refused or discarded.
 ///
 /// Services cannot be unreachable too: a connection from the host is routed before it is translated, and must find a way
-/// even on a machine without a default route. `source` is the address the host then uses, its node address.
+/// even on a machine without a default route. `source` is the address the host then uses, its node address; while
+/// duplicate address detection is under way for it, this waits.
 pub fn seal(pods: &[Cidr], services: &[Cidr], source: Option<IpAddr>) -> io::Result<()> {
     let socket = Socket::open()?;
     for range in pods {
@@ -23,6 +24,13 @@ pub fn seal(pods: &[Cidr], services: &[Cidr], source: Option<IpAddr>) -> io::Res
     }
     let lo = socket.link("lo")?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
     socket.set_up(lo.index)?;
+    if let Some(source) = source.filter(|source| source.is_ipv6() && services.iter().any(Cidr::is_v6)) {
+        // It may just have been given to the machine, and is no source of a route before it is known to be free.
+        netlink::settle(|| {
+            let addresses = socket.addresses()?;
+            Ok(addresses.into_iter().filter(|address| address.cidr.addr == source).collect())
+        })?;
+    }
     for range in services {
         let mut route = ours(*range).dev(lo.index);
         if !range.is_v6() {

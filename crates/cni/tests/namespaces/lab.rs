@@ -473,3 +473,57 @@ pub(crate) fn two_hosts(family: &Addresses, routed: bool, backend: Backend) {
     program(&a, &peers[0], &peers);
     assert!(pods[0].run(|| connects(&far)), "{far} {backend:?} routed={routed}: back");
 }
+
+/// A host gives a range of services an end whose source is an address of its own.
+fn seal_services_from(source: &str) -> std::io::Result<()> {
+    routes::seal(&[], &[cidr("fd43::/112")], Some(cidr(source).addr))
+}
+
+/// The host's cable to a switch that is off: duplicate address detection begins when it is switched on.
+pub(crate) fn addresses_that_are_not_settled() {
+    const OWN: &str = "2001:db8:2::1/64";
+    const GIVEN: &str = "2001:db8:2::2/64";
+    const TAKEN: &str = "2001:db8:2::3/64";
+    let (host, switch) = (Namespace::new(), Namespace::new());
+    let index = host.run(|| {
+        let socket = Socket::open().unwrap();
+        let kind = LinkKind::Veth { peer: "port", peer_netns: Some(switch.0.as_fd()), peer_mtu: None };
+        socket.add_link("eth0", kind, None, None).unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/eth0/accept_dad", "1").unwrap();
+        std::fs::write("/proc/sys/net/ipv6/conf/eth0/router_solicitation_delay", "0").unwrap();
+        up(&socket, "lo", None);
+        up(&socket, "eth0", None)
+    });
+    let is_tentative = |address: &str| {
+        let held = Socket::open().unwrap().addresses_of(index).unwrap();
+        held.into_iter().find(|held| held.cidr == cidr(address)).unwrap().is_tentative
+    };
+    host.run(|| {
+        let socket = Socket::open().unwrap();
+        socket.add_own_address(index, cidr(OWN)).unwrap();
+        assert!(!is_tentative(OWN), "nobody is asked about an address of our own");
+        seal_services_from(OWN).unwrap();
+        socket.add_address(index, cidr(GIVEN)).unwrap();
+        assert!(is_tentative(GIVEN));
+    });
+    std::thread::scope(|scope| {
+        let sealing = scope.spawn(|| host.run(|| seal_services_from(GIVEN)));
+        switch.run(|| up(&Socket::open().unwrap(), "port", None));
+        sealing.join().unwrap().unwrap();
+    });
+    host.run(|| {
+        let routes = Socket::open().unwrap().routes().unwrap();
+        let sealed = routes.iter().find(|route| route.dst == cidr("fd43::/112")).unwrap();
+        assert_eq!(sealed.source, Some(cidr(GIVEN).addr));
+    });
+    // Somebody else has it already.
+    switch.run(|| {
+        let socket = Socket::open().unwrap();
+        socket.add_own_address(socket.link("port").unwrap().unwrap().index, cidr(TAKEN)).unwrap();
+    });
+    let error = host.run(|| {
+        Socket::open().unwrap().add_address(index, cidr(TAKEN)).unwrap();
+        seal_services_from(TAKEN).unwrap_err()
+    });
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse, "{error}");
+}

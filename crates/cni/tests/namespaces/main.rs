@@ -360,3 +360,8 @@ fn hosts_reach_each_others_pods() {
         }
     }
 }
+
+#[test]
+fn ranges_are_sealed_while_an_address_is_being_settled() {
+    lab::addresses_that_are_not_settled();
+}

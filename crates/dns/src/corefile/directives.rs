@@ -16,7 +16,7 @@ const DIRECTORY: &str = "/etc/coredns/";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const MAX_RESOLVERS: usize = 15;
 /// As long as CoreDNS believes others unless it is told.
-const DEFAULT_CACHE: Cache = Cache { success: 3600, denial: 1800 };
+const DEFAULT_CACHE: (u32, u32) = (3600, 1800);
 
 /// Directives about what this server does anyway, or in its own place: errors are logged, health, readiness and metrics
 /// answer where flags say, a changed Corefile is read at once, and what leads back here is never asked.
@@ -48,7 +48,7 @@ pub(super) fn read(block: ServerBlock, surroundings: Surroundings<'_>) -> Result
             "template" => server.templates.push(template(directive, zones)?),
             "kubernetes" => server.kubernetes = Some(kubernetes(directive, zones)?),
             "forward" => server.forwards.push(forward(directive, surroundings)?),
-            "cache" => server.cache = Some(cache(directive)?),
+            "cache" => server.cache = Some(cache(directive, zones)?),
             "log" => server.log = Some(log(directive, zones)?),
             "loadbalance" => server.rotates = loadbalance(directive)?,
             "autopath" => server.autopath = Some(autopath(directive, zones)?),
@@ -277,11 +277,13 @@ fn address(text: &str) -> Option<SocketAddr> {
     text.parse().ok().or_else(|| Some(SocketAddr::new(bare.parse().ok()?, PORT)))
 }
 
-fn cache(directive: &Directive) -> Result<Cache, Refusal> {
-    let mut cache = DEFAULT_CACHE;
-    if let Some(ttl) = directive.args.first().and_then(|word| word.parse().ok()) {
-        cache = Cache { success: ttl, denial: ttl };
-    }
+fn cache(directive: &Directive, zones: Vec<hickory_proto::rr::Name>) -> Result<Cache, Refusal> {
+    let ttl = directive.args.first().and_then(|word| word.parse::<u32>().ok());
+    let (success, denial) = ttl.map_or(DEFAULT_CACHE, |ttl| (ttl, ttl));
+    let mut cache = Cache::new(success, denial);
+    cache.zones = directive.zones(directive.line, &directive.args[usize::from(ttl.is_some())..], &zones)?;
+    // Without any zone it is all of them.
+    let everything = [hickory_proto::rr::Name::root()];
     for line in &directive.body {
         let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
         let ttl = |word: &str| match word.parse() {
@@ -292,8 +294,12 @@ fn cache(directive: &Directive) -> Result<Cache, Refusal> {
             ["success", _] | ["denial", _] => {}
             ["success", _, most, ..] => cache.success = ttl(most)?,
             ["denial", _, most, ..] => cache.denial = ttl(most)?,
-            ["disable", "success", ..] => cache.success = 0,
-            ["disable", "denial", ..] => cache.denial = 0,
+            ["disable", "success", ..] => {
+                cache.without_success = directive.zones(line.line, &line.words[2..], &everything)?;
+            }
+            ["disable", "denial", ..] => {
+                cache.without_denial = directive.zones(line.line, &line.words[2..], &everything)?;
+            }
             // What is refused is not kept; names that are asked for often are asked for again in time.
             ["prefetch", ..] | ["servfail", _] => {}
             _ => return directive.unknown(line),
@@ -430,7 +436,7 @@ mod tests {
             over_tcp: false,
         };
         assert_eq!(server.forwards, [forward]);
-        assert_eq!((server.cache, server.rotates), (Some(Cache { success: 30, denial: 30 }), true));
+        assert_eq!((server.cache.as_ref(), server.rotates), (Some(&Cache::new(30, 30)), true));
         assert_eq!((server.log.as_ref(), server.hosts.is_some()), (None, false));
     }
 
@@ -465,7 +471,7 @@ mod tests {
         let to: Vec<String> = forward.to.iter().map(SocketAddr::to_string).collect();
         assert_eq!(to, ["192.0.2.1:53", "[2001:db8::1]:5353", "[2001:db8::2]:53"]);
         assert_eq!((forward.except.len(), forward.policy, forward.over_tcp), (2, Policy::Sequential, true));
-        assert_eq!(server.cache, Some(Cache { success: 60, denial: 10 }));
+        assert_eq!(server.cache, Some(Cache { zones: server.zones.clone(), ..Cache::new(60, 10) }));
         assert_eq!(server.log, Some(Log { zones: names(&["."]), success: false, denial: true, error: true }));
         let kubernetes = server.kubernetes.as_ref().unwrap();
         assert_eq!((&kubernetes.zones, &kubernetes.fallthrough), (&server.zones, &Fallthrough(names(&["."]))));
@@ -478,6 +484,25 @@ mod tests {
             endpoint_pod_names: true,
         };
         assert_eq!(kubernetes.names, expected);
+    }
+
+    #[test]
+    fn others_are_believed_about_the_names_that_a_cache_is_for() {
+        // Kubeadm's, whose own zone changes at any time.
+        let kubeadm = "cache 30 {\n disable success cluster.local\n disable denial cluster.local\n}";
+        for (text, name, success, denial) in [
+            (kubeadm, "www.example.com.", 30, 30),
+            (kubeadm, "web.default.svc.CLUSTER.local.", 0, 0),
+            ("cache 60 example.com", "www.example.com.", 60, 60),
+            ("cache 60 example.com", "www.example.net.", 0, 0),
+            ("cache example.com", "www.example.com.", 3600, 1800),
+            ("cache {\n disable denial\n}", "www.example.com.", 3600, 0),
+        ] {
+            let servers = read(&format!(". {{\n {text}\n}}")).unwrap();
+            let cache = servers[0].cache.as_ref().unwrap();
+            let name = hickory_proto::rr::Name::from_ascii(name).unwrap();
+            assert_eq!((cache.seconds(&name, false), cache.seconds(&name, true)), (success, denial), "{text}: {name}");
+        }
     }
 
     #[test]

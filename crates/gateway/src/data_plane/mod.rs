@@ -86,6 +86,12 @@ impl DataPlane {
         &self.pools[worker % self.pools.len()]
     }
 
+    /// The routes that are served now.
+    #[cfg(test)]
+    pub(crate) fn table(&self) -> Arc<Table> {
+        self.table.load_full()
+    }
+
     /// From the next request on, this is what is.
     pub(crate) fn swap(&self, table: Arc<Table>) {
         for pool in &self.pools {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use client::metrics::panics;
+use http::StatusCode;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::DataPlane;
-use super::forward::Arrival;
+use super::forward::{Arrival, text};
 use super::headers::Forwarded;
 use super::pool::MAX_BUFFER;
 use super::streams::{self, Replayed, client_hello};
@@ -96,7 +97,10 @@ impl Ports {
                 port,
                 closing: closing.clone(),
             };
-            tokio::spawn(door.open(listener))
+            tokio::spawn(async move {
+                let closing = door.closing.clone();
+                client::outlive_panics("gateway", "port", &closing, || door.clone().open(&listener)).await;
+            })
         });
         Ok(Open { tasks: tasks.collect(), closing })
     }
@@ -138,12 +142,12 @@ struct Door {
 }
 
 impl Door {
-    async fn open(self, listener: TcpListener) {
+    async fn open(self, listener: &TcpListener) {
         let clients = TaskTracker::new();
         loop {
             let (stream, from) = tokio::select! {
                 () = self.closing.cancelled() => break,
-                accepted = self.connections.accept(&listener) => accepted,
+                accepted = self.connections.accept(listener) => accepted,
             };
             let Some(worker) = least_busy(&self.workers) else { continue };
             let stream = match stream.detach() {
@@ -162,7 +166,6 @@ impl Door {
             };
             clients.spawn_on(serving, &worker.runtime);
         }
-        drop(listener);
         clients.close();
         // Their owner from now on; they end by themselves within the time that `Place::serve` gives them.
         self.plane.tasks.spawn(async move { clients.wait().await });
@@ -217,7 +220,11 @@ impl Door {
         let (plane, arrival) = (self.plane.clone(), Arc::new(arrival));
         let answer = move |request| {
             let (plane, arrival) = (plane.clone(), arrival.clone());
-            async move { plane.answer(&arrival, request).await }
+            async move {
+                let answered = panics::catch_future("gateway", plane.answer(&arrival, request)).await;
+                // Other exchanges of the connection go on.
+                answered.unwrap_or_else(|| text(StatusCode::INTERNAL_SERVER_ERROR, "the gateway failed"))
+            }
         };
         place.serve(stream, &self.closing, answer).await
     }

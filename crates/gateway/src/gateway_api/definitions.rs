@@ -306,6 +306,8 @@ fn gateway_spec() -> Value {
             ("mode", or(one_of(&["Terminate", "Passthrough"]), json!("Terminate"))),
             ("certificateRefs", list(certificate, 64)),
             ("options", json!({"type": "object", "additionalProperties": {"type": "string"}})),
+            // Refused with a condition, which takes that it is not dropped unread.
+            ("frontendValidation", any()),
         ],
     );
     let route_kind = object(&["kind"], [("group", or(text(0, 253), json!(GROUP))), ("kind", text(1, 63))]);
@@ -358,6 +360,7 @@ fn gateway_spec() -> Value {
             }),
             ("addresses", list(address, 16)),
             ("infrastructure", any()),
+            ("tls", any()),
         ],
     )
 }

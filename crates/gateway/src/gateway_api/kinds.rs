@@ -72,6 +72,15 @@ parts! {
         gateway_class_name: String,
         listeners: Vec<ListenerSpec>,
         addresses: Vec<GatewayAddress>,
+        infrastructure: Option<Infrastructure>,
+        tls: Option<GatewayTls>,
+    }
+    Infrastructure {
+        parameters_ref: Option<serde_json::Value>,
+    }
+    GatewayTls {
+        frontend: Option<serde_json::Value>,
+        backend: Option<serde_json::Value>,
     }
     GatewayAddress {
         r#type: Option<String>,
@@ -88,6 +97,7 @@ parts! {
     ListenerTls {
         mode: Option<String>,
         certificate_refs: Vec<Reference>,
+        frontend_validation: Option<serde_json::Value>,
     }
     AllowedRoutes {
         namespaces: RouteNamespaces,
@@ -147,6 +157,8 @@ parts! {
         filters: Vec<RouteFilter>,
         backend_refs: Vec<BackendRef>,
         timeouts: RuleTimeouts,
+        retry: Option<serde_json::Value>,
+        session_persistence: Option<serde_json::Value>,
     }
     RuleTimeouts {
         request: Option<String>,
@@ -218,6 +230,7 @@ parts! {
         matches: Vec<GrpcMatch>,
         filters: Vec<RouteFilter>,
         backend_refs: Vec<BackendRef>,
+        session_persistence: Option<serde_json::Value>,
     }
     GrpcMatch {
         method: Option<GrpcMethod>,

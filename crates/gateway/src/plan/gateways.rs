@@ -281,6 +281,17 @@ fn listener(
         }
         _ => (None, &[], fault("UnsupportedProtocol", format!("protocol {:?} is not supported", spec.protocol))),
     };
+    if accepted.is_ok()
+        && let Some((_, message)) = refusal(gateway)
+    {
+        accepted = fault("Invalid", message.to_owned());
+    }
+    let checks_clients = gateway.spec.tls.as_ref().is_some_and(|tls| tls.frontend.is_some())
+        || spec.tls.as_ref().is_some_and(|tls| tls.frontend_validation.is_some());
+    // Without the check it would let in whom it is to keep out.
+    if accepted.is_ok() && checks_clients && (spec.protocol.as_str(), mode) == ("HTTPS", "Terminate") {
+        accepted = fault("UnsupportedValue", "certificates of clients cannot be checked".to_owned());
+    }
     let is_own = is_of_ingresses(spec.port, settings);
     if accepted.is_ok() && spec.port < FIRST_FREE_PORT && !is_own {
         let message = format!("of the ports below {FIRST_FREE_PORT} only those of the gateway can be had");
@@ -319,6 +330,15 @@ fn listener(
     let (conflict, attached) = (None, 0);
     let spec = spec.clone();
     (Listener { spec, hosts, protocol, kinds, namespace, accepted, resolved, conflict, closed, attached }, certificates)
+}
+
+/// Why a Gateway is not served, whatever its listeners are.
+fn refusal(gateway: &Gateway) -> Option<(&'static str, &'static str)> {
+    if gateway.spec.infrastructure.as_ref().is_some_and(|of| of.parameters_ref.is_some()) {
+        return Some(("InvalidParameters", "gateways of this class have no parameters"));
+    }
+    let shows_certificate = gateway.spec.tls.as_ref().is_some_and(|tls| tls.backend.is_some());
+    shows_certificate.then_some(("Invalid", "a certificate to show to backends is not supported"))
 }
 
 fn listener_certificates(
@@ -548,14 +568,15 @@ fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings
             || !(asked.value.is_empty() || settings.addresses.iter().any(|ours| ours.to_string() == asked.value))
     });
     let count = listeners.iter().filter(|listener| listener.is_served()).count();
-    let accepted = match (unusable, count == listeners.len()) {
-        (Some(address), _) => {
+    let accepted = match (refusal(gateway), unusable) {
+        (Some((reason, message)), _) => Err((reason.to_owned(), message.to_owned())),
+        (None, Some(address)) => {
             Err(("UnsupportedAddress".to_owned(), format!("address {:?} is not the gateway's", address.value)))
         }
-        (None, _) if count == 0 && !listeners.iter().any(Listener::can_serve) => {
+        (None, None) if count == 0 && !listeners.iter().any(Listener::can_serve) => {
             Err(("ListenersNotValid".to_owned(), "no listener can be served".to_owned()))
         }
-        (None, _) => Ok(()),
+        (None, None) => Ok(()),
     };
     let programmed = match (&accepted, count) {
         (Ok(()), 1..) => Ok(()),

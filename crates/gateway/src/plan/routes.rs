@@ -160,6 +160,8 @@ pub(super) fn http(route: &HTTPRoute, mut resolver: Resolver<'_, '_>) -> Convert
         check_patterns(kinds)?;
         let mut rules = Vec::new();
         for (at, rule) in route.spec.rules.iter().enumerate() {
+            refuse("retry", &rule.retry)?;
+            refuse("sessionPersistence", &rule.session_persistence)?;
             let to = resolver.route(&name, &rule.filters, &rule.backend_refs, &rule.timeouts)?;
             let everything = [HttpMatch::default()];
             let matches = if rule.matches.is_empty() { &everything[..] } else { &rule.matches };
@@ -171,6 +173,11 @@ pub(super) fn http(route: &HTTPRoute, mut resolver: Resolver<'_, '_>) -> Convert
     };
     let rules = read();
     resolver.converted(rules)
+}
+
+/// A field that is understood by others.
+fn refuse(field: &str, value: &Option<serde_json::Value>) -> Result<(), Problem> {
+    value.is_none().then_some(()).ok_or_else(|| Problem::unsupported(format!("{field} is not supported")))
 }
 
 fn check_patterns<'r>(kinds: impl Iterator<Item = &'r Option<String>>) -> Result<(), Problem> {
@@ -238,6 +245,7 @@ pub(super) fn grpc(route: &GRPCRoute, mut resolver: Resolver<'_, '_>) -> Convert
         check_patterns(kinds)?;
         let mut rules = Vec::new();
         for (at, rule) in route.spec.rules.iter().enumerate() {
+            refuse("sessionPersistence", &rule.session_persistence)?;
             let to = resolver.route(&name, &rule.filters, &rule.backend_refs, &RuleTimeouts::default())?;
             let everything = [GrpcMatch::default()];
             let matches = if rule.matches.is_empty() { &everything[..] } else { &rule.matches };

@@ -334,6 +334,8 @@ fn routes_are_refused_with_the_reasons_of_the_standard() {
         "regex",
         rule(json!({"matches": [{"path": {"type": "RegularExpression", "value": "("}}]})),
     );
+    http_route(&mut world, "default", "retry", rule(json!({"retry": {"attempts": 3}})));
+    http_route(&mut world, "default", "sticky", rule(json!({"sessionPersistence": {"sessionName": "s"}})));
     http_route(&mut world, "default", "foreign", json!({"parentRefs": [{"name": "other"}], "rules": to("a")}));
     let plan = plan(&world, &settings());
     for (name, expected) in [
@@ -347,6 +349,8 @@ fn routes_are_refused_with_the_reasons_of_the_standard() {
         ("ungranted", "Accepted=Accepted !ResolvedRefs=RefNotPermitted"),
         ("filter", "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs"),
         ("regex", "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs"),
+        ("retry", "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs"),
+        ("sticky", "!Accepted=UnsupportedValue ResolvedRefs=ResolvedRefs"),
         ("foreign", "no status"),
     ] {
         assert_eq!(of_route(&plan, name), expected, "{name}");
@@ -563,6 +567,44 @@ fn security_a_listener_without_a_certificate_borrows_none() {
     // Nor is a connection that names nobody one for the listener of some hosts.
     let thief = port.listeners.best("pay.shop.test").unwrap();
     assert!(!Arc::ptr_eq(port.named(None).unwrap(), thief));
+}
+
+#[test]
+fn security_a_gateway_that_asks_for_what_is_not_there_is_not_served() {
+    let validation = json!({"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]});
+    let parameters = json!({"group": "example.com", "kind": "Parameters", "name": "p"});
+    const SERVED: &str = "Accepted=Accepted Programmed=Programmed";
+    const NO_LISTENER: &str = "!Accepted=ListenersNotValid !Programmed=Invalid";
+    for (spec, tls, expected) in [
+        (json!({}), json!({}), SERVED),
+        (json!({"infrastructure": {"labels": {"a": "b"}}}), json!({}), SERVED),
+        // Clients whose certificates nobody checks do not get in.
+        (json!({}), json!({"frontendValidation": validation}), NO_LISTENER),
+        (json!({"tls": {"frontend": {"default": {"validation": validation}}}}), json!({}), NO_LISTENER),
+        (
+            json!({"tls": {"backend": {"clientCertificateRef": {"name": "own"}}}}),
+            json!({}),
+            "!Accepted=Invalid !Programmed=Invalid",
+        ),
+        (
+            json!({"infrastructure": {"parametersRef": parameters}}),
+            json!({}),
+            "!Accepted=InvalidParameters !Programmed=Invalid",
+        ),
+    ] {
+        let mut world = world();
+        add_secret(&mut world, "default/own");
+        let (mut spec, mut tls) = (spec, tls);
+        tls["certificateRefs"] = json!([{"name": "own"}]);
+        spec["gatewayClassName"] = json!("cox");
+        spec["listeners"] = json!([{"name": "web", "port": 8443, "protocol": "HTTPS", "tls": tls}]);
+        let gateway = json!({"metadata": named("default", "gw"), "spec": spec});
+        world.gateways.insert("default/gw".into(), object(gateway));
+        let plan = plan(&world, &settings());
+        let status = plan.statuses.iter().find(|status| status.kind == Kind::Gateway).unwrap();
+        assert_eq!(said(&status.status["conditions"]), expected, "{spec}");
+        assert_eq!(plan.table.ports.contains_key(&8443), expected == SERVED, "{spec}");
+    }
 }
 
 #[test]

@@ -2,19 +2,26 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use api::cidr::Cidr;
 use netlink::{LinkKind, Neighbour, Route, Scope, Socket};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::sockopt::IpTransparent;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, bind, setsockopt, socket,
+};
 
 use super::*;
 
 const PORTS: [u16; 5] = [79, 80, 81, 85, 91];
+const SOURCE_PORT: u16 = 40_000;
+/// The addresses of those who receive that are no pod's.
+const RECEIVING_FOUR: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 2);
+const RECEIVING_SIX: Ipv6Addr = Ipv6Addr::new(0xfd99, 0, 0, 1, 0, 0, 0, 2);
 /// Says that all before it has come.
 const LAST: u32 = u32::MAX;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -43,8 +50,40 @@ impl Namespace {
     }
 }
 
-/// A packet: who sends it, to whom, to which port, and whether over IPv6.
-type Packet = (u8, u8, u16, bool);
+/// A packet: who sends it, to whom, to which port, whether over IPv6, and of which protocol.
+type Packet = (u8, u8, u16, bool, Protocol);
+
+/// Those whose connections the kernel tells apart.
+fn protocols() -> Vec<Protocol> {
+    let has_sctp = Path::new("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_closed").exists();
+    [Protocol::Udp, Protocol::Tcp].into_iter().chain(has_sctp.then_some(Protocol::Sctp)).collect()
+}
+
+/// A number, in as much of a header as rules look at. Checksums are left out: nobody on the way needs one.
+fn bytes(number: u32, port: u16, protocol: Protocol) -> Vec<u8> {
+    let ports = [SOURCE_PORT.to_be_bytes(), port.to_be_bytes()].concat();
+    let number = number.to_ne_bytes();
+    match protocol {
+        Protocol::Udp => number.to_vec(),
+        // A SYN with this sequence number.
+        Protocol::Tcp => [&ports[..], &number, &[0; 4], &[0x50, 0x02, 0xff, 0xff, 0, 0, 0, 0]].concat(),
+        // An INIT with this tag.
+        Protocol::Sctp => {
+            [&ports[..], &[0; 8], &[1, 0, 0, 20], &number, &[0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1]].concat()
+        }
+    }
+}
+
+/// What is no datagram is sent and received with its header.
+fn open(is_v6: bool, protocol: Protocol) -> OwnedFd {
+    let family = if is_v6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let (kind, of) = match protocol {
+        Protocol::Udp => (SockType::Datagram, None),
+        Protocol::Tcp => (SockType::Raw, Some(SockProtocol::Tcp)),
+        Protocol::Sctp => (SockType::Raw, Some(SockProtocol::Sctp)),
+    };
+    socket(family, kind, SockFlag::SOCK_CLOEXEC, of).unwrap()
+}
 
 /// The address of a pod.
 fn pod_address(last: u8, is_v6: bool) -> IpAddr {
@@ -78,29 +117,69 @@ fn up(name: &str, addresses: [&str; 2]) -> u32 {
 }
 
 /// Sends from an address that nobody has given to this namespace.
-fn sender(address: IpAddr) -> UdpSocket {
-    let IpAddr::V4(address) = address else {
-        std::fs::write("/proc/sys/net/ipv6/ip_nonlocal_bind", "1").unwrap();
-        return UdpSocket::bind((address, 0)).unwrap();
-    };
-    let fd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    setsockopt(&fd, IpTransparent, &true).unwrap();
-    let [a, b, c, d] = address.octets();
-    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &SockaddrIn::new(a, b, c, d, 0)).unwrap();
+fn sender(address: IpAddr, protocol: Protocol) -> UdpSocket {
+    let fd = open(address.is_ipv6(), protocol);
+    match address {
+        IpAddr::V4(address) => {
+            setsockopt(&fd, IpTransparent, &true).unwrap();
+            let [a, b, c, d] = address.octets();
+            bind(fd.as_raw_fd(), &SockaddrIn::new(a, b, c, d, 0)).unwrap();
+        }
+        IpAddr::V6(address) => {
+            std::fs::write("/proc/sys/net/ipv6/ip_nonlocal_bind", "1").unwrap();
+            bind(fd.as_raw_fd(), &SockaddrIn6::from(SocketAddrV6::new(address, 0, 0, 0))).unwrap();
+        }
+    }
     fd.into()
+}
+
+/// Gets datagrams at a port, or all packets of another protocol in a family.
+struct Receiver {
+    socket: UdpSocket,
+    protocol: Protocol,
+    is_v6: bool,
+    port: u16,
+}
+
+impl Receiver {
+    fn new(protocol: Protocol, is_v6: bool, port: u16) -> Self {
+        let socket = match protocol {
+            // Of either family.
+            Protocol::Udp => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).unwrap(),
+            _ => open(is_v6, protocol).into(),
+        };
+        socket.set_read_timeout(Some(DEADLINE)).unwrap();
+        Self { socket, protocol, is_v6, port }
+    }
+
+    /// The number of the next packet.
+    fn next(&self) -> u32 {
+        let mut buffer = [0; 128];
+        let length = self.socket.recv(&mut buffer).unwrap();
+        let of_protocol = match self.protocol {
+            Protocol::Udp => 0,
+            Protocol::Tcp => 4,
+            Protocol::Sctp => 16,
+        };
+        // A raw socket of IPv4 shows the header of the packet, too.
+        let is_shown = self.protocol != Protocol::Udp && !self.is_v6;
+        let at = of_protocol + if is_shown { usize::from(buffer[0] & 0xf) * 4 } else { 0 };
+        u32::from_ne_bytes(buffer[at..length][..4].try_into().unwrap())
+    }
 }
 
 struct Lab {
     /// By the last byte of the address, and whether it is one of IPv6.
-    senders: BTreeMap<(u8, bool), UdpSocket>,
-    other: UdpSocket,
-    receivers: Vec<UdpSocket>,
+    senders: BTreeMap<(u8, bool, Protocol), UdpSocket>,
+    /// From addresses that are no pod's.
+    others: BTreeMap<(bool, Protocol), UdpSocket>,
+    receivers: Vec<Receiver>,
     _namespaces: [Namespace; 2],
 }
 
 impl Lab {
     /// In the host's namespace, which is this thread's.
-    fn build() -> Self {
+    fn build(protocols: &[Protocol]) -> Self {
         let (sending, receiving) = (Namespace::new(), Namespace::new());
         let host = Socket::open().unwrap();
         let ends = [
@@ -134,12 +213,22 @@ impl Lab {
             Socket::open().unwrap().set_neighbour(&Neighbour { index, addr, mac }).unwrap();
         };
         let gateway = link("va").mac;
-        let (senders, other) = sending.run(|| {
+        let ways: Vec<(bool, Protocol)> =
+            protocols.iter().flat_map(|protocol| [(false, *protocol), (true, *protocol)]).collect();
+        let (senders, others) = sending.run(|| {
             let index = up("eth0", ["10.99.0.2/24", "fd99::2/64"]);
             via(["10.99.0.1", "fd99::1"]);
             know(index, "fd99::1".parse().unwrap(), gateway);
-            let one = |last: u8| [false, true].map(|is_v6| ((last, is_v6), sender(pod_address(last, is_v6))));
-            ((2..14).flat_map(one).collect(), UdpSocket::bind("10.99.0.2:0").unwrap())
+            let mut senders = BTreeMap::new();
+            let mut others = BTreeMap::new();
+            for (is_v6, protocol) in &ways {
+                for last in 2..14 {
+                    senders.insert((last, *is_v6, *protocol), sender(pod_address(last, *is_v6), *protocol));
+                }
+                let own = if *is_v6 { "fd99::2" } else { "10.99.0.2" };
+                others.insert((*is_v6, *protocol), sender(own.parse().unwrap(), *protocol));
+            }
+            (senders, others)
         });
         let (receivers, mac) = receiving.run(|| {
             let index = up("eth0", ["10.99.1.2/24", "fd99:0:0:1::2/64"]);
@@ -148,32 +237,36 @@ impl Lab {
             for (last, is_v6) in (2..14).flat_map(|last| [(last, false), (last, true)]) {
                 socket.add_address(index, Cidr::host(pod_address(last, is_v6))).unwrap();
             }
-            let receivers = PORTS.map(|port| {
-                let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).unwrap();
-                socket.set_read_timeout(Some(DEADLINE)).unwrap();
-                socket
-            });
+            let mut receivers: Vec<Receiver> =
+                PORTS.iter().map(|port| Receiver::new(Protocol::Udp, false, *port)).collect();
+            let raw = ways.iter().filter(|(_, protocol)| *protocol != Protocol::Udp);
+            receivers.extend(raw.map(|(is_v6, protocol)| Receiver::new(*protocol, *is_v6, 0)));
             (receivers, link("eth0").mac)
         });
         for last in 2..14 {
             know(link("vb").index, pod_address(last, true), mac);
         }
-        Self { senders, other, receivers: receivers.into(), _namespaces: [sending, receiving] }
+        know(link("vb").index, RECEIVING_SIX.into(), mac);
+        Self { senders, others, receivers, _namespaces: [sending, receiving] }
     }
 
     /// Sends packets and returns the numbers of those that arrive.
     fn send(&self, packets: &[Packet]) -> BTreeSet<u32> {
-        for (number, (from, to, port, is_v6)) in packets.iter().enumerate() {
-            let target = SocketAddr::new(pod_address(*to, *is_v6), *port);
-            self.senders[&(*from, *is_v6)].send_to(&(number as u32).to_ne_bytes(), target).unwrap();
+        // A raw socket has no ports.
+        let port_of_socket = |port: u16, protocol: Protocol| if protocol == Protocol::Udp { port } else { 0 };
+        for (number, (from, to, port, is_v6, protocol)) in packets.iter().enumerate() {
+            let target = SocketAddr::new(pod_address(*to, *is_v6), port_of_socket(*port, *protocol));
+            let sent = bytes(number as u32, *port, *protocol);
+            self.senders[&(*from, *is_v6, *protocol)].send_to(&sent, target).unwrap();
         }
         let mut arrived = BTreeSet::new();
-        for (port, receiver) in PORTS.iter().zip(&self.receivers) {
-            self.other.send_to(&LAST.to_ne_bytes(), ("10.99.1.2", *port)).unwrap();
-            let mut buffer = [0; 4];
+        for receiver in &self.receivers {
+            let Receiver { protocol, is_v6, port, .. } = receiver;
+            let end: IpAddr = if *is_v6 { RECEIVING_SIX.into() } else { RECEIVING_FOUR.into() };
+            let target = SocketAddr::new(end, port_of_socket(*port, *protocol));
+            self.others[&(*is_v6, *protocol)].send_to(&bytes(LAST, *port, *protocol), target).unwrap();
             loop {
-                receiver.recv(&mut buffer).unwrap();
-                match u32::from_ne_bytes(buffer) {
+                match receiver.next() {
                     LAST => break,
                     number => drop(arrived.insert(number)),
                 }
@@ -187,7 +280,8 @@ impl Lab {
 fn the_kernel_decides_as_policies_say() {
     let inside = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        let lab = Lab::build();
+        let protocols = protocols();
+        let lab = Lab::build(&protocols);
         let mut random = Random(7);
         let mut counts = [0, 0];
         let mut planner = Planner::new(NODE, "cox0");
@@ -203,14 +297,14 @@ fn the_kernel_decides_as_policies_say() {
             while packets.len() < 150 {
                 let (from, to) = (random.below(12) as u8 + 2, random.below(12) as u8 + 2);
                 if from != to {
-                    packets.push((from, to, random.one(&PORTS), random.below(2) == 0));
+                    packets.push((from, to, random.one(&PORTS), random.below(2) == 0, random.one(&protocols)));
                 }
             }
-            let expected = |(from, to, port, is_v6): Packet| {
+            let expected = |(from, to, port, is_v6, protocol): Packet| {
                 let end = |last: u8| End { address: pod_address(last, is_v6), pod: Some(pods[&last]) };
                 let said = |direction, subject: u8, peer: u8| {
                     pods[&subject].node != NODE
-                        || decide(&world, direction, pods[&subject], end(peer), Protocol::Udp, port).is_allowed()
+                        || decide(&world, direction, pods[&subject], end(peer), protocol, port).is_allowed()
                 };
                 said(Direction::Egress, from, to) && said(Direction::Ingress, to, from)
             };

@@ -189,7 +189,7 @@ fn complete(socket: &Socket, link: &Link, wanted: &Wanted<'_>) -> Result<(), Dev
     }
     let held = socket.addresses_of(link.index).map_err(failed("reading the addresses"))?;
     for address in addresses.iter().filter(|address| !held.iter().any(|held| held.cidr == **address)) {
-        socket.add_address(link.index, *address).map_err(failed("adding an address"))?;
+        socket.add_own_address(link.index, *address).map_err(failed("adding an address"))?;
     }
     // Of a range that this node had before: it may be another's by now. Those that the kernel made itself are of a narrower scope.
     for old in held.iter().filter(|held| held.scope == 0 && !addresses.contains(&held.cidr)) {
