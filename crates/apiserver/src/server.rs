@@ -169,6 +169,7 @@ impl Server {
         housekeeping.spawn(crate::api_services::run(state.clone()));
         housekeeping.spawn(crate::api_services::trust::run(state.clone()));
         housekeeping.spawn(crate::bootstrap::flow_control::run(state.clone()));
+        housekeeping.spawn(crate::bootstrap::legacy_tokens::run(state.clone()));
         housekeeping.spawn(crate::admission::check_types(state.cluster.clone()));
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, housekeeping, stop })
     }

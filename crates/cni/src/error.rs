@@ -71,3 +71,15 @@ pub enum Error {
     #[error("cached result {}: {cause}", .path.display())]
     Cache { path: PathBuf, cause: String },
 }
+
+impl Error {
+    /// Whether a plug-in was not asked because its program, or that of the IPAM plug-in which it asks, is not there.
+    pub(crate) fn is_of_a_missing_program(&self) -> bool {
+        match self {
+            Self::PluginNotFound { .. } => true,
+            // The words of the standard library of plug-ins, which has no code for this.
+            Self::Plugin { error, .. } => error.msg.starts_with("failed to find plugin "),
+            _ => false,
+        }
+    }
+}

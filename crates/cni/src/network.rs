@@ -1,6 +1,7 @@
 //! Calling plug-ins: one network, its plug-ins run in order for ADD and CHECK and in reverse for DEL, results cached so
 //! that DEL and CHECK work after a restart of the runtime.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -14,6 +15,8 @@ use crate::result::{AddResult, version_at_least};
 
 /// Where libcni keeps results too, so that runtimes can be swapped under running pods.
 const CACHE_DIR: &str = "/var/lib/cni";
+/// The end of the name of a note whose attachment could not be undone whole.
+const LEFT: &str = "left";
 
 /// A network as configured on this node.
 #[derive(Clone, Debug)]
@@ -127,14 +130,52 @@ impl Network {
             if cached["containerId"] != container_id || cached["ifName"] != ifname {
                 continue;
             }
-            let torn = |cause: String| Error::Cache { path: entry.path(), cause };
-            let source =
-                cached["config"].as_str().and_then(from_base64).and_then(|bytes| String::from_utf8(bytes).ok());
-            let source = source.ok_or_else(|| torn("it holds no configuration".into()))?;
-            let config = NetworkConfig::parse(&source, false).map_err(torn)?;
-            return Ok(Some(Self::new(config, bin_dirs).cache_dir(cache_dir)));
+            return Self::noted(&cached, &entry.path(), bin_dirs).map(|network| Some(network.cache_dir(cache_dir)));
         }
         Ok(None)
+    }
+
+    /// The network that the note of an attachment is about.
+    fn noted(cached: &Value, path: &Path, bin_dirs: impl IntoIterator<Item = PathBuf>) -> Result<Self, Error> {
+        let torn = |cause: String| Error::Cache { path: path.to_owned(), cause };
+        let source = cached["config"].as_str().and_then(from_base64).and_then(|bytes| String::from_utf8(bytes).ok());
+        let source = source.ok_or_else(|| torn("it holds no configuration".into()))?;
+        let config = NetworkConfig::parse(&source, false).map_err(torn)?;
+        Ok(Self::new(config, bin_dirs))
+    }
+
+    /// DEL for attachments that were left without some of their plug-ins, now that the programs are there again. Failures do not
+    /// keep others from being released; the first is returned.
+    pub async fn release_left(cache_dir: Option<&Path>, bin_dirs: &[PathBuf]) -> Result<(), Error> {
+        let results = cache_dir.unwrap_or(Path::new(CACHE_DIR)).join("results");
+        let failed = |error: std::io::Error| Error::Cache { path: results.clone(), cause: error.to_string() };
+        let mut entries = match tokio::fs::read_dir(&results).await {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(failed)?,
+        };
+        let mut outcome = Ok(());
+        while let Some(entry) = entries.next_entry().await.map_err(failed)? {
+            if entry.path().extension().is_some_and(|extension| extension == LEFT) {
+                outcome = outcome.and(Self::release(&entry.path(), bin_dirs).await);
+            }
+        }
+        outcome
+    }
+
+    async fn release(note: &Path, bin_dirs: &[PathBuf]) -> Result<(), Error> {
+        let Some(cached) = read_cached(note).await? else { return Ok(()) };
+        let network = Self::noted(&cached, note, bin_dirs.iter().cloned())?;
+        if network.config.plugins.iter().any(|plugin| network.command(plugin_type(plugin)).is_err()) {
+            return Ok(());
+        }
+        let (container_id, ifname, args) = identity(&cached);
+        let attachment = Attachment { container_id: &container_id, netns: "", ifname: &ifname, args: &args };
+        validate(&attachment)?;
+        let gone = network.delete(attachment, note).await?;
+        if gone.is_empty() {
+            tracing::info!(container = container_id, network = network.name(), "released what a pod had left behind");
+        }
+        Ok(())
     }
 
     pub fn new(config: NetworkConfig, bin_dirs: impl IntoIterator<Item = PathBuf>) -> Self {
@@ -217,26 +258,47 @@ impl Network {
     }
 
     /// DEL: in reverse, with the cached result where the version has that. Succeeds when there is nothing to delete.
-    pub async fn del(&self, container_id: &str, netns: &str, ifname: &str, args: &AttachmentArgs) -> Result<(), Error> {
+    ///
+    /// Plug-ins whose program is gone are passed over, and what is said of them is returned: a pod must not stay because somebody
+    /// uninstalled one. The note of the attachment is kept aside, and [`Self::release_left`] asks again when they are back.
+    pub async fn del(
+        &self,
+        container_id: &str,
+        netns: &str,
+        ifname: &str,
+        args: &AttachmentArgs,
+    ) -> Result<Vec<Error>, Error> {
         let attachment = Attachment { container_id, netns, ifname, args };
         validate(&attachment)?;
+        self.delete(attachment, &self.cache_path(attachment)).await
+    }
+
+    async fn delete(&self, attachment: Attachment<'_>, note: &Path) -> Result<Vec<Error>, Error> {
         let previous = match version_at_least(&self.config.cni_version, "0.4.0") {
             // A torn file must not make a pod undeletable: plug-ins are asked to do without a previous result.
-            true => self.read_cache(attachment).await.unwrap_or_else(|error| {
-                tracing::warn!(container = container_id, %error, "deleting without the result of ADD");
+            true => read_result(note).await.unwrap_or_else(|error| {
+                tracing::warn!(container = attachment.container_id, %error, "deleting without the result of ADD");
                 None
             }),
             false => None,
         };
+        let mut gone = Vec::new();
         for plugin in self.config.plugins.iter().rev() {
-            self.run(plugin, "DEL", Some(attachment), previous.as_ref(), None).await?;
-        }
-        let path = self.cache_path(attachment);
-        match tokio::fs::remove_file(&path).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::Cache { path, cause: error.to_string() })
+            match self.run(plugin, "DEL", Some(attachment), previous.as_ref(), None).await {
+                Ok(_) => {}
+                Err(error) if error.is_of_a_missing_program() => gone.push(error),
+                Err(error) => return Err(error),
             }
-            _ => Ok(()),
+        }
+        let forgotten = match gone.is_empty() {
+            true => tokio::fs::remove_file(note).await,
+            false => tokio::fs::rename(note, aside(note)).await,
+        };
+        match forgotten {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::Cache { path: note.to_owned(), cause: error.to_string() })
+            }
+            _ => Ok(gone),
         }
     }
 
@@ -427,12 +489,7 @@ impl Network {
     }
 
     async fn read_cache(&self, attachment: Attachment<'_>) -> Result<Option<Value>, Error> {
-        let path = self.cache_path(attachment);
-        let Some(mut cached) = read_cached(&path).await? else { return Ok(None) };
-        match cached["result"].take() {
-            Value::Null => Err(Error::Cache { path, cause: "it holds no result".into() }),
-            result => Ok(Some(result)),
-        }
+        read_result(&self.cache_path(attachment)).await
     }
 
     /// Those that can be read; why others cannot is added to `failures`.
@@ -464,11 +521,9 @@ impl Network {
                     continue;
                 }
             };
-            let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
-            if text("networkName") == self.config.name && !text("containerId").is_empty() {
-                let cni_args = serde_json::from_value(value["cniArgs"].clone()).unwrap_or_default();
-                let capabilities = value["capabilityArgs"].as_object().cloned().unwrap_or_default();
-                attachments.push((text("containerId"), text("ifName"), AttachmentArgs { cni_args, capabilities }));
+            let (container_id, ifname, args) = identity(&value);
+            if value["networkName"] == self.config.name.as_str() && !container_id.is_empty() {
+                attachments.push((container_id, ifname, args));
             }
         }
         attachments
@@ -482,6 +537,30 @@ async fn read_cached(path: &Path) -> Result<Option<Value>, Error> {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| failed(error.to_string())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+async fn read_result(path: &Path) -> Result<Option<Value>, Error> {
+    let Some(mut cached) = read_cached(path).await? else { return Ok(None) };
+    match cached["result"].take() {
+        Value::Null => Err(Error::Cache { path: path.to_owned(), cause: "it holds no result".into() }),
+        result => Ok(Some(result)),
+    }
+}
+
+/// Whose attachment a note is about, and with which arguments.
+fn identity(cached: &Value) -> (String, String, AttachmentArgs) {
+    let text = |key: &str| cached[key].as_str().unwrap_or_default().to_owned();
+    let cni_args = serde_json::from_value(cached["cniArgs"].clone()).unwrap_or_default();
+    let capabilities = cached["capabilityArgs"].as_object().cloned().unwrap_or_default();
+    (text("containerId"), text("ifName"), AttachmentArgs { cni_args, capabilities })
+}
+
+/// Where the note of an attachment is kept that was left without all of its plug-ins.
+fn aside(note: &Path) -> PathBuf {
+    match note.extension().is_some_and(|extension| extension == LEFT) {
+        true => note.to_owned(),
+        false => PathBuf::from([note.as_os_str(), ".".as_ref(), LEFT.as_ref()].into_iter().collect::<OsString>()),
     }
 }
 
@@ -568,6 +647,41 @@ mod tests {
             assert_eq!(from_base64(encoded).as_deref(), Some(plain.as_bytes()));
         }
         assert_eq!(from_base64("Y*=="), None);
+    }
+
+    #[tokio::test]
+    async fn a_plug_in_that_is_gone_keeps_no_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let bin = dir.path().join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        let install = |name: &str, program: &str| std::os::unix::fs::symlink(program, bin.join(name)).unwrap();
+        install("there", "/bin/true");
+        let text = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "gone"}, {"type": "there"}]}"#;
+        let config = NetworkConfig::parse(text, true).unwrap();
+        let network = Network::new(config, [bin.clone()]).cache_dir(dir.path());
+        let args = AttachmentArgs::default();
+        let attachment = Attachment { container_id: "c1", netns: "", ifname: "eth0", args: &args };
+        network.write_cache(attachment, &json!({"cniVersion": "1.0.0"})).await.unwrap();
+        let left = || std::fs::read_dir(dir.path().join("results")).unwrap().count();
+        let del = async || network.del("c1", "", "eth0", &args).await.map(|gone| gone.len());
+        assert_eq!(del().await.unwrap(), 1);
+        let noted = Network::of_attachment(Some(dir.path()), [bin.clone()], "c1", "eth0").await.unwrap();
+        assert!(noted.is_none(), "the attachment is no more");
+        // Again, and while the program is away: what is left stays noted.
+        assert_eq!(del().await.unwrap(), 1);
+        let bins = [bin.clone()];
+        let release = async || Network::release_left(Some(dir.path()), &bins).await;
+        release().await.unwrap();
+        assert_eq!(left(), 1);
+        // There again, and failing: it is asked, and its answer counts.
+        install("gone", "/bin/false");
+        assert!(matches!(release().await, Err(Error::Plugin { .. })));
+        assert!(matches!(del().await, Err(Error::Plugin { .. })));
+        assert_eq!(left(), 1);
+        std::fs::remove_file(bin.join("gone")).unwrap();
+        install("gone", "/bin/true");
+        release().await.unwrap();
+        assert_eq!((left(), del().await.unwrap()), (0, 0));
     }
 
     #[tokio::test]

@@ -625,6 +625,29 @@ mod tests {
     }
 
     #[test]
+    fn security_nobody_changes_names_through_us() {
+        let responder = responder(
+            ". {
+                kubernetes cluster.local {
+                    pods disabled
+                }
+            }",
+        );
+        for code in [OpCode::Update, OpCode::Notify, OpCode::Status] {
+            for name in ["cluster.local.", "example.test."] {
+                let mut question = Message::query();
+                question.metadata.op_code = code;
+                question.add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::SOA));
+                let Reaction::Answer(answer) = responder.react(&question.to_vec().unwrap(), false, None) else {
+                    panic!("{code:?} {name} was not answered here");
+                };
+                let answer = Message::from_vec(&answer.bytes).unwrap();
+                assert_eq!(answer.metadata.response_code, ResponseCode::NotImp, "{code:?} {name}");
+            }
+        }
+    }
+
+    #[test]
     fn security_a_zone_goes_only_to_whom_it_may() {
         let responder = responder(
             ". {

@@ -112,6 +112,12 @@ impl KubeletMetrics {
         self.all.gauge("kubelet_pleg_last_seen_seconds", help, &[]).set(now.as_second() as f64);
     }
 
+    /// How long ago that was; none before the first time.
+    pub(crate) fn since_relist(&self) -> Option<Duration> {
+        let last: Option<Instant> = *self.relisted.lock();
+        last.map(|last| last.elapsed())
+    }
+
     /// One pass of a pod's worker. `operation` is `create`, `sync`, `terminating` or `terminated`.
     pub(crate) fn worked(&self, operation: &str, took: Duration) {
         let help =

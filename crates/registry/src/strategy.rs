@@ -132,6 +132,10 @@ pub trait Strategy: Send + Sync + 'static {
     fn validate_status_update(&self, _new: &Self::Object, _old: &Self::Object) -> FieldErrors {
         FieldErrors::default()
     }
+    /// The same, for kinds whose status must fit the time.
+    fn validate_status_update_at(&self, new: &Self::Object, old: &Self::Object, _now: Timestamp) -> FieldErrors {
+        self.validate_status_update(new, old)
+    }
 
     /// Shown to the client (`Warning:` header) with every answer: why this version should not be used any more.
     fn deprecation(&self) -> Option<&str> {
@@ -244,7 +248,7 @@ pub trait AnyStrategy: Send + Sync {
     fn prepare_for_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object);
     fn validate_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
     fn prepare_for_status_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object);
-    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors;
+    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object, now: Timestamp) -> FieldErrors;
     fn deprecation(&self) -> Option<&str>;
     fn with_part(&self, _: Action, _new: &dyn Object, _old: &dyn Object, _now: Timestamp) -> Option<AnyObject> {
         None
@@ -349,8 +353,8 @@ impl<S: Strategy> AnyStrategy for S {
         Strategy::prepare_for_status_update(self, call, new, old);
     }
 
-    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors {
-        Strategy::validate_status_update(self, typed(new), typed(old))
+    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object, now: Timestamp) -> FieldErrors {
+        Strategy::validate_status_update_at(self, typed(new), typed(old), now)
     }
 
     fn deprecation(&self) -> Option<&str> {

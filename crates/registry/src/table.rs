@@ -604,7 +604,7 @@ mod tests {
                 let _ = strategy.validate_update(&*updated, &*object).to_string();
                 let mut status = fits(seed + 1);
                 strategy.prepare_for_status_update(&call, &mut *status, &*object);
-                let _ = strategy.validate_status_update(&*status, &*object).to_string();
+                let _ = strategy.validate_status_update(&*status, &*object, now).to_string();
                 assert_eq!(strategy.cells(&*object, now).len(), strategy.column_definitions().len(), "{row:?}");
                 let encoded = object.to_json().unwrap();
                 let cells = strategy.cells_of(&encoded, now).unwrap();

@@ -62,7 +62,18 @@ pub(crate) async fn remove(config: &Config, id: &str, pod: &v1::PodSandboxConfig
     };
     let path = format!("/proc/{pid}/ns/net");
     let namespace = if pid > 0 && std::path::Path::new(&path).exists() { path } else { String::new() };
-    network.del(id, &namespace, INTERFACE, &arguments(id, pod)).await.map_err(failed)
+    for error in network.del(id, &namespace, INTERFACE, &arguments(id, pod)).await.map_err(failed)? {
+        let network = network.name();
+        tracing::warn!(sandbox = id, network, %error, "what this plug-in made elsewhere, such as addresses, stays until it is back");
+    }
+    Ok(())
+}
+
+/// Undoes the rest of what [`remove`] had to leave behind, as far as the plug-ins are back.
+pub(crate) async fn release_left(config: &Config) {
+    if let Err(error) = cni::Network::release_left(config.cni_cache_dir.as_deref(), &config.cni_bin_dirs).await {
+        tracing::warn!(%error, "what pods left behind in their networks is not released");
+    }
 }
 
 /// None when a network is configured, else why not.
@@ -88,13 +99,15 @@ mod tests {
         std::fs::create_dir_all(at("net.d")).unwrap();
         std::fs::write(at("net.d/10-a.conflist"), "{").unwrap();
         assert!(leave().await.unwrap_err().contains("10-a.conflist"), "a configuration that cannot be read");
-        // What ADD noted counts, whatever is configured now. Its plug-in is asked for, and is not there.
+        // What ADD noted counts, whatever is configured now. Its plug-in is asked for, and is not there: the pod goes, the note stays.
         std::fs::remove_file(at("net.d/10-a.conflist")).unwrap();
         std::fs::create_dir_all(at("cache/results")).unwrap();
         // {"name":"n","type":"gone"}
         let noted = r#"{"containerId": "c1", "ifName": "eth0", "config": "eyJuYW1lIjoibiIsInR5cGUiOiJnb25lIn0="}"#;
         std::fs::write(at("cache/results/n-c1-eth0"), noted).unwrap();
-        assert!(leave().await.unwrap_err().contains("failed to find plugin \"gone\""));
+        assert_eq!(leave().await, Ok(()), "a plug-in that is gone");
+        release_left(&config).await;
+        assert!(at("cache/results/n-c1-eth0.left").exists());
         std::fs::write(at("cache/results/n-c1-eth0"), "{").unwrap();
         assert!(leave().await.unwrap_err().contains("n-c1-eth0"), "a note that cannot be read");
     }

@@ -71,7 +71,8 @@ pub(crate) async fn run(state: Arc<State>) {
     }
 }
 
-async fn write(state: &Arc<State>, method: Method, url: &str, object: &Value) -> anyhow::Result<()> {
+/// Writes an object that others may write as well.
+pub(crate) async fn write(state: &Arc<State>, method: Method, url: &str, object: &Value) -> anyhow::Result<()> {
     let (code, answer) = crate::loopback::send(state, method, url, object).await?;
     // Made, changed or deleted in between: the cache will say.
     anyhow::ensure!(code < 300 || code == 409 || code == 404, "{url}: {}", answer["message"]);

@@ -3,6 +3,7 @@
 //! A signature only says that we issued the token once. Whether it still counts is read from the caches at every use: the
 //! account and the object it is bound to must be there, with the same uid.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +12,10 @@ use api::UserInfo;
 use jwt::{Key, SigningKey, Token, load_public};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tls::Reloading;
+use tokio::sync::Notify;
 
 use super::Accepted;
 use super::error::{AccountTokenError, LegacyTokenError};
@@ -22,6 +25,8 @@ use crate::watch_cache::Caches;
 
 /// The issuer of tokens that live in secrets.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
+/// The day on which the token in a secret was last used.
+pub(crate) const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 /// How far clocks may differ, and how long a deleted object still counts (upstream's `jwt.DefaultLeeway`).
 const LEEWAY: i64 = 60;
 
@@ -113,6 +118,32 @@ pub(crate) struct PublicKeys {
     audiences: Vec<String>,
     /// Digests of tokens whose signature was good, and the keys it was checked with: checking costs more than all the rest.
     checked: Expiring<Vec<u8>, Arc<Vec<Key>>>,
+    pub(crate) legacy_uses: LegacyUses,
+}
+
+/// Secrets whose tokens were used today, and that do not say so yet.
+#[derive(Default)]
+pub(crate) struct LegacyUses {
+    seen: Mutex<BTreeSet<(String, String)>>,
+    changed: Notify,
+}
+
+impl LegacyUses {
+    /// More than so many at a time wait until they are used again.
+    const LARGEST: usize = 1000;
+
+    fn note(&self, namespace: &str, secret: &str) {
+        let mut seen = self.seen.lock();
+        if seen.len() < Self::LARGEST && seen.insert((namespace.to_owned(), secret.to_owned())) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits for some, by namespace and name.
+    pub(crate) async fn next(&self) -> BTreeSet<(String, String)> {
+        self.changed.notified().await;
+        std::mem::take(&mut *self.seen.lock())
+    }
 }
 
 enum Source {
@@ -137,11 +168,12 @@ const SIGNATURE_TTL: Duration = Duration::from_secs(600);
 impl PublicKeys {
     pub(crate) fn load(files: Vec<PathBuf>, issuers: Vec<String>, audiences: Vec<String>) -> anyhow::Result<Self> {
         let keys = Source::Files(Reloading::new(files, |files| Ok(load_public(files)?))?);
-        Ok(Self { keys, issuers, audiences, checked: Expiring::new() })
+        Ok(Self { keys, issuers, audiences, checked: Expiring::new(), legacy_uses: LegacyUses::default() })
     }
 
     pub(crate) fn external(signer: Arc<ExternalSigner>, issuers: Vec<String>, audiences: Vec<String>) -> Self {
-        Self { keys: Source::External(signer), issuers, audiences, checked: Expiring::new() }
+        let (keys, checked) = (Source::External(signer), Expiring::new());
+        Self { keys, issuers, audiences, checked, legacy_uses: LegacyUses::default() }
     }
 
     /// The key set served at `/openid/v1/jwks`.
@@ -198,7 +230,7 @@ impl PublicKeys {
             return Err(AccountTokenError::Audience { given, wanted: wanted.to_vec() });
         }
         let user = match legacy {
-            true => legacy_user(caches, &token, text, now)?,
+            true => legacy_user(caches, &self.legacy_uses, &token, text, now)?,
             false => bound_user(caches, &token, now)?,
         };
         Ok(Some((user, accepted)))
@@ -309,8 +341,20 @@ fn bound_user(caches: &Caches, token: &Token<'_>, now: i64) -> Result<UserInfo, 
     Ok(user)
 }
 
+/// The day of a moment, as labels have it.
+pub(crate) fn day(seconds: i64) -> Option<String> {
+    let moment = jiff::Timestamp::from_second(seconds).ok()?;
+    Some(moment.to_zoned(jiff::tz::TimeZone::UTC).date().to_string())
+}
+
 /// A token that lives in a secret: it counts as long as the secret holds it.
-fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str, now: i64) -> Result<UserInfo, AccountTokenError> {
+fn legacy_user(
+    caches: &Caches,
+    uses: &LegacyUses,
+    token: &Token<'_>,
+    text: &str,
+    now: i64,
+) -> Result<UserInfo, AccountTokenError> {
     let claim = |key: &str| token.text(&format!("kubernetes.io/serviceaccount/{key}")).to_owned();
     let (namespace, secret_name) = (claim("namespace"), claim("secret.name"));
     let (name, uid) = (claim("service-account.name"), claim("service-account.uid"));
@@ -332,6 +376,9 @@ fn legacy_user(caches: &Caches, token: &Token<'_>, text: &str, now: i64) -> Resu
         return Err(LegacyTokenError::Invalidated { namespace, secret, account }.into());
     }
     check_account(caches, &namespace, &name, &uid, now)?;
+    if labels.and_then(|labels| labels.get(LAST_USED)) != day(now).as_ref() {
+        uses.note(&namespace, &secret_name);
+    }
     crate::audit::annotate("authentication.k8s.io/legacy-token-manual-secret", &secret_name);
     Ok(UserInfo::service_account(&namespace, &name, uid))
 }

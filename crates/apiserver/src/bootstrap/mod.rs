@@ -4,6 +4,7 @@
 //! They are written through the same chain as everything else, as the server's own user.
 
 pub(crate) mod flow_control;
+pub(crate) mod legacy_tokens;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -64,6 +65,9 @@ async fn make(state: &Arc<State>) -> anyhow::Result<()> {
     service_range(state).await?;
     kubernetes_service(state).await?;
     crate::api_services::trust::ensure(state).await?;
+    if state.authn.service_accounts.is_some() {
+        legacy_tokens::begin(state).await?;
+    }
     crate::api_services::local::register(state).await?;
     flow_control::ensure(state).await?;
     state.bootstrapped.store(true, std::sync::atomic::Ordering::Release);

@@ -126,7 +126,7 @@ async fn attempt(
         // Nobody has seen an object that waits for initializers: they may change what is immutable later.
         Target::Main if Initializers::of(old.meta()).is_some() => resource.strategy.validate_create(&*new),
         Target::Main => resource.strategy.validate_update(&*new, &*old),
-        Target::Status => resource.strategy.validate_status_update(&*new, &*old),
+        Target::Status => resource.strategy.validate_status_update(&*new, &*old, operation.now),
         Target::Part(action) => resource.strategy.validate_part_update(action, &*new, &*old),
     });
     trace::lap(Stage::Validation);

@@ -117,11 +117,21 @@ async fn security_signers_speak_for_themselves_and_nodes_see_their_own_requests(
     .await;
     let group = "/apis/certificates.k8s.io/v1beta1";
     let requests = format!("{group}/namespaces/default/podcertificaterequests");
+    let asked = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    let asked = asked.serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
+    let asked = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, asked.der().to_vec());
     let request = |name: &str, node: &str| {
         json!({"metadata": {"name": name}, "spec": {"signerName": "example.com/signer", "podName": "p", "podUID": "u",
             "serviceAccountName": "default", "serviceAccountUID": "s", "nodeName": node, "nodeUID": "x",
-            "pkixPublicKey": "AA==", "proofOfPossession": "AA=="}})
+            "stubPKCS10Request": asked}})
     };
+    // A key that nobody proves to hold.
+    let mut unproven = request("unproven", "n");
+    unproven["spec"]["stubPKCS10Request"] = Value::Null;
+    unproven["spec"]["pkixPublicKey"] = json!("AA==");
+    unproven["spec"]["proofOfPossession"] = json!("AA==");
+    let (code, answer) = cluster.send("POST", &requests, unproven).await;
+    assert_eq!(code, 422, "{answer}");
     for (name, node) in [("own", "n"), ("other", "m")] {
         let (code, answer) = cluster.send("POST", &requests, request(name, node)).await;
         assert_eq!(code, 201, "{answer}");
@@ -152,7 +162,8 @@ async fn security_signers_speak_for_themselves_and_nodes_see_their_own_requests(
         json!({"metadata": {"name": name}, "spec": {"signerName": "example.com/signer", "trustBundle": authority}})
     };
     let bundle = named("trust");
-    let issued = json!({"status": {"certificateChain": "x"}});
+    let denied = json!({"type": "Denied", "status": "True", "reason": "No", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let denied = json!({"status": {"conditions": [denied]}});
     let bundles = format!("{group}/clustertrustbundles");
     let retargeted = json!({"spec": {"signerName": "example.com/other"}});
     let (code, answer) = cluster.send("POST", &bundles, named("theirs")).await;
@@ -168,7 +179,7 @@ async fn security_signers_speak_for_themselves_and_nodes_see_their_own_requests(
     }
     for may in [false, true] {
         let code = |allowed: u16| if may { allowed } else { 403 };
-        let (found, answer) = ask(&cluster, ANN, "PATCH", &format!("{requests}/own/status"), &issued).await;
+        let (found, answer) = ask(&cluster, ANN, "PATCH", &format!("{requests}/own/status"), &denied).await;
         assert_eq!(found, code(200), "{answer}");
         let (found, answer) = ask(&cluster, ANN, "POST", &bundles, &bundle).await;
         assert_eq!(found, code(201), "{answer}");

@@ -3,11 +3,14 @@
 //! Upstream leaves this to the cluster's administrator, since a certificate for another's address would let a node pass for
 //! it with everybody who trusts the cluster's authority. Here every address must be one that the node has registered with and that
 //! belongs to nobody else of the cluster: no other node, no API server or what stands before it, no service, no load balancer, no
-//! range of pods or services. The same holds for names. A request that asks for more stays pending, for a person to decide.
+//! range of pods or services. The same holds for names. A request that asks for more stays pending, for a person to decide, and the
+//! log says whose the address is: a service that names a node's address in `externalIPs` holds up that node's certificate, since from
+//! here it looks like a node that claims the address of a service.
 //!
 //! A node may still say that it has an address of a machine which has nothing to do with the cluster. Nobody there trusts this
 //! authority, and of those who do nobody goes to that address.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -52,9 +55,11 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
     let servers: Informer<EndpointSlice> =
         informers.namespaced("default", ListParams::labels("kubernetes.io/service-name=kubernetes"));
     let (changed, mut changes) = watch::channel(());
-    let also = changed.clone();
+    let [by_nodes, by_services] = [changed.clone(), changed.clone()];
     requests.subscribe(move |_| changed.send_replace(()));
-    nodes.subscribe(move |_| also.send_replace(()));
+    nodes.subscribe(move |_| by_nodes.send_replace(()));
+    services.subscribe(move |_| by_services.send_replace(()));
+    let mut told: BTreeSet<(String, Refusal)> = BTreeSet::new();
     informers.start(stop.child_token());
     // An address whose holder is not known yet is not free.
     let known = async {
@@ -69,10 +74,23 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
     loop {
         changes.mark_unchanged();
         let held = Held { nodes: nodes.list(), services: services.list(), servers: servers.list() };
-        for request in requests.list().iter().filter(|request| may_serve(request, &held, &reserved)) {
-            // It is seen again when anything changes; another server of the cluster may have been quicker.
-            if let Err(error) = approve(&client, request).await {
-                tracing::warn!(error = format!("{error:#}"), "serving certificate not approved");
+        let pending = requests.list();
+        told.retain(|(name, _)| pending.iter().any(|request| request.metadata.name.as_ref() == Some(name)));
+        for request in pending.iter() {
+            match decide(request, &held, &reserved) {
+                Ok(()) => {
+                    // It is seen again when anything changes; another server of the cluster may have been quicker.
+                    if let Err(error) = approve(&client, request).await {
+                        tracing::warn!(error = format!("{error:#}"), "serving certificate not approved");
+                    }
+                }
+                Err(Refusal::NotForUs) => {}
+                Err(refusal) => {
+                    let name = request.metadata.name.clone().unwrap_or_default();
+                    if told.insert((name.clone(), refusal.clone())) {
+                        tracing::warn!(request = name, why = %refusal, "serving certificate waits for `kubectl certificate approve`");
+                    }
+                }
             }
         }
         tokio::select! {
@@ -101,8 +119,28 @@ async fn approve(client: &Client, request: &CertificateSigningRequest) -> Result
     updated.map(drop).with_context(|| format!("certificate request {name}"))
 }
 
+/// Why a request is left to a person.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+enum Refusal {
+    /// It is decided already, or not one of a node's about itself.
+    #[error("it is not a node's request for a serving certificate")]
+    NotForUs,
+    #[error("it names nobody")]
+    Nameless,
+    #[error("the name {0} is not one under which this node serves")]
+    Name(String),
+    #[error("{0} is no address or name that a node serves under")]
+    OtherKind(String),
+    #[error("the node has not registered with the address {0}")]
+    NotRegistered(IpAddr),
+    #[error("the address {0} is of no single machine, or reserved for pods, services or API servers")]
+    Reserved(IpAddr),
+    #[error("the address {0} is also that of {1}")]
+    Held(IpAddr, String),
+}
+
 /// Whether an open request is for the addresses and the name of the node that asks.
-fn may_serve(request: &CertificateSigningRequest, held: &Held, reserved: &Reserved) -> bool {
+fn decide(request: &CertificateSigningRequest, held: &Held, reserved: &Reserved) -> Result<(), Refusal> {
     let spec = &request.spec;
     let status = request.status.as_ref();
     let is_decided = status.is_some_and(|status| status.conditions.as_ref().is_some_and(|held| !held.is_empty()));
@@ -112,31 +150,49 @@ fn may_serve(request: &CertificateSigningRequest, held: &Held, reserved: &Reserv
     let is_plain = api::validation::is_one_pem_block(&spec.request.0, "CERTIFICATE REQUEST");
     let text = std::str::from_utf8(&spec.request.0).ok().filter(|_| is_plain);
     let params = text.and_then(|text| CertificateSigningRequestParams::from_pem(text).ok());
-    let (Some(asker), Some(params)) = (asker, params) else { return false };
+    let (Some(asker), Some(params)) = (asker, params) else { return Err(Refusal::NotForUs) };
     if spec.signer_name != SIGNER || is_decided || !is_node {
-        return false;
+        return Err(Refusal::NotForUs);
     }
-    let is_asker = |node: &&Arc<Node>| node.metadata.name.as_deref() == Some(asker);
-    let Some(own) = held.nodes.iter().find(is_asker) else { return false };
+    let own = held.nodes.iter().find(|node| node.metadata.name.as_deref() == Some(asker));
+    let own = own.ok_or(Refusal::NotForUs)?;
     let names = &params.params.subject_alt_names;
-    !names.is_empty()
-        && names.iter().all(|name| match name {
-            SanType::DnsName(name) => {
-                name.as_str() == asker && !reserved.is_servers_name(asker) && !is_services_name(asker)
-            }
-            SanType::IpAddress(address) => {
-                has_address(own, *address)
-                    && cidr::is_of_a_machine(*address)
-                    // Clients in Go take `::ffff:10.43.0.1` in a certificate for 10.43.0.1; what is reserved is written the short way.
-                    && address.to_canonical() == *address
-                    && !reserved.ranges.iter().any(|range| range.contains(*address))
-                    && !reserved.addresses.contains(address)
-                    && !held.nodes.iter().any(|node| !is_asker(&node) && has_address(node, *address))
-                    && !held.services.iter().any(|service| is_of_service(service, *address))
-                    && !held.servers.iter().any(|slice| is_endpoint(slice, *address))
-            }
-            _ => false,
-        })
+    if names.is_empty() {
+        return Err(Refusal::Nameless);
+    }
+    names.iter().try_for_each(|name| match name {
+        SanType::DnsName(name) => {
+            let is_own = name.as_str() == asker && !reserved.is_servers_name(asker) && !is_services_name(asker);
+            if is_own { Ok(()) } else { Err(Refusal::Name(name.as_str().to_owned())) }
+        }
+        SanType::IpAddress(address) => decide_address(own, *address, held, reserved),
+        other => Err(Refusal::OtherKind(format!("{other:?}"))),
+    })
+}
+
+fn decide_address(own: &Node, address: IpAddr, held: &Held, reserved: &Reserved) -> Result<(), Refusal> {
+    if !has_address(own, address) {
+        return Err(Refusal::NotRegistered(address));
+    }
+    // Clients in Go take `::ffff:10.43.0.1` in a certificate for 10.43.0.1; what is reserved is written the short way.
+    if !cidr::is_of_a_machine(address)
+        || address.to_canonical() != address
+        || reserved.ranges.iter().any(|range| range.contains(address))
+        || reserved.addresses.contains(&address)
+        || held.servers.iter().any(|slice| is_endpoint(slice, address))
+    {
+        return Err(Refusal::Reserved(address));
+    }
+    let is_other = |node: &Node| node.metadata.name != own.metadata.name;
+    if let Some(node) = held.nodes.iter().find(|node| is_other(node) && has_address(node, address)) {
+        return Err(Refusal::Held(address, format!("node {}", node.metadata.name.as_deref().unwrap_or_default())));
+    }
+    if let Some(service) = held.services.iter().find(|service| is_of_service(service, address)) {
+        let part = |part: &Option<String>| part.clone().unwrap_or_default();
+        let (namespace, name) = (part(&service.metadata.namespace), part(&service.metadata.name));
+        return Err(Refusal::Held(address, format!("service {namespace}/{name}")));
+    }
+    Ok(())
 }
 
 impl Reserved {
@@ -217,10 +273,10 @@ mod tests {
         let text =
             |names: &[&str]| String::from_utf8(request("system:node:b", names, json!([])).spec.request.0).unwrap();
         let mut asked = request("system:node:b", &["b"], json!([]));
-        assert!(may_serve(&asked, &held, &reserved));
+        assert_eq!(decide(&asked, &held, &reserved), Ok(()));
         let shown = text(&["b"]).replace("CERTIFICATE REQUEST", "X");
         asked.spec.request.0 = format!("# {shown}{}", text(&["kubernetes.default.svc"])).into_bytes();
-        assert!(!may_serve(&asked, &held, &reserved));
+        assert!(decide(&asked, &held, &reserved).is_err());
     }
 
     #[test]
@@ -246,7 +302,8 @@ mod tests {
             )
         };
         held.services = vec![
-            service(json!({"spec": {"clusterIPs": ["10.99.0.1"], "externalIPs": ["192.0.2.60"]}})),
+            service(json!({"metadata": {"namespace": "shop", "name": "web"},
+                "spec": {"clusterIPs": ["10.99.0.1"], "externalIPs": ["192.0.2.60"]}})),
             balanced("example.com/lb", "192.0.2.61"),
             balanced(controllers::LOAD_BALANCER_CLASS, "192.0.2.62"),
         ];
@@ -290,12 +347,16 @@ mod tests {
             ("system:node:web.shop.svc.cluster.local", &["web.shop.svc.cluster.local"], false),
             ("system:node:svc.example.com", &["svc.example.com"], true),
         ] {
-            assert_eq!(may_serve(&request(user, names, json!([])), &held, &reserved), expected, "{user} {names:?}");
+            let decided = decide(&request(user, names, json!([])), &held, &reserved);
+            assert_eq!(decided.is_ok(), expected, "{user} {names:?}: {decided:?}");
         }
+        // A service with the address of a node: a person decides, and is told what there is to decide.
+        let held_up = decide(&request("system:node:b", &["b", "192.0.2.60"], json!([])), &held, &reserved).unwrap_err();
+        assert_eq!(held_up.to_string(), "the address 192.0.2.60 is also that of service shop/web");
         let denied = json!([{"type": "Denied", "status": "True"}]);
-        assert!(!may_serve(&request("system:node:b", &["b"], denied), &held, &reserved));
+        assert_eq!(decide(&request("system:node:b", &["b"], denied), &held, &reserved), Err(Refusal::NotForUs));
         let mut outsider = request("system:node:b", &["b"], json!([]));
         outsider.spec.groups = None;
-        assert!(!may_serve(&outsider, &held, &reserved));
+        assert_eq!(decide(&outsider, &held, &reserved), Err(Refusal::NotForUs));
     }
 }

@@ -383,6 +383,9 @@ fn a_pod_of_its_own_link_reaches_even_its_network_through_the_node() {
         "pod: route 10.42.1.1/32 dev eth0 src 10.42.1.2 scope link",
         "pod: route 10.42.1.0/24 via 10.42.1.1 dev eth0 src 10.42.1.2",
         "pod: route 0.0.0.0/0 via 10.42.1.1 dev eth0",
+        "node: guard port: packets",
+        "node: may send as 10.42.1.2",
+        "node: may send as fe80::ff:fe00:a",
         "node: address 10.42.1.1/32 on veth…",
         "node: route 10.42.1.2/32 dev veth… scope host",
     ];

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::call::Call;
 use super::interface::{self, AskedArgs, AskedMac, Veth, add_veth, configure, describe, enable_forwarding, find};
 use super::side::{Kernel, Side};
-use super::spoofing::{self, Guard};
+use super::spoofing::{self, Entrance, Guard};
 use super::{Handlers, ipam, masquerade};
 use crate::error::CniError;
 use crate::result::{AddResult, Dns, Route};
@@ -419,7 +419,9 @@ fn del(call: &Call) -> Result<(), CniError> {
 /// The rules go whatever the configuration says now: it may be another than at ADD.
 fn detach(call: &Call, config: &Config) -> Result<(), CniError> {
     let detached = interface::detach(call, config.ip_masq);
-    detached.and(spoofing::remove(call).map_err(CniError::failed("remove what the pod's port is held to")))
+    detached.and(
+        spoofing::remove(Entrance::Bridge, call).map_err(CniError::failed("remove what the pod's port is held to")),
+    )
 }
 
 fn check(call: &Call) -> Result<(), CniError> {
@@ -468,7 +470,10 @@ fn check(call: &Call) -> Result<(), CniError> {
 fn gc(call: &Call) -> Result<(), CniError> {
     let collected = ipam::kind(call).map_or(Ok(()), |kind| ipam::gc(call, kind));
     let node = Kernel::node()?;
-    collected.and(spoofing::collect(&node).map_err(CniError::failed("remove what is left of ports that are gone")))
+    collected.and(
+        spoofing::collect(Entrance::Bridge, &node)
+            .map_err(CniError::failed("remove what is left of ports that are gone")),
+    )
 }
 
 fn status(call: &Call) -> Result<(), CniError> {

@@ -1,10 +1,13 @@
 //! `ptp`: a veth pair without a bridge; the host's end is the pod's gateway and routes lead to each pod.
 
+use std::net::IpAddr;
+
 use serde::Deserialize;
 
 use super::call::Call;
 use super::interface::{self, Veth, add_veth, configure, describe, enable_forwarding};
 use super::side::{Kernel, Side};
+use super::spoofing::{self, Entrance, Guard};
 use super::{Handlers, ipam, masquerade};
 use crate::error::CniError;
 use crate::result::{AddResult, Dns};
@@ -18,7 +21,16 @@ pub(super) const HANDLERS: Handlers = Handlers { load, add, check, del, gc, stat
 struct Config {
     ip_masq: bool,
     mtu: u32,
+    /// The pod's own IP addresses only; false for pods that forward packets of others.
+    #[serde(rename = "ipspoofchk")]
+    ip_spoof_check: Option<bool>,
     dns: Dns,
+}
+
+impl Config {
+    fn is_guarded(&self) -> bool {
+        self.ip_spoof_check.unwrap_or(true)
+    }
 }
 
 fn load(call: &Call) -> Result<(), CniError> {
@@ -35,9 +47,16 @@ fn add(call: &Call) -> Result<AddResult, CniError> {
     let kind = kind(call)?;
     let attached = Kernel::pod(call).and_then(|pod| attach(call, &config, kind, &Kernel::node()?, &pod));
     if attached.is_err() {
-        let _ = interface::detach(call, config.ip_masq);
+        let _ = detach(call, &config);
     }
     attached
+}
+
+/// The rules go whatever the configuration says now: it may be another than at ADD.
+fn detach(call: &Call, config: &Config) -> Result<(), CniError> {
+    let detached = interface::detach(call, config.ip_masq);
+    let removed = spoofing::remove(Entrance::Link, call);
+    detached.and(removed.map_err(CniError::failed("remove what the pod's link is held to")))
 }
 
 /// What ADD does to these two namespaces.
@@ -61,6 +80,13 @@ fn attach(call: &Call, config: &Config, kind: &str, host: &dyn Side, pod: &dyn S
     }
     configure(pod, &veth.pod, &result, false)?;
     route_through_gateway(pod, &veth, &result)?;
+    if config.is_guarded() {
+        let failed = "hold the pod to its own addresses";
+        let given = result.ips.iter().map(|ip| ip.address.addr);
+        let addresses = spoofing::sources(pod, &veth.pod, given).map_err(CniError::failed(failed))?;
+        spoofing::add(host, call, Guard::Packets, &veth.host.name, veth.pod.mac, &addresses)
+            .map_err(CniError::failed(failed))?;
+    }
     for ip in &result.ips {
         if let Some(gateway) = ip.gateway {
             host.add_address(veth.host.index, Cidr::host(gateway))
@@ -115,18 +141,39 @@ fn route_through_gateway(pod: &dyn Side, veth: &Veth, result: &AddResult) -> Res
 }
 
 fn del(call: &Call) -> Result<(), CniError> {
-    interface::detach(call, call.config::<Config>()?.ip_masq)
+    detach(call, &call.config()?)
 }
 
 fn check(call: &Call) -> Result<(), CniError> {
     if let Some(kind) = ipam::kind(call) {
         ipam::check(call, kind)?;
     }
-    interface::check(call).map(drop)
+    let pod = interface::check(call)?;
+    if !call.config::<Config>()?.is_guarded() {
+        return Ok(());
+    }
+    let host = Kernel::node()?;
+    let link = match pod.peer {
+        Some(index) => host.link_by_index(index).map_err(CniError::failed("read the node's end of the link"))?,
+        None => None,
+    };
+    let Some(link) = link else {
+        return Err(CniError::internal(format!("{} is not connected to the node", call.ifname)));
+    };
+    let given: Vec<IpAddr> =
+        call.previous.iter().flat_map(|previous| &previous.ips).map(|ip| ip.address.addr).collect();
+    match spoofing::missing(call, Guard::Packets, &link.name, pod.mac, &given) {
+        Ok(None) => Ok(()),
+        Ok(Some(entry)) => Err(CniError::internal(format!("the link of {} is not held to {entry}", call.ifname))),
+        Err(error) => Err(CniError::failed("read what the pod's link is held to")(error)),
+    }
 }
 
 fn gc(call: &Call) -> Result<(), CniError> {
-    ipam::kind(call).map_or(Ok(()), |kind| ipam::gc(call, kind))
+    let collected = ipam::kind(call).map_or(Ok(()), |kind| ipam::gc(call, kind));
+    let node = Kernel::node()?;
+    let removed = spoofing::collect(Entrance::Link, &node);
+    collected.and(removed.map_err(CniError::failed("remove what is left of links that are gone")))
 }
 
 fn status(call: &Call) -> Result<(), CniError> {

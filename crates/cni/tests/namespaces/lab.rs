@@ -209,6 +209,10 @@ impl Lab {
         (self.pod.run(Wire::open), self.neighbour.run(Wire::open))
     }
 
+    pub(crate) fn pod_wire(&self) -> Wire {
+        self.pod.run(Wire::open)
+    }
+
     pub(crate) fn pod_addresses(&self) -> Vec<String> {
         self.pod.run(|| addresses(&["lo"]))
     }

@@ -7,7 +7,7 @@ use netlink::{mac_text, parse_mac};
 use serde_json::{Value, json};
 
 use super::lab::{Lab, ours};
-use super::{bridge, host_local, list, network};
+use super::{bridge, host_local, list, network, v4_and_v6};
 
 const IP: u16 = 0x0800;
 const ARP: u16 = 0x0806;
@@ -206,4 +206,81 @@ fn security_a_pod_sends_under_its_own_addresses_only() {
         let stopped: Vec<&str> = arrived.iter().filter(|(_, seen)| !seen).map(|(name, _)| *name).collect();
         assert_eq!(stopped, Vec::<&str>::new());
     });
+}
+
+/// With its checksum, which receivers want of UDP in IPv6; the last four bytes are the mark.
+fn marked_udp6(from: Ipv6Addr, to: Ipv6Addr, mark: &str) -> Vec<u8> {
+    let mut packet = [udp6(from, to), mark.as_bytes().to_vec()].concat();
+    let payload = &packet[40..];
+    let length = (payload.len() as u32).to_be_bytes();
+    let summed = [&from.octets()[..], &to.octets(), &length, &[0, 0, 0, UDP], payload].concat();
+    let sum: u32 = summed.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = !(((folded & 0xffff) + (folded >> 16)) as u16);
+    packet[46..48].copy_from_slice(&checksum.to_be_bytes());
+    packet
+}
+
+/// Attaches a pod with a link of its own; returns which of its packets the node gets.
+fn arriving_at_the_node(lab: &Lab, more: Value) -> Vec<(&'static str, bool)> {
+    let network = network(lab, ours(), &list(&[super::with(json!({"type": "ptp", "ipam": v4_and_v6()}), more)]));
+    let (args, path) = (AttachmentArgs::default(), lab.pod_path());
+    let result = lab.block_on(network.add("c1", &path, "eth0", &args)).unwrap();
+    let (node, me) = (parse_mac(&result.interfaces[0].mac).unwrap(), parse_mac(&result.interfaces[1].mac).unwrap());
+    let (mut own, mut own6) = (Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
+    let (mut to, mut to6) = (own, own6);
+    for ip in &result.ips {
+        match (ip.address.addr, ip.gateway) {
+            (IpAddr::V4(address), Some(IpAddr::V4(gateway))) => (own, to) = (address, gateway),
+            (IpAddr::V6(address), Some(IpAddr::V6(gateway))) => (own6, to6) = (address, gateway),
+            other => panic!("{other:?}"),
+        }
+    }
+    let socket = std::net::UdpSocket::bind("[::]:9").unwrap();
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(2))).unwrap();
+    let wire = lab.pod_wire();
+    let send4 = |from: Ipv4Addr, mark: &str| {
+        wire.send(&[frame(me, node, IP, &ipv4(from, to, 9)), mark.as_bytes().to_vec()].concat());
+    };
+    let send6 = |from: Ipv6Addr, mark: &str| wire.send(&frame(me, node, IP6, &marked_udp6(from, to6, mark)));
+    send4(own, "m000");
+    send6(own6, "m001");
+    send4("10.42.0.77".parse().unwrap(), "m002");
+    send6("fd42::77".parse().unwrap(), "m003");
+    send6("2001:db8:2::2".parse().unwrap(), "m004");
+    // Packets stay in order: after this one nothing of the others can come.
+    send6(own6, "last");
+    let names = ["its address", "its IPv6 address", "another's", "another's in IPv6", "one of outside in IPv6"];
+    let mut seen = [false; 5];
+    loop {
+        let mut mark = [0; MARK];
+        socket.recv(&mut mark).unwrap();
+        let mark = String::from_utf8_lossy(&mark).into_owned();
+        match mark.strip_prefix('m').and_then(|number| number.parse::<usize>().ok()) {
+            Some(number) => seen[number] = true,
+            None => break assert_eq!(mark, "last"),
+        }
+    }
+    lab.block_on(network.check("c1", &path, "eth0", &args)).unwrap();
+    lab.block_on(network.del("c1", &path, "eth0", &args)).unwrap();
+    for set in ["ports", "sources4", "sources6"] {
+        match netlink::nft::elements("inet cox-spoofing", set) {
+            Ok(left) => assert_eq!(left, [], "{set}"),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{set}"),
+        }
+    }
+    names.into_iter().zip(seen).collect()
+}
+
+#[test]
+fn security_a_pod_with_a_link_of_its_own_sends_under_its_own_addresses_only() {
+    let seen = |arrived: &[(&'static str, bool)]| -> Vec<&'static str> {
+        arrived.iter().filter(|(_, seen)| *seen).map(|(name, _)| *name).collect()
+    };
+    let arrived = Lab::run(|lab| arriving_at_the_node(lab, json!({})));
+    assert_eq!(seen(&arrived), ["its address", "its IPv6 address"]);
+    // Who turns it off has what there was before. The kernel may check sources of IPv4 by itself.
+    let arrived = Lab::run(|lab| arriving_at_the_node(lab, json!({"ipspoofchk": false})));
+    let open = seen(&arrived);
+    assert!(open.contains(&"another's in IPv6") && open.contains(&"one of outside in IPv6"), "{arrived:?}");
 }

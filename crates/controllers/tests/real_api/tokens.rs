@@ -28,6 +28,14 @@ async fn secrets_hold_tokens_as_long_as_their_account_lives() {
     let robot = cluster.https(&field(&filled, "token").unwrap());
     let error = robot.namespaced::<Secret>("default").get("robot-token").await.unwrap_err();
     assert!(error.to_string().contains("system:serviceaccount:default:robot"), "{error}");
+    // And notes that the token is used: those that nobody uses are retired after a year.
+    let has = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
+        map.as_ref().is_some_and(|map| map.contains_key(key))
+    };
+    let is_noted = |secret: &Secret| has(&secret.metadata.labels, "kubernetes.io/legacy-token-last-used");
+    cluster.until::<Secret>("default", "robot-token", "noted as used", is_noted).await;
+    let tracking = "kube-apiserver-legacy-service-account-token-tracking";
+    cluster.until::<ConfigMap>("kube-system", tracking, "there", |map| has(&map.data, "since")).await;
 
     cluster.apply::<Secret>(secret("nobodys-token", "nobody")).await;
     cluster.until_gone::<Secret>("default", "nobodys-token").await;

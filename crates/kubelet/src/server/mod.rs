@@ -54,8 +54,11 @@ pub(crate) struct Server {
     slis: Slis,
 }
 
-/// What `/healthz` looks at: who is answered is well.
-const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
+/// What `/healthz` looks at. Who is answered is well, but may have stopped looking at its pods.
+const CHECKS: [&str; 3] = ["ping", "log", SYNC_LOOP];
+const SYNC_LOOP: &str = "syncloop";
+/// A look at what runs that is over for longer than this was the last one.
+const LONGEST_LOOP: Duration = Duration::from_secs(300);
 
 /// Who sent a request, as the certificate says; nobody without one.
 #[derive(Clone, Default)]
@@ -176,9 +179,10 @@ impl Server {
         }
         match (&method, parts.as_slice()) {
             (_, ["healthz", ..]) if parts.len() < 3 && parts.get(1).is_none_or(|check| CHECKS.contains(check)) => {
-                let made = CHECKS.into_iter().filter(|check| parts.get(1).is_none_or(|only| only == check));
-                made.for_each(|check| self.slis.note("healthz", check, true));
-                text(StatusCode::OK, "ok")
+                let checks = checks(parts.get(1).copied(), self.kubelet.runtime.metrics.since_relist());
+                checks.iter().for_each(|(check, is_ok)| self.slis.note("healthz", check, *is_ok));
+                let (code, message) = health(parts.len() > 1, &checks);
+                text(code, message)
             }
             (_, ["pods"]) => self.pods(false),
             (_, ["runningpods"]) => self.pods(true),
@@ -307,6 +311,32 @@ fn without_body(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
+/// How all checks come out, or the one that is asked for.
+fn checks(only: Option<&str>, since_relist: Option<Duration>) -> Vec<(&'static str, bool)> {
+    let is_stuck = since_relist.is_some_and(|since| since > LONGEST_LOOP);
+    let made = CHECKS.into_iter().filter(|check| only.is_none_or(|only| only == *check));
+    made.map(|check| (check, check != SYNC_LOOP || !is_stuck)).collect()
+}
+
+/// What is said about them, in upstream's words.
+fn health(is_one: bool, checks: &[(&'static str, bool)]) -> (StatusCode, String) {
+    if checks.iter().all(|(_, is_ok)| *is_ok) {
+        return (StatusCode::OK, "ok".to_owned());
+    }
+    if is_one {
+        let message = "internal server error: sync Loop took longer than expected\n";
+        return (StatusCode::INTERNAL_SERVER_ERROR, message.to_owned());
+    }
+    let mut message = String::new();
+    for (check, is_ok) in checks {
+        message += &match is_ok {
+            true => format!("[+]{check} ok\n"),
+            false => format!("[-]{check} failed: reason withheld\n"),
+        };
+    }
+    (StatusCode::INTERNAL_SERVER_ERROR, message + "healthz check failed\n")
+}
+
 pub(crate) fn text(code: StatusCode, message: impl Into<String>) -> Response<Body> {
     let mut response = Response::new(boxed(message.into()));
     *response.status_mut() = code;
@@ -349,6 +379,23 @@ mod tests {
         assert_eq!(response.headers()["content-length"], "2");
         assert_eq!(response.headers()["content-type"], "text/plain; charset=utf-8");
         assert!(response.body().is_end_stream());
+    }
+
+    #[test]
+    fn who_no_longer_looks_at_its_pods_is_not_well() {
+        let of = |only: Option<&str>, seconds: Option<u64>| {
+            let (code, message) = health(only.is_some(), &checks(only, seconds.map(Duration::from_secs)));
+            (code.as_u16(), message)
+        };
+        for (only, seconds) in
+            [(None, None), (None, Some(300)), (Some("syncloop"), Some(61)), (Some("ping"), Some(301))]
+        {
+            assert_eq!(of(only, seconds), (200, "ok".to_owned()), "{only:?} {seconds:?}");
+        }
+        let all = "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n";
+        assert_eq!(of(None, Some(301)), (500, all.to_owned()));
+        let one = "internal server error: sync Loop took longer than expected\n";
+        assert_eq!(of(Some("syncloop"), Some(301)), (500, one.to_owned()));
     }
 
     #[test]

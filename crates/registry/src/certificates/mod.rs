@@ -2,4 +2,6 @@
 
 pub mod certificate_signing_request;
 pub mod pod_certificate;
+mod pod_request;
+mod public_key;
 pub mod rules;

@@ -1,9 +1,10 @@
 //! PodCertificateRequest and ClusterTrustBundle: certificates of pods, and whom to trust for a signer.
 
-use api::field::{FieldErrors, IMMUTABLE, Path};
+use api::field::{FieldErrors, Path};
+use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1beta1::{ClusterTrustBundle, PodCertificateRequest};
 
-use super::rules;
+use super::{pod_request, rules};
 use crate::{NameRule, SelectableField, Strategy};
 
 pub struct PodCertificateRequestStrategy;
@@ -12,14 +13,31 @@ pub struct ClusterTrustBundleStrategy;
 impl Strategy for PodCertificateRequestStrategy {
     type Object = PodCertificateRequest;
 
+    fn apply_defaults(&self, request: &mut PodCertificateRequest) {
+        request.spec.max_expiration_seconds.get_or_insert(24 * rules::SHORTEST_EXPIRATION);
+    }
+
+    fn validate_create(&self, request: &PodCertificateRequest) -> FieldErrors {
+        pod_request::created(request)
+    }
+
     /// What was admitted is what is signed.
     fn validate_update(&self, new: &PodCertificateRequest, old: &PodCertificateRequest) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        if new.spec != old.spec {
-            errors.invalid("spec", "<request>", IMMUTABLE);
-        }
+        errors.immutable("spec", &new.spec, &old.spec);
         errors
     }
+
+    fn validate_status_update_at(
+        &self,
+        new: &PodCertificateRequest,
+        old: &PodCertificateRequest,
+        now: Timestamp,
+    ) -> FieldErrors {
+        pod_request::answered(new, old, now)
+    }
+
+    const UNCONDITIONAL_UPDATE: bool = false;
 
     fn selectable_fields(&self) -> &'static [SelectableField] {
         const {

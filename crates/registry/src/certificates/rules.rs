@@ -10,6 +10,7 @@ use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::FromDer;
 
+use crate::metadata::annotation_size;
 use crate::unset::items;
 
 const DECISIONS: [&str; 2] = ["Approved", "Denied"];
@@ -68,6 +69,30 @@ fn first_mistakes(errors: &mut FieldErrors, path: &Path<'_>, text: &str, rule: f
 pub fn is_kubernetes_signer(name: &str) -> bool {
     let host = name.split('/').next().unwrap_or_default();
     host == "kubernetes.io" || host.ends_with(".kubernetes.io")
+}
+
+/// The shortest time that a pod's certificate may be asked for.
+pub const SHORTEST_EXPIRATION: i32 = 60 * 60;
+
+/// The longest time that a pod may ask a signer for.
+pub fn longest_expiration(signer: &str) -> i32 {
+    if is_kubernetes_signer(signer) { 24 * SHORTEST_EXPIRATION } else { 91 * 24 * SHORTEST_EXPIRATION }
+}
+
+/// What a pod says to its signer: keys have a domain, `acme.io/foo`.
+pub fn user_annotations(errors: &mut FieldErrors, path: &Path<'_>, annotations: &BTreeMap<String, String>) {
+    for key in annotations.keys().map(|key| key.to_lowercase()) {
+        if key.is_empty() {
+            errors.required(path, "");
+            continue;
+        }
+        let mistakes = api::validation::qualified_name(&key);
+        if mistakes.is_empty() && !key.contains('/') {
+            errors.invalid(path, &key, "must be a domain-prefixed key (such as \"acme.io/foo\")");
+        }
+        errors.invalid_each(path, &key, mistakes);
+    }
+    annotation_size(errors, path, annotations);
 }
 
 /// What is wrong with the name of a ClusterTrustBundle of this signer, or of none.

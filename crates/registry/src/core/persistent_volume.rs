@@ -238,14 +238,13 @@ pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &Persisten
 }
 
 fn validate_capacity(errors: &mut FieldErrors, path: &Path<'_>, capacity: Option<&BTreeMap<String, RawQuantity>>) {
-    let Some(capacity) = capacity.filter(|capacity| !capacity.is_empty()) else {
+    if capacity.is_none_or(BTreeMap::is_empty) {
         errors.required(path, "");
-        return;
-    };
-    if capacity.len() != 1 || !capacity.contains_key("storage") {
+    }
+    if capacity.is_none_or(|capacity| capacity.len() != 1 || !capacity.contains_key("storage")) {
         errors.not_supported(path, capacity, &["storage"]);
     }
-    for (resource, size) in capacity {
+    for (resource, size) in capacity.into_iter().flatten() {
         let Ok(size) = Quantity::try_from(size) else {
             errors.invalid(path.key(resource), &size.0, "must be a valid resource quantity");
             continue;

@@ -191,7 +191,17 @@ fn validate_sources(errors: &mut FieldErrors, path: &Path<'_>, spec: &Persistent
         validate_source(errors, &path.child("dataSource"), &source.api_group, &source.kind, &source.name);
     }
     if let Some(source) = &spec.data_source_ref {
-        validate_source(errors, &path.child("dataSourceRef"), &source.api_group, &source.kind, &source.name);
+        let path = path.child("dataSourceRef");
+        validate_source(errors, &path, &source.api_group, &source.kind, &source.name);
+        if let Some(namespace) = text(&source.namespace) {
+            errors.invalid_each(path.child("namespace"), namespace, validation::dns1123_label(namespace));
+        }
+    }
+    let has_namespace = spec.data_source_ref.as_ref().is_some_and(|source| text(&source.namespace).is_some());
+    if has_namespace && spec.data_source.is_some() {
+        let place = path.child("dataSource").to_string();
+        errors.invalid(*path, place, "may not be specified when dataSourceRef.namespace is specified");
+        return;
     }
     if let (Some(old), Some(new)) = (&spec.data_source, &spec.data_source_ref)
         && (text(&old.api_group), &old.kind, &old.name) != (text(&new.api_group), &new.kind, &new.name)
@@ -205,7 +215,7 @@ fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
     Quantity::try_from(requests.get("storage")?).ok()
 }
 
-fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeClaimSpec) {
+pub(super) fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeClaimSpec) {
     const WITHOUT: &str = "at least 1 access mode is required";
     validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes), WITHOUT);
     label_selector(errors, &path.child("selector"), spec.selector.as_ref());
@@ -225,5 +235,8 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVol
         && !matches!(mode, "Block" | "Filesystem")
     {
         errors.not_supported(path.child("volumeMode"), mode, &["Block", "Filesystem"]);
+    }
+    if let Some(class) = text(&spec.volume_attributes_class_name) {
+        errors.invalid_each(path.child("volumeAttributesClassName"), class, validation::dns1123_subdomain(class));
     }
 }

@@ -32,7 +32,7 @@ fn metadata_and_spec(pod: &Pod) -> FieldErrors {
     let none = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&none);
     let path = Path::new("spec");
-    pod_spec::validation::spec(&mut errors, &path, spec);
+    pod_spec::validation::spec(&mut errors, &path, spec, Some(or_empty(&pod.metadata.name)));
     if let Some(annotations) = &pod.metadata.annotations {
         if let Some(mirror) = annotations.get(MIRROR)
             && text(&spec.node_name).is_none()

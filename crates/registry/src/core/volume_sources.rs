@@ -9,12 +9,15 @@ use api::validation as rules;
 use k8s_openapi::api::core::v1::{
     AWSElasticBlockStoreVolumeSource, AzureDiskVolumeSource, CSIPersistentVolumeSource, FCVolumeSource,
     FlockerVolumeSource, GCEPersistentDiskVolumeSource, HostPathVolumeSource, ISCSIPersistentVolumeSource,
-    NFSVolumeSource, PersistentVolumeSpec, QuobyteVolumeSource, SecretReference, StorageOSPersistentVolumeSource,
+    ISCSIVolumeSource, NFSVolumeSource, PersistentVolumeSpec, QuobyteVolumeSource, SecretReference,
+    StorageOSPersistentVolumeSource,
 };
 
-use crate::unset::{items, or_empty};
+use crate::unset::{items, or_empty, text};
 
 const CSI_DRIVER_NAME: usize = 63;
+const ISCSI_NAME: &str = "must be valid format";
+pub(super) const TOO_LONG_FOR_ISCSI: &str = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified.";
 const HOST_PORTS: &str = "must be a host:port pair or multiple pairs separated by commas";
 
 /// The source of a PersistentVolume: there is one, and it follows its rules. `volume` is the name of the volume.
@@ -303,32 +306,57 @@ pub(super) fn azure_disk(errors: &mut FieldErrors, path: &Path<'_>, source: &Azu
 
 fn iscsi(errors: &mut FieldErrors, path: &Path<'_>, source: &ISCSIPersistentVolumeSource, volume: &str) {
     required(errors, path, &[("targetPortal", &source.target_portal)]);
-    if source.initiator_name.is_some() && volume.len() + 1 + source.target_portal.len() > 64 {
-        errors.invalid(
-            path.child("targetportal"),
-            &source.target_portal,
-            "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified.",
-        );
+    if source.initiator_name.is_some() && is_too_long_for_iscsi(volume, &source.target_portal) {
+        errors.invalid(path.child("targetportal"), &source.target_portal, TOO_LONG_FOR_ISCSI);
     }
-    if source.iqn.is_empty() {
-        errors.required(path.child("iqn"), "");
-    } else if !is_iscsi_name(&source.iqn) {
-        errors.invalid(path.child("iqn"), &source.iqn, "must be valid format");
-    }
-    errors.invalid_each(path.child("lun"), source.lun, rules::in_range(i64::from(source.lun), 0, 255));
+    iscsi_target(errors, path, &source.iqn, source.lun, ISCSI_NAME);
     let has_chap = source.chap_auth_discovery == Some(true) || source.chap_auth_session == Some(true);
     match &source.secret_ref {
         None if has_chap => errors.required(path.child("secretRef"), ""),
         Some(secret) => required(errors, path, &[("secretRef.name", or_empty(&secret.name))]),
         None => {}
     }
-    if let Some(initiator) = source.initiator_name.as_ref().filter(|initiator| !is_iscsi_name(initiator)) {
-        errors.invalid(path.child("initiatorname"), initiator, "must be valid format");
+    if let Some(initiator) = &source.initiator_name {
+        iscsi_name(errors, &path.child("initiatorname"), initiator, ISCSI_NAME);
+    }
+}
+
+pub(super) fn iscsi_inline(errors: &mut FieldErrors, path: &Path<'_>, source: &ISCSIVolumeSource) {
+    const BEGINNING: &str = "must be valid format starting with iqn, eui, or naa";
+    required(errors, path, &[("targetPortal", &source.target_portal)]);
+    iscsi_target(errors, path, &source.iqn, source.lun, BEGINNING);
+    let has_chap = source.chap_auth_discovery == Some(true) || source.chap_auth_session == Some(true);
+    if has_chap && source.secret_ref.is_none() {
+        errors.required(path.child("secretRef"), "");
+    }
+    if let Some(initiator) = &source.initiator_name {
+        iscsi_name(errors, &path.child("initiatorname"), initiator, BEGINNING);
+    }
+}
+
+pub(super) fn is_too_long_for_iscsi(volume: &str, portal: &str) -> bool {
+    volume.len() + 1 + portal.len() > 64
+}
+
+fn iscsi_target(errors: &mut FieldErrors, path: &Path<'_>, name: &str, lun: i32, beginning: &str) {
+    match name.is_empty() {
+        true => errors.required(path.child("iqn"), ""),
+        false => iscsi_name(errors, &path.child("iqn"), name, beginning),
+    }
+    errors.invalid_each(path.child("lun"), lun, rules::in_range(i64::from(lun), 0, 255));
+}
+
+/// `beginning` is said of a name that begins like none.
+fn iscsi_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str, beginning: &str) {
+    if !["iqn", "eui", "naa"].iter().any(|prefix| name.starts_with(prefix)) {
+        errors.invalid(path, name, beginning);
+    } else if !is_iscsi_name(name) {
+        errors.invalid(path, name, ISCSI_NAME);
     }
 }
 
 /// `iqn.2001-04.com.example:disk`, `eui.` and sixteen, or `naa.` and thirty-two letters and digits.
-pub(super) fn is_iscsi_name(name: &str) -> bool {
+fn is_iscsi_name(name: &str) -> bool {
     let is_identifier = |rest: &str, length: usize| {
         let mut characters = rest.chars();
         let separator = characters.next();
@@ -365,16 +393,24 @@ fn is_qualified(text: &str) -> bool {
 }
 
 fn storageos(errors: &mut FieldErrors, path: &Path<'_>, source: &StorageOSPersistentVolumeSource) {
-    let (name, namespace) = (or_empty(&source.volume_name), or_empty(&source.volume_namespace));
-    match name.is_empty() {
-        true => errors.required(path.child("volumeName"), ""),
-        false => errors.invalid_each(path.child("volumeName"), name, rules::dns1123_label(name)),
-    }
-    if !namespace.is_empty() {
-        errors.invalid_each(path.child("volumeNamespace"), namespace, rules::dns1123_label(namespace));
-    }
+    storageos_names(errors, path, &source.volume_name, &source.volume_namespace);
     if let Some(secret) = &source.secret_ref {
         named_secret(errors, &path.child("secretRef"), or_empty(&secret.name), or_empty(&secret.namespace));
+    }
+}
+
+pub(super) fn storageos_names(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    name: &Option<String>,
+    namespace: &Option<String>,
+) {
+    match text(name) {
+        None => errors.required(path.child("volumeName"), ""),
+        Some(name) => errors.invalid_each(path.child("volumeName"), name, rules::dns1123_label(name)),
+    }
+    if let Some(namespace) = text(namespace) {
+        errors.invalid_each(path.child("volumeNamespace"), namespace, rules::dns1123_label(namespace));
     }
 }
 

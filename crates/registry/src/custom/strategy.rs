@@ -195,7 +195,7 @@ impl AnyStrategy for CustomStrategy {
         }
     }
 
-    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object) -> FieldErrors {
+    fn validate_status_update(&self, new: &dyn Object, old: &dyn Object, _: Timestamp) -> FieldErrors {
         self.validate(custom(new), Some(custom(old)))
     }
 

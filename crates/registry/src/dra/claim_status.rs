@@ -168,7 +168,7 @@ fn validate_device(
     if conditions.len() > rules::CONDITIONS {
         errors.too_many(path.child("conditions"), conditions.len(), rules::CONDITIONS);
     }
-    rules::conditions(errors, &path.child("conditions"), conditions);
+    crate::metadata::conditions(errors, &path.child("conditions"), conditions);
     if let Some(data) = &device.data {
         rules::raw(errors, &path.child("data"), data);
     }

@@ -53,7 +53,11 @@ impl Strategy for ResourcePoolStatusRequestStrategy {
         if old.status.is_some() {
             errors.immutable("status", &new.status, &old.status);
         } else if let Some(status) = &new.status {
-            rules::conditions(&mut errors, &Path::new("status").child("conditions"), items(&status.conditions));
+            crate::metadata::conditions(
+                &mut errors,
+                &Path::new("status").child("conditions"),
+                items(&status.conditions),
+            );
         }
         errors
     }

@@ -3,7 +3,6 @@
 use api::field::{FieldErrors, Path};
 use api::validation;
 use k8s_openapi::api::resource::v1::{DeviceSelector, DeviceTaint, DeviceToleration, OpaqueDeviceConfiguration};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde::Serialize;
 use serde_json::Value;
@@ -225,36 +224,5 @@ pub fn binding_conditions(errors: &mut FieldErrors, path: &Path<'_>, wanted: &[S
     }
     if failed.is_empty() && !wanted.is_empty() {
         errors.invalid(failed_path, failed, "bindingFailureConditions are required to use bindingConditions");
-    }
-}
-
-/// `metav1.Condition`s as upstream's `ValidateConditions` wants them.
-pub fn conditions(errors: &mut FieldErrors, path: &Path<'_>, conditions: &[Condition]) {
-    let mut types: Vec<&str> = Vec::new();
-    for (i, condition) in conditions.iter().enumerate() {
-        let path = path.index(i);
-        if types.contains(&condition.type_.as_str()) {
-            errors.duplicate(path.child("type"), &condition.type_);
-        }
-        types.push(&condition.type_);
-        errors.invalid_each(path.child("type"), &condition.type_, validation::qualified_name(&condition.type_));
-        match condition.status.as_str() {
-            "" => errors.required(path.child("status"), "must be set"),
-            "True" | "False" | "Unknown" => {}
-            other => errors.not_supported(path.child("status"), other, &["False", "True", "Unknown"]),
-        }
-        if condition.observed_generation.is_some_and(|generation| generation < 0) {
-            errors.invalid(
-                path.child("observedGeneration"),
-                condition.observed_generation,
-                "must be greater than or equal to zero",
-            );
-        }
-        if condition.reason.is_empty() {
-            errors.required(path.child("reason"), "must be set");
-        }
-        if condition.message.len() > 32 * 1024 {
-            errors.too_long(path.child("message"), 32 * 1024);
-        }
     }
 }

@@ -52,7 +52,7 @@ impl Strategy for DeviceTaintRuleStrategy {
         let mut errors = FieldErrors::default();
         let conditions = new.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
         let path = Path::new("status");
-        rules::conditions(&mut errors, &path.child("conditions"), conditions);
+        crate::metadata::conditions(&mut errors, &path.child("conditions"), conditions);
         if conditions.len() > rules::CONDITIONS {
             errors.too_many(path.child("conditions"), conditions.len(), rules::CONDITIONS);
         }

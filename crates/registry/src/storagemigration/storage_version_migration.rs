@@ -58,7 +58,7 @@ impl Strategy for StorageVersionMigrationStrategy {
             let why = format!("resource version is not well formed: {version}");
             errors.invalid(path.child("resourceVersion"), &version, why);
         }
-        crate::dra::rules::conditions(&mut errors, &path.child("conditions"), items(&status.conditions));
+        crate::metadata::conditions(&mut errors, &path.child("conditions"), items(&status.conditions));
         let before = old.status.as_ref().and_then(|status| status.resource_version.as_deref()).unwrap_or_default();
         if !before.is_empty() && before != version {
             errors.invalid(path.child("resourceVersion"), &version, "field is immutable");

@@ -180,7 +180,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Removes what failed pulls have left, every now and then: no image has it, so nobody asks for its removal.
+    /// Removes what failed pulls have left, every now and then: no image has it, so nobody asks for its removal. The same for what
+    /// plug-ins that were gone have left in networks.
     pub(crate) fn start_sweeping(self: &Arc<Self>) {
         let engine = self.clone();
         self.tasks.spawn(async move {
@@ -194,6 +195,7 @@ impl Engine {
                 if let Err(error) = blocking(sweep).await {
                     tracing::warn!(%error, "what failed pulls have left is not removed");
                 }
+                crate::network::release_left(&engine.config).await;
             }
         });
     }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::Reference;
 use super::config::{Descriptor, ExecutionConfig};
 use crate::blocking::blocking;
-use crate::error::{Result, doing};
+use crate::error::{Error, Result, doing};
 use crate::record;
 use crate::shim::starter::Starter;
 
@@ -66,9 +66,20 @@ impl Image {
 /// Stands under images that have no layer at all.
 const EMPTY_LAYER: &str = "empty";
 
-/// Half a digest is plenty to tell layers apart, and keeps mount options short.
+/// Half a digest keeps mount options short; [`namesakes`] have no room beside each other.
 pub(crate) fn layer_name(diff_id: &str) -> String {
     diff_id.trim_start_matches("sha256:").chars().take(32).collect()
+}
+
+/// A layer that would be unpacked where another one is. Nobody finds a second layer to one that is there; but whoever makes both,
+/// with patience, could show one and have the other run.
+fn namesakes<'a>(new: &'a [Layer], mut known: impl Iterator<Item = &'a Layer>) -> Option<(&'a str, &'a str)> {
+    let new: HashMap<String, &str> =
+        new.iter().map(|layer| (layer_name(&layer.diff_id), layer.diff_id.as_str())).collect();
+    known.find_map(|layer| {
+        let wanted = *new.get(&layer_name(&layer.diff_id))?;
+        (wanted != layer.diff_id).then_some((wanted, layer.diff_id.as_str()))
+    })
 }
 
 /// The records as last read.
@@ -323,6 +334,11 @@ impl ImageStore {
         let mut records = self.images.lock();
         self.current(&mut records);
         let images = &mut records.images;
+        let known = images.values().flat_map(|image| &image.layers).chain(&image.layers);
+        if let Some((new, old)) = namesakes(&image.layers, known) {
+            let message = format!("image {}: layer {new} has the directory of {old}", image.id);
+            return Err(Error::Invalid(message));
+        }
         if let Some(old) = images.get(&image.id) {
             let merge = |new: &mut Vec<String>, old: &[String]| {
                 for name in old {
@@ -528,6 +544,23 @@ mod tests {
         let store = ImageStore::open(directory.path()).unwrap();
         assert_eq!(store.get("x:1").unwrap().id, image('b', "x:1").id);
         assert_eq!(store.list().len(), 2);
+    }
+
+    #[test]
+    fn security_layers_with_half_a_digest_in_common_are_not_taken_for_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = ImageStore::open(directory.path()).unwrap();
+        let other = Layer { diff_id: format!("sha256:{}{}", "c".repeat(32), "d".repeat(32)), ..Default::default() };
+        let mut both = image('a', "x:1");
+        both.layers.push(other.clone());
+        assert!(store.put(both).is_err(), "within one image");
+        store.put(image('a', "x:1")).unwrap();
+        // The same again, and an image that shares the layer.
+        store.put(image('a', "x:2")).unwrap();
+        store.put(image('b', "y:1")).unwrap();
+        let error = store.put(Image { layers: vec![other], ..image('e', "z:1") }).unwrap_err().to_string();
+        assert!(error.contains("has the directory of sha256:cccc"), "{error}");
+        assert!(store.get("z:1").is_none());
     }
 
     #[test]

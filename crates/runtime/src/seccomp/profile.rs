@@ -80,7 +80,18 @@ const DENIED: &[(&str, &[&str])] = &[
 
 /// New namespaces by `clone`: mount, cgroup, uts, ipc, user, pid, net.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
-const AF_VSOCK: u64 = 40;
+/// Families of addresses that sockets may have, as masks and values: all that there are but the kernel's cryptography (38,
+/// CVE-2026-31431) and virtual machines (40). The kernel reads 32 bits of the number, so the others must not count: whoever compares
+/// all of them takes a family with a bit above for another one.
+const FAMILIES: [(u64, u64); 7] = [
+    (0xffff_ffe0, 0),
+    (0xffff_fffc, 32),
+    (0xffff_fffe, 36),
+    (0xffff_ffff, 39),
+    (0xffff_ffff, 41),
+    (0xffff_fffe, 42),
+    (0xffff_fffc, 44),
+];
 const EPERM: u16 = 1;
 const ENOSYS: u16 = 38;
 
@@ -116,7 +127,7 @@ pub(crate) fn runtime_default(capabilities: u64) -> Profile {
                     allow(when(Compare::Equal, value));
                 }
             }
-            "socket" => allow(when(Compare::NotEqual, AF_VSOCK)),
+            "socket" => FAMILIES.iter().for_each(|(mask, value)| allow(when(Compare::MaskedEqual(*mask), *value))),
             _ => allow(Vec::new()),
         }
     }
@@ -263,6 +274,26 @@ mod tests {
         ] {
             assert_eq!((allows(&plain, name), allows(&admin, name)), (without, with), "{name}");
         }
+    }
+
+    #[test]
+    fn security_no_socket_leads_to_the_kernels_cryptography() {
+        let profile = runtime_default(0);
+        let allows = |family: u64| {
+            let holds = |condition: &Condition| match condition.compare {
+                Compare::MaskedEqual(mask) => condition.argument == 0 && family & mask == condition.value,
+                _ => panic!("another comparison"),
+            };
+            let rules = profile.rules.iter().filter(|rule| rule.syscall == number("socket").unwrap());
+            rules.into_iter().any(|rule| rule.action == Action::ALLOW && rule.conditions.iter().all(holds))
+        };
+        for family in 0..48 {
+            let expected = family != 38 && family != 40;
+            for bits in [0, 1 << 32, u64::from(u32::MAX) << 32] {
+                assert_eq!(allows(family | bits), expected, "{family} {bits:x}");
+            }
+        }
+        assert!(!allows(48) && !allows(u64::MAX));
     }
 
     #[test]

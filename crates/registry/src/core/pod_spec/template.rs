@@ -11,7 +11,7 @@ pub fn validate(errors: &mut FieldErrors, path: &Path<'_>, template: &PodTemplat
     metadata::labels(errors, &path.child("labels"), meta.labels.as_ref());
     metadata::annotations(errors, &path.child("annotations"), meta.annotations.as_ref());
     let spec = template.spec.clone().unwrap_or_default();
-    super::validation::spec(errors, &path.child("spec"), &spec);
+    super::validation::spec(errors, &path.child("spec"), &spec, None);
     if !items(&spec.ephemeral_containers).is_empty() {
         errors.forbidden(path.child("spec.ephemeralContainers"), "ephemeral containers not allowed in pod template");
     }

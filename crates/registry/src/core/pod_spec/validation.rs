@@ -16,12 +16,13 @@ const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARACTERS: usize = 2048;
 
-pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
+/// `pod` is the name of the pod, and none for a template.
+pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec, pod: Option<&str>) {
     let grace = spec.termination_grace_period_seconds;
     if grace.is_none() {
         errors.required(path.child("terminationGracePeriodSeconds"), "");
     }
-    let volume_names = volumes::validate(errors, &path.child("volumes"), items(&spec.volumes));
+    let volume_names = volumes::validate(errors, &path.child("volumes"), items(&spec.volumes), pod);
     let claims: BTreeSet<&str> = items(&spec.resource_claims).iter().map(|claim| claim.name.as_str()).collect();
     let around = Surroundings {
         volumes: &volume_names,

@@ -2,30 +2,44 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::field::{FieldErrors, Path};
+use api::field::{FieldErrors, Path, quote};
 use api::quantity::Quantity;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
-    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, PodCertificateProjection, ProjectedVolumeSource,
-    Volume,
+    CSIVolumeSource, ClusterTrustBundleProjection, DownwardAPIVolumeFile, EmptyDirVolumeSource, EphemeralVolumeSource,
+    KeyToPath, PodCertificateProjection, ProjectedVolumeSource, Volume,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::containers::{VOLUME_FIELDS, field_ref, resource_field_ref};
-use crate::certificates::rules::{is_kubernetes_signer, signer_name, trust_bundle_name};
-use crate::core::volume_sources;
-use crate::metadata::{annotation_size, label_selector};
-use crate::unset::{items, text};
+use super::containers::{VOLUME_FIELDS, descending_path, field_ref, resource_field_ref};
+use super::validation::one_of;
+use crate::certificates::rules::{
+    SHORTEST_EXPIRATION, longest_expiration, signer_name, trust_bundle_name, user_annotations,
+};
+use crate::core::{persistent_volume_claim, volume_sources};
+use crate::metadata::label_selector;
+use crate::unset::{items, or_empty, text};
 
 const DUPLICATE: &str = "conflicting duplicate paths";
 const MODE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 
-/// Checks the volumes; answers their names and whether each can be used as a block device.
-pub fn validate(errors: &mut FieldErrors, path: &Path<'_>, volumes: &[Volume]) -> BTreeMap<String, bool> {
+/// Checks the volumes; answers their names and whether each can be used as a block device. `pod` is the name of the pod,
+/// and none for a template.
+pub fn validate(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    volumes: &[Volume],
+    pod: Option<&str>,
+) -> BTreeMap<String, bool> {
     let mut names = BTreeMap::new();
+    let named = pod.filter(|pod| !pod.is_empty());
+    let own_claim = |volume: &Volume| named.map(|pod| format!("{pod}-{}", volume.name));
+    let made: BTreeSet<String> =
+        volumes.iter().filter(|volume| volume.ephemeral.is_some()).filter_map(own_claim).collect();
     for (i, volume) in volumes.iter().enumerate() {
         let path = path.index(i);
         let before = errors.len();
-        source(errors, &path, volume);
+        source(errors, &path, volume, pod);
         if volume.name.is_empty() {
             errors.required(path.child("name"), "");
         } else {
@@ -38,12 +52,20 @@ pub fn validate(errors: &mut FieldErrors, path: &Path<'_>, volumes: &[Volume]) -
             let block = volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
             names.insert(volume.name.clone(), block);
         }
+        if let Some(claim) = volume.persistent_volume_claim.as_ref().filter(|claim| made.contains(&claim.claim_name)) {
+            errors.invalid(
+                path.child("persistentVolumeClaim.claimName"),
+                &claim.claim_name,
+                "must not reference a PVC that gets created for an ephemeral volume",
+            );
+        }
     }
     names
 }
 
-/// The names of the sources that are set. The generated type has one optional field for each; taking it apart here makes
-/// the compiler say when there is another one.
+/// The sources that are set, in upstream's order and under the names by which it refuses one too many (two of which are
+/// no names of fields). The generated type has one optional field for each; taking it apart here makes the compiler say
+/// when there is another one.
 fn sources(volume: &Volume) -> impl Iterator<Item = &'static str> {
     macro_rules! set_fields {
         ($($field:ident: $name:literal,)*) => {{
@@ -52,163 +74,218 @@ fn sources(volume: &Volume) -> impl Iterator<Item = &'static str> {
         }};
     }
     let fields = set_fields! {
-        aws_elastic_block_store: "awsElasticBlockStore",
-        azure_disk: "azureDisk",
-        azure_file: "azureFile",
-        cephfs: "cephfs",
-        cinder: "cinder",
-        config_map: "configMap",
-        csi: "csi",
-        downward_api: "downwardAPI",
         empty_dir: "emptyDir",
-        ephemeral: "ephemeral",
+        host_path: "hostPath",
+        git_repo: "gitRepo",
+        gce_persistent_disk: "gcePersistentDisk",
+        aws_elastic_block_store: "awsElasticBlockStore",
+        secret: "secret",
+        nfs: "nfs",
+        iscsi: "iscsi",
+        glusterfs: "glusterfs",
+        flocker: "flocker",
+        persistent_volume_claim: "persistentVolumeClaim",
+        rbd: "rbd",
+        cinder: "cinder",
+        cephfs: "cephFS",
+        quobyte: "quobyte",
+        downward_api: "downwarAPI",
         fc: "fc",
         flex_volume: "flexVolume",
-        flocker: "flocker",
-        gce_persistent_disk: "gcePersistentDisk",
-        git_repo: "gitRepo",
-        glusterfs: "glusterfs",
-        host_path: "hostPath",
-        image: "image",
-        iscsi: "iscsi",
-        nfs: "nfs",
-        persistent_volume_claim: "persistentVolumeClaim",
+        config_map: "configMap",
+        azure_file: "azureFile",
+        vsphere_volume: "vsphereVolume",
         photon_persistent_disk: "photonPersistentDisk",
         portworx_volume: "portworxVolume",
-        projected: "projected",
-        quobyte: "quobyte",
-        rbd: "rbd",
-        scale_io: "scaleIO",
-        secret: "secret",
+        azure_disk: "azureDisk",
         storageos: "storageos",
-        vsphere_volume: "vsphereVolume",
+        projected: "projected",
+        scale_io: "scaleIO",
+        csi: "csi",
+        ephemeral: "ephemeral",
+        image: "image",
     };
     fields.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| name)
 }
 
-fn source(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume) {
+fn source(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume, pod: Option<&str>) {
     let mut sources = sources(volume);
     if sources.next().is_none() {
         errors.required(path, "must specify a volume type");
         return;
     }
+    first_source(errors, path, volume, pod);
     for extra in sources {
         errors.forbidden(path.child(extra), "may not specify more than 1 volume type");
     }
-    if let Some(limit) = volume.empty_dir.as_ref().and_then(|source| source.size_limit.as_ref())
-        && Quantity::try_from(limit).is_ok_and(|limit| limit.is_negative())
+    // Upstream looks at this one however many there are.
+    if let Some(iscsi) = &volume.iscsi
+        && iscsi.initiator_name.is_some()
+        && volume_sources::is_too_long_for_iscsi(&volume.name, &iscsi.target_portal)
     {
-        errors.forbidden(path.child("emptyDir.sizeLimit"), "SizeLimit field must be a valid resource quantity");
-    }
-    if let Some(host_path) = &volume.host_path {
-        volume_sources::host_path(errors, &path.child("hostPath"), host_path);
-    }
-    if let Some(secret) = &volume.secret {
-        let path = path.child("secret");
-        if text(&secret.secret_name).is_none() {
-            errors.required(path.child("secretName"), "");
-        }
-        mode(errors, &path.child("defaultMode"), secret.default_mode);
-        keys_to_paths(errors, &path, items(&secret.items));
-    }
-    if let Some(config_map) = &volume.config_map {
-        let path = path.child("configMap");
-        if config_map.name.is_empty() {
-            errors.required(path.child("name"), "");
-        }
-        mode(errors, &path.child("defaultMode"), config_map.default_mode);
-        keys_to_paths(errors, &path, items(&config_map.items));
-    }
-    if let Some(downward) = &volume.downward_api {
-        let path = path.child("downwardAPI");
-        mode(errors, &path.child("defaultMode"), downward.default_mode);
-        for file in items(&downward.items) {
-            downward_file(errors, &path, file);
-        }
-    }
-    if let Some(projected) = &volume.projected {
-        self::projected(errors, &path.child("projected"), projected);
-    }
-    if let Some(claim) = &volume.persistent_volume_claim
-        && claim.claim_name.is_empty()
-    {
-        errors.required(path.child("persistentVolumeClaim.claimName"), "");
-    }
-    if let Some(nfs) = &volume.nfs {
-        volume_sources::nfs(errors, &path.child("nfs"), nfs);
-    }
-    if let Some(csi) = &volume.csi {
-        let path = path.child("csi");
-        volume_sources::csi_driver_name(errors, &path.child("driver"), &csi.driver);
-        if let Some(secret) = &csi.node_publish_secret_ref {
-            match secret.name.is_empty() {
-                true => errors.required(path.child("nodePublishSecretRef.name"), ""),
-                false => errors.invalid_each(path.child("name"), &secret.name, rules::dns1123_subdomain(&secret.name)),
-            }
-        }
-    }
-    foreign(errors, path, volume);
-    if let Some(ephemeral) = &volume.ephemeral
-        && ephemeral.volume_claim_template.is_none()
-    {
-        errors.required(path.child("ephemeral.volumeClaimTemplate"), "");
-    }
-    if let Some(image) = &volume.image
-        && text(&image.reference).is_none()
-    {
-        errors.required(path.child("image.reference"), "");
+        errors.invalid(path.child("name"), &volume.name, volume_sources::TOO_LONG_FOR_ISCSI);
     }
 }
 
-/// Sources that no node of ours mounts, and that have a form all the same.
-fn foreign(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume) {
-    if let Some(source) = &volume.gce_persistent_disk {
-        volume_sources::gce_persistent_disk(errors, &path.child("persistentDisk"), source);
-    }
-    if let Some(source) = &volume.aws_elastic_block_store {
-        volume_sources::aws_elastic_block_store(errors, &path.child("awsElasticBlockStore"), source);
-    }
-    if let Some(source) = &volume.flocker {
-        volume_sources::flocker(errors, &path.child("flocker"), source);
-    }
-    if let Some(source) = &volume.quobyte {
-        volume_sources::quobyte(errors, &path.child("quobyte"), source);
-    }
-    if let Some(source) = &volume.fc {
-        volume_sources::fc(errors, &path.child("fc"), source);
-    }
-    if let Some(source) = &volume.azure_disk {
-        volume_sources::azure_disk(errors, &path.child("azureDisk"), source);
-    }
-    if let Some(source) = &volume.flex_volume {
-        volume_sources::flex_volume(errors, &path.child("flexVolume"), &source.driver, source.options.as_ref());
-    }
-    if let Some(source) = &volume.cephfs {
-        volume_sources::monitors(errors, &path.child("cephfs"), &source.monitors);
-    }
-    if let Some(source) = &volume.rbd {
-        volume_sources::monitors(errors, &path.child("rbd"), &source.monitors);
-        volume_sources::required(errors, &path.child("rbd"), &[("image", &source.image)]);
-    }
-    if let Some(source) = &volume.glusterfs {
+/// The rules of the first that is set, in the same order.
+fn first_source(errors: &mut FieldErrors, path: &Path<'_>, volume: &Volume, pod: Option<&str>) {
+    use volume_sources as shared;
+    if let Some(source) = &volume.empty_dir {
+        empty_dir(errors, &path.child("emptyDir"), source);
+    } else if let Some(source) = &volume.host_path {
+        shared::host_path(errors, &path.child("hostPath"), source);
+    } else if let Some(source) = &volume.git_repo {
+        let path = path.child("gitRepo");
+        shared::required(errors, &path, &[("repository", &source.repository)]);
+        descending_path(errors, &path.child("directory"), or_empty(&source.directory));
+    } else if let Some(source) = &volume.gce_persistent_disk {
+        shared::gce_persistent_disk(errors, &path.child("persistentDisk"), source);
+    } else if let Some(source) = &volume.aws_elastic_block_store {
+        shared::aws_elastic_block_store(errors, &path.child("awsElasticBlockStore"), source);
+    } else if let Some(source) = &volume.secret {
+        let path = path.child("secret");
+        shared::required(errors, &path, &[("secretName", or_empty(&source.secret_name))]);
+        mode(errors, &path.child("defaultMode"), source.default_mode);
+        keys_to_paths(errors, &path, items(&source.items));
+    } else if let Some(source) = &volume.nfs {
+        shared::nfs(errors, &path.child("nfs"), source);
+    } else if let Some(source) = &volume.iscsi {
+        shared::iscsi_inline(errors, &path.child("iscsi"), source);
+    } else if let Some(source) = &volume.glusterfs {
         let fields = [("endpoints", source.endpoints.as_str()), ("path", source.path.as_str())];
-        volume_sources::required(errors, &path.child("glusterfs"), &fields);
-    }
-    if let Some(source) = &volume.azure_file {
+        shared::required(errors, &path.child("glusterfs"), &fields);
+    } else if let Some(source) = &volume.flocker {
+        shared::flocker(errors, &path.child("flocker"), source);
+    } else if let Some(source) = &volume.persistent_volume_claim {
+        shared::required(errors, &path.child("persistentVolumeClaim"), &[("claimName", &source.claim_name)]);
+    } else if let Some(source) = &volume.rbd {
+        shared::monitors(errors, &path.child("rbd"), &source.monitors);
+        shared::required(errors, &path.child("rbd"), &[("image", &source.image)]);
+    } else if let Some(source) = &volume.cinder {
+        let path = path.child("cinder");
+        shared::required(errors, &path, &[("volumeID", &source.volume_id)]);
+        if let Some(secret) = &source.secret_ref {
+            shared::required(errors, &path.child("secretRef"), &[("name", &secret.name)]);
+        }
+    } else if let Some(source) = &volume.cephfs {
+        shared::monitors(errors, &path.child("cephfs"), &source.monitors);
+    } else if let Some(source) = &volume.quobyte {
+        shared::quobyte(errors, &path.child("quobyte"), source);
+    } else if let Some(source) = &volume.downward_api {
+        let path = path.child("downwardAPI");
+        mode(errors, &path.child("defaultMode"), source.default_mode);
+        items(&source.items).iter().for_each(|file| downward_file(errors, &path, file));
+    } else if let Some(source) = &volume.fc {
+        shared::fc(errors, &path.child("fc"), source);
+    } else if let Some(source) = &volume.flex_volume {
+        shared::flex_volume(errors, &path.child("flexVolume"), &source.driver, source.options.as_ref());
+    } else if let Some(source) = &volume.config_map {
+        let path = path.child("configMap");
+        shared::required(errors, &path, &[("name", &source.name)]);
+        mode(errors, &path.child("defaultMode"), source.default_mode);
+        keys_to_paths(errors, &path, items(&source.items));
+    } else if let Some(source) = &volume.azure_file {
         let fields = [("secretName", source.secret_name.as_str()), ("shareName", source.share_name.as_str())];
-        volume_sources::required(errors, &path.child("azureFile"), &fields);
+        shared::required(errors, &path.child("azureFile"), &fields);
+    } else if let Some(source) = &volume.vsphere_volume {
+        shared::required(errors, &path.child("vsphereVolume"), &[("volumePath", &source.volume_path)]);
+    } else if let Some(source) = &volume.photon_persistent_disk {
+        shared::required(errors, &path.child("photonPersistentDisk"), &[("pdID", &source.pd_id)]);
+    } else if let Some(source) = &volume.portworx_volume {
+        shared::required(errors, &path.child("portworxVolume"), &[("volumeID", &source.volume_id)]);
+    } else if let Some(source) = &volume.azure_disk {
+        shared::azure_disk(errors, &path.child("azureDisk"), source);
+    } else if let Some(source) = &volume.storageos {
+        let path = path.child("storageos");
+        shared::storageos_names(errors, &path, &source.volume_name, &source.volume_namespace);
+        if let Some(secret) = &source.secret_ref {
+            shared::required(errors, &path.child("secretRef"), &[("name", &secret.name)]);
+        }
+    } else if let Some(source) = &volume.projected {
+        projected(errors, &path.child("projected"), source);
+    } else if let Some(source) = &volume.scale_io {
+        let name = or_empty(&source.volume_name);
+        let fields = [("gateway", source.gateway.as_str()), ("system", source.system.as_str()), ("volumeName", name)];
+        shared::required(errors, &path.child("scaleIO"), &fields);
+    } else if let Some(source) = &volume.csi {
+        csi(errors, &path.child("csi"), source);
+    } else if let Some(source) = &volume.ephemeral {
+        ephemeral(errors, path, source, &volume.name, pod);
+    } else if let Some(source) = &volume.image {
+        let path = path.child("image");
+        if pod.is_some() {
+            shared::required(errors, &path, &[("reference", or_empty(&source.reference))]);
+        }
+        one_of(errors, &path.child("pullPolicy"), &source.pull_policy, &["Always", "IfNotPresent", "Never"]);
     }
-    if let Some(source) = &volume.vsphere_volume {
-        volume_sources::required(errors, &path.child("vsphereVolume"), &[("volumePath", &source.volume_path)]);
+}
+
+fn empty_dir(errors: &mut FieldErrors, path: &Path<'_>, source: &EmptyDirVolumeSource) {
+    if let Some(limit) = &source.size_limit
+        && Quantity::try_from(limit).is_ok_and(|limit| limit.is_negative())
+    {
+        errors.forbidden(path.child("sizeLimit"), "SizeLimit field must be a valid resource quantity");
     }
-    if let Some(source) = &volume.photon_persistent_disk {
-        volume_sources::required(errors, &path.child("photonPersistentDisk"), &[("pdID", &source.pd_id)]);
+}
+
+fn csi(errors: &mut FieldErrors, path: &Path<'_>, source: &CSIVolumeSource) {
+    volume_sources::csi_driver_name(errors, &path.child("driver"), &source.driver);
+    if let Some(secret) = &source.node_publish_secret_ref {
+        match secret.name.is_empty() {
+            true => errors.required(path.child("nodePublishSecretRef.name"), ""),
+            false => errors.invalid_each(path.child("name"), &secret.name, rules::dns1123_subdomain(&secret.name)),
+        }
     }
-    if let Some(source) = &volume.portworx_volume {
-        volume_sources::required(errors, &path.child("portworxVolume"), &[("volumeID", &source.volume_id)]);
+}
+
+/// A claim that is made for the pod, under the pod's name and the volume's.
+fn ephemeral(
+    errors: &mut FieldErrors,
+    volume_path: &Path<'_>,
+    source: &EphemeralVolumeSource,
+    volume: &str,
+    pod: Option<&str>,
+) {
+    let path = volume_path.child("ephemeral");
+    let path = path.child("volumeClaimTemplate");
+    match &source.volume_claim_template {
+        None => errors.required(path, ""),
+        Some(template) => {
+            let metadata = template.metadata.clone().unwrap_or_default();
+            template_metadata(errors, &path.child("metadata"), &metadata);
+            persistent_volume_claim::validate_spec(errors, &path.child("spec"), &template.spec);
+        }
     }
-    if let Some(source) = &volume.cinder {
-        volume_sources::required(errors, &path.child("cinder"), &[("volumeID", &source.volume_id)]);
+    if let Some(pod) = pod.filter(|pod| !pod.is_empty() && !volume.is_empty()) {
+        let claim = format!("{pod}-{volume}");
+        for message in rules::dns1123_subdomain(&claim) {
+            errors.invalid(volume_path.child("name"), volume, format!("PVC name {}: {message}", quote(&claim)));
+        }
+    }
+}
+
+/// Labels and annotations are taken over, and nothing else may be set.
+fn template_metadata(errors: &mut FieldErrors, path: &Path<'_>, metadata: &ObjectMeta) {
+    crate::metadata::annotations(errors, &path.child("annotations"), metadata.annotations.as_ref());
+    crate::metadata::labels(errors, &path.child("labels"), metadata.labels.as_ref());
+    for (name, is_set) in [
+        ("name", text(&metadata.name).is_some()),
+        ("generateName", text(&metadata.generate_name).is_some()),
+        ("namespace", text(&metadata.namespace).is_some()),
+        ("selfLink", text(&metadata.self_link).is_some()),
+        ("uID", text(&metadata.uid).is_some()),
+        ("resourceVersion", text(&metadata.resource_version).is_some()),
+        ("generation", metadata.generation.is_some_and(|generation| generation != 0)),
+        ("creationTimestamp", metadata.creation_timestamp.is_some()),
+        ("deletionTimestamp", metadata.deletion_timestamp.is_some()),
+        ("deletionGracePeriodSeconds", metadata.deletion_grace_period_seconds.is_some()),
+        ("ownerReferences", metadata.owner_references.is_some()),
+        ("finalizers", metadata.finalizers.is_some()),
+        ("managedFields", metadata.managed_fields.is_some()),
+    ] {
+        if is_set {
+            errors.forbidden(path.child(name), "cannot be set");
+        }
     }
 }
 
@@ -358,41 +435,27 @@ fn trust_bundle(errors: &mut FieldErrors, path: &Path<'_>, bundle: &ClusterTrust
 
 fn pod_certificate(errors: &mut FieldErrors, path: &Path<'_>, certificate: &PodCertificateProjection) {
     const KEYS: &[&str] = &["RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"];
-    const HOUR: i32 = 60 * 60;
     let signer = certificate.signer_name.as_str();
     signer_name(errors, &path.child("signerName"), signer);
     if let Some(annotations) = &certificate.user_annotations {
-        let path = path.child("userAnnotations");
-        for key in annotations.keys() {
-            prefixed_key(errors, &path, &key.to_lowercase());
-        }
-        annotation_size(errors, &path, annotations);
+        user_annotations(errors, &path.child("userAnnotations"), annotations);
     }
     if !KEYS.contains(&certificate.key_type.as_str()) {
         errors.not_supported(path.child("keyType"), &certificate.key_type, KEYS);
     }
     if let Some(seconds) = certificate.max_expiration_seconds {
         let path = path.child("maxExpirationSeconds");
-        let longest = if is_kubernetes_signer(signer) { 24 * HOUR } else { 91 * 24 * HOUR };
-        if seconds < HOUR {
-            errors.invalid(path, seconds, "if provided, maxExpirationSeconds must be >= 3600");
+        let longest = longest_expiration(signer);
+        if seconds < SHORTEST_EXPIRATION {
+            errors.invalid(
+                path,
+                seconds,
+                format!("if provided, maxExpirationSeconds must be >= {SHORTEST_EXPIRATION}"),
+            );
         } else if seconds > longest {
             errors.invalid(path, seconds, format!("if provided, maxExpirationSeconds must be <= {longest}"));
         }
     }
-}
-
-/// `acme.io/foo`.
-fn prefixed_key(errors: &mut FieldErrors, path: &Path<'_>, key: &str) {
-    if key.is_empty() {
-        errors.required(path, "");
-        return;
-    }
-    let mistakes = rules::qualified_name(key);
-    if mistakes.is_empty() && !key.contains('/') {
-        errors.invalid(path, key, "must be a domain-prefixed key (such as \"acme.io/foo\")");
-    }
-    errors.invalid_each(path, key, mistakes);
 }
 
 fn keys_to_paths(errors: &mut FieldErrors, path: &Path<'_>, entries: &[KeyToPath]) {
@@ -436,7 +499,7 @@ fn mode(errors: &mut FieldErrors, path: &Path<'_>, mode: Option<i32>) {
 
 /// Relative, never upwards, and not one of the names the atomic writer uses itself.
 fn local_path(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
-    super::containers::descending_path(errors, path, value);
+    descending_path(errors, path, value);
     if value.starts_with("..") && !value.starts_with("../") && value != ".." {
         errors.invalid(path, value, "must not start with '..'");
     }
@@ -450,8 +513,128 @@ mod tests {
     fn said(sources: Value) -> Vec<String> {
         let volume = json!({"name": "v", "projected": {"sources": sources}});
         let mut errors = FieldErrors::default();
-        validate(&mut errors, &Path::new("volumes"), &[serde_json::from_value(volume).unwrap()]);
+        validate(&mut errors, &Path::new("volumes"), &[serde_json::from_value(volume).unwrap()], None);
         errors.iter().map(ToString::to_string).collect()
+    }
+
+    fn said_of(volumes: Value, pod: Option<&str>) -> Vec<String> {
+        let volumes: Vec<Volume> = serde_json::from_value(volumes).unwrap();
+        let mut errors = FieldErrors::default();
+        validate(&mut errors, &Path::new("volumes"), &volumes, pod);
+        errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn security_every_inline_source_is_checked() {
+        let storage = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}});
+        for good in [
+            json!({"gitRepo": {"repository": "a", "directory": "b"}}),
+            json!({"iscsi": {"targetPortal": "a:1", "iqn": "iqn.2001-04.com.example:a", "lun": 0}}),
+            json!({"cinder": {"volumeID": "a", "secretRef": {"name": "b"}}}),
+            json!({"storageos": {"volumeName": "a", "secretRef": {"name": "b"}}}),
+            json!({"scaleIO": {"gateway": "a", "system": "b", "volumeName": "c", "secretRef": {}}}),
+            json!({"ephemeral": {"volumeClaimTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": storage}}}),
+            json!({"image": {"reference": "a", "pullPolicy": "Always"}}),
+        ] {
+            let mut volume = good.clone();
+            volume["name"] = json!("v");
+            assert_eq!(said_of(json!([volume]), Some("p")), Vec::<String>::new(), "{good}");
+        }
+        for (bad, expected) in [
+            (json!({}), ": Required value: must specify a volume type"),
+            (
+                json!({"emptyDir": {"sizeLimit": "-1"}}),
+                ".emptyDir.sizeLimit: Forbidden: SizeLimit field must be a valid resource quantity",
+            ),
+            (json!({"gitRepo": {"repository": ""}}), ".gitRepo.repository: Required value"),
+            (
+                json!({"gitRepo": {"repository": "a", "directory": "../b"}}),
+                ".gitRepo.directory: Invalid value: \"../b\": must not contain '..'",
+            ),
+            (
+                json!({"gitRepo": {"repository": "a", "directory": "/b"}}),
+                ".gitRepo.directory: Invalid value: \"/b\": must be a relative path",
+            ),
+            (
+                json!({"iscsi": {"targetPortal": "", "iqn": "eui.0123456789abcdef", "lun": 0}}),
+                ".iscsi.targetPortal: Required value",
+            ),
+            (
+                json!({"iscsi": {"targetPortal": "a", "iqn": "x", "lun": 0}}),
+                ".iscsi.iqn: Invalid value: \"x\": must be valid format starting with iqn, eui, or naa",
+            ),
+            (
+                json!({"iscsi": {"targetPortal": "a", "iqn": "naa.x", "lun": 0}}),
+                ".iscsi.iqn: Invalid value: \"naa.x\": must be valid format",
+            ),
+            (
+                json!({"iscsi": {"targetPortal": "a", "iqn": "eui.0123456789abcdef", "lun": 256}}),
+                ".iscsi.lun: Invalid value: 256: must be between 0 and 255, inclusive",
+            ),
+            (
+                json!({"iscsi": {"targetPortal": "a", "iqn": "eui.0123456789abcdef", "lun": 0, "chapAuthSession": true}}),
+                ".iscsi.secretRef: Required value",
+            ),
+            (
+                json!({"iscsi": {"targetPortal": "a", "iqn": "eui.0123456789abcdef", "lun": 0, "initiatorName": "y"}}),
+                ".iscsi.initiatorname: Invalid value: \"y\": must be valid format starting with iqn, eui, or naa",
+            ),
+            (
+                json!({"iscsi": {"targetPortal": "a".repeat(63), "iqn": "eui.0123456789abcdef", "lun": 0,
+                    "initiatorName": "eui.0123456789abcdef"}}),
+                ".name: Invalid value: \"v\": Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters",
+            ),
+            (json!({"cinder": {"volumeID": "a", "secretRef": {}}}), ".cinder.secretRef.name: Required value"),
+            (json!({"storageos": {"volumeName": "A"}}), ".storageos.volumeName: Invalid value: \"A\""),
+            (json!({"storageos": {"volumeName": "a", "secretRef": {}}}), ".storageos.secretRef.name: Required value"),
+            (
+                json!({"scaleIO": {"gateway": "a", "system": "", "volumeName": "c", "secretRef": {}}}),
+                ".scaleIO.system: Required value",
+            ),
+            (json!({"ephemeral": {}}), ".ephemeral.volumeClaimTemplate: Required value"),
+            (
+                json!({"ephemeral": {"volumeClaimTemplate": {"metadata": {"name": "n"}, "spec": storage}}}),
+                ".ephemeral.volumeClaimTemplate.metadata.name: Forbidden: cannot be set",
+            ),
+            (
+                json!({"ephemeral": {"volumeClaimTemplate": {"spec": {"resources": storage["resources"]}}}}),
+                ".ephemeral.volumeClaimTemplate.spec.accessModes: Required value: at least 1 access mode is required",
+            ),
+            (json!({"image": {"pullPolicy": "Always"}}), ".image.reference: Required value"),
+            (
+                json!({"image": {"reference": "a", "pullPolicy": "Often"}}),
+                ".image.pullPolicy: Unsupported value: \"Often\"",
+            ),
+            // The first in upstream's order is looked at, the others are refused, under upstream's names.
+            (
+                json!({"hostPath": {"path": "/a"}, "cephfs": {"monitors": []}}),
+                ".cephFS: Forbidden: may not specify more than 1 volume type",
+            ),
+            (
+                json!({"nfs": {"server": "a", "path": "/"}, "downwardAPI": {}}),
+                ".downwarAPI: Forbidden: may not specify more than 1 volume type",
+            ),
+        ] {
+            let mut volume = bad.clone();
+            volume["name"] = json!("v");
+            let said = said_of(json!([volume]), Some("p"));
+            assert!(said.len() == 1 && said[0].starts_with(&format!("volumes[0]{expected}")), "{bad}: {said:?}");
+        }
+        // Claims that are made for a pod have its name.
+        let own = json!({"name": "v", "ephemeral": {"volumeClaimTemplate": {"spec": storage}}});
+        let other = json!({"name": "w", "persistentVolumeClaim": {"claimName": "p-v"}});
+        assert_eq!(
+            said_of(json!([other, own]), Some("p")),
+            [
+                "volumes[0].persistentVolumeClaim.claimName: Invalid value: \"p-v\": must not reference a PVC that gets created for an ephemeral volume"
+            ]
+        );
+        let long = said_of(json!([own]), Some(&"p".repeat(253)));
+        assert!(
+            long.len() == 1 && long[0].starts_with("volumes[0].name: Invalid value: \"v\": PVC name \"pp"),
+            "{long:?}"
+        );
+        assert_eq!(said_of(json!([{"name": "v", "image": {"pullPolicy": "Never"}}]), None), Vec::<String>::new());
     }
 
     #[test]

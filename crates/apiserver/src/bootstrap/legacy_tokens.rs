@@ -1,0 +1,73 @@
+//! Which tokens in Secrets are still used: since when this is known, and the day of each one's last use. By this a controller
+//! retires those that nobody uses any more; without it, it would retire none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use jiff::civil::Date;
+use serde_json::{Value, json};
+
+use crate::api_services::trust::write;
+use crate::authn::{LAST_USED, day};
+use crate::stamp::now;
+use crate::state::State;
+
+const MAPS: &str = "/api/v1/namespaces/kube-system/configmaps";
+const NAME: &str = "kube-apiserver-legacy-service-account-token-tracking";
+const KEY: &str = "kube-system/kube-apiserver-legacy-service-account-token-tracking";
+/// The object is looked at again after this long, and sooner while there is none.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(3600);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Tracks uses until the server stops.
+pub(crate) async fn run(state: Arc<State>) {
+    let Some(keys) = &state.authn.service_accounts else { return };
+    loop {
+        if let Err(error) = begin(&state).await {
+            tracing::warn!("{NAME}: {error:#}");
+        }
+        let is_known = state.caches.get("configmaps").is_some_and(|cache| cache.get(KEY).is_some());
+        tokio::select! {
+            () = state.stop.cancelled() => return,
+            () = tokio::time::sleep(if is_known { RECHECK_INTERVAL } else { RETRY_INTERVAL }) => {}
+            used = keys.legacy_uses.next() => {
+                for (namespace, name) in used {
+                    // It is noted again when the token is used again.
+                    if let Err(error) = note(&state, &namespace, &name).await {
+                        tracing::warn!(namespace, name, "the use of the token in this secret is not noted: {error:#}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Says since when uses are tracked, unless it is said.
+pub(super) async fn begin(state: &Arc<State>) -> anyhow::Result<()> {
+    let data = json!({"since": day(now().as_second())});
+    let Some(found) = state.caches.get("configmaps").and_then(|cache| cache.get(KEY)) else {
+        let object = json!({"kind": "ConfigMap", "apiVersion": "v1",
+            "metadata": {"name": NAME, "namespace": "kube-system"}, "data": data});
+        return write(state, Method::POST, MAPS, &object).await;
+    };
+    let mut object: Value = found.decode()?;
+    // A day that cannot be read says nothing: uses are known from today on.
+    if object["data"]["since"].as_str().is_some_and(|since| since.parse::<Date>().is_ok()) {
+        return Ok(());
+    }
+    object["data"] = data;
+    write(state, Method::PUT, &format!("{MAPS}/{NAME}"), &object).await
+}
+
+async fn note(state: &Arc<State>, namespace: &str, name: &str) -> anyhow::Result<()> {
+    let found = state.caches.get("secrets").and_then(|cache| cache.get(&format!("{namespace}/{name}")));
+    let Some(found) = found else { return Ok(()) };
+    let mut secret: Value = found.decode()?;
+    let today = json!(day(now().as_second()));
+    if secret["metadata"]["labels"][LAST_USED] == today {
+        return Ok(());
+    }
+    secret["metadata"]["labels"][LAST_USED] = today;
+    write(state, Method::PUT, &format!("/api/v1/namespaces/{namespace}/secrets/{name}"), &secret).await
+}
