@@ -113,6 +113,19 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
     let carried = cluster.path("data/backup-carried");
     cluster.wait("nothing on the way into a copy", || (!carried.exists()).then_some(()));
 
+    // The keys of what is encrypted are exchanged by one command, on all servers.
+    cluster.kubectl("create secret generic sealed --from-literal=a=b");
+    let exchanged = said(second.cox("store").arg("rotate-keys"));
+    assert!(exchanged.contains("objects are encrypted with key2 now"), "{exchanged}");
+    let keys = |data: &Path| std::fs::read_to_string(data.join("pki/encryption.yaml")).unwrap();
+    let new = keys(&cluster.path("data"));
+    assert_eq!(new.matches("name: key").count(), 1);
+    for machine in [&second, &third] {
+        assert_eq!(keys(&machine.dir.path().join("data")), new);
+        let read = must(&machine.kubectl("get secret sealed -o jsonpath={.data.a}"), || machine.log());
+        assert_eq!(read, "Yg==");
+    }
+
     // A client without a certificate of etcd's authority is nobody.
     let stranger = |file: &str| format!("--{}={}", file, cluster.path("data/pki").display());
     let mut ask = cluster.host.command("etcdctl");

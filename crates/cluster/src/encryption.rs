@@ -76,8 +76,7 @@ pub(crate) async fn rotate_stopped(options: &Options) -> Result<String> {
     let (file, dir) = (options.encryption_file(), options.store_dir());
     if Flags::remembered(options)?.etcd.is_used() {
         bail!(
-            "the objects of this cluster are in etcd, where other servers may write: exchange its keys while it runs; of several \
-             servers docs/servers.md says how"
+            "the objects of this cluster are in etcd, where other servers may write: exchange its keys while it runs"
         );
     }
     if !dir.is_dir() {
@@ -141,11 +140,62 @@ pub(crate) fn add_key(file: &Path) -> Result<String> {
         return Ok("key1".to_owned());
     }
     change(file, |keys| {
-        let number = |key: &Key| key.name.strip_prefix("key").and_then(|number| number.parse::<u64>().ok());
-        let name = format!("key{}", keys.iter().filter_map(number).max().unwrap_or(0) + 1);
-        keys.insert(0, new_key(&name)?);
+        let key = next_key(keys)?;
+        let name = key.name.clone();
+        keys.insert(0, key);
         Ok(name)
     })
+}
+
+/// A key whose name is none of these.
+fn next_key(keys: &[Key]) -> Result<Key> {
+    let number = |key: &Key| key.name.strip_prefix("key").and_then(|number| number.parse::<u64>().ok());
+    new_key(&format!("key{}", keys.iter().filter_map(number).max().unwrap_or(0) + 1))
+}
+
+/// The text of such a file with one more key, which reads and does not write; and the name of that key.
+pub(crate) fn with_new_key_last(text: &[u8]) -> Result<(String, Vec<u8>)> {
+    changed(text, |keys| {
+        let key = next_key(keys)?;
+        let name = key.name.clone();
+        keys.push(key);
+        Ok(name)
+    })
+}
+
+/// The same text with this key before the others: it writes.
+pub(crate) fn with_key_first(text: &[u8], name: &str) -> Result<Vec<u8>> {
+    let (_, text) = changed(text, |keys| {
+        keys.sort_by_key(|key| key.name != name);
+        Ok(())
+    })?;
+    Ok(text)
+}
+
+/// The same text with no other key.
+pub(crate) fn with_key_alone(text: &[u8], name: &str) -> Result<Vec<u8>> {
+    let (_, text) = changed(text, |keys| {
+        keys.retain(|key| key.name == name);
+        Ok(())
+    })?;
+    Ok(text)
+}
+
+/// Makes this the file, unless it is so already or the server could not read it; returns whether it was something else.
+pub(crate) fn put_in_place(file: &Path, text: &[u8]) -> Result<bool> {
+    let wanted = EncryptionConfiguration::parse(text, true)?;
+    if std::fs::read(file).with_context(|| file.display().to_string())? == text {
+        return Ok(false);
+    }
+    // An older order must not take away what was written since.
+    let now = EncryptionConfiguration::load(file, true)?;
+    if let Some(key) = keys(&now).next()
+        && !keys(&wanted).any(|other| other.name == key.name && other.secret == key.secret)
+    {
+        bail!("the keys that are wanted lack {}, which {} writes with", key.name, file.display());
+    }
+    write_private(file, text)?;
+    Ok(true)
 }
 
 /// What a file as [`ensure`] makes it encrypts.
@@ -162,17 +212,36 @@ pub(crate) fn keep_key(file: &Path, name: &str) -> Result<()> {
     })
 }
 
+/// The keys of a file as [`ensure`] makes it, the one that writes first.
+fn keys(found: &EncryptionConfiguration) -> impl Iterator<Item = &Key> {
+    let provider = found.resources.first().and_then(|rule| rule.providers.first());
+    provider.and_then(|provider| provider.secretbox.as_ref()).into_iter().flat_map(|keys| &keys.keys)
+}
+
 /// Changes the keys of a file as [`ensure`] makes it. One that says something else is its author's to change.
 fn change<T>(file: &Path, change: impl FnOnce(&mut Vec<Key>) -> Result<T>) -> Result<T> {
     let mut found = EncryptionConfiguration::load(file, true)?;
-    let [rule] = found.resources.as_mut_slice() else {
-        bail!("{} has several rules: change its keys by hand", file.display())
-    };
-    let keys = rule.providers.first_mut().and_then(|provider| provider.secretbox.as_mut());
-    let keys = keys.with_context(|| format!("{} does not write with secretbox: change it by hand", file.display()))?;
-    let done = change(&mut keys.keys)?;
+    let done = change_keys(&mut found, &file.display(), change)?;
     write(file, &found)?;
     Ok(done)
+}
+
+/// The same for the text of a file.
+fn changed<T>(text: &[u8], change: impl FnOnce(&mut Vec<Key>) -> Result<T>) -> Result<(T, Vec<u8>)> {
+    let mut found = EncryptionConfiguration::parse(text, true)?;
+    let done = change_keys(&mut found, &"the file of keys", change)?;
+    Ok((done, render(&found)?))
+}
+
+fn change_keys<T>(
+    found: &mut EncryptionConfiguration,
+    called: &dyn std::fmt::Display,
+    change: impl FnOnce(&mut Vec<Key>) -> Result<T>,
+) -> Result<T> {
+    let [rule] = found.resources.as_mut_slice() else { bail!("{called} has several rules: change its keys by hand") };
+    let keys = rule.providers.first_mut().and_then(|provider| provider.secretbox.as_mut());
+    let keys = keys.with_context(|| format!("{called} does not write with secretbox: change it by hand"))?;
+    change(&mut keys.keys)
 }
 
 fn new_key(name: &str) -> Result<Key> {
@@ -182,7 +251,11 @@ fn new_key(name: &str) -> Result<Key> {
 }
 
 fn write(path: &Path, configuration: &EncryptionConfiguration) -> Result<()> {
-    write_private(path, [ABOUT, &api::codec::to_yaml(configuration)?].concat().as_bytes())
+    write_private(path, &render(configuration)?)
+}
+
+fn render(configuration: &EncryptionConfiguration) -> Result<Vec<u8>> {
+    Ok([ABOUT, &api::codec::to_yaml(configuration)?].concat().into_bytes())
 }
 
 #[cfg(test)]
@@ -259,6 +332,33 @@ mod tests {
             first,
             std::fs::read(ensure(&self::options(other.path()), &Etcd::default()).await.unwrap()).unwrap()
         );
+    }
+
+    #[tokio::test]
+    async fn a_new_key_reads_then_writes_then_is_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = ensure(&options(dir.path()), &Etcd::default()).await.unwrap();
+        let names = |text: &[u8]| -> Vec<String> {
+            let found = EncryptionConfiguration::parse(text, true).unwrap();
+            let keys = found.resources[0].providers[0].secretbox.as_ref().unwrap();
+            keys.keys.iter().map(|key| key.name.clone()).collect()
+        };
+        let before = std::fs::read(&file).unwrap();
+        let (added, last) = with_new_key_last(&before).unwrap();
+        assert_eq!((added.as_str(), names(&last)), ("key2", vec!["key1".to_owned(), "key2".to_owned()]));
+        let first = with_key_first(&last, &added).unwrap();
+        assert_eq!(names(&first), ["key2", "key1"]);
+        let alone = with_key_alone(&first, &added).unwrap();
+        assert_eq!(names(&alone), ["key2"]);
+        for (text, is_new) in [(&before, false), (&last, true), (&first, true), (&first, false), (&alone, true)] {
+            assert_eq!(put_in_place(&file, text).unwrap(), is_new);
+            assert_eq!(&std::fs::read(&file).unwrap(), text);
+        }
+        // What no server could read is not put anywhere, nor is what lacks the key that writes.
+        assert!(put_in_place(&file, b"kind: Pod").is_err());
+        assert!(put_in_place(&file, &before).unwrap_err().to_string().contains("lack key2"));
+        assert_eq!(std::fs::read(&file).unwrap(), alone);
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -25,9 +25,9 @@ use crate::server_pki::{certified, own_url, prepare_keys, url};
 use crate::settings::{ClusterSettings, Settings};
 use crate::shape::{self, Encryption, Flags, Shape};
 use crate::{
-    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, local_volumes,
-    manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes, upgrade,
-    usual_place, wireguard_keys,
+    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
+    local_volumes, manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes,
+    upgrade, usual_place, wireguard_keys,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -229,6 +229,10 @@ async fn start(
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     components.supervise("authority", move |stop| authority.clone().take_part(stop));
+    if shape.etcd.is_used() {
+        let keys = key_rotation::Server { options: options.clone(), node: node_name.clone(), admin: admin.clone() };
+        components.supervise("encryption keys", move |stop| keys.clone().follow(stop));
+    }
     components.until(upgrade::ensure_role(&admin)).await?;
     let machine = upgrade::Machine::server(options, &node_name, &admin);
     components.supervise("upgrade", move |stop| machine.clone().follow(stop));

@@ -1,16 +1,22 @@
 //! `cox store rotate-keys` while the cluster runs: the server goes over to a new key, everything is written once more by
-//! StorageVersionMigrations, and the older keys are forgotten.
+//! StorageVersionMigrations, and the older keys are forgotten. Of several servers every one knows the new key before any writes
+//! with it ([`shared`] tells them, [`server`] is their part).
 //!
 //! Where it stands is in the file of keys alone. Ended after any step, all that is stored can be read with what the file has,
 //! and the next exchange ends what this one began. Keys are forgotten only once the bytes in the store have been looked at:
 //! none may need them.
 
+mod server;
+mod shared;
+
+pub(crate) use server::Server;
+
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use client::{Client, DeleteParams, ListParams};
+use client::{ApiResource, Client, DeleteParams, ListParams};
 use k8s_openapi::api::core::v1::{Node, Secret};
 use k8s_openapi::api::storagemigration::v1beta1::StorageVersionMigration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -20,8 +26,11 @@ use store::transfer::Transfer;
 use store::{KeyValue, Store};
 
 use crate::connection::connect;
-use crate::encryption::{add_key, encrypted_resources, keep_key, rotate_stopped};
+use crate::encryption::{
+    add_key, encrypted_resources, keep_key, rotate_stopped, with_key_alone, with_key_first, with_new_key_last,
+};
 use crate::etcd::SERVERS;
+use crate::join;
 use crate::lock::Lock;
 use crate::node_roles::CONTROL_PLANE;
 use crate::options::Options;
@@ -29,9 +38,13 @@ use crate::shape::Flags;
 
 /// For the server to read the file again; it looks every second.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// For all servers to have a file.
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(600);
 /// For all objects of a resource to be written once more.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(1800);
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// What a resource must take for its objects to be written once more.
+const MIGRATED_BY: [&str; 3] = ["list", "patch", "update"];
 const NAMESPACE: &str = "kube-system";
 /// What is sealed in a store begins so.
 const SEALED: &[u8] = b"k8s:enc:";
@@ -98,53 +111,147 @@ pub(crate) async fn rotate(options: &Options) -> Result<String> {
 async fn rotate_running(options: &Options) -> Result<String> {
     let file = options.encryption_file();
     let flags = Flags::remembered(options)?;
-    let resources = encrypted_resources(&file)?;
-    if let Some(wildcard) = resources.iter().find(|name| name.starts_with("*.")) {
-        bail!(
-            "{} encrypts {wildcard}: of resources that are not named one by one keys are exchanged while the cluster is \
-             stopped ('cox down' first; containers run on)",
-            file.display()
-        );
-    }
+    let named = encrypted_resources(&file)?;
     let beneath = Beneath::open(options, &flags).await?;
     let before = beneath.contents().await?;
-    let alive = before.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).map(str::to_owned).collect();
-    refuse_several(alive)?;
+    let alive: Vec<&str> = before.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).collect();
     let client = connect(&options.admin_kubeconfig())?;
-    if flags.etcd.is_used() {
-        // One that is down just now has a file of keys as well, and could read nothing when it comes back.
-        let listed = client.all::<Node>().list(&ListParams::labels(CONTROL_PLANE)).await;
-        let nodes = listed.context("looking for other servers")?;
-        refuse_several(nodes.items.into_iter().filter_map(|node| node.metadata.name).collect())?;
-    }
+    let resources = match named.iter().any(|name| is_wildcard(name)) {
+        true => expanded(&named, &served(&client).await?),
+        false => named,
+    };
+    // One that is down just now has a file of keys as well, and could read nothing when it comes back.
+    let servers = if flags.etcd.is_used() { servers(&client).await? } else { Vec::new() };
+    check_all_known(&alive, servers.len())?;
     remove_leftovers(&client).await.context("removing what an exchange that was broken off has left")?;
-    let added = add_key(&file)?;
-    until_used(&client, &beneath, &added).await?;
-    for name in &resources {
-        migrate(&client, name).await.with_context(|| format!("writing {name} once more; no key was forgotten"))?;
-    }
-    // Secrets are where everybody knows; of others it is enough that none needs an older key.
-    let places =
-        if resources.iter().any(|name| name == "secrets") { vec!["/registry/secrets/".to_owned()] } else { Vec::new() };
-    let after = beneath.contents().await?;
-    let (other, count) = judge(&after, &places, &added);
-    if let Some(key) = other {
-        bail!("{key} is not encrypted with {added}: no key was forgotten; give the command again");
-    }
-    keep_key(&file, &added)?;
+    let exchanged = Exchanged { client: &client, beneath: &beneath, resources: &resources };
+    let (added, count) = match servers.len() {
+        0 | 1 => {
+            let added = add_key(&file)?;
+            let count = exchanged.write_everything(&added).await?;
+            keep_key(&file, &added)?;
+            (added, count)
+        }
+        _ => exchange_everywhere(options, &exchanged).await?,
+    };
     Ok(format!("{}: {count} objects are encrypted with {added} now", file.display()))
 }
 
-/// Keys are exchanged here for one server alone: the others would not know the new one.
-fn refuse_several(servers: Vec<String>) -> Result<()> {
-    if servers.len() > 1 {
+fn is_wildcard(name: &str) -> bool {
+    name.starts_with("*.")
+}
+
+/// Every resource that the server has. One that cannot be asked for could not be written once more.
+async fn served(client: &Client) -> Result<Vec<ApiResource>> {
+    let (served, failed) = client.discover().await.context("asking which resources there are")?;
+    if let Some((group, error)) = failed.first() {
+        bail!("{group} does not answer, and what is stored of it may be encrypted: {error}");
+    }
+    Ok(served)
+}
+
+/// The same names, with resources in the place of `*.*`, `*.apps` and the like: those whose objects can be written.
+fn expanded(names: &[String], served: &[ApiResource]) -> Vec<String> {
+    let mut found: Vec<String> = names.iter().filter(|name| !is_wildcard(name)).cloned().collect();
+    let groups: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("*.")).collect();
+    let is_meant = |one: &&ApiResource| groups.iter().any(|group| *group == "*" || *group == &*one.gvr.group);
+    let is_written = |one: &&ApiResource| MIGRATED_BY.iter().all(|verb| one.supports(verb));
+    for one in served.iter().filter(is_meant).filter(is_written) {
+        let name = match &*one.gvr.group {
+            "" => one.gvr.resource.to_string(),
+            group => format!("{}.{group}", one.gvr.resource),
+        };
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+/// The nodes of all servers.
+async fn servers(client: &Client) -> Result<Vec<Node>> {
+    let listed = client.all::<Node>().list(&ListParams::labels(CONTROL_PLANE)).await;
+    Ok(listed.context("looking for other servers")?.items)
+}
+
+/// A server that takes no part would not know the new key.
+fn check_all_known(alive: &[&str], nodes: usize) -> Result<()> {
+    if alive.len() > nodes.max(1) {
         bail!(
-            "the cluster has several servers ({}), each with a file of keys: docs/servers.md says how they are exchanged. \
-             Of a server that is gone for good, delete the node first",
-            servers.join(", ")
+            "servers are alive at {}, and {nodes} nodes are servers: one without a node cannot be told other keys",
+            alive.join(", ")
         );
     }
     Ok(())
+}
+
+/// The same for several servers: a step begins when all of them have come to the end of the one before.
+async fn exchange_everywhere(options: &Options, exchanged: &Exchanged<'_>) -> Result<(String, usize)> {
+    let client = exchanged.client;
+    // Whoever joined meanwhile would come with the keys of an earlier step.
+    join::withdraw_offers(client).await?;
+    let file = options.encryption_file();
+    let before = std::fs::read(&file).with_context(|| file.display().to_string())?;
+    let (added, known) = with_new_key_last(&before)?;
+    let used = with_key_first(&known, &added)?;
+    let mut exchange = shared::Exchange::new(client, options.pki_dir());
+    for text in [&known, &used] {
+        exchange.tell(text).await?;
+        until_followed(client, text).await?;
+    }
+    let count = exchanged.write_everything(&added).await?;
+    let alone = with_key_alone(&used, &added)?;
+    exchange.tell(&alone).await?;
+    until_followed(client, &alone).await?;
+    exchange.end().await?;
+    Ok((added, count))
+}
+
+/// Waits until every server has this file.
+async fn until_followed(client: &Client, text: &[u8]) -> Result<()> {
+    let mark = shared::mark(text);
+    let deadline = Instant::now() + FOLLOW_TIMEOUT;
+    loop {
+        let behind = shared::behind(&servers(client).await?, &mark);
+        if behind.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!(
+                "{} does not come along: give the command again when it is back, or delete its node if it is gone for good. \
+                 Until then everything can be read",
+                behind.join(", ")
+            );
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// What is written with another key.
+struct Exchanged<'a> {
+    client: &'a Client,
+    beneath: &'a Beneath,
+    resources: &'a [String],
+}
+
+impl Exchanged<'_> {
+    /// Has all of it written with the new key, once that writes; returns how many objects have it. None has another then.
+    async fn write_everything(&self, added: &str) -> Result<usize> {
+        until_used(self.client, self.beneath, added).await?;
+        for name in self.resources {
+            let migrated = migrate(self.client, name).await;
+            migrated.with_context(|| format!("writing {name} once more; no key was forgotten"))?;
+        }
+        // Secrets are where everybody knows; of others it is enough that none needs an older key.
+        let has_secrets = self.resources.iter().any(|name| name == "secrets");
+        let places = if has_secrets { vec!["/registry/secrets/".to_owned()] } else { Vec::new() };
+        let after = self.beneath.contents().await?;
+        let (other, count) = judge(&after, &places, added);
+        if let Some(key) = other {
+            bail!("{key} is not encrypted with {added}: no key was forgotten; give the command again");
+        }
+        Ok(count)
+    }
 }
 
 async fn remove_leftovers(client: &Client) -> Result<()> {
@@ -251,11 +358,42 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_several_servers_are_not_exchanged() {
-        let servers = |names: &[&str]| refuse_several(names.iter().map(|name| (*name).to_owned()).collect());
-        servers(&[]).unwrap();
-        servers(&["a"]).unwrap();
-        assert!(servers(&["a", "b"]).unwrap_err().to_string().contains("several servers (a, b)"));
+    fn servers_that_cannot_be_told_are_not_left_behind() {
+        for (alive, nodes) in [(&[][..], 0), (&["a"][..], 0), (&["a"][..], 1), (&["a", "b"][..], 3)] {
+            check_all_known(alive, nodes).unwrap();
+        }
+        let refused = check_all_known(&["a", "b"], 1).unwrap_err().to_string();
+        assert!(refused.contains("alive at a, b, and 1 nodes are servers"), "{refused}");
+    }
+
+    #[test]
+    fn wildcards_stand_for_what_is_served() {
+        let served = |group: &str, resource: &str, verbs: &[&str]| ApiResource {
+            gvr: client::Gvr {
+                group: group.to_owned().into(),
+                version: "v1".into(),
+                resource: resource.to_owned().into(),
+            },
+            kind: "K".to_owned(),
+            namespaced: true,
+            verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+        };
+        let all = ["get", "list", "patch", "update"];
+        let served = [
+            served("", "secrets", &all),
+            served("", "bindings", &["create"]),
+            served("apps", "deployments", &all),
+            served("example.com", "boats", &all),
+        ];
+        for (names, expected) in [
+            (&["secrets"][..], &["secrets"][..]),
+            (&["secrets", "*."][..], &["secrets"][..]),
+            (&["*.apps", "secrets"][..], &["secrets", "deployments.apps"][..]),
+            (&["*.*"][..], &["secrets", "deployments.apps", "boats.example.com"][..]),
+        ] {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(expanded(&names, &served), expected, "{names:?}");
+        }
     }
 
     #[test]
