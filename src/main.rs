@@ -57,7 +57,7 @@ const COMPONENTS: &[Component] = &[
         command(argv, cluster::join::token_cli::main)
     }),
     row(Group::Cluster, "join", "Make this machine a node or a server of a cluster, or resume it", |argv| {
-        component(argv, cluster::join::cli::main)
+        component(argv, cluster::join_command::main)
     }),
     row(Group::Cluster, "server", "Add, remove and show servers and their etcd members", |argv| {
         command(argv, cluster::members::cli::main)

@@ -145,11 +145,6 @@ impl Quantity {
         self.kept = None;
     }
 
-    pub fn neg(&mut self) {
-        self.nanos = -self.nanos;
-        self.kept = None;
-    }
-
     pub fn max(self, other: Self) -> Self {
         if other > self { other } else { self }
     }

@@ -26,14 +26,14 @@ impl<K: Eq + Hash, T: ?Sized> Table<K, T> {
         self.entries.get(key)?.upgrade()
     }
 
-    /// What is held under this key if it is the same, as when two decode it at once, and else `new`, from now on.
+    /// The value under this key if it is the same (two may have decoded it at once); else `new`, which is held from now on.
     pub fn keep(&mut self, key: K, new: Arc<T>, is_same: impl Fn(&T) -> bool) -> Arc<T> {
         if let Some(known) = self.find(&key).filter(|known| is_same(known)) {
             return known;
         }
         if self.entries.len() >= self.limit {
             self.entries.retain(|_, held| held.strong_count() > 0);
-            // An entry keeps the room of what it leads to, if not what that holds: an eighth of them may lead nowhere.
+            // An entry whose value is gone still keeps the allocation of that value: at most one in nine may be such an entry.
             self.limit = (self.entries.len() / 8 * 9).max(Self::SMALL);
         }
         self.entries.insert(key, Arc::downgrade(&new));

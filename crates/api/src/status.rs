@@ -243,27 +243,12 @@ impl Status {
         Self::failure(503, "ServiceUnavailable", message)
     }
 
-    /// `action` is the verb: `delete is not supported on resources of kind "bindings"`.
-    pub fn method_not_supported(resource: &GroupResource, action: &str) -> Self {
-        let message = format!("{action} is not supported on resources of kind {}", quote(&resource.to_string()));
-        Self::failure(405, "MethodNotAllowed", message).about_resource(resource, "")
-    }
-
     /// The generic answer for a method that a path does not take.
     pub fn method_not_allowed() -> Self {
         let mut status =
             Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource");
         status.details = Some(Box::default());
         status
-    }
-
-    pub fn server_timeout(resource: &GroupResource, operation: &str, retry_after_seconds: i32) -> Self {
-        let message = format!(
-            "The {operation} operation against {resource} could not be completed at this time, please try again."
-        );
-        Self::failure(500, "ServerTimeout", message)
-            .about_resource(resource, operation)
-            .retry_after(retry_after_seconds)
     }
 
     pub fn internal(error: impl Display) -> Self {
@@ -409,12 +394,6 @@ mod tests {
                 409,
                 "Conflict",
                 "Operation cannot be fulfilled on pods \"a\": the object has been modified; please apply your changes to the latest version and try again",
-            ),
-            (
-                Status::method_not_supported(&pods, "delete"),
-                405,
-                "MethodNotAllowed",
-                "delete is not supported on resources of kind \"pods\"",
             ),
             (Status::internal("x"), 500, "InternalError", "Internal error occurred: x"),
         ] {

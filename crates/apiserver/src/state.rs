@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) documents: parking_lot::RwLock<Arc<crate::discovery::Documents>>,
     /// Definitions of custom resources up to this revision have their rows; none until those of the start do.
     pub(crate) definitions: tokio::sync::watch::Sender<Option<u64>>,
-    /// Up to which revision definitions were told what became of them, and discovery is about them.
+    /// Definitions up to this revision have their status, and discovery shows their kinds.
     pub(crate) published: tokio::sync::watch::Sender<Option<u64>>,
     pub(crate) aggregation: crate::aggregation::Aggregation,
     pub(crate) resource_metrics: crate::node_usage::Sampler,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::ast::{Call, Expr, Fold, FoldKind, How, Kind, Select};
+use crate::env::Env;
 use crate::error::Issue;
 use crate::functions::{self, Overload};
-use crate::program::Env;
 use crate::types::{Known, Type};
 use crate::value::Value;
 use crate::{regex, time};

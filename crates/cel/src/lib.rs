@@ -11,6 +11,7 @@ mod ast;
 mod budget;
 mod check;
 mod cost;
+mod env;
 mod error;
 mod eval;
 mod extension;
@@ -28,11 +29,12 @@ mod value;
 
 pub use budget::{Budget, PER_CALL_LIMIT};
 pub use cost::Sizes;
+pub use env::Env;
 pub use error::{CompileError, Error, ErrorKind};
 pub use eval::Activation;
 pub use extension::Extension;
 pub use lex::{is_identifier, is_reserved};
-pub use program::{Env, Program};
+pub use program::Program;
 pub use types::{Struct, Type};
 pub use value::{Key, Map, Opaque, Value, typed_text};
 

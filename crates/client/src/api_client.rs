@@ -86,14 +86,33 @@ pub(crate) type Named<'a> = (Option<&'a str>, Option<&'a str>);
 /// The verbs of one resource, in one namespace or in all.
 #[derive(Clone)]
 pub struct Api<K> {
+    collection: Collection,
+    named: fn(&K) -> Named<'_>,
+}
+
+/// Where objects are and how they are asked for: all of [`Api`] that does not depend on their type, so that it is compiled once
+/// and not for each of dozens of kinds.
+#[derive(Clone)]
+struct Collection {
     client: Client,
     /// `/api/v1` or `/apis/apps/v1`.
     group_path: String,
     plural: String,
     namespace: Option<String>,
-    named: fn(&K) -> Named<'_>,
     /// `Accept` of answers with one object, and of lists.
     accept: (&'static str, &'static str),
+}
+
+/// What the server said, and to what.
+struct Answer {
+    uri: String,
+    body: Bytes,
+}
+
+impl Answer {
+    fn decode<T: DeserializeOwned>(self) -> Result<T, Error> {
+        serde_json::from_slice(&self.body).map_err(|source| Error::Decode { what: self.uri, source })
+    }
 }
 
 impl<K: Resource> Api<K> {
@@ -101,16 +120,14 @@ impl<K: Resource> Api<K> {
         let group_path =
             if K::GROUP.is_empty() { format!("/api/{}", K::VERSION) } else { format!("/apis/{}", K::API_VERSION) };
         let namespaced = TypeId::of::<K::Scope>() == TypeId::of::<k8s_openapi::NamespaceResourceScope>();
+        let namespace = namespace.filter(|_| namespaced).map(str::to_owned);
+        let plural = K::URL_PATH_SEGMENT.into();
         Self {
-            client,
-            group_path,
-            plural: K::URL_PATH_SEGMENT.into(),
-            namespace: namespace.filter(|_| namespaced).map(str::to_owned),
+            collection: Collection { client, group_path, plural, namespace, accept: (JSON, JSON) },
             named: |object| {
                 let metadata = object.metadata();
                 (metadata.namespace.as_deref(), metadata.name.as_deref())
             },
-            accept: (JSON, JSON),
         }
     }
 }
@@ -123,26 +140,27 @@ impl<K: DeserializeOwned> Api<K> {
         namespace: Option<&str>,
         named: fn(&K) -> Named<'_>,
     ) -> Self {
-        Self { client, group_path, plural, namespace: namespace.map(str::to_owned), named, accept: (JSON, JSON) }
+        let namespace = namespace.map(str::to_owned);
+        Self { collection: Collection { client, group_path, plural, namespace, accept: (JSON, JSON) }, named }
     }
 
     pub(crate) fn with_accept(mut self, object: &'static str, list: &'static str) -> Self {
-        self.accept = (object, list);
+        self.collection.accept = (object, list);
         self
     }
 
     /// The client these verbs go through.
     pub fn client(&self) -> &Client {
-        &self.client
+        &self.collection.client
     }
 
     /// What the collection is called in URLs.
     pub(crate) fn plural(&self) -> &str {
-        &self.plural
+        &self.collection.plural
     }
 
     pub async fn get(&self, name: &str) -> Result<K, Error> {
-        self.call(Method::GET, self.path(self.namespace.as_deref(), Some(name), None), None::<&()>).await
+        self.collection.call(Method::GET, self.collection.own_path(Some(name), None), None).await?.decode()
     }
 
     /// Like `get`, with "not found" as an ordinary answer.
@@ -155,12 +173,7 @@ impl<K: DeserializeOwned> Api<K> {
     }
 
     pub async fn list(&self, params: &ListParams) -> Result<List<K>, Error> {
-        let mut query = Query::new(self.path(self.namespace.as_deref(), None, None));
-        params.query(&mut query);
-        let uri = query.finish();
-        let response =
-            self.client.send_checked(request(Method::GET, uri.clone(), self.accept.1, None, Bytes::new())?).await?;
-        decode(response, &uri).await
+        self.collection.list(params).await?.decode()
     }
 
     /// All objects, page by page, as one list at one resource version. When the server has forgotten that version before the last
@@ -185,13 +198,7 @@ impl<K: DeserializeOwned> Api<K> {
 
     /// Events after `resource_version` (empty: from now, beginning with what exists).
     pub async fn watch(&self, params: &ListParams, resource_version: &str) -> Result<WatchStream<K>, Error> {
-        let mut query = Query::new(self.path(self.namespace.as_deref(), None, None));
-        query.pair("watch", "true");
-        let resource_version = (!resource_version.is_empty()).then(|| resource_version.to_owned());
-        ListParams { resource_version, ..params.clone() }.query(&mut query);
-        let request = request(Method::GET, query.finish(), self.accept.0, None, Bytes::new())?;
-        let response = self.client.send_checked(request).await?;
-        Ok(WatchStream::new(response.into_body()))
+        self.collection.watch(params, resource_version).await.map(WatchStream::new)
     }
 
     pub async fn create(&self, object: &K) -> Result<K, Error>
@@ -206,9 +213,9 @@ impl<K: DeserializeOwned> Api<K> {
         K: Serialize,
     {
         let (namespace, _) = (self.named)(object);
-        let mut query = Query::new(self.path(self.namespace.as_deref().or(namespace), None, None));
+        let mut query = Query::new(self.collection.path_in(namespace, None, None));
         params.query(&mut query);
-        self.call(Method::POST, query.finish(), Some(object)).await
+        self.call(Method::POST, query.finish(), object).await
     }
 
     /// Creates, and reads of the answer only what `T` holds: decoding a whole object that nobody looks at costs more than
@@ -218,39 +225,30 @@ impl<K: DeserializeOwned> Api<K> {
         K: Serialize,
     {
         let (namespace, _) = (self.named)(object);
-        self.call(Method::POST, self.path(self.namespace.as_deref().or(namespace), None, None), Some(object)).await
+        self.call(Method::POST, self.collection.path_in(namespace, None, None), object).await
     }
 
     pub async fn update(&self, object: &K) -> Result<K, Error>
     where
         K: Serialize,
     {
-        self.replace(object, None, &WriteParams::default()).await
-    }
-
-    pub async fn update_with(&self, object: &K, params: &WriteParams) -> Result<K, Error>
-    where
-        K: Serialize,
-    {
-        self.replace(object, None, params).await
+        self.replace(object, None).await
     }
 
     pub async fn update_status(&self, object: &K) -> Result<K, Error>
     where
         K: Serialize,
     {
-        self.replace(object, Some("status"), &WriteParams::default()).await
+        self.replace(object, Some("status")).await
     }
 
-    async fn replace(&self, object: &K, subresource: Option<&str>, params: &WriteParams) -> Result<K, Error>
+    async fn replace(&self, object: &K, subresource: Option<&str>) -> Result<K, Error>
     where
         K: Serialize,
     {
         let (namespace, name) = (self.named)(object);
         let name = name.ok_or_else(|| Error::Encode("an update needs the object's name".into()))?;
-        let mut query = Query::new(self.path(self.namespace.as_deref().or(namespace), Some(name), subresource));
-        params.query(&mut query);
-        self.call(Method::PUT, query.finish(), Some(object)).await
+        self.call(Method::PUT, self.collection.path_in(namespace, Some(name), subresource), object).await
     }
 
     pub async fn patch(&self, name: &str, patch: &Patch) -> Result<K, Error> {
@@ -268,37 +266,22 @@ impl<K: DeserializeOwned> Api<K> {
         subresource: Option<&str>,
         patch: &Patch,
     ) -> Result<T, Error> {
-        let mut query = Query::new(self.path(self.namespace.as_deref(), Some(name), subresource));
-        patch.params.query(&mut query);
-        let body = encode(&patch.body)?;
-        let uri = query.finish();
-        let response = self
-            .client
-            .send_checked(request(Method::PATCH, uri.clone(), self.accept.0, Some(patch.content_type), body)?)
-            .await?;
-        decode(response, &uri).await
+        self.collection.patch(name, subresource, patch).await?.decode()
     }
 
     pub async fn delete(&self, name: &str, params: &DeleteParams) -> Result<(), Error> {
-        let uri = self.path(self.namespace.as_deref(), Some(name), None);
-        self.delete_path(uri, params).await
+        self.collection.delete(self.collection.own_path(Some(name), None), params).await
     }
 
     pub async fn delete_collection(&self, list: &ListParams, params: &DeleteParams) -> Result<(), Error> {
-        let mut query = Query::new(self.path(self.namespace.as_deref(), None, None));
+        let mut query = Query::new(self.collection.own_path(None, None));
         list.query(&mut query);
-        self.delete_path(query.finish(), params).await
-    }
-
-    async fn delete_path(&self, uri: String, params: &DeleteParams) -> Result<(), Error> {
-        let body = encode(&params.options())?;
-        let response = self.client.send_checked(request(Method::DELETE, uri, JSON, Some(JSON), body)?).await?;
-        read_out(response).await;
-        Ok(())
+        self.collection.delete(query.finish(), params).await
     }
 
     pub async fn get_subresource<T: DeserializeOwned>(&self, name: &str, subresource: &str) -> Result<T, Error> {
-        self.call(Method::GET, self.path(self.namespace.as_deref(), Some(name), Some(subresource)), None::<&()>).await
+        let uri = self.collection.own_path(Some(name), Some(subresource));
+        self.collection.call(Method::GET, uri, None).await?.decode()
     }
 
     /// POSTs to a subresource: `binding`, `eviction`, `token`.
@@ -308,7 +291,7 @@ impl<K: DeserializeOwned> Api<K> {
         subresource: &str,
         body: &B,
     ) -> Result<T, Error> {
-        self.call(Method::POST, self.path(self.namespace.as_deref(), Some(name), Some(subresource)), Some(body)).await
+        self.call(Method::POST, self.collection.own_path(Some(name), Some(subresource)), body).await
     }
 
     /// PUTs a subresource: `scale`, `approval`, `finalize`, `ephemeralcontainers`.
@@ -318,27 +301,75 @@ impl<K: DeserializeOwned> Api<K> {
         subresource: &str,
         body: &B,
     ) -> Result<T, Error> {
-        self.call(Method::PUT, self.path(self.namespace.as_deref(), Some(name), Some(subresource)), Some(body)).await
+        self.call(Method::PUT, self.collection.own_path(Some(name), Some(subresource)), body).await
     }
 
-    async fn call<B: Serialize, T: DeserializeOwned>(
+    async fn call<B: Serialize, T: DeserializeOwned>(&self, method: Method, uri: String, body: &B) -> Result<T, Error> {
+        let body = encode(body)?;
+        self.collection.call(method, uri, Some(body)).await?.decode()
+    }
+}
+
+impl Collection {
+    /// Sends a request about one object and reads the answer.
+    async fn call(&self, method: Method, uri: String, body: Option<Bytes>) -> Result<Answer, Error> {
+        let content_type = body.is_some().then_some(JSON);
+        self.send(method, uri, self.accept.0, content_type, body.unwrap_or_default()).await
+    }
+
+    async fn list(&self, params: &ListParams) -> Result<Answer, Error> {
+        let mut query = Query::new(self.own_path(None, None));
+        params.query(&mut query);
+        self.send(Method::GET, query.finish(), self.accept.1, None, Bytes::new()).await
+    }
+
+    async fn watch(&self, params: &ListParams, resource_version: &str) -> Result<crate::Body, Error> {
+        let mut query = Query::new(self.own_path(None, None));
+        query.pair("watch", "true");
+        let resource_version = (!resource_version.is_empty()).then(|| resource_version.to_owned());
+        ListParams { resource_version, ..params.clone() }.query(&mut query);
+        let request = request(Method::GET, query.finish(), self.accept.0, None, Bytes::new())?;
+        self.client.send_checked(request).await.map(http::Response::into_body)
+    }
+
+    async fn patch(&self, name: &str, subresource: Option<&str>, patch: &Patch) -> Result<Answer, Error> {
+        let mut query = Query::new(self.own_path(Some(name), subresource));
+        patch.params.query(&mut query);
+        let body = encode(&patch.body)?;
+        self.send(Method::PATCH, query.finish(), self.accept.0, Some(patch.content_type), body).await
+    }
+
+    async fn delete(&self, uri: String, params: &DeleteParams) -> Result<(), Error> {
+        let body = encode(&params.options())?;
+        let response = self.client.send_checked(request(Method::DELETE, uri, JSON, Some(JSON), body)?).await?;
+        read_out(response).await;
+        Ok(())
+    }
+
+    async fn send(
         &self,
         method: Method,
         uri: String,
-        body: Option<&B>,
-    ) -> Result<T, Error> {
-        let (content_type, body) = match body {
-            Some(body) => (Some(JSON), encode(body)?),
-            None => (None, Bytes::new()),
-        };
-        let response =
-            self.client.send_checked(request(method, uri.clone(), self.accept.0, content_type, body)?).await?;
-        decode(response, &uri).await
+        accept: &str,
+        content_type: Option<&str>,
+        body: Bytes,
+    ) -> Result<Answer, Error> {
+        let response = self.client.send_checked(request(method, uri.clone(), accept, content_type, body)?).await?;
+        match response.into_body().collect().await {
+            Ok(body) => Ok(Answer { uri, body: body.to_bytes() }),
+            Err(source) => Err(Error::Transport { method: Method::GET, uri, source }),
+        }
     }
 
-    fn path(&self, namespace: Option<&str>, name: Option<&str>, subresource: Option<&str>) -> String {
+    /// In the namespace of these verbs.
+    fn own_path(&self, name: Option<&str>, subresource: Option<&str>) -> String {
+        self.path_in(None, name, subresource)
+    }
+
+    /// In the namespace of these verbs, or, if they are about all of them, in this one.
+    fn path_in(&self, namespace: Option<&str>, name: Option<&str>, subresource: Option<&str>) -> String {
         let mut path = self.group_path.clone();
-        if let Some(namespace) = namespace.filter(|namespace| !namespace.is_empty()) {
+        if let Some(namespace) = self.namespace.as_deref().or(namespace).filter(|namespace| !namespace.is_empty()) {
             path.push_str("/namespaces/");
             percent_encode(&mut path, namespace);
         }
@@ -368,16 +399,6 @@ fn request(
 
 fn encode(body: &impl Serialize) -> Result<Bytes, Error> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| Error::Encode(error.to_string()))
-}
-
-async fn decode<T: DeserializeOwned>(response: http::Response<crate::Body>, uri: &str) -> Result<T, Error> {
-    let body = response
-        .into_body()
-        .collect()
-        .await
-        .map_err(|source| Error::Transport { method: Method::GET, uri: uri.into(), source })?
-        .to_bytes();
-    serde_json::from_slice(&body).map_err(|source| Error::Decode { what: uri.into(), source })
 }
 
 #[cfg(test)]

@@ -34,11 +34,7 @@ pub enum WatchEvent<K> {
 /// The events of one watch request. Ends when the server ends it; resume from the last version seen.
 /// A failure `Status` sent as an event (410 above all) comes out as `Error::Api`.
 pub struct WatchStream<K> {
-    body: Body,
-    buffer: BytesMut,
-    /// Bytes of `buffer` already searched for a line end.
-    scanned: usize,
-    ended: bool,
+    lines: Lines,
     /// Objects come without their managed fields.
     is_trimmed: bool,
     kind: PhantomData<fn() -> K>,
@@ -46,31 +42,13 @@ pub struct WatchStream<K> {
 
 impl<K: DeserializeOwned> WatchStream<K> {
     pub fn new(body: Body) -> Self {
-        Self { body, buffer: BytesMut::new(), scanned: 0, ended: false, is_trimmed: false, kind: PhantomData }
+        let lines = Lines { body, buffer: BytesMut::new(), scanned: 0, ended: false };
+        Self { lines, is_trimmed: false, kind: PhantomData }
     }
 
     /// The same events, for those who do not look at managed fields.
     pub(crate) fn trimmed(self) -> Self {
         Self { is_trimmed: true, ..self }
-    }
-
-    fn next_line(&mut self) -> Option<BytesMut> {
-        loop {
-            match self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') {
-                Some(at) => {
-                    let line = self.buffer.split_to(self.scanned + at);
-                    self.buffer.advance(1);
-                    self.scanned = 0;
-                    if !line.trim_ascii().is_empty() {
-                        return Some(line);
-                    }
-                }
-                None => {
-                    self.scanned = self.buffer.len();
-                    return None;
-                }
-            }
-        }
     }
 }
 
@@ -78,14 +56,30 @@ impl<K: DeserializeOwned> Stream for WatchStream<K> {
     type Item = Result<WatchEvent<K>, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let is_trimmed = self.is_trimmed;
+        self.lines.poll_line(context).map(|line| line.map(|line| decode(&line?, is_trimmed)))
+    }
+}
+
+/// The lines of a body that are not empty.
+struct Lines {
+    body: Body,
+    buffer: BytesMut,
+    /// Bytes of `buffer` already searched for a line end.
+    scanned: usize,
+    ended: bool,
+}
+
+impl Lines {
+    fn poll_line(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BytesMut, Error>>> {
         loop {
             if let Some(line) = self.next_line() {
-                return Poll::Ready(Some(decode(&line, self.is_trimmed)));
+                return Poll::Ready(Some(Ok(line)));
             }
             if self.ended {
                 let rest = self.buffer.split();
                 self.scanned = 0;
-                return Poll::Ready((!rest.trim_ascii().is_empty()).then(|| decode(&rest, self.is_trimmed)));
+                return Poll::Ready((!rest.trim_ascii().is_empty()).then_some(Ok(rest)));
             }
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => return Poll::Pending,
@@ -104,6 +98,26 @@ impl<K: DeserializeOwned> Stream for WatchStream<K> {
                         uri: "watch".into(),
                         source,
                     })));
+                }
+            }
+        }
+    }
+
+    /// A whole line that was read already.
+    fn next_line(&mut self) -> Option<BytesMut> {
+        loop {
+            match self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') {
+                Some(at) => {
+                    let line = self.buffer.split_to(self.scanned + at);
+                    self.buffer.advance(1);
+                    self.scanned = 0;
+                    if !line.trim_ascii().is_empty() {
+                        return Some(line);
+                    }
+                }
+                None => {
+                    self.scanned = self.buffer.len();
+                    return None;
                 }
             }
         }
@@ -131,27 +145,47 @@ struct BookmarkMetadata {
     annotations: BTreeMap<String, String>,
 }
 
-fn decode<K: DeserializeOwned>(line: &[u8], is_trimmed: bool) -> Result<WatchEvent<K>, Error> {
-    let failed = |source| Error::Decode { what: "a watch event".into(), source };
+/// An event whose object is not decoded yet.
+enum Undecoded<'a> {
+    Added(Cow<'a, [u8]>),
+    Modified(Cow<'a, [u8]>),
+    Deleted(Cow<'a, [u8]>),
+    Bookmark { resource_version: String, initial_events_end: bool },
+}
+
+fn failed(source: serde_json::Error) -> Error {
+    Error::Decode { what: "a watch event".into(), source }
+}
+
+fn read(line: &[u8], is_trimmed: bool) -> Result<Undecoded<'_>, Error> {
     let frame: Frame<'_> = serde_json::from_slice(line).map_err(failed)?;
     // As bytes, like every other object: one reader is compiled, not two.
-    let mut object = Cow::Borrowed(frame.object.get().as_bytes());
-    if is_trimmed {
-        object = api::trim::without_managed_fields(frame.object.get().as_bytes());
-    }
-    let object = &*object;
+    let object = frame.object.get().as_bytes();
+    let whole = || if is_trimmed { api::trim::without_managed_fields(object) } else { Cow::Borrowed(object) };
     match frame.r#type {
-        "ADDED" => serde_json::from_slice(object).map(WatchEvent::Added).map_err(failed),
-        "MODIFIED" => serde_json::from_slice(object).map(WatchEvent::Modified).map_err(failed),
-        "DELETED" => serde_json::from_slice(object).map(WatchEvent::Deleted).map_err(failed),
+        "ADDED" => Ok(Undecoded::Added(whole())),
+        "MODIFIED" => Ok(Undecoded::Modified(whole())),
+        "DELETED" => Ok(Undecoded::Deleted(whole())),
         "BOOKMARK" => {
             let BookmarkObject { metadata } = serde_json::from_slice(object).map_err(failed)?;
             let initial_events_end = metadata.annotations.get(INITIAL_EVENTS_END).is_some_and(|value| value == "true");
-            Ok(WatchEvent::Bookmark { resource_version: metadata.resource_version, initial_events_end })
+            Ok(Undecoded::Bookmark { resource_version: metadata.resource_version, initial_events_end })
         }
         "ERROR" => Err(serde_json::from_slice::<api::Status>(object).map_err(failed)?.into()),
         other => Err(Error::Encode(format!("unknown watch event type {other:?}"))),
     }
+}
+
+fn decode<K: DeserializeOwned>(line: &[u8], is_trimmed: bool) -> Result<WatchEvent<K>, Error> {
+    let object = |object: Cow<'_, [u8]>| serde_json::from_slice::<K>(&object).map_err(failed);
+    Ok(match read(line, is_trimmed)? {
+        Undecoded::Added(added) => WatchEvent::Added(object(added)?),
+        Undecoded::Modified(modified) => WatchEvent::Modified(object(modified)?),
+        Undecoded::Deleted(deleted) => WatchEvent::Deleted(object(deleted)?),
+        Undecoded::Bookmark { resource_version, initial_events_end } => {
+            WatchEvent::Bookmark { resource_version, initial_events_end }
+        }
+    })
 }
 
 #[cfg(test)]

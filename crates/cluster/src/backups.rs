@@ -18,7 +18,6 @@ use crate::etcd::{Etcd, PREFIX, TRANSFER};
 use crate::options::Options;
 use crate::pki::private_dir;
 use crate::s3::{Bucket, Place, S3Flags};
-use crate::shape::Flags;
 
 const USUAL_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
@@ -248,7 +247,7 @@ impl Source {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct FetchArgs {
     #[command(flatten)]
-    options: Options,
+    pub options: Options,
     #[command(flatten)]
     s3: S3Flags,
     /// The copy to fetch, as it is listed, or 'latest'
@@ -258,9 +257,9 @@ pub(crate) struct FetchArgs {
     file: Option<PathBuf>,
 }
 
-pub(crate) async fn fetch(args: FetchArgs) -> Result<()> {
-    // On the machine of the cluster nothing need be said again.
-    let flags = args.s3.over(Flags::remembered(&args.options)?.backups.s3);
+/// `remembered` are the cluster's own flags: on its machine nothing need be said again.
+pub(crate) async fn fetch(args: FetchArgs, remembered: S3Flags) -> Result<()> {
+    let flags = args.s3.over(remembered);
     let place = flags.place()?.context("which endpoint? Say --backup-s3-endpoint and --backup-s3-bucket")?;
     let bucket = Bucket::open(&place)?;
     let found = put(&bucket, &place, &args.options.name).await?;

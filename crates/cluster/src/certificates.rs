@@ -13,11 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::authority;
 use crate::join::{Membership, remaining};
-use crate::kubeconfig::{self, Access};
-use crate::nodes::{self, Network};
+use crate::nodes;
 use crate::options::Options;
 use crate::pki::{Certificate, Pki};
-use crate::server;
+use crate::server_pki::renew;
 use crate::shape::{Flags, Shape};
 
 /// What is left of a certificate's life when it is renewed.
@@ -90,22 +89,6 @@ fn renew_now(options: &Options) -> Result<()> {
     }
     renew(options, &Flags::remembered(options)?.shape()?)?;
     list(options)
-}
-
-/// Signs everything anew that the cluster's authorities have signed on this machine.
-pub(crate) fn renew(options: &Options, shape: &Shape) -> Result<()> {
-    let network = Network::load(options)?;
-    let pki = server::prepare_keys(options, shape, &network)?;
-    for record in nodes::all(options)? {
-        if record.options(options).pki_dir().try_exists()? {
-            nodes::prepare_keys(options, &pki, &record, &network.server_url(shape.secure_port)?)?;
-        }
-    }
-    let access = Access::admin(&options.name, "", &pki)?;
-    for (file, error) in kubeconfig::renew_user_files(options, &access)? {
-        tracing::warn!("{} has the old certificate: {error:#}", file.display());
-    }
-    Ok(())
 }
 
 /// Renews what is near its end, until `stop`.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use client::backoff::exponential;
 use client::metrics::panics;
+use futures_util::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// One that ran for so long has not failed before.
 const STABLE: Duration = Duration::from_secs(300);
+
+/// Starts a component, with a token that tells it to stop.
+type Component = Box<dyn Fn(CancellationToken) -> BoxFuture<'static, Result<()>> + Send>;
 
 pub(crate) struct Components {
     tasks: JoinSet<(&'static str, Result<()>)>,
@@ -43,6 +47,11 @@ impl Components {
 
     /// Starts a component without which the others are nothing: when it ends, all end.
     pub(crate) fn spawn(&mut self, name: &'static str, component: impl Future<Output = Result<()>> + Send + 'static) {
+        self.spawn_boxed(name, Box::pin(component));
+    }
+
+    /// Boxed, so that a task is compiled once and not for each component.
+    fn spawn_boxed(&mut self, name: &'static str, component: BoxFuture<'static, Result<()>>) {
         self.running.push(name);
         self.tasks.spawn(async move { (name, component.await) });
     }
@@ -53,6 +62,10 @@ impl Components {
         F: Fn(CancellationToken) -> C + Send + 'static,
         C: Future<Output = Result<()>> + Send + 'static,
     {
+        self.supervise_boxed(name, Box::new(move |stop| Box::pin(component(stop))));
+    }
+
+    fn supervise_boxed(&mut self, name: &'static str, component: Component) {
         let (stop, started) = (self.stop.clone(), self.started.clone());
         self.spawn(name, async move {
             let mut failures = 0;

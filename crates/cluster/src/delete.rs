@@ -2,14 +2,12 @@
 //!
 //! Teardown goes on after a failure, collects every error and returns them together.
 
-use std::fs;
-use std::path::Path;
-
 use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
 use netlink::Socket;
 
 use crate::join::{Membership, leave};
+use crate::leftovers::{remove_cgroups, remove_dir, unmount_below};
 use crate::lock::Lock;
 use crate::options::Options;
 use crate::shape::Flags;
@@ -87,11 +85,6 @@ async fn remove_nodes(options: &Options) -> Result<()> {
     nodes::remove_bridge()
 }
 
-pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
-    // Never through a mount that could not be undone: what it shows is not the cluster's.
-    files::remove_tree(dir).with_context(|| dir.display().to_string())
-}
-
 /// Every table that we make, and no other, has a name that begins like this.
 const TABLES: &str = "cox-";
 
@@ -101,11 +94,6 @@ fn remove_rules() -> Result<()> {
     Ok(netlink::nft::delete_tables(&tables)?)
 }
 
-/// Removes the cluster's cgroup from every hierarchy; its processes have ended.
-pub(crate) fn remove_cgroups(cgroup: &str) -> Result<()> {
-    Ok(cgroup::Hierarchies::detect()?.remove_empty(cgroup)?)
-}
-
 fn remove_links() -> Result<()> {
     let socket = Socket::open()?;
     let tunnel = cni::routes::VxlanConfig::default().link;
@@ -113,18 +101,6 @@ fn remove_links() -> Result<()> {
         if let Some(link) = socket.link(name)? {
             socket.del_link(link.index)?;
         }
-    }
-    Ok(())
-}
-
-/// Unmounts, innermost first, what is mounted below a directory.
-pub(crate) fn unmount_below(dir: &Path) -> Result<()> {
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
-    let mut inside: Vec<&Path> = points.filter(|point| point.starts_with(dir)).collect();
-    inside.reverse();
-    for point in inside {
-        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).with_context(|| point.display().to_string())?;
     }
     Ok(())
 }

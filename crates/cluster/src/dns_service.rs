@@ -19,8 +19,8 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::node_network;
-use crate::nodes::ClusterSettings;
 use crate::role::{self, MANAGER, Role};
+use crate::settings::ClusterSettings;
 use crate::shape;
 use crate::turns::{self, Turns};
 

@@ -16,8 +16,6 @@ use ring::rand::{SecureRandom, SystemRandom};
 use store::{EmbeddedStore, Store};
 
 use crate::etcd::Etcd;
-use crate::key_rotation;
-use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::write_private;
 use crate::shape::Flags;
@@ -72,19 +70,9 @@ pub(crate) async fn open(dir: &Path) -> Result<Arc<dyn Store>> {
     }
 }
 
-/// Exchanges the keys of the cluster, which may run.
-pub(crate) async fn rotate(options: &Options) -> Result<String> {
-    // Of two at once the one would forget the key that the other has just put to use.
-    let _alone = Lock::for_change(options)?;
-    match Lock::holder(&options.lock_file())? {
-        Some(_) => key_rotation::rotate_running(options).await,
-        None => rotate_stopped(options).await,
-    }
-}
-
 /// Exchanges the keys of a cluster that does not run: a new one is added, everything is written with it, and the others
 /// go. Ended after any step, everything can be read, and the next exchange ends what this one began.
-async fn rotate_stopped(options: &Options) -> Result<String> {
+pub(crate) async fn rotate_stopped(options: &Options) -> Result<String> {
     let (file, dir) = (options.encryption_file(), options.store_dir());
     if Flags::remembered(options)?.etcd.is_used() {
         bail!(
@@ -273,6 +261,8 @@ fn render(configuration: &EncryptionConfiguration) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key_rotation::rotate;
+    use crate::lock::Lock;
     use std::os::unix::fs::PermissionsExt;
 
     const PLAIN: &str = "c2VjcmV0LXRleHQ=";

@@ -12,7 +12,7 @@ use store::etcd::{EtcdStore, Tls};
 use store::transfer::Transfer;
 use store::{Compare, Op, Relocated, Store, Txn};
 
-use crate::join::CaHash;
+use crate::ca_hash::CaHash;
 
 /// What keys begin with in this program, whatever they begin with in etcd.
 const ROOT: &str = "/registry/";

@@ -19,21 +19,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::network_policy;
-use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::write_private;
+use crate::settings::Settings;
+
+pub(crate) use crate::cidr_list::{list, ranges};
 
 /// The bridge that this node's pods hang on.
 pub(crate) const BRIDGE: &str = "cox0";
-
-/// The parts of a list that is separated by commas.
-pub(crate) fn list(text: &str) -> Vec<String> {
-    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
-}
-
-pub(crate) fn ranges(text: &str) -> Result<Vec<Cidr>> {
-    list(text).iter().map(|range| range.parse().map_err(|error| anyhow!("{range:?}: {error}"))).collect()
-}
 
 /// Gives the cluster's ranges an end on this node, so that what nobody serves never leaves it.
 pub(crate) fn seal(options: &Options, settings: &Settings) -> Result<()> {

@@ -3,7 +3,7 @@
 //! Each component starts as soon as what it needs is there; nothing sleeps.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,7 +21,9 @@ use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::shape::{self, Flags, Shape};
+use crate::server_pki::{certified, own_url, prepare_keys, url};
+use crate::settings::{ClusterSettings, Settings};
+use crate::shape::{self, Encryption, Flags, Shape};
 use crate::{
     authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
     local_volumes, manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes,
@@ -158,7 +160,7 @@ async fn start(
     controllers.load_balancing = controllers::LoadBalancing {
         reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port]
             .into_iter()
-            .chain(shape.encryption.into_iter().flat_map(nodes::Encryption::ports))
+            .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
             .collect(),
         gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
     };
@@ -177,12 +179,12 @@ async fn start(
     components.supervise("scheduler", move |stop| scheduler::run(scheduler.clone(), stop));
     progress.done("control loops", "controllers, scheduler");
 
-    let settings = nodes::Settings {
+    let settings = Settings {
         name: node_name.clone(),
         address: node_ip,
         second_address: shape.node_ips.get(1).copied(),
         kubelet_port: shape.kubelet_port,
-        cluster: nodes::ClusterSettings::new(shape)?,
+        cluster: ClusterSettings::new(shape)?,
         registries: shape.registries.clone(),
         images_dir: options.images_dir(),
         also_behind: vec![network.range.to_string()],
@@ -332,60 +334,11 @@ async fn run_controllers(
     }
 }
 
-/// Makes what is missing, signs the rest anew, and puts it into the administrator's kubeconfig.
-pub(crate) fn prepare_keys(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Pki> {
-    authority::complete(&options.pki_dir())?;
-    let node = &shape.node_name;
-    let (hosts, addresses) = certified(shape, network)?;
-    let pki = Pki::prepare(&options.pki_dir(), shape.certificate_validity, node, &hosts, &addresses)?;
-    if shape.ha.ha {
-        pki.prepare_member(node, &addresses)?;
-    }
-    Access::admin(&options.name, &own_url(shape), &pki)?.merge_into(&options.admin_kubeconfig())?;
-    Ok(pki)
-}
-
-/// The names and addresses that the certificate of this API server is for.
-fn certified(shape: &Shape, network: &nodes::Network) -> Result<(Vec<String>, Vec<IpAddr>)> {
-    let (domain, node) = (&shape.cluster_domain, &shape.node_name);
-    let mut hosts = vec![
-        "localhost".to_owned(),
-        node.to_owned(),
-        "kubernetes".to_owned(),
-        "kubernetes.default".to_owned(),
-        "kubernetes.default.svc".to_owned(),
-        format!("kubernetes.default.svc.{domain}"),
-    ];
-    let mut addresses = vec![Ipv4Addr::LOCALHOST.into(), shape.service_address(1)?, network.gateway()?];
-    if shape.node_ips.iter().any(IpAddr::is_ipv6) {
-        addresses.push(Ipv6Addr::LOCALHOST.into());
-    }
-    addresses.extend(&shape.node_ips);
-    for name in &shape.names {
-        match name.parse() {
-            Ok(address) => addresses.push(address),
-            Err(_) => hosts.push(name.clone()),
-        }
-    }
-    Ok((hosts, addresses))
-}
-
 /// Where a component shows its health and metrics: where upstream's does, unless another cluster on this machine was first.
 /// Profiles are the whole process's, and the API server shows them.
 fn own_port(shape: &Shape, port: u16) -> Serving {
     let bind = (shape::everywhere(shape.node_ips.iter().copied()), port).into();
     Serving { bind, tls: None, profiling: false, is_optional: true }
-}
-
-fn url(address: IpAddr, port: u16) -> String {
-    format!("https://{}", SocketAddr::from((address, port)))
-}
-
-/// How this machine reaches its own server.
-fn own_url(shape: &Shape) -> String {
-    let is_v6 = shape.node_ips.first().is_some_and(IpAddr::is_ipv6);
-    let loopback = if is_v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
-    url(loopback, shape.secure_port)
 }
 
 /// Keeps a way to every server in the administrator's kubeconfig, until `stop`.

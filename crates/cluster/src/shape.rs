@@ -14,12 +14,11 @@ use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
 
 use crate::backups::{BackupFlags, Schedule};
+use crate::cidr_list::{list, ranges};
 use crate::component_configs::ComponentConfigs;
 use crate::etcd::Etcd;
-use crate::members::Ha;
+use crate::ha::Ha;
 use crate::node_address;
-use crate::node_network::{list, ranges};
-use crate::nodes::Encryption;
 use crate::options::Options;
 use crate::pki::{LEAF_LIFETIME, write_private};
 
@@ -148,6 +147,19 @@ pub(crate) struct Machine {
     #[arg(long, value_delimiter = ',', value_name = "TAINT")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub node_taint: Vec<String>,
+}
+
+/// WireGuard between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Encryption {
+    /// UDP, and the next one: there are two devices.
+    pub port: u16,
+}
+
+impl Encryption {
+    pub(crate) fn ports(self) -> [u16; 2] {
+        [self.port, self.port.saturating_add(1)]
+    }
 }
 
 /// A cluster with nothing left open.

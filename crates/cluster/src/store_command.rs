@@ -4,6 +4,7 @@ use anyhow::Result;
 use futures_util::future::BoxFuture;
 
 use crate::options::Options;
+use crate::shape::Flags;
 
 /// Examine, repair, back up, restore and move an embedded store, and exchange its keys
 #[derive(clap::Parser, Clone, Debug)]
@@ -29,9 +30,12 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
     match args.command {
         Command::Store(command) => store::cli::main(command),
         Command::Move(args) => Box::pin(crate::store_move::run(args)),
-        Command::Fetch(args) => Box::pin(crate::backups::fetch(args)),
+        Command::Fetch(args) => Box::pin(async move {
+            let remembered = Flags::remembered(&args.options)?.backups.s3;
+            crate::backups::fetch(args, remembered).await
+        }),
         Command::RotateKeys(options) => Box::pin(async move {
-            println!("{}", crate::encryption::rotate(&options).await?);
+            println!("{}", crate::key_rotation::rotate(&options).await?);
             Ok(())
         }),
     }

@@ -13,14 +13,15 @@ use store::transfer::Carried;
 
 use crate::background;
 use crate::etcd::{self, Etcd, PREFIX, SERVERS, TRANSFER};
+use crate::ha::Ha;
 use crate::join::Membership;
 use crate::lock::Lock;
-use crate::members::{self, Ha, Member};
+use crate::members::{self, Member};
 use crate::nodes::Network;
 use crate::options::Options;
 use crate::pki::Pki;
 use crate::shape::Flags;
-use crate::{encryption, manage, server};
+use crate::{encryption, manage, server_pki};
 
 /// Part of the name of what was left behind.
 const MOVED: &str = "moved";
@@ -150,7 +151,7 @@ async fn carry(options: &Options, now: &Flags, wanted: &Flags) -> Result<(Carrie
     let member = match flags.ha.ha {
         true => {
             let shape = flags.shape()?;
-            let pki = server::prepare_keys(options, &shape, &Network::load(options)?)?;
+            let pki = server_pki::prepare_keys(options, &shape, &Network::load(options)?)?;
             Some(Member::start(options, &shape, &pki).await?)
         }
         false => None,

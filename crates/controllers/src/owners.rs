@@ -47,6 +47,20 @@ pub(crate) fn controller_key<K: Resource>(meta: &ObjectMeta, owners: &Informer<K
     owners.get(&key).filter(|owner| owner.metadata().uid.as_deref() == Some(&reference.uid)).map(|_| key)
 }
 
+/// Keys of those who may adopt an object: none if it has a controller, else all of its namespace whose selector matches it.
+pub(crate) fn adopters<K: Resource>(
+    meta: &ObjectMeta,
+    owners: &Informer<K>,
+    selector: fn(&K) -> Result<Selector, Error>,
+) -> Vec<String> {
+    if controller_of(meta).is_some() {
+        return Vec::new();
+    }
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let matches = |owner: &Arc<K>| selector(owner).is_ok_and(|selector| selector.matches(meta.labels.as_ref()));
+    owners.by_namespace(namespace).into_iter().filter(matches).map(|owner| client::object_key(&*owner)).collect()
+}
+
 /// Adds the index that `candidates` needs.
 pub(crate) fn index_orphans<K: Object>(informer: &Informer<K>) {
     informer.add_index(ORPHANS, |object| match controller_of(object.meta()) {

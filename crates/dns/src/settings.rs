@@ -92,7 +92,7 @@ pub(crate) enum Policy {
     Sequential,
 }
 
-/// For how many seconds others are believed at most, and about which names.
+/// The longest time, in seconds, for which answers of other servers are kept, and of which names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cache {
     pub(crate) success: u32,

@@ -4,20 +4,12 @@
 //! request is sent for it. Servers that know nothing of it pass over it.
 
 use std::cell::{Cell, RefCell};
-use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Method};
-use serde_json::Value;
-use trace::text::{Detail, render};
 use trace::{Lap, Name, Span, Stage};
-
-use crate::context::Context;
-use crate::failure::{Failure, Result};
 
 /// A header must stay small; a command that reads much before it writes has many steps.
 const MAX_LAPS: usize = 20;
-/// A walk that has been silent for so long is over.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(crate) struct CommandSpan {
     span: RefCell<Span>,
@@ -68,22 +60,6 @@ impl CommandSpan {
 fn is_group(path: &str) -> bool {
     let words: Vec<&str> = path.trim_matches('/').split('/').collect();
     matches!(words.as_slice(), ["api", _] | ["apis", _, _])
-}
-
-/// Waits until the walk of an object has come to rest, and prints it.
-pub(crate) async fn show_walk(cx: &Context, plural: &str, object: &Value) -> Result<()> {
-    cx.flush()?;
-    let text = |pointer| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-    let (name, namespace) = (text("/metadata/name"), text("/metadata/namespace"));
-    let named = format!("{plural}/{name}");
-    let client = cx.client()?;
-    let failed = |error: client::Error| Failure::message(error.to_string());
-    let mut pieces = client.follow_walk(&named, namespace).await.map_err(failed)?;
-    while let Ok(Some(piece)) = tokio::time::timeout(IDLE_TIMEOUT, pieces.next()).await {
-        piece.map_err(failed)?;
-    }
-    let walk = client.walk(&named, namespace).await.map_err(failed)?;
-    cx.print(&render(&walk, Detail::Spans))
 }
 
 #[cfg(test)]

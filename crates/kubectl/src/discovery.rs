@@ -4,114 +4,26 @@
 //! `<group>/<version>/serverresources.json`) with upstream's TTL, so the two kubectls share it. Files are read only as
 //! far as needed: `get pods` opens two of them.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::cli::edit_distance;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::mapping::Group;
 use crate::request::Request;
+
+pub(crate) use crate::mapping::{Discovery, Mapping, group_version, known};
 
 const TTL: Duration = Duration::from_secs(6 * 60 * 60);
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
 
-/// A resource type: where its objects live and what they are called.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Mapping {
-    pub(crate) group: String,
-    pub(crate) version: String,
-    /// Plural, as in URLs.
-    pub(crate) resource: String,
-    pub(crate) singular: String,
-    pub(crate) kind: String,
-    pub(crate) namespaced: bool,
-    pub(crate) verbs: Vec<String>,
-    pub(crate) short_names: Vec<String>,
-    pub(crate) categories: Vec<String>,
-}
-
-impl Mapping {
-    pub(crate) fn api_version(&self) -> String {
-        group_version(&self.group, &self.version)
-    }
-
-    /// `deployments.apps`
-    pub(crate) fn group_resource(&self) -> String {
-        if self.group.is_empty() { self.resource.clone() } else { format!("{}.{}", self.resource, self.group) }
-    }
-
-    /// `deployment.apps`, as printed before a slash and a name.
-    pub(crate) fn kind_group(&self) -> String {
-        let kind = self.kind.to_lowercase();
-        if self.group.is_empty() { kind } else { format!("{kind}.{}", self.group) }
-    }
-
-    /// `Deployment.apps`, as messages name a kind.
-    pub(crate) fn group_kind(&self) -> String {
-        if self.group.is_empty() { self.kind.clone() } else { format!("{}.{}", self.kind, self.group) }
-    }
-
-    /// `apps/v1, Resource=deployments`, `/v1, Resource=pods`: Go's text of a type.
-    pub(crate) fn resource_text(&self) -> String {
-        format!("{}/{}, Resource={}", self.group, self.version, self.resource)
-    }
-
-    /// The same by kind.
-    pub(crate) fn kind_text(&self) -> String {
-        format!("{}/{}, Kind={}", self.group, self.version, self.kind)
-    }
-
-    /// The collection's path.
-    pub(crate) fn path(&self, namespace: &str) -> String {
-        let root = if self.group.is_empty() { "/api" } else { "/apis" };
-        let version = self.api_version();
-        if self.namespaced && !namespace.is_empty() {
-            format!("{root}/{version}/namespaces/{namespace}/{}", self.resource)
-        } else {
-            format!("{root}/{version}/{}", self.resource)
-        }
-    }
-
-    pub(crate) fn object_path(&self, namespace: &str, name: &str) -> String {
-        format!("{}/{}", self.path(namespace), crate::request::path_escape(name))
-    }
-
-    pub(crate) fn supports(&self, verb: &str) -> bool {
-        self.verbs.iter().any(|v| v == verb)
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Group {
-    name: String,
-    /// Preferred first.
-    versions: Vec<String>,
-}
-
-pub(crate) struct Discovery {
-    dir: PathBuf,
-    groups: RefCell<Option<Rc<Vec<Group>>>>,
-    resources: RefCell<HashMap<String, Rc<Vec<Mapping>>>>,
-    /// Set once the server itself was asked in this run.
-    fresh: Cell<bool>,
-}
-
 impl Discovery {
-    pub(crate) fn new(cache: &Path, server: &str) -> Discovery {
-        Discovery {
-            dir: cache.join("discovery").join(host_dir(server)),
-            groups: RefCell::new(None),
-            resources: RefCell::new(HashMap::new()),
-            fresh: Cell::new(false),
-        }
-    }
-
     /// Finds a type by what people write: plural, singular, kind, short name, each with `.group` or `.version.group`.
     pub(crate) async fn resolve(&self, cx: &Context, word: &str) -> Result<Mapping> {
         if let Some(found) = self.search(cx, word).await? {
@@ -387,35 +299,6 @@ impl Discovery {
     }
 }
 
-/// A type known without asking the server.
-pub(crate) fn known(api_version: &str, resource: &str, kind: &str, namespaced: bool) -> Mapping {
-    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    Mapping {
-        group: group.to_owned(),
-        version: version.to_owned(),
-        resource: resource.to_owned(),
-        singular: kind.to_lowercase(),
-        kind: kind.to_owned(),
-        namespaced,
-        verbs: Vec::new(),
-        short_names: Vec::new(),
-        categories: Vec::new(),
-    }
-}
-
-pub(crate) fn group_version(group: &str, version: &str) -> String {
-    if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
-}
-
-/// Upstream's `computeDiscoverCacheDir`.
-fn host_dir(server: &str) -> String {
-    let host = server.strip_prefix("https://").or_else(|| server.strip_prefix("http://")).unwrap_or(server);
-    host.trim_end_matches('/')
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '(' | ')') { c } else { '_' })
-        .collect()
-}
-
 fn read_cached(file: &Path) -> Option<Value> {
     let modified = std::fs::metadata(file).ok()?.modified().ok()?;
     if modified.elapsed().is_ok_and(|age| age > TTL) {
@@ -536,36 +419,9 @@ fn parse_resources(list: &Value, group: &str, version: &str) -> Vec<Mapping> {
         .collect()
 }
 
-/// Levenshtein, for suggestions.
-pub(crate) fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut previous = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substitute = previous + usize::from(ca != *cb);
-            previous = row[j + 1];
-            row[j + 1] = substitute.min(row[j] + 1).min(row[j + 1] + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cache_directories_are_upstreams() {
-        for (server, expected) in [
-            ("https://127.0.0.1:6443", "127.0.0.1_6443"),
-            ("https://k8s.example.com/prefix/", "k8s.example.com/prefix"),
-            ("http://[::1]:80", "_::1__80"),
-        ] {
-            assert_eq!(host_dir(server), expected.replace("_::1__80", "___1__80"), "{server}");
-        }
-    }
 
     /// CVE-2019-11244.
     #[test]

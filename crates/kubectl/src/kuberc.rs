@@ -3,17 +3,15 @@
 //!
 //! Flow: argv -> [`apply`] -> argv with aliases and defaults -> `cli`. `kubectl kuberc` (in `commands`) edits the file.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::cli::{command_of, find_flag};
-use crate::commands::ROOT;
+use crate::cli::{Command, command_of, find_flag};
 use crate::context::{home, klog_line};
-use crate::describe::strings;
 use crate::failure::{Failure, Result};
-use crate::objects::text;
+use crate::objects::{strings, text};
+use crate::plugin_policy::PluginPolicy;
 
 /// Where preferences are, and whether somebody named the place. `None` when they are turned off.
 pub(crate) fn place(flag: &str) -> Result<Option<(PathBuf, bool)>> {
@@ -37,7 +35,7 @@ pub(crate) fn place(flag: &str) -> Result<Option<(PathBuf, bool)>> {
 }
 
 /// What the preferences make of a command line, and the rule for credential plug-ins.
-pub(crate) fn apply(argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
+pub(crate) fn apply(root: &'static Command, argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
     if argv.is_empty() {
         return Ok((argv, PluginPolicy::default()));
     }
@@ -51,7 +49,7 @@ pub(crate) fn apply(argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
             return Ok((argv, PluginPolicy::default()));
         }
         Err(e) if explicit => {
-            let why = crate::files::go_io_error("open", &file.display().to_string(), &e);
+            let why = crate::go_errors::go_io_error("open", &file.display().to_string(), &e);
             return Err(Failure::message(format!("kuberc error kuberc: {why}")));
         }
         Err(_) => return Ok((argv, PluginPolicy::default())),
@@ -83,9 +81,9 @@ pub(crate) fn apply(argv: Vec<String>) -> Result<(Vec<String>, PluginPolicy)> {
             return Ok((argv, PluginPolicy::default()));
         }
     };
-    let policy = PluginPolicy::read(&preferences)?;
+    let policy = plugin_policy(&preferences)?;
     check(&preferences)?;
-    Ok((rewrite(&preferences, argv)?, policy))
+    Ok((rewrite(root, &preferences, argv)?, policy))
 }
 
 /// `--kuberc` must be known before flags are parsed.
@@ -206,7 +204,7 @@ enum PreferencesError {
 /// The first document that is a Preference of a version we know, and its fields that we do not; its older spelling is
 /// brought to the newer. `notes` are for `-v=5`: which document was taken, and why others were not.
 fn parse(text: &str, file: &str, notes: &mut Vec<String>) -> Result<Option<(Value, Vec<String>)>, PreferencesError> {
-    let documents = crate::files::documents(text)?;
+    let documents = crate::manifests::documents(text)?;
     let attempted = !documents.is_empty();
     for (mut document, entry) in documents.into_iter().zip(1..) {
         let (version, kind) = (self::text(&document, "/apiVersion").to_owned(), self::text(&document, "/kind"));
@@ -271,16 +269,16 @@ fn check(preferences: &Value) -> Result<()> {
     Ok(())
 }
 
-fn rewrite(preferences: &Value, argv: Vec<String>) -> Result<Vec<String>> {
-    let (command, path) = command_of(&ROOT, &argv);
+fn rewrite(root: &'static Command, preferences: &Value, argv: Vec<String>) -> Result<Vec<String>> {
+    let (command, path) = command_of(root, &argv);
     let completing = argv[0].starts_with("__complete");
     if path.is_empty() || completing {
-        return alias(preferences, argv, usize::from(completing));
+        return alias(root, preferences, argv, usize::from(completing));
     }
     let mut extra = Vec::new();
     for entry in list(preferences, "defaults") {
         let words: Vec<String> = text(entry, "/command").split_whitespace().map(str::to_owned).collect();
-        let (wanted, named) = command_of(&ROOT, &words);
+        let (wanted, named) = command_of(root, &words);
         if named.is_empty() || named.len() < words.len() {
             eprintln!("Warning: command {:?} not found to set kuberc override", text(entry, "/command"));
             continue;
@@ -304,16 +302,16 @@ fn rewrite(preferences: &Value, argv: Vec<String>) -> Result<Vec<String>> {
 }
 
 /// An alias stands where a command would: the first word that is no flag.
-fn alias(preferences: &Value, argv: Vec<String>, from: usize) -> Result<Vec<String>> {
+fn alias(root: &'static Command, preferences: &Value, argv: Vec<String>, from: usize) -> Result<Vec<String>> {
     let Some(at) = argv.iter().skip(from).position(|w| !w.starts_with('-')).map(|i| i + from) else { return Ok(argv) };
     let Some(alias) = list(preferences, "aliases").iter().find(|a| text(a, "/name") == argv[at]) else {
         return Ok(argv);
     };
-    if ROOT.subcommand(&argv[at]).is_some() {
+    if root.subcommand(&argv[at]).is_some() {
         return Ok(argv);
     }
     let words: Vec<String> = text(alias, "/command").split_whitespace().map(str::to_owned).collect();
-    let (command, named) = command_of(&ROOT, &words);
+    let (command, named) = command_of(root, &words);
     if named.is_empty() {
         return Err(Failure::message(format!(
             "command {:?} not found to set alias {:?}: {words:?}",
@@ -337,7 +335,7 @@ fn alias(preferences: &Value, argv: Vec<String>, from: usize) -> Result<Vec<Stri
     Ok(out)
 }
 
-fn is_given(command: &'static crate::cli::Command, name: &str, argv: &[String]) -> bool {
+fn is_given(command: &'static Command, name: &str, argv: &[String]) -> bool {
     let short = find_flag(command, name).and_then(|f| f.short);
     argv.iter().take_while(|w| *w != "--").any(|word| match word.strip_prefix("--") {
         Some(long) => long == name || long.strip_prefix(name).is_some_and(|rest| rest.starts_with('=')),
@@ -345,74 +343,27 @@ fn is_given(command: &'static crate::cli::Command, name: &str, argv: &[String]) 
     })
 }
 
-/// Which credential plug-ins of a kubeconfig may run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum PluginPolicy {
-    #[default]
-    AllowAll,
-    DenyAll,
-    Allowlist(Vec<String>),
-}
-
-impl PluginPolicy {
-    fn read(preferences: &Value) -> Result<PluginPolicy> {
-        let commands: Vec<String> = list(preferences, "credentialPluginAllowlist")
-            .iter()
-            .map(|entry| match text(entry, "/command") {
-                "" => text(entry, "/name").to_owned(),
-                command => command.to_owned(),
-            })
-            .collect();
-        match (text(preferences, "/credentialPluginPolicy"), commands.is_empty()) {
-            ("" | "AllowAll", true) => Ok(PluginPolicy::AllowAll),
-            ("DenyAll", true) => Ok(PluginPolicy::DenyAll),
-            ("Allowlist", false) => Ok(PluginPolicy::Allowlist(commands)),
-            ("Allowlist", true) => Err(Failure::message(
-                "misconfigured credential plugin allowlist: plugin policy is \"Allowlist\" but allowlist is empty",
-            )),
-            ("" | "AllowAll" | "DenyAll", false) => Err(Failure::message(
-                "misconfigured credential plugin allowlist: plugin policy is not \"Allowlist\" but allowlist is non-nil",
-            )),
-            (other, _) => Err(Failure::message(format!("unknown plugin policy: {other:?}"))),
-        }
+/// What the preferences say of credential plug-ins.
+fn plugin_policy(preferences: &Value) -> Result<PluginPolicy> {
+    let commands: Vec<String> = list(preferences, "credentialPluginAllowlist")
+        .iter()
+        .map(|entry| match text(entry, "/command") {
+            "" => text(entry, "/name").to_owned(),
+            command => command.to_owned(),
+        })
+        .collect();
+    match (text(preferences, "/credentialPluginPolicy"), commands.is_empty()) {
+        ("" | "AllowAll", true) => Ok(PluginPolicy::AllowAll),
+        ("DenyAll", true) => Ok(PluginPolicy::DenyAll),
+        ("Allowlist", false) => Ok(PluginPolicy::Allowlist(commands)),
+        ("Allowlist", true) => Err(Failure::message(
+            "misconfigured credential plugin allowlist: plugin policy is \"Allowlist\" but allowlist is empty",
+        )),
+        ("" | "AllowAll" | "DenyAll", false) => Err(Failure::message(
+            "misconfigured credential plugin allowlist: plugin policy is not \"Allowlist\" but allowlist is non-nil",
+        )),
+        (other, _) => Err(Failure::message(format!("unknown plugin policy: {other:?}"))),
     }
-
-    /// Why a program may not run. An entry without a directory means the program of that name on the PATH, and no other.
-    pub(crate) fn check(&self, command: &str) -> Result<(), NotAllowed> {
-        let entries = match self {
-            PluginPolicy::AllowAll => return Ok(()),
-            PluginPolicy::DenyAll => return Err(NotAllowed::DenyAll(command.to_owned())),
-            PluginPolicy::Allowlist(entries) => entries,
-        };
-        let path = on_path(command);
-        let is_same = |entry: &String| entry == command || path.is_some() && on_path(entry) == path;
-        if entries.iter().any(is_same) {
-            return Ok(());
-        }
-        let path = path.unwrap_or_else(|| command.into());
-        Err(NotAllowed::NotListed(path))
-    }
-}
-
-/// Why a credential plug-in may not run; in upstream's words.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NotAllowed {
-    #[error("plugin {0:?} not allowed: policy set to \"DenyAll\"")]
-    DenyAll(String),
-    #[error("plugin path {0:?} is not permitted by the credential plugin allowlist")]
-    NotListed(PathBuf),
-}
-
-/// Where a program is; a name with a slash is a path already.
-fn on_path(command: &str) -> Option<PathBuf> {
-    let is_program = |path: &Path| {
-        std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-    };
-    if command.contains('/') {
-        return Some(PathBuf::from(command)).filter(|path| is_program(path));
-    }
-    let dirs = std::env::var_os("PATH")?;
-    std::env::split_paths(&dirs).map(|dir| dir.join(command)).find(|path| is_program(path))
 }
 
 #[cfg(test)]
@@ -432,7 +383,7 @@ mod tests {
         let (preferences, unknown) = read(FILE).unwrap();
         assert_eq!(unknown, Vec::<String>::new());
         check(&preferences).unwrap();
-        rewrite(&preferences, line.split(' ').map(str::to_owned).collect()).unwrap().join(" ")
+        rewrite(&crate::commands::ROOT, &preferences, line.split(' ').map(str::to_owned).collect()).unwrap().join(" ")
     }
 
     #[test]
@@ -531,31 +482,6 @@ mod tests {
         ] {
             let argv: Vec<String> = line.split(' ').map(str::to_owned).collect();
             assert_eq!(verbosity(&argv), expected, "{line}");
-        }
-    }
-
-    #[test]
-    fn security_plug_ins_are_allowed_by_path_or_as_found_on_the_path() {
-        let dir = tempfile::tempdir().unwrap();
-        let (allowed, other) = (dir.path().join("a"), dir.path().join("sh"));
-        for path in [&allowed, &other] {
-            std::fs::write(path, "").unwrap();
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let (allowed, other) = (allowed.display().to_string(), other.display().to_string());
-        let shell = on_path("sh").unwrap().display().to_string();
-        let some = PluginPolicy::Allowlist(vec!["sh".to_owned(), allowed.clone()]);
-        for (policy, command, expected) in [
-            (&PluginPolicy::AllowAll, "x", true),
-            (&PluginPolicy::DenyAll, "sh", false),
-            (&some, "sh", true),
-            (&some, &shell, true),
-            (&some, &allowed, true),
-            (&some, "a", false),
-            // The same name in another directory.
-            (&some, &other, false),
-        ] {
-            assert_eq!(policy.check(command).is_ok(), expected, "{command}");
         }
     }
 }

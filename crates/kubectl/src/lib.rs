@@ -1,6 +1,6 @@
 //! kubectl: upstream's commands, output and exit codes, started in a few milliseconds.
 //!
-//! Flow: argv -> `cli` (the table in `commands`) -> a command's `run` with a [`context::Context`] -> `resources` (which
+//! Flow: argv -> `cli` (the table in `commands`) -> a command's `run` with a [`Context`] -> `resources` (which
 //! objects) -> `request` (the server) -> `printers` (text). Objects are dynamic values typed by the server's discovery,
 //! so any Kubernetes and any custom resource works; built-in schemas are used only where a patch must know list keys.
 //! Nothing is read or connected before a command asks for it.
@@ -11,21 +11,26 @@ mod cli;
 mod command_span;
 mod commands;
 mod complete;
-mod context;
 mod describe;
 mod discovery;
 mod duration;
 mod editor;
+mod escape;
 mod failure;
 mod files;
+mod go_errors;
 mod kuberc;
 mod kustomize;
+mod manifests;
+mod mapping;
 mod objects;
 mod pattern;
+mod plugin_policy;
 mod pods;
 mod printers;
 #[cfg(test)]
 mod properties;
+mod rbac_rules;
 mod request;
 mod resources;
 mod selector;
@@ -38,7 +43,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use cli::Parsed;
-use context::Context;
+use cli::context::{self, Context};
 use failure::{Failure, Result};
 
 /// The Kubernetes version whose kubectl this is.
@@ -53,10 +58,14 @@ pub(crate) fn go_arch() -> &'static str {
     }
 }
 
+pub(crate) fn user_agent() -> String {
+    format!("kubectl/{} ({}/{}) kubernetes/coxswain", VERSION, std::env::consts::OS, go_arch())
+}
+
 /// Runs one command line; the first argument is the program's name.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let argv: Vec<String> = args.skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
-    let (argv, plugin_policy) = match kuberc::apply(argv) {
+    let (argv, plugin_policy) = match kuberc::apply(&commands::ROOT, argv) {
         Ok(rewritten) => rewritten,
         Err(failure) => return report(&failure),
     };
@@ -197,7 +206,7 @@ fn unknown(word: &str, group: &'static cli::Command, path: &str, argv: &[String]
         .map(|c| c.name.to_owned())
         .filter(|name| {
             let meant = MEANT.iter().any(|(other, meant)| top && *other == word && meant == name);
-            meant || discovery::edit_distance(word, name) <= 2 || name.starts_with(word)
+            meant || cli::edit_distance(word, name) <= 2 || name.starts_with(word)
         })
         .collect();
     if !top {

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use serde_json::{Value, json};
 
 use crate::context::{Context, DryRun};
-use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
+use crate::mapping::Mapping;
 use crate::request::Request;
 
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -167,6 +167,11 @@ pub(crate) fn set_annotation(object: &mut Value, key: &str, value: String) {
         *annotations = json!({});
     }
     annotations[key] = Value::String(value);
+}
+
+/// The texts of a list.
+pub(crate) fn strings(value: &Value) -> Vec<&str> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {

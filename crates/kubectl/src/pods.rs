@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::commands::create_known as known;
 use crate::context::Context;
+use crate::discovery::known;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::request::Request;

@@ -9,6 +9,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 
 use crate::context::Context;
+use crate::escape::query_escape;
 use crate::failure::{BROKEN_ANSWER, Failure, Result};
 use crate::printers::table::{RowParts, printed_rows};
 
@@ -32,10 +33,6 @@ pub(crate) struct Answer {
 
 pub(crate) const TABLE: &str =
     "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
-
-pub(crate) fn user_agent() -> String {
-    format!("kubectl/{} ({}/{}) kubernetes/coxswain", crate::VERSION, std::env::consts::OS, crate::go_arch())
-}
 
 impl Request {
     pub(crate) fn new(method: Method, path: impl Into<String>) -> Request {
@@ -321,7 +318,7 @@ fn trace_request(cx: &Context, method: &Method, url: &str, headers: &HeaderMap, 
         return;
     }
     trace_body(cx, "Request Body", body);
-    let agent = user_agent();
+    let agent = crate::user_agent();
     let mut lines = header_lines(headers);
     lines.push(("User-Agent".to_owned(), agent));
     lines.sort();
@@ -415,29 +412,6 @@ fn redact(name: &str, value: &http::HeaderValue) -> String {
         true => format!("{kind} <masked>"),
         false => "<masked>".to_owned(),
     }
-}
-
-/// Go's `url.QueryEscape`.
-pub(crate) fn query_escape(text: &str) -> String {
-    escape(text, true)
-}
-
-/// Go's `url.PathEscape`, for names in paths.
-pub(crate) fn path_escape(text: &str) -> String {
-    escape(text, false)
-}
-
-fn escape(text: &str, query: bool) -> String {
-    let mut out = String::with_capacity(text.len());
-    for b in text.bytes() {
-        match b {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(b)),
-            b'$' | b'&' | b'+' | b'=' | b':' | b'@' if !query => out.push(char::from(b)),
-            b' ' if query => out.push('+'),
-            _ => out.push_str(&format!("%{b:02X}")),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::context::Context;
 use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
-use crate::files::{self, Manifest};
+use crate::files;
+use crate::manifests::{self, Manifest};
 use crate::request::Request;
 use crate::validation::Checks;
 
@@ -144,7 +145,7 @@ async fn select_files(cx: &Context, checks: &Checks, namespace: &str, explicit: 
                 break;
             }
             let mut manifests = Vec::new();
-            if let Err(e) = files::flatten(document, &stream.source, &mut manifests) {
+            if let Err(e) = manifests::flatten(document, &stream.source, &mut manifests) {
                 out.failures.push(e);
             }
             for manifest in manifests {

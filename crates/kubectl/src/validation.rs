@@ -40,7 +40,7 @@ impl Checks {
             return Ok(());
         }
         let mut leaves = Vec::new();
-        crate::files::leaves(document, &mut leaves);
+        crate::manifests::leaves(document, &mut leaves);
         let mut found: Vec<String> = Vec::new();
         for leaf in leaves {
             match self {
@@ -138,7 +138,7 @@ impl<'a> Schemas<'a> {
                     None => out.push(format!("ValidationError({path}): unknown field \"{key}\" in {name}")),
                 }
             }
-            for required in crate::describe::strings(&schema["required"]) {
+            for required in crate::objects::strings(&schema["required"]) {
                 if !object.contains_key(required) {
                     out.push(format!("ValidationError({path}): missing required field \"{required}\" in {name}"));
                 }

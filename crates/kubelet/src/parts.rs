@@ -1,7 +1,11 @@
 //! The parts of a kubelet beside the workers of its pods: each runs until the kubelet stops, whatever befalls it.
 
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// Starts a part, with a token that tells it to stop.
+type Part = Box<dyn Fn(CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// Runs parts. A panic ends that part only: it is counted under the part's name, and the part begins anew.
 #[derive(Clone)]
@@ -20,6 +24,11 @@ impl Parts {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        self.spawn_boxed(name, Box::new(move |stop| Box::pin(part(stop))));
+    }
+
+    /// Boxed, so that a task is compiled once and not for each part.
+    fn spawn_boxed(&self, name: &'static str, part: Part) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
             let run = || {

@@ -36,9 +36,7 @@ const IFLA_BR_MULTI_BOOLOPT: u16 = 46;
 const BR_BOOLOPT_NO_LL_LEARN: u32 = 1 << 0;
 const IFLA_BRPORT_MODE: u16 = 4;
 const IFLA_BRPORT_ISOLATED: u16 = 33;
-const IFLA_BRIDGE_FLAGS: u16 = 0;
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
-const BRIDGE_FLAGS_SELF: u16 = 2;
 const BRIDGE_VLAN_INFO_PVID: u16 = 2;
 const BRIDGE_VLAN_INFO_UNTAGGED: u16 = 4;
 
@@ -252,16 +250,11 @@ impl Socket {
     /// Adds a VLAN to a bridge port; `native` makes it the port's untagged one.
     pub fn add_port_vlan(&self, port: u32, vlan: u16, native: bool) -> io::Result<()> {
         let flags = if native { BRIDGE_VLAN_INFO_PVID | BRIDGE_VLAN_INFO_UNTAGGED } else { 0 };
-        self.change(port_vlan(RTM_SETLINK, port, vlan, flags, false))
+        self.change(port_vlan(RTM_SETLINK, port, vlan, flags))
     }
 
     pub fn del_port_vlan(&self, port: u32, vlan: u16) -> io::Result<()> {
-        self.change(port_vlan(RTM_DELLINK, port, vlan, 0, false))
-    }
-
-    /// Adds a VLAN to the bridge device itself, so that the host can take part in it.
-    pub fn add_bridge_vlan(&self, bridge: u32, vlan: u16) -> io::Result<()> {
-        self.change(port_vlan(RTM_SETLINK, bridge, vlan, 0, true))
+        self.change(port_vlan(RTM_DELLINK, port, vlan, 0))
     }
 }
 
@@ -280,17 +273,11 @@ fn bridge_info(kind: u16, index: u32) -> Request {
     Request::new(kind, 0).body(&body)
 }
 
-fn port_vlan(kind: u16, index: u32, vlan: u16, flags: u16, on_bridge: bool) -> Request {
+fn port_vlan(kind: u16, index: u32, vlan: u16, flags: u16) -> Request {
     let mut info = [0; 4];
     info[0..2].copy_from_slice(&flags.to_ne_bytes());
     info[2..4].copy_from_slice(&vlan.to_ne_bytes());
-    bridge_info(kind, index).nest(IFLA_AF_SPEC, |spec| {
-        let spec = match on_bridge {
-            true => spec.attr(IFLA_BRIDGE_FLAGS, &BRIDGE_FLAGS_SELF.to_ne_bytes()),
-            false => spec,
-        };
-        spec.attr(IFLA_BRIDGE_VLAN_INFO, &info)
-    })
+    bridge_info(kind, index).nest(IFLA_AF_SPEC, |spec| spec.attr(IFLA_BRIDGE_VLAN_INFO, &info))
 }
 
 pub(crate) fn parse(answer: &[u8]) -> Option<Link> {

@@ -6,7 +6,6 @@ use crate::Socket;
 use crate::message::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, attributes, read_string, read_u32};
 
 const RTM_NEWQDISC: u16 = 36;
-const RTM_DELQDISC: u16 = 37;
 const RTM_GETQDISC: u16 = 38;
 const RTM_NEWTFILTER: u16 = 44;
 
@@ -93,10 +92,6 @@ impl Socket {
                 })
             });
         self.change(request)
-    }
-
-    pub fn del_root_qdisc(&self, index: u32) -> io::Result<()> {
-        self.change(qdisc(RTM_DELQDISC, 0, index, 0, TC_H_ROOT))
     }
 
     /// The kinds of queueing discipline on a link.

@@ -6,7 +6,7 @@ use api::selector::Selector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::world::{Direction, Labels, Peer, Pod, Port, Protocol, Rule, Which};
+use crate::objects::{Direction, Labels, Peer, Pod, Port, Protocol, Rule, Which};
 
 pub const GROUP: &str = "policy.networking.k8s.io";
 pub const VERSION: &str = "v1alpha2";

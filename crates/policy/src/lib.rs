@@ -14,6 +14,7 @@
 pub mod cluster_policy;
 mod conditions;
 pub mod decision;
+mod objects;
 mod plan;
 mod program;
 mod ranges;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::pages::Refusal;
 use crate::pprof::{self, Profile, Texts};
+use crate::refusal::Refusal;
 use crate::sampler::{self, INTERRUPTED, OneAtATime, Sample, Timers};
 use crate::stacks::Stacks;
 use crate::unwind::{Code, Moment};

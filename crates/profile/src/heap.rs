@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::pages::Refusal;
 use crate::pprof::{self, Profile, Texts};
+use crate::refusal::Refusal;
 use crate::sampler::{self, Current, OneAtATime, Sample};
 use crate::stacks::Stacks;
 use crate::unwind::{Code, Moment};

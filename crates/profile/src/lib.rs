@@ -16,6 +16,7 @@ pub mod heap;
 mod maps;
 mod pages;
 mod pprof;
+mod refusal;
 mod sampler;
 mod stacks;
 mod threads;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::refusal::Refusal;
 use crate::{cpu, heap, threads};
 
 /// Seconds of a profile without a word, and at most.
@@ -24,15 +25,6 @@ pub struct Answer {
     pub code: u16,
     pub content_type: &'static str,
     pub body: Vec<u8>,
-}
-
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    Busy(&'static str),
-    Impossible(&'static str),
-    /// Whoever asked has gone.
-    GivenUp,
-    Io(std::io::Error),
 }
 
 /// Answers `/debug/pprof/<page>`. Whoever asks has been let in already.

@@ -1,7 +1,7 @@
 //! The threads of this process, by what the kernel says of them.
 
-use crate::pages::Refusal;
 use crate::pprof::{self, Function, Line, Location, Profile, Sample, Texts};
+use crate::refusal::Refusal;
 
 /// The name of a thread; its number once it is gone.
 pub(crate) fn name(thread: i32) -> String {

@@ -1,14 +1,22 @@
-//! Addresses that mean something else where they are used than where they were written: the host itself, its link.
+//! IP addresses, and those among them that mean something else where they are used than where they were written: the host
+//! itself, its link.
 
 use std::net::IpAddr;
 
 use api::field::{FieldErrors, Path};
 
+/// An IP address of either family.
+pub fn ip(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
+    if value.parse::<IpAddr>().is_err() {
+        errors.invalid(path, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
+    }
+}
+
 /// An address that traffic of others may be sent to (`ValidateNonSpecialIP`, v1.36): an IP address, and none that leads
 /// back to whoever sends.
 pub fn ordinary(errors: &mut FieldErrors, path: &Path<'_>, text: &str) {
     let Ok(address) = text.parse::<IpAddr>() else {
-        return super::core::pod_spec::validation::ip(errors, path, text);
+        return ip(errors, path, text);
     };
     let address = address.to_canonical();
     if address.is_unspecified() {

@@ -6,6 +6,7 @@
 // A `Status` is the answer itself: it is moved out once, to the client.
 #![allow(clippy::result_large_err)]
 
+mod action;
 pub mod cells;
 pub mod column;
 pub mod conversion;
@@ -18,6 +19,7 @@ pub mod priority;
 mod random;
 pub mod resource;
 pub mod scale;
+mod scale_paths;
 pub mod strategy;
 pub mod table;
 pub mod unset;
@@ -48,8 +50,9 @@ pub mod scheduling;
 pub mod storage;
 pub mod storagemigration;
 
+pub use action::Action;
 pub use index::{BadRuntimeConfig, Registry, RuntimeConfig, Table};
 pub use object::{AnyObject, Object, Typed};
-pub use resource::{Action, MetricsOf, Resource, Review, Scope, Serving, Subresource};
+pub use resource::{MetricsOf, Resource, Review, Scope, Serving, Subresource};
 pub use strategy::{AnyStrategy, Call, Deletion, Grace, NameRule, Plain, SelectableField, Strategy};
 pub use verb::Verb;

@@ -8,7 +8,9 @@ use api::{GroupKind, GroupResource, Status};
 use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
+pub use super::action::Action;
 use super::object::Typed;
+use super::scale_paths::ScalePaths;
 use super::strategy::{AnyStrategy, Plain, Strategy};
 use super::verb::Verb;
 
@@ -69,25 +71,6 @@ const CONNECT: &[Verb] = &[Verb::Create, Verb::Get];
 const GET: &[Verb] = &[Verb::Get];
 const UPDATE: &[Verb] = &[Verb::Update];
 
-/// What a subresource does. The verbs match on this, so a new one must choose its behaviour everywhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    Status,
-    Scale,
-    Binding,
-    Eviction,
-    Token,
-    Approval,
-    Finalize,
-    EphemeralContainers,
-    Resize,
-    Log,
-    Exec,
-    Attach,
-    PortForward,
-    Proxy,
-}
-
 #[derive(Clone, Debug)]
 pub struct Subresource {
     pub name: &'static str,
@@ -139,7 +122,7 @@ pub enum Conversion {
     /// Between versions of a built-in kind. In memory its objects have the stored form.
     Fixed { to_storage: fn(&mut Value), from_storage: fn(&mut Value) },
     /// To a version of a custom kind, by its schema of today. In memory its objects have the form of their version.
-    Custom(Arc<crate::custom::Reader>),
+    Custom(Arc<dyn Fn(&mut Value) + Send + Sync>),
 }
 
 impl Conversion {
@@ -153,7 +136,7 @@ impl Conversion {
     pub fn from_storage(&self, value: &mut Value) {
         match self {
             Self::Fixed { from_storage, .. } => from_storage(value),
-            Self::Custom(reader) => reader.read(value),
+            Self::Custom(read) => read(value),
         }
     }
 }
@@ -206,9 +189,15 @@ pub struct Resource {
     /// Described by a CustomResourceDefinition.
     pub is_custom: bool,
     /// Where the parts of a Scale are, where that is not as in the kinds of `apps`.
-    pub scale: Option<crate::custom::ScalePaths>,
+    pub scale: Option<ScalePaths>,
     /// Asked for objects in other versions than the one they are stored in; set by the server, which can ask.
     pub converter: Option<Arc<dyn Converter>>,
+}
+
+impl std::fmt::Debug for Resource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}.{}", self.plural, self.version, self.group)
+    }
 }
 
 impl Resource {

@@ -6,7 +6,7 @@ use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
-use crate::custom::at;
+use crate::scale_paths::at;
 use crate::{AnyObject, Object, Resource};
 
 /// The scale of a workload, for admission.

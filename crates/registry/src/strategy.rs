@@ -11,9 +11,9 @@ use jiff::Timestamp;
 use k8s_openapi::Metadata;
 use serde_json::Value;
 
+use super::action::Action;
 use super::column::{Column, NAME_AND_AGE};
 use super::object::{AnyObject, Object, Typed};
-use super::resource::{Action, Resource};
 
 /// Who asks, and when: all that a strategy may know of a request beyond the objects.
 #[derive(Clone, Copy)]
@@ -428,10 +428,4 @@ fn same_but_metadata<K: Typed>(new: &mut K, old: &K) -> bool {
     let is_same = new == old;
     *new.metadata_mut() = metadata;
     is_same
-}
-
-impl std::fmt::Debug for Resource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}.{}", self.plural, self.version, self.group)
-    }
 }

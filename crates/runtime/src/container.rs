@@ -9,11 +9,12 @@ use cri::v1;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::blocking::blocking;
 use crate::container_spec;
 use crate::engine::{Container, Engine};
 use crate::error::{Error, Result, doing};
+use crate::pod_config::cgroup_parent;
 use crate::record::{self, ContainerRecord, StatusRecord};
-use crate::sandbox::{self, blocking};
 use crate::shim::protocol::Request;
 use crate::{cgroup, names, signal};
 
@@ -45,7 +46,7 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     if let Some(parent) = log_path.as_deref().and_then(std::path::Path::parent) {
         fs::create_dir_all(parent).map_err(doing(format!("creating {}", parent.display())))?;
     }
-    let cgroup = cgroup::child_path(&sandbox::cgroup_parent(&pod), &id);
+    let cgroup = cgroup::child_path(&cgroup_parent(&pod), &id);
     let directory = engine.config.root.join("containers").join(&id);
     for part in ["upper", "work", "rootfs"] {
         let path = directory.join(part);
@@ -237,61 +238,4 @@ fn merge(old: &mut v1::LinuxContainerResources, new: &v1::LinuxContainerResource
         }
     }
     old.unified.extend(new.unified.clone());
-}
-
-pub(crate) fn status(engine: &Engine, container: &Container) -> v1::ContainerStatus {
-    let state = container.state();
-    let status = container.status.borrow().clone();
-    let record = container.record.lock();
-    let image = record.config.image.clone().unwrap_or_default();
-    // The name the image is known by now, as other runtimes show it.
-    let shown = engine
-        .images
-        .get(&record.image_id)
-        .and_then(|i| i.tags.first().or(i.digests.first()).cloned())
-        .unwrap_or_else(|| image.image.clone());
-    v1::ContainerStatus {
-        id: record.id.clone(),
-        metadata: record.config.metadata.clone(),
-        state: state.into(),
-        created_at: record.created_at,
-        started_at: status.started_at,
-        finished_at: status.finished_at,
-        exit_code: status.exit_code,
-        image: Some(v1::ImageSpec { image: shown, ..image }),
-        image_ref: record.image_ref.clone(),
-        image_id: record.image_id.clone(),
-        reason: status.reason.clone(),
-        message: status.message.clone(),
-        labels: record.config.labels.clone(),
-        annotations: record.config.annotations.clone(),
-        mounts: record.config.mounts.clone(),
-        log_path: record.log_path.clone(),
-        resources: record.resources.clone().map(|linux| v1::ContainerResources { linux: Some(linux), windows: None }),
-        user: (status.started_at != 0 && status.pid != 0).then(|| v1::ContainerUser {
-            linux: Some(v1::LinuxContainerUser {
-                uid: status.uid.into(),
-                gid: status.gid.into(),
-                supplemental_groups: status.groups.iter().map(|g| i64::from(*g)).collect(),
-            }),
-        }),
-        stop_signal: signal::to_cri(record.stop_signal).into(),
-    }
-}
-
-pub(crate) fn summary(container: &Container) -> v1::Container {
-    let state = container.state();
-    let record = container.record.lock();
-    v1::Container {
-        id: record.id.clone(),
-        pod_sandbox_id: record.sandbox.clone(),
-        metadata: record.config.metadata.clone(),
-        image: record.config.image.clone(),
-        image_ref: record.image_ref.clone(),
-        image_id: record.image_id.clone(),
-        state: state.into(),
-        created_at: record.created_at,
-        labels: record.config.labels.clone(),
-        annotations: record.config.annotations.clone(),
-    }
 }

@@ -10,10 +10,11 @@ use cri::v1;
 use crate::engine::{Engine, Sandbox};
 use crate::error::{Error, Result, doing};
 use crate::image::store::Image;
+use crate::pod_config::{SHARED_FILES, hostname, namespace_options};
 use crate::spec::{
     Device, Mount, MountSource, Namespace, Namespaces, Process, Propagation, Resources, Rootfs, Spec, User,
 };
-use crate::{capabilities, sandbox, seccomp};
+use crate::{capabilities, seccomp};
 
 pub(crate) struct Input<'a> {
     pub(crate) engine: &'a Engine,
@@ -131,7 +132,7 @@ fn environment(input: &Input<'_>) -> Vec<String> {
     if input.config.tty {
         set("TERM", "xterm");
     }
-    set("HOSTNAME", &sandbox::hostname(input.pod));
+    set("HOSTNAME", &hostname(input.pod));
     for entry in input.image.config.env.iter().flatten() {
         let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
         set(key, value);
@@ -179,7 +180,7 @@ fn apparmor(security: &v1::LinuxContainerSecurityContext) -> Option<String> {
 }
 
 fn namespaces(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -> Result<Namespaces> {
-    let pod = sandbox::namespace_options(input.pod);
+    let pod = namespace_options(input.pod);
     let own = security.namespace_options.clone().unwrap_or_else(|| pod.clone());
     let shared = |mode: v1::NamespaceMode| match mode {
         v1::NamespaceMode::Node => Namespace::Host,
@@ -274,7 +275,7 @@ fn mounts(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -> Re
     }
     let has = |target: &str| wanted.iter().any(|m| normal(&m.target) == target);
     let mut own = Vec::new();
-    for name in sandbox::SHARED_FILES {
+    for name in SHARED_FILES {
         let target = format!("/etc/{name}");
         if !has(&target) {
             own.push(Mount {
@@ -286,7 +287,7 @@ fn mounts(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -> Re
         }
     }
     if !has("/dev/shm") {
-        let host = sandbox::namespace_options(input.pod).ipc() == v1::NamespaceMode::Node;
+        let host = namespace_options(input.pod).ipc() == v1::NamespaceMode::Node;
         let source = if host { PathBuf::from("/dev/shm") } else { input.sandbox.directory.join("shm") };
         own.push(Mount { target: "/dev/shm".into(), source: MountSource::Bind(source), ..Default::default() });
     }

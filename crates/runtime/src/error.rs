@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::reference::BadReference;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{kind} {id:?} not found")]
@@ -20,7 +22,7 @@ pub enum Error {
     #[error("failed to set up the network of sandbox {id}: {message}")]
     Network { id: String, message: String },
     #[error("failed to pull image {image:?}: {source}")]
-    Pull { image: String, source: Box<crate::image::PullError> },
+    Pull { image: String, source: Box<PullError> },
     #[error("image {0}")]
     Archive(String),
     #[error("{what} timed out after {seconds} s")]
@@ -29,23 +31,36 @@ pub enum Error {
     Unimplemented(&'static str),
 }
 
+/// Why a pull failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PullError {
+    #[error(transparent)]
+    Reference(#[from] BadReference),
+    #[error("{0}: not found")]
+    NotFound(String),
+    #[error("{0}: authorization failed")]
+    Unauthorized(String),
+    #[error("{0}")]
+    Unreachable(String),
+    #[error("{0}")]
+    Server(String),
+    /// What came is not what was promised.
+    #[error("{0}")]
+    Content(String),
+    #[error("{doing}: {source}")]
+    Io { doing: String, source: io::Error },
+}
+
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// `io_error("reading x")` for `map_err`.
+/// `doing("reading x")` for `map_err`.
 pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     let doing = what.into();
     move |source| Error::Io { doing, source }
 }
 
-impl From<crate::shim::client::ShimError> for Error {
-    fn from(error: crate::shim::client::ShimError) -> Self {
-        Self::Shim(error.to_string())
-    }
-}
-
 impl From<Error> for cri::tonic::Status {
     fn from(error: Error) -> Self {
-        use crate::image::PullError;
         let message = error.to_string();
         match error {
             Error::NotFound { .. } => Self::not_found(message),

@@ -3,11 +3,11 @@
 
 use std::path::Path;
 
-use crate::{image, seccomp, streaming};
+use crate::{image, seccomp, streaming, unpack};
 
 /// A layer's tarball, in a directory that is empty.
 pub fn layer(data: &[u8], directory: &Path) {
-    image::unpack::fuzz_layer(data, directory);
+    unpack::fuzz_layer(data, directory);
 }
 
 /// What a registry says of who may ask it.

@@ -4,10 +4,13 @@
 //! the containers live. The runtime may be killed and restarted at any time: records on disk and the shims carry on.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod blocking;
+mod bounds;
 mod capabilities;
 mod cgroup;
 mod container;
 mod container_spec;
+mod cpu_samples;
 mod device_filter;
 mod engine;
 mod error;
@@ -18,8 +21,9 @@ mod image;
 pub mod image_cli;
 mod names;
 mod network;
-pub mod pause;
+mod pod_config;
 mod record;
+mod reference;
 mod rooted;
 mod sandbox;
 mod seccomp;
@@ -30,6 +34,7 @@ mod spec;
 mod stats;
 mod streaming;
 mod sys;
+mod unpack;
 mod user;
 
 use std::collections::BTreeMap;
@@ -42,6 +47,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 pub use error::Error;
+pub use shim::pause;
 pub use tls::descriptors::started_with as descriptors_started_with;
 
 /// Flags of `cox cri`.
@@ -194,6 +200,7 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow
 async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let (listen, listening) = (config.listen.clone(), config.listening.clone());
     let engine = engine::Engine::open(config, stop.child_token()).await.context("opening the runtime")?;
+    sandbox::remove_unfinished(&engine).await;
     if let Some(directory) = engine.config.images_dir.clone() {
         for failure in image::archive::import_directory(&engine.images, &directory).await {
             tracing::warn!(failure, "image archive was not imported");
@@ -206,7 +213,7 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         "serving CRI"
     );
     engine.start_sweeping();
-    let streaming = engine.start_streaming().await.context("starting the streaming server")?;
+    let streaming = streaming::Server::start(&engine).await.context("starting the streaming server")?;
     let runtime = service::Runtime { engine: engine.clone(), streaming };
     let images = service::Images { engine: engine.clone() };
     let socket = cri::Socket::bind(&listen)?;

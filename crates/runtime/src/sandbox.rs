@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cri::v1;
 use parking_lot::Mutex;
 
+use crate::blocking::blocking;
 use crate::engine::{Engine, Sandbox};
 use crate::error::{Error, Result, doing};
+use crate::pod_config::{cgroup_parent, hostname, namespace_options};
 use crate::record::{self, SandboxRecord, ShimRecord};
 use crate::shim::Paths;
 use crate::shim::client::{ShimClient, ShimError};
@@ -102,15 +104,6 @@ async fn spawn_shim(engine: &Engine, id: &str, directory: &Path) -> Result<()> {
     engine.shims.start(paths).await.map_err(|error| Error::Shim(format!("sandbox {id}: {error}")))
 }
 
-pub(crate) fn namespace_options(config: &v1::PodSandboxConfig) -> v1::NamespaceOption {
-    config
-        .linux
-        .as_ref()
-        .and_then(|l| l.security_context.as_ref())
-        .and_then(|s| s.namespace_options.clone())
-        .unwrap_or_default()
-}
-
 fn pod_spec(record: &SandboxRecord) -> PodSpec {
     let options = namespace_options(&record.config);
     let of = |mode: v1::NamespaceMode| match mode {
@@ -145,16 +138,6 @@ fn pod_spec(record: &SandboxRecord) -> PodSpec {
         oom_score_adj: -998,
     }
 }
-
-pub(crate) fn hostname(config: &v1::PodSandboxConfig) -> String {
-    if !config.hostname.is_empty() {
-        return config.hostname.clone();
-    }
-    fs::read_to_string("/proc/sys/kernel/hostname").map(|h| h.trim().to_string()).unwrap_or_default()
-}
-
-/// Files of `/etc` that all containers of a pod see and may write to.
-pub(crate) const SHARED_FILES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
 
 /// The files that all containers of the pod see: /etc/hostname, /etc/hosts, /etc/resolv.conf, /dev/shm.
 fn prepare_files(config: &v1::PodSandboxConfig, pod: &PodSpec, directory: &Path) -> Result<()> {
@@ -201,6 +184,18 @@ fn unmount_shm(directory: &Path) {
         && error.raw_os_error() != Some(libc::EINVAL)
     {
         tracing::warn!(path = %shm.display(), %error, "cannot unmount");
+    }
+}
+
+/// Removes what an earlier process began to start and nobody was ever told of.
+pub(crate) async fn remove_unfinished(engine: &Arc<Engine>) {
+    let sandboxes: Vec<Arc<Sandbox>> = engine.sandboxes.lock().values().cloned().collect();
+    for sandbox in sandboxes.iter().filter(|sandbox| !sandbox.record.lock().complete) {
+        let id = sandbox.id();
+        tracing::warn!(sandbox = id, "removing a sandbox that was never finished");
+        if let Err(error) = remove(engine, &id).await {
+            tracing::warn!(sandbox = id, %error, "cannot remove it");
+        }
     }
 }
 
@@ -265,16 +260,6 @@ async fn wait_until_gone(socket: &Path, id: &str) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn cgroup_parent(config: &v1::PodSandboxConfig) -> String {
-    config.linux.as_ref().map(|l| l.cgroup_parent.clone()).unwrap_or_default()
-}
-
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-) -> std::io::Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
-}
-
 /// Removes a sandbox with its containers, stopping it first where needed.
 pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
     let sandbox = match engine.sandbox(id) {
@@ -293,50 +278,4 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
     engine.emit(&id, &id, v1::ContainerEventType::ContainerDeletedEvent);
     engine.sandboxes.lock().remove(&id);
     Ok(())
-}
-
-pub(crate) fn status(sandbox: &Sandbox) -> v1::PodSandboxStatus {
-    let ready = sandbox.is_ready();
-    let record = sandbox.record.lock();
-    let (first, rest) = match record.ips.split_first() {
-        Some((first, rest)) => (first.clone(), rest.to_vec()),
-        None => (String::new(), Vec::new()),
-    };
-    v1::PodSandboxStatus {
-        id: record.id.clone(),
-        metadata: record.config.metadata.clone(),
-        state: state(ready).into(),
-        created_at: record.created_at,
-        network: Some(v1::PodSandboxNetworkStatus {
-            ip: first,
-            additional_ips: rest.into_iter().map(|ip| v1::PodIp { ip }).collect(),
-        }),
-        linux: Some(v1::LinuxPodSandboxStatus {
-            namespaces: Some(v1::Namespace { options: Some(namespace_options(&record.config)) }),
-        }),
-        labels: record.config.labels.clone(),
-        annotations: record.config.annotations.clone(),
-        runtime_handler: record.runtime_handler.clone(),
-    }
-}
-
-pub(crate) fn summary(sandbox: &Sandbox) -> v1::PodSandbox {
-    let ready = sandbox.is_ready();
-    let record = sandbox.record.lock();
-    v1::PodSandbox {
-        id: record.id.clone(),
-        metadata: record.config.metadata.clone(),
-        state: state(ready).into(),
-        created_at: record.created_at,
-        labels: record.config.labels.clone(),
-        annotations: record.config.annotations.clone(),
-        runtime_handler: record.runtime_handler.clone(),
-    }
-}
-
-fn state(ready: bool) -> v1::PodSandboxState {
-    match ready {
-        true => v1::PodSandboxState::SandboxReady,
-        false => v1::PodSandboxState::SandboxNotready,
-    }
 }

@@ -1,33 +1,15 @@
 //! Usage of containers and pods, read from their cgroups when somebody asks.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use cgroup::{Version, keyed};
 use cri::v1;
 use files::Usage;
-use parking_lot::Mutex;
 
 use crate::engine::{Container, Engine, Sandbox};
+use crate::pod_config::{SHARED_FILES, cgroup_parent};
 use crate::record;
-use crate::sandbox::SHARED_FILES;
-
-/// Cumulated CPU time at the last question per cgroup: the rate since then is what `usage_nano_cores` means.
-#[derive(Default)]
-pub(crate) struct Samples(Mutex<HashMap<String, (i64, u64)>>);
-
-impl Samples {
-    fn rate(&self, cgroup: &str, now: i64, total: u64) -> Option<u64> {
-        let old = self.0.lock().insert(cgroup.to_string(), (now, total))?;
-        let elapsed = u64::try_from(now - old.0).ok().filter(|e| *e > 0)?;
-        Some((u128::from(total.saturating_sub(old.1)) * 1_000_000_000 / u128::from(elapsed)) as u64)
-    }
-
-    pub(crate) fn forget(&self, cgroup: &str) {
-        self.0.lock().remove(cgroup);
-    }
-}
 
 fn value(value: u64) -> Option<v1::UInt64Value> {
     Some(v1::UInt64Value { value })
@@ -134,8 +116,8 @@ pub(crate) fn of_sandbox(engine: &Engine, sandbox: &Sandbox) -> v1::PodSandboxSt
     let containers: Vec<v1::ContainerStats> =
         engine.containers_of(&record.id).iter().filter(|c| c.is_running()).map(|c| of_container(engine, c)).collect();
     // The pod's own cgroup holds its containers and pause.
-    let parent = crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&record.config), &record.id);
-    let pod_cgroup = match crate::sandbox::cgroup_parent(&record.config).is_empty() {
+    let parent = crate::cgroup::child_path(&cgroup_parent(&record.config), &record.id);
+    let pod_cgroup = match cgroup_parent(&record.config).is_empty() {
         true => parent,
         false => parent.rsplit_once('/').map(|(p, _)| p.to_string()).unwrap_or(parent),
     };
@@ -224,12 +206,5 @@ mod tests {
         }
         let after = writable(&container, Some(&sandbox));
         assert!(after.bytes >= before.bytes + 300_000 && after.inodes == before.inodes + 3, "{before:?} {after:?}");
-    }
-
-    #[test]
-    fn rates_need_two_samples() {
-        let samples = Samples::default();
-        assert_eq!(samples.rate("x", 1_000_000_000, 5), None);
-        assert_eq!(samples.rate("x", 3_000_000_000, 5 + 1_000_000_000), Some(500_000_000));
     }
 }

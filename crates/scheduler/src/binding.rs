@@ -5,8 +5,8 @@ use std::time::Instant;
 use client::metrics::panics;
 use trace::{Stage, Work};
 
-use crate::cycle::{Diagnosis, Failure};
-use crate::framework::{Event, Permit, Placement, Point, SUCCESS};
+use crate::cycle::Failure;
+use crate::framework::{Diagnosis, Event, Permit, Placement, Point, SUCCESS};
 use crate::metrics::Pending;
 use crate::scheduler::{ACTOR, POD_BINDING, Scheduler, Try, release, traced_name};
 

@@ -14,8 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::NodeId;
 use crate::config::{Extender as Configured, ExtenderTls};
-use crate::cycle::{Diagnosis, EXTENDER};
-use crate::framework::{Candidate, MAX_SCORE, Placement, Rejection};
+use crate::framework::{Candidate, Diagnosis, EXTENDER, MAX_SCORE, Placement, Rejection};
 use crate::pod::PodInfo;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);

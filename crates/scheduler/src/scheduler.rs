@@ -17,7 +17,7 @@ use crate::cluster::Cluster;
 use crate::config::Profiles;
 use crate::cycle::{Decider, Failure, Times};
 use crate::extender::Extender;
-use crate::framework::{Permit, Placement, Plugin, Point, PostFilter, Profile, SUCCESS};
+use crate::framework::{Diagnosis, Permit, Placement, Plugin, Point, PostFilter, Profile, SUCCESS};
 use crate::metrics::Metrics;
 use crate::permits::Waiting;
 use crate::plugins::default_preemption;
@@ -222,7 +222,7 @@ impl Scheduler {
         &self,
         mut core: parking_lot::MutexGuard<'_, Core>,
         attempt: &Try,
-        mut diagnosis: Box<crate::cycle::Diagnosis>,
+        mut diagnosis: Box<Diagnosis>,
     ) -> Unplaced {
         let Core { cluster, decider } = &mut *core;
         let began = Instant::now();
@@ -279,7 +279,7 @@ fn assume(cluster: &mut Cluster, metrics: &Metrics, attempt: &Try, node: Arc<str
     if let Err(rejection) = permitted {
         let node = cluster.node(&placement.node);
         release(cluster, metrics, attempt, &placement);
-        let mut diagnosis = crate::cycle::Diagnosis { nodes: 1, ..Default::default() };
+        let mut diagnosis = Diagnosis { nodes: 1, ..Default::default() };
         node.into_iter().for_each(|node| diagnosis.add(node, &rejection));
         return Err(Failure::Unfit(Box::new(diagnosis)).into());
     }

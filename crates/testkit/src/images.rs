@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
+
+pub use crate::registry::digest;
 
 use crate::registry::Registry;
 
@@ -16,12 +17,6 @@ use crate::registry::Registry;
 pub struct Image {
     layers: Vec<(Vec<u8>, &'static str)>,
     config: Vec<u8>,
-}
-
-/// `sha256:…` of some bytes.
-pub fn digest(bytes: &[u8]) -> String {
-    let hash = Sha256::digest(bytes);
-    format!("sha256:{}", hash.iter().map(|b| format!("{b:02x}")).collect::<String>())
 }
 
 /// Compressed so that whoever reads it needs so much memory, a power of two, however little it is.
@@ -98,7 +93,7 @@ impl Image {
         digest(&self.config)
     }
 
-    pub(crate) fn blobs(&self) -> impl Iterator<Item = &[u8]> {
+    fn blobs(&self) -> impl Iterator<Item = &[u8]> {
         self.layers.iter().map(|(blob, _)| blob.as_slice()).chain([self.config.as_slice()])
     }
 
@@ -258,6 +253,18 @@ fn libraries(program: &str) -> BTreeSet<String> {
         .filter(|word| word.starts_with('/') && Path::new(word).exists())
         .map(ToString::to_string)
         .collect()
+}
+
+impl Registry {
+    /// Pushes an image as `repository:tag` (e.g. `library/nginx:latest`); returns the manifest's digest.
+    pub fn push(&self, repository: &str, tag: &str, image: &Image) -> String {
+        for blob in image.blobs() {
+            self.push_blob(repository, blob);
+        }
+        let manifest = image.manifest();
+        self.push_manifest(repository, tag, "application/vnd.oci.image.manifest.v1+json", &manifest);
+        digest(&manifest)
+    }
 }
 
 /// Pushes [`busybox_image`] as `docker.io/library/busybox:latest`.

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::images::{Image, digest};
+use sha2::{Digest, Sha256};
 
 pub struct Registry {
     pub addr: SocketAddr,
@@ -26,6 +26,12 @@ pub fn start() -> Registry {
 /// A registry that asks for [`USER`] and [`PASSWORD`].
 pub fn start_with_password() -> Registry {
     launch(true)
+}
+
+/// `sha256:…` of some bytes.
+pub fn digest(bytes: &[u8]) -> String {
+    let hash = Sha256::digest(bytes);
+    format!("sha256:{}", hash.iter().map(|b| format!("{b:02x}")).collect::<String>())
 }
 
 fn launch(password: bool) -> Registry {
@@ -75,25 +81,13 @@ impl Registry {
         format!("mirrors:\n  docker.io:\n    endpoint: [\"{}\"]\n", self.url())
     }
 
-    /// Pushes an image as `repository:tag` (e.g. `library/nginx:latest`); returns the manifest's digest.
-    pub fn push(&self, repository: &str, tag: &str, image: &Image) -> String {
-        for blob in image.blobs() {
-            self.push_blob(repository, blob);
-        }
-        let manifest = image.manifest();
-        let path = format!("/v2/{repository}/manifests/{tag}");
-        let (status, _, body) = self.request("PUT", &path, "application/vnd.oci.image.manifest.v1+json", &manifest);
-        assert_eq!(status, 201, "pushing a manifest: {}", String::from_utf8_lossy(&body));
-        digest(&manifest)
-    }
-
     /// Pushes a raw manifest (an index, or something broken on purpose).
     pub fn push_manifest(&self, repository: &str, tag: &str, media_type: &str, manifest: &[u8]) {
         let (status, _, body) = self.request("PUT", &format!("/v2/{repository}/manifests/{tag}"), media_type, manifest);
         assert_eq!(status, 201, "pushing a manifest: {}", String::from_utf8_lossy(&body));
     }
 
-    fn push_blob(&self, repository: &str, blob: &[u8]) {
+    pub(crate) fn push_blob(&self, repository: &str, blob: &[u8]) {
         let (status, headers, body) =
             self.request("POST", &format!("/v2/{repository}/blobs/uploads/"), "application/octet-stream", b"");
         assert_eq!(status, 202, "starting an upload: {}", String::from_utf8_lossy(&body));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::clock::Clock;
-use crate::export::Exporting;
+use crate::export::{Exporting, TraceContext};
 use crate::laps::Laps;
 use crate::record::Record;
 use crate::{Causes, Id, Lap, Name, Outcome, Recorder, Span, Stage, now};
@@ -188,12 +188,35 @@ pub fn current() -> Context {
 }
 
 /// The span that present work belongs to, where spans are exported.
-pub(crate) fn exporting() -> Option<(Arc<Exporting>, Id)> {
+fn exporting() -> Option<(Arc<Exporting>, Id)> {
     let found = SCOPE.try_with(|scope| match &scope.exported {
         Some((recorder, id)) => Some((recorder.exporting()?.clone(), *id)),
         None => Some((scope.recorder.as_ref()?.exporting()?.clone(), scope.causes().iter().next()?)),
     });
     found.ok().flatten()
+}
+
+/// The context of the present work for whoever it calls, if its spans are exported.
+pub fn trace_context() -> Option<TraceContext> {
+    exporting().and_then(|(exporting, id)| exporting.context_of(id))
+}
+
+/// The present span was asked for by somebody who names a trace. Whether it goes on there is the caller's to decide: whoever
+/// may choose the trace may have everything exported.
+pub fn follow(context: TraceContext, is_trusted: bool) {
+    if let Some((exporting, id)) = exporting() {
+        exporting.follow(id, context, is_trusted);
+    }
+}
+
+impl Exporting {
+    /// The present span was asked for by somebody whose word on its cause is not taken: a commit that it names does not
+    /// decide whether it is exported. The commit's trace is still named by a link.
+    pub fn alone() {
+        if let Some((exporting, id)) = exporting() {
+            exporting.part_from_commit(id);
+        }
+    }
 }
 
 /// Runs an informer's handlers on a watch event: what they set off is caused by the commit of `revision`.

@@ -203,7 +203,7 @@ impl Exporting {
     }
 
     /// The span goes on where `context` says; or, if its word is not taken, only names it.
-    fn follow(&self, id: Id, context: TraceContext, is_trusted: bool) {
+    pub(crate) fn follow(&self, id: Id, context: TraceContext, is_trusted: bool) {
         let mut traces = self.traces.lock();
         let Some(place) = traces.get(id) else { return };
         // What one of our own processes says of the cause goes further.
@@ -218,19 +218,11 @@ impl Exporting {
     }
 
     /// The span begins a trace of its own if it is said to follow from a commit, whose name anybody can guess.
-    fn part_from_commit(&self, id: Id) {
+    pub(crate) fn part_from_commit(&self, id: Id) {
         let mut traces = self.traces.lock();
         let parent = traces.get(id).and_then(|place| place.parent);
         if parent.is_some_and(|parent| Id::from_bits(parent).is_commit()) {
             traces.set(id, self.root());
-        }
-    }
-
-    /// The present span was asked for by somebody whose word on its cause is not taken: a commit that it names does not
-    /// decide whether it is exported. The commit's trace is still named by a link.
-    pub fn alone() {
-        if let Some((exporting, id)) = crate::context::exporting() {
-            exporting.part_from_commit(id);
         }
     }
 
@@ -308,19 +300,6 @@ impl Exporting {
     }
 }
 
-/// The context of the present work for whoever it calls, if its spans are exported.
-pub fn trace_context() -> Option<TraceContext> {
-    crate::context::exporting().and_then(|(exporting, id)| exporting.context_of(id))
-}
-
-/// The present span was asked for by somebody who names a trace. Whether it goes on there is the caller's to decide: whoever
-/// may choose the trace may have everything exported.
-pub fn follow(context: TraceContext, is_trusted: bool) {
-    if let Some((exporting, id)) = crate::context::exporting() {
-        exporting.follow(id, context, is_trusted);
-    }
-}
-
 /// A random number that is not zero.
 fn fresh_trace() -> u128 {
     let half = || u128::from(RandomState::new().hash_one(Id::fresh()));
@@ -330,7 +309,7 @@ fn fresh_trace() -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Causes, Recorder, Stage, Work, lap};
+    use crate::{Causes, Recorder, Stage, Work, follow, lap, trace_context};
 
     fn recorder(rate: u32) -> (std::sync::Arc<Recorder>, std::sync::Arc<Exporting>) {
         let recorder = Recorder::new(100_000);

@@ -33,10 +33,10 @@ mod work;
 
 pub use causes::Causes;
 pub use context::{
-    Context, Detached, current, deliver, detached, lap, lap_at, lap_failed, lap_named, laps_of, mark, mark_at, part,
-    set_object, take_laps,
+    Context, Detached, current, deliver, detached, follow, lap, lap_at, lap_failed, lap_named, laps_of, mark, mark_at,
+    part, set_object, take_laps, trace_context,
 };
-pub use export::{Exported, Exporting, Place, TRACEPARENT, TraceContext, follow, trace_context};
+pub use export::{Exported, Exporting, Place, TRACEPARENT, TraceContext};
 pub use id::Id;
 pub use name::Name;
 pub use recorder::Recorder;

@@ -1,4 +1,4 @@
-//! Bytes of a record, read from their beginning. What ends too early is none.
+//! Bytes of a record, read from their beginning. A record that ends too early is none.
 
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 

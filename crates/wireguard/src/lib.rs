@@ -27,7 +27,7 @@ pub use plan::{Node, Peer, Plan, Unreachable, Way, plan};
 
 use std::net::IpAddr;
 
-/// The devices, by place: that of a generation is whether its number is odd.
+/// The devices: one for generations with even numbers, one for those with odd numbers.
 pub const LINKS: [&str; 2] = ["cox-wg0", "cox-wg1"];
 
 /// WireGuard's usual port; the second device has the next one.

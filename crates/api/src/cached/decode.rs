@@ -28,7 +28,7 @@ impl<'de> Deserialize<'de> for Pod {
     }
 }
 
-/// Pods by a hash of their text, and what they share by two.
+/// Pods by a hash of their text; the parts that pods share by two hashes.
 static PODS: LazyLock<Mutex<Table<u64, Parts>>> = LazyLock::new(Mutex::default);
 static TEMPLATES: Shared<PodSpec> = LazyLock::new(Mutex::default);
 static STATUSES: Shared<PodStatus> = LazyLock::new(Mutex::default);
@@ -42,7 +42,7 @@ static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), 
 
 fn decode(text: &[u8]) -> Result<Pod, serde_json::Error> {
     if text.first() != Some(&b'{') {
-        // Whatever the type says of what is no object.
+        // The error that the type itself gives for what is no object.
         return serde_json::from_slice::<CompletePod>(text).map(Pod::from);
     }
     let hash = KEYS[0].hash_one(text);
@@ -149,7 +149,7 @@ fn read_list<T>(
 ) -> Result<Option<Vec<T>>, serde_json::Error> {
     let Some(text) = text.filter(|text| *text != b"null") else { return Ok(None) };
     if text.first() != Some(&b'[') {
-        // Whatever is said of what is no list.
+        // The error that a list gives for what is none.
         serde_json::from_slice::<Vec<serde::de::IgnoredAny>>(text)?;
     }
     let mut list = scan::items(text, 0).map(|item| read_item(&text[item])).collect::<Result<Vec<_>, _>>()?;

@@ -77,7 +77,7 @@ pub struct ContainerStatus {
     pub state: Option<State>,
 }
 
-/// A [`ContainerState`] that has no room for what it is not.
+/// A [`ContainerState`] that takes room for the one state that it is in.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     pub running: Option<ContainerStateRunning>,

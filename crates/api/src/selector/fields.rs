@@ -26,10 +26,6 @@ impl FieldSelector {
         Self { terms: vec![FieldTerm { field: field.into(), equal: true, value: value.into() }] }
     }
 
-    pub fn not_equal(field: impl Into<String>, value: impl Into<String>) -> Self {
-        Self { terms: vec![FieldTerm { field: field.into(), equal: false, value: value.into() }] }
-    }
-
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut parts = split_terms(text);
         parts.sort_unstable();

@@ -53,7 +53,7 @@ pub(crate) async fn served(
     Ok(found)
 }
 
-/// Returns when discovery has what the definitions say that are in the cache, or after a while: who saw that a definition is
+/// Waits until discovery shows the kinds of all definitions in the cache, but not for long: whoever has seen that a definition is
 /// established finds its kind.
 pub(crate) async fn discoverable(state: &State) {
     let Some(cache) = state.caches.get(PREFIX) else { return };

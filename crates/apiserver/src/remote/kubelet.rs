@@ -34,7 +34,7 @@ struct Kept {
     by_address: HashMap<(String, u16), (Instant, Connections)>,
     /// When those were last let go that nobody used.
     swept: Instant,
-    /// What they were made with. With other certificates this server is another, and trusts others.
+    /// The certificates that they were made with: with others this server would be somebody else, and trust others.
     made_with: Option<Arc<TlsConnector>>,
 }
 

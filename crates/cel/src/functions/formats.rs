@@ -4,15 +4,9 @@ use api::validation;
 use base64::Engine;
 
 use super::{Row, no_such_overload, texts};
-use crate::extension::Extension;
+use crate::extension::{Extension, Format, Url};
 use crate::time;
 use crate::value::Value;
-
-#[derive(Debug)]
-pub struct Format {
-    name: &'static str,
-    problems: fn(&str) -> Vec<String>,
-}
 
 const NONE: &str = "() kubernetes.NamedFormat";
 
@@ -26,7 +20,7 @@ static FORMATS: [Format; 13] = [
     Format { name: "dns1123SubdomainPrefix", problems: |text| validation::dns1123_subdomain(&without_dash(text)) },
     Format { name: "dns1035LabelPrefix", problems: |text| validation::dns1035_label(&without_dash(text)) },
     Format { name: "labelValue", problems: validation::label_value },
-    Format { name: "uri", problems: |text| super::urls::Url::parse(text).err().into_iter().collect() },
+    Format { name: "uri", problems: |text| Url::parse(text).err().into_iter().collect() },
     Format { name: "uuid", problems: |text| unless(is_uuid(text), "does not match the UUID format") },
     Format {
         name: "byte",

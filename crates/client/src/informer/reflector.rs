@@ -4,10 +4,11 @@
 //! that does not know it is listed and then watched. A watch that ends is resumed from the last version seen; only a
 //! version that is too old (410) costs a new list.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -38,44 +39,88 @@ struct Progress {
     opened: Option<Instant>,
 }
 
-impl<K: Object> Informer<K> {
-    /// Follows the server until `stop`.
-    pub async fn run(&self, stop: CancellationToken) {
-        let mut progress = Progress { resume: None, watch_list: true, opened: None };
-        let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
-        loop {
-            let began = Instant::now();
-            let ended = tokio::select! {
-                () = stop.cancelled() => return,
-                ended = self.follow(&mut progress) => ended,
-            };
-            match ended {
-                Ok(()) if began.elapsed() >= SHORT_WATCH => {
-                    backoff.reset();
+/// An informer on objects of any kind.
+trait Follower: Send + Sync {
+    fn kind(&self) -> &'static str;
+    /// One watch, preceded by a list if there is nothing to resume from.
+    fn follow<'a>(&'a self, progress: &'a mut Progress) -> BoxFuture<'a, Result<(), Error>>;
+}
+
+impl<K: Object> Follower for Informer<K> {
+    fn kind(&self) -> &'static str {
+        K::kind()
+    }
+
+    fn follow<'a>(&'a self, progress: &'a mut Progress) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(self.follow_once(progress))
+    }
+}
+
+/// Follows the server until `stop`. A function of its own, because methods of `Informer` are compiled anew for every kind.
+async fn follow_until(stop: CancellationToken, follower: &dyn Follower) {
+    let kind = follower.kind();
+    let mut progress = Progress { resume: None, watch_list: true, opened: None };
+    let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
+    loop {
+        let began = Instant::now();
+        let ended = tokio::select! {
+            () = stop.cancelled() => return,
+            ended = follower.follow(&mut progress) => ended,
+        };
+        match ended {
+            Ok(()) if began.elapsed() >= SHORT_WATCH => {
+                backoff.reset();
+                continue;
+            }
+            Ok(()) => {}
+            Err(error) if error.is_expired() => {
+                tracing::debug!(kind, %error, "watch expired: listing again");
+                // A watcher that fell behind once is not made to wait as well.
+                if progress.resume.take().is_some() && began.elapsed() >= SHORT_WATCH {
                     continue;
                 }
-                Ok(()) => {}
-                Err(error) if error.is_expired() => {
-                    tracing::debug!(kind = K::kind(), %error, "watch expired: listing again");
-                    // A watcher that fell behind once is not made to wait as well.
-                    if progress.resume.take().is_some() && began.elapsed() >= SHORT_WATCH {
-                        continue;
-                    }
-                }
-                Err(error) => tracing::warn!(kind = K::kind(), %error, "watch failed: retrying"),
             }
-            if progress.opened.take().is_some_and(|opened| opened.elapsed() >= LONG_WATCH) {
-                backoff.reset();
-            }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(backoff.next_delay()) => {}
-            }
+            Err(error) => tracing::warn!(kind, %error, "watch failed: retrying"),
+        }
+        if progress.opened.take().is_some_and(|opened| opened.elapsed() >= LONG_WATCH) {
+            backoff.reset();
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(backoff.next_delay()) => {}
+        }
+    }
+}
+
+/// What a watch-list brings, each object once. The map holds no objects, so that one type of map serves all kinds.
+struct Initial<K> {
+    objects: Vec<Option<K>>,
+    places: HashMap<String, usize>,
+}
+
+impl<K: Object> Initial<K> {
+    fn put(&mut self, object: K) {
+        let next = self.objects.len();
+        match *self.places.entry(object_key(&object)).or_insert(next) {
+            place if place == next => self.objects.push(Some(object)),
+            place => self.objects[place] = Some(object),
         }
     }
 
-    /// One watch, preceded by a list if there is nothing to resume from.
-    async fn follow(&self, progress: &mut Progress) -> Result<(), Error> {
+    fn remove(&mut self, object: &K) {
+        if let Some(place) = self.places.remove(&object_key(object)) {
+            self.objects[place] = None;
+        }
+    }
+}
+
+impl<K: Object> Informer<K> {
+    /// Follows the server until `stop`.
+    pub async fn run(&self, stop: CancellationToken) {
+        follow_until(stop, self).await;
+    }
+
+    async fn follow_once(&self, progress: &mut Progress) -> Result<(), Error> {
         let mut stream = match &progress.resume {
             Some(version) => self.watch_from(version).await?,
             None if progress.watch_list => match self.watch_list(progress).await? {
@@ -121,20 +166,16 @@ impl<K: Object> Informer<K> {
             Err(error) if is_about_watch_lists(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let mut objects = BTreeMap::new();
+        let mut initial = Initial { objects: Vec::new(), places: HashMap::new() };
         loop {
             match tokio::time::timeout(WATCH_LIST_TIMEOUT, stream.next()).await {
                 Err(_) | Ok(None) => return Ok(None),
                 Ok(Some(Err(error))) if is_about_watch_lists(&error) => return Ok(None),
                 Ok(Some(event)) => match event? {
-                    WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                        objects.insert(object_key(&object), object);
-                    }
-                    WatchEvent::Deleted(object) => {
-                        objects.remove(&object_key(&object));
-                    }
+                    WatchEvent::Added(object) | WatchEvent::Modified(object) => initial.put(object),
+                    WatchEvent::Deleted(object) => initial.remove(&object),
                     WatchEvent::Bookmark { resource_version, initial_events_end: true } => {
-                        self.replace(objects.into_values().collect());
+                        self.replace(initial.objects.into_iter().flatten().collect());
                         progress.resume = Some(resource_version);
                         return Ok(Some(stream));
                     }

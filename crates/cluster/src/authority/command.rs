@@ -9,8 +9,8 @@ use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Node;
 
 use super::progress::{self, Progress};
-use super::rotation::{Phase, Rotation};
 use super::shared;
+use crate::ca_rotation::{Phase, Rotation};
 use crate::connection::connect;
 use crate::join::{self, Membership};
 use crate::lock::Lock;

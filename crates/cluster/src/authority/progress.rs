@@ -8,7 +8,7 @@ use client::{Client, Patch};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
 
-use super::rotation::Phase;
+use crate::ca_rotation::Phase;
 use crate::pki::{Certificate, Pki};
 
 /// What a node says of itself: whom it trusts, and who signed what it shows.

@@ -11,14 +11,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::progress::Progress;
-use super::rotation::{Phase, Rotation, complete};
 use super::shared;
-use crate::join::CaHash;
+use crate::ca_hash::CaHash;
+use crate::ca_rotation::{Phase, Rotation, complete};
 use crate::options::Options;
 use crate::pki::Pki;
+use crate::settings::ClusterSettings;
 use crate::shape::Shape;
 use crate::turns::Turns;
-use crate::{certificates, etcd, join, nodes};
+use crate::{etcd, join, nodes, server_pki};
 
 /// While an exchange is under way, nodes may be added on this machine.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -139,7 +140,7 @@ impl Server {
             let rotation = rotation.never_back(&dir)?;
             rotation.save(&dir)?;
             complete(&dir)?;
-            certificates::renew(&options, &shape)?;
+            server_pki::renew(&options, &shape)?;
             tracing::info!(phase = ?rotation.phase, "the exchange of the authority");
             Ok(())
         };
@@ -149,7 +150,7 @@ impl Server {
     /// Tells those who join, nodes, and other clusters.
     async fn publish(&self) -> Result<()> {
         let (authority, _) = Pki::open(&self.options.pki_dir()).authority_files()?;
-        let cluster = nodes::ClusterSettings::new(&self.shape)?;
+        let cluster = ClusterSettings::new(&self.shape)?;
         join::publish(&self.admin, &self.url, &authority, &cluster).await?;
         if self.shape.etcd.is_used() {
             etcd::pass_on(&*self.shape.etcd.connect().await?, &authority).await?;

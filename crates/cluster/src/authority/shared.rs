@@ -12,7 +12,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::rotation::Rotation;
+use crate::ca_rotation::Rotation;
 use crate::join::ServerKey;
 use crate::pki::Pki;
 

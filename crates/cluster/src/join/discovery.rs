@@ -3,8 +3,6 @@
 //! Flow: `cluster-info` over a connection that proves nothing -> its signature, which only who knows the token can make -> its
 //! authority, which must have a given hash -> the same again over a connection that this authority vouches for.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -18,6 +16,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::enrolment::{INFO_NAME, INFO_NAMESPACE};
 use super::token::Token;
+use crate::ca_hash::CaHash;
 
 /// A server that is just starting, or a token that is just being signed for, is waited for.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,16 +25,16 @@ const DEFAULT_PORT: u16 = 6443;
 
 /// A cluster that can be trusted.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     /// `https://…`
-    pub(super) server: String,
+    pub(crate) server: String,
     /// Certificates in PEM.
-    pub(super) ca: String,
+    pub(crate) ca: String,
 }
 
 impl Cluster {
     /// A kubeconfig for it, with these credentials.
-    pub(super) fn kubeconfig(&self, user: AuthInfo) -> Kubeconfig {
+    pub(crate) fn kubeconfig(&self, user: AuthInfo) -> Kubeconfig {
         let cluster = kubeconfig::Cluster {
             server: Some(self.server.clone()),
             certificate_authority_data: Some(STANDARD.encode(&self.ca)),
@@ -45,54 +44,8 @@ impl Cluster {
     }
 }
 
-/// The hash of an authority's public key, as `sha256:<hex>`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CaHash([u8; 32]);
-
-impl CaHash {
-    /// Of every certificate in a PEM file.
-    pub(crate) fn of_all(pem: &str) -> Result<Vec<CaHash>> {
-        let mut hashes = Vec::new();
-        for block in x509_parser::pem::Pem::iter_from_buffer(pem.as_bytes()) {
-            let block = block.context("the cluster's authority")?;
-            let certificate = block.parse_x509().context("the cluster's authority")?;
-            let key = ring::digest::digest(&ring::digest::SHA256, certificate.public_key().raw);
-            hashes.push(CaHash(key.as_ref().try_into().context("a SHA-256 has 32 bytes")?));
-        }
-        Ok(hashes)
-    }
-}
-
-impl fmt::Display for CaHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("sha256:")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-/// A text that is no hash of an authority's key.
-#[derive(Debug, thiserror::Error)]
-#[error("a hash has the form sha256:<64 hexadecimal digits>")]
-pub(crate) struct BadHash;
-
-impl FromStr for CaHash {
-    type Err = BadHash;
-
-    fn from_str(text: &str) -> Result<CaHash, BadHash> {
-        let parse = || {
-            let hex = text.strip_prefix("sha256:").filter(|hex| hex.len() == 64 && hex.is_ascii())?;
-            let mut bytes = [0; 32];
-            for (i, byte) in bytes.iter_mut().enumerate() {
-                *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).ok()?;
-            }
-            Some(CaHash(bytes))
-        };
-        parse().ok_or(BadHash)
-    }
-}
-
 /// The cluster behind a server, if it is the one that token and hashes speak of.
-pub(super) async fn discover(server: &str, token: &Token, pins: &[CaHash]) -> Result<Cluster> {
+pub(crate) async fn discover(server: &str, token: &Token, pins: &[CaHash]) -> Result<Cluster> {
     let url = url(server);
     let mut pauses = Backoff::new(RETRY.0, RETRY.1);
     let deadline = tokio::time::Instant::now() + DISCOVERY_TIMEOUT;
@@ -183,7 +136,7 @@ fn signed_content(info: &ConfigMap, token: &Token) -> Result<String, Failure> {
 }
 
 /// The cluster that a kubeconfig speaks of.
-pub(super) fn first_cluster(text: &str) -> Result<Cluster> {
+pub(crate) fn first_cluster(text: &str) -> Result<Cluster> {
     let config = Kubeconfig::parse(text).context("cluster-info is not a kubeconfig")?;
     let named = config.clusters.into_iter().next().context("cluster-info names no cluster")?;
     let server = named.cluster.server.context("cluster-info names no server")?;

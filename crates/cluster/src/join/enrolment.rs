@@ -11,11 +11,11 @@ use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
 use serde_json::{Value, json};
 
 use super::token::DEFAULT_GROUP;
-use crate::nodes::ClusterSettings;
+use crate::settings::ClusterSettings;
 
 /// The signed object that anybody may read.
-pub(super) const INFO_NAMESPACE: &str = "kube-public";
-pub(super) const INFO_NAME: &str = "cluster-info";
+pub(crate) const INFO_NAMESPACE: &str = "kube-public";
+pub(crate) const INFO_NAME: &str = "cluster-info";
 /// What nodes must know, for those who come with a token.
 pub(crate) const SETTINGS_NAMESPACE: &str = "kube-system";
 pub(crate) const SETTINGS_NAME: &str = "cox-config";
@@ -72,7 +72,7 @@ async fn publish_settings(client: &Client, ca: &str, settings: &ClusterSettings)
 }
 
 /// What the cluster tells its nodes, and those who come with a token.
-pub(super) async fn cluster_settings(client: &Client) -> Result<ClusterSettings> {
+pub(crate) async fn cluster_settings(client: &Client) -> Result<ClusterSettings> {
     let map = client.namespaced::<ConfigMap>(SETTINGS_NAMESPACE).get(SETTINGS_NAME).await;
     let text = map.context("asking for its settings")?.data.unwrap_or_default().remove(SETTINGS_KEY);
     let text = text.context("the cluster's settings are empty: was it made by 'cox up'?")?;

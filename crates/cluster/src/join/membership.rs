@@ -11,9 +11,9 @@ use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
 use crate::balancer;
-use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::{Pki, write_private};
+use crate::settings::Settings;
 
 /// A cluster that does not answer is left without a word to it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ impl Membership {
         }
     }
 
-    pub(super) fn save(&self, options: &Options) -> Result<()> {
+    pub(crate) fn save(&self, options: &Options) -> Result<()> {
         write_private(&file(options), &serde_json::to_vec_pretty(self)?)
     }
 }
@@ -63,18 +63,18 @@ fn file(options: &Options) -> PathBuf {
 }
 
 /// The credentials with which the machine introduces itself; gone once it has others.
-pub(super) fn bootstrap_kubeconfig(options: &Options) -> PathBuf {
+pub(crate) fn bootstrap_kubeconfig(options: &Options) -> PathBuf {
     options.data_dir.join("bootstrap.kubeconfig")
 }
 
 /// The credentials of the machine's node.
-pub(super) fn node_kubeconfig(options: &Options) -> PathBuf {
+pub(crate) fn node_kubeconfig(options: &Options) -> PathBuf {
     options.data_dir.join("kubelet.kubeconfig")
 }
 
 /// The credentials of the machine's node. Whom it trusts is in a file that is read for every connection, and follows the
 /// cluster's authority.
-pub(super) fn read_kubeconfig(options: &Options) -> Result<Kubeconfig> {
+pub(crate) fn read_kubeconfig(options: &Options) -> Result<Kubeconfig> {
     let path = node_kubeconfig(options);
     let mut config = Kubeconfig::read(&path).with_context(|| path.display().to_string())?;
     for named in &mut config.clusters {
@@ -93,6 +93,6 @@ pub(crate) fn clients(options: &Options, member: &Membership) -> Result<Vec<Clie
 }
 
 /// The API servers that the machine knows of.
-pub(super) fn servers_file(options: &Options) -> PathBuf {
+pub(crate) fn servers_file(options: &Options) -> PathBuf {
     options.data_dir.join("servers.json")
 }

@@ -27,14 +27,14 @@ use serde_json::json;
 
 use super::token::{NAMESPACE, Token};
 use crate::etcd::Etcd;
-use crate::members::Ha;
+use crate::ha::Ha;
 use crate::options::Options;
 use crate::pki::{private_dir, write_private};
 use crate::role::{GROUP, MANAGER};
 use crate::shape::{Flags, Machine};
 
 /// Those who come with such a token may fetch what is offered to it, and nothing else.
-pub(super) const SERVERS_GROUP: &str = "system:bootstrappers:cox:servers";
+pub(crate) const SERVERS_GROUP: &str = "system:bootstrappers:cox:servers";
 
 const KEY_LENGTH: usize = 32;
 const FIELD: &str = "bundle";
@@ -132,7 +132,7 @@ impl FromStr for ServerKey {
 /// Everything that servers of a cluster have in common.
 #[derive(Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Bundle {
+pub(crate) struct Bundle {
     /// Contents by name below the directory of keys.
     files: BTreeMap<String, String>,
     etcd_servers: Vec<String>,
@@ -206,7 +206,7 @@ impl Bundle {
     }
 
     /// Puts the files where a server has them; returns what `cox up` would have been told here.
-    pub(super) fn unpack(self, options: &Options, machine: Machine, etcd_binary: Option<PathBuf>) -> Result<Flags> {
+    pub(crate) fn unpack(self, options: &Options, machine: Machine, etcd_binary: Option<PathBuf>) -> Result<Flags> {
         let dir = options.pki_dir();
         private_dir(&dir)?;
         let known = |name: &str| match self.ha {
@@ -263,7 +263,7 @@ fn name(id: &str) -> String {
 }
 
 /// Offers what servers have in common to who comes with a token; `owner` is the token's Secret. Returns the key to it.
-pub(super) async fn offer(client: &Client, options: &Options, token: &Token, owner: &Secret) -> Result<ServerKey> {
+pub(crate) async fn offer(client: &Client, options: &Options, token: &Token, owner: &Secret) -> Result<ServerKey> {
     let key = ServerKey::generate()?;
     let sealed = key.seal(&token.id, &serde_json::to_vec(&Bundle::gather(options)?)?)?;
     let owner = OwnerReference {
@@ -303,7 +303,7 @@ pub(super) async fn offer(client: &Client, options: &Options, token: &Token, own
 }
 
 /// What was offered to a token.
-pub(super) async fn fetch(client: &Client, token: &Token, key: &ServerKey) -> Result<Bundle> {
+pub(crate) async fn fetch(client: &Client, token: &Token, key: &ServerKey) -> Result<Bundle> {
     let found = client.namespaced::<Secret>(NAMESPACE).get(&name(&token.id)).await;
     let found = found.context("nothing is offered to this token: was it made with 'cox token create --server'?")?;
     let sealed = found.data.unwrap_or_default().remove(FIELD).context("what is offered to this token is empty")?;
@@ -326,7 +326,7 @@ pub(crate) async fn withdraw_offers(client: &Client) -> Result<()> {
 }
 
 /// Takes the offer away: nobody else is to have it.
-pub(super) async fn discard(client: &Client, token: &Token) -> Result<()> {
+pub(crate) async fn discard(client: &Client, token: &Token) -> Result<()> {
     let deleted = client.namespaced::<Secret>(NAMESPACE).delete(&name(&token.id), &DeleteParams::default()).await;
     deleted.map(drop).context("taking the offered keys away")
 }

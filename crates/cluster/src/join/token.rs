@@ -10,19 +10,19 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rand::Rng;
 
-pub(super) const NAMESPACE: &str = "kube-system";
-pub(super) const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
+pub(crate) const NAMESPACE: &str = "kube-system";
+pub(crate) const SECRET_TYPE: &str = "bootstrap.kubernetes.io/token";
 const NAME_PREFIX: &str = "bootstrap-token-";
 /// Who comes with a token made for nodes.
-pub(super) const DEFAULT_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
+pub(crate) const DEFAULT_GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
 const ID_LENGTH: usize = 6;
 const SECRET_LENGTH: usize = 16;
 const ALPHABET: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Token {
-    pub(super) id: String,
-    pub(super) secret: String,
+pub(crate) struct Token {
+    pub(crate) id: String,
+    pub(crate) secret: String,
 }
 
 /// Never the secret: what is formatted for debugging ends in logs.
@@ -54,7 +54,7 @@ impl FromStr for Token {
 }
 
 impl Token {
-    pub(super) fn generate() -> Token {
+    pub(crate) fn generate() -> Token {
         let mut random = rand::rng();
         let mut part = |length: usize| -> String {
             (0..length).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())])).collect()
@@ -62,12 +62,12 @@ impl Token {
         Token { id: part(ID_LENGTH), secret: part(SECRET_LENGTH) }
     }
 
-    pub(super) fn secret_name(id: &str) -> String {
+    pub(crate) fn secret_name(id: &str) -> String {
         format!("{NAME_PREFIX}{id}")
     }
 
     /// The id in a token, or the id itself.
-    pub(super) fn id_of(text: &str) -> Result<String> {
+    pub(crate) fn id_of(text: &str) -> Result<String> {
         if text.len() == ID_LENGTH && text.bytes().all(|byte| ALPHABET.contains(&byte)) {
             return Ok(text.to_owned());
         }
@@ -77,15 +77,15 @@ impl Token {
 
 /// What a token is for, and until when.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Purpose {
+pub(crate) struct Purpose {
     /// Words such as `signing` and `authentication`.
-    pub(super) usages: Vec<String>,
-    pub(super) groups: Vec<String>,
-    pub(super) description: Option<String>,
-    pub(super) expires: Option<Timestamp>,
+    pub(crate) usages: Vec<String>,
+    pub(crate) groups: Vec<String>,
+    pub(crate) description: Option<String>,
+    pub(crate) expires: Option<Timestamp>,
 }
 
-pub(super) fn to_secret(token: &Token, purpose: &Purpose) -> Secret {
+pub(crate) fn to_secret(token: &Token, purpose: &Purpose) -> Secret {
     let mut fields = vec![("token-id".to_owned(), token.id.clone()), ("token-secret".to_owned(), token.secret.clone())];
     fields.extend(purpose.usages.iter().map(|usage| (format!("usage-bootstrap-{usage}"), "true".to_owned())));
     if !purpose.groups.is_empty() {
@@ -107,7 +107,7 @@ pub(super) fn to_secret(token: &Token, purpose: &Purpose) -> Secret {
 }
 
 /// None for a Secret that holds no token, whatever its type says.
-pub(super) fn from_secret(secret: &Secret) -> Option<(Token, Purpose)> {
+pub(crate) fn from_secret(secret: &Secret) -> Option<(Token, Purpose)> {
     let data = secret.data.as_ref()?;
     let text = |key: &str| data.get(key).and_then(|value| String::from_utf8(value.0.clone()).ok());
     let token: Token = format!("{}.{}", text("token-id")?, text("token-secret")?).parse().ok()?;
@@ -127,7 +127,7 @@ pub(super) fn from_secret(secret: &Secret) -> Option<(Token, Purpose)> {
 
 /// A text that says no lifetime.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadLifetime {
+pub(crate) enum BadLifetime {
     #[error("a token lasts for some time, or for ever with 0")]
     NotPositive,
     #[error(transparent)]
@@ -135,7 +135,7 @@ pub(super) enum BadLifetime {
 }
 
 /// How long a token lasts, as `24h0m0s`; nothing for ever.
-pub(super) fn parse_lifetime(text: &str) -> Result<Option<SignedDuration>, BadLifetime> {
+pub(crate) fn parse_lifetime(text: &str) -> Result<Option<SignedDuration>, BadLifetime> {
     if text == "0" {
         return Ok(None);
     }

@@ -12,10 +12,11 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::discovery::{CaHash, first_cluster};
+use super::discovery::first_cluster;
 use super::enrolment;
 use super::server_keys::{self, SERVERS_GROUP};
 use super::token::{self, DEFAULT_GROUP, NAMESPACE, Purpose, SECRET_TYPE, Token, parse_lifetime};
+use crate::ca_hash::CaHash;
 use crate::connection::connect;
 use crate::options::Options;
 

@@ -26,9 +26,12 @@ use store::transfer::Transfer;
 use store::{KeyValue, Store};
 
 use crate::connection::connect;
-use crate::encryption::{add_key, encrypted_resources, keep_key, with_key_alone, with_key_first, with_new_key_last};
+use crate::encryption::{
+    add_key, encrypted_resources, keep_key, rotate_stopped, with_key_alone, with_key_first, with_new_key_last,
+};
 use crate::etcd::SERVERS;
 use crate::join;
+use crate::lock::Lock;
 use crate::node_roles::CONTROL_PLANE;
 use crate::options::Options;
 use crate::shape::Flags;
@@ -95,7 +98,17 @@ fn resource(name: &str) -> (String, String) {
     (group.to_owned(), resource.to_owned())
 }
 
-pub(crate) async fn rotate_running(options: &Options) -> Result<String> {
+/// Exchanges the keys of the cluster, which may run.
+pub(crate) async fn rotate(options: &Options) -> Result<String> {
+    // Of two at once the one would forget the key that the other has just put to use.
+    let _alone = Lock::for_change(options)?;
+    match Lock::holder(&options.lock_file())? {
+        Some(_) => rotate_running(options).await,
+        None => rotate_stopped(options).await,
+    }
+}
+
+async fn rotate_running(options: &Options) -> Result<String> {
     let file = options.encryption_file();
     let flags = Flags::remembered(options)?;
     let named = encrypted_resources(&file)?;

@@ -185,7 +185,7 @@ mod tests {
         crate::store_command::Args::augment_args(clap::Command::new("store")).debug_assert();
         crate::upgrade::Args::augment_args(clap::Command::new("upgrade")).debug_assert();
         crate::certificates::Args::augment_args(clap::Command::new("cert")).debug_assert();
-        crate::join::cli::Args::augment_args(clap::Command::new("join")).debug_assert();
+        crate::join_command::Args::augment_args(clap::Command::new("join")).debug_assert();
         crate::up::Args::augment_args(clap::Command::new("up")).debug_assert();
     }
 

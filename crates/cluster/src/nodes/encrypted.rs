@@ -21,11 +21,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wireguard::{Announcement, Mesh, Outcome, PrivateKey, PublicKey, Unreachable};
 
-use super::parts::{Clients, Settings};
+use super::parts::Clients;
 use super::routes::peer;
 use crate::node_network;
 use crate::options::Options;
 use crate::pki::{private_dir, write_private};
+use crate::settings::Settings;
 use crate::turns::Turns;
 use crate::wireguard_keys::{self, Generation};
 
@@ -54,8 +55,8 @@ pub(super) fn keys_dir(options: &Options) -> PathBuf {
     options.data_dir.join("wireguard")
 }
 
-/// Closes every way that is not encrypted, if the cluster encrypts; what its devices are like then, but for addresses. An error is the
-/// reason why this machine cannot be a node of such a cluster.
+/// If the cluster encrypts, closes every way that is not encrypted and returns the settings of the devices, which have no addresses yet.
+/// An error says why this machine cannot be a node of such a cluster.
 pub(super) fn prepare(settings: &Settings) -> Result<Option<wireguard::Settings>> {
     let Some(encryption) = settings.cluster.encryption else {
         wireguard::unguard().context("opening what encryption had closed")?;

@@ -10,12 +10,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::keys;
-use super::parts::{Node, Settings, runtime_config, start_dns};
+use super::parts::{Node, runtime_config, start_dns};
 use crate::background;
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
+use crate::settings::Settings;
 
 /// Run one further node of a cluster, inside its network namespace
 #[derive(Debug, Clone, clap::Args)]

@@ -9,9 +9,9 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Settings;
 use crate::node_network;
 use crate::options::Options;
+use crate::settings::Settings;
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 

@@ -22,10 +22,11 @@ use tokio_util::sync::CancellationToken;
 use super::process::{Process, do_chore};
 use super::record::{self, Network, Record, Wanted};
 use super::run::{Chore, settings_file};
-use super::{ClusterSettings, Settings, keys, namespace};
-use crate::delete;
+use super::{keys, namespace};
+use crate::leftovers;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
+use crate::settings::{ClusterSettings, Settings};
 use crate::shape::Shape;
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
@@ -208,10 +209,10 @@ pub(crate) async fn remove(cluster: &Options, record: &Record) -> Result<()> {
         Netns::create(record.netns(cluster))?;
     }
     switch_off(cluster, record, Chore::RemovePods).await?;
-    delete::remove_cgroups(&options.cgroup())?;
+    leftovers::remove_cgroups(&options.cgroup())?;
     for dir in [&options.run_dir, &options.data_dir] {
-        delete::unmount_below(dir)?;
-        delete::remove_dir(dir)?;
+        leftovers::unmount_below(dir)?;
+        leftovers::remove_dir(dir)?;
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use crate::options::Options;
 use crate::role::MANAGER;
 use crate::shape::Flags;
 
-/// An order is counted up so often while it is waited for.
+/// Between raises of the counter in an order, which show machines that somebody waits for its end.
 const BEAT: Duration = Duration::from_secs(2);
 /// What a machine may take besides, above all to fetch the program.
 const FURTHER_TIME: Duration = Duration::from_secs(900);

@@ -32,7 +32,7 @@ pub(super) const HANDLERS: Handlers =
     Handlers { load: |call| Config::load(call).map(drop), add, check, del, gc: nothing, status: nothing };
 
 const TABLE: &str = "inet cox-portmap";
-/// Held while ports are looked at and changed: the kernel knows no "if it is still his".
+/// Held while ports are looked at and changed: the kernel has no call that changes an entry only if its owner is still the same.
 const LOCK: &str = "/run/cni/portmap.lock";
 /// As long as a comment may be for `nft`.
 const COMMENT_LIMIT: usize = 128;

@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::{Node, Pod as NewPod};
 use parking_lot::Mutex;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{adopters, candidates, claim, controller_key, controller_reference, index_orphans};
 use crate::{Error, history, pods, slow_start};
 use plan::{placement, plan, tolerations};
 
@@ -77,13 +77,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 }
             }
             let mut keys: Vec<String> = key.into_iter().collect();
-            if !matches!(event, Event::Deleted(_)) && controller_of(&pod.metadata).is_none() {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let matching = sets
-                    .by_namespace(namespace)
-                    .into_iter()
-                    .filter(|set| selector(set).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())));
-                keys.extend(matching.map(|set| pods::key(&*set)));
+            if !matches!(event, Event::Deleted(_)) {
+                keys.extend(adopters(&pod.metadata, &sets, selector));
             }
             keys
         })

@@ -110,7 +110,7 @@ impl Ports {
         Ok(Open { tasks: tasks.collect(), closing })
     }
 
-    /// Nobody is accepted any more when this returns; the workers that come back may still be at work.
+    /// Stops accepting connections. The workers that are returned may still be serving some.
     pub(crate) async fn close(mut self) -> Workers {
         let open = std::mem::take(&mut self.open);
         for open in open.values() {
@@ -124,7 +124,7 @@ impl Ports {
 }
 
 impl Open {
-    /// Nobody is accepted any more when this returns; what has begun goes on for a while.
+    /// Stops accepting connections; requests that have begun go on for a while.
     async fn close(self) {
         self.closing.cancel();
         for task in self.tasks {

@@ -37,8 +37,8 @@ pub(super) struct Worker {
     connections: Arc<AtomicUsize>,
 }
 
-/// A connection that a worker has; it is another one's turn as long as it has more of these. Whoever goes on with the connection holds it,
-/// also when it is not one of requests any more.
+/// A connection of a worker, which counts for as long as this is held, also after an upgrade: the worker with the fewest gets the
+/// next one.
 pub(crate) struct Turn {
     /// The number of the worker.
     pub(super) worker: usize,

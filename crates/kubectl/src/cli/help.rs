@@ -2,16 +2,14 @@
 
 use std::fmt::Write;
 
-use super::{Command, Flag, Kind};
-use crate::commands::GROUPS;
-use crate::commands::flags::GLOBAL;
+use super::{Command, Flag, GLOBAL, Kind};
 
 pub(crate) fn help(command: &Command, path: &str) -> String {
     let mut out = String::new();
-    if command.name == "kubectl" {
+    if !command.groups.is_empty() {
         let _ = writeln!(out, "kubectl controls the Kubernetes cluster manager.");
-        let width = GROUPS.iter().map(|(_, commands)| widest(commands)).max().unwrap_or(0);
-        for (title, commands) in GROUPS {
+        let width = command.groups.iter().map(|(_, commands)| widest(commands)).max().unwrap_or(0);
+        for (title, commands) in command.groups {
             let _ = writeln!(out, "\n{title}");
             list_commands(&mut out, commands, width);
         }

@@ -1,19 +1,22 @@
-//! The command line: what a command is, how its words are parsed, how its help reads.
+//! The command line: what a command is, how its words are parsed, how its help reads, what it has at hand while it runs.
 //!
-//! Flow: argv -> [`parse::parse`] over the table in `commands::ROOT` -> an [`Invocation`] -> the command's `run`.
+//! Flow: argv -> [`parse::parse`] over the table in `commands::ROOT` -> an [`Invocation`] -> the command's `run` with a [`Context`].
 //! The rules are pflag's and cobra's (flags anywhere, `--x=y`, `--x y`, `-oyaml`, `-it`, `--`), because scripts
 //! depend on them; a table and a small parser start faster than a general argument library.
 
+pub(crate) mod context;
+mod global;
 mod help;
 mod parse;
 
+pub(crate) use global::GLOBAL;
 pub(crate) use help::{global_options, help};
-pub(crate) use parse::{Invocation, Parsed, command_of, find_long as find_flag, parse};
+pub(crate) use parse::{Invocation, Parsed, command_of, edit_distance, find_long as find_flag, parse};
 
 use futures_util::future::LocalBoxFuture;
 
-use crate::context::Context;
 use crate::failure::Result;
+use context::Context;
 
 pub(crate) type Run = for<'a> fn(&'a Context) -> LocalBoxFuture<'a, Result<()>>;
 
@@ -28,6 +31,8 @@ pub(crate) struct Command {
     pub(crate) examples: &'static str,
     pub(crate) flags: &'static [&'static [Flag]],
     pub(crate) subcommands: &'static [&'static Command],
+    /// The subcommands under the headings that help gives them; none to list them as they are.
+    pub(crate) groups: &'static [(&'static str, &'static [&'static Command])],
     /// What its words are, for shells that complete them.
     pub(crate) words: Words,
     pub(crate) run: Option<Run>,
@@ -76,6 +81,7 @@ impl Command {
         examples: "",
         flags: &[],
         subcommands: &[],
+        groups: &[],
         words: Words::None,
         run: None,
         alone: Alone::Help,

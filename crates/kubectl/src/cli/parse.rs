@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use api::duration::DurationError;
 
-use super::{Command, Flag, Kind};
-use crate::commands::flags::GLOBAL;
+use super::{Command, Flag, GLOBAL, Kind};
 use crate::duration;
 use crate::failure::{Failure, Result};
 
@@ -195,7 +194,7 @@ pub(crate) fn parse(root: &'static Command, argv: Vec<String>) -> Result<Parsed>
 /// Flags spelled almost like it.
 fn near_flags(command: &'static Command, name: &str) -> Vec<String> {
     let all = command.own_flags().chain(GLOBAL);
-    all.filter(|f| !f.hidden && name.len() > 2 && crate::discovery::edit_distance(name, f.name) <= 2)
+    all.filter(|f| !f.hidden && name.len() > 2 && edit_distance(name, f.name) <= 2)
         .map(|f| format!("--{}", f.name))
         .collect()
 }
@@ -346,6 +345,22 @@ impl Invocation {
             })
             .collect()
     }
+}
+
+/// Levenshtein, for suggestions.
+pub(crate) fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut previous = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let substitute = previous + usize::from(ca != *cb);
+            previous = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
 }
 
 #[cfg(test)]

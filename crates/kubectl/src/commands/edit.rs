@@ -79,7 +79,7 @@ pub(super) async fn edit_all(cx: &Context, infos: Vec<Info>, mode: Mode) -> Resu
                 cx.eprintln("Edit cancelled, no changes made.");
                 break;
             }
-            let sent = match crate::files::yaml(&content).map_err(Failure::of) {
+            let sent = match crate::manifests::yaml(&content).map_err(Failure::of) {
                 Ok(wanted) => send(cx, &info, &shown, wanted, mode).await,
                 Err(e) => Err(e),
             };

@@ -9,10 +9,11 @@ use super::create::known;
 use super::flags;
 use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
+use crate::escape::query_escape;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::pods;
-use crate::request::{Request, query_escape};
+use crate::request::Request;
 use crate::resources::{self, Options, Selection};
 use crate::stream::{self, Terminal};
 

@@ -131,7 +131,7 @@ pub(crate) fn apply_overrides(cx: &Context, object: &mut Value) -> Result<()> {
     if text.is_empty() {
         return Ok(());
     }
-    let patch: Value = crate::files::yaml(&text).map_err(Failure::of)?;
+    let patch: Value = crate::manifests::yaml(&text).map_err(Failure::of)?;
     let (group, kind) = (
         object["apiVersion"].as_str().and_then(|v| v.split_once('/')).map_or(String::new(), |(g, _)| g.to_owned()),
         object["kind"].as_str().unwrap_or("").to_owned(),

@@ -66,7 +66,7 @@ fn place(cx: &Context) -> Result<(PathBuf, bool)> {
 }
 
 fn load(text: &str) -> Result<Value> {
-    crate::files::yaml(text).map_err(|e| Failure::message(format!("error parsing kuberc file: {e}")))
+    crate::manifests::yaml(text).map_err(|e| Failure::message(format!("error parsing kuberc file: {e}")))
 }
 
 fn save(cx: &Context, file: &std::path::Path, mut preferences: Value) -> Result<()> {

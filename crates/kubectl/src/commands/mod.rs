@@ -42,18 +42,18 @@ use crate::cli::Command;
 use crate::failure::Failure;
 use crate::resources::Info;
 
-pub(crate) use create::known as create_known;
 pub(crate) use version::require_same as require_same_version;
 
 pub(crate) const ROOT: Command = Command {
     name: "kubectl",
     about: "kubectl controls the Kubernetes cluster manager",
     subcommands: ALL,
+    groups: GROUPS,
     ..Command::EMPTY
 };
 
 /// Help's headings.
-pub(crate) const GROUPS: &[(&str, &[&Command])] = &[
+const GROUPS: &[(&str, &[&Command])] = &[
     ("Basic Commands (Beginner):", &[&create::COMMAND, &expose::COMMAND, &run::COMMAND, &set::COMMAND]),
     ("Basic Commands (Intermediate):", &[&explain::COMMAND, &get::COMMAND, &edit::COMMAND, &delete::COMMAND]),
     ("Deploy Commands:", &[&rollout::COMMAND, &scale::COMMAND, &autoscale::COMMAND]),

@@ -68,7 +68,7 @@ async fn patch(cx: &Context) -> Result<()> {
     let text = match (inline.is_empty(), file.is_empty()) {
         (false, true) => inline,
         (true, false) => std::fs::read_to_string(&file).map_err(|e| {
-            Failure::message(format!("unable to read patch file: {}", crate::files::go_io_error("open", &file, &e)))
+            Failure::message(format!("unable to read patch file: {}", crate::go_errors::go_io_error("open", &file, &e)))
         })?,
         (true, true) => {
             return Err(Failure::message("must specify --patch or --patch-file containing the contents of the patch"));
@@ -79,7 +79,7 @@ async fn patch(cx: &Context) -> Result<()> {
     let body = if text.trim_start().starts_with('{') {
         text
     } else {
-        let value = crate::files::yaml(&text).map_err(|e| {
+        let value = crate::manifests::yaml(&text).map_err(|e| {
             let message = e.to_string();
             let cause = message.strip_prefix("error converting YAML to JSON: ").unwrap_or(&message);
             Failure::message(format!("unable to parse \"{text}\": {cause}"))

@@ -77,7 +77,7 @@ async fn run(cx: &Context) -> Result<()> {
                     Err(e) if a == "[::1]" && bound => {
                         let _ = e;
                     }
-                    Err(e) => cx.eprintln(format!("Unable to listen on port {local}: Listeners failed to create with the following errors: [unable to create listener: Error listen tcp4 {a}:{local}: bind: {}]", crate::files::go_io_error("", "", &e).trim_start_matches(" : "))),
+                    Err(e) => cx.eprintln(format!("Unable to listen on port {local}: Listeners failed to create with the following errors: [unable to create listener: Error listen tcp4 {a}:{local}: bind: {}]", crate::go_errors::go_io_error("", "", &e).trim_start_matches(" : "))),
                 }
             }
             if !bound {

@@ -2,8 +2,11 @@
 //! from the image) when the words ask for them: no NAME, `--replicas`, `--schedule`, `--generator`, or an explicit
 //! `--restart=Always` with `--expose`.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 use trace::Stage;
+use trace::text::{Detail, render};
 
 use super::create::{container_name, known};
 use super::expose::{apply_overrides, pairs};
@@ -13,6 +16,9 @@ use crate::context::{Context, DryRun};
 use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
 use crate::objects;
+
+/// A walk that has been silent for so long is over.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(crate) const COMMAND: Command = Command {
     name: "run",
@@ -131,9 +137,25 @@ async fn run(cx: &Context) -> Result<()> {
     }
     cx.print(&printer.print(&object)?)?;
     if cx.flags.bool("trace") && dry_run == DryRun::None {
-        crate::command_span::show_walk(cx, &mapping.resource, &object).await?;
+        show_walk(cx, &mapping.resource, &object).await?;
     }
     Ok(())
+}
+
+/// Waits until the walk of an object has come to rest, and prints it.
+async fn show_walk(cx: &Context, plural: &str, object: &Value) -> Result<()> {
+    cx.flush()?;
+    let text = |pointer| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let (name, namespace) = (text("/metadata/name"), text("/metadata/namespace"));
+    let named = format!("{plural}/{name}");
+    let client = cx.client()?;
+    let failed = |error: client::Error| Failure::message(error.to_string());
+    let mut pieces = client.follow_walk(&named, namespace).await.map_err(failed)?;
+    while let Ok(Some(piece)) = tokio::time::timeout(IDLE_TIMEOUT, pieces.next()).await {
+        piece.map_err(failed)?;
+    }
+    let walk = client.walk(&named, namespace).await.map_err(failed)?;
+    cx.print(&render(&walk, Detail::Spans))
 }
 
 async fn send(cx: &Context, mapping: &Mapping, mut object: Value, dry_run: DryRun) -> Result<Value> {

@@ -7,8 +7,7 @@
 
 mod live;
 
-use crate::cli::{Command, Flag, Parsed, Words, find_flag, parse};
-use crate::commands::flags::GLOBAL;
+use crate::cli::{Command, Flag, GLOBAL, Parsed, Words, find_flag, parse};
 use crate::commands::{ROOT, plugin};
 use crate::context::Context;
 

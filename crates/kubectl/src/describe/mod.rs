@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::context::Context;
 use crate::duration;
 use crate::failure::Result;
-use crate::objects::text;
+use crate::objects::{strings, text};
 use crate::printers::TabWriter;
 use crate::request::Request;
 use crate::resources::{Info, all_items};
@@ -154,10 +154,6 @@ pub(crate) fn selector_text(selector: &Value) -> String {
     or_none(&text).to_owned()
 }
 
-pub(crate) fn strings(value: &Value) -> Vec<&str> {
-    value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
-}
-
 /// RFC 1123 with a numeric zone, in local time.
 pub(crate) fn time(value: &Value) -> String {
     match value.as_str().and_then(|t| t.parse::<jiff::Timestamp>().ok()) {
@@ -166,7 +162,7 @@ pub(crate) fn time(value: &Value) -> String {
     }
 }
 
-/// The rows below the heads of a table of conditions, with those of their times that the table shows.
+/// The rows of a table of conditions, without its heading; `times` are the columns of times that the table has.
 pub(crate) fn write_conditions(w: &mut Writer, conditions: &[Value], times: &[&str], separator: &str) {
     for condition in conditions {
         let mut cells = vec![text(condition, "/type").to_owned(), text(condition, "/status").to_owned()];

@@ -178,7 +178,7 @@ pub(super) fn role(object: &Value, w: &mut Writer) {
     w.line(1, "---------\t-----------------\t--------------\t-----");
     let list = |v: &Value| format!("[{}]", strings(v).join(" "));
     let rules = object["rules"].as_array().map(Vec::as_slice).unwrap_or_default();
-    for rule in crate::commands::auth::rules::compact(rules) {
+    for rule in crate::rbac_rules::compact(rules) {
         let resource = strings(&rule["resources"]).first().copied().unwrap_or_default();
         let group = strings(&rule["apiGroups"]).first().copied().unwrap_or_default();
         let name = match resource.split_once('/') {

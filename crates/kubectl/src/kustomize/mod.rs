@@ -276,7 +276,7 @@ fn load(root: &Root, entry: &str, depth: usize) -> Result<Built, KustomizeError>
     let text = root
         .read(entry)
         .map_err(|source| KustomizeError::Resource { entry: entry.to_owned(), source: Box::new(source) })?;
-    let manifests = crate::files::parse(&text, entry).map_err(|e| KustomizeError::Manifest(e.inner()))?;
+    let manifests = crate::manifests::parse(&text, entry).map_err(|e| KustomizeError::Manifest(e.inner()))?;
     Ok(Built { resources: manifests.into_iter().map(|m| Resource::new(m.object)).collect(), ..Built::default() })
 }
 
@@ -294,7 +294,7 @@ impl Root {
     fn read_bytes(&self, entry: &str) -> Result<Vec<u8>, KustomizeError> {
         let path = self.dir.join(entry);
         let failed = |operation: &str, path: &Path, error: &std::io::Error| {
-            KustomizeError::Io(crate::files::go_io_error(operation, &path.display().to_string(), error))
+            KustomizeError::Io(crate::go_errors::go_io_error(operation, &path.display().to_string(), error))
         };
         let real = path.canonicalize().map_err(|e| failed("open", &path, &e))?;
         let root = self.dir.canonicalize().map_err(|e| KustomizeError::Io(e.to_string()))?;
@@ -310,11 +310,11 @@ fn yaml(text: &str) -> Result<Value, KustomizeError> {
 }
 
 fn documents(text: &str) -> Result<Vec<Value>, KustomizeError> {
-    Ok(crate::files::documents(text)?)
+    Ok(crate::manifests::documents(text)?)
 }
 
 fn strings(value: &Value) -> Vec<&str> {
-    crate::describe::strings(value)
+    crate::objects::strings(value)
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -429,7 +429,7 @@ mod tests {
             "over",
         )
         .unwrap();
-        let objects = crate::files::documents(&text).unwrap();
+        let objects = crate::manifests::documents(&text).unwrap();
         let (map, web) = (&objects[0], &objects[1]);
         let pod = &web["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(web["metadata"]["name"], "dev-web");

@@ -150,7 +150,7 @@ mod tests {
         ] {
             let kustomization = format!("resources: [two.yaml]\npatches:\n{patch}\n");
             let text = built(&[("two.yaml", TWO), ("kustomization.yaml", &kustomization)], ".").unwrap();
-            let objects = crate::files::documents(&text).unwrap();
+            let objects = crate::manifests::documents(&text).unwrap();
             assert_eq!(
                 (objects[0]["data"]["k"].as_str(), objects[1]["data"]["k"].as_str()),
                 (Some(a), Some(ab)),
@@ -159,6 +159,6 @@ mod tests {
         }
         let gone = "resources: [two.yaml]\npatchesStrategicMerge:\n- |-\n  apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: a}\n  $patch: delete\n";
         let text = built(&[("two.yaml", TWO), ("kustomization.yaml", gone)], ".").unwrap();
-        assert_eq!(crate::files::documents(&text).unwrap().len(), 1);
+        assert_eq!(crate::manifests::documents(&text).unwrap().len(), 1);
     }
 }

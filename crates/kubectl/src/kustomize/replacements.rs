@@ -167,7 +167,7 @@ mod tests {
                 "resources: [o.yaml]\nreplacements:\n- source: {{kind: ConfigMap, name: from, fieldPath: data.host}}\n  targets:\n  - select: {{kind: Pod}}\n    {target}\n"
             );
             let text = built(&[("o.yaml", objects), ("kustomization.yaml", &kustomization)], ".").unwrap();
-            let pod = &crate::files::documents(&text).unwrap()[1];
+            let pod = &crate::manifests::documents(&text).unwrap()[1];
             assert_eq!(pod.pointer(pointer).and_then(|v| v.as_str()), Some(expected), "{target}");
         }
     }

@@ -18,6 +18,7 @@ pub(crate) use tabwriter::TabWriter;
 use serde_json::Value;
 
 use crate::cli::Invocation;
+use crate::context::{Context, DryRun, with_dry_run};
 use crate::failure::{Failure, Result};
 use go_template::Template;
 use jsonpath::JsonPath;
@@ -81,7 +82,7 @@ impl Output {
             std::fs::read_to_string(&path).map_err(|e| {
                 Failure::message(format!(
                     "error reading --template {path}, {}\n",
-                    crate::files::go_io_error(what, &path, &e)
+                    crate::go_errors::go_io_error(what, &path, &e)
                 ))
             })
         };
@@ -118,7 +119,7 @@ impl Output {
                 let text = std::fs::read_to_string(&file).map_err(|e| {
                     Failure::message(format!(
                         "error reading template {file}, {}\n",
-                        crate::files::go_io_error("open", &file, &e)
+                        crate::go_errors::go_io_error("open", &file, &e)
                     ))
                 })?;
                 Ok(Output::CustomColumns(
@@ -148,6 +149,13 @@ pub(crate) struct Printer {
     /// Whether upstream holds the objects as Go types, which shows in the order of their fields.
     typed: bool,
     printed: usize,
+}
+
+impl Context {
+    /// A printer whose default form says what was done, dry runs included.
+    pub(crate) fn printer(&self, operation: &str, dry_run: DryRun) -> Result<Printer> {
+        Printer::new(&self.flags, with_dry_run(operation, dry_run))
+    }
 }
 
 impl Printer {

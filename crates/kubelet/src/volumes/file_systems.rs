@@ -16,7 +16,7 @@ use super::csi::Stats;
 
 /// Volumes that are measured at a time; those that do not answer keep their places.
 const SLOTS: usize = 16;
-/// How long a free place is waited for: what answers at all answers within this, and nobody after it goes without figures.
+/// How long to wait for a free place. A volume that answers at all answers within this time, so that those after it get figures.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// By uid of the pod and name of the volume in it.

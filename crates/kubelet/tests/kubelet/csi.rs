@@ -1,11 +1,9 @@
 //! Volumes of CSI drivers: a driver that mounts, fails and hangs as it is told, and a ledger that every test is held against.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use client::{DeleteParams, Patch};
+use client::Patch;
 use csi::tonic::Code;
 use csi::v1::{AccessMode, AccessType, NodeRpc};
 use k8s_openapi::api::core::v1::{
@@ -13,23 +11,23 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use serde_json::{Value, json};
-use testkit::csi_driver::{Driver, Fault, Options, Served, When, mounts_at, mounts_below};
+use testkit::csi_driver::{Driver, Fault, Options, Served, mounts_at, mounts_below};
 
 use crate::node::{Node, is_ready, restarts, shell};
 
-const NAME: &str = "ledger.example.com";
+pub(crate) const NAME: &str = "ledger.example.com";
 
-fn merged(mut base: Value, more: Value) -> Value {
+pub(crate) fn merged(mut base: Value, more: Value) -> Value {
     base.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     base
 }
 
-fn registry(node: &Node) -> PathBuf {
+pub(crate) fn registry(node: &Node) -> PathBuf {
     node.dir.path().join("kubelet/plugins_registry")
 }
 
 /// Starts a driver, tells the API about it, and waits until the node has it.
-async fn driver(node: &Node, options: Options, spec: Value) -> Served {
+pub(crate) async fn driver(node: &Node, options: Options, spec: Value) -> Served {
     let name = options.name.clone();
     let object = json!({"metadata": {"name": name}, "spec": merged(json!({"attachRequired": false}), spec)});
     let object: CSIDriver = serde_json::from_value(object).unwrap();
@@ -39,12 +37,12 @@ async fn driver(node: &Node, options: Options, spec: Value) -> Served {
     served
 }
 
-async fn drivers_of(node: &Node) -> Vec<String> {
+pub(crate) async fn drivers_of(node: &Node) -> Vec<String> {
     let found: Option<CSINode> = node.api.client().all().get_opt(&node.name).await.unwrap();
     found.map(|found| found.spec.drivers.into_iter().map(|driver| driver.name).collect()).unwrap_or_default()
 }
 
-async fn wait_registered(node: &Node, name: &str, wanted: bool) {
+pub(crate) async fn wait_registered(node: &Node, name: &str, wanted: bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
     while drivers_of(node).await.iter().any(|known| known == name) != wanted {
         let told = node.messages().await;
@@ -54,7 +52,7 @@ async fn wait_registered(node: &Node, name: &str, wanted: bool) {
 }
 
 /// A volume and a claim that is bound to it.
-async fn claim(node: &Node, name: &str, driver: &str, spec: Value) {
+pub(crate) async fn claim(node: &Node, name: &str, driver: &str, spec: Value) {
     let csi = json!({"driver": driver, "volumeHandle": format!("handle-{name}"), "fsType": "ext4"});
     let spec = merged(
         json!({
@@ -80,7 +78,7 @@ async fn claim(node: &Node, name: &str, driver: &str, spec: Value) {
     claims.patch_status(name, &Patch::merge(status)).await.unwrap();
 }
 
-fn using(claim: &str, script: &str) -> Value {
+pub(crate) fn using(claim: &str, script: &str) -> Value {
     json!({
         "containers": [{"name": "c", "command": shell(script), "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
         "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}],
@@ -88,12 +86,12 @@ fn using(claim: &str, script: &str) -> Value {
     })
 }
 
-fn uid(pod: &Pod) -> &str {
+pub(crate) fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap()
 }
 
 /// Nothing of any driver's is mounted or remembered.
-fn assert_clean(node: &Node, driver: &Driver) {
+pub(crate) fn assert_clean(node: &Node, driver: &Driver) {
     let root = node.dir.path().join("kubelet");
     assert_eq!(mounts_below(&root.join("plugins")), Vec::<PathBuf>::new());
     let left: Vec<_> = mounts_below(&root.join("pods"));
@@ -104,7 +102,7 @@ fn assert_clean(node: &Node, driver: &Driver) {
     assert_eq!(driver.overlaps(), Vec::<String>::new(), "never two calls at once for one volume");
 }
 
-fn walk(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn walk(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         match entry.file_type().unwrap().is_dir() {
@@ -425,385 +423,4 @@ pub(crate) async fn one_pod_has_a_volume_for_one_pod(node: &mut Node) {
     node.wait("second", "ready", is_ready).await;
     node.delete("second").await;
     assert_clean(node, driver);
-}
-
-/// Manifests of drivers name upstream's directory. Their pods get the kubelet's own in its place, what they mount there is seen by
-/// the kubelet, and paths are those that the drivers know.
-pub(crate) async fn drivers_share_the_directory_under_its_usual_name(node: &mut Node) {
-    node.stop_kubelet().await;
-    let (own, usual) = (node.dir.path().join("kubelet"), node.dir.path().join("usual"));
-    let place = usual.clone();
-    node.start_kubelet_with(move |settings| settings.usual_root = place);
-    let script = "test -d /r && mkdir /p/d && mount -t tmpfs none /p/d && touch /p/d/seen && sleep 1000";
-    let path = |name: &str| json!({"path": usual.join(name), "type": "Directory"});
-    node.create(
-        "driver",
-        json!({
-            "containers": [{
-                "name": "c", "command": shell(script), "securityContext": {"privileged": true},
-                "volumeMounts": [
-                    {"name": "r", "mountPath": "/r"},
-                    {"name": "p", "mountPath": "/p", "mountPropagation": "Bidirectional"},
-                ],
-            }],
-            "volumes": [{"name": "r", "hostPath": path("plugins_registry")}, {"name": "p", "hostPath": path("plugins")}],
-            "terminationGracePeriodSeconds": 0,
-        }),
-    )
-    .await;
-    node.wait("driver", "ready", is_ready).await;
-    node.wait_until("mounted for the kubelet as well", || own.join("plugins/d/seen").exists()).await;
-    assert!(!usual.exists(), "nothing is made there");
-    nix::mount::umount(&own.join("plugins/d")).unwrap();
-    node.delete("driver").await;
-
-    // A driver that is no pod has the directory there by a link.
-    std::os::unix::fs::symlink(&own, &usual).unwrap();
-    let mut options = Options::new(NAME);
-    let probe = Driver::new(&node.dir.path().join("drivers").join(NAME), options.clone());
-    let socket = probe.serve(&registry(node)).socket.strip_prefix(&own).map(Path::to_path_buf).unwrap();
-    options.endpoint = Some(usual.join(socket));
-    let served = driver(node, options, json!({})).await;
-    claim(node, "data", NAME, json!({})).await;
-    node.create("user", using("data", "echo x > /v/f && sleep 1000")).await;
-    let pod = node.wait("user", "ready", is_ready).await;
-    let publish = served.driver.publishes().remove(0);
-    let target = Path::new("pods").join(uid(&pod)).join("volumes/kubernetes.io~csi/pv-data/mount");
-    assert_eq!(Path::new(&publish.target_path), usual.join(&target));
-    assert!(Path::new(&publish.staging_target_path).starts_with(&usual));
-    assert_eq!(mounts_at(&own.join(target)), 1);
-    node.delete("user").await;
-    assert_clean(node, &served.driver);
-}
-
-/// CSINode, labels and ids follow drivers that register, leave and come back.
-pub(crate) async fn drivers_come_and_go(node: &mut Node) {
-    let served = driver(node, Options::new(NAME), json!({})).await;
-    let other = Driver::new(&node.dir.path().join("d2"), Options::new("other.example.com"));
-    let other = other.serve(&registry(node));
-    wait_registered(node, "other.example.com", true).await;
-    let found: CSINode = node.api.client().all().get(&node.name).await.unwrap();
-    let entry = found.spec.drivers.iter().find(|driver| driver.name == NAME).unwrap();
-    assert_eq!(entry.node_id, "node-of-the-driver");
-    assert_eq!(entry.topology_keys.as_deref(), Some(&[format!("{NAME}/zone")][..]));
-    assert_eq!(entry.allocatable.as_ref().unwrap().count, Some(7));
-    let owner = &found.metadata.owner_references.unwrap()[0];
-    assert_eq!((owner.kind.as_str(), owner.name.as_str()), ("Node", node.name.as_str()));
-    let ids = async || {
-        let own: ApiNode = node.api.client().all().get(&node.name).await.unwrap();
-        let meta = own.metadata;
-        (meta.annotations.unwrap().get("csi.volume.kubernetes.io/nodeid").cloned(), meta.labels.unwrap())
-    };
-    let (noted, labels) = ids().await;
-    let expected = format!("{{\"{NAME}\":\"node-of-the-driver\",\"other.example.com\":\"node-of-the-driver\"}}");
-    assert_eq!(noted, Some(expected));
-    assert_eq!(labels.get(&format!("{NAME}/zone")).map(String::as_str), Some("z1"));
-    assert!(served.driver.registrations().iter().any(|status| status.plugin_registered));
-
-    let driver = served.driver.clone();
-    served.leave();
-    wait_registered(node, NAME, false).await;
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
-    while ids().await.0.as_deref() != Some("{\"other.example.com\":\"node-of-the-driver\"}") {
-        assert!(tokio::time::Instant::now() < deadline, "{:?}", ids().await);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    claim(node, "later", NAME, json!({})).await;
-    node.create("early", using("later", "sleep 1000")).await;
-    node.wait_message(&format!(
-        "MountVolume.SetUp failed for volume \"pv-later\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {NAME} not found in the list of registered CSI drivers"
-    ))
-    .await;
-    let served = driver.serve(&registry(node));
-    node.wait("early", "ready", is_ready).await;
-    node.delete("early").await;
-    assert_clean(node, &served.driver);
-    drop(other);
-}
-
-/// Drivers that refuse, lose answers and never answer: their pods wait, are told why, and nobody else's do.
-pub(crate) async fn security_drivers_that_fail_hold_up_only_their_pods(node: &mut Node) {
-    node.stop_kubelet().await;
-    node.start_kubelet_with(|settings| settings.volume_call_timeout = Duration::from_secs(5));
-    let served = driver(node, Options::new(NAME), json!({})).await;
-    let bad = &served.driver;
-    let good = Options { topology: Default::default(), ..Options::new("good.example.com") };
-    let good = driver(node, good, json!({})).await;
-    for name in ["refused", "lost", "hung"] {
-        claim(node, name, NAME, json!({})).await;
-    }
-    claim(node, "fine", "good.example.com", json!({})).await;
-
-    bad.set_fault("NodeStageVolume", Some(Fault::Refuse(Code::InvalidArgument, "no such pool".into())));
-    node.create("refused", using("refused", "sleep 1000")).await;
-    node.wait_message(
-        "MountVolume.MountDevice failed for volume \"pv-refused\" : rpc error: code = InvalidArgument desc = no such pool",
-    )
-    .await;
-    bad.set_fault("NodeStageVolume", None);
-    node.wait("refused", "ready", is_ready).await;
-
-    bad.set_fault("NodePublishVolume", Some(Fault::LoseAnswer));
-    node.create("lost", using("lost", "sleep 1000")).await;
-    node.wait_until("asked a second time", || bad.count("NodePublishVolume", "handle-lost") > 1).await;
-    bad.set_fault("NodePublishVolume", None);
-    node.wait("lost", "ready", is_ready).await;
-    let target = bad.publishes().into_iter().rfind(|request| request.volume_id == "handle-lost").unwrap().target_path;
-    assert_eq!(mounts_at(Path::new(&target)), 1);
-
-    bad.set_fault("NodePublishVolume", Some(Fault::Hang));
-    node.create("hung", using("hung", "sleep 1000")).await;
-    node.wait_until("the driver hangs", || bad.count("NodePublishVolume", "handle-hung") > 0).await;
-    node.create("fine", using("fine", "sleep 1000")).await;
-    node.wait("fine", "ready", is_ready).await;
-    node.wait_event("the driver's silence", |event| {
-        let message = event.message.as_deref().unwrap_or_default();
-        message.starts_with("MountVolume.SetUp failed for volume \"pv-hung\" : rpc error: code = DeadlineExceeded")
-            || message.starts_with("MountVolume.SetUp failed for volume \"pv-hung\" : rpc error: code = Canceled")
-    })
-    .await;
-    // A pod that ends while the driver hangs ends once the driver answers, and leaves nothing.
-    bad.set_fault("NodeUnpublishVolume", Some(Fault::Hang));
-    let pods = node.api.client().namespaced::<Pod>("default");
-    pods.delete("hung", &DeleteParams::default().with_grace_period(1)).await.unwrap();
-    node.wait_until("unpublish hangs", || bad.count("NodeUnpublishVolume", "handle-hung") > 0).await;
-    node.delete("fine").await;
-    bad.set_fault("NodePublishVolume", None);
-    bad.set_fault("NodeUnpublishVolume", None);
-    node.wait_gone("hung").await;
-    for name in ["refused", "lost"] {
-        node.delete(name).await;
-    }
-    assert_clean(node, bad);
-    assert_clean(node, &good.driver);
-}
-
-/// Plug-ins with another's name, another name than their own, a path for a name, no version of ours, or no answer.
-pub(crate) async fn security_plugins_that_lie_are_refused(node: &mut Node) {
-    let first = driver(node, Options::new(NAME), json!({})).await;
-    let place = |number: usize| node.dir.path().join(format!("liar{}", "x".repeat(number)));
-    let mut liars = Vec::new();
-    for (number, (options, why)) in [
-        (
-            Options::new(NAME),
-            "Another driver with the same name is already registered with a higher supported version: \"1.0.0\"",
-        ),
-        (
-            Options { registers_as: Some("../../../etc".into()), ..Options::new("a.example.com") },
-            "invalid driver name \"../../../etc\"",
-        ),
-        (
-            Options { registers_as: Some("somebody.else".into()), ..Options::new("b.example.com") },
-            "plugin registered as \"somebody.else\", but calls itself \"b.example.com\"",
-        ),
-        (
-            Options { versions: vec!["0.3.0".into()], ..Options::new("c.example.com") },
-            "None of the versions specified [\"0.3.0\"] are supported",
-        ),
-        (Options { node_id: String::new(), ..Options::new("d.example.com") }, "nodeID must not be empty"),
-        (Options { max_volumes: -5, ..Options::new("e.example.com") }, "invalid volume limit -5"),
-        (
-            Options {
-                topology: [(format!("{NAME}/zone"), "elsewhere".to_string())].into(),
-                ..Options::new("f.example.com")
-            },
-            "detected topology value collision",
-        ),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let liar = Driver::new(&place(number), options).serve(&registry(node));
-        let path = liar.socket.display().to_string();
-        node.wait_event(why, |event| {
-            let message = event.message.as_deref().unwrap_or_default();
-            event.reason.as_deref() == Some("FailedPluginRegistration")
-                && message.contains(&path)
-                && message.contains(why)
-        })
-        .await;
-        node.wait_until("told so", || {
-            liar.driver.registrations().iter().any(|status| !status.plugin_registered && status.error.contains(why))
-        })
-        .await;
-        liars.push((path, liar));
-    }
-    let silent = Driver::new(&place(20), Options::new("g.example.com"));
-    silent.set_fault("GetInfo", Some(Fault::Hang));
-    let silent = silent.serve(&registry(node));
-    let garbage = registry(node).join("garbage.sock");
-    let talks = tokio::spawn(talk_garbage(tokio::net::UnixListener::bind(&garbage).unwrap()));
-    let late =
-        self::driver(node, Options { topology: Default::default(), ..Options::new("late.example.com") }, json!({}))
-            .await;
-    assert_eq!(drivers_of(node).await, [NAME, "late.example.com"], "liars are not there, and hold up nobody");
-    node.wait_event("silence is told", |event| {
-        event.message.as_deref().is_some_and(|message| message.contains(&*silent.socket.to_string_lossy()))
-    })
-    .await;
-    let garbage = garbage.display().to_string();
-    node.wait_event("garbage is told", |event| {
-        event.message.as_deref().is_some_and(|message| message.contains(&garbage))
-    })
-    .await;
-    for path in liars.iter().map(|(path, _)| path).chain([&garbage]) {
-        let events = node.api.events().await;
-        let told = events.iter().filter(|event| event.message.as_deref().is_some_and(|message| message.contains(path)));
-        assert_eq!(told.count(), 1, "one event for {path}");
-    }
-    talks.abort();
-    drop((first, late));
-}
-
-/// Answers whoever connects with what is no protocol at all.
-async fn talk_garbage(listener: tokio::net::UnixListener) {
-    use tokio::io::AsyncWriteExt;
-    while let Ok((mut stream, _)) = listener.accept().await {
-        // They may have hung up already.
-        let _ = stream.write_all(&[0x5a; 4096]).await;
-    }
-}
-
-/// Who is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Victim {
-    Kubelet,
-    Runtime,
-    Driver,
-}
-
-pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
-    kill_at_every_call(node, Victim::Kubelet).await;
-}
-
-pub(crate) async fn a_runtime_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
-    kill_at_every_call(node, Victim::Runtime).await;
-}
-
-pub(crate) async fn a_driver_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
-    kill_at_every_call(node, Victim::Driver).await;
-}
-
-/// The victim is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
-/// from the API meanwhile. Each time the next one goes on: nothing is mounted twice, leaked or lost.
-async fn kill_at_every_call(node: &mut Node, victim: Victim) {
-    if victim == Victim::Kubelet {
-        node.stop_kubelet().await;
-        node.spawn_kubelet();
-    }
-    let mut served = driver(node, Options::new(NAME), json!({})).await;
-    let driver = served.driver.clone();
-    claim(node, "data", NAME, json!({})).await;
-    let (up, down) = (["NodeStageVolume", "NodePublishVolume"], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
-    let mut round = 0;
-    for index in 0..2 {
-        for when in [When::Before, When::After] {
-            round += 1;
-            let name = format!("round-{round}");
-            let is_killed = kill_at(node, &driver, victim, up[index], when);
-            node.create(&name, using("data", &format!("echo {round} >> /v/log; sleep 1000"))).await;
-            wait_killed(node, victim, &is_killed).await;
-            served = bring_back(node, victim, served).await;
-            let pod = node.wait(&name, "ready", is_ready).await;
-            let publish =
-                driver.publishes().into_iter().rfind(|request| request.target_path.contains(uid(&pod))).unwrap();
-            for path in [&publish.target_path, &publish.staging_target_path] {
-                assert_eq!(mounts_at(Path::new(path)), 1, "round {round}: {path}");
-            }
-            let expected: String = (1..=round).map(|number| format!("{number}\n")).collect();
-            node.wait_until("written", || {
-                std::fs::read_to_string(driver.volume("handle-data").join("log")).unwrap_or_default() == expected
-            })
-            .await;
-
-            let is_killed = kill_at(node, &driver, victim, down[index], when);
-            let pods = node.api.client().namespaced::<Pod>("default");
-            pods.delete(&name, &DeleteParams::default().with_grace_period(1)).await.unwrap();
-            wait_killed(node, victim, &is_killed).await;
-            if round == 4 {
-                let now = DeleteParams::default().with_grace_period(0);
-                // The API may have let it go already.
-                let _ = pods.delete(&name, &now).await;
-            }
-            served = bring_back(node, victim, served).await;
-            node.wait_gone(&name).await;
-            let root = node.dir.path().join("kubelet");
-            node.wait_until("everything is undone", || {
-                mounts_below(&root.join("plugins")).is_empty() && !root.join("pods").join(uid(&pod)).exists()
-            })
-            .await;
-            node.wait_until("and forgotten", || {
-                !walk(&root.join("plugins")).iter().any(|path| path.ends_with("vol_data.json"))
-            })
-            .await;
-        }
-    }
-    // Whatever was asked for last of a place is that it be free.
-    let mut last = std::collections::BTreeMap::new();
-    for entry in driver.ledger().into_iter().filter(|entry| entry.code == Some(Code::Ok) && !entry.volume.is_empty()) {
-        if entry.call.contains("stage") || entry.call.contains("Stage") || entry.call.contains("ublish") {
-            last.insert(entry.path.clone(), entry.call);
-        }
-    }
-    assert!(last.values().all(|call| call.starts_with("NodeUn")), "{last:?}");
-    assert_clean(node, &driver);
-}
-
-/// From now on the victim dies at this moment of a call, once; says when that has come. A call whose caller or driver is gone
-/// does not go on.
-fn kill_at(node: &Node, driver: &Arc<Driver>, victim: Victim, call: &'static str, moment: When) -> Arc<AtomicBool> {
-    let pid = match victim {
-        Victim::Kubelet => Some(node.kubelet_pid()),
-        Victim::Runtime => Some(node.runtime.pid()),
-        // It is a part of this process: who waits for the moment ends it.
-        Victim::Driver => None,
-    };
-    let is_killed = Arc::new(AtomicBool::new(false));
-    let killed = is_killed.clone();
-    driver.set_hook(move |name, when| {
-        if name != call || when != moment || killed.load(Ordering::SeqCst) {
-            return true;
-        }
-        if let Some(pid) = pid {
-            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
-        }
-        killed.store(true, Ordering::SeqCst);
-        victim == Victim::Runtime
-    });
-    is_killed
-}
-
-async fn wait_killed(node: &Node, victim: Victim, is_killed: &AtomicBool) {
-    node.wait_until("the moment has come", || is_killed.load(Ordering::SeqCst)).await;
-    if victim == Victim::Kubelet {
-        let stat = PathBuf::from(format!("/proc/{}/stat", node.kubelet_pid()));
-        node.wait_until("the kubelet is killed", || {
-            // A zombie: it is our child.
-            std::fs::read_to_string(&stat)
-                .is_ok_and(|text| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
-        })
-        .await;
-    }
-}
-
-/// Starts the victim again.
-async fn bring_back(node: &mut Node, victim: Victim, served: Served) -> Served {
-    served.driver.set_hook(|_, _| true);
-    match victim {
-        Victim::Kubelet => {
-            node.stop_kubelet().await;
-            node.spawn_kubelet();
-            served
-        }
-        Victim::Runtime => {
-            node.runtime.kill();
-            node.runtime.spawn();
-            served
-        }
-        Victim::Driver => {
-            let driver = served.driver.clone();
-            served.kill();
-            driver.serve(&registry(node))
-        }
-    }
 }

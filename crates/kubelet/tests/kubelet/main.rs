@@ -10,6 +10,8 @@ mod bus;
 mod certificates;
 mod containers;
 mod csi;
+mod csi_drivers;
+mod csi_kills;
 mod endings;
 mod failures;
 mod image;
@@ -99,13 +101,13 @@ const TESTS: &[Test] = tests![
     csi::attachments_are_waited_for,
     csi::volumes_grow_and_are_measured,
     csi::one_pod_has_a_volume_for_one_pod,
-    csi::drivers_share_the_directory_under_its_usual_name,
-    csi::drivers_come_and_go,
-    csi::security_drivers_that_fail_hold_up_only_their_pods,
-    csi::security_plugins_that_lie_are_refused,
-    csi::a_kubelet_killed_between_any_two_calls_loses_nothing,
-    csi::a_runtime_killed_between_any_two_calls_loses_nothing,
-    csi::a_driver_killed_between_any_two_calls_loses_nothing,
+    csi_drivers::drivers_share_the_directory_under_its_usual_name,
+    csi_drivers::drivers_come_and_go,
+    csi_drivers::security_drivers_that_fail_hold_up_only_their_pods,
+    csi_drivers::security_plugins_that_lie_are_refused,
+    csi_kills::a_kubelet_killed_between_any_two_calls_loses_nothing,
+    csi_kills::a_runtime_killed_between_any_two_calls_loses_nothing,
+    csi_kills::a_driver_killed_between_any_two_calls_loses_nothing,
 ];
 
 /// Tests at once: they mostly wait.

@@ -306,7 +306,7 @@ impl Declaration {
                     true => Value::Data(type_names(rest)?),
                     false => Value::None,
                 };
-                // Alone, a name is shown backwards unless `nft` reads here that it is not.
+                // Without this, `nft` shows the bytes of a name backwards where the name is the whole key.
                 if key == [Type::Ifname] {
                     const HOST_ORDER: u32 = 1;
                     userdata = [user_number(0, HOST_ORDER), user_number(1, 0), user_number(6, 0)].concat();

@@ -34,7 +34,7 @@ pub(crate) struct Announced {
 }
 
 impl Announced {
-    /// Whether both are of one sandbox of one pod. Where the sandbox is not known, its addresses tell, if those are.
+    /// Whether both are about one sandbox of one pod. Where a sandbox is not known, common addresses decide, if they are known.
     fn is_same(&self, other: &Self) -> bool {
         let is_same_sandbox = match self.sandbox.is_empty() || other.sandbox.is_empty() {
             false => self.sandbox == other.sandbox,

@@ -175,8 +175,8 @@ impl Slot {
         }
     }
 
-    /// Whoever wished one wishes the other. Alone with its wish it keeps its place: a service that comes second to an address does not get
-    /// it because the first one changed.
+    /// A service that wanted `old` wants `new`. If nobody else wanted `old`, it keeps its place: a service that comes second to an address
+    /// does not get it because the first one changed.
     fn exchange(&mut self, old: &str, new: &str) {
         let place = |value: &str| self.wishes.iter().position(|(wished, _)| wished == value);
         match (place(old), place(new)) {

@@ -10,20 +10,10 @@ use super::rules;
 use crate::column::Column;
 use crate::core::pod_spec::defaults;
 use crate::core::pod_spec::template_warnings;
+use crate::core::replication_controller::COLUMNS;
 use crate::{SelectableField, Strategy, cells};
 
 pub struct ReplicaSetStrategy;
-
-pub const COLUMNS: &[Column] = &[
-    Column::NAME,
-    Column::integer("Desired", "How many pods are wanted."),
-    Column::integer("Current", "How many pods there are."),
-    Column::integer("Ready", "How many pods are ready."),
-    Column::AGE,
-    cells::CONTAINERS,
-    cells::IMAGES,
-    cells::SELECTOR,
-];
 
 impl Strategy for ReplicaSetStrategy {
     type Object = ReplicaSet;

@@ -359,7 +359,7 @@ pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
         errors.invalid("status.qosClass", &new_status.qos_class, api::field::IMMUTABLE);
     }
     for (i, ip) in items(&new_status.pod_ips).iter().enumerate() {
-        pod_spec::validation::ip(&mut errors, &Path::new("status.podIPs").index(i), &ip.ip);
+        crate::address::ip(&mut errors, &Path::new("status.podIPs").index(i), &ip.ip);
     }
     errors
 }

@@ -7,11 +7,22 @@ use k8s_openapi::api::core::v1::ReplicationController;
 use serde_json::{Value, json};
 
 use super::pod_spec;
-use crate::apps::replica_set::COLUMNS;
 use crate::column::Column;
 use crate::{SelectableField, Strategy, cells};
 
 pub struct ReplicationControllerStrategy;
+
+/// ReplicaSets have the same.
+pub const COLUMNS: &[Column] = &[
+    Column::NAME,
+    Column::integer("Desired", "How many pods are wanted."),
+    Column::integer("Current", "How many pods there are."),
+    Column::integer("Ready", "How many pods are ready."),
+    Column::AGE,
+    cells::CONTAINERS,
+    cells::IMAGES,
+    cells::SELECTOR,
+];
 
 impl Strategy for ReplicationControllerStrategy {
     type Object = ReplicationController;

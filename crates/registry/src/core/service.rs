@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 
-use super::pod_spec::validation::{ip, one_of};
+use super::pod_spec::validation::one_of;
+use crate::address::{ip, ordinary};
 use crate::column::Column;
 use crate::unset::{items, items_mut, or_empty, set_text, text};
 use crate::{Call, NameRule, SelectableField, Strategy, cells, metadata};
@@ -400,7 +401,7 @@ fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
     }
     for (i, address) in items(&spec.external_ips).iter().enumerate() {
         let path = path.child("externalIPs");
-        crate::address::ordinary(errors, &path.index(i), address);
+        ordinary(errors, &path.index(i), address);
     }
 }
 

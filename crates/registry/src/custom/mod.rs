@@ -21,5 +21,4 @@ mod strategy;
 mod validate;
 
 pub(crate) use expressions::check as check_expressions;
-pub use rows::{ScalePaths, any, at, rows, store_prefix};
-pub use strategy::Reader;
+pub use rows::{any, rows, store_prefix};

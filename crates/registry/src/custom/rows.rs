@@ -6,7 +6,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames, CustomResourceDefinitionVersion,
     CustomResourceSubresourceScale, JSONSchemaProps,
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::columns::{self, Columns};
 use super::object::TypeMeta;
@@ -14,38 +14,10 @@ use super::schema::Schema;
 use super::strategy::{CustomStrategy, Reader};
 use super::{merge, openapi};
 use crate::resource::{Conversion, Text};
+use crate::scale_paths::ScalePaths;
 use crate::strategy::Selectable;
 use crate::unset::{items, or_empty};
 use crate::{Action, Resource, Scope};
-
-/// Where the parts of a Scale stand in an object.
-#[derive(Clone, Debug)]
-pub struct ScalePaths {
-    pub spec: Vec<String>,
-    pub status: Vec<String>,
-    pub selector: Option<Vec<String>>,
-}
-
-impl ScalePaths {
-    fn new(scale: &CustomResourceSubresourceScale) -> Self {
-        Self {
-            spec: columns::keys(&scale.spec_replicas_path),
-            status: columns::keys(&scale.status_replicas_path),
-            selector: scale.label_selector_path.as_deref().filter(|path| !path.is_empty()).map(columns::keys),
-        }
-    }
-
-    /// The replicas that are wanted.
-    pub fn replicas(&self, object: &Map<String, Value>) -> i64 {
-        at(object, &self.spec).and_then(Value::as_i64).unwrap_or(0)
-    }
-}
-
-/// The value at a path of keys.
-pub fn at<'v>(object: &'v Map<String, Value>, path: &[String]) -> Option<&'v Value> {
-    let (first, rest) = path.split_first()?;
-    rest.iter().try_fold(object.get(first)?, |value, key| value.get(key))
-}
 
 /// Where the objects of a definition live under `/registry/`.
 pub fn store_prefix(definition: &CustomResourceDefinition) -> String {
@@ -79,7 +51,7 @@ fn row(
     };
     let reader = Arc::new(reader);
     let subresources = version.subresources.as_ref();
-    let scale = subresources.and_then(|parts| parts.scale.as_ref()).map(ScalePaths::new);
+    let scale = subresources.and_then(|parts| parts.scale.as_ref()).map(scale_paths);
     let has_status = subresources.is_some_and(|parts| parts.status.is_some());
     let deprecation = (version.deprecated == Some(true)).then(|| {
         let written = version.deprecation_warning.clone();
@@ -108,7 +80,7 @@ fn row(
         categories: texts(&names.categories),
         list_kind: Some(Text::from(or_empty(&names.list_kind).to_owned())).filter(|text| !text.is_empty()),
         storage_version: format!("{}/{storage}", spec.group).into(),
-        conversion: (!is_as_stored).then_some(Conversion::Custom(reader)),
+        conversion: (!is_as_stored).then(|| Conversion::Custom(Arc::new(move |value: &mut Value| reader.read(value)))),
         scale,
         ..Resource::custom(
             [spec.group.clone(), version.name.clone(), kind.clone()],
@@ -119,6 +91,14 @@ fn row(
         )
     }
     .with(&actions)
+}
+
+fn scale_paths(scale: &CustomResourceSubresourceScale) -> ScalePaths {
+    ScalePaths {
+        spec: columns::keys(&scale.spec_replicas_path),
+        status: columns::keys(&scale.status_replicas_path),
+        selector: scale.label_selector_path.as_deref().filter(|path| !path.is_empty()).map(columns::keys),
+    }
 }
 
 /// What a schema says about names, as a schema of an object that has nothing but metadata.

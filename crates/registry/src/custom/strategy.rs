@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 
 use super::columns::Columns;
 use super::object::{CustomObject, TypeMeta};
-use super::rows::ScalePaths;
 use super::schema::Schema;
 use super::{expressions, merge, shape, validate};
+use crate::scale_paths::ScalePaths;
 use crate::strategy::Selectable;
 use crate::{AnyObject, AnyStrategy, Call, Deletion, Grace, NameRule, Object};
 
@@ -30,7 +30,7 @@ pub(super) struct CustomStrategy {
 }
 
 /// Makes of what is stored an object of one version: by name, and by today's schema.
-pub struct Reader {
+pub(super) struct Reader {
     pub(super) of: Arc<TypeMeta>,
     pub(super) schema: Schema,
     /// Everything stored was written by this schema, in this version: it needs no look.
@@ -38,7 +38,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub fn read(&self, value: &mut Value) {
+    pub(super) fn read(&self, value: &mut Value) {
         let Some(object) = value.as_object_mut() else { return };
         object.insert("apiVersion".to_owned(), self.of.api_version.as_str().into());
         if !self.is_as_stored {

@@ -10,12 +10,12 @@ use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
+use super::Reference;
 use super::config::{Descriptor, ImageConfig, Manifest, choose};
 use super::pull::{pair_layers, total_size, unpack_layer};
 use super::store::{IMPORTED, Image, ImageStore};
-use super::{Reference, unpack};
 use crate::error::{Error, Result, doing};
-use crate::record;
+use crate::{record, unpack};
 
 /// Imports every image of the archive at `path`, compressed or not; `pinned` ones are kept from garbage collection.
 pub(crate) async fn import(store: &Arc<ImageStore>, path: &Path, pinned: bool) -> Result<Vec<Arc<Image>>> {

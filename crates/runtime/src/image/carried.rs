@@ -12,8 +12,8 @@ use sha2::{Digest, Sha256};
 use super::config::{Descriptor, ImageConfig, architecture};
 use super::pull::{io_error, pair_layers, unpack_layer};
 use super::store::{Image, ImageStore};
-use super::{PullError, Reference, unpack};
-use crate::record;
+use super::{PullError, Reference};
+use crate::{record, unpack};
 
 /// The host part of the names of carried images. `.local` names are never looked up in public DNS.
 pub(crate) const REGISTRY: &str = "cox.local";

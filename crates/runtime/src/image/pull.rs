@@ -9,14 +9,14 @@ use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
-use super::bounds::{Bounds, MAX_DOCUMENT, MAX_LAYERS};
 use super::config::{Descriptor, ImageConfig, MANIFEST_TYPES, Manifest, choose};
 use super::mirrors::Mirrors;
-use super::reference::is_digest;
 use super::registry::{Registry, next_chunk};
 use super::store::{Claim, Image, ImageStore, Layer};
-use super::{PullError, Reference, carried, unpack};
-use crate::record;
+use super::{PullError, Reference, carried};
+use crate::bounds::{Bounds, MAX_DOCUMENT, MAX_LAYERS};
+use crate::reference::is_digest;
+use crate::{record, unpack};
 
 /// Layers fetched at the same time, per pull.
 const PARALLEL_LAYERS: usize = 4;

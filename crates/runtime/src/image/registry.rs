@@ -14,9 +14,9 @@ use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use tokio::net::TcpStream;
 
-use super::bounds::MAX_DOCUMENT;
 use super::mirrors::Endpoint;
 use super::{Credentials, PullError};
+use crate::bounds::MAX_DOCUMENT;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Silence for this long means the server is gone; slow but steady downloads go on.

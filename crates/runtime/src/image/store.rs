@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Reference;
 use super::config::{Descriptor, ExecutionConfig};
+use crate::blocking::blocking;
 use crate::error::{Error, Result, doing};
 use crate::record;
 use crate::shim::starter::Starter;
@@ -267,7 +268,7 @@ impl ImageStore {
     pub(crate) async fn lease(&self) -> Result<Lease> {
         let others = (!self.is_runtime()).then_some(LEASES_OF_OTHERS);
         let paths: Vec<PathBuf> = [LEASES].into_iter().chain(others).map(|name| self.root.join(name)).collect();
-        crate::sandbox::blocking(move || {
+        blocking(move || {
             let locked = paths.iter().map(|path| {
                 let file = fs::File::create(path)?;
                 file.lock_shared()?;

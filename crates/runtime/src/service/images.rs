@@ -11,6 +11,7 @@ use cri::v1::image_service_server::ImageService;
 use tokio_stream::Stream;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::blocking::blocking;
 use crate::engine::Engine;
 use crate::error::{Error, doing};
 use crate::image::{self, Credentials, store::Image};
@@ -109,18 +110,16 @@ impl ImageService for Images {
         if let Some(image) = self.engine.images.get(&name) {
             let engine = self.engine.clone();
             let id = image.id.clone();
-            crate::sandbox::blocking(move || {
-                engine.images.remove(&id, &|| engine.used_layers()).map_err(std::io::Error::other)
-            })
-            .await
-            .map_err(doing(format!("removing image {name}")))?;
+            blocking(move || engine.images.remove(&id, &|| engine.used_layers()).map_err(std::io::Error::other))
+                .await
+                .map_err(doing(format!("removing image {name}")))?;
         }
         Ok(Response::new(v1::RemoveImageResponse {}))
     }
 
     async fn image_fs_info(&self, _: Request<v1::ImageFsInfoRequest>) -> Reply<v1::ImageFsInfoResponse> {
         let root = self.engine.images.root().to_path_buf();
-        let usage = crate::sandbox::blocking(move || {
+        let usage = blocking(move || {
             let of = |names: &[&str]| {
                 let sums = names.iter().map(|name| files::usage(&root.join(name)));
                 let (bytes, inodes) = sums.fold((0, 0), |sum, one| (sum.0 + one.bytes, sum.1 + one.inodes));

@@ -9,7 +9,8 @@ use cri::v1;
 use cri::v1::runtime_service_server::RuntimeService;
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
 
-use crate::engine::{Container, Engine, Sandbox};
+use crate::blocking::blocking;
+use crate::engine::{Container, Engine, Sandbox, status};
 use crate::error::{Error, doing};
 use crate::{container, exec, network, sandbox, stats, streaming};
 
@@ -28,7 +29,7 @@ fn once<T: Send + 'static>(message: T) -> Response<StreamOf<T>> {
 
 /// Reads usage on a thread that may wait for the disk.
 async fn measure<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
-    sandbox::blocking(move || Ok(work())).await.map_err(doing("reading usage"))
+    blocking(move || Ok(work())).await.map_err(doing("reading usage"))
 }
 
 fn has_labels(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
@@ -50,7 +51,7 @@ impl Runtime {
             .into_iter()
             .filter(|s| s.record.lock().complete)
             .filter(|s| s.id().starts_with(&filter.id))
-            .filter(|s| filter.state.as_ref().is_none_or(|v| sandbox::summary(s).state == v.state))
+            .filter(|s| filter.state.as_ref().is_none_or(|v| status::sandbox_summary(s).state == v.state))
             .filter(|s| has_labels(&s.record.lock().config.labels, &filter.label_selector))
             .collect();
         found.sort_by_key(|s| std::cmp::Reverse(s.record.lock().created_at));
@@ -142,13 +143,13 @@ impl RuntimeService for Runtime {
         let request = request.into_inner();
         let sandbox = self.engine.sandbox(&request.pod_sandbox_id)?;
         let statuses =
-            self.engine.containers_of(&sandbox.id()).iter().map(|c| container::status(&self.engine, c)).collect();
+            self.engine.containers_of(&sandbox.id()).iter().map(|c| status::of_container(&self.engine, c)).collect();
         let mut info = HashMap::new();
         if request.verbose {
             info.insert("info".into(), serde_json::json!({ "pid": sandbox.pause() }).to_string());
         }
         Ok(Response::new(v1::PodSandboxStatusResponse {
-            status: Some(sandbox::status(&sandbox)),
+            status: Some(status::of_sandbox(&sandbox)),
             info,
             containers_statuses: statuses,
             timestamp: crate::record::now(),
@@ -156,7 +157,7 @@ impl RuntimeService for Runtime {
     }
 
     async fn list_pod_sandbox(&self, request: Request<v1::ListPodSandboxRequest>) -> Reply<v1::ListPodSandboxResponse> {
-        let items = self.sandboxes(request.into_inner().filter).iter().map(|s| sandbox::summary(s)).collect();
+        let items = self.sandboxes(request.into_inner().filter).iter().map(|s| status::sandbox_summary(s)).collect();
         Ok(Response::new(v1::ListPodSandboxResponse { items }))
     }
 
@@ -166,7 +167,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamPodSandboxesRequest>,
     ) -> Reply<Self::StreamPodSandboxesStream> {
-        let pod_sandboxes = self.sandboxes(request.into_inner().filter).iter().map(|s| sandbox::summary(s)).collect();
+        let pod_sandboxes =
+            self.sandboxes(request.into_inner().filter).iter().map(|s| status::sandbox_summary(s)).collect();
         Ok(once(v1::StreamPodSandboxesResponse { pod_sandboxes }))
     }
 
@@ -202,7 +204,8 @@ impl RuntimeService for Runtime {
     }
 
     async fn list_containers(&self, request: Request<v1::ListContainersRequest>) -> Reply<v1::ListContainersResponse> {
-        let containers = self.containers(request.into_inner().filter).iter().map(|c| container::summary(c)).collect();
+        let containers =
+            self.containers(request.into_inner().filter).iter().map(|c| status::container_summary(c)).collect();
         Ok(Response::new(v1::ListContainersResponse { containers }))
     }
 
@@ -212,7 +215,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamContainersRequest>,
     ) -> Reply<Self::StreamContainersStream> {
-        let containers = self.containers(request.into_inner().filter).iter().map(|c| container::summary(c)).collect();
+        let containers =
+            self.containers(request.into_inner().filter).iter().map(|c| status::container_summary(c)).collect();
         Ok(once(v1::StreamContainersResponse { containers }))
     }
 
@@ -227,7 +231,7 @@ impl RuntimeService for Runtime {
             let pid = container.status.borrow().pid;
             info.insert("info".into(), serde_json::json!({ "pid": pid }).to_string());
         }
-        let status = Some(container::status(&self.engine, &container));
+        let status = Some(status::of_container(&self.engine, &container));
         Ok(Response::new(v1::ContainerStatusResponse { status, info }))
     }
 

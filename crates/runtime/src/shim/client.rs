@@ -46,6 +46,12 @@ impl ShimError {
     }
 }
 
+impl From<ShimError> for crate::error::Error {
+    fn from(error: ShimError) -> Self {
+        Self::Shim(error.to_string())
+    }
+}
+
 impl ShimClient {
     pub(crate) fn new(socket: &Path) -> Self {
         Self { socket: socket.to_path_buf() }

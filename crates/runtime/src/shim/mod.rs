@@ -17,6 +17,7 @@ pub(crate) mod kernel;
 mod log;
 mod oci;
 mod oci_config;
+pub mod pause;
 pub(crate) mod protocol;
 #[cfg(test)]
 pub(crate) mod recorded;
@@ -36,10 +37,9 @@ use serde::{Deserialize, Serialize};
 
 use self::error::{Error, Result, doing};
 use crate::cgroup::Cgroups;
-use crate::image::unpack;
 use crate::record::{self, ShimRecord};
 use crate::spec::{Namespace, PodSpec};
-use crate::{pause, sys};
+use crate::{sys, unpack};
 
 /// Where a shim finds its pod.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 
 use super::error::{Error, Result, doing};
 use super::{Paths, Request};
-use crate::image::unpack;
-use crate::sys;
+use crate::{sys, unpack};
 
 /// Room for the command line that a shim shows: where its pod is.
 const COMMAND_LINE_ROOM: usize = 512;

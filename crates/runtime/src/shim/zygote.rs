@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitCode;
 
 use super::{Paths, Request};
-use crate::image::unpack;
 use crate::sys::{self, Fork, Poll};
+use crate::unpack;
 
 /// Forks a shim per request on standard input, until that is closed.
 pub(super) fn serve() -> ExitCode {

@@ -247,7 +247,7 @@ async fn copy(pipe: Option<&AsyncPipe>, output: &Output, channel: Channel, done:
     let mut buffer = vec![0u8; 32 * 1024];
     loop {
         let read = tokio::select! {
-            // The end first: with somebody who always writes there would never be a turn for it.
+            // Looked at first: a process that never stops writing would leave it no turn.
             biased;
             () = done.cancelled() => {
                 let mut left = LEFT_IN_PIPE;

@@ -30,7 +30,6 @@ use parking_lot::Mutex;
 use tls::{Connections, Limits};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::engine::Engine;
 use crate::error::{Error, Result, doing};
@@ -71,8 +70,8 @@ enum Protocol {
 }
 
 impl Server {
-    /// Listens on a free port of loopback, until `stop`.
-    pub(crate) async fn start(engine: &Arc<Engine>, stop: CancellationToken, tasks: &TaskTracker) -> Result<Arc<Self>> {
+    /// Listens on a free port of loopback, until the engine stops.
+    pub(crate) async fn start(engine: &Arc<Engine>) -> Result<Arc<Self>> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(doing("listening for streams"))?;
         let server = Arc::new(Self {
             address: listener.local_addr().map_err(doing("listening for streams"))?,
@@ -80,13 +79,13 @@ impl Server {
             engine: Arc::downgrade(engine),
         });
         let accepting = server.clone();
-        let connections = tasks.clone();
+        let (stop, connections) = (engine.stop.clone(), engine.tasks.clone());
         // All of them come from one address, loopback.
         let places = Connections::new(|| {
             let Limits { total, .. } = Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS);
             Limits { total, per_address: total }
         });
-        tasks.spawn(async move {
+        engine.tasks.spawn(async move {
             loop {
                 let (stream, _) = tokio::select! {
                     () = stop.cancelled() => return,

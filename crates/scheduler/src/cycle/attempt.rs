@@ -8,10 +8,11 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 use super::memory::{Judgements, States};
-use super::{Decider, Diagnosis, Failure, Preemption, Trial};
+use super::{Decider, Failure};
 use crate::cluster::{Cluster, NodeId, View};
 use crate::framework::{
-    Plugin, Point, PostFilter, Profile, Rejection, SUCCESS, Samples, Scale, State, Stateful, normalize,
+    Diagnosis, FailedAttempt, Plugin, Point, PostFilter, Preemption, Profile, Rejection, SUCCESS, Samples, Scale,
+    State, Stateful, Trial, normalize,
 };
 use crate::pod::{Class, PodInfo};
 
@@ -197,20 +198,6 @@ impl<'a> Attempt<'a> {
         self.kept.binary_search(&node).is_ok()
     }
 
-    /// Whether a node that is not as it is would take the pod, also once the pods have come that it is kept for.
-    pub(crate) fn judge(&mut self, trial: &Trial) -> Result<(), Rejection> {
-        if self.is_kept(trial.node) {
-            let nominated = self.cluster.nominated.on(&self.cluster.row(trial.node).name).iter();
-            let ahead: Vec<_> = nominated.filter(|other| is_ahead(other, self.pod)).cloned().collect();
-            let mut crowded = trial.clone();
-            ahead.iter().for_each(|pod| crowded.add(self, pod.clone()));
-            let verdict = self.filter(&crowded);
-            ahead.iter().for_each(|pod| self.suppose(trial.node, pod, -1));
-            verdict?;
-        }
-        self.filter(trial)
-    }
-
     fn filter(&mut self, trial: &Trial) -> Result<(), Rejection> {
         let view = trial.view(self.cluster);
         let (profile, class) = (self.profile, &self.pod.class);
@@ -225,15 +212,6 @@ impl<'a> Attempt<'a> {
             }
         }
         Ok(())
-    }
-
-    /// As if a pod came to a node (`sign` 1) or left it (-1).
-    pub(super) fn suppose(&mut self, node: NodeId, pod: &PodInfo, sign: i64) {
-        let point = if sign > 0 { "PreFilterExtensionAddPod" } else { "PreFilterExtensionRemovePod" };
-        for (state, Stateful { plugin, .. }) in self.states.iter_mut().zip(&self.profile.stateful) {
-            let Some(state) = state else { continue };
-            self.samples.time(plugin.name(), point, || state.suppose(self.cluster, node, pod, sign));
-        }
     }
 
     /// The total scores of nodes that `find` returned.
@@ -271,11 +249,6 @@ impl<'a> Attempt<'a> {
         equals[self.dice.random_range(0..equals.len())]
     }
 
-    /// A number below `bound`, by the attempt's dice.
-    pub(crate) fn draw(&mut self, bound: usize) -> usize {
-        self.dice.random_range(0..bound.max(1))
-    }
-
     /// The reasons behind what `find` rejected.
     pub(crate) fn diagnose(&self, found: Found) -> Diagnosis {
         let mut diagnosis = Diagnosis { nodes: self.cluster.len(), ..Diagnosis::default() };
@@ -306,26 +279,6 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// What making room on a node would take, as `find_out` says: nodes that did not change since another pod of the same
-    /// kind asked are not asked about again.
-    pub(crate) fn preemption(
-        &mut self,
-        node: NodeId,
-        find_out: impl FnOnce(&mut Attempt<'_>, NodeId) -> Preemption,
-    ) -> &Preemption {
-        // What other nodes hold, or who else wants this one, is not in its stamp.
-        if !self.filtering.is_empty() || self.is_kept(node) {
-            let preemption = find_out(self, node);
-            return self.passing.insert(preemption);
-        }
-        self.judgements.preemptions.refresh(self.cluster, self.pod.priority);
-        if !self.judgements.preemptions.knows(self.cluster, node) {
-            let preemption = find_out(self, node);
-            self.judgements.preemptions.set(self.cluster, node, preemption);
-        }
-        self.judgements.preemptions.of(node)
-    }
-
     /// Asks the plug-ins of the profile, one after the other, whether something can be done.
     pub(crate) fn post_filter(&mut self, diagnosis: &Diagnosis) -> PostFilter {
         let plugins: Vec<_> = self.profile.at(Point::PostFilter).cloned().collect();
@@ -338,6 +291,55 @@ impl<'a> Attempt<'a> {
             room
         };
         plugins.iter().find_map(ask).unwrap_or_default()
+    }
+}
+
+impl FailedAttempt for Attempt<'_> {
+    fn pod(&self) -> &Arc<PodInfo> {
+        self.pod
+    }
+
+    fn cluster(&self) -> &Cluster {
+        self.cluster
+    }
+
+    fn draw(&mut self, bound: usize) -> usize {
+        self.dice.random_range(0..bound.max(1))
+    }
+
+    fn judge(&mut self, trial: &Trial) -> Result<(), Rejection> {
+        if self.is_kept(trial.node) {
+            let nominated = self.cluster.nominated.on(&self.cluster.row(trial.node).name).iter();
+            let ahead: Vec<_> = nominated.filter(|other| is_ahead(other, self.pod)).cloned().collect();
+            let mut crowded = trial.clone();
+            ahead.iter().for_each(|pod| crowded.add(self, pod.clone()));
+            let verdict = self.filter(&crowded);
+            ahead.iter().for_each(|pod| self.suppose(trial.node, pod, -1));
+            verdict?;
+        }
+        self.filter(trial)
+    }
+
+    fn suppose(&mut self, node: NodeId, pod: &PodInfo, sign: i64) {
+        let point = if sign > 0 { "PreFilterExtensionAddPod" } else { "PreFilterExtensionRemovePod" };
+        for (state, Stateful { plugin, .. }) in self.states.iter_mut().zip(&self.profile.stateful) {
+            let Some(state) = state else { continue };
+            self.samples.time(plugin.name(), point, || state.suppose(self.cluster, node, pod, sign));
+        }
+    }
+
+    fn preemption(&mut self, node: NodeId, find_out: fn(&mut dyn FailedAttempt, NodeId) -> Preemption) -> &Preemption {
+        // What other nodes hold, or who else wants this one, is not in its stamp.
+        if !self.filtering.is_empty() || self.is_kept(node) {
+            let preemption = find_out(self, node);
+            return self.passing.insert(preemption);
+        }
+        self.judgements.preemptions.refresh(self.cluster, self.pod.priority);
+        if !self.judgements.preemptions.knows(self.cluster, node) {
+            let preemption = find_out(self, node);
+            self.judgements.preemptions.set(self.cluster, node, preemption);
+        }
+        self.judgements.preemptions.of(node)
     }
 }
 

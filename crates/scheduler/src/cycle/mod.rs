@@ -1,10 +1,8 @@
 //! One scheduling decision: filter, score, choose. The same cluster and the same dice give the same node.
 
 mod attempt;
-mod diagnosis;
 mod memory;
 mod preemptions;
-mod trial;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +10,9 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 
 pub(crate) use attempt::Attempt;
-pub(crate) use diagnosis::{Diagnosis, EXTENDER};
-pub(crate) use preemptions::Preemption;
-pub(crate) use trial::Trial;
 
 use crate::cluster::{Cluster, NodeId};
-use crate::framework::{Profile, Samples};
+use crate::framework::{Diagnosis, Profile, Samples};
 use crate::pod::PodInfo;
 use memory::Memory;
 

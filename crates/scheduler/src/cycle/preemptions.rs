@@ -1,10 +1,7 @@
 //! Which pods would have to leave each node in favour of pods of one class and priority, kept until the node changes.
 
 use crate::cluster::{Cluster, NodeId, Stamp};
-use crate::framework::{Candidate, Rejection};
-
-/// A node that could be made to take the pod, or why it could not.
-pub(crate) type Preemption = Result<Candidate, Rejection>;
+use crate::framework::Preemption;
 
 #[derive(Default)]
 pub(crate) struct PreemptionCache {

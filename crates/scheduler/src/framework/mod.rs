@@ -7,9 +7,11 @@
 //! that node changes, and the answers serve every pod of the same class. The others look across nodes, or at volumes: they
 //! `prepare` a [`State`] (PreFilter and PreScore in one), which follows what happens in the cluster and judges in their place.
 
+mod diagnosis;
 mod evaluations;
 mod event;
 mod profile;
+mod trial;
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -19,12 +21,13 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+pub(crate) use diagnosis::{Diagnosis, EXTENDER};
 pub(crate) use evaluations::{SUCCESS, Samples};
 pub(crate) use event::{Event, NodeChange, PodChange};
 pub(crate) use profile::{Profile, Scorer, Stateful};
+pub(crate) use trial::Trial;
 
 use crate::cluster::{Cluster, NodeId, View};
-use crate::cycle::{Attempt, Diagnosis};
 use crate::pod::{Class, PodInfo};
 
 pub(crate) const MAX_SCORE: i64 = 100;
@@ -143,6 +146,29 @@ pub(crate) struct Candidate {
     pub(crate) violations: usize,
 }
 
+/// A node that could be made to take the pod, or why it could not.
+pub(crate) type Preemption = Result<Candidate, Rejection>;
+
+/// An attempt that found no node, for a plug-in that looks for a way to make room.
+pub(crate) trait FailedAttempt {
+    fn pod(&self) -> &Arc<PodInfo>;
+
+    fn cluster(&self) -> &Cluster;
+
+    /// A number below `bound`, by the attempt's dice.
+    fn draw(&mut self, bound: usize) -> usize;
+
+    /// Whether a node that is not as it is would take the pod, also once the pods have come that it is kept for.
+    fn judge(&mut self, trial: &Trial) -> Result<(), Rejection>;
+
+    /// As if a pod came to a node (`sign` 1) or left it (-1).
+    fn suppose(&mut self, node: NodeId, pod: &PodInfo, sign: i64);
+
+    /// What making room on a node would take, as `find_out` says: nodes that did not change since another pod of the same
+    /// kind asked are not asked about again.
+    fn preemption(&mut self, node: NodeId, find_out: fn(&mut dyn FailedAttempt, NodeId) -> Preemption) -> &Preemption;
+}
+
 /// A pod on its way to a node.
 pub(crate) struct Placement {
     pub(crate) pod: Arc<PodInfo>,
@@ -199,7 +225,7 @@ pub(crate) trait Plugin: Send + Sync {
     }
 
     /// No node takes the pod: can something be done about it? None to leave it to the next plug-in.
-    fn post_filter(&self, _attempt: &mut Attempt<'_>, _diagnosis: &Diagnosis) -> Option<PostFilter> {
+    fn post_filter(&self, _attempt: &mut dyn FailedAttempt, _diagnosis: &Diagnosis) -> Option<PostFilter> {
         None
     }
 

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use api::cached::Pod;
 use jiff::Timestamp;
 
-use crate::cluster::NodeId;
-use crate::cycle::{Attempt, Diagnosis, Preemption, Trial};
-use crate::framework::{Candidate, Plugin, Point, PostFilter, Rejection};
+use crate::cluster::{Cluster, NodeId};
+use crate::framework::{Candidate, Diagnosis, FailedAttempt, Plugin, Point, PostFilter, Preemption, Rejection, Trial};
 use crate::pod::PodInfo;
 
 const NAME: &str = "DefaultPreemption";
@@ -34,13 +33,13 @@ impl Plugin for DefaultPreemption {
         &[Point::PostFilter]
     }
 
-    fn post_filter(&self, attempt: &mut Attempt<'_>, diagnosis: &Diagnosis) -> Option<PostFilter> {
+    fn post_filter(&self, attempt: &mut dyn FailedAttempt, diagnosis: &Diagnosis) -> Option<PostFilter> {
         if let Err(reason) = is_eligible(attempt, diagnosis) {
             return Some(PostFilter { message: format!("preemption: {reason}"), ..PostFilter::default() });
         }
-        let nodes = diagnosis.resolvable(attempt.cluster.order());
+        let nodes = diagnosis.resolvable(attempt.cluster().order());
         let mut said = Diagnosis {
-            nodes: attempt.cluster.len(),
+            nodes: attempt.cluster().len(),
             absent: Some(Rejection::new(NAME, NOT_HELPFUL).unresolvable()),
             ..Diagnosis::default()
         };
@@ -68,13 +67,13 @@ pub(crate) fn not_helpful(pod: &PodInfo, nodes: usize) -> PostFilter {
 
 impl DefaultPreemption {
     /// Nodes that could be made to take the pod, beginning anywhere, and no more than enough of them.
-    fn candidates(&self, attempt: &mut Attempt<'_>, nodes: &[NodeId], said: &mut Diagnosis) -> Vec<Candidate> {
+    fn candidates(&self, attempt: &mut dyn FailedAttempt, nodes: &[NodeId], said: &mut Diagnosis) -> Vec<Candidate> {
         let enough = (nodes.len() * self.min_percentage / 100).max(self.min_absolute).min(nodes.len());
         let (mut sparing, mut violating) = (Vec::new(), Vec::new());
         let offset = attempt.draw(nodes.len());
         let nobody = Rejection::new(NAME, NO_VICTIMS).unresolvable();
         for node in nodes.iter().cycle().skip(offset).take(nodes.len()) {
-            if attempt.cluster.lowest_priority(*node) >= attempt.pod.priority {
+            if attempt.cluster().lowest_priority(*node) >= attempt.pod().priority {
                 said.add(*node, &nobody);
                 continue;
             }
@@ -95,14 +94,14 @@ impl DefaultPreemption {
 }
 
 /// Whether the pod may drive others out, and does not wait for pods that it drove out already.
-fn is_eligible(attempt: &Attempt<'_>, diagnosis: &Diagnosis) -> Result<(), &'static str> {
-    let pod = attempt.pod;
+fn is_eligible(attempt: &dyn FailedAttempt, diagnosis: &Diagnosis) -> Result<(), &'static str> {
+    let pod = attempt.pod();
     may_preempt(pod)?;
-    let Some(node) = pod.nominated_node().and_then(|name| attempt.cluster.node(name)) else { return Ok(()) };
+    let Some(node) = pod.nominated_node().and_then(|name| attempt.cluster().node(name)) else { return Ok(()) };
     if diagnosis.of(node).or(diagnosis.pre_filter.as_ref()).is_some_and(|rejection| rejection.is_unresolvable) {
         return Ok(());
     }
-    let mut pods = attempt.cluster.row(node).pods.iter();
+    let mut pods = attempt.cluster().row(node).pods.iter();
     if pods.any(|other| other.priority < pod.priority && is_leaving_by_preemption(&other.pod)) {
         return Err("not eligible due to a terminating pod on the nominated node.");
     }
@@ -126,11 +125,11 @@ fn is_leaving_by_preemption(pod: &Pod) -> bool {
 }
 
 /// The smallest set of pods that would have to leave the node, or why that would not help.
-fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Preemption {
-    let priority = attempt.pod.priority;
+fn victims_on(attempt: &mut dyn FailedAttempt, node: NodeId) -> Preemption {
+    let priority = attempt.pod().priority;
     let mut lower: Vec<Arc<PodInfo>> =
-        attempt.cluster.row(node).pods.iter().filter(|other| other.priority < priority).cloned().collect();
-    let mut trial = Trial::of(attempt.cluster, node);
+        attempt.cluster().row(node).pods.iter().filter(|other| other.priority < priority).cloned().collect();
+    let mut trial = Trial::of(attempt.cluster(), node);
     lower.iter().for_each(|other| trial.remove(attempt, other));
     let fits = attempt.judge(&trial);
     if let Err(rejection) = fits {
@@ -138,7 +137,7 @@ fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Preemption {
         return Err(rejection);
     }
     lower.sort_by_key(|other| importance(other));
-    let (guarded, free) = split_by_budget(lower, attempt);
+    let (guarded, free) = split_by_budget(lower, attempt.cluster());
     let is_mixed = !guarded.is_empty() && !free.is_empty();
     let (mut victims, mut violations) = (Vec::new(), 0);
     for (others, is_guarded) in [(guarded, true), (free, false)] {
@@ -159,7 +158,7 @@ fn victims_on(attempt: &mut Attempt<'_>, node: NodeId) -> Preemption {
     if victims.is_empty() {
         return Err(Rejection::new(NAME, NO_VICTIMS).unresolvable());
     }
-    Ok(Candidate { node: attempt.cluster.row(node).name.clone(), victims: victims.into(), violations })
+    Ok(Candidate { node: attempt.cluster().row(node).name.clone(), victims: victims.into(), violations })
 }
 
 /// The more important, the smaller: high priority, then long running.
@@ -168,8 +167,8 @@ fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp) {
 }
 
 /// Those whose going a budget forbids, and the rest. Each pod that goes uses up what its budgets allow.
-fn split_by_budget(pods: Vec<Arc<PodInfo>>, attempt: &Attempt<'_>) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
-    let budgets = &attempt.cluster.budgets;
+fn split_by_budget(pods: Vec<Arc<PodInfo>>, cluster: &Cluster) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
+    let budgets = &cluster.budgets;
     if budgets.is_empty() {
         return (Vec::new(), pods);
     }

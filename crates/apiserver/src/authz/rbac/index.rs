@@ -132,7 +132,7 @@ impl Visited<'_> {
     }
 }
 
-/// No role of the user allows the request. What stood in the way of those that might have is told.
+/// No role of the user allows the request. `problems` names roles that are bound to the user and do not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", described(.problems))]
 pub struct NotAllowed {

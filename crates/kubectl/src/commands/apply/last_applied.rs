@@ -117,7 +117,7 @@ async fn edit(cx: &Context) -> Result<()> {
     for info in resources::all_infos(cx, &Options { latest: true, ..Options::default() }).await? {
         let before = remembered(&info)?;
         let text = crate::editor::edit_text(&api::yaml::to_string(&before), ".yaml")?;
-        let after = crate::files::yaml(&text).map_err(Failure::of)?;
+        let after = crate::manifests::yaml(&text).map_err(Failure::of)?;
         if after == before {
             cx.eprintln("Edit cancelled, no changes made.");
             continue;

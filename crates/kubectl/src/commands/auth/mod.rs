@@ -1,7 +1,6 @@
 //! `kubectl auth can-i|reconcile|whoami`
 
 mod reconcile;
-pub(crate) mod rules;
 
 use serde_json::{Value, json};
 
@@ -11,6 +10,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::TabWriter;
+use crate::rbac_rules;
 use crate::request::Request;
 
 pub(crate) const COMMAND: Command = Command {
@@ -163,7 +163,7 @@ async fn list(cx: &Context, namespace: &str) -> Result<()> {
         .iter()
         .flat_map(|key| answer["status"][*key].as_array().cloned().unwrap_or_default())
         .collect();
-    for rule in rules::compact(&given) {
+    for rule in rbac_rules::compact(&given) {
         let first = |key: &str| rule[key][0].as_str().unwrap_or("").to_owned();
         let (group, resource) = (first("apiGroups"), first("resources"));
         let name = if group.is_empty() { resource } else { format!("{resource}.{group}") };

@@ -4,13 +4,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::rules::uncovered;
 use crate::cli::{Command, Flag};
 use crate::commands::flags;
 use crate::context::{Context, DryRun};
-use crate::describe::strings;
 use crate::failure::{Failure, Result};
-use crate::objects::text;
+use crate::objects::{strings, text};
+use crate::rbac_rules::uncovered;
 use crate::request::Request;
 use crate::resources::{self, Info, Options, Selection};
 

@@ -181,7 +181,7 @@ fn put_file(cx: &Context, target: &mut Value, flag: &str) -> Result<()> {
     let Some(map) = target.as_object_mut() else { return Ok(()) };
     if cx.flags.bool("embed-certs") {
         let bytes = std::fs::read(&path).map_err(|e| {
-            let why = crate::files::go_io_error("stat", &path, &e);
+            let why = crate::go_errors::go_io_error("stat", &path, &e);
             Failure::message(format!("could not stat {flag} file {path}: {why}"))
         })?;
         map.remove(&plain);

@@ -45,7 +45,7 @@ fn read(path: &PathBuf) -> Result<Value> {
         return Ok(json!({}));
     }
     let text = std::fs::read_to_string(path)?;
-    let value = crate::files::yaml(&text)
+    let value = crate::manifests::yaml(&text)
         .map_err(|e| Failure::message(format!("error loading config file \"{}\": {e}", path.display())))?;
     Ok(if value.is_null() { json!({}) } else { value })
 }

@@ -80,7 +80,7 @@ fn flatten(config: &mut Value, places: &[std::path::PathBuf]) -> Result<()> {
                 let beside = |p: &std::path::PathBuf| p.parent().map(|dir| dir.join(&path));
                 let found = places.iter().filter_map(beside).find(|p| p.exists()).unwrap_or(path.clone().into());
                 let bytes = std::fs::read(&found)
-                    .map_err(|e| Failure::message(crate::files::go_io_error("open", &path, &e)))?;
+                    .map_err(|e| Failure::message(crate::go_errors::go_io_error("open", &path, &e)))?;
                 if let Some(map) = entry[*value].as_object_mut() {
                     map.remove(*key);
                     map.insert(format!("{key}-data"), json!(base64::engine::general_purpose::STANDARD.encode(bytes)));

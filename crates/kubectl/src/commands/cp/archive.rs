@@ -90,7 +90,7 @@ pub(super) enum UnpackError {
     Archive(#[from] std::io::Error),
     #[error("tar contents corrupted")]
     Corrupted,
-    #[error("{}", crate::files::go_io_error("open", &.target.display().to_string(), .source))]
+    #[error("{}", crate::go_errors::go_io_error("open", &.target.display().to_string(), .source))]
     Place { target: PathBuf, source: std::io::Error },
 }
 

@@ -265,7 +265,7 @@ async fn tls(cx: &Context) -> Result<()> {
     }
     let read = |file: &str| {
         std::fs::read(file).map_err(|e| {
-            Failure::message(format!("Cannot read file {file}, {}", crate::files::go_io_error("open", file, &e)))
+            Failure::message(format!("Cannot read file {file}, {}", crate::go_errors::go_io_error("open", file, &e)))
         })
     };
     let data = [("tls.crt".to_owned(), read(&cert)?), ("tls.key".to_owned(), read(&key)?)];

@@ -388,10 +388,10 @@ fn custom_profile(file: &str) -> Result<Option<Value>> {
     let text = std::fs::read_to_string(file).map_err(|e| {
         Failure::message(format!(
             "must pass a container spec json file for custom profile: {}",
-            crate::files::go_io_error("open", file, &e)
+            crate::go_errors::go_io_error("open", file, &e)
         ))
     })?;
-    crate::files::yaml(&text)
+    crate::manifests::yaml(&text)
         .map(Some)
         .map_err(|e| Failure::message(format!("{file} does not contain a valid container spec: {e}")))
 }

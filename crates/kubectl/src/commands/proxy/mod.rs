@@ -97,7 +97,7 @@ async fn run(cx: &Context) -> Result<()> {
     if socket.is_empty() {
         let address = format!("{}:{}", cx.flags.string("address"), cx.flags.int("port"));
         let listener = tokio::net::TcpListener::bind(&address).await.map_err(|e| {
-            Failure::message(format!("listen tcp {address}: bind: {}", crate::files::go_error_text(&e)))
+            Failure::message(format!("listen tcp {address}: bind: {}", crate::go_errors::go_error_text(&e)))
         })?;
         announce(cx, &proxy, &listener.local_addr()?.to_string())?;
         loop {
@@ -113,8 +113,9 @@ async fn run(cx: &Context) -> Result<()> {
     let mask = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     let bound = tokio::net::UnixListener::bind(&socket);
     nix::sys::stat::umask(mask);
-    let listener = bound
-        .map_err(|e| Failure::message(format!("listen unix {socket}: bind: {}", crate::files::go_error_text(&e))))?;
+    let listener = bound.map_err(|e| {
+        Failure::message(format!("listen unix {socket}: bind: {}", crate::go_errors::go_error_text(&e)))
+    })?;
     announce(cx, &proxy, &socket)?;
     loop {
         let (stream, _) = listener.accept().await?;

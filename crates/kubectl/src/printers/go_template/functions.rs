@@ -108,7 +108,7 @@ pub(super) fn call(name: &str, args: Vec<Val>) -> Result<Val, CallError> {
             '\n' => Some("\\u000A"),
             _ => None,
         })),
-        "urlquery" => Value::String(crate::request::query_escape(&joined(&args).join(" "))),
+        "urlquery" => Value::String(crate::escape::query_escape(&joined(&args).join(" "))),
         "exists" => {
             let mut current = first(&args)?;
             for key in &args[1..] {

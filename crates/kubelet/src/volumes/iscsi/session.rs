@@ -228,7 +228,7 @@ async fn copy_iface(machine: &impl Machine, disk: &Disk, shown: &str) -> Result<
     Ok(())
 }
 
-/// After a failure, which is what is told.
+/// Cleans up after a failure. That failure is returned; what goes wrong here is only logged.
 async fn try_delete_iface(machine: &impl Machine, disk: &Disk) {
     if let Err(error) = delete_iface(machine, disk).await {
         tracing::warn!(iface = disk.iface, %error, "an interface of an iSCSI disk stays");

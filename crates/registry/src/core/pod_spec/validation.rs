@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{HostAlias, PodDNSConfig, PodSpec};
 
 use super::containers::Surroundings;
 use super::{containers, placement, security, volumes};
+use crate::address::ip;
 use crate::unset::{items, or_empty, text};
 
 const MAX_NAMESERVERS: usize = 3;
@@ -173,13 +174,6 @@ fn host_aliases(errors: &mut FieldErrors, path: &Path<'_>, aliases: &[HostAlias]
         for (i, name) in items(&alias.hostnames).iter().enumerate() {
             errors.invalid_each(path.child("hostnames").index(i), name, rules::dns1123_subdomain(name));
         }
-    }
-}
-
-/// An IP address of either family.
-pub fn ip(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
-    if value.parse::<std::net::IpAddr>().is_err() {
-        errors.invalid(path, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
     }
 }
 

@@ -9,12 +9,11 @@ use std::time::Duration;
 use client::Client;
 use client::kubeconfig::{Kubeconfig, Overrides, Resolved};
 
-use crate::cli::Invocation;
+use super::Invocation;
 use crate::command_span::CommandSpan;
-use crate::discovery::Discovery;
 use crate::failure::{Failure, Result};
-use crate::kuberc::PluginPolicy;
-use crate::printers::Printer;
+use crate::mapping::Discovery;
+use crate::plugin_policy::PluginPolicy;
 
 pub(crate) struct Context {
     pub(crate) flags: Invocation,
@@ -60,18 +59,6 @@ impl Context {
             plugin_policy: PluginPolicy::default(),
             command_span,
         }
-    }
-
-    /// `kubectl get` with this client, printing to nobody.
-    #[cfg(test)]
-    pub(crate) fn for_tests(client: Client) -> Context {
-        let flags = match crate::cli::parse(&crate::commands::ROOT, vec!["get".to_owned()]) {
-            Ok(crate::cli::Parsed::Run(flags)) => flags,
-            _ => unreachable!("get is a command"),
-        };
-        let cx = Context::with_streams(flags, Box::new(std::io::sink()), Box::new(std::io::sink()));
-        cx.client.set(client).unwrap_or_else(|_| unreachable!("it has none yet"));
-        cx
     }
 
     pub(crate) fn args(&self) -> &[String] {
@@ -233,7 +220,7 @@ impl Context {
         }
         let client = Client::from_kubeconfig(self.kubeconfig()?, &self.overrides())
             .map_err(|e| Failure::message(e.to_string()))?
-            .with_user_agent(&crate::request::user_agent())
+            .with_user_agent(&crate::user_agent())
             .map_err(|e| Failure::message(e.to_string()))?;
         self.command_span.lap(trace::Stage::Credentials);
         Ok(self.client.get_or_init(|| client))
@@ -324,11 +311,6 @@ impl Context {
         }
     }
 
-    /// A printer whose default form says what was done, dry runs included.
-    pub(crate) fn printer(&self, operation: &str, dry_run: DryRun) -> Result<Printer> {
-        Printer::new(&self.flags, with_dry_run(operation, dry_run))
-    }
-
     /// The change cause that `--record` writes.
     pub(crate) fn change_cause(&self) -> String {
         let mut words = vec!["kubectl".to_owned()];
@@ -362,4 +344,22 @@ pub(crate) fn klog_line(severity: char, place: &str, text: &str) -> String {
 
 pub(crate) fn home() -> PathBuf {
     std::env::var_os("HOME").map_or_else(|| Path::new("/").to_owned(), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Context {
+        /// `kubectl get` with this client, printing to nobody.
+        pub(crate) fn for_tests(client: Client) -> Context {
+            let flags = match crate::cli::parse(&crate::commands::ROOT, vec!["get".to_owned()]) {
+                Ok(crate::cli::Parsed::Run(flags)) => flags,
+                _ => unreachable!("get is a command"),
+            };
+            let cx = Context::with_streams(flags, Box::new(std::io::sink()), Box::new(std::io::sink()));
+            cx.client.set(client).unwrap_or_else(|_| unreachable!("it has none yet"));
+            cx
+        }
+    }
 }

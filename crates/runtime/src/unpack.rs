@@ -2,7 +2,7 @@
 //!
 //! Layers come from strangers. Every path is resolved below the layer's own directory, entries are made with calls that
 //! follow no link in their last part, and `..` is refused, so a layer can only ever write into itself. How much it may bring
-//! is in [`super::bounds`].
+//! is in [`crate::bounds`].
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -15,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::bounds::{Allowance, Bounded, Bounds, too_large};
+use crate::bounds::{Allowance, Bounded, Bounds, too_large};
 use crate::rooted::{Resolve, Rooted};
 use crate::sys;
 

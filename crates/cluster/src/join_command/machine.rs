@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 use client::{Client, Clock};
 use tokio_util::sync::CancellationToken;
 
-use super::enrolment::cluster_settings;
-use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
 use crate::balancer::Balancer;
 use crate::components::{Components, interrupted};
+use crate::join::enrolment::cluster_settings;
+use crate::join::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
 use crate::lock::Lock;
 use crate::nodes::{Clients, Node, start_dns, until_ready};
 use crate::options::Options;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Attempt;
+use super::FailedAttempt;
 use crate::cluster::{Cluster, NodeId, Usage, View};
 use crate::pod::PodInfo;
 
@@ -23,13 +23,13 @@ impl Trial {
         View { usage: &self.usage, pods: &self.pods, ..cluster.view(self.node) }
     }
 
-    pub(crate) fn add(&mut self, attempt: &mut Attempt<'_>, pod: Arc<PodInfo>) {
+    pub(crate) fn add(&mut self, attempt: &mut dyn FailedAttempt, pod: Arc<PodInfo>) {
         attempt.suppose(self.node, &pod, 1);
         self.usage.add(&pod);
         self.pods.push(pod);
     }
 
-    pub(crate) fn remove(&mut self, attempt: &mut Attempt<'_>, pod: &PodInfo) {
+    pub(crate) fn remove(&mut self, attempt: &mut dyn FailedAttempt, pod: &PodInfo) {
         attempt.suppose(self.node, pod, -1);
         self.usage.remove(pod);
         self.pods.retain(|held| held.uid != pod.uid);

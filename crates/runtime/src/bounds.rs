@@ -5,48 +5,48 @@ use std::io::{self, Read};
 use std::rc::Rc;
 
 /// Manifests, configurations and tokens are small; more is refused.
-pub(super) const MAX_DOCUMENT: u64 = 8 << 20;
+pub(crate) const MAX_DOCUMENT: u64 = 8 << 20;
 /// More layers than overlayfs mounts on top of each other.
-pub(super) const MAX_LAYERS: usize = 500;
+pub(crate) const MAX_LAYERS: usize = 500;
 
 /// What one layer may be.
 #[derive(Clone, Copy)]
-pub(super) struct Bounds {
+pub(crate) struct Bounds {
     /// Files, directories and links.
-    pub(super) entries: u64,
+    pub(crate) entries: u64,
     /// What an entry says of itself: its headers, long names and extended attributes.
-    pub(super) headers: u64,
+    pub(crate) headers: u64,
     /// The names of all directories, which are kept to the end.
-    pub(super) directories: usize,
+    pub(crate) directories: usize,
     /// All of the tarball, and the content of its files, holes among it.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Bounds {
     /// Far above any image that is meant to run: attributes are up to 64 KiB each, the largest images have some hundred
     /// thousand files.
-    pub(super) const LAYER: Self = Self { entries: 4 << 20, headers: 1 << 20, directories: 256 << 20, bytes: 1 << 40 };
+    pub(crate) const LAYER: Self = Self { entries: 4 << 20, headers: 1 << 20, directories: 256 << 20, bytes: 1 << 40 };
 }
 
-pub(super) fn too_large(what: &str) -> io::Error {
+pub(crate) fn too_large(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the layer is refused: {what}"))
 }
 
 /// What may still be read; shared with the reader, which the archive owns.
 #[derive(Clone)]
-pub(super) struct Allowance {
+pub(crate) struct Allowance {
     bounds: Bounds,
     bytes: Rc<Cell<u64>>,
     headers: Rc<Cell<Option<u64>>>,
 }
 
 impl Allowance {
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub(crate) fn new(bounds: Bounds) -> Self {
         Self { bounds, bytes: Rc::new(Cell::new(bounds.bytes)), headers: Rc::default() }
     }
 
     /// Runs what reads the headers of one entry, and nothing of its content.
-    pub(super) fn headers<T>(&self, read: impl FnOnce() -> T) -> T {
+    pub(crate) fn headers<T>(&self, read: impl FnOnce() -> T) -> T {
         self.headers.set(Some(self.bounds.headers));
         let read = read();
         self.headers.set(None);
@@ -55,9 +55,9 @@ impl Allowance {
 }
 
 /// A tarball that ends with an error where it becomes too large.
-pub(super) struct Bounded<R> {
-    pub(super) reader: R,
-    pub(super) allowance: Allowance,
+pub(crate) struct Bounded<R> {
+    pub(crate) reader: R,
+    pub(crate) allowance: Allowance,
 }
 
 impl<R: Read> Read for Bounded<R> {

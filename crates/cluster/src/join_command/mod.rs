@@ -1,5 +1,7 @@
 //! `cox join`: makes this machine a node of a cluster elsewhere, or resumes it.
 
+mod machine;
+
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,18 +11,19 @@ use client::Client;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
 use futures_util::future::BoxFuture;
 
-use super::discovery::{CaHash, Cluster, discover};
-use super::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
-use super::server_keys::ServerKey;
-use super::token::Token;
-use super::{enrolment, machine, server_keys};
 use crate::background::Ground;
+use crate::ca_hash::CaHash;
+use crate::join::discovery::{Cluster, discover};
+use crate::join::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
+use crate::join::server_keys::ServerKey;
+use crate::join::token::Token;
+use crate::join::{enrolment, server_keys};
 use crate::lock::Lock;
-use crate::nodes::Settings;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
+use crate::settings::Settings;
 use crate::shape::{self, Machine};
-use crate::{background, preflight};
+use crate::{background, preflight, server};
 
 const TOKEN_VARIABLE: &str = "COX_TOKEN";
 const KEY_VARIABLE: &str = "COX_SERVER_KEY";
@@ -112,7 +115,7 @@ async fn become_server(args: &Args, server: &str) -> Result<()> {
         println!(" ! {error:#}: 'cox token delete {}' does it", token.id);
     }
     if args.ground.stays()? {
-        return crate::server::run(options.clone(), flags).await;
+        return server::run(options.clone(), flags).await;
     }
     background::start_again(options, "up", &SECRETS)?;
     println!(

@@ -4,6 +4,8 @@
 //! reads the records on disk and joins the shims that still run; nothing is started, stopped or lost by that.
 //! Invariant: a container's state comes from the `status.json` that its shim writes; memory only mirrors it.
 
+pub(crate) mod status;
+
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -19,9 +21,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::Config;
+use crate::blocking::blocking;
 use crate::cgroup::Cgroups;
+use crate::cpu_samples::Samples;
 use crate::error::{Error, Result, doing};
 use crate::image::{ImageStore, Mirrors};
+use crate::pod_config::cgroup_parent;
 use crate::record::{self, ContainerRecord, SandboxRecord, StatusRecord};
 use crate::shim::client::{Events, ShimClient};
 use crate::shim::protocol::{Ended, Request};
@@ -47,9 +52,9 @@ pub(crate) struct Engine {
     pub(crate) events: broadcast::Sender<v1::ContainerEventResponse>,
     pub(crate) shims: Arc<Starter>,
     pub(crate) pod_cidr: Mutex<String>,
-    pub(crate) cpu_samples: crate::stats::Samples,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+    pub(crate) cpu_samples: Samples,
+    pub(crate) tasks: TaskTracker,
+    pub(crate) stop: CancellationToken,
 }
 
 pub(crate) struct Sandbox {
@@ -175,10 +180,6 @@ impl Engine {
         Ok(engine)
     }
 
-    pub(crate) async fn start_streaming(self: &Arc<Self>) -> Result<Arc<crate::streaming::Server>> {
-        crate::streaming::Server::start(self, self.stop.clone(), &self.tasks).await
-    }
-
     /// Removes what failed pulls have left, every now and then: no image has it, so nobody asks for its removal. The same for what
     /// plug-ins that were gone have left in networks.
     pub(crate) fn start_sweeping(self: &Arc<Self>) {
@@ -191,7 +192,7 @@ impl Engine {
                 }
                 let swept = engine.clone();
                 let sweep = move || swept.images.sweep(&|| swept.used_layers()).map_err(std::io::Error::other);
-                if let Err(error) = crate::sandbox::blocking(sweep).await {
+                if let Err(error) = blocking(sweep).await {
                     tracing::warn!(%error, "what failed pulls have left is not removed");
                 }
                 crate::network::release_left(&engine.config).await;
@@ -254,7 +255,7 @@ impl Engine {
             };
             let shim = record::shim(&directory).map_err(unreadable(&directory))?;
             let same_boot = record.boot_id == boot_id;
-            let (id, complete, stopped) = (record.id.clone(), record.complete, record.stopped);
+            let (id, stopped) = (record.id.clone(), record.stopped);
             let sandbox = Arc::new(Sandbox {
                 shim: ShimClient::new(&self.shim_socket(&id)),
                 pause_pid: if same_boot { shim.pause_pid } else { 0 },
@@ -263,16 +264,10 @@ impl Engine {
                 directory,
                 changing: Default::default(),
             });
-            self.sandboxes.lock().insert(id.clone(), sandbox.clone());
+            self.sandboxes.lock().insert(id, sandbox.clone());
             let joined = same_boot && !stopped && self.watch_shim(&sandbox).await.is_ok();
             if !joined {
                 self.shim_lost(&sandbox);
-            }
-            if !complete {
-                tracing::warn!(sandbox = id, "removing a sandbox that was never finished");
-                if let Err(error) = crate::sandbox::remove(self, &id).await {
-                    tracing::warn!(sandbox = id, %error, "cannot remove it");
-                }
             }
         }
         Ok(())
@@ -354,7 +349,7 @@ impl Engine {
             let record = sandbox.record.lock();
             (record.id.clone(), record.config.clone())
         };
-        self.cgroups.kill(crate::cgroup::child_path(&crate::sandbox::cgroup_parent(&config), &id));
+        self.cgroups.kill(crate::cgroup::child_path(&cgroup_parent(&config), &id));
         for container in self.containers_of(&id) {
             container.refresh();
             if !container.is_running() {
@@ -398,9 +393,8 @@ impl Engine {
         if self.events.receiver_count() == 0 {
             return;
         }
-        let status = self.sandbox(sandbox).ok().map(|s| crate::sandbox::status(&s));
-        let containers =
-            self.containers_of(sandbox).iter().map(|c| crate::container::status(self, c)).collect::<Vec<_>>();
+        let status = self.sandbox(sandbox).ok().map(|s| status::of_sandbox(&s));
+        let containers = self.containers_of(sandbox).iter().map(|c| status::of_container(self, c)).collect::<Vec<_>>();
         let _ = self.events.send(v1::ContainerEventResponse {
             container_id: id.to_string(),
             container_event_type: kind.into(),

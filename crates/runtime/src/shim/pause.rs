@@ -9,8 +9,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::shim::error::{Error, doing};
-use crate::shim::kernel::Kernel;
+use super::error::{Error, doing};
+use super::kernel::Kernel;
 use crate::spec::{Namespace, PodSpec};
 use crate::sys;
 

@@ -1,12 +1,16 @@
 //! Values of the types that Kubernetes adds.
 
+mod semver;
+mod url;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::cidr::Cidr;
 use api::quantity::Quantity;
 
-use crate::functions::{formats::Format, semver::Semver, urls::Url};
+pub(crate) use semver::Semver;
+pub(crate) use url::Url;
 
 #[derive(Debug)]
 pub enum Extension {
@@ -16,6 +20,13 @@ pub enum Extension {
     Url(Url),
     Semver(Semver),
     Format(&'static Format),
+}
+
+/// A named format of strings, and what is wrong with a string that is to have it.
+#[derive(Debug)]
+pub struct Format {
+    pub(crate) name: &'static str,
+    pub(crate) problems: fn(&str) -> Vec<String>,
 }
 
 impl Extension {

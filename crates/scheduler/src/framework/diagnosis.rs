@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::Rejection;
 use crate::cluster::NodeId;
-use crate::framework::Rejection;
 
 #[derive(Debug, Default)]
 pub(crate) struct Diagnosis {

@@ -1,4 +1,4 @@
-//! An exchange that has begun: its phases, and what the authority's two files say in each.
+//! An exchange of the cluster's authority that has begun: its phases, and what the authority's two files say in each.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const COMMON_NAME: &str = "kubernetes-ca";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// Both are trusted, the old one signs.
     Trust,
     /// Both are trusted, the new one signs.
@@ -22,7 +22,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    pub(super) fn next(self) -> Option<Phase> {
+    pub(crate) fn next(self) -> Option<Phase> {
         match self {
             Phase::Trust => Some(Phase::Sign),
             Phase::Sign => Some(Phase::Drop),
@@ -33,22 +33,22 @@ impl Phase {
 
 /// Certificate and key in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Authority {
-    pub(super) certificate: String,
-    pub(super) key: String,
+pub(crate) struct Authority {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
 }
 
 /// An exchange that has begun. It has both keys, and is for its owner as they are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Rotation {
-    pub(super) phase: Phase,
-    pub(super) old: Authority,
-    pub(super) new: Authority,
+pub(crate) struct Rotation {
+    pub(crate) phase: Phase,
+    pub(crate) old: Authority,
+    pub(crate) new: Authority,
 }
 
 impl Rotation {
     /// Of the authority in a directory of keys, for a new one.
-    pub(super) fn begin(dir: &Path) -> Result<Rotation> {
+    pub(crate) fn begin(dir: &Path) -> Result<Rotation> {
         let (certificate, key) = Pki::open(dir).authority_files()?;
         let name = next_name(&Certificate::parse(certificate.as_bytes())?.subject);
         let old = Authority { certificate, key };
@@ -56,11 +56,11 @@ impl Rotation {
         Ok(Rotation { phase: Phase::Trust, old, new: Authority { certificate, key } })
     }
 
-    pub(super) fn file(dir: &Path) -> PathBuf {
+    pub(crate) fn file(dir: &Path) -> PathBuf {
         dir.join("ca-rotation.json")
     }
 
-    pub(super) fn load(dir: &Path) -> Result<Option<Rotation>> {
+    pub(crate) fn load(dir: &Path) -> Result<Option<Rotation>> {
         let path = Rotation::file(dir);
         match fs::read(&path) {
             Ok(text) => Ok(Some(serde_json::from_slice(&text).with_context(|| path.display().to_string())?)),
@@ -69,12 +69,12 @@ impl Rotation {
         }
     }
 
-    pub(super) fn save(&self, dir: &Path) -> Result<()> {
+    pub(crate) fn save(&self, dir: &Path) -> Result<()> {
         write_private(&Rotation::file(dir), &serde_json::to_vec_pretty(self)?)
     }
 
     /// Fails if the authority in a directory of keys has no part in this exchange: its files would be lost.
-    pub(super) fn check_own(&self, dir: &Path) -> Result<()> {
+    pub(crate) fn check_own(&self, dir: &Path) -> Result<()> {
         let (certificate, _) = Pki::open(dir).authority_files()?;
         let is_known = [&self.old, &self.new].iter().any(|one| certificate.starts_with(&one.certificate));
         if !is_known {
@@ -85,7 +85,7 @@ impl Rotation {
 
     /// The same, where the old authority has gone here already: without it. A store that was restored may tell of an earlier
     /// phase, and nodes trust nothing that the old one would sign again.
-    pub(super) fn never_back(self, dir: &Path) -> Result<Rotation> {
+    pub(crate) fn never_back(self, dir: &Path) -> Result<Rotation> {
         let (certificates, _) = Pki::open(dir).authority_files()?;
         let phase = if certificates == self.new.certificate { Phase::Drop } else { self.phase };
         Ok(Rotation { phase, ..self })
@@ -102,7 +102,7 @@ impl Rotation {
     }
 
     /// The name of the new authority.
-    pub(super) fn subject(&self) -> Result<String> {
+    pub(crate) fn subject(&self) -> Result<String> {
         Ok(Certificate::parse(self.new.certificate.as_bytes())?.subject)
     }
 }

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::describe::strings;
+use crate::objects::strings;
 
 /// The single permissions of `wanted` that no rule of `owned` gives.
-pub(super) fn uncovered(owned: &[Value], wanted: &[Value]) -> Vec<Value> {
+pub(crate) fn uncovered(owned: &[Value], wanted: &[Value]) -> Vec<Value> {
     wanted.iter().flat_map(break_down).filter(|single| !owned.iter().any(|rule| covers(rule, single))).collect()
 }
 

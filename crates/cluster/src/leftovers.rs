@@ -1,0 +1,28 @@
+//! What processes that have ended leave on a machine.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
+    // Never through a mount that could not be undone: what it shows is not the cluster's.
+    files::remove_tree(dir).with_context(|| dir.display().to_string())
+}
+
+/// Removes the cluster's cgroup from every hierarchy; its processes have ended.
+pub(crate) fn remove_cgroups(cgroup: &str) -> Result<()> {
+    Ok(cgroup::Hierarchies::detect()?.remove_empty(cgroup)?)
+}
+
+/// Unmounts, innermost first, what is mounted below a directory.
+pub(crate) fn unmount_below(dir: &Path) -> Result<()> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
+    let mut inside: Vec<&Path> = points.filter(|point| point.starts_with(dir)).collect();
+    inside.reverse();
+    for point in inside {
+        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).with_context(|| point.display().to_string())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! CSI drivers that come and go, fail, hang or lie.
+
+use std::path::Path;
+use std::time::Duration;
+
+use client::DeleteParams;
+use csi::tonic::Code;
+use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
+use k8s_openapi::api::storage::v1::CSINode;
+use serde_json::json;
+use testkit::csi_driver::{Driver, Fault, Options, mounts_at};
+
+use crate::csi::{NAME, assert_clean, claim, driver, drivers_of, registry, uid, using, wait_registered};
+use crate::node::{Node, is_ready, shell};
+
+/// Manifests of drivers name upstream's directory. Their pods get the kubelet's own in its place, what they mount there is seen by
+/// the kubelet, and paths are those that the drivers know.
+pub(crate) async fn drivers_share_the_directory_under_its_usual_name(node: &mut Node) {
+    node.stop_kubelet().await;
+    let (own, usual) = (node.dir.path().join("kubelet"), node.dir.path().join("usual"));
+    let place = usual.clone();
+    node.start_kubelet_with(move |settings| settings.usual_root = place);
+    let script = "test -d /r && mkdir /p/d && mount -t tmpfs none /p/d && touch /p/d/seen && sleep 1000";
+    let path = |name: &str| json!({"path": usual.join(name), "type": "Directory"});
+    node.create(
+        "driver",
+        json!({
+            "containers": [{
+                "name": "c", "command": shell(script), "securityContext": {"privileged": true},
+                "volumeMounts": [
+                    {"name": "r", "mountPath": "/r"},
+                    {"name": "p", "mountPath": "/p", "mountPropagation": "Bidirectional"},
+                ],
+            }],
+            "volumes": [{"name": "r", "hostPath": path("plugins_registry")}, {"name": "p", "hostPath": path("plugins")}],
+            "terminationGracePeriodSeconds": 0,
+        }),
+    )
+    .await;
+    node.wait("driver", "ready", is_ready).await;
+    node.wait_until("mounted for the kubelet as well", || own.join("plugins/d/seen").exists()).await;
+    assert!(!usual.exists(), "nothing is made there");
+    nix::mount::umount(&own.join("plugins/d")).unwrap();
+    node.delete("driver").await;
+
+    // A driver that is no pod has the directory there by a link.
+    std::os::unix::fs::symlink(&own, &usual).unwrap();
+    let mut options = Options::new(NAME);
+    let probe = Driver::new(&node.dir.path().join("drivers").join(NAME), options.clone());
+    let socket = probe.serve(&registry(node)).socket.strip_prefix(&own).map(Path::to_path_buf).unwrap();
+    options.endpoint = Some(usual.join(socket));
+    let served = driver(node, options, json!({})).await;
+    claim(node, "data", NAME, json!({})).await;
+    node.create("user", using("data", "echo x > /v/f && sleep 1000")).await;
+    let pod = node.wait("user", "ready", is_ready).await;
+    let publish = served.driver.publishes().remove(0);
+    let target = Path::new("pods").join(uid(&pod)).join("volumes/kubernetes.io~csi/pv-data/mount");
+    assert_eq!(Path::new(&publish.target_path), usual.join(&target));
+    assert!(Path::new(&publish.staging_target_path).starts_with(&usual));
+    assert_eq!(mounts_at(&own.join(target)), 1);
+    node.delete("user").await;
+    assert_clean(node, &served.driver);
+}
+
+/// CSINode, labels and ids follow drivers that register, leave and come back.
+pub(crate) async fn drivers_come_and_go(node: &mut Node) {
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let other = Driver::new(&node.dir.path().join("d2"), Options::new("other.example.com"));
+    let other = other.serve(&registry(node));
+    wait_registered(node, "other.example.com", true).await;
+    let found: CSINode = node.api.client().all().get(&node.name).await.unwrap();
+    let entry = found.spec.drivers.iter().find(|driver| driver.name == NAME).unwrap();
+    assert_eq!(entry.node_id, "node-of-the-driver");
+    assert_eq!(entry.topology_keys.as_deref(), Some(&[format!("{NAME}/zone")][..]));
+    assert_eq!(entry.allocatable.as_ref().unwrap().count, Some(7));
+    let owner = &found.metadata.owner_references.unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.name.as_str()), ("Node", node.name.as_str()));
+    let ids = async || {
+        let own: ApiNode = node.api.client().all().get(&node.name).await.unwrap();
+        let meta = own.metadata;
+        (meta.annotations.unwrap().get("csi.volume.kubernetes.io/nodeid").cloned(), meta.labels.unwrap())
+    };
+    let (noted, labels) = ids().await;
+    let expected = format!("{{\"{NAME}\":\"node-of-the-driver\",\"other.example.com\":\"node-of-the-driver\"}}");
+    assert_eq!(noted, Some(expected));
+    assert_eq!(labels.get(&format!("{NAME}/zone")).map(String::as_str), Some("z1"));
+    assert!(served.driver.registrations().iter().any(|status| status.plugin_registered));
+
+    let driver = served.driver.clone();
+    served.leave();
+    wait_registered(node, NAME, false).await;
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    while ids().await.0.as_deref() != Some("{\"other.example.com\":\"node-of-the-driver\"}") {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", ids().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    claim(node, "later", NAME, json!({})).await;
+    node.create("early", using("later", "sleep 1000")).await;
+    node.wait_message(&format!(
+        "MountVolume.SetUp failed for volume \"pv-later\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {NAME} not found in the list of registered CSI drivers"
+    ))
+    .await;
+    let served = driver.serve(&registry(node));
+    node.wait("early", "ready", is_ready).await;
+    node.delete("early").await;
+    assert_clean(node, &served.driver);
+    drop(other);
+}
+
+/// Drivers that refuse, lose answers and never answer: their pods wait, are told why, and nobody else's do.
+pub(crate) async fn security_drivers_that_fail_hold_up_only_their_pods(node: &mut Node) {
+    node.stop_kubelet().await;
+    node.start_kubelet_with(|settings| settings.volume_call_timeout = Duration::from_secs(5));
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let bad = &served.driver;
+    let good = Options { topology: Default::default(), ..Options::new("good.example.com") };
+    let good = driver(node, good, json!({})).await;
+    for name in ["refused", "lost", "hung"] {
+        claim(node, name, NAME, json!({})).await;
+    }
+    claim(node, "fine", "good.example.com", json!({})).await;
+
+    bad.set_fault("NodeStageVolume", Some(Fault::Refuse(Code::InvalidArgument, "no such pool".into())));
+    node.create("refused", using("refused", "sleep 1000")).await;
+    node.wait_message(
+        "MountVolume.MountDevice failed for volume \"pv-refused\" : rpc error: code = InvalidArgument desc = no such pool",
+    )
+    .await;
+    bad.set_fault("NodeStageVolume", None);
+    node.wait("refused", "ready", is_ready).await;
+
+    bad.set_fault("NodePublishVolume", Some(Fault::LoseAnswer));
+    node.create("lost", using("lost", "sleep 1000")).await;
+    node.wait_until("asked a second time", || bad.count("NodePublishVolume", "handle-lost") > 1).await;
+    bad.set_fault("NodePublishVolume", None);
+    node.wait("lost", "ready", is_ready).await;
+    let target = bad.publishes().into_iter().rfind(|request| request.volume_id == "handle-lost").unwrap().target_path;
+    assert_eq!(mounts_at(Path::new(&target)), 1);
+
+    bad.set_fault("NodePublishVolume", Some(Fault::Hang));
+    node.create("hung", using("hung", "sleep 1000")).await;
+    node.wait_until("the driver hangs", || bad.count("NodePublishVolume", "handle-hung") > 0).await;
+    node.create("fine", using("fine", "sleep 1000")).await;
+    node.wait("fine", "ready", is_ready).await;
+    node.wait_event("the driver's silence", |event| {
+        let message = event.message.as_deref().unwrap_or_default();
+        message.starts_with("MountVolume.SetUp failed for volume \"pv-hung\" : rpc error: code = DeadlineExceeded")
+            || message.starts_with("MountVolume.SetUp failed for volume \"pv-hung\" : rpc error: code = Canceled")
+    })
+    .await;
+    // A pod that ends while the driver hangs ends once the driver answers, and leaves nothing.
+    bad.set_fault("NodeUnpublishVolume", Some(Fault::Hang));
+    let pods = node.api.client().namespaced::<Pod>("default");
+    pods.delete("hung", &DeleteParams::default().with_grace_period(1)).await.unwrap();
+    node.wait_until("unpublish hangs", || bad.count("NodeUnpublishVolume", "handle-hung") > 0).await;
+    node.delete("fine").await;
+    bad.set_fault("NodePublishVolume", None);
+    bad.set_fault("NodeUnpublishVolume", None);
+    node.wait_gone("hung").await;
+    for name in ["refused", "lost"] {
+        node.delete(name).await;
+    }
+    assert_clean(node, bad);
+    assert_clean(node, &good.driver);
+}
+
+/// Plug-ins with another's name, another name than their own, a path for a name, no version of ours, or no answer.
+pub(crate) async fn security_plugins_that_lie_are_refused(node: &mut Node) {
+    let first = driver(node, Options::new(NAME), json!({})).await;
+    let place = |number: usize| node.dir.path().join(format!("liar{}", "x".repeat(number)));
+    let mut liars = Vec::new();
+    for (number, (options, why)) in [
+        (
+            Options::new(NAME),
+            "Another driver with the same name is already registered with a higher supported version: \"1.0.0\"",
+        ),
+        (
+            Options { registers_as: Some("../../../etc".into()), ..Options::new("a.example.com") },
+            "invalid driver name \"../../../etc\"",
+        ),
+        (
+            Options { registers_as: Some("somebody.else".into()), ..Options::new("b.example.com") },
+            "plugin registered as \"somebody.else\", but calls itself \"b.example.com\"",
+        ),
+        (
+            Options { versions: vec!["0.3.0".into()], ..Options::new("c.example.com") },
+            "None of the versions specified [\"0.3.0\"] are supported",
+        ),
+        (Options { node_id: String::new(), ..Options::new("d.example.com") }, "nodeID must not be empty"),
+        (Options { max_volumes: -5, ..Options::new("e.example.com") }, "invalid volume limit -5"),
+        (
+            Options {
+                topology: [(format!("{NAME}/zone"), "elsewhere".to_string())].into(),
+                ..Options::new("f.example.com")
+            },
+            "detected topology value collision",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let liar = Driver::new(&place(number), options).serve(&registry(node));
+        let path = liar.socket.display().to_string();
+        node.wait_event(why, |event| {
+            let message = event.message.as_deref().unwrap_or_default();
+            event.reason.as_deref() == Some("FailedPluginRegistration")
+                && message.contains(&path)
+                && message.contains(why)
+        })
+        .await;
+        node.wait_until("told so", || {
+            liar.driver.registrations().iter().any(|status| !status.plugin_registered && status.error.contains(why))
+        })
+        .await;
+        liars.push((path, liar));
+    }
+    let silent = Driver::new(&place(20), Options::new("g.example.com"));
+    silent.set_fault("GetInfo", Some(Fault::Hang));
+    let silent = silent.serve(&registry(node));
+    let garbage = registry(node).join("garbage.sock");
+    let talks = tokio::spawn(talk_garbage(tokio::net::UnixListener::bind(&garbage).unwrap()));
+    let late =
+        self::driver(node, Options { topology: Default::default(), ..Options::new("late.example.com") }, json!({}))
+            .await;
+    assert_eq!(drivers_of(node).await, [NAME, "late.example.com"], "liars are not there, and hold up nobody");
+    node.wait_event("silence is told", |event| {
+        event.message.as_deref().is_some_and(|message| message.contains(&*silent.socket.to_string_lossy()))
+    })
+    .await;
+    let garbage = garbage.display().to_string();
+    node.wait_event("garbage is told", |event| {
+        event.message.as_deref().is_some_and(|message| message.contains(&garbage))
+    })
+    .await;
+    for path in liars.iter().map(|(path, _)| path).chain([&garbage]) {
+        let events = node.api.events().await;
+        let told = events.iter().filter(|event| event.message.as_deref().is_some_and(|message| message.contains(path)));
+        assert_eq!(told.count(), 1, "one event for {path}");
+    }
+    talks.abort();
+    drop((first, late));
+}
+
+/// Answers whoever connects with what is no protocol at all.
+async fn talk_garbage(listener: tokio::net::UnixListener) {
+    use tokio::io::AsyncWriteExt;
+    while let Ok((mut stream, _)) = listener.accept().await {
+        // They may have hung up already.
+        let _ = stream.write_all(&[0x5a; 4096]).await;
+    }
+}

@@ -1,0 +1,158 @@
+//! Kubelet, runtime or CSI driver killed between any two calls of a driver.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use client::DeleteParams;
+use csi::tonic::Code;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use testkit::csi_driver::{Driver, Options, Served, When, mounts_at, mounts_below};
+
+use crate::csi::{NAME, assert_clean, claim, driver, registry, uid, using, walk};
+use crate::node::{Node, is_ready};
+
+/// Who is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Kubelet,
+    Runtime,
+    Driver,
+}
+
+pub(crate) async fn a_kubelet_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    kill_at_every_call(node, Victim::Kubelet).await;
+}
+
+pub(crate) async fn a_runtime_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    kill_at_every_call(node, Victim::Runtime).await;
+}
+
+pub(crate) async fn a_driver_killed_between_any_two_calls_loses_nothing(node: &mut Node) {
+    kill_at_every_call(node, Victim::Driver).await;
+}
+
+/// The victim is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
+/// from the API meanwhile. Each time the next one goes on: nothing is mounted twice, leaked or lost.
+async fn kill_at_every_call(node: &mut Node, victim: Victim) {
+    if victim == Victim::Kubelet {
+        node.stop_kubelet().await;
+        node.spawn_kubelet();
+    }
+    let mut served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = served.driver.clone();
+    claim(node, "data", NAME, json!({})).await;
+    let (up, down) = (["NodeStageVolume", "NodePublishVolume"], ["NodeUnpublishVolume", "NodeUnstageVolume"]);
+    let mut round = 0;
+    for index in 0..2 {
+        for when in [When::Before, When::After] {
+            round += 1;
+            let name = format!("round-{round}");
+            let is_killed = kill_at(node, &driver, victim, up[index], when);
+            node.create(&name, using("data", &format!("echo {round} >> /v/log; sleep 1000"))).await;
+            wait_killed(node, victim, &is_killed).await;
+            served = bring_back(node, victim, served).await;
+            let pod = node.wait(&name, "ready", is_ready).await;
+            let publish =
+                driver.publishes().into_iter().rfind(|request| request.target_path.contains(uid(&pod))).unwrap();
+            for path in [&publish.target_path, &publish.staging_target_path] {
+                assert_eq!(mounts_at(Path::new(path)), 1, "round {round}: {path}");
+            }
+            let expected: String = (1..=round).map(|number| format!("{number}\n")).collect();
+            node.wait_until("written", || {
+                std::fs::read_to_string(driver.volume("handle-data").join("log")).unwrap_or_default() == expected
+            })
+            .await;
+
+            let is_killed = kill_at(node, &driver, victim, down[index], when);
+            let pods = node.api.client().namespaced::<Pod>("default");
+            pods.delete(&name, &DeleteParams::default().with_grace_period(1)).await.unwrap();
+            wait_killed(node, victim, &is_killed).await;
+            if round == 4 {
+                let now = DeleteParams::default().with_grace_period(0);
+                // The API may have let it go already.
+                let _ = pods.delete(&name, &now).await;
+            }
+            served = bring_back(node, victim, served).await;
+            node.wait_gone(&name).await;
+            let root = node.dir.path().join("kubelet");
+            node.wait_until("everything is undone", || {
+                mounts_below(&root.join("plugins")).is_empty() && !root.join("pods").join(uid(&pod)).exists()
+            })
+            .await;
+            node.wait_until("and forgotten", || {
+                !walk(&root.join("plugins")).iter().any(|path| path.ends_with("vol_data.json"))
+            })
+            .await;
+        }
+    }
+    // Whatever was asked for last of a place is that it be free.
+    let mut last = std::collections::BTreeMap::new();
+    for entry in driver.ledger().into_iter().filter(|entry| entry.code == Some(Code::Ok) && !entry.volume.is_empty()) {
+        if entry.call.contains("stage") || entry.call.contains("Stage") || entry.call.contains("ublish") {
+            last.insert(entry.path.clone(), entry.call);
+        }
+    }
+    assert!(last.values().all(|call| call.starts_with("NodeUn")), "{last:?}");
+    assert_clean(node, &driver);
+}
+
+/// From now on the victim dies at this moment of a call, once; says when that has come. A call whose caller or driver is gone
+/// does not go on.
+fn kill_at(node: &Node, driver: &Arc<Driver>, victim: Victim, call: &'static str, moment: When) -> Arc<AtomicBool> {
+    let pid = match victim {
+        Victim::Kubelet => Some(node.kubelet_pid()),
+        Victim::Runtime => Some(node.runtime.pid()),
+        // It is a part of this process: who waits for the moment ends it.
+        Victim::Driver => None,
+    };
+    let is_killed = Arc::new(AtomicBool::new(false));
+    let killed = is_killed.clone();
+    driver.set_hook(move |name, when| {
+        if name != call || when != moment || killed.load(Ordering::SeqCst) {
+            return true;
+        }
+        if let Some(pid) = pid {
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
+        }
+        killed.store(true, Ordering::SeqCst);
+        victim == Victim::Runtime
+    });
+    is_killed
+}
+
+async fn wait_killed(node: &Node, victim: Victim, is_killed: &AtomicBool) {
+    node.wait_until("the moment has come", || is_killed.load(Ordering::SeqCst)).await;
+    if victim == Victim::Kubelet {
+        let stat = PathBuf::from(format!("/proc/{}/stat", node.kubelet_pid()));
+        node.wait_until("the kubelet is killed", || {
+            // A zombie: it is our child.
+            std::fs::read_to_string(&stat)
+                .is_ok_and(|text| text.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+        })
+        .await;
+    }
+}
+
+/// Starts the victim again.
+async fn bring_back(node: &mut Node, victim: Victim, served: Served) -> Served {
+    served.driver.set_hook(|_, _| true);
+    match victim {
+        Victim::Kubelet => {
+            node.stop_kubelet().await;
+            node.spawn_kubelet();
+            served
+        }
+        Victim::Runtime => {
+            node.runtime.kill();
+            node.runtime.spawn();
+            served
+        }
+        Victim::Driver => {
+            let driver = served.driver.clone();
+            served.kill();
+            driver.serve(&registry(node))
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! What the configuration of a sandbox says, where it leaves something out.
+
+use std::fs;
+
+use cri::v1;
+
+/// Files of `/etc` that all containers of a pod see and may write to.
+pub(crate) const SHARED_FILES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
+
+pub(crate) fn namespace_options(config: &v1::PodSandboxConfig) -> v1::NamespaceOption {
+    config
+        .linux
+        .as_ref()
+        .and_then(|l| l.security_context.as_ref())
+        .and_then(|s| s.namespace_options.clone())
+        .unwrap_or_default()
+}
+
+pub(crate) fn hostname(config: &v1::PodSandboxConfig) -> String {
+    if !config.hostname.is_empty() {
+        return config.hostname.clone();
+    }
+    fs::read_to_string("/proc/sys/kernel/hostname").map(|h| h.trim().to_string()).unwrap_or_default()
+}
+
+pub(crate) fn cgroup_parent(config: &v1::PodSandboxConfig) -> String {
+    config.linux.as_ref().map(|l| l.cgroup_parent.clone()).unwrap_or_default()
+}
