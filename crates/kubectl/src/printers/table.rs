@@ -120,8 +120,10 @@ pub(crate) fn printed_rows(table: &[u8], keep: RowParts) -> Option<Vec<u8>> {
     out.push(b'[');
     for row in scan::items(table, rows.start) {
         let row = &table[row];
-        let paths: [&[&str]; 3] = [&["cells"], &["object", "metadata", "namespace"], &["object", "metadata", "labels"]];
-        let [cells, namespace, labels] = paths.map(|path| scan::find(row, path).map(|range| &row[range]));
+        let find = |path: &[&str]| scan::find(row, path).map(|range| &row[range]);
+        let cells = find(&["cells"]);
+        let namespace = keep.namespace.then(|| find(&["object", "metadata", "namespace"])).flatten();
+        let labels = keep.labels.then(|| find(&["object", "metadata", "labels"])).flatten();
         if out.last() == Some(&b'}') {
             out.push(b',');
         }
@@ -129,9 +131,7 @@ pub(crate) fn printed_rows(table: &[u8], keep: RowParts) -> Option<Vec<u8>> {
         out.extend_from_slice(cells.unwrap_or(b"[]"));
         let mut separator: &[u8] = b",\"object\":{\"metadata\":{";
         let mut is_open = false;
-        for (name, value) in
-            [("namespace", namespace.filter(|_| keep.namespace)), ("labels", labels.filter(|_| keep.labels))]
-        {
+        for (name, value) in [("namespace", namespace), ("labels", labels)] {
             let Some(value) = value else { continue };
             out.extend_from_slice(std::mem::replace(&mut separator, b","));
             out.extend_from_slice(format!("\"{name}\":").as_bytes());
