@@ -11,7 +11,7 @@ mod status;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
 use api::selector::Selector;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
@@ -30,13 +30,13 @@ struct Controller {
     clock: Clock,
     recorder: EventRecorder,
     deployments: Informer<Deployment>,
-    sets: Informer<ReplicaSet>,
+    sets: Informer<Packed<ReplicaSet>>,
     pods: Informer<Pod>,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let deployments = context.on_self::<Deployment>();
-    let sets = context.informer::<ReplicaSet>();
+    let sets = context.informer::<Packed<ReplicaSet>>();
     index_orphans(&sets);
     let sets = {
         let (deployments, queue) = (deployments.clone(), context.queue.clone());
@@ -68,7 +68,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 }
 
 /// The Deployments that a change of a ReplicaSet concerns.
-fn set_keys(event: &Event<ReplicaSet>, deployments: &Informer<Deployment>) -> Vec<String> {
+fn set_keys(event: &Event<Packed<ReplicaSet>>, deployments: &Informer<Deployment>) -> Vec<String> {
     let set = event.object();
     let mut keys: Vec<String> = controller_key(&set.metadata, deployments).into_iter().collect();
     let mut orphan = !matches!(event, Event::Deleted(_)) && controller_of(&set.metadata).is_none();
@@ -116,7 +116,7 @@ impl Controller {
         }
         let sets = claim(&self.client, &*deployment, &selector, candidates(&self.sets, &deployment.metadata), |_| true)
             .await?;
-        let sets: Vec<ReplicaSet> = sets.iter().map(|set| ReplicaSet::clone(set)).collect();
+        let sets: Vec<ReplicaSet> = sets.iter().map(|set| set.unpack()).collect();
         let now = self.clock.now();
         let mut plan = plan(&deployment, &sets, |old| self.old_pods_run(old), now);
 
