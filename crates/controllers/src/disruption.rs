@@ -41,7 +41,7 @@ struct Controller {
     recorder: EventRecorder,
     budgets: Informer<PodDisruptionBudget>,
     pods: Informer<Pod>,
-    deployments: Informer<Deployment>,
+    deployments: Informer<Packed<Deployment>>,
     sets: Informer<Packed<ReplicaSet>>,
     stateful_sets: Informer<StatefulSet>,
     controllers: Informer<Packed<ReplicationController>>,
@@ -83,9 +83,6 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             .collect()
     };
     macro_rules! scales {
-        ($kind:ty) => {
-            scales!($kind, |object: &$kind| object.spec.as_ref().and_then(|spec| spec.replicas))
-        };
         ($kind:ty, $replicas:expr) => {{
             let (budgets, replicas) = (budgets.clone(), $replicas);
             context.on::<$kind, _>(move |event| match event {
@@ -94,8 +91,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             })
         }};
     }
-    let (deployments, stateful_sets) = (scales!(Deployment), scales!(StatefulSet));
+    let deployments = scales!(Packed<Deployment>, packed_replicas::<Deployment>);
     let sets = scales!(Packed<ReplicaSet>, packed_replicas::<ReplicaSet>);
+    let stateful_sets = scales!(StatefulSet, |set: &StatefulSet| set.spec.as_ref().and_then(|spec| spec.replicas));
     let controllers = scales!(Packed<ReplicationController>, packed_replicas::<ReplicationController>);
     Arc::new(Controller {
         clock: context.config.clock.clone(),
@@ -264,7 +262,7 @@ impl Controller {
                 let deployment =
                     deployment.and_then(|owner| self.deployments.get(&format!("{namespace}/{}", owner.name)));
                 match deployment {
-                    Some(deployment) => (deployment.metadata.uid.clone(), deployment.spec.as_ref()?.replicas),
+                    Some(deployment) => (deployment.metadata.uid.clone(), packed_replicas(&*deployment)),
                     None => (set.metadata.uid.clone(), packed_replicas(&*set)),
                 }
             }
