@@ -56,7 +56,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
             if let Event::Added(job) = event {
                 let manager: Option<String> = job.part(&["spec", "managedBy"]);
-                managed_elsewhere(manager.as_deref()).into_iter().for_each(|manager| metrics.left_to(manager));
+                if let Some(manager) = managed_elsewhere(manager.as_deref()) {
+                    metrics.left_to(manager);
+                }
             }
             if matches!(event, Event::Deleted(_)) || is_packed_finished(job) {
                 let held = pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default());

@@ -113,9 +113,11 @@ struct Row<'a> {
 impl Row<'_> {
     /// A row of the server's, or one that [`printed_rows`] has made of it.
     fn of(row: &Value) -> Row<'_> {
-        let (cells, namespace, labels) = match row.as_array() {
-            Some(_) => (&row[0], &row[1], &row[2]),
-            None => (&row["cells"], &row["object"]["metadata"]["namespace"], &row["object"]["metadata"]["labels"]),
+        let (cells, namespace, labels) = if row.is_array() {
+            (&row[0], &row[1], &row[2])
+        } else {
+            let metadata = &row["object"]["metadata"];
+            (&row["cells"], &metadata["namespace"], &metadata["labels"])
         };
         Row {
             cells: cells.as_array().map(Vec::as_slice).unwrap_or_default(),
@@ -133,8 +135,8 @@ pub(crate) struct RowParts {
 }
 
 /// A Table with no more than what is printed, cut out of its text: rows come with all metadata of their objects, which
-/// takes twenty times as much memory as what is shown. A row becomes a list of its cells, namespace and labels, since every
-/// map of thousands would take more than what is in it. `None` if it is no Table.
+/// takes twenty times as much memory as what is shown. A row becomes a list of its cells, namespace and labels, because a
+/// map takes more memory than what it would hold here. `None` if it is no Table.
 pub(crate) fn printed_rows(table: &[u8], keep: RowParts) -> Option<Vec<u8>> {
     let kind = scan::find(table, &["kind"])?;
     let rows = scan::find(table, &["rows"]).filter(|_| &table[kind] == b"\"Table\"")?;
