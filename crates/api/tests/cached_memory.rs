@@ -1,4 +1,5 @@
-//! What a pod takes in a cache, counted by the allocator: its own part, and nothing for a second cache.
+//! What objects take in a cache, counted by the allocator: of a pod its own part, and nothing for a second cache; of a
+//! ReplicaSet its text.
 
 #![expect(unsafe_code, reason = "an allocator that counts")]
 #![allow(clippy::unwrap_used)]
@@ -7,7 +8,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use serde_json::json;
 
 struct Counting;
@@ -66,15 +68,29 @@ fn pod(at: usize) -> String {
     .to_string()
 }
 
-/// What one decoded pod takes on average.
-fn decoded<K: serde::de::DeserializeOwned>(texts: &[String]) -> (Vec<Arc<K>>, usize) {
-    let before = HELD.load(Ordering::Relaxed);
-    let pods = texts.iter().map(|text| Arc::new(serde_json::from_str(text).unwrap())).collect();
-    (pods, HELD.load(Ordering::Relaxed).saturating_sub(before) / texts.len())
+fn replica_set(at: usize) -> String {
+    let pod: serde_json::Value = serde_json::from_str(&pod(at)).unwrap();
+    json!({
+        "kind": "ReplicaSet", "apiVersion": "apps/v1", "metadata": pod["metadata"],
+        "spec": {
+            "replicas": 100, "selector": { "matchLabels": pod["metadata"]["labels"] },
+            "template": { "metadata": { "labels": pod["metadata"]["labels"] }, "spec": pod["spec"] },
+        },
+        "status": { "replicas": 100, "readyReplicas": 100, "availableReplicas": 100 },
+    })
+    .to_string()
 }
 
+/// What one decoded object takes on average.
+fn decoded<K: serde::de::DeserializeOwned>(texts: &[String]) -> (Vec<Arc<K>>, usize) {
+    let before = HELD.load(Ordering::Relaxed);
+    let objects = texts.iter().map(|text| Arc::new(serde_json::from_str(text).unwrap())).collect();
+    (objects, HELD.load(Ordering::Relaxed).saturating_sub(before) / texts.len())
+}
+
+/// One test: others would allocate beside it.
 #[test]
-fn a_pod_takes_its_own_part_and_a_second_cache_nearly_nothing() {
+fn objects_take_their_own_part_and_a_second_cache_nearly_nothing() {
     let texts: Vec<String> = (0..PODS).map(pod).collect();
     let (_typed, typed) = decoded::<k8s_openapi::api::core::v1::Pod>(&texts);
     let (_first, first) = decoded::<Pod>(&texts);
@@ -82,4 +98,9 @@ fn a_pod_takes_its_own_part_and_a_second_cache_nearly_nothing() {
     println!("bytes per pod: {typed} as its type, {first} cached, {second} in a second cache");
     assert!(first <= 2_048 && first * 3 < typed, "{first} bytes a pod, {typed} as its type");
     assert!(second < 100, "{second} bytes a pod for the second cache");
+    let texts: Vec<String> = (0..PODS).map(replica_set).collect();
+    let (_typed, typed) = decoded::<ReplicaSet>(&texts);
+    let (_packed, packed) = decoded::<Packed<ReplicaSet>>(&texts);
+    println!("bytes per ReplicaSet: {typed} as its type, {packed} packed");
+    assert!(packed * 4 < typed, "{packed} bytes a ReplicaSet, {typed} as its type");
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use client::kubeconfig::{Kubeconfig, Overrides};
-use client::{Client, DeleteParams, Gvr, ListParams, Patch};
+use client::{Api, Client, DeleteParams, Gvr, ListParams, Patch};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use serde_json::json;
@@ -34,7 +34,10 @@ const NODE_PREFIX: &str = "coxbench-";
 const CHURN: f64 = 10.0;
 /// What follows the last change of a stage.
 const SETTLING: Duration = Duration::from_secs(30);
-const FILL_TIMEOUT: Duration = Duration::from_secs(3600);
+const FILL_TIMEOUT: Duration = Duration::from_secs(1200);
+/// How long no further pod may become available.
+const STALL_TIMEOUT: Duration = Duration::from_secs(180);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Far above what either side reaches: how fast a client may ask is not what is measured.
 const RATE: [&str; 2] = ["--kube-api-qps=5000", "--kube-api-burst=10000"];
 
@@ -44,25 +47,21 @@ const STAGES: [&str; 2] = ["filled", "churned"];
 
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let cox = machines::cox(args.cox.as_deref())?;
-    let peer = match Programs::peer(args) {
-        Some(programs) => Some(Side::processes(&args.dir, &programs, &cox)?.measure(args).context("the peer")?),
-        None => {
-            eprintln!(
-                "--kube-apiserver, --kube-controller-manager and --kube-scheduler compare with upstream's programs"
-            );
-            None
-        }
-    };
-    let ours = Side::processes(&args.dir, &Programs::ours(&cox), &cox)?.measure(args)?;
-    print("processes", args, &ours, peer.as_ref());
-    for (at, stage) in STAGES.iter().enumerate() {
-        for (name, bytes) in ours[at].iter().chain(peer.iter().flat_map(|peer| &peer[at])) {
-            println!("# {stage} {name} {:.0}MiB", mib(*bytes));
-        }
+    let upstream = Programs::peer(args);
+    if upstream.is_none() {
+        eprintln!("--kube-apiserver, --kube-controller-manager and --kube-scheduler compare with upstream's programs");
     }
-    let ours = Side::up(&args.dir, cox)?.measure(args)?;
-    print("up", args, &ours, peer.as_ref());
-    Ok(())
+    // Ours come first, so that their figures are there even if the peer fails.
+    let ours = [
+        ("processes", Side::processes(&args.dir, &Programs::ours(&cox), &cox)?.measure("processes", args)?),
+        ("up", Side::up(&args.dir, cox.clone())?.measure("up", args)?),
+    ];
+    let measure = |programs: Programs| Side::processes(&args.dir, &programs, &cox)?.measure("upstream", args);
+    let peer = upstream.map(measure).transpose();
+    for (shape, figures) in &ours {
+        print(shape, args, figures, peer.as_ref().ok().and_then(Option::as_ref));
+    }
+    peer.context("upstream's control plane").map(drop)
 }
 
 fn pods(args: &Args) -> usize {
@@ -214,7 +213,7 @@ impl Side {
         words.push(format!("--service-account-private-key-file={}", file("sa.key")));
         words.push(format!("--root-ca-file={}", file("ca.crt")));
         // Components that find no server which is ready end.
-        until_ready(cox, &kubeconfig)?;
+        until_ready(cox, &kubeconfig).with_context(|| last_lines(dir.path()))?;
         start("controller-manager", &programs.manager.0, words)?;
         start("scheduler", &programs.scheduler.0, component(&programs.scheduler.1))?;
         Ok(Side { kubeconfig, kind: Kind::Processes(running), dir })
@@ -228,19 +227,24 @@ impl Side {
     }
 
     /// Puts the load on it and measures at each stage.
-    fn measure(mut self, args: &Args) -> Result<Figures> {
+    fn measure(mut self, shape: &str, args: &Args) -> Result<Figures> {
         let mut command = match &self.kind {
             Kind::Processes(_) => Command::new(std::env::current_exe()?),
             Kind::Up(cluster) => cluster.inside(std::env::current_exe()?),
         };
         command.arg("memory").arg("--inside").arg(self.dir.path()).arg("--kubeconfig").arg(&self.kubeconfig);
         command.arg(format!("--pods={}", pods(args))).arg(format!("--minutes={}", minutes(args)));
+        let started = Instant::now();
         let mut load = Load::start(&mut command)?;
         let mut figures = Figures::default();
         for (stage, figures) in STAGES.iter().zip(&mut figures) {
-            load.until(stage).with_context(|| self.last_words())?;
+            load.until(stage).with_context(|| self.last_words()).with_context(|| shape.to_owned())?;
+            eprintln!("# {shape}: {stage} after {}s", started.elapsed().as_secs());
             std::thread::sleep(if args.quick { Duration::from_secs(1) } else { SETTLING });
             *figures = self.memory()?;
+            for (name, bytes) in &*figures {
+                println!("# {shape} {stage} {name} {:.0}MiB", mib(*bytes));
+            }
             load.go_on()?;
         }
         Ok(figures)
@@ -261,16 +265,30 @@ impl Side {
         }
     }
 
-    /// What its processes said last, for whoever has to find out what went wrong.
-    fn last_words(&self) -> String {
-        let Kind::Processes(running) = &self.kind else { return "cox up".to_owned() };
-        let last = |name: &str| {
-            let text = std::fs::read_to_string(self.dir.path().join(format!("{name}.log"))).unwrap_or_default();
-            let lines: Vec<&str> = text.lines().rev().take(3).collect();
-            format!("{name}: {}", lines.into_iter().rev().collect::<Vec<_>>().join("\n"))
-        };
-        running.iter().map(|(name, _)| last(name)).collect::<Vec<_>>().join("\n")
+    /// Which of its processes have ended, and what all of them said last.
+    fn last_words(&mut self) -> String {
+        let Kind::Processes(running) = &mut self.kind else { return "cox up".to_owned() };
+        let mut words = String::new();
+        for (name, process) in running {
+            if let Ok(Some(status)) = process.0.try_wait() {
+                words.push_str(&format!("{name} has ended: {status}\n"));
+            }
+        }
+        words + &last_lines(self.dir.path())
     }
+}
+
+/// The end of every log in `dir`.
+fn last_lines(dir: &Path) -> String {
+    let logs = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut logs: Vec<PathBuf> = logs.filter(|path| path.extension().is_some_and(|is| is == "log")).collect();
+    logs.sort();
+    let last = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(5).collect();
+        format!("{}: {}", path.display(), lines.into_iter().rev().collect::<Vec<_>>().join("\n"))
+    };
+    logs.iter().map(last).collect::<Vec<_>>().join("\n")
 }
 
 fn free_port() -> Result<u16> {
@@ -326,7 +344,7 @@ pub(crate) async fn load(args: &Args, kubeconfig: &Path) -> Result<()> {
     let _ended = stop.clone().drop_guard();
     let mut config = sim::Config::new(client.clone(), wanted.div_ceil(PER_NODE));
     config.name_prefix = NODE_PREFIX.into();
-    let nodes = tokio::spawn(sim::run(config, stop.clone()));
+    let mut nodes = tokio::spawn(sim::run(config, stop.clone()));
     let namespace = json!({ "metadata": { "name": NAMESPACE } });
     client.all::<Namespace>().create(&serde_json::from_value(namespace)?).await.context("creating the namespace")?;
     let (deployments, services) = (client.namespaced::<Deployment>(NAMESPACE), client.namespaced::<Service>(NAMESPACE));
@@ -338,21 +356,48 @@ pub(crate) async fn load(args: &Args, kubeconfig: &Path) -> Result<()> {
         let replicas = REPLICAS.min(wanted - index * REPLICAS);
         deployments.create(&deployment(index, i32::try_from(replicas)?)?).await.context("creating a deployment")?;
     }
-    let deadline = Instant::now() + FILL_TIMEOUT;
-    loop {
-        let all = deployments.list(&ListParams::default()).await?.items;
-        let available: i32 = all.iter().filter_map(|deployment| deployment.status.as_ref()?.available_replicas).sum();
-        if usize::try_from(available)? >= wanted {
-            break;
+    let work = async {
+        until_available(&deployments, wanted).await?;
+        say(STAGES[0]).await?;
+        churn(&client, Duration::from_secs(args.minutes * 60)).await?;
+        say(STAGES[1]).await
+    };
+    tokio::select! {
+        // Without nodes, pods would be waited for in vain.
+        ended = &mut nodes => {
+            ended?.context("the hollow nodes")?;
+            bail!("the hollow nodes have ended")
         }
-        ensure!(Instant::now() < deadline, "{available} of {wanted} pods are available");
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        worked = work => worked?,
     }
-    say(STAGES[0]).await?;
-    churn(&client, Duration::from_secs(args.minutes * 60)).await?;
-    say(STAGES[1]).await?;
     stop.cancel();
     nodes.await?
+}
+
+/// Waits for all pods, and says from time to time how many there are.
+async fn until_available(deployments: &Api<Deployment>, wanted: usize) -> Result<()> {
+    let started = Instant::now();
+    let (mut most, mut grew, mut told) = (0, started, started);
+    loop {
+        let all = deployments.list(&ListParams::default()).await?.items;
+        let available = all.iter().filter_map(|deployment| deployment.status.as_ref()?.available_replicas).sum::<i32>();
+        let available = usize::try_from(available)?;
+        if available >= wanted {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if available > most {
+            (most, grew) = (available, now);
+        }
+        let state = format!("{available} of {wanted} pods are available after {}s", (now - started).as_secs());
+        ensure!(now - grew < STALL_TIMEOUT, "{state}, and none came in {}s", STALL_TIMEOUT.as_secs());
+        ensure!(now - started < FILL_TIMEOUT, "{state}");
+        if now - told >= PROGRESS_INTERVAL {
+            eprintln!("# {state}");
+            told = now;
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
 }
 
 /// Tells of a stage, and waits until it was measured.

@@ -29,7 +29,8 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         return footprint::load(&args, kubeconfig).await;
     }
     let count = args.pods.unwrap_or(if args.quick { 2_000 } else { PODS });
-    let frames: Arc<Vec<Bytes>> = Arc::new((0..count).map(frame).collect());
+    let needed = if args.wants("informer") || args.wants("scheduler") { count } else { 0 };
+    let frames: Arc<Vec<Bytes>> = Arc::new((0..needed).map(frame).collect());
     let stored = frames.iter().map(Bytes::len).sum::<usize>() as f64 / count as f64;
     let parameters = format!("pods={count} stored={stored:.0}B");
     if args.wants("informer") {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
 use api::selector::Selector;
 use client::{Client, Clock, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -41,10 +41,10 @@ struct Controller {
     recorder: EventRecorder,
     budgets: Informer<PodDisruptionBudget>,
     pods: Informer<Pod>,
-    deployments: Informer<Deployment>,
-    sets: Informer<ReplicaSet>,
+    deployments: Informer<Packed<Deployment>>,
+    sets: Informer<Packed<ReplicaSet>>,
     stateful_sets: Informer<StatefulSet>,
-    controllers: Informer<ReplicationController>,
+    controllers: Informer<Packed<ReplicationController>>,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -83,20 +83,18 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             .collect()
     };
     macro_rules! scales {
-        ($kind:ty) => {{
-            let budgets = budgets.clone();
+        ($kind:ty, $replicas:expr) => {{
+            let (budgets, replicas) = (budgets.clone(), $replicas);
             context.on::<$kind, _>(move |event| match event {
-                Event::Modified { old, new }
-                    if old.spec.as_ref().map(|spec| spec.replicas) == new.spec.as_ref().map(|spec| spec.replicas) =>
-                {
-                    Vec::new()
-                }
+                Event::Modified { old, new } if replicas(old) == replicas(new) => Vec::new(),
                 _ => all(&budgets, event.object().metadata.namespace.as_ref()),
             })
         }};
     }
-    let (deployments, sets) = (scales!(Deployment), scales!(ReplicaSet));
-    let (stateful_sets, controllers) = (scales!(StatefulSet), scales!(ReplicationController));
+    let deployments = scales!(Packed<Deployment>, packed_replicas::<Deployment>);
+    let sets = scales!(Packed<ReplicaSet>, packed_replicas::<ReplicaSet>);
+    let stateful_sets = scales!(StatefulSet, |set: &StatefulSet| set.spec.as_ref().and_then(|spec| spec.replicas));
+    let controllers = scales!(Packed<ReplicationController>, packed_replicas::<ReplicationController>);
     Arc::new(Controller {
         clock: context.config.clock.clone(),
         client: context.client.clone(),
@@ -108,6 +106,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         stateful_sets,
         controllers,
     })
+}
+
+fn packed_replicas<K>(object: &Packed<K>) -> Option<i32> {
+    object.part(&["spec", "replicas"])
 }
 
 fn selector(budget: &PodDisruptionBudget) -> Result<Selector, Error> {
@@ -260,8 +262,8 @@ impl Controller {
                 let deployment =
                     deployment.and_then(|owner| self.deployments.get(&format!("{namespace}/{}", owner.name)));
                 match deployment {
-                    Some(deployment) => (deployment.metadata.uid.clone(), deployment.spec.as_ref()?.replicas),
-                    None => (set.metadata.uid.clone(), set.spec.as_ref()?.replicas),
+                    Some(deployment) => (deployment.metadata.uid.clone(), packed_replicas(&*deployment)),
+                    None => (set.metadata.uid.clone(), packed_replicas(&*set)),
                 }
             }
             "StatefulSet" => {
@@ -270,7 +272,7 @@ impl Controller {
             }
             "ReplicationController" => {
                 let controller = self.controllers.get(key)?;
-                (controller.metadata.uid.clone(), controller.spec.as_ref()?.replicas)
+                (controller.metadata.uid.clone(), packed_replicas(&*controller))
             }
             _ => return None,
         };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Packed;
 use client::metrics::{Histogram, exponential};
 use client::{Client, Clock, DeleteParams, Event, Informer};
 use futures_util::future::BoxFuture;
@@ -19,15 +20,17 @@ static DELAY_BOUNDS: [f64; 14] = exponential(0.1, 2.0);
 struct Controller {
     client: Client,
     clock: Clock,
-    jobs: Informer<Job>,
+    jobs: Informer<Packed<Job>>,
     /// From the end of a Job's time to its deletion.
     delay: Histogram,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let clock = context.config.clock.clone();
-    let jobs = context.on::<Job, _>(move |event| match event {
-        Event::Added(job) | Event::Modified { new: job, .. } => time_left(job, clock.now()).map(|_| pods::key(&**job)),
+    let jobs = context.on::<Packed<Job>, _>(move |event| match event {
+        Event::Added(job) | Event::Modified { new: job, .. } => {
+            time_left(&job.unpack(), clock.now()).map(|_| pods::key(&**job))
+        }
         Event::Deleted(_) => None,
     });
     let delay = context.config.metrics.histogram(
@@ -61,7 +64,7 @@ impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(job) = self.jobs.get(key) else { return Ok(Requeue::Never) };
-            match time_left(&job, self.clock.now()) {
+            match time_left(&job.unpack(), self.clock.now()) {
                 None => return Ok(Requeue::Never),
                 Some(left) if !left.is_zero() => return Ok(Requeue::After(left + Duration::from_millis(100))),
                 Some(_) => {}

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use api::scan;
 use bytes::Bytes;
 use client::Body;
 use http::{HeaderMap, Method, StatusCode};
@@ -29,6 +30,21 @@ pub(crate) struct Request {
 
 pub(crate) struct Answer {
     pub(crate) body: Bytes,
+    keep: Option<RowParts>,
+}
+
+impl Answer {
+    pub(crate) fn value(&self) -> Result<Value> {
+        let printed = self.keep.and_then(|keep| printed_rows(&self.body, keep));
+        let body = printed.as_deref().unwrap_or(&self.body);
+        serde_json::from_slice(body).map_err(|e| Failure::message(format!("couldn't decode the answer: {e}")))
+    }
+
+    /// The token for the next page of a list, empty after the last one. It is found without decoding the page.
+    pub(crate) fn continue_token(&self) -> String {
+        let token = scan::find(&self.body, &["metadata", "continue"]);
+        token.map(|range| scan::text(&self.body[range]).into_owned()).unwrap_or_default()
+    }
 }
 
 pub(crate) const TABLE: &str =
@@ -110,17 +126,13 @@ impl Request {
     }
 
     pub(crate) async fn value(self, cx: &Context) -> Result<Value> {
-        let keep = self.keep;
-        let answer = self.send(cx).await?;
-        let printed = keep.and_then(|keep| printed_rows(&answer.body, keep));
-        let body = printed.as_deref().unwrap_or(&answer.body);
-        serde_json::from_slice(body).map_err(|e| Failure::message(format!("couldn't decode the answer: {e}")))
+        self.send(cx).await?.value()
     }
 
     /// The whole answer; anything but 2xx is the server's Status.
     pub(crate) async fn send(self, cx: &Context) -> Result<Answer> {
         let timeout = cx.request_timeout()?;
-        let (method, path) = (self.method.clone(), self.path_and_query());
+        let (method, path, keep) = (self.method.clone(), self.path_and_query(), self.keep);
         let work = async {
             let (status, body) = self.open(cx).await?;
             let body = collect(body).await?;
@@ -146,7 +158,7 @@ impl Request {
         if !status.is_success() {
             return Err(status_failure(&method, &path, status, &body));
         }
-        Ok(Answer { body })
+        Ok(Answer { body, keep })
     }
 
     /// The answer's body as it comes, for logs and watches.

@@ -401,34 +401,43 @@ pub(crate) async fn all_items(cx: &Context, request: impl Fn() -> Request) -> Re
 
 async fn in_chunks(cx: &Context, request: impl Fn() -> Request) -> Result<Value> {
     let chunk = if cx.flags.has_flag("chunk-size") { cx.flags.int("chunk-size") } else { 500 };
-    let mut token = String::new();
+    let page = |token: &str| {
+        let request = request().query_if(chunk > 0, "limit", chunk.to_string());
+        request.query_if(!token.is_empty(), "continue", token)
+    };
     let mut whole: Option<Value> = None;
+    let mut answer = page("").send(cx).await?;
     loop {
-        let request = request().query_if(chunk > 0, "limit", chunk.to_string()).query_if(
-            !token.is_empty(),
-            "continue",
-            token.clone(),
-        );
-        let mut page = request.value(cx).await?;
-        token = page["metadata"]["continue"].as_str().unwrap_or("").to_owned();
+        let token = answer.continue_token();
+        let (decoded, next) = if token.is_empty() {
+            (answer.value(), None)
+        } else {
+            // The next page is on its way while this one is decoded.
+            let decoding = tokio::task::spawn_blocking(move || answer.value());
+            let (decoded, next) = tokio::join!(decoding, page(&token).send(cx));
+            (decoded.map_err(Failure::of)?, Some(next))
+        };
+        let mut decoded = decoded?;
         match &mut whole {
-            None => whole = Some(page),
+            None => whole = Some(decoded),
             Some(all) => {
                 for key in ["items", "rows"] {
-                    if let (Some(to), Some(from)) = (all[key].as_array_mut(), page[key].as_array_mut()) {
+                    if let (Some(to), Some(from)) = (all[key].as_array_mut(), decoded[key].as_array_mut()) {
                         to.append(from);
                     }
                 }
             }
         }
-        if token.is_empty() {
-            let mut whole = whole.unwrap_or(Value::Null);
-            if let Some(meta) = whole["metadata"].as_object_mut() {
-                meta.remove("continue");
-                meta.remove("remainingItemCount");
-            }
-            return Ok(whole);
+        if let Some(next) = next {
+            answer = next?;
+            continue;
         }
+        let mut whole = whole.unwrap_or(Value::Null);
+        if let Some(meta) = whole["metadata"].as_object_mut() {
+            meta.remove("continue");
+            meta.remove("remainingItemCount");
+        }
+        return Ok(whole);
     }
 }
 
@@ -458,4 +467,56 @@ pub(crate) fn items(list: &Value) -> Vec<Value> {
         out.push(item);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http_body_util::BodyExt;
+    use serde_json::json;
+
+    use super::*;
+
+    /// The whole list that a server sends in these pages, by the query that asks for each; and the queries that came.
+    async fn listed(pages: &'static [(&'static str, &'static str)]) -> (Result<Value>, Vec<String>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let queries = asked.clone();
+        let send: client::Handler = Arc::new(move |request: http::Request<bytes::Bytes>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let body = pages.iter().find(|(of, _)| *of == query).map_or("", |(_, body)| *body);
+            queries.lock().unwrap().push(query);
+            Box::pin(async move {
+                let body = http_body_util::Full::new(bytes::Bytes::from(body));
+                http::Response::new(body.map_err(|never| -> client::BoxError { match never {} }).boxed_unsync())
+            })
+        });
+        let cx = Context::for_tests(client::Client::in_process(send, api::UserInfo::default()));
+        let whole = in_chunks(&cx, || Request::get("/api/v1/pods")).await;
+        let asked = asked.lock().unwrap().clone();
+        (whole, asked)
+    }
+
+    #[tokio::test]
+    async fn pages_become_one_list() {
+        let (whole, asked) = listed(&[
+            ("limit=500", r#"{"kind":"Table","metadata":{"continue":"a\"b","remainingItemCount":2},"rows":[1,2]}"#),
+            ("continue=a%22b&limit=500", r#"{"kind":"Table","metadata":{"continue":"c"},"rows":[3]}"#),
+            ("continue=c&limit=500", r#"{"kind":"Table","metadata":{"continue":""},"rows":[4]}"#),
+        ])
+        .await;
+        assert_eq!(whole.unwrap(), json!({"kind": "Table", "metadata": {}, "rows": [1, 2, 3, 4]}));
+        assert_eq!(asked, ["limit=500", "continue=a%22b&limit=500", "continue=c&limit=500"]);
+    }
+
+    #[tokio::test]
+    async fn a_page_that_cannot_be_read_is_a_failure() {
+        let damaged = listed(&[
+            ("limit=500", r#"{"metadata":{"continue":"a"},"items":[1"#),
+            ("continue=a&limit=500", r#"{"metadata":{},"items":[2]}"#),
+        ]);
+        assert!(damaged.await.0.is_err());
+        let broken_off = listed(&[("limit=500", r#"{"metadata":{"continue":"a"},"items":[1]}"#)]);
+        assert!(broken_off.await.0.is_err());
+    }
 }

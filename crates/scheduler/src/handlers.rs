@@ -1,9 +1,10 @@
 //! Events of the API -> the cluster as decisions see it, and the queue.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
 use client::{Event as Seen, InformerFactory, Object};
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{
@@ -11,6 +12,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use tokio::sync::watch;
 
 use crate::cluster::{Observed, workload_selector};
@@ -43,14 +45,15 @@ pub(crate) fn follow(
         let (namespace, name) = names(event);
         scheduler.core.lock().cluster.owners.set_service(namespace, name, selector);
     });
-    follow!(ReplicationController, |scheduler: &Scheduler, event: &Seen<ReplicationController>| {
-        let selector = present(event).and_then(|owner| owner.spec.as_ref()?.selector.as_ref());
-        let selector = selector.map(api::selector::Selector::from_map);
+    follow!(Packed<ReplicationController>, |scheduler: &Scheduler, event: &Seen<Packed<ReplicationController>>| {
+        let selector: Option<BTreeMap<String, String>> =
+            present(event).and_then(|owner| owner.part(&["spec", "selector"]));
+        let selector = selector.as_ref().map(api::selector::Selector::from_map);
         scheduler.see_workload(OwnerKind::ReplicationController, event, selector);
     });
-    follow!(ReplicaSet, |scheduler: &Scheduler, event: &Seen<ReplicaSet>| {
-        let spec = present(event).and_then(|owner| owner.spec.as_ref());
-        let selector = spec.and_then(|spec| workload_selector(Some(&spec.selector)));
+    follow!(Packed<ReplicaSet>, |scheduler: &Scheduler, event: &Seen<Packed<ReplicaSet>>| {
+        let selector: Option<LabelSelector> = present(event).and_then(|owner| owner.part(&["spec", "selector"]));
+        let selector = selector.and_then(|selector| workload_selector(Some(&selector)));
         scheduler.see_workload(OwnerKind::ReplicaSet, event, selector);
     });
     follow!(StatefulSet, |scheduler: &Scheduler, event: &Seen<StatefulSet>| {

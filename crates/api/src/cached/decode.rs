@@ -158,7 +158,7 @@ fn read_list<T>(
 }
 
 /// The text of an object without these members, and what they are.
-fn without<'a, const N: usize>(object: &'a [u8], names: [&str; N]) -> (Vec<u8>, [Option<&'a [u8]>; N]) {
+pub(super) fn without<'a, const N: usize>(object: &'a [u8], names: [&str; N]) -> (Vec<u8>, [Option<&'a [u8]>; N]) {
     let mut rest = Vec::with_capacity(object.len());
     let mut taken = [None; N];
     rest.push(b'{');
@@ -181,7 +181,7 @@ fn without<'a, const N: usize>(object: &'a [u8], names: [&str; N]) -> (Vec<u8>, 
 }
 
 /// Lists grow by doubling while they are read.
-fn shrink<T>(list: &mut Option<Vec<T>>) {
+pub(super) fn shrink<T>(list: &mut Option<Vec<T>>) {
     list.iter_mut().for_each(Vec::shrink_to_fit);
 }
 

@@ -6,10 +6,13 @@
 //! is what many pods have alike; addresses, times and the ids of containers are a pod's own. Whoever decodes the same
 //! version of a pod again in this process, for another cache, gets the same pod.
 //!
-//! Invariant: nothing is lost. [`Pod::complete`] is the pod that was decoded, and nothing else can be written back:
-//! what is here has no encoding.
+//! Other kinds with a pod in them, or a list of many, are kept as text beside their metadata ([`Packed`]).
+//!
+//! Invariant: nothing is lost. [`Pod::complete`] and [`Packed::unpack`] are the object that was decoded, and nothing else
+//! can be written back: what is here has no encoding.
 
 mod decode;
+mod packed;
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -22,6 +25,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+pub use packed::Packed;
 
 /// A pod. Clones share it.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,5 +1,6 @@
 //! The indexed objects of one informer, and what each change of them means.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -10,7 +11,44 @@ pub(super) type IndexFn<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
 type Key = Arc<str>;
 
 /// From an index value to the keys found under it.
-type Entries = HashMap<String, HashSet<Key>>;
+type Entries = HashMap<String, Keys>;
+
+/// The keys under one value. In the largest indexes, as that of addresses, it is one, which needs no set of its own.
+enum Keys {
+    One(Key),
+    Many(Box<HashSet<Key>>),
+}
+
+impl Keys {
+    fn iter(&self) -> impl Iterator<Item = &Key> {
+        let (one, many) = match self {
+            Keys::One(key) => (Some(key), None),
+            Keys::Many(keys) => (None, Some(keys)),
+        };
+        one.into_iter().chain(many.into_iter().flat_map(|keys| keys.iter()))
+    }
+
+    fn insert(&mut self, key: &Key) {
+        match self {
+            Keys::One(known) if **known == **key => {}
+            Keys::One(known) => *self = Keys::Many(Box::new(HashSet::from([known.clone(), key.clone()]))),
+            Keys::Many(keys) => {
+                keys.insert(key.clone());
+            }
+        }
+    }
+
+    /// Returns whether none is left.
+    fn remove(&mut self, key: &Key) -> bool {
+        match self {
+            Keys::One(known) => **known == **key,
+            Keys::Many(keys) => {
+                keys.remove(key);
+                keys.is_empty()
+            }
+        }
+    }
+}
 
 struct Index<K> {
     values: IndexFn<K>,
@@ -142,17 +180,19 @@ fn owners<K: Object>(object: &K) -> Vec<String> {
 
 fn insert(entries: &mut Entries, values: impl IntoIterator<Item = String>, key: &Key) {
     for value in values {
-        entries.entry(value).or_default().insert(key.clone());
+        match entries.entry(value) {
+            Entry::Occupied(mut keys) => keys.get_mut().insert(key),
+            Entry::Vacant(place) => {
+                place.insert(Keys::One(key.clone()));
+            }
+        }
     }
 }
 
 fn withdraw(entries: &mut Entries, values: impl IntoIterator<Item = String>, key: &Key) {
     for value in values {
-        if let Some(keys) = entries.get_mut(&value) {
-            keys.remove(key);
-            if keys.is_empty() {
-                entries.remove(&value);
-            }
+        if entries.get_mut(&value).is_some_and(|keys| keys.remove(key)) {
+            entries.remove(&value);
         }
     }
 }
@@ -216,5 +256,28 @@ mod tests {
         assert_eq!(cache.by_namespace("ns").len(), 1);
         cache.remove(map("a", "1", "2"));
         assert!(cache.by_namespace("ns").is_empty() && cache.by_index("version", "2").is_empty());
+    }
+
+    #[test]
+    fn values_lead_to_one_object_or_to_many() {
+        let mut cache = Cache::default();
+        let names = |cache: &Cache<ConfigMap>| {
+            let mut names: Vec<_> =
+                cache.by_namespace("ns").iter().map(|map| map.metadata.name.clone().unwrap()).collect();
+            names.sort();
+            names
+        };
+        for (name, expected) in [("a", vec!["a"]), ("a", vec!["a"]), ("b", vec!["a", "b"]), ("c", vec!["a", "b", "c"])]
+        {
+            cache.put(map(name, name, "1"));
+            assert_eq!(names(&cache), expected);
+        }
+        for (name, expected) in [("b", vec!["a", "c"]), ("b", vec!["a", "c"]), ("a", vec!["c"]), ("c", vec![])] {
+            cache.remove(map(name, name, "1"));
+            assert_eq!(names(&cache), expected);
+        }
+        // What is under a value as the only one is not taken away with another.
+        let mut keys = Keys::One("ns/a".into());
+        assert!(!keys.remove(&"ns/b".into()) && keys.remove(&"ns/a".into()));
     }
 }

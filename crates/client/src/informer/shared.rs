@@ -33,7 +33,8 @@ pub(super) fn one<K: Resource>(object: K) -> Arc<K> {
     match known {
         Some(known) if *known == object => known,
         _ => {
-            let new = Arc::new(object);
+            // Lists grow by doubling while they are read: a copy has no room to spare, in thousands of objects.
+            let new = Arc::new(object.clone());
             lock(&OBJECTS).keep(key, new.clone(), |_| false);
             new
         }

@@ -8,6 +8,7 @@ mod schedule;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Packed;
 use api::cron::{BadSchedule, Schedule};
 use client::metrics::Histogram;
 use client::{Client, Clock, DeleteParams, EventRecorder, Informer};
@@ -29,7 +30,7 @@ struct Controller {
     clock: Clock,
     recorder: EventRecorder,
     cron_jobs: Informer<CronJob>,
-    jobs: Informer<Job>,
+    jobs: Informer<Packed<Job>>,
     /// From a scheduled time to the creation of its Job.
     skew: Histogram,
 }
@@ -37,7 +38,7 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let cron_jobs = context.on_self::<CronJob>();
     let owners = cron_jobs.clone();
-    let jobs = context.on::<Job, _>(move |event| controller_key(&event.object().metadata, &owners));
+    let jobs = context.on::<Packed<Job>, _>(move |event| controller_key(&event.object().metadata, &owners));
     let skew = context.config.metrics.histogram(
         "cronjob_controller_job_creation_skew_duration_seconds",
         "From the scheduled time to the creation of the Job",
@@ -69,8 +70,8 @@ impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(cron_job) = self.cron_jobs.get(key) else { return Ok(Requeue::Never) };
         let uid = cron_job.metadata.uid.as_deref().unwrap_or_default();
-        let jobs: Vec<Arc<Job>> =
-            self.jobs.by_owner(uid).into_iter().filter(|job| is_controlled_by(&job.metadata, uid)).collect();
+        let mine = self.jobs.by_owner(uid).into_iter().filter(|job| is_controlled_by(&job.metadata, uid));
+        let jobs: Vec<Arc<Job>> = mine.map(|job| Arc::new(job.unpack())).collect();
         self.clean_history(&cron_job, &jobs).await?;
         let before = cron_job.status.clone().unwrap_or_default();
         let mut status = self.refreshed(&cron_job, before.clone(), &jobs).await?;

@@ -11,7 +11,7 @@ mod status;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
 use api::selector::Selector;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
@@ -29,14 +29,14 @@ struct Controller {
     client: Client,
     clock: Clock,
     recorder: EventRecorder,
-    deployments: Informer<Deployment>,
-    sets: Informer<ReplicaSet>,
+    deployments: Informer<Packed<Deployment>>,
+    sets: Informer<Packed<ReplicaSet>>,
     pods: Informer<Pod>,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let deployments = context.on_self::<Deployment>();
-    let sets = context.informer::<ReplicaSet>();
+    let deployments = context.on_self::<Packed<Deployment>>();
+    let sets = context.informer::<Packed<ReplicaSet>>();
     index_orphans(&sets);
     let sets = {
         let (deployments, queue) = (deployments.clone(), context.queue.clone());
@@ -52,7 +52,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             let Event::Deleted(pod) = event else { return None };
             let set = sets.get(&controller_key(&pod.metadata, &sets)?)?;
             let key = controller_key(&set.metadata, &deployments)?;
-            let deployment = deployments.get(&key)?;
+            let deployment = deployments.get(&key)?.unpack();
             let recreates = deployment.spec.as_ref().is_some_and(|spec| !replica_sets::is_rolling(spec));
             recreates.then_some(key)
         })
@@ -68,7 +68,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 }
 
 /// The Deployments that a change of a ReplicaSet concerns.
-fn set_keys(event: &Event<ReplicaSet>, deployments: &Informer<Deployment>) -> Vec<String> {
+fn set_keys(event: &Event<Packed<ReplicaSet>>, deployments: &Informer<Packed<Deployment>>) -> Vec<String> {
     let set = event.object();
     let mut keys: Vec<String> = controller_key(&set.metadata, deployments).into_iter().collect();
     let mut orphan = !matches!(event, Event::Deleted(_)) && controller_of(&set.metadata).is_none();
@@ -82,7 +82,7 @@ fn set_keys(event: &Event<ReplicaSet>, deployments: &Informer<Deployment>) -> Ve
     if orphan {
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let adopters = deployments.by_namespace(namespace).into_iter().filter(|deployment| {
-            selector(deployment)
+            selector(&deployment.unpack())
                 .is_ok_and(|selector| !selector.is_empty() && selector.matches(set.metadata.labels.as_ref()))
         });
         keys.extend(adopters.map(|deployment| pods::key(&*deployment)));
@@ -104,7 +104,8 @@ impl Reconcile for Controller {
 impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(deployment) = self.deployments.get(key) else { return Ok(Requeue::Never) };
-        let about = client::reference(&*deployment);
+        let deployment = deployment.unpack();
+        let about = client::reference(&deployment);
         let selector = selector(&deployment)?;
         if selector.is_empty() {
             self.recorder.warning(
@@ -114,9 +115,9 @@ impl Controller {
             );
             return Ok(Requeue::Never);
         }
-        let sets = claim(&self.client, &*deployment, &selector, candidates(&self.sets, &deployment.metadata), |_| true)
-            .await?;
-        let sets: Vec<ReplicaSet> = sets.iter().map(|set| ReplicaSet::clone(set)).collect();
+        let sets =
+            claim(&self.client, &deployment, &selector, candidates(&self.sets, &deployment.metadata), |_| true).await?;
+        let sets: Vec<ReplicaSet> = sets.iter().map(|set| set.unpack()).collect();
         let now = self.clock.now();
         let mut plan = plan(&deployment, &sets, |old| self.old_pods_run(old), now);
 

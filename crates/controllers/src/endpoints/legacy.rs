@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Service};
@@ -23,16 +23,16 @@ struct Controller {
     recorder: EventRecorder,
     services: Informer<Service>,
     pods: Informer<Pod>,
-    endpoints: Informer<Endpoints>,
+    endpoints: Informer<Packed<Endpoints>>,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (services, pods) = watch(context);
     // What somebody else does to ours is repaired, and what was decided on a version that was not the latest is looked at
     // again. Those that people write are theirs, with or without a Service.
-    let endpoints = context.on::<Endpoints, _>(|event| match event {
-        Event::Added(endpoints) if is_ours(endpoints) => Some(pods::key(&**endpoints)),
-        Event::Modified { old, new } if is_ours(old) || is_ours(new) => Some(pods::key(&**new)),
+    let endpoints = context.on::<Packed<Endpoints>, _>(|event| match event {
+        Event::Added(endpoints) if is_ours(&endpoints.metadata) => Some(pods::key(&**endpoints)),
+        Event::Modified { old, new } if is_ours(&old.metadata) || is_ours(&new.metadata) => Some(pods::key(&**new)),
         Event::Deleted(endpoints) => Some(pods::key(&**endpoints)),
         _ => None,
     });
@@ -71,10 +71,9 @@ impl Controller {
             return Ok(Requeue::Never);
         }
         let wanted = plan(&service, &selected(&self.pods, &service));
-        let result = match present {
+        let result = match present.map(|present| present.unpack()) {
             Some(present) if is_same(&present, &wanted) => return Ok(Requeue::Never),
-            Some(present) => {
-                let mut changed = Endpoints::clone(&present);
+            Some(mut changed) => {
                 changed.subsets = wanted.subsets;
                 changed.metadata.labels = wanted.metadata.labels;
                 let annotations = changed.metadata.annotations.get_or_insert_default();
@@ -100,8 +99,8 @@ impl Controller {
     }
 }
 
-fn is_ours(endpoints: &Endpoints) -> bool {
-    let manager = endpoints.metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY.0));
+fn is_ours(endpoints: &ObjectMeta) -> bool {
+    let manager = endpoints.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY.0));
     manager.is_some_and(|manager| manager == MANAGED_BY.1)
 }
 

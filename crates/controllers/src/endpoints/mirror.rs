@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use api::cached::Packed;
 use client::metrics::{Metrics, exponential};
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
@@ -35,7 +36,7 @@ struct Controller {
     client: Client,
     recorder: EventRecorder,
     services: Informer<Service>,
-    endpoints: Informer<Endpoints>,
+    endpoints: Informer<Packed<Endpoints>>,
     slices: Informer<EndpointSlice>,
     expectations: Arc<Expectations>,
     metrics: Metrics,
@@ -43,7 +44,7 @@ struct Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let services = context.on_self::<Service>();
-    let endpoints = context.on_self::<Endpoints>();
+    let endpoints = context.on_self::<Packed<Endpoints>>();
     let expectations = Arc::new(Expectations::new());
     let slices = {
         let expectations = expectations.clone();
@@ -75,10 +76,10 @@ fn mirrored(slice: &EndpointSlice) -> Option<String> {
     Some(format!("{}/{service}", slice.metadata.namespace.as_deref().unwrap_or_default()))
 }
 
-fn is_mirrored(service: &Service, endpoints: &Endpoints) -> bool {
-    let labels = endpoints.metadata.labels.as_ref();
+fn is_mirrored(service: &Service, endpoints: &ObjectMeta) -> bool {
+    let labels = endpoints.labels.as_ref();
     let skipped = labels.and_then(|labels| labels.get(SKIP)).is_some_and(|value| value == "true");
-    let elects = endpoints.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(LEADER));
+    let elects = endpoints.annotations.as_ref().is_some_and(|all| all.contains_key(LEADER));
     // The API server writes both objects of its own Service.
     let own = service.metadata.namespace.as_deref() == Some("default")
         && service.metadata.name.as_deref() == Some("kubernetes");
@@ -178,11 +179,12 @@ impl Controller {
             .services
             .get(key)
             .zip(self.endpoints.get(key))
-            .filter(|(service, endpoints)| is_mirrored(service, endpoints));
+            .filter(|(service, endpoints)| is_mirrored(service, &endpoints.metadata));
         let mut present: Vec<Arc<EndpointSlice>> = self.slices.by_index(BY_SERVICE, key);
         present.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
         let mut wanted = Vec::new();
         if let Some((_, endpoints)) = source {
+            let endpoints = endpoints.unpack();
             let mirror = plan(&endpoints);
             self.note(&endpoints, &mirror, &present);
             wanted = mirror.slices;

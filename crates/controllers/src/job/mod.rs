@@ -11,8 +11,7 @@ mod plan;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cached::Pod;
-use api::selector::Selector;
+use api::cached::{Packed, Pod};
 use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::batch::v1::Job;
@@ -26,7 +25,7 @@ use crate::owners::{candidates, claim, controller_key, controller_of, controller
 use crate::{Error, pods, slow_start};
 use metrics::Metrics;
 pub(crate) use plan::is_finished;
-use plan::{Action, COMPLETION_INDEX, FINALIZER, INDEX_FAILURES, has_finalizer, plan};
+use plan::{Action, COMPLETION_INDEX, FINALIZER, INDEX_FAILURES, has_finalizer, is_packed_finished, plan};
 
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
 const POD: &str = "pod/";
@@ -35,7 +34,7 @@ struct Controller {
     client: Client,
     clock: Clock,
     recorder: EventRecorder,
-    jobs: Informer<Job>,
+    jobs: Informer<Packed<Job>>,
     pods: Informer<Pod>,
     expectations: Arc<Expectations>,
     metrics: Metrics,
@@ -48,19 +47,20 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let metrics = Metrics::new(&context.config.metrics);
     let jobs = {
         let (expectations, pods, metrics) = (expectations.clone(), pods.shared(), metrics.clone());
-        context.on::<Job, _>(move |event| {
+        context.on::<Packed<Job>, _>(move |event| {
             let job = event.object();
             let key = pods::key(&**job);
             let mut keys = vec![key.clone()];
             if matches!(event, Event::Deleted(_)) {
                 expectations.forget(&key);
             }
-            if let Event::Added(job) = event
-                && let Some(manager) = managed_elsewhere(job)
-            {
-                metrics.left_to(manager);
+            if let Event::Added(job) = event {
+                let manager: Option<String> = job.part(&["spec", "managedBy"]);
+                if let Some(manager) = managed_elsewhere(manager.as_deref()) {
+                    metrics.left_to(manager);
+                }
             }
-            if matches!(event, Event::Deleted(_)) || is_finished(job) {
+            if matches!(event, Event::Deleted(_)) || is_packed_finished(job) {
                 let held = pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default());
                 keys.extend(
                     held.into_iter().filter(|pod| has_finalizer(pod)).map(|pod| format!("{POD}{}", pods::key(&*pod))),
@@ -85,7 +85,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             let gone = matches!(event, Event::Deleted(_));
             if !gone
                 && has_finalizer(pod)
-                && key.as_ref().and_then(|key| jobs.get(key)).is_none_or(|job| is_finished(&job))
+                && key.as_ref().and_then(|key| jobs.get(key)).is_none_or(|job| is_packed_finished(&job))
             {
                 queue.add(format!("{POD}{}", pods::key(&**pod)));
             }
@@ -98,7 +98,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 Some(key) => queue.add(key),
                 None if !gone && controller_of(&pod.metadata).is_none() => {
                     for job in jobs.by_namespace(pod.metadata.namespace.as_deref().unwrap_or_default()) {
-                        if selector(&job).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())) {
+                        let selector = pods::selector(job.part(&["spec", "selector"]).as_ref());
+                        if selector.is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())) {
                             queue.add(pods::key(&*job));
                         }
                     }
@@ -118,12 +119,6 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     })
 }
 
-/// A Job that names no selector (it is filled in when it is created) claims nothing but what it owns.
-fn selector(job: &Job) -> Result<Selector, Error> {
-    Selector::from_label_selector(job.spec.as_ref().and_then(|spec| spec.selector.as_ref()))
-        .map_err(|error| Error::object(error.to_string()))
-}
-
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
@@ -140,7 +135,7 @@ impl Controller {
     async fn relieve(&self, key: &str) -> Outcome {
         let Some(pod) = self.pods.get(key).filter(|pod| has_finalizer(pod)) else { return Ok(Requeue::Never) };
         let job = controller_key(&pod.metadata, &self.jobs).and_then(|key| self.jobs.get(&key));
-        if job.is_none_or(|job| is_finished(&job)) {
+        if job.is_none_or(|job| is_packed_finished(&job)) {
             self.release(&pod).await?;
         }
         Ok(Requeue::Never)
@@ -159,7 +154,9 @@ impl Controller {
             self.expectations.forget(key);
             return Ok(Requeue::Never);
         };
-        if managed_elsewhere(&job).is_some() || is_finished(&job) {
+        let job = job.unpack();
+        let manager = job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref());
+        if managed_elsewhere(manager).is_some() || is_finished(&job) {
             return Ok(Requeue::Never);
         }
         let began = Instant::now();
@@ -169,17 +166,19 @@ impl Controller {
         outcome
     }
 
-    async fn sync(&self, key: &str, job: &Arc<Job>, action: &mut Action) -> Outcome {
+    async fn sync(&self, key: &str, job: &Job, action: &mut Action) -> Outcome {
         let settled = self.expectations.satisfied(key);
         let mine = match job.spec.as_ref().and_then(|spec| spec.selector.as_ref()) {
-            Some(_) => {
-                claim(&self.client, &**job, &selector(job)?, candidates(&self.pods, &job.metadata), |_| true).await?
+            Some(labels) => {
+                let selector = pods::selector(Some(labels))?;
+                claim(&self.client, job, &selector, candidates(&self.pods, &job.metadata), |_| true).await?
             }
+            // A Job that names no selector (it is filled in when it is created) claims nothing but what it owns.
             None => self.pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default()),
         };
         let mut plan = plan(job, &mine, settled, self.clock.now());
         *action = plan.action;
-        let about = client::reference(&**job);
+        let about = client::reference(job);
         let mut failure = None;
 
         let doomed = std::mem::take(&mut plan.delete);
@@ -236,8 +235,8 @@ impl Controller {
 }
 
 /// Who looks after the Job, if it is somebody else.
-fn managed_elsewhere(job: &Job) -> Option<&str> {
-    job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()).filter(|manager| *manager != MANAGED_BY)
+fn managed_elsewhere(manager: Option<&str>) -> Option<&str> {
+    manager.filter(|manager| *manager != MANAGED_BY)
 }
 
 fn adjust(number: &mut Option<i32>, more: usize, fewer: usize) {

@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus, UncountedTerminatedPods};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -64,7 +64,16 @@ impl Action {
 }
 
 pub(crate) fn is_finished(job: &Job) -> bool {
-    has_condition(job.status.as_ref(), "Complete") || has_condition(job.status.as_ref(), "Failed")
+    has_ended(job.status.as_ref())
+}
+
+/// The same without unpacking the Job.
+pub(super) fn is_packed_finished(job: &Packed<Job>) -> bool {
+    has_ended(job.part(&["status"]).as_ref())
+}
+
+fn has_ended(status: Option<&JobStatus>) -> bool {
+    has_condition(status, "Complete") || has_condition(status, "Failed")
 }
 
 fn has_condition(status: Option<&JobStatus>, kind: &str) -> bool {

@@ -10,7 +10,7 @@ mod replicated;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cached::Pod;
+use api::cached::{Packed, Pod};
 use client::metrics::{Histogram, exponential};
 use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, WorkQueue};
 use futures_util::future::{BoxFuture, join_all};
@@ -37,7 +37,7 @@ struct Controller<K> {
     client: Client,
     clock: Clock,
     recorder: EventRecorder,
-    owners: Informer<K>,
+    owners: Informer<Packed<K>>,
     pods: Informer<Pod>,
     expectations: Arc<Expectations>,
     /// How old surplus pods are, compared with the youngest.
@@ -48,7 +48,7 @@ fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
     let expectations = Arc::new(Expectations::new());
     let owners = {
         let expectations = expectations.clone();
-        context.on::<K, _>(move |event| {
+        context.on::<Packed<K>, _>(move |event| {
             let key = pods::key(&**event.object());
             if let Event::Deleted(_) = event {
                 expectations.forget(&key);
@@ -78,21 +78,23 @@ fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
 /// Maps pod events to owners and tells the expectations what came back.
 fn subscribe<K: Replicated>(
     pods: Source<Pod>,
-    owners: Informer<K>,
+    owners: Informer<Packed<K>>,
     expectations: Arc<Expectations>,
     queue: WorkQueue<String>,
 ) -> Informer<Pod> {
-    let might_adopt = move |pod: &Pod, owners: &Informer<K>| -> Vec<String> {
+    let might_adopt = move |pod: &Pod, owners: &Informer<Packed<K>>| -> Vec<String> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let matches =
-            |owner: &Arc<K>| owner.pod_selector().is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()));
+        let matches = |owner: &Arc<Packed<K>>| {
+            K::packed_selector(owner).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
+        };
         owners.by_namespace(namespace).into_iter().filter(matches).map(|owner| pods::key(&*owner)).collect()
     };
     let look_soon = {
         let (owners, queue) = (owners.clone(), queue.clone());
         move |key: String| {
-            let count = owners.get(&key).map_or(0, |owner| owner.replicas());
-            queue.add_after(key, gather(usize::try_from(count).unwrap_or_default()));
+            // Every event of a pod comes by here: the owner is not unpacked for it.
+            let count: Option<i32> = owners.get(&key).and_then(|owner| owner.part(&["spec", "replicas"]));
+            queue.add_after(key, gather(count.and_then(|count| usize::try_from(count).ok()).unwrap_or_default()));
         }
     };
     let gone = {
@@ -153,6 +155,7 @@ impl<K: Replicated> Controller<K> {
             self.expectations.forget(key);
             return Ok(Requeue::Never);
         };
+        let owner = owner.unpack();
         // Read before the pods: what is observed in between only makes the answer more cautious.
         let settled = self.expectations.satisfied(key);
         let selector = owner.pod_selector()?;
@@ -164,15 +167,15 @@ impl<K: Replicated> Controller<K> {
         });
         let terminating = i32::try_from(terminating.count()).unwrap_or(i32::MAX);
         let active: Vec<_> = all.into_iter().filter(|pod| pods::is_active(pod)).collect();
-        let mine = claim(&self.client, &*owner, &selector, active, |_| true).await?;
+        let mine = claim(&self.client, &owner, &selector, active, |_| true).await?;
 
         let mut failure = None;
         if settled && owner.metadata().deletion_timestamp.is_none() {
-            failure = self.act(key, &*owner, &mine).await;
+            failure = self.act(key, &owner, &mine).await;
         }
         let now = self.clock.now();
         let new =
-            status(&*owner, &mine, terminating, failure.as_ref().filter(|failure| !failure.error.is_conflict()), now);
+            status(&owner, &mine, terminating, failure.as_ref().filter(|failure| !failure.error.is_conflict()), now);
         let mut updated = None;
         if new != owner.replica_status() {
             let api = self.client.namespaced::<K>(owner.metadata().namespace.as_deref().unwrap_or_default());
@@ -238,6 +241,7 @@ impl<K: Replicated> Controller<K> {
             Some(reference) => self.owners.by_owner(&reference.uid),
             None => self.owners.get(&pods::key(owner)).into_iter().collect(),
         };
-        siblings.iter().flat_map(|sibling| self.pods.by_owner(sibling.uid())).collect()
+        let uid = |sibling: &Packed<K>| sibling.metadata.uid.clone().unwrap_or_default();
+        siblings.iter().flat_map(|sibling| self.pods.by_owner(&uid(sibling))).collect()
     }
 }

@@ -1,5 +1,8 @@
 //! What ReplicaSet and ReplicationController have in common.
 
+use std::collections::BTreeMap;
+
+use api::cached::Packed;
 use api::selector::Selector;
 use client::Resource;
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
@@ -9,11 +12,14 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::Error;
+use crate::pods::selector;
 
 pub(super) trait Replicated: Resource + serde::Serialize {
     fn replicas(&self) -> i32;
     fn min_ready_seconds(&self) -> i32;
     fn pod_selector(&self) -> Result<Selector, Error>;
+    /// The same without unpacking the object.
+    fn packed_selector(object: &Packed<Self>) -> Result<Selector, Error>;
     fn template(&self) -> Option<&PodTemplateSpec>;
     fn replica_status(&self) -> Status;
     fn with_replica_status(&self, status: Status) -> Self;
@@ -50,7 +56,7 @@ pub(super) struct Condition {
 
 /// The two kinds differ in how they select pods, and in a count that only ReplicaSets have (`$terminating`).
 macro_rules! replicated {
-    ($kind:ident, $status:ident, $condition:ident, $selector:expr $(, $terminating:ident)?) => {
+    ($kind:ident, $status:ident, $condition:ident, $selector:ident $(, $terminating:ident)?) => {
         impl Replicated for $kind {
             fn replicas(&self) -> i32 {
                 self.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
@@ -61,7 +67,11 @@ macro_rules! replicated {
             }
 
             fn pod_selector(&self) -> Result<Selector, Error> {
-                $selector(self)
+                $selector(self.spec.as_ref().map(|spec| &spec.selector))
+            }
+
+            fn packed_selector(object: &Packed<Self>) -> Result<Selector, Error> {
+                $selector(object.part(&["spec", "selector"]).as_ref())
             }
 
             fn template(&self) -> Option<&PodTemplateSpec> {
@@ -112,19 +122,11 @@ macro_rules! replicated {
     };
 }
 
-replicated!(
-    ReplicaSet,
-    ReplicaSetStatus,
-    ReplicaSetCondition,
-    |set: &ReplicaSet| crate::pods::selector(set.spec.as_ref().map(|spec| &spec.selector)),
-    terminating_replicas
-);
-replicated!(
-    ReplicationController,
-    ReplicationControllerStatus,
-    ReplicationControllerCondition,
-    |controller: &ReplicationController| {
-        let labels = controller.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-        Ok(labels.map_or_else(Selector::nothing, Selector::from_map))
-    }
-);
+replicated!(ReplicaSet, ReplicaSetStatus, ReplicaSetCondition, selector, terminating_replicas);
+replicated!(ReplicationController, ReplicationControllerStatus, ReplicationControllerCondition, equal_labels);
+
+/// The older of the two selects by labels that must be equal.
+fn equal_labels(labels: Option<&Option<BTreeMap<String, String>>>) -> Result<Selector, Error> {
+    let labels = labels.and_then(|labels| labels.as_ref());
+    Ok(labels.map_or_else(Selector::nothing, Selector::from_map))
+}

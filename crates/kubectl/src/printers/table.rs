@@ -73,12 +73,11 @@ impl TablePrinter {
             out.push('\n');
         }
         for row in rows {
-            let cells = row["cells"].as_array().unwrap_or(&empty);
-            let meta = &row["object"]["metadata"];
+            let Row { cells, namespace, labels } = Row::of(row);
             let mut line: Vec<String> = Vec::new();
             line.extend(event.map(str::to_owned));
             if self.options.with_namespace {
-                line.push(meta["namespace"].as_str().unwrap_or("").to_owned());
+                line.push(namespace.to_owned());
             }
             for (i, column) in self.shown_columns() {
                 let mut text = cells.get(i).map(cell_text).unwrap_or_default();
@@ -88,10 +87,10 @@ impl TablePrinter {
                 line.push(text);
             }
             for label in &self.options.label_columns {
-                line.push(meta["labels"][label].as_str().unwrap_or("").to_owned());
+                line.push(labels[label].as_str().unwrap_or("").to_owned());
             }
             if self.options.show_labels {
-                line.push(labels_text(&meta["labels"]));
+                line.push(labels_text(labels));
             }
             out.push_str(&line.join("\t"));
             out.push('\n');
@@ -104,6 +103,30 @@ impl TablePrinter {
     }
 }
 
+/// What is printed of a row.
+struct Row<'a> {
+    cells: &'a [Value],
+    namespace: &'a str,
+    labels: &'a Value,
+}
+
+impl Row<'_> {
+    /// A row of the server's, or one that [`printed_rows`] has made of it.
+    fn of(row: &Value) -> Row<'_> {
+        let (cells, namespace, labels) = if row.is_array() {
+            (&row[0], &row[1], &row[2])
+        } else {
+            let metadata = &row["object"]["metadata"];
+            (&row["cells"], &metadata["namespace"], &metadata["labels"])
+        };
+        Row {
+            cells: cells.as_array().map(Vec::as_slice).unwrap_or_default(),
+            namespace: namespace.as_str().unwrap_or_default(),
+            labels,
+        }
+    }
+}
+
 /// What is printed of the objects of rows, beside the cells.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowParts {
@@ -112,7 +135,8 @@ pub(crate) struct RowParts {
 }
 
 /// A Table with no more than what is printed, cut out of its text: rows come with all metadata of their objects, which
-/// takes twenty times as much memory as what is shown. `None` if it is no Table.
+/// takes twenty times as much memory as what is shown. A row becomes a list of its cells, namespace and labels, because a
+/// map takes more memory than what it would hold here. `None` if it is no Table.
 pub(crate) fn printed_rows(table: &[u8], keep: RowParts) -> Option<Vec<u8>> {
     let kind = scan::find(table, &["kind"])?;
     let rows = scan::find(table, &["rows"]).filter(|_| &table[kind] == b"\"Table\"")?;
@@ -120,25 +144,20 @@ pub(crate) fn printed_rows(table: &[u8], keep: RowParts) -> Option<Vec<u8>> {
     out.push(b'[');
     for row in scan::items(table, rows.start) {
         let row = &table[row];
-        let paths: [&[&str]; 3] = [&["cells"], &["object", "metadata", "namespace"], &["object", "metadata", "labels"]];
-        let [cells, namespace, labels] = paths.map(|path| scan::find(row, path).map(|range| &row[range]));
-        if out.last() == Some(&b'}') {
+        let find = |path: &[&str]| scan::find(row, path).map(|range| &row[range]);
+        let cells = find(&["cells"]);
+        let namespace = keep.namespace.then(|| find(&["object", "metadata", "namespace"])).flatten();
+        let labels = keep.labels.then(|| find(&["object", "metadata", "labels"])).flatten();
+        if out.last() == Some(&b']') {
             out.push(b',');
         }
-        out.extend_from_slice(b"{\"cells\":");
+        out.push(b'[');
         out.extend_from_slice(cells.unwrap_or(b"[]"));
-        let mut separator: &[u8] = b",\"object\":{\"metadata\":{";
-        let mut is_open = false;
-        for (name, value) in
-            [("namespace", namespace.filter(|_| keep.namespace)), ("labels", labels.filter(|_| keep.labels))]
-        {
-            let Some(value) = value else { continue };
-            out.extend_from_slice(std::mem::replace(&mut separator, b","));
-            out.extend_from_slice(format!("\"{name}\":").as_bytes());
-            out.extend_from_slice(value);
-            is_open = true;
+        for part in [namespace, labels] {
+            out.push(b',');
+            out.extend_from_slice(part.unwrap_or(b"null"));
         }
-        out.extend_from_slice(if is_open { b"}}}" } else { b"}" });
+        out.push(b']');
     }
     out.push(b']');
     out.extend_from_slice(&table[rows.end..]);
@@ -225,16 +244,13 @@ mod tests {
         let rows = json!([{"cells": ["a", 1], "object": object}, {"cells": ["b\n", null]}]);
         let table = json!({"kind": "Table", "columnDefinitions": [{"name": "Name"}], "metadata": {"continue": "x"}, "rows": rows});
         for (namespace, labels, expected) in [
-            (false, false, Value::Null),
-            (true, false, json!({"metadata": {"namespace": "n"}})),
-            (false, true, json!({"metadata": {"labels": {"a": "}\"]"}}})),
-            (true, true, json!({"metadata": {"namespace": "n", "labels": {"a": "}\"]"}}})),
+            (false, false, json!([["a", 1], null, null])),
+            (true, false, json!([["a", 1], "n", null])),
+            (false, true, json!([["a", 1], null, {"a": "}\"]"}])),
+            (true, true, json!([["a", 1], "n", {"a": "}\"]"}])),
         ] {
             let mut wanted = table.clone();
-            wanted["rows"][0] = json!({"cells": ["a", 1]});
-            if !expected.is_null() {
-                wanted["rows"][0]["object"] = expected;
-            }
+            wanted["rows"] = json!([expected, [["b\n", null], null, null]]);
             for text in [table.to_string(), serde_json::to_string_pretty(&table).unwrap()] {
                 let read = printed_rows(text.as_bytes(), RowParts { namespace, labels }).unwrap();
                 assert_eq!(serde_json::from_slice::<Value>(&read).unwrap(), wanted, "{text}");
@@ -271,6 +287,12 @@ mod tests {
                 "NAME    READY   TIER\nweb     1/1     a\ndb...   3       \n",
             ),
         ] {
+            let cut = printed_rows(pods().to_string().as_bytes(), RowParts { namespace: true, labels: true }).unwrap();
+            let cut: Value = serde_json::from_slice(&cut).unwrap();
+            assert_eq!(
+                TablePrinter::new(options.clone()).print(&cut, None),
+                TablePrinter::new(options.clone()).print(&pods(), None)
+            );
             let text = TablePrinter::new(options).print(&pods(), None);
             // The first case checks widths by hand: columns are at least six wide plus padding.
             assert_eq!(
