@@ -1,9 +1,14 @@
 //! `cox store`: examine, salvage, copy and restore the directory of an embedded store.
 
-use crate::embedded::{self, Report};
+use crate::embedded::{self, Imported, Report};
+use crate::transfer::LEASE_TIME;
+use crate::{Contents, foreign};
 use clap::Subcommand;
 use futures_util::future::BoxFuture;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// Where an etcd has the objects of a cluster.
+const ROOT: &str = "/registry/";
 
 /// What can be done with a store.
 #[derive(Subcommand, Clone, Debug)]
@@ -25,9 +30,9 @@ pub enum Command {
         /// The file to write; it must not exist
         file: PathBuf,
     },
-    /// Make a store from a backup
+    /// Make a store from a backup, or from a snapshot of an etcd that has the objects below /registry
     Restore {
-        /// The backup
+        /// The backup, or the snapshot
         file: PathBuf,
         /// The directory to make; it must not hold a store
         dir: PathBuf,
@@ -63,8 +68,16 @@ fn run(command: Command) -> Result<Vec<String>, crate::StoreError> {
             let (revision, size) = embedded::backup(&dir, &file)?;
             vec![format!("{}: revision {revision}, {size} bytes", file.display())]
         }
-        Command::Restore { file, dir } => describe(&embedded::restore(&file, &dir)?),
+        Command::Restore { file, dir } => describe(&restore(&file, &dir)?),
     })
+}
+
+fn restore(file: &Path, dir: &Path) -> Result<Report, crate::StoreError> {
+    if !foreign::is_etcd_database(file)? {
+        return embedded::restore(file, dir);
+    }
+    let Contents { kvs, revision } = foreign::read_etcd_snapshot(file, ROOT)?;
+    embedded::import(dir, Imported { kvs, revision, lease_time: LEASE_TIME })
 }
 
 fn describe(report: &Report) -> Vec<String> {

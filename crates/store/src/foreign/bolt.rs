@@ -70,6 +70,12 @@ fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// Whether a file begins as these do, damaged or not.
+pub(super) fn begins(file: &PagedFile) -> Result<bool> {
+    let end = PAGE_HEADER + size_of::<u32>();
+    Ok(file.len >= end as u64 && u32_at(&file.read(0, end)?, PAGE_HEADER) == Some(MAGIC))
+}
+
 impl Database {
     pub(super) fn open(file: PagedFile) -> Result<Database> {
         let at = |offset: usize| file.read(offset as u64, PAGE_HEADER + META).ok().and_then(|page| Meta::parse(&page));

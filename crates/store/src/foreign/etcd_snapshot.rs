@@ -9,7 +9,7 @@ use prost::Message;
 use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 
 use super::PagedFile;
-use super::bolt::Database;
+use super::bolt::{self, Database};
 use crate::etcd::StoredKeyValue;
 use crate::{Contents, KeyValue, LeaseId, Result, Revision, StoreError};
 
@@ -18,6 +18,11 @@ const BLOCK: u64 = 512;
 const PIECE: usize = 1 << 20;
 /// A revision as a key: two numbers with a letter between, and one behind for a deletion.
 const REVISION: usize = 17;
+
+/// Whether a file is a database of etcd's, with a digest or without.
+pub fn is_database(path: &Path) -> Result<bool> {
+    bolt::begins(&PagedFile::open(path)?)
+}
 
 /// Everything below `root`.
 pub fn read(path: &Path, root: &str) -> Result<Contents> {

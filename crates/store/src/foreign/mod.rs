@@ -8,7 +8,7 @@ mod etcd_snapshot;
 mod kine;
 mod sqlite;
 
-pub use etcd_snapshot::read as read_etcd_snapshot;
+pub use etcd_snapshot::{is_database as is_etcd_database, read as read_etcd_snapshot};
 pub use kine::{holder as kine_holder, read as read_kine};
 
 use std::fs::File;

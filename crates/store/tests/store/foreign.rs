@@ -197,6 +197,12 @@ async fn snapshots_of_etcd_are_read() {
     assert_eq!(found.revision, last);
     assert_eq!(found, expected);
 
+    // A store is made of it by the command that makes one of a backup.
+    let restored = dir.path().join("store");
+    let restore = store::cli::Command::Restore { file: path.clone(), dir: restored.clone() };
+    store::cli::main(restore).await.unwrap();
+    assert_eq!(store::embedded::contents(&restored).unwrap(), expected);
+
     // The same without its digest, with another, and cut.
     let sound = std::fs::read(&path).unwrap();
     let read = |bytes: &[u8]| {
