@@ -11,6 +11,7 @@ use bytes::Bytes;
 use registry::strategy::Selectable;
 use serde::de::DeserializeOwned;
 
+use super::labels::{LabelSet, Labels};
 use super::unreadable::{Prefix, Unreadable};
 use crate::json;
 
@@ -28,19 +29,10 @@ pub(crate) struct Entry {
     open: usize,
     /// Nobody may take this for an object, nor for the absence of one.
     is_unreadable: AtomicBool,
-    /// Where the labels begin, [`NO_LABELS`] or [`ESCAPED`].
-    labels_start: OnceLock<usize>,
-    labels: OnceLock<Box<Labels>>,
+    labels: OnceLock<Arc<LabelSet>>,
     fields: OnceLock<Vec<Box<str>>>,
     read: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
-
-/// No object begins with its labels.
-const NO_LABELS: usize = 0;
-/// They cannot be compared as they stand.
-const ESCAPED: usize = usize::MAX;
-
-pub(crate) type Labels = std::collections::BTreeMap<String, String>;
 
 impl Entry {
     /// `stored` is the value from the store. What is not an object with metadata becomes an unreadable entry.
@@ -55,7 +47,6 @@ impl Entry {
             head,
             open,
             is_unreadable: AtomicBool::new(false),
-            labels_start: OnceLock::new(),
             labels: OnceLock::new(),
             fields: OnceLock::new(),
             read: OnceLock::new(),
@@ -160,38 +151,18 @@ impl Entry {
         json::find(&self.stored, &["metadata", "initializers"]).is_none()
     }
 
-    /// The labels as a map, kept with the object: for those that are looked at again and again.
+    /// The labels as a map: for those that are looked at again and again.
     pub(crate) fn labels(&self) -> &Labels {
-        self.labels.get_or_init(|| {
-            let Some(range) = json::find(&self.stored, &["metadata", "labels"]) else { return Box::default() };
-            let labels = json::members(&self.stored, range.start).map(|(key, value)| {
-                (String::from_utf8_lossy(key).into_owned(), json::text(&self.stored[value]).into_owned())
-            });
-            Box::new(labels.collect())
-        })
+        self.label_set().map()
     }
 
-    /// Whether a selector takes the labels. They are read where they stand: as a map they would take a quarter of what a pod
-    /// does, for every pod that a list has ever passed by.
+    /// Whether a selector takes the labels.
     pub(crate) fn is_labelled(&self, selector: &Selector) -> bool {
-        let members = |start| json::members(&self.stored, start);
-        let start = *self.labels_start.get_or_init(|| {
-            let Some(start) = json::find_start(&self.stored, &["metadata", "labels"]) else { return NO_LABELS };
-            let is_escaped = |text: &[u8]| text.contains(&b'\\');
-            let has_escapes = members(start).any(|(key, value)| is_escaped(key) || is_escaped(&self.stored[value]));
-            if has_escapes { ESCAPED } else { start }
-        });
-        match start {
-            NO_LABELS => selector.matches(None),
-            ESCAPED => selector.matches(Some(self.labels())),
-            start => selector.matches_with(|wanted| {
-                let (_, value) = members(start).find(|(key, _)| *key == wanted.as_bytes())?;
-                match json::text(&self.stored[value]) {
-                    Cow::Borrowed(text) => Some(text),
-                    Cow::Owned(_) => None,
-                }
-            }),
-        }
+        self.label_set().matches(selector)
+    }
+
+    fn label_set(&self) -> &LabelSet {
+        self.labels.get_or_init(|| self.prefix.labels.of(&self.stored))
     }
 
     /// The value of a selectable field, if the row has it.
@@ -321,37 +292,6 @@ mod tests {
         assert!(entry.read::<k8s_openapi::api::core::v1::Pod>().is_ok());
         let bare = Entry::new(&prefix, "a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7);
         assert_eq!(bare.json(), &br#"{"metadata":{"resourceVersion":"7"}}"#[..]);
-    }
-
-    #[test]
-    fn selectors_read_labels_where_they_stand() {
-        for labels in [
-            r#"{"app":"web","tier":"a"}"#,
-            r#"{ "tier" : "a" , "app" : "web" }"#,
-            r#"{"app":"w\u0065b","tier":"a"}"#,
-            r#"{"app":"web"}"#,
-            r#"{"app":"","tier":"b"}"#,
-            "{}",
-            "null",
-        ] {
-            let stored = format!(r#"{{"kind":"Pod","metadata":{{"name":"a","labels":{labels}}}}}"#);
-            let entry = Entry::new(&Prefix::new("pods"), "n/a".into(), &Bytes::from(stored), 7);
-            let map: Option<Labels> = serde_json::from_str(labels).unwrap();
-            for text in
-                ["", "app=web", "app=web,tier=a", "tier!=a", "app", "!app", "tier in (a,b)", "tier notin (a)", "x=y"]
-            {
-                let selector = Selector::parse(text).unwrap();
-                let expected = selector.matches(map.as_ref());
-                assert_eq!(entry.is_labelled(&selector), expected, "{text} {labels}");
-                // The same after somebody has asked before.
-                assert_eq!(entry.is_labelled(&selector), expected, "{text} {labels}");
-            }
-        }
-        let bare = Entry::new(&Prefix::new("pods"), "a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7);
-        assert!(
-            bare.is_labelled(&Selector::parse("!app").unwrap()) && !bare.is_labelled(&Selector::parse("app").unwrap())
-        );
-        assert!(bare.labels.get().is_none());
     }
 
     #[test]

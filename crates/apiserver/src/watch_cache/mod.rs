@@ -9,6 +9,7 @@ mod deflate;
 mod dispatch;
 mod entry;
 mod groups;
+mod labels;
 mod objects;
 mod unreadable;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::ROOT;
+use super::labels::LabelSets;
 
 /// A stored object is there and cannot be read. Why is in the log only: a decoder quotes what it stumbles over, and
 /// that is not for everybody whose request needs the object.
@@ -25,16 +26,17 @@ impl Unreadable {
     }
 }
 
-/// What the keys of one resource begin with, and which of its objects cannot be read.
+/// What the keys of one resource begin with, which of its objects cannot be read, and which labels they have.
 pub(crate) struct Prefix {
     text: Box<str>,
     /// By key within the prefix: the revision at which it was found.
     unreadable: Mutex<BTreeMap<Arc<str>, u64>>,
+    pub(super) labels: LabelSets,
 }
 
 impl Prefix {
     pub(crate) fn new(text: &str) -> Arc<Self> {
-        Arc::new(Self { text: text.into(), unreadable: Mutex::default() })
+        Arc::new(Self { text: text.into(), unreadable: Mutex::default(), labels: LabelSets::default() })
     }
 
     /// Notes an object; it is logged once per version.
