@@ -291,7 +291,7 @@ fn listener(
     let checks_clients = gateway.spec.tls.as_ref().is_some_and(|tls| tls.frontend.is_some())
         || spec.tls.as_ref().is_some_and(|tls| tls.frontend_validation.is_some());
     // Without the check it would let in whom it is to keep out.
-    if accepted.is_ok() && checks_clients && (spec.protocol.as_str(), mode) == ("HTTPS", TERMINATE) {
+    if accepted.is_ok() && checks_clients && matches!((spec.protocol.as_str(), mode), ("HTTPS" | "TLS", TERMINATE)) {
         accepted = fault("UnsupportedValue", "certificates of clients cannot be checked".to_owned());
     }
     let is_own = is_of_ingresses(spec.port, settings);

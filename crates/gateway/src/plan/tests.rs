@@ -689,7 +689,7 @@ fn security_a_gateway_that_asks_for_what_is_not_there_is_not_served() {
     let validation = json!({"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]});
     const SERVED: &str = "Accepted=Accepted Programmed=Programmed";
     const NO_LISTENER: &str = "!Accepted=ListenersNotValid !Programmed=Invalid";
-    for (spec, tls, expected) in [
+    let cases = [
         (json!({}), json!({}), SERVED),
         // Clients whose certificates nobody checks do not get in.
         (json!({}), json!({"frontendValidation": validation}), NO_LISTENER),
@@ -699,13 +699,14 @@ fn security_a_gateway_that_asks_for_what_is_not_there_is_not_served() {
             json!({}),
             "!Accepted=Invalid !Programmed=Invalid",
         ),
-    ] {
+    ];
+    let of_protocols = ["HTTPS", "TLS"].into_iter().flat_map(|protocol| cases.clone().map(|case| (protocol, case)));
+    for (protocol, (mut spec, mut tls, expected)) in of_protocols {
         let mut world = world();
         add_secret(&mut world, "default/own");
-        let (mut spec, mut tls) = (spec, tls);
         tls["certificateRefs"] = json!([{"name": "own"}]);
         spec["gatewayClassName"] = json!("cox");
-        spec["listeners"] = json!([{"name": "web", "port": 8443, "protocol": "HTTPS", "tls": tls}]);
+        spec["listeners"] = json!([{"name": "web", "port": 8443, "protocol": protocol, "tls": tls}]);
         let gateway = json!({"metadata": named("default", "gw"), "spec": spec});
         world.gateways.insert("default/gw".into(), object(gateway));
         let plan = plan(&world, &settings());
