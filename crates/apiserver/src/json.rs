@@ -8,10 +8,10 @@ pub(crate) use api::scan::{find, find_all, find_start, members, text};
 /// Reorders an encoded object to `kind`, `apiVersion`, `metadata`, the rest: the form in which objects are stored. Managed
 /// fields come last in the metadata: whoever looks for something else there finds it before.
 pub(crate) fn canonical(json: Vec<u8>, kind: &str, api_version: &str, managed_fields: Option<&str>) -> Option<Vec<u8>> {
-    const BOOKS: &[u8] = b"\"managedFields\":";
+    const MANAGED_FIELDS: &[u8] = b"\"managedFields\":";
     let metadata = find(&json, &["metadata"])?;
     let head = ["{\"kind\":\"", kind, "\",\"apiVersion\":\"", api_version, "\",\"metadata\":"];
-    let length = json.len() + managed_fields.map_or(0, |text| text.len() + BOOKS.len() + 1);
+    let length = json.len() + managed_fields.map_or(0, |text| text.len() + MANAGED_FIELDS.len() + 1);
     let mut out = Vec::with_capacity(length + kind.len() + api_version.len() + 40);
     head.iter().for_each(|part| out.extend_from_slice(part.as_bytes()));
     out.extend_from_slice(json.get(metadata.start..metadata.end - 1)?);
@@ -19,7 +19,7 @@ pub(crate) fn canonical(json: Vec<u8>, kind: &str, api_version: &str, managed_fi
         if json.get(metadata.end - 2) != Some(&b'{') {
             out.push(b',');
         }
-        out.extend_from_slice(BOOKS);
+        out.extend_from_slice(MANAGED_FIELDS);
         out.extend_from_slice(text.as_bytes());
     }
     out.push(b'}');
@@ -78,10 +78,10 @@ mod tests {
         let typed = br#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{}}"#;
         let expected = br#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"p"},"spec":{}}"#;
         assert_eq!(super::canonical(typed.to_vec(), "Pod", "v1", None).unwrap(), expected);
-        let booked = super::canonical(typed.to_vec(), "Pod", "v1", Some("[1]")).unwrap();
-        let place = find(&booked, &["metadata", "managedFields"]).unwrap();
-        assert_eq!(&booked[place], b"[1]");
-        assert_eq!(&*api::trim::without_managed_fields(&booked), expected);
+        let managed = super::canonical(typed.to_vec(), "Pod", "v1", Some("[1]")).unwrap();
+        let place = find(&managed, &["metadata", "managedFields"]).unwrap();
+        assert_eq!(&managed[place], b"[1]");
+        assert_eq!(&*api::trim::without_managed_fields(&managed), expected);
         let versioned = with_revision(&canonical, 42).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&versioned).unwrap();
         assert_eq!(value["metadata"]["resourceVersion"], "42");

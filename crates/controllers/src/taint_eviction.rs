@@ -1,4 +1,4 @@
-//! Taint eviction: pods that do not tolerate a node's `NoExecute` taints are deleted, at once or when their patience ends.
+//! Taint eviction: pods that do not tolerate a node's `NoExecute` taints are deleted, at once or after the shortest `tolerationSeconds`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct Controller {
     /// Since when pods wait: a taint that a person set does not say when.
     waiting: Mutex<HashMap<String, Timestamp>>,
     deletions: Counter,
-    /// From the end of a pod's patience to its deletion.
+    /// From the end of the time that a pod tolerates its taints to its deletion.
     delay: Histogram,
 }
 
@@ -98,7 +98,7 @@ fn tolerations(pod: &Pod) -> &[Toleration] {
 }
 
 /// How long a pod may stay that was first met with these taints at `met`: `None` for ever, zero not at all.
-fn patience(taints: &[Taint], tolerations: &[Toleration], met: Timestamp, now: Timestamp) -> Option<Duration> {
+fn tolerated_for(taints: &[Taint], tolerations: &[Toleration], met: Timestamp, now: Timestamp) -> Option<Duration> {
     let mut shortest = None;
     for taint in taints {
         let matching: Vec<&Toleration> = tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
@@ -127,7 +127,7 @@ impl Reconcile for Controller {
             };
             let now = self.clock.now();
             let met = self.waiting.lock().get(key).copied().unwrap_or(now);
-            match patience(&evicting(&node), tolerations(&pod), met, now) {
+            match tolerated_for(&evicting(&node), tolerations(&pod), met, now) {
                 Some(left) if !left.is_zero() => {
                     self.waiting.lock().insert(key.to_owned(), met);
                     Ok(Requeue::After(left + Duration::from_millis(500)))
@@ -176,7 +176,7 @@ mod tests {
     use crate::pods::tests::at;
 
     #[test]
-    fn patience_is_the_shortest_of_the_tolerations() {
+    fn the_shortest_toleration_counts() {
         let taint = |key: &str| Taint {
             key: key.into(),
             effect: "NoExecute".into(),
@@ -199,13 +199,13 @@ mod tests {
             (vec![taint("a"), taint("b")], vec![toleration("a", None)], Some(0)),
         ] {
             assert_eq!(
-                patience(&taints, &tolerations, at(0), at(10)).map(|left| left.as_secs()),
+                tolerated_for(&taints, &tolerations, at(0), at(10)).map(|left| left.as_secs()),
                 expected,
                 "{taints:?} {tolerations:?}"
             );
         }
         let timeless = Taint { time_added: None, ..taint("a") };
-        let left = patience(&[timeless], &[toleration("a", Some(30))], at(4), at(10));
+        let left = tolerated_for(&[timeless], &[toleration("a", Some(30))], at(4), at(10));
         assert_eq!(left, Some(Duration::from_secs(24)), "a taint without a time counts from when it was met");
     }
 }

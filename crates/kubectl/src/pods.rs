@@ -25,7 +25,7 @@ pub(crate) async fn of_object(
     namespace: &str,
     word: &str,
     purpose: &str,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Vec<Value>> {
     let (kind, name) = word.split_once('/').unwrap_or(("pod", word));
     let mapping = cx.discovery()?.resolve(cx, kind).await?;
@@ -44,7 +44,7 @@ pub(crate) async fn of_object(
     if pods.is_empty() {
         let open = || Request::get(path.clone()).query("labelSelector", selector.clone());
         let mut watch = Watch::open(cx, open, text(&list, "/metadata/resourceVersion").to_owned());
-        let first = tokio::time::timeout(patience, watch.next()).await;
+        let first = tokio::time::timeout(timeout, watch.next()).await;
         first.map_err(|_| Failure::message("timed out waiting for the condition"))??;
         pods = by_selector(cx, namespace, &selector).await?;
     }

@@ -422,7 +422,8 @@ async fn in_chunks(cx: &Context, request: impl Fn() -> Request) -> Result<Value>
             None => whole = Some(decoded),
             Some(all) => {
                 for key in ["items", "rows"] {
-                    if let (Some(to), Some(from)) = (all[key].as_array_mut(), decoded[key].as_array_mut()) {
+                    if let (Some(Value::Array(to)), Some(Value::Array(from))) = (all.get_mut(key), decoded.get_mut(key))
+                    {
                         to.append(from);
                     }
                 }

@@ -214,7 +214,7 @@ where
     let mut pending: Vec<u8> = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     let mut successor = None;
-    let (mut ended, mut in_doubt, mut patience) = (false, true, IDLE);
+    let (mut ended, mut in_doubt, mut timeout) = (false, true, IDLE);
     loop {
         let room = buffer.len().min(usize::try_from(unread).unwrap_or(usize::MAX));
         let count = file.read(&mut buffer[..room]).await?;
@@ -255,12 +255,12 @@ where
             continue;
         }
         tokio::select! {
-            change = tokio::time::timeout(patience, watch.changed()) => {
+            change = tokio::time::timeout(timeout, watch.changed()) => {
                 in_doubt = change != Ok(Change::Written);
-                patience = match change {
-                    Ok(Change::Written) => patience,
+                timeout = match change {
+                    Ok(Change::Written) => timeout,
                     Ok(Change::Closed) => SOON,
-                    Err(_) => (2 * patience).min(IDLE),
+                    Err(_) => (2 * timeout).min(IDLE),
                 };
             }
             () = out.closed() => return Ok(()),

@@ -217,8 +217,8 @@ fn serve(listener: usize, signals: usize) -> ! {
 }
 
 fn answer(client: usize) {
-    let patience = [REQUEST_TIMEOUT_SECONDS, 0];
-    call(number::SETSOCKOPT, [client, SOL_SOCKET, SO_RCVTIMEO, patience.as_ptr() as usize, 16]);
+    let timeout = [REQUEST_TIMEOUT_SECONDS, 0];
+    call(number::SETSOCKOPT, [client, SOL_SOCKET, SO_RCVTIMEO, timeout.as_ptr() as usize, 16]);
     let mut request = [0_u8; 4096];
     let mut length = 0;
     while !request[..length].windows(4).any(|end| end == b"\r\n\r\n") {

@@ -37,7 +37,7 @@ pub(crate) struct FlowControl {
     queue_set: Mutex<QueueSet>,
     /// All that levels share.
     seats: usize,
-    patience: Duration,
+    queue_timeout: Duration,
     metrics: Metrics,
 }
 
@@ -48,7 +48,7 @@ impl FlowControl {
             table: Default::default(),
             queue_set: Default::default(),
             seats,
-            patience: request_timeout / QUEUE_TIME_DIVISOR,
+            queue_timeout: request_timeout / QUEUE_TIME_DIVISOR,
             metrics: metrics.clone(),
         });
         let (schemas, levels) = registry::flowcontrol::suggested::suggested();
@@ -112,7 +112,7 @@ impl FlowControl {
             Arrival::Waits { place, ticket, woken } => {
                 let began = Instant::now();
                 let waiting = Waiting::new(self, &flow, place, ticket);
-                if tokio::time::timeout(self.patience, woken).await.is_err() {
+                if tokio::time::timeout(self.queue_timeout, woken).await.is_err() {
                     return Err(refuse(&flow, "time-out", began.elapsed()));
                 }
                 waiting.sit_down();

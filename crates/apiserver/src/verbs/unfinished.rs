@@ -48,8 +48,7 @@ pub(super) async fn finished(operation: &Operation, created: Bytes) -> Result<By
             }
         }
     };
-    let patience = tokio::time::timeout(INITIALIZERS_TIMEOUT, waiting);
-    patience
+    tokio::time::timeout(INITIALIZERS_TIMEOUT, waiting)
         .await
         .unwrap_or_else(|_| Err(Status::timeout("the object was not initialized within the allotted time", 0)))
 }

@@ -119,7 +119,7 @@ async fn security_signers_speak_for_themselves_and_nodes_see_their_own_requests(
     let requests = format!("{group}/namespaces/default/podcertificaterequests");
     let asked = rcgen::CertificateParams::new(Vec::new()).unwrap();
     let asked = asked.serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
-    let asked = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, asked.der().to_vec());
+    let asked = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, asked.der());
     let request = |name: &str, node: &str| {
         json!({"metadata": {"name": name}, "spec": {"signerName": "example.com/signer", "podName": "p", "podUID": "u",
             "serviceAccountName": "default", "serviceAccountUID": "s", "nodeName": node, "nodeUID": "x",

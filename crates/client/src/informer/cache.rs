@@ -16,6 +16,7 @@ type Entries = HashMap<String, Keys>;
 /// The keys under one value. In the largest indexes, as that of addresses, it is one, which needs no set of its own.
 enum Keys {
     One(Key),
+    #[expect(clippy::box_collection, reason = "a value that leads to one object stays small")]
     Many(Box<HashSet<Key>>),
 }
 

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::future::Future;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{OnceLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::cidr::Cidr;
 use cni::routes::{self, Backend, Peer, VxlanConfig};
@@ -118,7 +118,7 @@ pub(crate) fn cidr(text: &str) -> Cidr {
 fn up(socket: &Socket, name: &str, address: Option<&str>) -> u32 {
     let link = socket.link(name).unwrap().unwrap();
     if let Some(address) = address {
-        socket.add_address(link.index, cidr(address)).unwrap();
+        socket.add_own_address(link.index, cidr(address)).unwrap();
     }
     socket.set_up(link.index).unwrap();
     link.index
@@ -159,7 +159,7 @@ impl Lab {
         cable(&outside, "up0", "192.0.2.1/24", "192.0.2.2/24");
         let add = |link: &str, address: &str| {
             let socket = Socket::open().unwrap();
-            socket.add_address(socket.link(link).unwrap().unwrap().index, cidr(address)).unwrap();
+            socket.add_own_address(socket.link(link).unwrap().unwrap().index, cidr(address)).unwrap();
         };
         add("up0", "2001:db8:2::1/64");
         outside.run(|| {
@@ -307,6 +307,20 @@ fn serve(listener: TcpListener) {
             let _ = stream.unwrap().write_all(page().as_bytes());
         }
     });
+}
+
+/// A link that has just come up has its addresses a moment later.
+fn listen(address: &str) -> TcpListener {
+    let deadline = Instant::now() + COMMAND_TIMEOUT;
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return listener,
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{address}: {error}"),
+        }
+    }
 }
 
 fn connects(target: &str) -> bool {
@@ -462,7 +476,7 @@ pub(crate) fn two_hosts(family: &Addresses, routed: bool, backend: Backend) {
         program(host, &peers[i], &peers);
     }
     let far = SocketAddr::new(cidr(family.pod_addresses[1]).addr, 80).to_string();
-    serve(pods[1].run(|| TcpListener::bind(&far).unwrap()));
+    serve(pods[1].run(|| listen(&far)));
     assert!(pods[0].run(|| connects(&far)), "{far} {backend:?} routed={routed}");
     // Nobody has it: unreachable here, not asked of the router.
     let nobody = SocketAddr::new(family.nobody.parse().unwrap(), 80);

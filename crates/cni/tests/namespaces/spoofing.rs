@@ -1,6 +1,7 @@
 //! A pod that sends under addresses which are not its own, frame by frame, to its neighbour on the bridge.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use cni::{AddResult, AttachmentArgs};
 use netlink::{mac_text, parse_mac};
@@ -237,12 +238,19 @@ fn arriving_at_the_node(lab: &Lab, more: Value) -> Vec<(&'static str, bool)> {
         }
     }
     let socket = std::net::UdpSocket::bind("[::]:9").unwrap();
-    socket.set_read_timeout(Some(std::time::Duration::from_secs(2))).unwrap();
     let wire = lab.pod_wire();
     let send4 = |from: Ipv4Addr, mark: &str| {
         wire.send(&[frame(me, node, IP, &ipv4(from, to, 9)), mark.as_bytes().to_vec()].concat());
     };
     let send6 = |from: Ipv6Addr, mark: &str| wire.send(&frame(me, node, IP6, &marked_udp6(from, to6, mark)));
+    // A link that has just come up has its addresses a moment later.
+    socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let is_up = (0..40).any(|_| {
+        send6(own6, "here");
+        socket.recv(&mut [0; MARK]).is_ok()
+    });
+    assert!(is_up, "nothing arrives");
+    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     send4(own, "m000");
     send6(own6, "m001");
     send4("10.42.0.77".parse().unwrap(), "m002");
@@ -258,6 +266,7 @@ fn arriving_at_the_node(lab: &Lab, more: Value) -> Vec<(&'static str, bool)> {
         let mark = String::from_utf8_lossy(&mark).into_owned();
         match mark.strip_prefix('m').and_then(|number| number.parse::<usize>().ok()) {
             Some(number) => seen[number] = true,
+            None if mark == "here" => {}
             None => break assert_eq!(mark, "last"),
         }
     }

@@ -240,8 +240,8 @@ impl Exchange<'_> {
             None => return text(StatusCode::INTERNAL_SERVER_ERROR, "this route leads nowhere"),
         };
         let request = Request::from_parts(head, body.clone());
-        let patience = self.route.backend_timeout.unwrap_or(limits.answer);
-        let until = Instant::now() + patience;
+        let timeout = self.route.backend_timeout.unwrap_or(limits.answer);
+        let until = Instant::now() + timeout;
         let until = self.deadline.map_or(until, |deadline| deadline.min(until));
         let sent = tokio::time::timeout_at(until, self.send(backend, request)).await;
         let (response, lease) = match sent {

@@ -117,9 +117,9 @@ async fn sweep(plane: Weak<DataPlane>, stop: CancellationToken) {
 
 impl DataPlane {
     /// Waits for upgraded connections to notice that all is over, though not for ever.
-    pub(crate) async fn finish(&self, patience: Duration) {
+    pub(crate) async fn finish(&self, timeout: Duration) {
         self.swap(Arc::default());
         self.tasks.close();
-        let _ = tokio::time::timeout(patience, self.tasks.wait()).await;
+        let _ = tokio::time::timeout(timeout, self.tasks.wait()).await;
     }
 }

@@ -57,8 +57,8 @@ pub(super) async fn one_pod(cx: &Context, namespace: &str, word: &str) -> Result
     if !word.contains('/') {
         return Request::get(known("v1", "pods", "Pod", true).object_path(namespace, word)).value(cx).await;
     }
-    let patience = cx.flags.duration("pod-running-timeout");
-    let found = pods::of_object(cx, namespace, word, "attach to", patience).await?;
+    let timeout = cx.flags.duration("pod-running-timeout");
+    let found = pods::of_object(cx, namespace, word, "attach to", timeout).await?;
     found.into_iter().next().ok_or_else(|| Failure::message("timed out waiting for the condition"))
 }
 

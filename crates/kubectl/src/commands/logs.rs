@@ -96,8 +96,8 @@ async fn run(cx: &Context) -> Result<()> {
     let found = match &target {
         None => pods::by_selector(cx, &namespace, &selector).await?,
         Some(t) if t.contains('/') => {
-            let patience = cx.flags.duration("pod-running-timeout");
-            let found = pods::of_object(cx, &namespace, t, "get the logs from", patience).await;
+            let timeout = cx.flags.duration("pod-running-timeout");
+            let found = pods::of_object(cx, &namespace, t, "get the logs from", timeout).await;
             let mut all = found.map_err(missing)?;
             if all.len() > 1 && !all_pods {
                 cx.eprintln(format!("Found {} pods, using pod/{}", all.len(), text(&all[0], "/metadata/name")));

@@ -63,7 +63,7 @@ pub(super) async fn run(bus: PathBuf, wanted: Duration, events: mpsc::Sender<Eve
 /// Makes logind patient enough, takes the lock, and asks for signals.
 fn prepare(connection: &mut Connection, wanted: Duration, events: &mpsc::Sender<Event>) -> Result<(), dbus::Error> {
     if logind::max_delay(connection)? < wanted {
-        ask_for_patience(Path::new(OVERRIDE), wanted)?;
+        ask_for_delay(Path::new(OVERRIDE), wanted)?;
         systemd::kill_unit(connection, "systemd-logind.service", HANGUP)?;
         let deadline = Instant::now() + RELOAD_TIMEOUT;
         while logind::max_delay(connection)? < wanted {
@@ -84,7 +84,7 @@ fn prepare(connection: &mut Connection, wanted: Duration, events: &mpsc::Sender<
 /// SIGHUP: read your configuration again.
 const HANGUP: i32 = 1;
 
-fn ask_for_patience(path: &Path, wanted: Duration) -> std::io::Result<()> {
+fn ask_for_delay(path: &Path, wanted: Duration) -> std::io::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }

@@ -106,7 +106,7 @@ fn up(name: &str, addresses: [&str; 2]) -> u32 {
     std::fs::write("/proc/sys/net/ipv6/conf/all/accept_dad", "0").unwrap();
     socket.set_up(link.index).unwrap();
     for address in addresses {
-        socket.add_address(link.index, cidr(address)).unwrap();
+        socket.add_own_address(link.index, cidr(address)).unwrap();
     }
     for (setting, value) in [("rp_filter", "0"), ("accept_local", "1")] {
         for scope in ["all", name] {
@@ -235,7 +235,7 @@ impl Lab {
             via(["10.99.1.1", "fd99:0:0:1::1"]);
             let socket = Socket::open().unwrap();
             for (last, is_v6) in (2..14).flat_map(|last| [(last, false), (last, true)]) {
-                socket.add_address(index, Cidr::host(pod_address(last, is_v6))).unwrap();
+                socket.add_own_address(index, Cidr::host(pod_address(last, is_v6))).unwrap();
             }
             let mut receivers: Vec<Receiver> =
                 PORTS.iter().map(|port| Receiver::new(Protocol::Udp, false, *port)).collect();

@@ -178,7 +178,7 @@ impl Lab {
         let up = |socket: &Socket, name: &str, address: Option<&str>| {
             let link = socket.link(name).unwrap().unwrap();
             if let Some(address) = address {
-                socket.add_address(link.index, cidr(address)).unwrap();
+                socket.add_own_address(link.index, cidr(address)).unwrap();
             }
             socket.set_up(link.index).unwrap();
             link.index
@@ -186,7 +186,7 @@ impl Lab {
         up(&host, "lo", None);
         host.add_link("br0", LinkKind::Bridge { vlan_filtering: false }, None, None).unwrap();
         let bridge = up(&host, "br0", Some("10.42.0.1/24"));
-        host.add_address(bridge, cidr("fd42::1/64")).unwrap();
+        host.add_own_address(bridge, cidr("fd42::1/64")).unwrap();
         let cable = |namespace: &Namespace, name: &str, addresses: &'static [String], gateways: &'static [&str]| {
             let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.0.as_fd()), peer_mtu: None };
             host.add_link(name, kind, None, None).unwrap();
@@ -195,7 +195,7 @@ impl Lab {
                 for (link, addresses) in [("lo", &[][..]), ("eth0", addresses)] {
                     let link = socket.link(link).unwrap().unwrap();
                     socket.set_up(link.index).unwrap();
-                    addresses.iter().for_each(|a| socket.add_address(link.index, cidr(a)).unwrap());
+                    addresses.iter().for_each(|a| socket.add_own_address(link.index, cidr(a)).unwrap());
                 }
                 for gateway in gateways {
                     let gateway: std::net::IpAddr = gateway.parse().unwrap();
@@ -220,7 +220,7 @@ impl Lab {
         let addresses = vec!["192.0.2.2/24".to_owned(), "2001:db8:2::2/64".to_owned()].leak();
         cable(&outside, "up0", addresses, &["192.0.2.1", "2001:db8:2::1"]);
         let uplink = up(&host, "up0", Some("192.0.2.1/24"));
-        host.add_address(uplink, cidr("2001:db8:2::1/64")).unwrap();
+        host.add_own_address(uplink, cidr("2001:db8:2::1/64")).unwrap();
         let (pod_ranges, service_ranges) = (RANGES[0].map(cidr), RANGES[1].map(cidr));
         routes::seal(&pod_ranges, &service_ranges, Some("192.0.2.1".parse().unwrap())).unwrap();
         Self { pods, outside, mode, family }

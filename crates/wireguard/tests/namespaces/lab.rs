@@ -70,7 +70,7 @@ impl Namespace {
 pub(crate) fn up(socket: &Socket, name: &str, addresses: &[Cidr]) -> u32 {
     let link = socket.link(name).unwrap().unwrap();
     for address in addresses {
-        socket.add_address(link.index, *address).unwrap();
+        socket.add_own_address(link.index, *address).unwrap();
     }
     socket.set_up(link.index).unwrap();
     link.index
