@@ -185,11 +185,12 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
                 end_trouble(place, number, &all[number]);
             }
         }
-        stall.0 = stall.0.max(tally.take_silence());
         if let Err(error) = look_after(&mut all) {
             tally.problem(format!("what has ended is not started again: {error:#}"));
         }
         tokio::time::sleep(REST).await;
+        // Only now: writes may stand still for longer than the trouble lasts.
+        stall.0 = stall.0.max(tally.take_silence());
     }
     tally.stop.store(true, Ordering::Relaxed);
     while let Some(ended) = writers.join_next().await {
@@ -226,6 +227,9 @@ fn conclude(minutes: u64, rounds: usize, stalls: &[(Duration, u32)], tally: &Tal
     }
     for (fault, (stall, _)) in Fault::ALL.iter().zip(stalls).filter(|(_, (stall, _))| *stall > MAX_STALL) {
         tally.problem(format!("nothing was acknowledged for {:.0} s at a {}", stall.as_secs_f64(), fault.name()));
+    }
+    if rounds == 0 || tally.acknowledged.load(Ordering::Relaxed) == 0 {
+        tally.problem("nothing was written under faults, so that nothing is known".to_owned());
     }
     let problems = tally.problems.lock();
     println!(
@@ -342,6 +346,11 @@ fn value_of(map: &ConfigMap) -> Option<u64> {
 
 fn version_of(map: &ConfigMap) -> Option<u64> {
     map.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+/// None for what nobody here wrote.
+fn state_of(map: &ConfigMap) -> Option<State> {
+    Some(State { version: version_of(map)?, value: value_of(map)? })
 }
 
 fn register(number: usize) -> String {
@@ -465,9 +474,7 @@ impl Writer {
             Ok(Err(error)) if error.is_not_found() => None,
             _ => return false,
         };
-        let state = found.as_ref().map_or(Some(State::default()), |found| {
-            Some(State { version: version_of(found)?, value: value_of(found)? })
-        });
+        let state = found.as_ref().map_or(Some(State::default()), state_of);
         let Some(state) = state else {
             self.tally.problem(format!("{} is not as anybody wrote it: {found:?}", register(number)));
             return true;
@@ -501,6 +508,17 @@ impl Writer {
     }
 }
 
+/// What is left of the registers is part of the history: the last write must be there as well.
+fn read_registers(listed: &[ConfigMap], started: u64, tally: &Tally) {
+    for number in 0..REGISTERS {
+        let found = listed.iter().find(|map| map.metadata.name == Some(register(number)));
+        match found.map_or(Some(State::default()), state_of) {
+            Some(state) => tally.record(number, started, Kind::Read(state)),
+            None => tally.problem(format!("{} is not as anybody wrote it: {found:?}", register(number))),
+        }
+    }
+}
+
 /// Whether what was acknowledged is at every server, and in the cache that has followed all the time, and what was deleted is
 /// at none.
 async fn verify(clients: &[Client], informer: &Informer<ConfigMap>, tally: &Tally) {
@@ -515,8 +533,12 @@ async fn verify(clients: &[Client], informer: &Informer<ConfigMap>, tally: &Tall
         let deadline = Instant::now() + END_TIMEOUT;
         let wrong = loop {
             let maps = client.namespaced::<ConfigMap>("default");
+            let started = tally.tick();
             let failure = match tokio::time::timeout(REQUEST_TIMEOUT, maps.list(&ListParams::default())).await {
-                Ok(Ok(listed)) => break wrong(&listed.items.into_iter().filter_map(|map| map.metadata.name).collect()),
+                Ok(Ok(listed)) => {
+                    read_registers(&listed.items, started, tally);
+                    break wrong(&listed.items.into_iter().filter_map(|map| map.metadata.name).collect());
+                }
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "no answer".to_owned(),
             };
@@ -541,6 +563,22 @@ async fn verify(clients: &[Client], informer: &Informer<ConfigMap>, tally: &Tall
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_register_whose_last_write_is_lost_is_found_in_the_end() {
+        let tally = Tally::default();
+        let started = tally.tick();
+        let outcome = Outcome::Written(7);
+        tally.record(0, started, Kind::Write { value: 5, expected: 0, outcome });
+        let found = |version: &str| config_map(&register(0), 5, Some(version.to_owned()));
+        read_registers(&[found("7")], tally.tick(), &tally);
+        assert!(history::violations(&tally.history.lock()).is_empty());
+        read_registers(&[], tally.tick(), &tally);
+        assert_eq!(history::violations(&tally.history.lock()).len(), 1);
+        assert!(tally.problems.lock().is_empty());
+        read_registers(&[found("x")], tally.tick(), &tally);
+        assert_eq!(tally.problems.lock().len(), 1);
+    }
 
     #[test]
     fn every_machine_has_every_trouble() {

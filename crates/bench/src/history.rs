@@ -2,7 +2,8 @@
 //!
 //! Each object is a register: every state of it has a version, larger than the one before, so the order of versions is the
 //! only candidate. A history is linearizable if that order agrees with real time, if every write replaced the very state
-//! that it expected, and if nobody saw what was never written. What holds for every register holds for all of them together.
+//! that it expected or was refused because that was not there, and if nobody saw what was never written. What holds for
+//! every register holds for all of them together.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -71,6 +72,7 @@ impl<'a> Register<'a> {
         let versions = self.versions_by_value();
         self.check_values(&versions);
         self.check_replaced(&versions);
+        self.check_refused(&versions);
         self.check_real_time(&versions);
         let number = self.number;
         self.violations.iter().map(|violation| format!("register {number}: {violation}")).collect()
@@ -139,6 +141,28 @@ impl<'a> Register<'a> {
         }
     }
 
+    /// Who was refused had expected a state that somebody else may have replaced by then.
+    fn check_refused(&mut self, versions: &HashMap<u64, u64>) {
+        // When each write that may have been carried out began, and how far the register had come with those until then.
+        let mut came: Vec<(u64, u64)> = Vec::new();
+        for operation in &self.operations {
+            let Kind::Write { value, expected, outcome: Outcome::Written(_) | Outcome::Open } = operation.kind else {
+                continue;
+            };
+            let version = versions.get(&value).copied().unwrap_or(expected + 1);
+            let before = came.last().map_or(0, |(_, furthest)| *furthest);
+            came.push((operation.started, before.max(version)));
+        }
+        for operation in &self.operations {
+            let Kind::Write { value, expected, outcome: Outcome::Refused } = operation.kind else { continue };
+            let begun = came.partition_point(|(started, _)| *started < operation.ended);
+            let furthest = came[..begun].last().map_or(0, |(_, furthest)| *furthest);
+            if furthest <= expected {
+                self.violations.push(format!("{value} was refused, though nobody had replaced {expected}"));
+            }
+        }
+    }
+
     /// What began after something had ended comes after it.
     fn check_real_time(&mut self, versions: &HashMap<u64, u64>) {
         let version = |operation: &Operation| match operation.kind {
@@ -198,6 +222,17 @@ mod tests {
             ),
             ("nothing yet", vec![read(0, 3, 0, 0), write(1, 2, 0, 100, Written(5))], ""),
             ("refused and not there", vec![first.clone(), write(2, 3, 4, 101, Refused), read(4, 5, 5, 100)], ""),
+            (
+                "refused beside one without an answer",
+                vec![first.clone(), write(2, 3, 5, 101, Open), write(4, 5, 5, 102, Refused)],
+                "",
+            ),
+            ("refused for nothing", vec![first.clone(), write(2, 3, 5, 101, Refused)], "nobody had replaced 5"),
+            (
+                "refused before the other began",
+                vec![first.clone(), write(2, 3, 5, 101, Refused), write(4, 5, 5, 102, Written(9))],
+                "nobody had replaced 5",
+            ),
             ("without an answer, never seen", vec![first.clone(), write(2, 3, 5, 101, Open), read(4, 5, 5, 100)], ""),
             (
                 "without an answer, seen late",

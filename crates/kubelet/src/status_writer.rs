@@ -101,7 +101,7 @@ impl StatusWriter {
         self.entries.lock().get(key)?.latest()
     }
 
-    /// Whether the newest status says that a pod has run to its end.
+    /// Whether the newest status says that a pod has run to its end, and all of its containers with it.
     pub(crate) fn is_terminal(&self, key: &str) -> bool {
         self.entries.lock().get(key).is_some_and(Entry::is_terminal)
     }
@@ -222,8 +222,16 @@ impl Entry {
             Some(status) => status.phase.as_deref(),
             None => self.sent["phase"].as_str(),
         };
-        phase.is_some_and(api::pod::is_terminal_phase)
+        // A sidecar outlives an init container that failed, and holds what it has until it is stopped.
+        phase.is_some_and(api::pod::is_terminal_phase) && !self.latest().is_some_and(|status| runs(&status))
     }
+}
+
+/// Whether the status tells of a container that runs.
+fn runs(status: &PodStatus) -> bool {
+    let all = [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let mut all = all.into_iter().flatten().flatten();
+    all.any(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()))
 }
 
 /// Ends that the new status tells of and the old one did not. One that was followed by a restart at once is only in the last state.
@@ -478,6 +486,10 @@ mod tests {
             writer.delete(phase, &told);
             assert_eq!(writer.is_terminal(phase), expected, "{phase}, told before a restart");
         }
+        let sidecar = json!({"name": "s", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}});
+        let failed = serde_json::from_value(json!({"phase": "Failed", "initContainerStatuses": [sidecar]})).unwrap();
+        writer.set("u", &pod_of("u"), failed);
+        assert!(!writer.is_terminal("u"), "a sidecar still runs");
     }
 
     #[test]

@@ -77,6 +77,10 @@ fn restore(file: &Path, dir: &Path) -> Result<Report, crate::StoreError> {
         return embedded::restore(file, dir);
     }
     let Contents { kvs, revision } = foreign::read_etcd_snapshot(file, ROOT)?;
+    if kvs.is_empty() {
+        let message = format!("{} has no objects below {ROOT}: is it a snapshot of a cluster?", file.display());
+        return Err(crate::StoreError::Invalid(message));
+    }
     embedded::import(dir, Imported { kvs, revision, lease_time: LEASE_TIME })
 }
 

@@ -30,7 +30,7 @@ use error::AuthnError;
 pub(crate) use external_signer::{ExternalSigner, is_endpoint};
 pub(crate) use front_proxy::FrontProxy;
 pub(crate) use oidc::Oidc;
-pub(crate) use service_account::{LAST_USED, PublicKeys, TokenClaims, TokenIssuer, day};
+pub(crate) use service_account::{LAST_USED, PublicKeys, TokenClaims, TokenIssuer, day, is_today};
 pub(crate) use static_files::{BasicFile, TokenFile};
 pub(crate) use webhook::TokenWebhook;
 

@@ -347,6 +347,13 @@ pub(crate) fn day(seconds: i64) -> Option<String> {
     Some(moment.to_zoned(jiff::tz::TimeZone::UTC).date().to_string())
 }
 
+/// Whether a day in a label is that of a moment, or the next one: a server whose clock is ahead may have written that, and the
+/// two would go on to write over each other.
+pub(crate) fn is_today(label: &str, seconds: i64) -> bool {
+    const DAY: i64 = 24 * 60 * 60;
+    [seconds, seconds.saturating_add(DAY)].into_iter().filter_map(day).any(|day| day == label)
+}
+
 /// A token that lives in a secret: it counts as long as the secret holds it.
 fn legacy_user(
     caches: &Caches,
@@ -370,14 +377,15 @@ fn legacy_user(
         return Err(LegacyTokenError::AnotherToken.into());
     }
     let labels = secret.metadata.labels.as_ref();
+    check_account(caches, &namespace, &name, &uid, now)?;
+    // Also of a token that does not count any more: the secret of one that somebody still uses is not deleted.
+    if labels.and_then(|labels| labels.get(LAST_USED)).is_none_or(|label| !is_today(label, now)) {
+        uses.note(&namespace, &secret_name);
+    }
     let invalid_since = labels.and_then(|labels| labels.get("kubernetes.io/legacy-token-invalid-since"));
     if invalid_since.is_some_and(|since| !since.is_empty()) {
         let (secret, account) = (secret_name, name);
         return Err(LegacyTokenError::Invalidated { namespace, secret, account }.into());
-    }
-    check_account(caches, &namespace, &name, &uid, now)?;
-    if labels.and_then(|labels| labels.get(LAST_USED)) != day(now).as_ref() {
-        uses.note(&namespace, &secret_name);
     }
     crate::audit::annotate("authentication.k8s.io/legacy-token-manual-secret", &secret_name);
     Ok(UserInfo::service_account(&namespace, &name, uid))
@@ -388,6 +396,17 @@ mod tests {
     use super::*;
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+    #[test]
+    fn a_day_is_written_once_where_clocks_differ() {
+        let noon = "2026-01-01T12:00:00Z".parse::<jiff::Timestamp>().unwrap().as_second();
+        assert_eq!(day(noon).as_deref(), Some("2026-01-01"));
+        for (label, expected) in
+            [("2025-12-31", false), ("2026-01-01", true), ("2026-01-02", true), ("2026-01-03", false), ("", false)]
+        {
+            assert_eq!(is_today(label, noon), expected, "{label}");
+        }
+    }
 
     fn issuer(dir: &Path, name: &str) -> (TokenIssuer, PublicKeys) {
         let file = dir.join(name);

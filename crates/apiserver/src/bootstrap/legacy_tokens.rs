@@ -9,7 +9,7 @@ use jiff::civil::Date;
 use serde_json::{Value, json};
 
 use crate::api_services::trust::write;
-use crate::authn::{LAST_USED, day};
+use crate::authn::{LAST_USED, day, is_today};
 use crate::stamp::now;
 use crate::state::State;
 
@@ -64,10 +64,10 @@ async fn note(state: &Arc<State>, namespace: &str, name: &str) -> anyhow::Result
     let found = state.caches.get("secrets").and_then(|cache| cache.get(&format!("{namespace}/{name}")));
     let Some(found) = found else { return Ok(()) };
     let mut secret: Value = found.decode()?;
-    let today = json!(day(now().as_second()));
-    if secret["metadata"]["labels"][LAST_USED] == today {
+    let seconds = now().as_second();
+    if secret["metadata"]["labels"][LAST_USED].as_str().is_some_and(|label| is_today(label, seconds)) {
         return Ok(());
     }
-    secret["metadata"]["labels"][LAST_USED] = today;
+    secret["metadata"]["labels"][LAST_USED] = json!(day(seconds));
     write(state, Method::PUT, &format!("/api/v1/namespaces/{namespace}/secrets/{name}"), &secret).await
 }

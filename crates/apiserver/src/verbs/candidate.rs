@@ -106,6 +106,12 @@ pub(super) async fn exists(operation: &Operation) -> Result<bool, Status> {
     Ok(look_up(operation, &inner).await?.0.is_some())
 }
 
+/// Whether the store has no such object: a cache that is behind may show what another server has deleted.
+pub(super) async fn is_gone(operation: &Operation) -> Result<bool, Status> {
+    let inner = inner_key(&operation.resource, &operation.info.namespace, &operation.info.name);
+    Ok(newest(operation, &inner).await?.is_none())
+}
+
 /// The object in the cache, and whether that is surely the latest. What is not there is looked for with every finished write.
 async fn look_up(operation: &Operation, inner: &str) -> Result<(Option<Arc<Entry>>, bool), Status> {
     operation.state.caches.settled().await?;

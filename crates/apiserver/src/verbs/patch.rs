@@ -228,19 +228,29 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         }
         decode_checked(resource, value, &mut Vec::new())
     };
-    if !super::candidate::exists(operation).await? {
-        if target != Target::Main {
-            return Err(operation.not_found(&operation.info.name));
+    if super::candidate::exists(operation).await? {
+        let modified = modify(operation, target, |current, _| {
+            build(Some(&super::managed_fields::live_value(resource, current.entry)?))
+        });
+        match modified.await {
+            Err(status) if status.is_not_found() => {
+                // Deleted by another server, which the cache did not show yet; or something else was not found.
+                if !super::candidate::is_gone(operation).await? {
+                    return Err(status);
+                }
+            }
+            modified => return modified,
         }
-        if config["metadata"].get("uid").is_some_and(|uid| !uid.is_null()) {
-            let message = "the object has been deleted and recreated: its uid is not the one applied";
-            return Err(Status::conflict(&operation.group_resource(), &operation.info.name, message));
-        }
-        let stored = super::create::create_instead(operation, build(None)?).await?;
-        return Ok(Written { stored, created: true });
     }
-    modify(operation, target, |current, _| build(Some(&super::managed_fields::live_value(resource, current.entry)?)))
-        .await
+    if target != Target::Main {
+        return Err(operation.not_found(&operation.info.name));
+    }
+    if config["metadata"].get("uid").is_some_and(|uid| !uid.is_null()) {
+        let message = "the object has been deleted and recreated: its uid is not the one applied";
+        return Err(Status::conflict(&operation.group_resource(), &operation.info.name, message));
+    }
+    let stored = super::create::create_instead(operation, build(None)?).await?;
+    Ok(Written { stored, created: true })
 }
 
 async fn patch_object(operation: &Operation) -> Result<Written, Status> {

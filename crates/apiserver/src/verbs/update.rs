@@ -75,13 +75,25 @@ pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Stat
     }
     let version = object.meta().resource_version.clone();
     let mut object = Some(object);
-    let written = modify(operation, target, move |current, _| {
+    let written = modify(operation, target, |current, _| {
         // The version that it names is written over once, so that nothing needs to be kept for another time.
-        let is_only_attempt = version.as_ref().is_some_and(|version| *version == current.entry.revision.to_string());
+        let is_named = version.as_ref().is_some_and(|version| *version == current.entry.revision.to_string());
+        let is_only_attempt = is_named && !may_create;
         let next = if is_only_attempt { object.take() } else { object.as_ref().map(|object| object.boxed_clone()) };
         next.ok_or_else(|| Status::modified(&operation.group_resource(), &operation.info.name))
-    });
-    written.await?.respond(operation)
+    })
+    .await;
+    match (written, object) {
+        (Err(status), Some(object)) if may_create && status.is_not_found() => {
+            // Deleted by another server, which the cache did not show yet; or something else was not found.
+            if !candidate::is_gone(operation).await? {
+                return Err(status);
+            }
+            let stored = super::create::create_instead(operation, object).await?;
+            Written { stored, created: true }.respond(operation)
+        }
+        (written, _) => written?.respond(operation),
+    }
 }
 
 /// Takes the object, lets `make` build the new one, runs every check and writes it if nobody wrote in between;

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use crate::harness::Cluster;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles";
 const MERGE: &str = "application/merge-patch+json";
+const APPLY: &str = "application/apply-patch+yaml";
 
 fn object(name: &str, version: &Value, by: &str) -> Value {
     json!({"metadata": {"name": name, "resourceVersion": version}, "data": {"by": by}})
@@ -61,6 +63,23 @@ async fn writes_of_another_server_count_at_once_and_a_write_asks_etcd_once() {
         assert_eq!(two.send("PUT", path, object(name, version(&fourth), "two")).await.0, 404);
         assert_eq!(patched(&two, path, json!({"data": {"x": "y"}})).await.0, 404);
         assert_eq!(two.send("DELETE", path, Value::Null).await.0, 404);
+        // What another server has deleted is made again by writes that make what is missing.
+        let config = |by: &str| {
+            let data = json!({"by": by});
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data})
+        };
+        let apply = &format!("{path}?fieldManager=two");
+        assert_eq!(two.send_raw("PATCH", apply, APPLY, config("two")).await.0, 201);
+        assert_eq!(one.send("DELETE", path, Value::Null).await.0, 200);
+        assert_eq!(two.send_raw("PATCH", apply, APPLY, config("again")).await.0, 201);
+        let role = |verb: &str| {
+            let rule = json!({"apiGroups": [""], "resources": ["pods"], "verbs": [verb]});
+            json!({"metadata": {"name": name}, "rules": [rule]})
+        };
+        let path = &format!("{ROLES}/{name}");
+        assert_eq!(two.send("PUT", path, role("get")).await.0, 201);
+        assert_eq!(one.send("DELETE", path, Value::Null).await.0, 200);
+        assert_eq!(two.send("PUT", path, role("list")).await.0, 201);
     }
 
     const WRITES: u64 = 100;

@@ -120,6 +120,22 @@ async fn webhooks_that_refuse_or_fail_are_bounded() {
     assert_eq!(server.take().iter().filter(|(path, _)| path == "/allow").count(), 1);
 }
 
+/// What judges every object may itself run in the cluster, and cannot answer before that is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_starts_while_a_webhook_about_its_own_objects_is_away() {
+    const TRACKING: &str =
+        "/api/v1/namespaces/kube-system/configmaps/kube-apiserver-legacy-service-account-token-tracking";
+    let cluster = Cluster::start().await;
+    let nobody = json!({"url": "https://127.0.0.1:1/x"});
+    configure(&cluster, VALIDATING, "v", vec![hook("w.example.com", nobody, json!({}))]).await;
+    assert_eq!(cluster.send("DELETE", TRACKING, Value::Null).await.0, 200);
+    let dir = cluster.stop().await;
+    let store = dir.path().join("store");
+    let again = Cluster::with(|config| config.storage = apiserver::Storage::Embedded(store)).await;
+    assert_eq!(again.send("GET", TRACKING, Value::Null).await.0, 404);
+    assert_eq!(again.send("POST", MAPS, map("m")).await.0, 500);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn webhooks_are_asked_about_what_they_select() {
     let cluster = Cluster::start().await;

@@ -114,7 +114,6 @@ async fn rotate_running(options: &Options) -> Result<String> {
     let named = encrypted_resources(&file)?;
     let beneath = Beneath::open(options, &flags).await?;
     let before = beneath.contents().await?;
-    let alive: Vec<&str> = before.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).collect();
     let client = connect(&options.admin_kubeconfig())?;
     let resources = match named.iter().any(|name| is_wildcard(name)) {
         true => expanded(&named, &served(&client).await?),
@@ -122,13 +121,18 @@ async fn rotate_running(options: &Options) -> Result<String> {
     };
     // One that is down just now has a file of keys as well, and could read nothing when it comes back.
     let servers = if flags.etcd.is_used() { servers(&client).await? } else { Vec::new() };
-    check_all_known(&alive, servers.len())?;
+    check_all_known(&alive_in(&before), servers.len())?;
     remove_leftovers(&client).await.context("removing what an exchange that was broken off has left")?;
+    if flags.etcd.is_used() {
+        // Whoever joined with what was offered before would come with the keys of before, also beside one server.
+        join::withdraw_offers(&client).await?;
+    }
     let exchanged = Exchanged { client: &client, beneath: &beneath, resources: &resources };
     let (added, count) = match servers.len() {
         0 | 1 => {
             let added = add_key(&file)?;
             let count = exchanged.write_everything(&added).await?;
+            exchanged.check_nobody_came(servers.len()).await?;
             keep_key(&file, &added)?;
             (added, count)
         }
@@ -174,6 +178,11 @@ async fn servers(client: &Client) -> Result<Vec<Node>> {
     Ok(listed.context("looking for other servers")?.items)
 }
 
+/// Where servers are alive, by what they write down.
+fn alive_in(kvs: &[KeyValue]) -> Vec<&str> {
+    kvs.iter().filter_map(|kv| kv.key.strip_prefix(SERVERS)).collect()
+}
+
 /// A server that takes no part would not know the new key.
 fn check_all_known(alive: &[&str], nodes: usize) -> Result<()> {
     if alive.len() > nodes.max(1) {
@@ -188,8 +197,6 @@ fn check_all_known(alive: &[&str], nodes: usize) -> Result<()> {
 /// The same for several servers: a step begins when all of them have come to the end of the one before.
 async fn exchange_everywhere(options: &Options, exchanged: &Exchanged<'_>) -> Result<(String, usize)> {
     let client = exchanged.client;
-    // Whoever joined meanwhile would come with the keys of an earlier step.
-    join::withdraw_offers(client).await?;
     let file = options.encryption_file();
     let before = std::fs::read(&file).with_context(|| file.display().to_string())?;
     let (added, known) = with_new_key_last(&before)?;
@@ -200,6 +207,9 @@ async fn exchange_everywhere(options: &Options, exchanged: &Exchanged<'_>) -> Re
         until_followed(client, text).await?;
     }
     let count = exchanged.write_everything(&added).await?;
+    // What was offered while the older key still wrote would have a new server write with it.
+    join::withdraw_offers(client).await?;
+    exchanged.check_nobody_came(servers(client).await?.len()).await?;
     let alone = with_key_alone(&used, &added)?;
     exchange.tell(&alone).await?;
     until_followed(client, &alone).await?;
@@ -251,6 +261,12 @@ impl Exchanged<'_> {
             bail!("{key} is not encrypted with {added}: no key was forgotten; give the command again");
         }
         Ok(count)
+    }
+
+    /// A server that came meanwhile, and was told nothing, has only a key that is about to be forgotten.
+    async fn check_nobody_came(&self, nodes: usize) -> Result<()> {
+        let now = self.beneath.contents().await?;
+        check_all_known(&alive_in(&now), nodes).context("no key was forgotten; give the command again")
     }
 }
 
@@ -364,6 +380,16 @@ mod tests {
         }
         let refused = check_all_known(&["a", "b"], 1).unwrap_err().to_string();
         assert!(refused.contains("alive at a, b, and 1 nodes are servers"), "{refused}");
+        let kv = |key: &str| KeyValue {
+            key: key.into(),
+            value: String::new().into(),
+            create_revision: Revision(1),
+            mod_revision: Revision(1),
+            version: 1,
+            lease: None,
+        };
+        let stored = [kv("/registry/masterleases/192.0.2.1"), kv("/registry/pods/a/p")];
+        assert_eq!(alive_in(&stored), ["192.0.2.1"]);
     }
 
     #[test]

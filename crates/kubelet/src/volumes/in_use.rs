@@ -53,6 +53,14 @@ impl InUse {
         true
     }
 
+    /// As [`InUse::hold`], for what is held on behalf of somebody; says whether they hold it still.
+    pub(super) fn hold_for(&self, name: &str, uid: &str, holder: &str) -> bool {
+        let mut held = self.held.lock();
+        let Some(holders) = held.get_mut(name).filter(|holders| holders.contains(uid)) else { return false };
+        holders.insert(holder.to_string());
+        true
+    }
+
     /// The volume is in use already, whether the API shows that or not.
     pub(super) fn keep(&self, name: &str, uid: &str) {
         let mut held = self.held.lock();
@@ -123,6 +131,11 @@ mod tests {
         // What an earlier kubelet has mounted.
         in_use.keep("v", "place");
         assert_eq!(in_use.names(), ["v"]);
+        assert!(!in_use.hold_for("v", "gone", "other place"), "others have it, and not the one that asked");
+        in_use.release("v", "place");
+        assert!(in_use.names().is_empty());
+        in_use.keep("v", "place");
+        assert!(in_use.hold_for("v", "place", "other place"));
         assert!(in_use.hold("v", STAGING));
     }
 }

@@ -170,6 +170,21 @@ fn security_damaged_databases_are_refused_and_end() {
 async fn snapshots_of_etcd_are_read() {
     let cluster = Cluster::start(1);
     let etcd: Arc<dyn Store> = Arc::new(cluster.connect().await);
+    let dir = tempfile::tempdir().unwrap();
+    let save = |name: &str| {
+        let path = dir.path().join(name);
+        let mut save = Command::new("etcdctl");
+        save.env("ETCDCTL_API", "3").args(["snapshot", "save"]).arg(&path);
+        save.arg("--endpoints").arg(&cluster.endpoints()[0]);
+        assert!(save.output().unwrap().status.success());
+        path
+    };
+    // One of something else does not become an empty store.
+    etcd.put("/other/y", "y").await.unwrap();
+    let restore = store::cli::Command::Restore { file: save("other.db"), dir: dir.path().join("other") };
+    let error = store::cli::main(restore).await.unwrap_err();
+    assert!(error.to_string().contains("no objects below /registry/"), "{error}");
+
     for n in 0..700 {
         etcd.put(&format!("/registry/a/{:03}", n % 500), format!("{n}-").repeat(1 + n * 3)).await.unwrap();
     }
@@ -184,12 +199,7 @@ async fn snapshots_of_etcd_are_read() {
     // The latest change is a deletion, and compacted: no key has its revision.
     etcd.compact(last).await.unwrap();
 
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("snapshot.db");
-    let mut save = Command::new("etcdctl");
-    save.env("ETCDCTL_API", "3").args(["snapshot", "save"]).arg(&path).arg("--endpoints").arg(&cluster.endpoints()[0]);
-    assert!(save.output().unwrap().status.success());
-
+    let path = save("snapshot.db");
     let transfer = Transfer { root: "/registry/", mark: "/registry/mark", without: &[] };
     let expected = transfer.read(&*etcd).await.unwrap();
     let found = read_etcd_snapshot(&path, "/registry/").unwrap();

@@ -269,6 +269,8 @@ impl<M: Machine> Iscsi<M> {
         request.disk.check().map_err(|cause| request.failed(operation, cause))?;
         if let Some(mounted) = self.ready(&request).await.map_err(|error| request.failed(operation, error))? {
             self.in_use.keep(&request.unique_name, &request.uid);
+            // Also what a kubelet mounted that wrote nothing down: the pod lets go of it before its session does.
+            self.in_use.keep(&request.unique_name, &holder(&request.used().place()));
             return Ok(mounted);
         }
         let attached = tokio::time::timeout(self.call_timeout, attached).await;
@@ -339,8 +341,8 @@ impl<M: Machine> Iscsi<M> {
             Ok(false)
         });
         let is_mounted = is_mounted.await.map_err(|error| request.failed(Operation::WaitForAttach, error))?;
-        if !self.in_use.hold(&request.unique_name, &holder(&at)) {
-            // It was taken down before this was written down.
+        if !self.in_use.hold_for(&request.unique_name, &uid, &holder(&at)) {
+            // It was taken down before this was written down, whoever else has the disk.
             let record = self.pod_record(&uid, &name);
             blocking(move || std::fs::remove_file(record)).await.ok();
             return Err(request.failed(Operation::WaitForAttach, IscsiError::PodGone));
@@ -458,20 +460,16 @@ impl<M: Machine> Iscsi<M> {
         let Some((disk, others)) = found.await? else { return Ok(()) };
         session::detach(&self.machine, &disk, &others).await?;
         let record = self.in_use_record(&at);
-        let in_use = blocking(move || {
-            let in_use = match records::read::<InUseRecord>(&record) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                read => Some(read?),
-            };
+        let removed = blocking(move || {
             files::remove_tree(&path)?;
-            if in_use.is_some() {
-                std::fs::remove_file(&record)?;
+            match std::fs::remove_file(&record) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
             }
-            Ok(in_use)
         });
-        if let Some(in_use) = in_use.await? {
-            self.in_use.release(&in_use.unique_name, &holder(&at));
-        }
+        removed.await?;
+        // Under all of its names: one source leaves out the port that another one says.
+        self.in_use.release_all(&holder(&at));
         Ok(())
     }
 }

@@ -451,3 +451,34 @@ async fn a_disk_is_not_reached_for_before_the_node_may_have_it_and_is_in_use_unt
     node.end("c").await;
     assert_eq!(node.iscsi.in_use.names(), [""; 0]);
 }
+
+/// The portal of a source may say its port or not: the place is the same, the name is not.
+#[tokio::test]
+async fn a_disk_of_two_names_is_let_go_under_both() {
+    let node = Node::new(Recorded::default());
+    let mut with_port = source(0);
+    with_port["targetPortal"] = json!("10.0.0.1:3260");
+    node.set_up("a", "pv-a", source(0), true).await.unwrap();
+    node.set_up("b", "pv-b", with_port, true).await.unwrap();
+    assert_eq!(node.iscsi.in_use.names().len(), 2);
+    node.end("a").await;
+    assert_eq!(node.iscsi.in_use.names().len(), 2, "its session is still there");
+    node.end("b").await;
+    assert_eq!(node.iscsi.in_use.names(), [""; 0]);
+}
+
+/// A kubelet of before has mounted it and written nothing down.
+#[tokio::test]
+async fn a_disk_that_is_found_mounted_is_in_use_until_its_session_ended() {
+    let node = Node::new(Recorded::default());
+    node.set_up("a", "pv", source(0), true).await.unwrap();
+    let disk: ISCSIPersistentVolumeSource = serde_json::from_value(source(0)).unwrap();
+    let used = Request::new("a", "pv", &disk, false).with(&[], true).used();
+    node.iscsi.in_use.release_all(&holder(&used.place()));
+    std::fs::remove_dir_all(node.iscsi.plugin().join(IN_USE)).unwrap();
+    node.set_up("a", "pv", source(0), true).await.unwrap();
+    node.iscsi.in_use.release_all("a");
+    assert_eq!(node.iscsi.in_use.names().len(), 1, "its session is still there");
+    node.end("a").await;
+    assert_eq!(node.iscsi.in_use.names(), [""; 0]);
+}
