@@ -5,6 +5,7 @@
 //! objects are written there: a node sees its own requests and nothing else.
 
 mod driver;
+mod mounts;
 mod quota;
 mod requests;
 mod store;

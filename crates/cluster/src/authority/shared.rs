@@ -3,7 +3,6 @@
 //! It is sealed with a key made from that of the front proxy's authority, which is on every server, in no store, and stays. Who
 //! has that one may speak to the API as anybody already.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +13,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::ca_rotation::Rotation;
 use crate::join::ServerKey;
-use crate::pki::Pki;
 
 pub(super) const NAMESPACE: &str = "kube-system";
 pub(super) const NAME: &str = "cox-ca-rotation";
@@ -23,7 +21,7 @@ const FIELD: &str = "rotation";
 /// The exchange in a Secret.
 pub(super) fn read(secret: &Secret, dir: &Path) -> Result<Rotation> {
     let sealed = secret.data.as_ref().and_then(|data| data.get(FIELD)).context("it is empty")?;
-    let plain = key(dir)?.open(NAME, sealed.0.clone())?;
+    let plain = ServerKey::of_servers(dir, NAME)?.open(NAME, sealed.0.clone())?;
     serde_json::from_slice(&plain).context("it is none")
 }
 
@@ -42,7 +40,7 @@ pub(super) async fn save(
     rotation: &Rotation,
     version: Option<String>,
 ) -> Result<Option<String>> {
-    let sealed = ByteString(key(dir)?.seal(NAME, &serde_json::to_vec(rotation)?)?);
+    let sealed = ByteString(ServerKey::of_servers(dir, NAME)?.seal(NAME, &serde_json::to_vec(rotation)?)?);
     let is_new = version.is_none();
     let metadata = ObjectMeta { name: Some(NAME.to_owned()), resource_version: version, ..ObjectMeta::default() };
     let secret = Secret { metadata, data: Some([(FIELD.to_owned(), sealed)].into()), ..Secret::default() };
@@ -68,16 +66,10 @@ pub(super) async fn forget(client: &Client) -> Result<()> {
     }
 }
 
-fn key(dir: &Path) -> Result<ServerKey> {
-    let path = Pki::open(dir).key("front-proxy-ca");
-    let secret = fs::read(&path).with_context(|| path.display().to_string())?;
-    ServerKey::derived(&secret, NAME)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pki::write_private;
+    use crate::pki::{Pki, write_private};
 
     #[test]
     fn security_an_exchange_is_read_by_servers_of_the_cluster_only() {
@@ -88,7 +80,10 @@ mod tests {
         let (certificate, its_key) = crate::pki::new_authority("kubernetes-ca").unwrap();
         Pki::open(own.path()).replace_authority(&certificate, &its_key).unwrap();
         let rotation = Rotation::begin(own.path()).unwrap();
-        let sealed = key(own.path()).unwrap().seal(NAME, &serde_json::to_vec(&rotation).unwrap()).unwrap();
+        let sealed = ServerKey::of_servers(own.path(), NAME)
+            .unwrap()
+            .seal(NAME, &serde_json::to_vec(&rotation).unwrap())
+            .unwrap();
         assert!(!sealed.windows(11).any(|window| window == b"PRIVATE KEY"));
         let secret = Secret { data: Some([(FIELD.to_owned(), ByteString(sealed))].into()), ..Secret::default() };
         assert_eq!(read(&secret, own.path()).unwrap(), rotation);

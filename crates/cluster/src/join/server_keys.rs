@@ -29,7 +29,7 @@ use super::token::{NAMESPACE, Token};
 use crate::etcd::Etcd;
 use crate::ha::Ha;
 use crate::options::Options;
-use crate::pki::{private_dir, write_private};
+use crate::pki::{Pki, private_dir, write_private};
 use crate::role::{GROUP, MANAGER};
 use crate::shape::{Flags, Machine};
 
@@ -59,8 +59,15 @@ impl ServerKey {
         Ok(ServerKey(key))
     }
 
+    /// One that all servers of a cluster make, for one purpose: by the key of the authority that only they have.
+    pub(crate) fn of_servers(pki: &Path, purpose: &str) -> Result<ServerKey> {
+        let path = Pki::open(pki).key("front-proxy-ca");
+        let secret = fs::read(&path).with_context(|| path.display().to_string())?;
+        Self::derived(&secret, purpose)
+    }
+
     /// One that everybody makes who has the secret, for one purpose.
-    pub(crate) fn derived(secret: &[u8], purpose: &str) -> Result<ServerKey> {
+    fn derived(secret: &[u8], purpose: &str) -> Result<ServerKey> {
         let mut key = [0; KEY_LENGTH];
         let expanded = Salt::new(HKDF_SHA256, &[]).extract(secret);
         let filled = expanded.expand(&[purpose.as_bytes()], HKDF_SHA256).and_then(|made| made.fill(&mut key));

@@ -3,7 +3,6 @@
 //! It is sealed with a key made from that of the front proxy's authority, which is on every server and in no store: who reads
 //! the store has not read the keys.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -17,7 +16,6 @@ use ring::digest::{SHA256, digest};
 
 use super::{LABEL, NAMESPACE};
 use crate::join::ServerKey;
-use crate::pki::Pki;
 
 pub(super) const NAME: &str = "cox-key-rotation";
 const FIELD: &str = "keys";
@@ -44,7 +42,7 @@ impl<'a> Exchange<'a> {
         let is_new = resource_version.is_none();
         let labels = Some([(LABEL.to_owned(), FIELD.to_owned())].into());
         let metadata = ObjectMeta { name: Some(NAME.to_owned()), labels, resource_version, ..ObjectMeta::default() };
-        let sealed = ByteString(key(&self.pki)?.seal(NAME, text)?);
+        let sealed = ByteString(ServerKey::of_servers(&self.pki, NAME)?.seal(NAME, text)?);
         let order = Secret { metadata, data: Some([(FIELD.to_owned(), sealed)].into()), ..Secret::default() };
         let told = match is_new {
             true => secrets.create(&order).await,
@@ -78,7 +76,7 @@ impl<'a> Exchange<'a> {
 /// The file that servers are told to have.
 pub(super) fn read(secret: &Secret, pki: &Path) -> Result<Vec<u8>> {
     let sealed = secret.data.as_ref().and_then(|data| data.get(FIELD)).context("it has no keys")?;
-    key(pki)?.open(NAME, sealed.0.clone())
+    ServerKey::of_servers(pki, NAME)?.open(NAME, sealed.0.clone())
 }
 
 /// What a server says that has this file. Nobody finds a key by it: keys are as long as this is.
@@ -96,12 +94,6 @@ pub(super) fn behind(servers: &[Node], mark: &str) -> Vec<String> {
     late.map(|node| node.metadata.name.clone().unwrap_or_default()).collect()
 }
 
-fn key(pki: &Path) -> Result<ServerKey> {
-    let path = Pki::open(pki).key("front-proxy-ca");
-    let secret = fs::read(&path).with_context(|| path.display().to_string())?;
-    ServerKey::derived(&secret, NAME)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,7 +105,7 @@ mod tests {
         for (dir, text) in [(&own, "one"), (&other, "another")] {
             write_private(&dir.path().join("front-proxy-ca.key"), text.as_bytes()).unwrap();
         }
-        let sealed = key(own.path()).unwrap().seal(NAME, b"secret: c2VjcmV0").unwrap();
+        let sealed = ServerKey::of_servers(own.path(), NAME).unwrap().seal(NAME, b"secret: c2VjcmV0").unwrap();
         assert!(!sealed.windows(8).any(|window| window == b"c2VjcmV0"));
         let secret = Secret { data: Some([(FIELD.to_owned(), ByteString(sealed))].into()), ..Secret::default() };
         assert_eq!(read(&secret, own.path()).unwrap(), b"secret: c2VjcmV0");
