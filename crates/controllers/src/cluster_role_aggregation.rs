@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use api::selector::Selector;
 use client::{Client, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 
-use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::{Error, pods};
 
 struct Controller {
     client: Client,
@@ -34,8 +33,7 @@ fn plan(role: &ClusterRole, roles: &[Arc<ClusterRole>]) -> Result<Vec<PolicyRule
     sorted.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
     let mut rules = Vec::new();
     for selector in role.aggregation_rule.iter().flat_map(|rule| rule.cluster_role_selectors.iter().flatten()) {
-        let selector =
-            Selector::from_label_selector(Some(selector)).map_err(|error| Error::object(error.to_string()))?;
+        let selector = pods::selector(Some(selector))?;
         for other in sorted.iter().filter(|other| selector.matches(other.metadata.labels.as_ref())) {
             for rule in other.rules.iter().flatten() {
                 if !rules.contains(rule) {

@@ -113,8 +113,7 @@ fn packed_replicas<K>(object: &Packed<K>) -> Option<i32> {
 }
 
 fn selector(budget: &PodDisruptionBudget) -> Result<Selector, Error> {
-    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-    Selector::from_label_selector(selector).map_err(|error| Error::object(error.to_string()))
+    pods::selector(budget.spec.as_ref().and_then(|spec| spec.selector.as_ref()))
 }
 
 fn budgets_of(budgets: &Informer<PodDisruptionBudget>, pod: &Pod) -> Vec<String> {

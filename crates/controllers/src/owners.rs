@@ -48,6 +48,7 @@ pub(crate) fn controller_key<K: Resource>(meta: &ObjectMeta, owners: &Informer<K
 }
 
 /// Keys of those who may adopt an object: none if it has a controller, else all of its namespace whose selector matches it.
+/// An empty selector, which matches everything, adopts nothing.
 pub(crate) fn adopters<K: Resource>(
     meta: &ObjectMeta,
     owners: &Informer<K>,
@@ -57,7 +58,9 @@ pub(crate) fn adopters<K: Resource>(
         return Vec::new();
     }
     let namespace = meta.namespace.as_deref().unwrap_or_default();
-    let matches = |owner: &Arc<K>| selector(owner).is_ok_and(|selector| selector.matches(meta.labels.as_ref()));
+    let matches = |owner: &Arc<K>| {
+        selector(owner).is_ok_and(|selector| !selector.is_empty() && selector.matches(meta.labels.as_ref()))
+    };
     owners.by_namespace(namespace).into_iter().filter(matches).map(|owner| client::object_key(&*owner)).collect()
 }
 

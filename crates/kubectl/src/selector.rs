@@ -1,98 +1,28 @@
-//! Label selectors, where kubectl itself must match (files with `-l`).
+//! Label selectors of objects that kubectl holds as values: matched where kubectl itself must (files with `-l`), and
+//! written as the query parameter wants them. The rules are those of [`api::selector`].
 
+use api::selector::Selector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
 use crate::failure::{Failure, Result};
 
 pub(crate) fn matches_labels(selector: &str, labels: &Value) -> Result<bool> {
-    for term in terms(selector) {
-        let term = term.trim();
-        if term.is_empty() {
-            continue;
-        }
-        if !matches_term(term, labels)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    let parsed = Selector::parse(selector)
+        .map_err(|error| Failure::message(format!("the provided selector {selector:?} is not valid: {error}")))?;
+    Ok(parsed.matches_with(|key| labels[key].as_str()))
 }
 
-fn matches_term(term: &str, labels: &Value) -> Result<bool> {
-    let value = |key: &str| labels[key.trim()].as_str();
-    if let Some((key, rest)) = term.split_once(" notin ") {
-        return Ok(value(key).is_none_or(|v| !set(rest).any(|s| s == v)));
-    }
-    if let Some((key, rest)) = term.split_once(" in ") {
-        return Ok(value(key).is_some_and(|v| set(rest).any(|s| s == v)));
-    }
-    if let Some((key, wanted)) = term.split_once("!=") {
-        return Ok(value(key) != Some(wanted.trim()));
-    }
-    if let Some((key, wanted)) = term.split_once("==").or_else(|| term.split_once('=')) {
-        return Ok(value(key) == Some(wanted.trim()));
-    }
-    if let Some(key) = term.strip_prefix('!') {
-        return Ok(value(key).is_none());
-    }
-    if term.contains(char::is_whitespace) {
-        return Err(Failure::message(format!(
-            "the provided selector \"{term}\" is not valid: unable to parse requirement"
-        )));
-    }
-    Ok(value(term).is_some())
-}
-
-fn set(text: &str) -> impl Iterator<Item = &str> {
-    text.trim().trim_start_matches('(').trim_end_matches(')').split(',').map(str::trim)
-}
-
-/// Commas inside parentheses do not separate.
-fn terms(selector: &str) -> Vec<&str> {
-    let mut out = Vec::new();
-    let (mut depth, mut start) = (0, 0);
-    for (i, c) in selector.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth -= 1,
-            ',' if depth == 0 => {
-                out.push(&selector[start..i]);
-                start = i + 1;
-            }
-            _ => {}
-        }
-    }
-    out.push(&selector[start..]);
-    out
-}
-
-/// `k=v,…` of a LabelSelector object, as the query parameter wants it; `None` when it selects nothing.
+/// `k=v,…` of a LabelSelector object, empty when it is absent; `None` when it is not valid.
 pub(crate) fn from_label_selector(selector: &Value) -> Option<String> {
-    let mut parts = Vec::new();
-    for (k, v) in selector["matchLabels"].as_object().into_iter().flatten() {
-        parts.push(format!("{k}={}", v.as_str().unwrap_or("")));
-    }
-    for e in selector["matchExpressions"].as_array().into_iter().flatten() {
-        let key = e["key"].as_str().unwrap_or("");
-        let values: Vec<&str> = e["values"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        parts.push(match e["operator"].as_str().unwrap_or("") {
-            "In" => format!("{key} in ({})", values.join(",")),
-            "NotIn" => format!("{key} notin ({})", values.join(",")),
-            "Exists" => key.to_owned(),
-            "DoesNotExist" => format!("!{key}"),
-            _ => return None,
-        });
-    }
-    Some(parts.join(","))
+    let selector: Option<LabelSelector> = serde_json::from_value(selector.clone()).ok()?;
+    Selector::from_label_selector(selector.as_ref()).ok().map(|selector| selector.to_string())
 }
 
-/// `k=v,…` of a plain map (Service, ReplicationController selectors).
+/// `k=v,…` of a plain map (labels; the selectors of Services and ReplicationControllers).
 pub(crate) fn from_map(map: &Value) -> String {
-    map.as_object()
-        .into_iter()
-        .flatten()
-        .map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or("")))
-        .collect::<Vec<_>>()
-        .join(",")
+    let pairs = map.as_object().into_iter().flatten().map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or("")));
+    pairs.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -101,26 +31,32 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn terms_match() {
+    fn values_match_as_objects_do() {
         let labels = json!({"a": "1", "b": "2"});
-        for (selector, expected) in [
-            ("a=1", true),
-            ("a==1,b=2", true),
-            ("a!=1", false),
-            ("c!=1", true),
-            ("a in (1,3)", true),
-            ("a notin (1,3)", false),
-            ("c notin (1)", true),
-            ("a", true),
-            ("!a", false),
-            ("!c,b", true),
+        for (selector, expected, without_labels) in [
+            ("a=1", true, false),
+            ("a==1,b=2", true, false),
+            ("a in (1,3), b", true, false),
+            ("a notin (1,3)", false, true),
+            ("a in(1)", true, false),
+            ("!a", false, true),
+            ("b>1", true, false),
+            ("c!=1", true, true),
         ] {
             assert_eq!(matches_labels(selector, &labels).unwrap(), expected, "{selector}");
+            assert_eq!(matches_labels(selector, &Value::Null).unwrap(), without_labels, "{selector}");
         }
-        assert_eq!(
-            from_label_selector(&json!({"matchLabels": {"a": "1"}, "matchExpressions": [{"key": "b", "operator": "In", "values": ["x", "y"]}]}))
-                .unwrap(),
-            "a=1,b in (x,y)"
-        );
+        let refused = matches_labels("a b", &labels).unwrap_err().to_string();
+        assert!(refused.contains("the provided selector \"a b\" is not valid"), "{refused}");
+    }
+
+    #[test]
+    fn selectors_are_written_for_queries() {
+        let expression = |operator: &str| json!({"key": "b", "operator": operator, "values": ["y", "x"]});
+        let selector = |operator: &str| json!({"matchLabels": {"c": "1"}, "matchExpressions": [expression(operator)]});
+        assert_eq!(from_label_selector(&selector("In")).unwrap(), "b in (x,y),c=1");
+        assert_eq!(from_label_selector(&selector("Near")), None);
+        assert_eq!(from_label_selector(&Value::Null).unwrap(), "");
+        assert_eq!(from_map(&json!({"a": "1", "b": "2"})), "a=1,b=2");
     }
 }

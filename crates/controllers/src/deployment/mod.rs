@@ -12,14 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Packed, Pod};
-use api::selector::Selector;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 
 use crate::Error;
 use crate::controller::{BATCH_INTERVAL, Context, Outcome, Reconcile, Requeue};
-use crate::owners::{candidates, claim, controller_key, controller_of, index_orphans, is_controlled_by};
+use crate::owners::{adopters, candidates, claim, controller_key, controller_of, index_orphans, is_controlled_by};
 use crate::pods;
 use plan::plan;
 pub(crate) use replica_sets::template_hash;
@@ -71,7 +70,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 fn set_keys(event: &Event<Packed<ReplicaSet>>, deployments: &Informer<Packed<Deployment>>) -> Vec<String> {
     let set = event.object();
     let mut keys: Vec<String> = controller_key(&set.metadata, deployments).into_iter().collect();
-    let mut orphan = !matches!(event, Event::Deleted(_)) && controller_of(&set.metadata).is_none();
+    let mut orphan = !matches!(event, Event::Deleted(_));
     if let Event::Modified { old, new } = event {
         if controller_of(&old.metadata) != controller_of(&new.metadata) {
             keys.extend(controller_key(&old.metadata, deployments));
@@ -80,19 +79,11 @@ fn set_keys(event: &Event<Packed<ReplicaSet>>, deployments: &Informer<Packed<Dep
         }
     }
     if orphan {
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let adopters = deployments.by_namespace(namespace).into_iter().filter(|deployment| {
-            selector(&deployment.unpack())
-                .is_ok_and(|selector| !selector.is_empty() && selector.matches(set.metadata.labels.as_ref()))
-        });
-        keys.extend(adopters.map(|deployment| pods::key(&*deployment)));
+        keys.extend(adopters(&set.metadata, deployments, |deployment| {
+            pods::selector(deployment.part(&["spec", "selector"]).as_ref())
+        }));
     }
     keys
-}
-
-fn selector(deployment: &Deployment) -> Result<Selector, Error> {
-    let selector = deployment.spec.as_ref().map(|spec| &spec.selector);
-    Selector::from_label_selector(selector).map_err(|error| Error::object(error.to_string()))
 }
 
 impl Reconcile for Controller {
@@ -106,7 +97,7 @@ impl Controller {
         let Some(deployment) = self.deployments.get(key) else { return Ok(Requeue::Never) };
         let deployment = deployment.unpack();
         let about = client::reference(&deployment);
-        let selector = selector(&deployment)?;
+        let selector = pods::selector(deployment.spec.as_ref().map(|spec| &spec.selector))?;
         if selector.is_empty() {
             self.recorder.warning(
                 &about,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Packed, Pod};
+use api::selector::Selector;
 use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::batch::v1::Job;
@@ -21,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
-use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{adopters, candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{Error, pods, slow_start};
 use metrics::Metrics;
 pub(crate) use plan::is_finished;
@@ -96,15 +97,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             }
             match key {
                 Some(key) => queue.add(key),
-                None if !gone && controller_of(&pod.metadata).is_none() => {
-                    for job in jobs.by_namespace(pod.metadata.namespace.as_deref().unwrap_or_default()) {
-                        let selector = pods::selector(job.part(&["spec", "selector"]).as_ref());
-                        if selector.is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref())) {
-                            queue.add(pods::key(&*job));
-                        }
-                    }
-                }
-                None => {}
+                None if gone => {}
+                None => adopters(&pod.metadata, &jobs, packed_selector).into_iter().for_each(|key| queue.add(key)),
             }
         })
     };
@@ -117,6 +111,10 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         expectations,
         metrics,
     })
+}
+
+fn packed_selector(job: &Packed<Job>) -> Result<Selector, Error> {
+    pods::selector(job.part(&["spec", "selector"]).as_ref())
 }
 
 impl Reconcile for Controller {

@@ -18,7 +18,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::ReplicationController;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue, Source, gather};
-use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{adopters, candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
 use crate::{pods, slow_start};
 use plan::{Action, Failure, age_ratios, next_available, plan, status};
 use replicated::Replicated;
@@ -82,13 +82,6 @@ fn subscribe<K: Replicated>(
     expectations: Arc<Expectations>,
     queue: WorkQueue<String>,
 ) -> Informer<Pod> {
-    let might_adopt = move |pod: &Pod, owners: &Informer<Packed<K>>| -> Vec<String> {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let matches = |owner: &Arc<Packed<K>>| {
-            K::packed_selector(owner).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
-        };
-        owners.by_namespace(namespace).into_iter().filter(matches).map(|owner| pods::key(&*owner)).collect()
-    };
     let look_soon = {
         let (owners, queue) = (owners.clone(), queue.clone());
         move |key: String| {
@@ -115,10 +108,7 @@ fn subscribe<K: Replicated>(
                 // The last one asked for: the next batch can begin.
                 if expectations.satisfied(&key) { queue.add(key) } else { look_soon(key) }
             }
-            None if controller_of(&pod.metadata).is_none() => {
-                might_adopt(pod, &owners).into_iter().for_each(|key| queue.add(key))
-            }
-            None => {}
+            None => adopters(&pod.metadata, &owners, K::packed_selector).into_iter().for_each(|key| queue.add(key)),
         },
         Event::Modified { old, new } => {
             if pods::is_terminating(new) {
@@ -133,8 +123,8 @@ fn subscribe<K: Replicated>(
             }
             match controller_key(&new.metadata, &owners) {
                 Some(key) => look_soon(key),
-                None if after.is_none() && (before.is_some() || old.metadata.labels != new.metadata.labels) => {
-                    might_adopt(new, &owners).into_iter().for_each(|key| queue.add(key));
+                None if before.is_some() || old.metadata.labels != new.metadata.labels => {
+                    adopters(&new.metadata, &owners, K::packed_selector).into_iter().for_each(|key| queue.add(key));
                 }
                 None => {}
             }

@@ -143,9 +143,7 @@ pub(crate) fn plain(value: &Value) -> String {
 
 /// `a=b,c=d` on one line.
 pub(crate) fn joined_labels(map: &Value) -> String {
-    let pairs: Vec<String> =
-        map.as_object().into_iter().flatten().map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or(""))).collect();
-    or_none(&pairs.join(",")).to_owned()
+    or_none(&crate::selector::from_map(map)).to_owned()
 }
 
 /// A label selector as people write it; `<none>` for one that selects everything.
