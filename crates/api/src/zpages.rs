@@ -49,7 +49,7 @@ pub fn statusz(about: &About<'_>, accept: &str) -> Option<Page> {
         Form::Structured(api_version) => {
             let value = json!({
                 "kind": "Statusz", "apiVersion": api_version, "metadata": {"name": about.component},
-                "startTime": about.started.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(), "uptimeSeconds": up,
+                "startTime": crate::time::rfc3339(about.started), "uptimeSeconds": up,
                 "goVersion": "none", "binaryVersion": version, "emulationVersion": emulated, "paths": paths,
             });
             (JSON, value.to_string())

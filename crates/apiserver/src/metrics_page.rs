@@ -127,7 +127,7 @@ fn show_reloads(all: &Metrics, [count_name, time_name]: Reloaded, reloads: &tls:
 fn identity_hash(state: &State) -> String {
     let address = state.endpoint().map_or_else(|| "localhost".to_owned(), |address| address.to_string());
     let digest = ring::digest::digest(&ring::digest::SHA256, format!("apiserver-{address}").as_bytes());
-    digest.as_ref().iter().fold("sha256:".to_owned(), |text, byte| text + &format!("{byte:02x}"))
+    format!("sha256:{}", api::hex::encode(digest))
 }
 
 #[cfg(test)]

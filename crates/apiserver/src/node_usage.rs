@@ -239,8 +239,9 @@ async fn sample(cluster: &Arc<Cluster>) -> Samples {
     let nodes: Vec<String> = match cluster.caches.get("minions") {
         Some(cache) => {
             let snapshot = cache.snapshot();
-            let ready =
-                snapshot.range(None, None).filter(|entry| entry.read::<Node>().is_ok_and(|node| is_ready(&node)));
+            let ready = snapshot
+                .range(None, None)
+                .filter(|entry| entry.read::<Node>().is_ok_and(|node| api::node::is_ready(&node)));
             ready.map(|node| node.name().to_owned()).collect()
         }
         None => Vec::new(),
@@ -248,12 +249,6 @@ async fn sample(cluster: &Arc<Cluster>) -> Samples {
     let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(cluster.clone(), node)).collect();
     let answers = stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready);
     answers.take_until(tokio::time::sleep(SCRAPE_INTERVAL)).collect().await
-}
-
-/// A node that its kubelet does not report is not asked: it would only be waited for.
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn sample_one(cluster: Arc<Cluster>, node: String) -> BoxFuture<'static, Option<(String, NodeSample)>> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::Status;
 use api::quantity::{Format, Quantity};
 use api::selector::{FieldSelector, Selector};
+use api::time::rfc3339;
 use http::{Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -47,7 +48,7 @@ struct Item {
 
 impl Item {
     fn metadata(&self, now: Timestamp) -> Value {
-        let mut metadata = json!({"name": self.name, "creationTimestamp": time(now)});
+        let mut metadata = json!({"name": self.name, "creationTimestamp": rfc3339(now)});
         if !self.namespace.is_empty() {
             metadata["namespace"] = json!(self.namespace);
         }
@@ -60,7 +61,7 @@ impl Item {
     fn object(&self, of: MetricsOf, now: Timestamp) -> Value {
         let mut value = json!({
             "metadata": self.metadata(now),
-            "timestamp": time(self.end),
+            "timestamp": rfc3339(self.end),
             "window": window(self.rates.length),
         });
         match of {
@@ -81,10 +82,6 @@ impl Item {
         });
         json!({"cells": [self.name, cpu(&total), memory(&total), window(self.rates.length)], "object": object})
     }
-}
-
-fn time(time: Timestamp) -> String {
-    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 fn window(length: Duration) -> String {

@@ -58,7 +58,7 @@ fn list(options: &Options) -> Result<()> {
     let now = Timestamp::now();
     println!("{:<34} {:<22} {:<15} {:<10} SUBJECT", "CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "AUTHORITY");
     for (name, certificate) in all(options)? {
-        let ends = certificate.not_after.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let ends = api::time::rfc3339(certificate.not_after);
         let left = remaining(certificate.not_after.duration_since(now));
         let kind = if certificate.is_authority { "yes" } else { "no" };
         println!("{name:<34} {ends:<22} {left:<15} {kind:<10} {}", certificate.subject);

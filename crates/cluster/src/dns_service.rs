@@ -229,9 +229,7 @@ fn endpoints<'a>(first: Option<(&str, IpAddr)>, is_ipv6: bool, nodes: impl Itera
             continue;
         };
         if first.is_none_or(|(first, _)| name != first) {
-            let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-            let is_ready = conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True");
-            all.push((name, address, is_ready));
+            all.push((name, address, api::node::is_ready(node)));
         }
     }
     all.sort();

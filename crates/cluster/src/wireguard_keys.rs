@@ -148,7 +148,7 @@ fn busy(nodes: &[Node], number: u64) -> Vec<String> {
 }
 
 fn names(nodes: &[Node], is_meant: impl Fn(Option<&Announcement>) -> bool) -> Vec<String> {
-    let ready = nodes.iter().filter(|node| is_ready(node));
+    let ready = nodes.iter().filter(|node| api::node::is_ready(node));
     let meant = ready.filter(|node| is_meant(announcement(node).as_ref()));
     meant.filter_map(|node| node.metadata.name.clone()).collect()
 }
@@ -160,7 +160,7 @@ fn newest(nodes: &[Node]) -> Option<u64> {
 
 /// The generation that more than half of the nodes that are ready have reached, if it is after `present`. What a few say decides nothing.
 fn overtaken(nodes: &[Node], present: u64) -> Option<u64> {
-    let ready = nodes.iter().filter(|node| is_ready(node));
+    let ready = nodes.iter().filter(|node| api::node::is_ready(node));
     let mut reached: Vec<u64> = ready.map(|node| newest_of(node).unwrap_or_default()).collect();
     reached.sort_unstable();
     let middle = *reached.get(reached.len().checked_sub(1)? / 2)?;
@@ -173,11 +173,6 @@ fn newest_of(node: &Node) -> Option<u64> {
 
 pub(crate) fn announcement(node: &Node) -> Option<Announcement> {
     node.metadata.annotations.as_ref()?.get(wireguard::ANNOTATION)?.parse().ok()
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
 fn is_due(present: &Generation, period: Option<Duration>, now: Timestamp) -> bool {

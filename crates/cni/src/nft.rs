@@ -10,5 +10,5 @@ pub fn short_hash(parts: &[&str]) -> String {
         hasher.update(part.as_bytes());
         hasher.update([0]);
     }
-    hasher.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    api::hex::encode(&hasher.finalize()[..8])
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Packed, Pod};
+use api::meta::Meta as _;
 use api::selector::Selector;
 use client::{Client, Clock, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -19,7 +20,6 @@ use serde_json::json;
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::int_or_percent::{Round, resolve};
-use crate::owners::controller_of;
 use crate::pods;
 
 /// An eviction that was granted but whose pod was not deleted after this is taken back.
@@ -117,7 +117,7 @@ fn selector(budget: &PodDisruptionBudget) -> Result<Selector, Error> {
 }
 
 fn budgets_of(budgets: &Informer<PodDisruptionBudget>, pod: &Pod) -> Vec<String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace();
     let matching = budgets
         .by_namespace(namespace)
         .into_iter()
@@ -160,7 +160,7 @@ impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(budget) = self.budgets.get(key) else { return Ok(Requeue::Never) };
         let spec = budget.spec.clone().unwrap_or_default();
-        let namespace = budget.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = budget.metadata.namespace();
         let selector = selector(&budget)?;
         let pods: Vec<Arc<Pod>> = self
             .pods
@@ -174,9 +174,7 @@ impl Controller {
         let now = self.clock.now();
         let (disrupted, recheck) = still_disrupted(&budget, &pods, now);
         let healthy = pods.iter().filter(|pod| {
-            pods::is_ready(pod)
-                && !pods::is_terminating(pod)
-                && !disrupted.contains_key(pod.metadata.name.as_deref().unwrap_or_default())
+            pods::is_ready(pod) && !pods::is_terminating(pod) && !disrupted.contains_key(pod.metadata.name())
         });
         let healthy = i32::try_from(healthy.count()).unwrap_or(i32::MAX);
         let old = budget.status.clone().unwrap_or_default();
@@ -236,13 +234,13 @@ impl Controller {
         let mut scale = Scale::default();
         let mut sizes: BTreeMap<String, i32> = BTreeMap::new();
         for pod in pods {
-            let Some(owner) = controller_of(&pod.metadata) else {
+            let Some(owner) = pod.metadata.controller() else {
                 scale.has_unmanaged = true;
                 continue;
             };
-            let key = format!("{}/{}", pod.metadata.namespace.as_deref().unwrap_or_default(), owner.name);
+            let key = format!("{}/{}", pod.metadata.namespace(), owner.name);
             let Some((uid, replicas)) = self.size_of(&owner.kind, &key) else {
-                let name = pod.metadata.name.as_deref().unwrap_or_default();
+                let name = pod.metadata.name();
                 return Err(NoController(name.to_owned()));
             };
             sizes.insert(uid, replicas);
@@ -256,8 +254,8 @@ impl Controller {
         let (uid, replicas) = match kind {
             "ReplicaSet" => {
                 let set = self.sets.get(key)?;
-                let deployment = controller_of(&set.metadata).filter(|owner| owner.kind == "Deployment");
-                let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+                let deployment = set.metadata.controller().filter(|owner| owner.kind == "Deployment");
+                let namespace = set.metadata.namespace();
                 let deployment =
                     deployment.and_then(|owner| self.deployments.get(&format!("{namespace}/{}", owner.name)));
                 match deployment {
@@ -289,7 +287,7 @@ impl Controller {
         }
         let condition = json!({
             "type": TARGET, "status": "False",
-            "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            "lastTransitionTime": api::time::rfc3339(now),
         });
         let patch = Patch::strategic(
             json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": [condition] } }),

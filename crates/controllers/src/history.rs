@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use client::{Api, Client, DeleteParams, Informer, Resource};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -10,16 +11,16 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::owners::{controller_of, controller_reference, is_controlled_by};
+use crate::owners::controller_reference;
 
 /// The label on pods that tells which revision they are of.
 pub(crate) const REVISION_LABEL: &str = "controller-revision-hash";
 
 /// The recorded revisions of `owner`, oldest first.
 pub(crate) fn of<K: Resource>(informer: &Informer<ControllerRevision>, owner: &K) -> Vec<Arc<ControllerRevision>> {
-    let uid = owner.metadata().uid.as_deref().unwrap_or_default();
+    let uid = owner.metadata().uid();
     let mut revisions: Vec<_> =
-        informer.by_owner(uid).into_iter().filter(|revision| is_controlled_by(&revision.metadata, uid)).collect();
+        informer.by_owner(uid).into_iter().filter(|revision| revision.metadata.is_controlled_by(uid)).collect();
     revisions.sort_by(|left, right| {
         (left.revision, &left.metadata.creation_timestamp).cmp(&(right.revision, &right.metadata.creation_timestamp))
     });
@@ -27,7 +28,7 @@ pub(crate) fn of<K: Resource>(informer: &Informer<ControllerRevision>, owner: &K
 }
 
 pub(crate) fn name(revision: &ControllerRevision) -> &str {
-    revision.metadata.name.as_deref().unwrap_or_default()
+    revision.metadata.name()
 }
 
 /// What a revision remembers of a template: a patch that replaces it.
@@ -51,7 +52,7 @@ pub(crate) async fn record<K: Resource>(
     revisions: &[Arc<ControllerRevision>],
     collisions: Option<i32>,
 ) -> Result<ControllerRevision, Error> {
-    let api = client.namespaced::<ControllerRevision>(owner.metadata().namespace.as_deref().unwrap_or_default());
+    let api = client.namespaced::<ControllerRevision>(owner.metadata().namespace());
     let data = data(present);
     let newest = revisions.last().map_or(0, |revision| revision.revision);
     let same =
@@ -65,7 +66,7 @@ pub(crate) async fn record<K: Resource>(
     let mut collisions = collisions;
     loop {
         let hash = crate::deployment::template_hash(present, collisions);
-        let owner_name = owner.metadata().name.as_deref().unwrap_or_default();
+        let owner_name = owner.metadata().name();
         let name = format!("{}-{hash}", owner_name.chars().take(223).collect::<String>());
         let mut labels = present.metadata.as_ref().and_then(|metadata| metadata.labels.clone()).unwrap_or_default();
         labels.insert(REVISION_LABEL.into(), hash);
@@ -103,7 +104,7 @@ async fn adopt<K: Resource>(
     mut revision: ControllerRevision,
     number: i64,
 ) -> Result<ControllerRevision, Error> {
-    if controller_of(&revision.metadata).is_some() {
+    if revision.metadata.controller().is_some() {
         return Ok(revision);
     }
     revision.metadata.owner_references.get_or_insert_default().push(controller_reference(owner));
@@ -121,7 +122,7 @@ pub(crate) async fn truncate(
     let unused: Vec<_> = revisions.iter().filter(|revision| !is_live(name(revision))).collect();
     let surplus = unused.len().saturating_sub(usize::try_from(limit).unwrap_or_default());
     for revision in unused.into_iter().take(surplus) {
-        let api = client.namespaced::<ControllerRevision>(revision.metadata.namespace.as_deref().unwrap_or_default());
+        let api = client.namespaced::<ControllerRevision>(revision.metadata.namespace());
         match api.delete(name(revision), &DeleteParams::default()).await {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use api::selector::Selector;
 use client::{Client, Informer, Object, Patch, Resource};
 use futures_util::future::join_all;
@@ -13,22 +14,13 @@ use crate::Error;
 /// The index under which objects without a controller are found, by namespace.
 const ORPHANS: &str = "orphans";
 
-/// The reference to the one owner that manages the object.
-pub(crate) fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
-    meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
-}
-
-pub(crate) fn is_controlled_by(meta: &ObjectMeta, uid: &str) -> bool {
-    controller_of(meta).is_some_and(|owner| owner.uid == uid)
-}
-
 /// A reference that makes `owner` the controller.
 pub(crate) fn controller_reference<K: Resource>(owner: &K) -> OwnerReference {
     OwnerReference {
         api_version: K::API_VERSION.into(),
         kind: K::KIND.into(),
-        name: owner.metadata().name.clone().unwrap_or_default(),
-        uid: owner.metadata().uid.clone().unwrap_or_default(),
+        name: owner.metadata().name().to_owned(),
+        uid: owner.metadata().uid().to_owned(),
         controller: Some(true),
         block_owner_deletion: Some(true),
     }
@@ -36,7 +28,7 @@ pub(crate) fn controller_reference<K: Resource>(owner: &K) -> OwnerReference {
 
 /// The key of the controller of `meta` if it is a `K` and still the one that is meant.
 pub(crate) fn controller_key<K: Resource>(meta: &ObjectMeta, owners: &Informer<K>) -> Option<String> {
-    let reference = controller_of(meta)?;
+    let reference = meta.controller()?;
     if reference.kind != K::KIND || reference.api_version.split('/').next() != K::API_VERSION.split('/').next() {
         return None;
     }
@@ -54,10 +46,10 @@ pub(crate) fn adopters<K: Resource>(
     owners: &Informer<K>,
     selector: fn(&K) -> Result<Selector, Error>,
 ) -> Vec<String> {
-    if controller_of(meta).is_some() {
+    if meta.controller().is_some() {
         return Vec::new();
     }
-    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let namespace = meta.namespace();
     let matches = |owner: &Arc<K>| {
         selector(owner).is_ok_and(|selector| !selector.is_empty() && selector.matches(meta.labels.as_ref()))
     };
@@ -66,7 +58,7 @@ pub(crate) fn adopters<K: Resource>(
 
 /// Adds the index that `candidates` needs.
 pub(crate) fn index_orphans<K: Object>(informer: &Informer<K>) {
-    informer.add_index(ORPHANS, |object| match controller_of(object.meta()) {
+    informer.add_index(ORPHANS, |object| match object.meta().controller() {
         None => object.meta().namespace.iter().cloned().collect(),
         Some(_) => Vec::new(),
     });
@@ -89,7 +81,7 @@ enum Claim {
 
 /// Decides about one candidate. An owner on its way out neither adopts nor releases.
 fn claim_one(owner_uid: &str, owner_deleting: bool, object: &ObjectMeta, matches: bool) -> Claim {
-    match controller_of(object) {
+    match object.controller() {
         Some(reference) if reference.uid != owner_uid => Claim::Ignore,
         Some(_) if matches => Claim::Keep,
         Some(_) if owner_deleting => Claim::Ignore,
@@ -109,7 +101,7 @@ pub(crate) async fn claim<O: Resource, K: Resource>(
     adoptable: impl Fn(&K) -> bool,
 ) -> Result<Vec<Arc<K>>, Error> {
     let meta = owner.metadata();
-    let (uid, namespace) = (meta.uid.as_deref().unwrap_or_default(), meta.namespace.as_deref().unwrap_or_default());
+    let (uid, namespace) = (meta.uid(), meta.namespace());
     let api = client.namespaced::<K>(namespace);
     let (mut kept, mut adopt, mut release) = (Vec::new(), Vec::new(), Vec::new());
     for object in candidates {
@@ -122,7 +114,7 @@ pub(crate) async fn claim<O: Resource, K: Resource>(
         }
     }
     if !adopt.is_empty() {
-        let fresh = client.namespaced::<O>(namespace).get(meta.name.as_deref().unwrap_or_default()).await?;
+        let fresh = client.namespaced::<O>(namespace).get(meta.name()).await?;
         if fresh.metadata().uid.as_deref() != Some(uid) || fresh.metadata().deletion_timestamp.is_some() {
             adopt.clear();
         }
@@ -132,7 +124,7 @@ pub(crate) async fn claim<O: Resource, K: Resource>(
         let patch = Patch::strategic(json!({
             "metadata": { "uid": meta.uid, "ownerReferences": [controller_reference(owner)] }
         }));
-        let (api, name) = (api.clone(), meta.name.clone().unwrap_or_default());
+        let (api, name) = (api.clone(), meta.name().to_owned());
         async move { api.patch(&name, &patch).await }
     });
     for adopted in join_all(adoptions).await {
@@ -147,7 +139,7 @@ pub(crate) async fn claim<O: Resource, K: Resource>(
         let patch = Patch::strategic(json!({
             "metadata": { "uid": meta.uid, "ownerReferences": [{ "$patch": "delete", "uid": uid }] }
         }));
-        match api.patch(meta.name.as_deref().unwrap_or_default(), &patch).await {
+        match api.patch(meta.name(), &patch).await {
             Ok(_) => {}
             Err(error) if error.is_not_found() || error.is_invalid() => {}
             Err(error) => return Err(error.into()),

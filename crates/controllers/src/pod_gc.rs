@@ -194,7 +194,7 @@ impl Controller {
             if why == Why::Orphaned {
                 status["conditions"] = json!([{
                     "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
-                    "message": "PodGC: node no longer exists", "lastTransitionTime": self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                    "message": "PodGC: node no longer exists", "lastTransitionTime": api::time::rfc3339(self.clock.now()),
                 }]);
             }
             self.patch_status(pod, status).await?;
@@ -206,10 +206,8 @@ impl Controller {
 
 /// An administrator says that the node is off and will not come back by itself.
 fn is_out_of_service(node: &Node) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let is_ready = conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
-    !is_ready && taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
+    !api::node::is_ready(node) && taints.iter().any(|taint| taint.key == OUT_OF_SERVICE)
 }
 
 /// How long until the node should have reported the end of this pod; none if there is nothing to wait for.

@@ -62,7 +62,7 @@ pub(crate) fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a Condition> {
 }
 
 pub(crate) fn is_ready(pod: &Pod) -> bool {
-    condition(pod, "Ready").is_some_and(|ready| ready.status == "True")
+    api::pod::is_ready(pod)
 }
 
 fn ready_since(pod: &Pod) -> Option<Timestamp> {

@@ -153,7 +153,7 @@ impl Controller {
         let condition = json!({
             "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
             "message": "Taint manager: deleting due to NoExecute taint",
-            "lastTransitionTime": self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            "lastTransitionTime": api::time::rfc3339(self.clock.now()),
         });
         let patch = Patch::strategic(
             json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": [condition] } }),

@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use api::cidr::Cidr;
+use api::endpoint::is_ready;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
@@ -479,10 +480,6 @@ pub(crate) fn address_data(addr: IpAddr) -> RData {
 
 fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.cluster_ip.as_deref() == Some("None"))
-}
-
-fn is_ready(endpoint: &Endpoint) -> bool {
-    endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
 }
 
 pub(crate) fn endpoint_addresses(endpoint: &Endpoint) -> Vec<IpAddr> {

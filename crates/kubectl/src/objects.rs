@@ -155,7 +155,7 @@ pub(crate) fn content_hash(object: &Value, name: &str) -> String {
 
 fn sha256_hex(data: &[u8]) -> String {
     use sha2::Digest;
-    sha2::Sha256::digest(data).iter().map(|b| format!("{b:02x}")).collect()
+    api::hex::encode(sha2::Sha256::digest(data))
 }
 
 pub(crate) fn set_annotation(object: &mut Value, key: &str, value: String) {

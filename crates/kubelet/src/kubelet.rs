@@ -113,17 +113,12 @@ impl Kubelet {
         );
         let mut context = trace::current();
         context.merge(self.prober.take_causes(state::uid(pod)));
-        if is_ready(Some(&status)) && !is_ready(current.status.as_ref()) {
+        if api::pod::status_is_ready(&status) && !current.status.as_ref().is_some_and(api::pod::status_is_ready) {
             context.instant(trace::Stage::Ready, state::ACTOR, state::traced_name(pod));
         }
         context.run_now(|| self.status.set(state::uid(pod), memory.api_pod(pod), status.clone()));
         status
     }
-}
-
-fn is_ready(status: Option<&PodStatus>) -> bool {
-    let mut conditions = status.into_iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 const OUR_CONDITIONS: &[&str] = &[

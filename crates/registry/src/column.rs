@@ -49,13 +49,8 @@ impl Column {
 pub const NAME_AND_AGE: &[Column] = &[Column::NAME, Column::CREATED];
 
 pub fn name_and_age(meta: &ObjectMeta, _now: Timestamp) -> Vec<Value> {
-    let created = meta.creation_timestamp.as_ref().map(|time| rfc3339(&time.0)).unwrap_or_default();
+    let created = meta.creation_timestamp.as_ref().map(|time| api::time::rfc3339(time.0)).unwrap_or_default();
     vec![json!(meta.name.clone().unwrap_or_default()), json!(created)]
-}
-
-/// A timestamp as Kubernetes writes it: UTC, whole seconds.
-pub fn rfc3339(time: &Timestamp) -> String {
-    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// The age of an object as kubectl shows it, or `<unknown>`.

@@ -231,7 +231,7 @@ fn transition_time(pod: &Pod, kind: &str, status: &str, now: Timestamp) -> Strin
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let held = conditions.into_iter().find(|condition| condition.type_ == kind && condition.status == status);
     let time = held.and_then(|condition| condition.last_transition_time.as_ref()).map(|time| time.0);
-    time.unwrap_or(now).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    api::time::rfc3339(time.unwrap_or(now))
 }
 
 fn shorten(message: &str) -> String {

@@ -7,7 +7,7 @@ pub mod resources;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 
 use crate::cached;
 
@@ -17,6 +17,8 @@ pub trait AnyPod {
     fn spec(&self) -> Option<&PodSpec>;
     fn phase(&self) -> Option<&str>;
     fn qos_class(&self) -> Option<&str>;
+    /// What it says of a condition: `True`, `False` or `Unknown`.
+    fn condition(&self, kind: &str) -> Option<&str>;
 }
 
 impl AnyPod for Pod {
@@ -28,6 +30,9 @@ impl AnyPod for Pod {
     }
     fn qos_class(&self) -> Option<&str> {
         self.status.as_ref()?.qos_class.as_deref()
+    }
+    fn condition(&self, kind: &str) -> Option<&str> {
+        status_condition(self.status.as_ref()?, kind)
     }
 }
 
@@ -41,6 +46,10 @@ impl AnyPod for cached::Pod {
     fn qos_class(&self) -> Option<&str> {
         self.status.as_ref()?.qos_class.as_deref()
     }
+    fn condition(&self, kind: &str) -> Option<&str> {
+        let conditions = self.status.as_ref()?.conditions.as_ref()?;
+        conditions.iter().find(|condition| condition.type_ == kind).map(|condition| condition.status.as_str())
+    }
 }
 
 impl<P: AnyPod> AnyPod for Arc<P> {
@@ -53,6 +62,9 @@ impl<P: AnyPod> AnyPod for Arc<P> {
     fn qos_class(&self) -> Option<&str> {
         P::qos_class(self)
     }
+    fn condition(&self, kind: &str) -> Option<&str> {
+        P::condition(self, kind)
+    }
 }
 
 impl<P: AnyPod> AnyPod for &P {
@@ -64,6 +76,9 @@ impl<P: AnyPod> AnyPod for &P {
     }
     fn qos_class(&self) -> Option<&str> {
         P::qos_class(self)
+    }
+    fn condition(&self, kind: &str) -> Option<&str> {
+        P::condition(self, kind)
     }
 }
 
@@ -82,6 +97,21 @@ pub fn is_terminal_phase(phase: &str) -> bool {
     matches!(phase, "Succeeded" | "Failed")
 }
 
+/// Takes requests, as far as it knows itself.
+pub fn is_ready(pod: &impl AnyPod) -> bool {
+    pod.condition("Ready") == Some("True")
+}
+
+/// As [`is_ready`], of a status.
+pub fn status_is_ready(status: &PodStatus) -> bool {
+    status_condition(status, "Ready") == Some("True")
+}
+
+fn status_condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a str> {
+    let conditions = status.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind).map(|condition| condition.status.as_str())
+}
+
 /// An init container that keeps running beside those after it.
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
@@ -89,7 +119,7 @@ pub fn is_sidecar(container: &Container) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::PodStatus;
+    use k8s_openapi::api::core::v1::PodCondition;
 
     use super::*;
 
@@ -108,5 +138,17 @@ mod tests {
             assert_eq!(is_terminal(&Pod { status: Some(status), ..Pod::default() }), expected, "{phase:?}");
         }
         assert!(!is_terminal(&Pod::default()));
+    }
+
+    #[test]
+    fn a_pod_is_ready_when_its_condition_says_so() {
+        for (kind, status, expected) in [("Ready", "True", true), ("Ready", "False", false), ("Other", "True", false)] {
+            let condition = PodCondition { type_: kind.into(), status: status.into(), ..PodCondition::default() };
+            let status = PodStatus { conditions: Some(vec![condition]), ..PodStatus::default() };
+            assert_eq!(status_is_ready(&status), expected, "{kind}");
+            let pod = Pod { status: Some(status), ..Pod::default() };
+            assert_eq!((is_ready(&pod), is_ready(&cached::Pod::from(pod))), (expected, expected), "{kind}");
+        }
+        assert!(!is_ready(&Pod::default()));
     }
 }

@@ -169,7 +169,7 @@ fn routable(
     let port_name = found.name.as_deref().unwrap_or_default();
     let is_usable = |slice: &Arc<EndpointSlice>| {
         let mut ports = slice.ports.iter().flatten();
-        slice.endpoints.iter().flatten().any(service::is_ready)
+        slice.endpoints.iter().flatten().any(api::endpoint::is_ready)
             && ports.any(|port| port.name.as_deref().unwrap_or_default() == port_name && port.port.is_some())
     };
     if slices.iter().any(is_usable) {

@@ -91,8 +91,8 @@ fn subject(leaf: &[u8]) -> Result<UserInfo, CertificateError> {
     let groups = groups.collect::<Result<_, _>>()?;
     let mut user = UserInfo { name: name.to_owned(), groups, ..Default::default() };
     let digest = ring::digest::digest(&ring::digest::SHA256, leaf);
-    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("X509SHA256={hex}")]);
+    let id = format!("X509SHA256={}", api::hex::encode(digest));
+    user.extra.insert("authentication.kubernetes.io/credential-id".to_owned(), vec![id]);
     Ok(user)
 }
 

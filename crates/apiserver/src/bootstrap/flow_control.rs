@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use api::time::rfc3339;
 use futures_util::future::try_join_all;
 use http::Method;
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
-use registry::column::rfc3339;
 use registry::flowcontrol::suggested::{AUTO_UPDATE, GROUP, LEVELS, SCHEMAS, Suggestion, levels, schemas};
 use registry::unset::{items, or_empty};
 use serde_json::{Value, json};
@@ -148,7 +148,7 @@ fn dangling(schema: &FlowSchema, levels: &HashSet<&str>) -> Option<Value> {
     }
     let mut conditions = json!(others);
     conditions.as_array_mut()?.push(json!({"type": "Dangling", "status": status, "reason": reason, "message": message,
-        "lastTransitionTime": rfc3339(&now())}));
+        "lastTransitionTime": rfc3339(now())}));
     Some(json!({"conditions": conditions}))
 }
 

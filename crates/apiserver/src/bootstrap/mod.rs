@@ -146,7 +146,7 @@ async fn service_range(state: &Arc<State>) -> anyhow::Result<()> {
         return Ok(());
     }
     found["status"] = json!({"conditions": [{"type": "Ready", "status": "True", "reason": "",
-        "message": "Kubernetes default Service CIDR is ready", "lastTransitionTime": registry::column::rfc3339(&now())}]});
+        "message": "Kubernetes default Service CIDR is ready", "lastTransitionTime": api::time::rfc3339(now())}]});
     replace(state, url, &found).await
 }
 

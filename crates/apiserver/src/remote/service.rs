@@ -96,7 +96,7 @@ pub(crate) fn ready_endpoint(
     for slice in slices(services, namespace, service)? {
         let named = slice.ports.iter().flatten().find(|found| found.name.as_deref().unwrap_or_default() == port);
         let Some(number) = named.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
-        let ready = slice.endpoints.iter().flatten().filter(|endpoint| is_ready(endpoint));
+        let ready = slice.endpoints.iter().flatten().filter(|endpoint| api::endpoint::is_ready(endpoint));
         for (endpoint, address) in ready.filter_map(|endpoint| Some((endpoint, endpoint.addresses.first()?))) {
             if fits(endpoint, address)? {
                 candidates.push((address.clone(), number));
@@ -107,9 +107,4 @@ pub(crate) fn ready_endpoint(
         return Ok(None);
     }
     Ok(Some(candidates.swap_remove(rand::random_range(0..candidates.len()))))
-}
-
-/// Whether an endpoint takes requests; one that does not say does.
-pub(crate) fn is_ready(endpoint: &Endpoint) -> bool {
-    endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
 }

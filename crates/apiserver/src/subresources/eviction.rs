@@ -70,11 +70,6 @@ fn needs_no_budget(pod: &Pod) -> bool {
     api::pod::is_terminal(pod) || api::pod::phase(pod) == "Pending" || pod.metadata.deletion_timestamp.is_some()
 }
 
-fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.is_some_and(|list| list.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"))
-}
-
 /// Takes one disruption from the budget that covers the pod, or refuses.
 async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result<(), Status> {
     let namespace = &operation.info.namespace;
@@ -102,7 +97,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
         Some("AlwaysAllow") => true,
         _ => healthy.1 > 0 && healthy.0 >= healthy.1,
     };
-    if !is_ready(pod) && allowed_unready {
+    if !api::pod::is_ready(pod) && allowed_unready {
         return Ok(());
     }
     let mut budget_operation = operation.on("policy", "poddisruptionbudgets", namespace, &name, "status")?;

@@ -24,7 +24,7 @@ pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Resp
     match review {
         Review::Token => token(operation, &mut body).await,
         Review::SelfSubject => {
-            body["metadata"]["creationTimestamp"] = registry::column::rfc3339(&operation.now).into();
+            body["metadata"]["creationTimestamp"] = api::time::rfc3339(operation.now).into();
             body["status"] = json!({"userInfo": operation.user});
         }
         Review::SelfSubjectAccess => access(operation, &mut body, &operation.user).await?,

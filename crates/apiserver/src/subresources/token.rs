@@ -96,10 +96,10 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
     request["kind"] = "TokenRequest".into();
     request["apiVersion"] = "authentication.k8s.io/v1".into();
     request["metadata"] = json!({"name": name, "namespace": namespace, "uid": claims.uid,
-        "creationTimestamp": registry::column::rfc3339(&operation.now)});
+        "creationTimestamp": api::time::rfc3339(operation.now)});
     request["spec"]["audiences"] = json!(audiences);
     request["spec"]["expirationSeconds"] = seconds.into();
-    request["status"] = json!({"token": token, "expirationTimestamp": registry::column::rfc3339(&expires)});
+    request["status"] = json!({"token": token, "expirationTimestamp": api::time::rfc3339(expires)});
     respond_value(operation, StatusCode::CREATED, &request)
 }
 

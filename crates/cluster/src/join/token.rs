@@ -92,7 +92,7 @@ pub(crate) fn to_secret(token: &Token, purpose: &Purpose) -> Secret {
         fields.push(("auth-extra-groups".to_owned(), purpose.groups.join(",")));
     }
     fields.extend(purpose.description.iter().map(|text| ("description".to_owned(), text.clone())));
-    let expires = purpose.expires.map(|end| end.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+    let expires = purpose.expires.map(api::time::rfc3339);
     fields.extend(expires.map(|end| ("expiration".to_owned(), end)));
     Secret {
         metadata: ObjectMeta {

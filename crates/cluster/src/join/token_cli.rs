@@ -223,7 +223,7 @@ async fn list(client: &Client) -> Result<()> {
     for (token, purpose) in secrets.items.iter().filter_map(token::from_secret) {
         let (ttl, expires) = match purpose.expires {
             None => ("<forever>".to_owned(), "<never>".to_owned()),
-            Some(end) => (remaining(end.duration_since(now)), end.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+            Some(end) => (remaining(end.duration_since(now)), api::time::rfc3339(end)),
         };
         let or_none = |text: String| if text.is_empty() { "<none>".to_owned() } else { text };
         println!(

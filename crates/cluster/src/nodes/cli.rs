@@ -165,9 +165,7 @@ async fn until_shown(client: &Client, node: &str, expected: Shown) -> Result<()>
 }
 
 fn shown(event: &Event<Node>) -> Shown {
-    let conditions = event.object().status.as_ref().and_then(|status| status.conditions.as_ref());
-    let is_ready = conditions.into_iter().flatten().any(|held| held.type_ == "Ready" && held.status == "True");
-    match (event, is_ready) {
+    match (event, api::node::is_ready(event.object())) {
         (Event::Deleted(_), _) => Shown::Absent,
         (_, true) => Shown::Ready,
         (_, false) => Shown::NotReady,

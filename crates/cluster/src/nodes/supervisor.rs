@@ -184,7 +184,7 @@ impl Supervisor {
 
     /// Tells the cluster at once what it would otherwise conclude from silence.
     async fn mark_stopped(&self, name: &str) -> Result<()> {
-        let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let now = api::time::rfc3339(Timestamp::now());
         let patch = Patch::strategic(json!({"status": {"conditions": [{
             "type": "Ready",
             "status": "Unknown",

@@ -33,15 +33,8 @@ pub(super) struct Signed<'r> {
     pub payload: &'r [u8],
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 pub(super) fn sha256(bytes: &[u8]) -> String {
-    hex(digest(&SHA256, bytes).as_ref())
+    api::hex::encode(digest(&SHA256, bytes))
 }
 
 /// Escaped as S3 escapes: everything but letters, digits and a few signs. Slashes stay in paths.
@@ -94,7 +87,7 @@ pub(super) fn sign(
         .fold(mac(&mac(format!("AWS4{}", credentials.secret_key).as_bytes(), &day), region), |key, part| {
             mac(&key, part)
         });
-    let signature = hex(&mac(&key, &text));
+    let signature = api::hex::encode(mac(&key, &text));
     let authorization = format!(
         "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
         credentials.access_key

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::command::{Args, here, is_unfinished, running, version_of};
 use super::order::{FIELD, NAME, NAMESPACE, Order, Outcome, Said};
 use super::program::{self, Identity};
-use super::{health, skew, turn};
+use super::{skew, turn};
 use crate::components::interrupted;
 use crate::connection::connect;
 use crate::join::Membership;
@@ -51,7 +51,7 @@ fn machines(nodes: &[Node], own: &str, force: bool) -> Result<Machines, NotReady
         .collect();
     known.sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
     for (_, name, node) in known {
-        match (Said::by(node), health::is_ready(node)) {
+        match (Said::by(node), api::node::is_ready(node)) {
             (None, _) => found.left.push(name),
             (Some(_), true) => found.ordered.push(name),
             (Some(_), false) => away.push(name),

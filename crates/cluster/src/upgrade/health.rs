@@ -63,7 +63,7 @@ impl Patient<'_> {
         let name = self.node;
         let looked = self.asked(|client| async move {
             let node = client.all::<Node>().get(name).await.context("asking for the node")?;
-            if !is_ready(&node) {
+            if !api::node::is_ready(&node) {
                 bail!("node {name} is not Ready");
             }
             // Ready is what it was until the cluster misses the node.
@@ -120,9 +120,4 @@ async fn api_version(client: &Client) -> Result<Minor> {
 async fn renewed(client: &Client, node: &str) -> Result<Option<MicroTime>> {
     let lease = client.namespaced::<Lease>(LEASES).get_opt(node).await.context("asking for the node's lease")?;
     Ok(lease.and_then(|lease| lease.spec).and_then(|spec| spec.renew_time))
-}
-
-pub(super) fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.is_some_and(|all| all.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"))
 }

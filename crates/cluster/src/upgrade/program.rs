@@ -55,7 +55,7 @@ fn identify(path: &Path) -> Result<Identity> {
 }
 
 fn digits(hash: Hash) -> String {
-    hash.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    api::hex::encode(hash.finish())
 }
 
 /// Lays a program out for others, and nothing else. What is laid out is what its name says, whatever becomes of the file.

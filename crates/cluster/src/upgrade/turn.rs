@@ -9,7 +9,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
-use super::{health, skew};
+use super::skew;
 
 const NAMESPACE: &str = "kube-system";
 const NAME: &str = "cox-upgrade";
@@ -89,7 +89,7 @@ pub(super) fn require_others(nodes: &[Node], own: &str) -> Result<()> {
 fn missing<'a>(nodes: &'a [Node], own: &str) -> Option<&'a str> {
     let others =
         nodes.iter().filter(|node| skew::is_server(node)).filter(|node| node.metadata.name.as_deref() != Some(own));
-    others.filter(|node| !health::is_ready(node)).find_map(|node| node.metadata.name.as_deref())
+    others.filter(|node| !api::node::is_ready(node)).find_map(|node| node.metadata.name.as_deref())
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub(super) fn worst(pods: &[Pod]) -> Option<&Pod> {
         "Failed" => 3,
         _ if pod.metadata.deletion_timestamp.is_some() => 1,
         "Succeeded" => 0,
-        _ if condition(pod, "Ready").is_some_and(|ready| ready.status == "True") => 0,
+        _ if api::pod::is_ready(pod) => 0,
         _ => 2,
     };
     pods.iter().max_by_key(rank).filter(|pod| rank(pod) > 0)
@@ -49,7 +49,7 @@ impl View<'_> {
         let running: Vec<&str> =
             self.statuses().filter(|status| is_running(status)).map(|status| status.name.as_str()).collect();
         if !running.is_empty() || finalizers.is_empty() {
-            if let Some(node) = self.node.filter(|node| !is_ready(node)) {
+            if let Some(node) = self.node.filter(|node| !api::node::is_ready(node)) {
                 let name = node.metadata.name.as_deref().unwrap_or_default();
                 return Some(
                     Cause::new(format!(
@@ -135,7 +135,7 @@ impl View<'_> {
                     .then("its controller replaces it once it is deleted")
                     .then(format!("cox kubectl delete {} --force", self.name())),
             ),
-            Some(node) if !is_ready(node) => {
+            Some(node) if !api::node::is_ready(node) => {
                 let of_node = node::cause(node, self.now);
                 let mut cause = Cause::new(format!("its node {name}: {}", of_node.summary));
                 (cause.evidence, cause.next) = (of_node.evidence, of_node.next);
@@ -305,11 +305,6 @@ fn ended(status: &ContainerStatus) -> Option<&ContainerStateTerminated> {
 
 fn is_running(status: &ContainerStatus) -> bool {
     status.state.as_ref().is_some_and(|state| state.running.is_some())
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn phase(pod: &Pod) -> &str {

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use api::cached::Packed;
 use api::cron::{BadSchedule, Schedule};
+use api::meta::Meta as _;
 use client::metrics::Histogram;
 use client::{Client, Clock, DeleteParams, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
@@ -19,7 +20,7 @@ use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{controller_key, controller_reference, is_controlled_by};
+use crate::owners::{controller_key, controller_reference};
 use crate::{Error, pods};
 use schedule::due;
 
@@ -69,8 +70,8 @@ fn condition<'a>(job: &'a Job, kind: &str) -> Option<&'a k8s_openapi::api::batch
 impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(cron_job) = self.cron_jobs.get(key) else { return Ok(Requeue::Never) };
-        let uid = cron_job.metadata.uid.as_deref().unwrap_or_default();
-        let mine = self.jobs.by_owner(uid).into_iter().filter(|job| is_controlled_by(&job.metadata, uid));
+        let uid = cron_job.metadata.uid();
+        let mine = self.jobs.by_owner(uid).into_iter().filter(|job| job.metadata.is_controlled_by(uid));
         let jobs: Vec<Arc<Job>> = mine.map(|job| Arc::new(job.unpack())).collect();
         self.clean_history(&cron_job, &jobs).await?;
         let before = cron_job.status.clone().unwrap_or_default();
@@ -102,8 +103,8 @@ impl Controller {
     }
 
     async fn delete(&self, cron_job: &CronJob, job: &Job) -> Result<(), Error> {
-        let name = job.metadata.name.as_deref().unwrap_or_default();
-        let api = self.client.namespaced::<Job>(job.metadata.namespace.as_deref().unwrap_or_default());
+        let name = job.metadata.name();
+        let api = self.client.namespaced::<Job>(job.metadata.namespace());
         match api.delete(name, &DeleteParams::background()).await {
             Ok(()) => {
                 self.recorder.normal(&client::reference(cron_job), "SuccessfulDelete", format!("Deleted job {name}"))
@@ -129,7 +130,7 @@ impl Controller {
         for reference in status.active.take().into_iter().flatten() {
             match jobs.iter().find(|job| job.metadata.uid == reference.uid) {
                 Some(job) if crate::job::is_finished(job) => {
-                    let name = job.metadata.name.as_deref().unwrap_or_default();
+                    let name = job.metadata.name();
                     let kind = if condition(job, "Complete").is_some() { "Complete" } else { "Failed" };
                     self.recorder.normal(
                         &about,
@@ -141,7 +142,7 @@ impl Controller {
                 None => {
                     // The cache may be behind the creation: ask.
                     let name = reference.name.clone().unwrap_or_default();
-                    let api = self.client.namespaced::<Job>(cron_job.metadata.namespace.as_deref().unwrap_or_default());
+                    let api = self.client.namespaced::<Job>(cron_job.metadata.namespace());
                     match api.get_opt(&name).await? {
                         Some(job) if job.metadata.uid == reference.uid => active.push(reference),
                         _ => self.recorder.normal(&about, "MissingJob", format!("Active job went missing: {name}")),
@@ -228,7 +229,7 @@ impl Controller {
             );
             return later;
         }
-        let name = format!("{}-{}", cron_job.metadata.name.as_deref().unwrap_or_default(), scheduled.as_second() / 60);
+        let name = format!("{}-{}", cron_job.metadata.name(), scheduled.as_second() / 60);
         let started = status.last_schedule_time.as_ref().is_some_and(|last| last.0 == scheduled);
         if started || status.active.iter().flatten().any(|reference| reference.name.as_ref() == Some(&name)) {
             return later;
@@ -253,7 +254,7 @@ impl Controller {
             _ => {}
         }
         let job = new_job(cron_job, &name, scheduled, &zone);
-        let api = self.client.namespaced::<Job>(cron_job.metadata.namespace.as_deref().unwrap_or_default());
+        let api = self.client.namespaced::<Job>(cron_job.metadata.namespace());
         match api.create(&job).await {
             Ok(created) => {
                 self.recorder.normal(&about, "SuccessfulCreate", format!("Created job {name}"));
@@ -264,7 +265,7 @@ impl Controller {
             }
             Err(error) if error.is_already_exists() => {
                 let existing = api.get(&name).await?;
-                if is_controlled_by(&existing.metadata, cron_job.metadata.uid.as_deref().unwrap_or_default()) {
+                if existing.metadata.is_controlled_by(cron_job.metadata.uid()) {
                     status.last_schedule_time = Some(Time(scheduled));
                     return later;
                 }

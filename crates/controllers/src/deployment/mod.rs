@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Packed, Pod};
+use api::meta::Meta as _;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 
 use crate::Error;
 use crate::controller::{BATCH_INTERVAL, Context, Outcome, Reconcile, Requeue};
-use crate::owners::{adopters, candidates, claim, controller_key, controller_of, index_orphans, is_controlled_by};
+use crate::owners::{adopters, candidates, claim, controller_key, index_orphans};
 use crate::pods;
 use plan::plan;
 pub(crate) use replica_sets::template_hash;
@@ -72,7 +73,7 @@ fn set_keys(event: &Event<Packed<ReplicaSet>>, deployments: &Informer<Packed<Dep
     let mut keys: Vec<String> = controller_key(&set.metadata, deployments).into_iter().collect();
     let mut orphan = !matches!(event, Event::Deleted(_));
     if let Event::Modified { old, new } = event {
-        if controller_of(&old.metadata) != controller_of(&new.metadata) {
+        if old.metadata.controller() != new.metadata.controller() {
             keys.extend(controller_key(&old.metadata, deployments));
         } else {
             orphan &= old.metadata.labels != new.metadata.labels;
@@ -115,7 +116,7 @@ impl Controller {
         if let Some(set) = plan.create.take() {
             self.create(&deployment, &set, &mut plan).await?;
         }
-        let api = self.client.namespaced::<ReplicaSet>(deployment.metadata.namespace.as_deref().unwrap_or_default());
+        let api = self.client.namespaced::<ReplicaSet>(deployment.metadata.namespace());
         for set in &plan.update {
             api.update(set).await?;
         }
@@ -144,8 +145,8 @@ impl Controller {
     /// Creates the ReplicaSet of the present template. One of that name with another template is a collision of hashes:
     /// the count in the status makes the next hash a different one.
     async fn create(&self, deployment: &Deployment, set: &ReplicaSet, plan: &mut plan::Plan) -> Result<(), Error> {
-        let api = self.client.namespaced::<ReplicaSet>(deployment.metadata.namespace.as_deref().unwrap_or_default());
-        let name = set.metadata.name.as_deref().unwrap_or_default();
+        let api = self.client.namespaced::<ReplicaSet>(deployment.metadata.namespace());
+        let name = set.metadata.name();
         let error = match api.create(set).await {
             Ok(_) => return Ok(()),
             Err(error) => error,
@@ -155,7 +156,7 @@ impl Controller {
             let existing = api.get(name).await?;
             let template = existing.spec.as_ref().and_then(|spec| spec.template.as_ref());
             let wanted = set.spec.as_ref().and_then(|spec| spec.template.as_ref());
-            let ours = is_controlled_by(&existing.metadata, deployment.metadata.uid.as_deref().unwrap_or_default());
+            let ours = existing.metadata.is_controlled_by(deployment.metadata.uid());
             if ours && template.zip(wanted).is_some_and(|(template, wanted)| same_template(template, wanted)) {
                 return Ok(()); // the cache is behind: its event brings the next pass
             }
@@ -203,11 +204,7 @@ impl Controller {
     fn old_pods_run(&self, old: &[ReplicaSet]) -> bool {
         old.iter().any(|set| {
             replica_sets::actual(set) > 0
-                || self
-                    .pods
-                    .by_owner(set.metadata.uid.as_deref().unwrap_or_default())
-                    .iter()
-                    .any(|pod| !pods::is_finished(pod))
+                || self.pods.by_owner(set.metadata.uid()).iter().any(|pod| !pods::is_finished(pod))
         })
     }
 }

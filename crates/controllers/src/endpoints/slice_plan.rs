@@ -69,8 +69,7 @@ pub(super) fn spreads_by_zone(service: &Service) -> bool {
 
 /// Hints for all ready endpoints of a family, or for none.
 fn spread<'a>(endpoints: impl Iterator<Item = &'a mut Endpoint>, zones: &Zones) {
-    let is_ready = |endpoint: &Endpoint| endpoint.conditions.as_ref().and_then(|one| one.ready).unwrap_or(true);
-    let mut ready: Vec<&mut Endpoint> = endpoints.filter(|endpoint| is_ready(endpoint)).collect();
+    let mut ready: Vec<&mut Endpoint> = endpoints.filter(|endpoint| api::endpoint::is_ready(endpoint)).collect();
     let at: Vec<Option<&str>> = ready.iter().map(|endpoint| endpoint.zone.as_deref()).collect();
     let Some(hints) = topology::allocate(&at, zones) else { return };
     for (endpoint, name) in ready.iter_mut().zip(hints) {

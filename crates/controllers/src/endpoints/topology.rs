@@ -43,8 +43,9 @@ impl Facts {
     pub(super) fn of(node: &Node) -> Option<Facts> {
         let labels = node.metadata.labels.as_ref();
         let status = node.status.as_ref()?;
-        let is_ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
-        if !is_ready || labels.is_some_and(|labels| CONTROL_PLANE.iter().any(|label| labels.contains_key(*label))) {
+        if !api::node::is_ready(node)
+            || labels.is_some_and(|labels| CONTROL_PLANE.iter().any(|label| labels.contains_key(*label)))
+        {
             return None;
         }
         let cpu = status.allocatable.as_ref().and_then(|resources| resources.get("cpu"));

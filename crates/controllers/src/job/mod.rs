@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Packed, Pod};
+use api::meta::Meta as _;
 use api::selector::Selector;
 use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
-use crate::owners::{adopters, candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{adopters, candidates, claim, controller_key, controller_reference, index_orphans};
 use crate::{Error, pods, slow_start};
 use metrics::Metrics;
 pub(crate) use plan::is_finished;
@@ -62,7 +63,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 }
             }
             if matches!(event, Event::Deleted(_)) || is_packed_finished(job) {
-                let held = pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default());
+                let held = pods.by_owner(job.metadata.uid());
                 keys.extend(
                     held.into_iter().filter(|pod| has_finalizer(pod)).map(|pod| format!("{POD}{}", pods::key(&*pod))),
                 );
@@ -91,7 +92,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 queue.add(format!("{POD}{}", pods::key(&**pod)));
             }
             if let Event::Modified { old, .. } = event
-                && controller_of(&old.metadata) != controller_of(&pod.metadata)
+                && old.metadata.controller() != pod.metadata.controller()
             {
                 controller_key(&old.metadata, &jobs).into_iter().for_each(|key| queue.add(key));
             }
@@ -143,8 +144,8 @@ impl Controller {
         let patch = Patch::strategic(
             json!({ "metadata": { "uid": pod.metadata.uid, "$deleteFromPrimitiveList/finalizers": [FINALIZER] } }),
         );
-        let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
-        if_unchanged(api.patch(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await).map(drop)
+        let api = self.client.namespaced::<Pod>(pod.metadata.namespace());
+        if_unchanged(api.patch(pod.metadata.name(), &patch).await).map(drop)
     }
 
     async fn measured_sync(&self, key: &str) -> Outcome {
@@ -172,7 +173,7 @@ impl Controller {
                 claim(&self.client, job, &selector, candidates(&self.pods, &job.metadata), |_| true).await?
             }
             // A Job that names no selector (it is filled in when it is created) claims nothing but what it owns.
-            None => self.pods.by_owner(job.metadata.uid.as_deref().unwrap_or_default()),
+            None => self.pods.by_owner(job.metadata.uid()),
         };
         let mut plan = plan(job, &mine, settled, self.clock.now());
         *action = plan.action;
@@ -243,8 +244,7 @@ fn adjust(number: &mut Option<i32>, more: usize, fewer: usize) {
 }
 
 fn new_pod(job: &Job, (index, failures): (Option<i32>, u32)) -> NewPod {
-    let (namespace, name) =
-        (job.metadata.namespace.as_deref().unwrap_or_default(), job.metadata.name.as_deref().unwrap_or_default());
+    let (namespace, name) = (job.metadata.namespace(), job.metadata.name());
     let template = job.spec.clone().unwrap_or_default().template;
     let prefix = index.map_or_else(|| name.to_owned(), |index| format!("{name}-{index}"));
     let mut pod = pods::from_template(&template, namespace, &prefix, controller_reference(job));

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::node::condition;
 use client::metrics::{Histogram, Metrics, exponential};
 use client::{Client, Clock, Event, EventRecorder, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
-use plan::{Zone, condition, eviction_period, is_marked_unknown, ready, taint_patch, taints};
+use plan::{Zone, eviction_period, is_marked_unknown, ready, taint_patch, taints};
 
 /// While no node of a zone may be evicted, each looks again after this.
 const HELD_BACK: Duration = Duration::from_secs(30);
@@ -229,7 +230,7 @@ impl Controller {
             if !pods::is_ready(&pod) {
                 continue;
             }
-            let now = self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let now = api::time::rfc3339(self.clock.now());
             let patch = Patch::strategic(json!({
                 "metadata": { "uid": pod.metadata.uid },
                 "status": { "conditions": [{ "type": "Ready", "status": "False", "lastTransitionTime": now }] },

@@ -3,16 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, NodeCondition, Taint};
+use api::node::condition;
+use k8s_openapi::api::core::v1::{Node, Taint};
 use serde_json::{Value, json};
 
 const PREFIX: &str = "node.kubernetes.io/";
 pub(super) const NOT_READY: &str = "node.kubernetes.io/not-ready";
 pub(super) const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
-
-pub(super) fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
-    node.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
-}
 
 /// `True`, `False` or `Unknown`; a node that has not reported yet is unknown.
 pub(super) fn ready(node: &Node) -> &str {
@@ -141,7 +138,7 @@ pub(super) fn eviction_period(zones: &BTreeMap<String, Zone>, zone: &str) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{NodeSpec, NodeStatus};
+    use k8s_openapi::api::core::v1::{NodeCondition, NodeSpec, NodeStatus};
 
     use super::*;
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Packed, Pod};
+use api::meta::Meta as _;
 use client::metrics::{Histogram, exponential};
 use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, WorkQueue};
 use futures_util::future::{BoxFuture, join_all};
@@ -18,7 +19,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::ReplicationController;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue, Source, gather};
-use crate::owners::{adopters, candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{adopters, candidates, claim, controller_key, controller_reference, index_orphans};
 use crate::{pods, slow_start};
 use plan::{Action, Failure, age_ratios, next_available, plan, status};
 use replicated::Replicated;
@@ -115,7 +116,7 @@ fn subscribe<K: Replicated>(
                 gone(new);
                 return;
             }
-            let (before, after) = (controller_of(&old.metadata), controller_of(&new.metadata));
+            let (before, after) = (old.metadata.controller(), new.metadata.controller());
             if before != after
                 && let Some(key) = controller_key(&old.metadata, &owners)
             {
@@ -151,9 +152,7 @@ impl<K: Replicated> Controller<K> {
         let selector = owner.pod_selector()?;
         let all = candidates(&self.pods, owner.metadata());
         let terminating = all.iter().filter(|pod| {
-            pods::is_terminating(pod)
-                && !pods::is_finished(pod)
-                && crate::owners::is_controlled_by(&pod.metadata, owner.uid())
+            pods::is_terminating(pod) && !pods::is_finished(pod) && pod.metadata.is_controlled_by(owner.uid())
         });
         let terminating = i32::try_from(terminating.count()).unwrap_or(i32::MAX);
         let active: Vec<_> = all.into_iter().filter(|pod| pods::is_active(pod)).collect();
@@ -168,7 +167,7 @@ impl<K: Replicated> Controller<K> {
             status(&owner, &mine, terminating, failure.as_ref().filter(|failure| !failure.error.is_conflict()), now);
         let mut updated = None;
         if new != owner.replica_status() {
-            let api = self.client.namespaced::<K>(owner.metadata().namespace.as_deref().unwrap_or_default());
+            let api = self.client.namespaced::<K>(owner.metadata().namespace());
             updated = Some(api.update_status(&owner.with_replica_status(new.clone())).await?);
         }
         drop(updated);
@@ -187,8 +186,8 @@ impl<K: Replicated> Controller<K> {
             Action::Nothing => None,
             Action::Create(count) => {
                 let template = owner.template()?;
-                let namespace = owner.metadata().namespace.as_deref().unwrap_or_default();
-                let name = owner.metadata().name.as_deref().unwrap_or_default();
+                let namespace = owner.metadata().namespace();
+                let name = owner.metadata().name();
                 let pod = pods::from_template(template, namespace, name, controller_reference(owner));
                 self.expectations.expect_creations(key, count);
                 let (created, failed) = slow_start::batches(count, |_| async {
@@ -227,11 +226,11 @@ impl<K: Replicated> Controller<K> {
 
     /// The pods of every set that shares this one's controller (all revisions of a Deployment): together they crowd nodes.
     fn related(&self, owner: &K) -> Vec<Arc<Pod>> {
-        let siblings = match controller_of(owner.metadata()) {
+        let siblings = match owner.metadata().controller() {
             Some(reference) => self.owners.by_owner(&reference.uid),
             None => self.owners.get(&pods::key(owner)).into_iter().collect(),
         };
-        let uid = |sibling: &Packed<K>| sibling.metadata.uid.clone().unwrap_or_default();
+        let uid = |sibling: &Packed<K>| sibling.metadata.uid().to_owned();
         siblings.iter().flat_map(|sibling| self.pods.by_owner(&uid(sibling))).collect()
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn status<'a>(
     let candidates = nodes.filter(takes_part);
     // If none is ready, that says more about who looks than about all of them.
     let any_ready = candidates.clone().any(is_ready);
-    let chosen: Vec<&Node> = candidates.filter(|node| !any_ready || is_ready(node)).collect();
+    let chosen: Vec<&Node> = candidates.filter(|node| !any_ready || api::node::is_ready(node)).collect();
     // What is granted is written down: proxies answer at no other port, and a changed port has to be asked for like a new one.
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).map(|port| PortStatus {
         port: port.port,
@@ -185,7 +185,7 @@ fn granted(service: &Service) -> BTreeSet<Claim> {
 
 /// Everything about a node that load balancers depend on.
 pub(super) fn facts(node: &Node) -> (bool, bool, Vec<(bool, IpAddr)>) {
-    (is_excluded(node), is_ready(node), said(node).collect())
+    (is_excluded(node), api::node::is_ready(node), said(node).collect())
 }
 
 /// Whether each of the families is IPv6, in the order of the service.
@@ -202,11 +202,6 @@ fn is_excluded(node: &Node) -> bool {
     node.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(EXCLUDED))
         || node.metadata.deletion_timestamp.is_some()
         || node.spec.as_ref().is_some_and(taints)
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// The address of a family by which a node is reached, from outside if it has such a one. A node says so itself: what cannot be
@@ -256,8 +251,7 @@ fn owners<'a>(nodes: impl Iterator<Item = &'a Node>) -> BTreeMap<IpAddr, &'a str
 
 fn nodes_with_endpoints<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeSet<String> {
     let endpoints = slices.flat_map(|slice| slice.endpoints.iter().flatten());
-    let ready = endpoints
-        .filter(|endpoint| endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true));
+    let ready = endpoints.filter(|endpoint| api::endpoint::is_ready(endpoint));
     ready.filter_map(|endpoint| endpoint.node_name.clone()).collect()
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::selector::Selector;
 use client::metrics::Metrics;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer};
@@ -20,7 +21,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{adopters, candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{adopters, candidates, claim, controller_key, controller_reference, index_orphans};
 use crate::{Error, history, pods};
 use plan::{Availability, Plan, Revisions, ordinal, plan};
 
@@ -44,7 +45,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         let pod = event.object();
         let mut keys: Vec<String> = controller_key(&pod.metadata, &owners).into_iter().collect();
         if let Event::Modified { old, .. } = event
-            && controller_of(&old.metadata) != controller_of(&pod.metadata)
+            && old.metadata.controller() != pod.metadata.controller()
         {
             keys.extend(controller_key(&old.metadata, &owners));
         }
@@ -80,12 +81,11 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 
 /// The sets whose pods use a claim of this name.
 fn sets_of(sets: &Informer<StatefulSet>, claim: &PersistentVolumeClaim) -> Vec<String> {
-    let (namespace, name) =
-        (claim.metadata.namespace.as_deref().unwrap_or_default(), claim.metadata.name.as_deref().unwrap_or_default());
+    let (namespace, name) = (claim.metadata.namespace(), claim.metadata.name());
     let uses = |set: &StatefulSet| {
-        let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        let set_name = set.metadata.name();
         set.spec.iter().flat_map(|spec| spec.volume_claim_templates.iter().flatten()).any(|template| {
-            let pod = name.strip_prefix(template.metadata.name.as_deref().unwrap_or_default());
+            let pod = name.strip_prefix(template.metadata.name());
             pod.and_then(|pod| pod.strip_prefix('-')).is_some_and(|pod| ordinal(set_name, pod).is_some())
         })
     };
@@ -99,11 +99,11 @@ fn measure(metrics: &Metrics, clock: Clock, sets: Informer<StatefulSet>, pods: I
         let Some(metrics) = gauges.upgrade() else { return };
         let now = clock.now();
         let all = sets.list().into_iter().map(|set| {
-            let mine = pods.by_owner(set.metadata.uid.as_deref().unwrap_or_default());
+            let mine = pods.by_owner(set.metadata.uid());
             let policy = set.spec.as_ref().and_then(|spec| spec.pod_management_policy.as_deref());
             let labels = [
-                set.metadata.namespace.clone().unwrap_or_default(),
-                set.metadata.name.clone().unwrap_or_default(),
+                set.metadata.namespace().to_owned(),
+                set.metadata.name().to_owned(),
                 policy.unwrap_or("OrderedReady").to_owned(),
             ];
             (labels, Availability::of(&set, &mine, now))
@@ -181,7 +181,7 @@ impl Controller {
         update: &ControllerRevision,
     ) -> Result<(), Error> {
         let about = client::reference(set);
-        let set_name = set.metadata.name.as_deref().unwrap_or_default();
+        let set_name = set.metadata.name();
         for number in &plan.claims {
             self.ensure_claims(set, *number).await?;
         }
@@ -189,7 +189,7 @@ impl Controller {
             let revision = if *new { update } else { current };
             let Some(template) = history::template(revision) else { continue };
             let pod = new_pod(set, &template, *number, history::name(revision));
-            let pod_name = pod.metadata.name.clone().unwrap_or_default();
+            let pod_name = pod.metadata.name().to_owned();
             if self.has_doomed_claim(set, *number, &pod_name) {
                 return Err(Error::object(format!("pod {pod_name}: a claim of its predecessor is not gone yet")));
             }
@@ -212,18 +212,15 @@ impl Controller {
             }
         }
         for pod in &plan.delete {
-            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            let pod_name = pod.metadata.name();
             if pods::is_finished(pod) {
                 self.recorder.warning(
                     &about,
                     "RecreatingFailedPod",
-                    format!(
-                        "StatefulSet {}/{set_name} is recreating failed Pod {pod_name}",
-                        set.metadata.namespace.as_deref().unwrap_or_default()
-                    ),
+                    format!("StatefulSet {}/{set_name} is recreating failed Pod {pod_name}", set.metadata.namespace()),
                 );
             }
-            let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
+            let api = self.client.namespaced::<Pod>(pod.metadata.namespace());
             let params = DeleteParams { uid: pod.metadata.uid.clone(), ..DeleteParams::default() };
             match api.delete(pod_name, &params).await {
                 Ok(()) => self.recorder.normal(
@@ -251,12 +248,12 @@ impl Controller {
         if set.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = set.metadata.namespace();
         for pod in pods {
             let Some(number) = ordinal_of(set, pod) else { continue };
             let is_wanted = set.spec.as_ref().is_some_and(|spec| plan::is_wanted(spec, number));
             for template in claims(set, number) {
-                let key = format!("{namespace}/{}", template.metadata.name.as_deref().unwrap_or_default());
+                let key = format!("{namespace}/{}", template.metadata.name());
                 let Some(claim) = self.claims.get(&key) else { continue };
                 let owners = retention::owners(&claim.metadata, set, pod, is_wanted);
                 if claim.metadata.owner_references.as_deref().unwrap_or_default() != owners {
@@ -270,9 +267,9 @@ impl Controller {
     }
 
     fn has_doomed_claim(&self, set: &StatefulSet, number: i32, pod_name: &str) -> bool {
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = set.metadata.namespace();
         claims(set, number).iter().any(|claim| {
-            let key = format!("{namespace}/{}", claim.metadata.name.as_deref().unwrap_or_default());
+            let key = format!("{namespace}/{}", claim.metadata.name());
             self.claims.get(&key).is_some_and(|claim| retention::is_doomed(&claim, pod_name))
         })
     }
@@ -280,13 +277,13 @@ impl Controller {
     /// The storage of an ordinal outlives its pods; it is made once and found again.
     async fn ensure_claims(&self, set: &StatefulSet, number: i32) -> Result<(), Error> {
         let about = client::reference(set);
-        let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = set.metadata.namespace();
         for claim in claims(set, number) {
-            let name = claim.metadata.name.clone().unwrap_or_default();
+            let name = claim.metadata.name().to_owned();
             if self.claims.get(&format!("{namespace}/{name}")).is_some() {
                 continue;
             }
-            let set_name = set.metadata.name.as_deref().unwrap_or_default();
+            let set_name = set.metadata.name();
             match self.client.namespaced::<PersistentVolumeClaim>(namespace).create(&claim).await {
                 Ok(_) => self.recorder.normal(
                     &about,
@@ -305,18 +302,17 @@ impl Controller {
 }
 
 fn ordinal_of(set: &StatefulSet, pod: &Pod) -> Option<i32> {
-    ordinal(set.metadata.name.as_deref().unwrap_or_default(), pod.metadata.name.as_deref().unwrap_or_default())
+    ordinal(set.metadata.name(), pod.metadata.name())
 }
 
 fn claims(set: &StatefulSet, number: i32) -> Vec<PersistentVolumeClaim> {
-    let set_name = set.metadata.name.as_deref().unwrap_or_default();
+    let set_name = set.metadata.name();
     let Some(spec) = &set.spec else { return Vec::new() };
     let templates = spec.volume_claim_templates.iter().flatten();
     templates
         .map(|template| {
             let mut claim = template.clone();
-            claim.metadata.name =
-                Some(format!("{}-{set_name}-{number}", template.metadata.name.as_deref().unwrap_or_default()));
+            claim.metadata.name = Some(format!("{}-{set_name}-{number}", template.metadata.name()));
             claim.metadata.namespace.clone_from(&set.metadata.namespace);
             let labels = claim.metadata.labels.get_or_insert_default();
             labels.extend(spec.selector.match_labels.clone().unwrap_or_default());
@@ -327,14 +323,9 @@ fn claims(set: &StatefulSet, number: i32) -> Vec<PersistentVolumeClaim> {
 }
 
 fn new_pod(set: &StatefulSet, template: &PodTemplateSpec, number: i32, revision: &str) -> NewPod {
-    let set_name = set.metadata.name.as_deref().unwrap_or_default();
+    let set_name = set.metadata.name();
     let name = format!("{set_name}-{number}");
-    let mut pod = pods::from_template(
-        template,
-        set.metadata.namespace.as_deref().unwrap_or_default(),
-        set_name,
-        controller_reference(set),
-    );
+    let mut pod = pods::from_template(template, set.metadata.namespace(), set_name, controller_reference(set));
     pod.metadata.name = Some(name.clone());
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(POD_NAME_LABEL.into(), name.clone());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::metrics::Counter;
 use client::{Client, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
@@ -10,7 +11,7 @@ use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{controller_key, controller_reference, is_controlled_by};
+use crate::owners::{controller_key, controller_reference};
 use crate::{Error, pods};
 
 struct Controller {
@@ -63,15 +64,15 @@ impl Reconcile for Controller {
             let Some(pod) = self.pods.get(key).filter(|pod| !pods::is_terminating(pod)) else {
                 return Ok(Requeue::Never);
             };
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            let namespace = pod.metadata.namespace();
             for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
                 let Some(template) = volume.ephemeral.as_ref().and_then(|source| source.volume_claim_template.as_ref())
                 else {
                     continue;
                 };
-                let name = format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name);
+                let name = format!("{}-{}", pod.metadata.name(), volume.name);
                 if let Some(claim) = self.claims.get(&format!("{namespace}/{name}")) {
-                    if !is_controlled_by(&claim.metadata, pod.metadata.uid.as_deref().unwrap_or_default()) {
+                    if !claim.metadata.is_controlled_by(pod.metadata.uid()) {
                         let why = format!("PVC {namespace}/{name} was not created for pod {key} (pod is not owner)");
                         self.report(&pod, &volume.name, &why);
                         return Err(Error::object(why));
@@ -100,7 +101,7 @@ impl Reconcile for Controller {
                     Ok(_) => {}
                     Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
                     Err(error) => {
-                        let name = claim.metadata.name.as_deref().unwrap_or_default();
+                        let name = claim.metadata.name();
                         self.report(&pod, &volume.name, &format!("create PVC {name}: {error}"));
                         return Err(error.into());
                     }

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::{Client, Event, Informer, ListParams, Resource};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::is_controlled_by;
 use crate::{Error, pods};
 
 const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
@@ -41,11 +41,11 @@ struct AttributesClasses {
 
 /// `namespace/name` of every claim a pod mounts, generic ephemeral ones included.
 pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
     let names = volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
         (Some(claim), _) => Some(claim.claim_name.clone()),
-        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name)),
+        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name(), volume.name)),
         (None, None) => None,
     });
     names.map(|name| format!("{namespace}/{name}")).collect()
@@ -147,7 +147,7 @@ impl Reconcile for Claims {
 impl Claims {
     /// Letting a claim go cannot be taken back, so the server is asked: the cache may not show the latest pod.
     async fn is_used_now(&self, claim: &PersistentVolumeClaim) -> Result<bool, Error> {
-        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = claim.metadata.namespace();
         let pods = self.client.namespaced::<Pod>(namespace).list_all(&ListParams::default(), PAGE).await?;
         Ok(pods.items.iter().any(|pod| keeps(pod, claim)))
     }
@@ -156,7 +156,7 @@ impl Claims {
 /// Whether a pod of the claim's namespace keeps the claim (`podUsesPVCForDeletion`, v1.36): one that was never scheduled does
 /// not, one that has ended does until it is gone. A claim that was made for a pod may go when nothing of the pod runs any more.
 fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let name = claim.metadata.name();
     let (pod_name, uid) = (pod.metadata.name.as_deref(), pod.metadata.uid.as_deref());
     let own = |volume: &str| format!("{}-{volume}", pod_name.unwrap_or_default()) == name;
     let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -164,7 +164,7 @@ fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
         && volumes.any(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
             (Some(source), _) => source.claim_name == name,
             (None, Some(_)) => {
-                let is_its = own(&volume.name) && is_controlled_by(&claim.metadata, uid.unwrap_or_default());
+                let is_its = own(&volume.name) && claim.metadata.is_controlled_by(uid.unwrap_or_default());
                 is_its && !is_shut_down(pod)
             }
             (None, None) => false,

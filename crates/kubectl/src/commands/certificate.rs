@@ -55,7 +55,7 @@ async fn decide(cx: &Context, condition: &str, opposite: &str, done: &str) -> Re
         }
         if !conditions.iter().any(|c| c["type"] == condition) || cx.flags.bool("force") {
             conditions.retain(|c| c["type"] != condition);
-            let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let now = api::time::rfc3339(jiff::Timestamp::now());
             conditions.push(json!({"type": condition, "status": "True", "reason": format!("Kubectl{}", if condition == "Approved" { "Approve" } else { "Deny" }),
                 "message": format!("This CSR was {} by kubectl certificate {}.", done, if condition == "Approved" { "approve" } else { "deny" }), "lastUpdateTime": now}));
             csr["status"]["conditions"] = json!(conditions);

@@ -193,9 +193,7 @@ pub(crate) async fn attach_to(cx: &Context, namespace: &str, pod: &Value, contai
 const EARLY_LOGS: Duration = Duration::from_secs(5);
 
 fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    pod["status"]["phase"] == "Running"
-        && conditions.is_some_and(|list| list.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
+    pod["status"]["phase"] == "Running" && crate::pods::is_ready(pod)
 }
 
 /// The second half of `run -i`/`--attach`: wait, attach, report the exit code, remove.

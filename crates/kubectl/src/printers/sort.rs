@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use api::quantity::Quantity;
 use api::sort::merge_sorted;
 use serde_json::Value;
 
@@ -58,39 +59,14 @@ fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
         (Some(Value::Number(a)), Some(Value::Number(b))) => {
             a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(Ordering::Equal)
         }
-        (Some(Value::String(a)), Some(Value::String(b))) => match (quantity(a), quantity(b)) {
-            (Some(x), Some(y)) => x.partial_cmp(&y).unwrap_or(Ordering::Equal),
+        (Some(Value::String(a)), Some(Value::String(b))) => match (Quantity::parse(a), Quantity::parse(b)) {
+            // Both sides must read as quantities to be compared so (`9Gi` < `10Gi`).
+            (Ok(x), Ok(y)) => x.cmp(&y),
             _ => natural(a, b),
         },
         (Some(Value::Bool(a)), Some(Value::Bool(b))) => a.cmp(b),
         (Some(a), Some(b)) => a.to_string().cmp(&b.to_string()),
     }
-}
-
-/// Both sides must read as quantities to be compared so (`9Gi` < `10Gi`).
-fn quantity(text: &str) -> Option<f64> {
-    let digits = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+'))).unwrap_or(text.len());
-    let number: f64 = text[..digits].parse().ok()?;
-    let scale = match &text[digits..] {
-        "" => 1.0,
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1024.0 * 1024.0,
-        "Gi" => 1024f64.powi(3),
-        "Ti" => 1024f64.powi(4),
-        "Pi" => 1024f64.powi(5),
-        "Ei" => 1024f64.powi(6),
-        _ => return None,
-    };
-    Some(number * scale)
 }
 
 /// Runs of digits compare as numbers: `pod-9` before `pod-10`.

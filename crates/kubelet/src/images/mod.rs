@@ -208,7 +208,7 @@ fn failed_pull(image: &str, error: &CallError) -> Waiting {
 
 /// SHA-256 in hexadecimal digits.
 fn hash(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    api::hex::encode(Sha256::digest(text.as_bytes()))
 }
 
 /// `IfNotPresent`, but `Always` for what may move: no tag or `latest`. The API server has defaulted

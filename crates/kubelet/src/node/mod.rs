@@ -135,7 +135,7 @@ impl NodeAgent {
         loop {
             let old = reported.clone().unwrap_or_default();
             let new = self.status(&old).await;
-            let is_ready = status::is_ready(&new);
+            let is_ready = api::node::status_is_ready(&new);
             let due = last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
             if due || reported.as_ref().is_none_or(|reported| status::differs(reported, &new)) {
                 let patch = Patch::strategic(json!({"status": status::patch(&new)}));

@@ -235,10 +235,6 @@ fn conditions(facts: &Facts<'_>) -> Vec<NodeCondition> {
         .collect()
 }
 
-pub(crate) fn is_ready(status: &NodeStatus) -> bool {
-    status.conditions.iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
 /// Whether two statuses differ in more than their heartbeat.
 pub(crate) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
     let still = |status: &NodeStatus| {

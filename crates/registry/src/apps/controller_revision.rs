@@ -1,12 +1,12 @@
 //! ControllerRevision: one state of a workload's template, kept so that it can be rolled back to.
 
 use api::field::{FieldErrors, IMMUTABLE};
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
 
 use crate::column::Column;
-use crate::unset::items;
 use crate::{Strategy, cells};
 
 pub struct ControllerRevisionStrategy;
@@ -45,7 +45,7 @@ impl Strategy for ControllerRevisionStrategy {
     }
 
     fn cells(&self, revision: &ControllerRevision, now: Timestamp) -> Vec<Value> {
-        let owner = items(&revision.metadata.owner_references).iter().find(|owner| owner.controller == Some(true));
+        let owner = revision.metadata.controller();
         let owner = owner.map(|owner| {
             let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
             let kind = owner.kind.to_lowercase();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
+use api::time::rfc3339;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{LimitRange, LimitRangeItem};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::Strategy;
 use crate::cells;
-use crate::column::{Column, rfc3339};
+use crate::column::Column;
 
 pub struct LimitRangeStrategy;
 
@@ -52,7 +53,7 @@ impl Strategy for LimitRangeStrategy {
     }
 
     fn cells(&self, range: &LimitRange, _: Timestamp) -> Vec<Value> {
-        let created = range.metadata.creation_timestamp.as_ref().map(|time| rfc3339(&time.0));
+        let created = range.metadata.creation_timestamp.as_ref().map(|time| rfc3339(time.0));
         vec![cells::name(&range.metadata), json!(created.unwrap_or_default())]
     }
 }

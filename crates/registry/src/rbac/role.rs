@@ -1,12 +1,13 @@
 //! Role and ClusterRole: what may be done.
 
 use api::field::{FieldErrors, Path};
+use api::time::rfc3339;
 use jiff::Timestamp;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use serde_json::{Value, json};
 
 use crate::cells;
-use crate::column::{Column, rfc3339};
+use crate::column::Column;
 use crate::metadata::label_selector;
 use crate::unset::items;
 use crate::{NameRule, Strategy};
@@ -39,7 +40,7 @@ impl Strategy for RoleStrategy {
     }
 
     fn cells(&self, role: &Role, _: Timestamp) -> Vec<Value> {
-        let created = role.metadata.creation_timestamp.as_ref().map(|time| rfc3339(&time.0));
+        let created = role.metadata.creation_timestamp.as_ref().map(|time| rfc3339(time.0));
         vec![cells::name(&role.metadata), json!(created.unwrap_or_default())]
     }
 }
@@ -77,7 +78,7 @@ impl Strategy for ClusterRoleStrategy {
     }
 
     fn cells(&self, role: &ClusterRole, _: Timestamp) -> Vec<Value> {
-        let created = role.metadata.creation_timestamp.as_ref().map(|time| rfc3339(&time.0));
+        let created = role.metadata.creation_timestamp.as_ref().map(|time| rfc3339(time.0));
         vec![cells::name(&role.metadata), json!(created.unwrap_or_default())]
     }
 }

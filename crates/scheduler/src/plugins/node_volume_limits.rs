@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::CSINode;
 
@@ -42,7 +43,7 @@ impl Plugin for NodeVolumeLimits {
                 let reason = format!("looking up PVC {key}: persistentvolumeclaim {name:?} not found");
                 return Err(Rejection::new(NAME, reason).unresolvable());
             };
-            if is_made_for_pod && !is_owned_by(claim, pod) {
+            if is_made_for_pod && !claim.metadata.is_controlled_by(&pod.uid) {
                 let reason = format!("PVC {key} was not created for pod {} (pod is not owner)", pod.key);
                 return Err(Rejection::new(NAME, reason).unresolvable());
             }
@@ -89,11 +90,6 @@ fn has_grown(old: &CSINode, new: &CSINode) -> bool {
             },
         }
     })
-}
-
-fn is_owned_by(claim: &PersistentVolumeClaim, pod: &PodInfo) -> bool {
-    let mut owners = claim.metadata.owner_references.iter().flatten();
-    owners.any(|owner| owner.controller == Some(true) && *owner.uid == *pod.uid)
 }
 
 /// What a claim's volume counts as. One that is not made yet counts for the provisioner of its class.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::selector::{Operator, Requirement, Selector};
 use k8s_openapi::api::core::v1::{Affinity, PodAffinityTerm, TopologySpreadConstraint, WeightedPodAffinityTerm};
 use serde::Serialize;
@@ -84,7 +85,7 @@ fn affinity(pod: &Pod) -> Option<&Affinity> {
 }
 
 fn controller(pod: &Pod) -> Option<(&str, &str)> {
-    let owner = pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
+    let owner = pod.metadata.controller()?;
     matches!(
         (owner.api_version.as_str(), owner.kind.as_str()),
         ("v1", "ReplicationController") | ("apps/v1", "ReplicaSet" | "StatefulSet")

@@ -144,7 +144,7 @@ fn encode_entry(entry: Entry) -> Value {
     put("fieldsType", "FieldsV1".into());
     put("fieldsV1", entry.set.into_json());
     if let Some(time) = entry.time {
-        put("time", time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into());
+        put("time", crate::time::rfc3339(time).into());
     }
     if !entry.subresource.is_empty() {
         put("subresource", entry.subresource.into());

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use api::meta::Meta as _;
 use api::{GroupKind, Status};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 
@@ -116,8 +117,7 @@ fn by_importance(settings: &Settings, pods: Vec<Pod>) -> Vec<Pod> {
         if pod.spec.as_ref().is_some_and(|spec| settings.is_exempt_class(spec)) {
             continue;
         }
-        let owners = pod.metadata.owner_references.iter().flatten();
-        let controller = owners.filter(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone()).next();
+        let controller = pod.metadata.controller().map(|owner| owner.uid.clone());
         if controller.is_some_and(|uid| !seen.insert(uid)) {
             rest.push(pod);
         } else {

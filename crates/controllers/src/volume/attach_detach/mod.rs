@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::metrics::Metrics;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -29,7 +30,6 @@ use tokio::time::Instant;
 
 use super::protection::{BY_CLAIM, claims_of};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::is_controlled_by;
 use crate::{Error, pods};
 use disks::Disks;
 use plan::{
@@ -102,11 +102,11 @@ enum Reported {
 }
 
 fn name_of(meta: &ObjectMeta) -> &str {
-    meta.name.as_deref().unwrap_or_default()
+    meta.name()
 }
 
 fn uid_of(meta: &ObjectMeta) -> &str {
-    meta.uid.as_deref().unwrap_or_default()
+    meta.uid()
 }
 
 fn node_key(node: &str) -> String {
@@ -125,7 +125,7 @@ fn inline_source(attachment: &VolumeAttachment) -> Option<VolumeId> {
 
 /// Inline volumes of a pod that are asked of CSI drivers, as volumes.
 fn inline_volumes(pod: &Pod) -> impl Iterator<Item = PersistentVolume> + '_ {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     // What cannot be asked for is told by the kubelet.
     volumes.iter().filter_map(|volume| api::volume_migration::inline(volume, namespace).ok().flatten())
@@ -642,7 +642,7 @@ impl Controller {
             .filter(|(_, on)| others.contains(on))
             .map(|(pod, _)| {
                 let meta = &pod.metadata;
-                (meta.namespace.clone().unwrap_or_default(), name_of(meta).to_owned())
+                (meta.namespace().to_owned(), name_of(meta).to_owned())
             })
             .collect();
         for (pod, _) in wanted.iter().filter(|(_, on)| on == node) {
@@ -764,5 +764,5 @@ fn may_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     let by_name = volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref());
     by_name.into_iter().any(|source| Some(&source.claim_name) == claim.metadata.name.as_ref())
-        || is_controlled_by(&claim.metadata, uid_of(&pod.metadata))
+        || claim.metadata.is_controlled_by(uid_of(&pod.metadata))
 }

@@ -71,8 +71,7 @@ impl VolumeId {
     pub(super) fn attachment(&self, node: &str) -> String {
         let text = format!("{}{}{node}", self.handle, self.driver);
         let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
-        let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("csi-{hex}")
+        format!("csi-{}", api::hex::encode(digest))
     }
 }
 
@@ -113,11 +112,10 @@ pub(super) struct Holder {
 
 impl Holder {
     pub(super) fn new(node: &Node, volume: &VolumeId) -> Self {
-        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
         Self {
             is_managed: is_managed(node),
-            is_ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+            is_ready: api::node::is_ready(node),
             is_in_use: is_in_use(node, volume),
             is_out_of_service: taints.iter().any(|taint| taint.key == OUT_OF_SERVICE && taint.effect == "NoExecute"),
         }

@@ -77,6 +77,5 @@ pub(super) fn node_of(capacity: &CSIStorageCapacity) -> Option<&str> {
 
 fn capacity_name(class: &str, node: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, format!("{class} {node}").as_bytes());
-    let hex: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("csisc-{hex}")
+    format!("csisc-{}", api::hex::encode(&digest.as_ref()[..16]))
 }

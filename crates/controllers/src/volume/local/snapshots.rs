@@ -224,7 +224,7 @@ impl Controller {
         self.recorder.warning(&client::reference(content), reason, format!("{what}: {message}"));
         let shown = content.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_deref());
         if !is_deleted && shown != Some(message) {
-            let time = self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let time = api::time::rfc3339(self.clock.now());
             let status = json!({ "readyToUse": false, "error": { "time": time, "message": message } });
             self.patch_content_status(content, status).await?;
         }

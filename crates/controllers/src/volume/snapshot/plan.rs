@@ -241,7 +241,7 @@ fn report(seen: &Seen<'_>, content: &VolumeSnapshotContent) -> Step {
     let created = said.creation_time.and_then(|time| Timestamp::from_nanosecond(i128::from(time)).ok());
     let wanted = SnapshotStatus {
         bound_volume_snapshot_content_name: content.metadata.name.clone(),
-        creation_time: created.map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+        creation_time: created.map(api::time::rfc3339),
         ready_to_use: Some(said.ready_to_use.unwrap_or(false)),
         restore_size: said.restore_size.map(|size| Quantity::new(size, Format::BinarySI).to_string()),
         error: said.error,
@@ -258,7 +258,7 @@ pub(super) fn failed(snapshot: &VolumeSnapshot, message: &str, now: Timestamp) -
     if status.error.as_ref().and_then(|error| error.message.as_deref()) == Some(message) {
         return None;
     }
-    let time = Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+    let time = Some(api::time::rfc3339(now));
     status.error = Some(SnapshotError { time, message: Some(message.to_owned()) });
     status.ready_to_use = Some(false);
     Some(status)

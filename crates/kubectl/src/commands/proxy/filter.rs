@@ -30,8 +30,10 @@ impl Filter {
     pub(super) fn accepts(&self, method: &str, path: &str, host: &str) -> bool {
         let any = |list: &[Pattern], text: &str| list.iter().any(|r| r.is_match(text));
         let Some(path) = decoded(path) else { return false };
+        let clean = super::clean(&path);
+        let clean = clean.strip_suffix('/').filter(|path| !path.is_empty()).unwrap_or(&clean);
         !any(&self.reject_paths, &path)
-            && !any(&self.reject_paths, &clean(&path))
+            && !any(&self.reject_paths, clean)
             && !any(&self.reject_methods, method)
             && any(&self.accept_paths, &path)
             && any(&self.accept_hosts, host)
@@ -53,19 +55,6 @@ fn decoded(path: &str) -> Option<String> {
         });
     }
     String::from_utf8(bytes).ok()
-}
-
-/// Without segments that say nothing.
-fn clean(path: &str) -> String {
-    let mut kept: Vec<&str> = Vec::new();
-    for segment in path.split('/') {
-        match segment {
-            "" | "." => {}
-            ".." => drop(kept.pop()),
-            segment => kept.push(segment),
-        }
-    }
-    format!("/{}", kept.join("/"))
 }
 
 fn expressions(list: &str) -> Result<Vec<Pattern>> {

@@ -55,7 +55,7 @@ pub(super) struct Entrance {
 
 impl Entrance {
     pub(super) fn new() -> Entrance {
-        let secret = || rand::random::<[u8; 32]>().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let secret = || api::hex::encode(rand::random::<[u8; 32]>());
         // Cookies of all ports of a host share their names.
         let name: u32 = rand::random();
         Entrance { secret: Mutex::new(Some(secret())), cookie: format!("cox-ui-{name:08x}={}", secret()) }

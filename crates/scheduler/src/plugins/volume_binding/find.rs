@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use api::placement::NodeSelector;
 use api::quantity::Quantity;
 use api::selector::Selector;
@@ -56,7 +57,7 @@ pub(crate) fn claims_of(pod: &PodInfo, volumes: &Volumes) -> Result<Claims, Volu
         if claim.metadata.deletion_timestamp.is_some() {
             return Err(VolumeError::Deleted(name.to_owned()));
         }
-        if is_made_for_pod && !is_owned_by(claim, pod) {
+        if is_made_for_pod && !claim.metadata.is_controlled_by(&pod.uid) {
             return Err(VolumeError::NotOwner {
                 namespace: pod.namespace().to_owned(),
                 claim: name.to_owned(),
@@ -241,9 +242,4 @@ fn waits_for_consumer(claim: &PersistentVolumeClaim, volumes: &Volumes) -> Resul
 
 fn requested(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get("storage")?.0.parse().ok()
-}
-
-fn is_owned_by(claim: &PersistentVolumeClaim, pod: &PodInfo) -> bool {
-    let mut owners = claim.metadata.owner_references.iter().flatten();
-    owners.any(|owner| owner.controller == Some(true) && *owner.uid == *pod.uid)
 }
