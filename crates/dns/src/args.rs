@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use client::kubeconfig::{Kubeconfig, Overrides};
+use client::Client;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
@@ -55,9 +55,7 @@ pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
 }
 
 async fn run_main(args: Args) -> anyhow::Result<()> {
-    let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref())?;
-    let overrides = Overrides { server: args.master.clone(), ..Overrides::default() };
-    let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?.traced_remotely("dns");
+    let client = Client::from_flags(args.kubeconfig.as_deref(), args.master.clone())?.traced_remotely("dns");
     let listen = args.listen.iter().map(|text| address(text)).collect::<Result<_, _>>()?;
     let mut config = Config::new(client, listen);
     config.upstreams = match args.upstream.is_empty() {

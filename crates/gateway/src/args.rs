@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use client::kubeconfig::{Kubeconfig, Overrides};
+use client::Client;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
@@ -48,9 +48,7 @@ pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
 }
 
 async fn run_main(args: Args) -> anyhow::Result<()> {
-    let kubeconfig = Kubeconfig::load(args.kubeconfig.as_deref())?;
-    let overrides = Overrides { server: args.master.clone(), ..Overrides::default() };
-    let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?.traced_remotely("gateway");
+    let client = Client::from_flags(args.kubeconfig.as_deref(), args.master.clone())?.traced_remotely("gateway");
     let mut config = Config::new(client, args.node_name, args.listen);
     config.publish = args.publish_address;
     config.http_port = args.http_port;

@@ -127,38 +127,36 @@ enum Shape {
 
 const TEXTS: Shape = Shape::List(&Shape::Text);
 const OPTIONS: Shape = Shape::List(&Shape::Object(&[("name", Shape::Text), ("default", Shape::Text)]));
-const V1BETA1: Shape = Shape::Object(&[
-    ("apiVersion", Shape::Text),
-    ("kind", Shape::Text),
-    ("defaults", Shape::List(&Shape::Object(&[("command", Shape::Text), ("options", OPTIONS)]))),
-    (
-        "aliases",
-        Shape::List(&Shape::Object(&[
-            ("name", Shape::Text),
-            ("command", Shape::Text),
-            ("prependArgs", TEXTS),
-            ("appendArgs", TEXTS),
-            ("options", OPTIONS),
-        ])),
-    ),
+
+/// A document of a version: what it calls commands with options of their own, what it calls options, and what it adds.
+macro_rules! document {
+    ($commands:literal, $options:literal $(, $more:expr)*) => {
+        Shape::Object(&[
+            ("apiVersion", Shape::Text),
+            ("kind", Shape::Text),
+            ($commands, Shape::List(&Shape::Object(&[("command", Shape::Text), ($options, OPTIONS)]))),
+            (
+                "aliases",
+                Shape::List(&Shape::Object(&[
+                    ("name", Shape::Text),
+                    ("command", Shape::Text),
+                    ("prependArgs", TEXTS),
+                    ("appendArgs", TEXTS),
+                    ($options, OPTIONS),
+                ])),
+            ),
+            $($more,)*
+        ])
+    };
+}
+
+const V1BETA1: Shape = document!(
+    "defaults",
+    "options",
     ("credentialPluginPolicy", Shape::Text),
-    ("credentialPluginAllowlist", Shape::List(&Shape::Object(&[("name", Shape::Text), ("command", Shape::Text)]))),
-]);
-const V1ALPHA1: Shape = Shape::Object(&[
-    ("apiVersion", Shape::Text),
-    ("kind", Shape::Text),
-    ("overrides", Shape::List(&Shape::Object(&[("command", Shape::Text), ("flags", OPTIONS)]))),
-    (
-        "aliases",
-        Shape::List(&Shape::Object(&[
-            ("name", Shape::Text),
-            ("command", Shape::Text),
-            ("prependArgs", TEXTS),
-            ("appendArgs", TEXTS),
-            ("flags", OPTIONS),
-        ])),
-    ),
-]);
+    ("credentialPluginAllowlist", Shape::List(&Shape::Object(&[("name", Shape::Text), ("command", Shape::Text)])))
+);
+const V1ALPHA1: Shape = document!("overrides", "flags");
 
 impl Shape {
     /// Notes the paths of fields that do not exist; false when a value is of another type, which no decoder takes.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use api::cidr::Cidr;
-use client::kubeconfig::{Kubeconfig, Overrides};
+use client::Client;
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
@@ -202,9 +202,8 @@ impl Args {
             None => File::default(),
         };
         let from_file = Some(&file.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let kubeconfig = Kubeconfig::load(self.kubeconfig.clone().or(from_file).as_deref())?;
-        let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
-        let client = client::Client::from_kubeconfig(&kubeconfig, &overrides)?.traced_remotely("kube-proxy");
+        let kubeconfig = self.kubeconfig.clone().or(from_file);
+        let client = Client::from_flags(kubeconfig.as_deref(), self.master.clone())?.traced_remotely("kube-proxy");
         let connection = &file.client_connection;
         let (qps, burst) = (self.kube_api_qps.or(connection.qps), self.kube_api_burst.or(connection.burst));
         let client = client.with_rate_limit(qps.unwrap_or(QPS), burst.unwrap_or(BURST));

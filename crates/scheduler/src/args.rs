@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use client::kubeconfig::{Kubeconfig, Overrides};
 use client::serving::Serving;
 use client::{Client, Durations, Election};
 use futures_util::future::BoxFuture;
@@ -100,9 +99,7 @@ impl Args {
         };
         let named = &configuration.client_connection.kubeconfig;
         let path = self.kubeconfig.clone().or_else(|| (!named.is_empty()).then(|| named.into()));
-        let kubeconfig = Kubeconfig::load(path.as_deref()).context("the scheduler's kubeconfig")?;
-        let overrides = Overrides { server: self.master.clone(), ..Overrides::default() };
-        let client = Client::from_kubeconfig(&kubeconfig, &overrides).context("the scheduler's kubeconfig")?;
+        let client = Client::from_flags(path.as_deref(), self.master.clone()).context("the scheduler's kubeconfig")?;
         let connection = &configuration.client_connection;
         let client = match (self.kube_api_qps, connection.qps > 0.0) {
             (Some(qps), _) => client.with_rate_limit(qps, self.kube_api_burst),
@@ -129,8 +126,7 @@ impl Args {
         if paths.into_iter().flatten().any(|other| other != path) {
             bail!("authentication and authorization by different API servers is not supported");
         }
-        let kubeconfig = Kubeconfig::load(Some(path)).with_context(|| format!("{}", path.display()))?;
-        Ok(Some(Client::from_kubeconfig(&kubeconfig, &Overrides::default())?))
+        Ok(Some(Client::from_flags(Some(path), None).with_context(|| format!("{}", path.display()))?))
     }
 
     /// Flags win over the file; both may leave it out.

@@ -9,6 +9,7 @@ mod proxy;
 mod service_account;
 mod tls;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +54,12 @@ impl Client {
     /// Calls `handler` directly as `user`: no sockets, no TLS, the same checks as for anyone else.
     pub fn in_process(handler: Handler, user: api::UserInfo) -> Self {
         Self::new(Transport::InProcess { handler, user }, Vec::new(), "default")
+    }
+
+    /// As a component's flags say: `--kubeconfig`, and `--master` over the address in it.
+    pub fn from_flags(kubeconfig: Option<&Path>, master: Option<String>) -> Result<Self, Error> {
+        let overrides = Overrides { server: master, ..Overrides::default() };
+        Self::from_kubeconfig(&Kubeconfig::load(kubeconfig)?, &overrides)
     }
 
     /// HTTPS (HTTP/2 where offered) to the cluster of a kubeconfig's context.

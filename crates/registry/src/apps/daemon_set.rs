@@ -1,6 +1,6 @@
 //! DaemonSet: one pod on every node that fits.
 
-use api::field::{FieldErrors, IMMUTABLE, Path};
+use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -68,10 +68,8 @@ impl Strategy for DaemonSetStrategy {
 
     fn validate_update(&self, new: &DaemonSet, old: &DaemonSet) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        let selector = |set: &DaemonSet| set.spec.clone().unwrap_or_default().selector;
-        if selector(new) != selector(old) {
-            errors.invalid("spec.selector", selector(new), IMMUTABLE);
-        }
+        let selectors = [new, old].map(|set| set.spec.as_ref().map(|spec| &spec.selector));
+        rules::same_selector(&mut errors, selectors[0], selectors[1]);
         errors.extend(self.validate_create(new));
         errors
     }

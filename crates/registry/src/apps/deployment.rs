@@ -1,6 +1,6 @@
 //! Deployment: a set of identical pods, rolled from one template to the next.
 
-use api::field::{FieldErrors, IMMUTABLE, Path};
+use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, RollingUpdateDeployment};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -57,10 +57,8 @@ impl Strategy for DeploymentStrategy {
 
     fn validate_update(&self, new: &Deployment, old: &Deployment) -> FieldErrors {
         let mut errors = self.validate_create(new);
-        let selector = |deployment: &Deployment| deployment.spec.clone().unwrap_or_default().selector;
-        if selector(new) != selector(old) {
-            errors.invalid("spec.selector", selector(new), IMMUTABLE);
-        }
+        let [new, old] = [new, old].map(|object| object.spec.as_ref().map(|spec| &spec.selector));
+        rules::same_selector(&mut errors, new, old);
         errors
     }
 
@@ -88,13 +86,7 @@ impl Strategy for DeploymentStrategy {
                 errors.invalid(path.child(name), value, "cannot be greater than status.replicas");
             }
         }
-        if status.available_replicas > status.ready_replicas {
-            errors.invalid(
-                path.child("availableReplicas"),
-                status.available_replicas,
-                "cannot be greater than readyReplicas",
-            );
-        }
+        rules::available_at_most_ready(&mut errors, &path, status.available_replicas, status.ready_replicas);
         errors
     }
 

@@ -1,6 +1,6 @@
 //! ReplicaSet: a number of identical pods.
 
-use api::field::{FieldErrors, IMMUTABLE, Path};
+use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -40,10 +40,8 @@ impl Strategy for ReplicaSetStrategy {
 
     fn validate_update(&self, new: &ReplicaSet, old: &ReplicaSet) -> FieldErrors {
         let mut errors = self.validate_create(new);
-        let selector = |set: &ReplicaSet| set.spec.clone().unwrap_or_default().selector;
-        if selector(new) != selector(old) {
-            errors.invalid("spec.selector", selector(new), IMMUTABLE);
-        }
+        let [new, old] = [new, old].map(|object| object.spec.as_ref().map(|spec| &spec.selector));
+        rules::same_selector(&mut errors, new, old);
         errors
     }
 
@@ -65,13 +63,7 @@ impl Strategy for ReplicaSetStrategy {
                 errors.invalid(path.child(name), value, "cannot be greater than status.replicas");
             }
         }
-        if status.available_replicas > status.ready_replicas {
-            errors.invalid(
-                path.child("availableReplicas"),
-                status.available_replicas,
-                "cannot be greater than readyReplicas",
-            );
-        }
+        rules::available_at_most_ready(&mut errors, &path, status.available_replicas, status.ready_replicas);
         errors
     }
 

@@ -1,6 +1,6 @@
 //! Rules that all workloads share: selectors, templates, percentages.
 
-use api::field::{FieldErrors, Path};
+use api::field::{FieldErrors, IMMUTABLE, Path};
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -13,6 +13,25 @@ use crate::metadata;
 pub fn non_negative(errors: &mut FieldErrors, path: &Path<'_>, value: Option<i64>) {
     if let Some(value) = value.filter(|&value| value < 0) {
         errors.invalid(path, value, "must be greater than or equal to 0");
+    }
+}
+
+/// Pods that are available are ready as well.
+pub fn available_at_most_ready(
+    errors: &mut FieldErrors,
+    status: &Path<'_>,
+    available: Option<i32>,
+    ready: Option<i32>,
+) {
+    if available > ready {
+        errors.invalid(status.child("availableReplicas"), available, "cannot be greater than readyReplicas");
+    }
+}
+
+/// A workload goes on selecting the pods that it began with.
+pub fn same_selector(errors: &mut FieldErrors, new: Option<&LabelSelector>, old: Option<&LabelSelector>) {
+    if new != old {
+        errors.invalid("spec.selector", new, IMMUTABLE);
     }
 }
 

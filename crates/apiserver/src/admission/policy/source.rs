@@ -94,6 +94,23 @@ pub(super) trait Kind {
 pub(super) struct Validating;
 pub(super) struct Mutating;
 
+/// The fields that both kinds of policies have, and those that only this one has.
+macro_rules! declared {
+    ($policy:ident, $($own:ident),+) => {{
+        let spec = $policy.spec.unwrap_or_default();
+        Declared {
+            name: $policy.metadata.name.unwrap_or_default(),
+            match_constraints: spec.match_constraints,
+            match_conditions: spec.match_conditions,
+            failure_policy: spec.failure_policy,
+            param_kind: spec.param_kind,
+            variables: spec.variables,
+            $($own: spec.$own,)+
+            ..Declared::default()
+        }
+    }};
+}
+
 impl Kind for Validating {
     type Policy = ValidatingAdmissionPolicy;
     type Binding = ValidatingAdmissionPolicyBinding;
@@ -101,18 +118,7 @@ impl Kind for Validating {
     const BINDINGS: &'static str = "validatingadmissionpolicybindings";
 
     fn declared(policy: ValidatingAdmissionPolicy) -> Declared {
-        let spec = policy.spec.unwrap_or_default();
-        Declared {
-            name: policy.metadata.name.unwrap_or_default(),
-            match_constraints: spec.match_constraints,
-            match_conditions: spec.match_conditions,
-            failure_policy: spec.failure_policy,
-            param_kind: spec.param_kind,
-            variables: spec.variables,
-            validations: spec.validations,
-            audit_annotations: spec.audit_annotations,
-            ..Declared::default()
-        }
+        declared!(policy, validations, audit_annotations)
     }
 
     fn bound(binding: ValidatingAdmissionPolicyBinding) -> Bound {
@@ -133,18 +139,7 @@ impl Kind for Mutating {
     const BINDINGS: &'static str = "mutatingadmissionpolicybindings";
 
     fn declared(policy: MutatingAdmissionPolicy) -> Declared {
-        let spec = policy.spec.unwrap_or_default();
-        Declared {
-            name: policy.metadata.name.unwrap_or_default(),
-            match_constraints: spec.match_constraints,
-            match_conditions: spec.match_conditions,
-            failure_policy: spec.failure_policy,
-            param_kind: spec.param_kind,
-            variables: spec.variables,
-            mutations: spec.mutations,
-            reinvocation_policy: spec.reinvocation_policy,
-            ..Declared::default()
-        }
+        declared!(policy, mutations, reinvocation_policy)
     }
 
     fn bound(binding: MutatingAdmissionPolicyBinding) -> Bound {
