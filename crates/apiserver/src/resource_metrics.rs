@@ -196,7 +196,7 @@ async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Sta
 }
 
 /// For so long a pod that runs is new: whoever asks for it need not wait for the next round.
-const NEW: SignedDuration = SignedDuration::from_secs(30);
+const NEW_POD_AGE: SignedDuration = SignedDuration::from_secs(30);
 
 fn lacks_new_pod(state: &State, namespace: &str, now: Timestamp, windows: &BTreeMap<String, Window>) -> bool {
     let Some(cache) = state.caches.get("pods") else { return false };
@@ -216,7 +216,7 @@ fn is_new(pod: &[u8], now: Timestamp) -> bool {
     let started = text("startTime").and_then(|text| text.parse::<Timestamp>().ok());
     text("phase").is_some_and(|phase| phase == "Running")
         // Clocks differ, and a time that is yet to come would be new until then.
-        && started.is_some_and(|started| now.duration_since(started).abs() < NEW)
+        && started.is_some_and(|started| now.duration_since(started).abs() < NEW_POD_AGE)
 }
 
 fn table(items: &[Item], now: Timestamp) -> Value {

@@ -27,7 +27,7 @@ pub(crate) const NAMESPACE: &str = "coxbench";
 /// The load is created by this many requests at a time.
 const WRITERS: usize = 10;
 /// A control plane that has not made it by then will not.
-const DEADLINE: Duration = Duration::from_secs(600);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -248,14 +248,16 @@ async fn round(client: &Client, shape: Shape) -> Result<Rates> {
 }
 
 async fn until(mut count: watch::Receiver<usize>, wanted: usize, what: &str) -> Result<()> {
-    let reached = tokio::time::timeout(DEADLINE, count.wait_for(|count| *count == wanted)).await;
+    let reached = tokio::time::timeout(ROUND_TIMEOUT, count.wait_for(|count| *count == wanted)).await;
     let last = reached.map(|reached| reached.is_ok());
-    anyhow::ensure!(last == Ok(true), "not all became {what} within {DEADLINE:?}");
+    anyhow::ensure!(last == Ok(true), "not all became {what} within {ROUND_TIMEOUT:?}");
     Ok(())
 }
 
 async fn until_at_least(mut count: watch::Receiver<usize>, wanted: usize) -> Result<()> {
-    tokio::time::timeout(DEADLINE, count.wait_for(|count| *count >= wanted)).await.context("not all were made")??;
+    tokio::time::timeout(ROUND_TIMEOUT, count.wait_for(|count| *count >= wanted))
+        .await
+        .context("not all were made")??;
     Ok(())
 }
 

@@ -28,8 +28,8 @@ const REGISTERS: usize = 3;
 const KEPT: usize = 200;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long trouble lasts, and how long nothing happens afterwards.
-const TROUBLE: Duration = Duration::from_secs(6);
-const REST: Duration = Duration::from_secs(4);
+const FAULT_PERIOD: Duration = Duration::from_secs(6);
+const REST_PERIOD: Duration = Duration::from_secs(4);
 /// Two of three are well at any time: writes go on long before this.
 const MAX_STALL: Duration = Duration::from_secs(30);
 const END_TIMEOUT: Duration = Duration::from_secs(120);
@@ -188,7 +188,7 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
         if let Err(error) = look_after(&mut all) {
             tally.problem(format!("what has ended is not started again: {error:#}"));
         }
-        tokio::time::sleep(REST).await;
+        tokio::time::sleep(REST_PERIOD).await;
         // Only now: writes may stand still for longer than the trouble lasts.
         stall.0 = stall.0.max(tally.take_silence());
     }
@@ -297,35 +297,35 @@ async fn make_trouble(fault: Fault, place: &Place, number: usize, machine: &mut 
         Fault::Kill => {
             machine.etcd.kill()?;
             machine.server.kill()?;
-            tokio::time::sleep(TROUBLE).await;
+            tokio::time::sleep(FAULT_PERIOD).await;
         }
         Fault::Pause => {
             machine.etcd.signal(Signal::SIGSTOP)?;
             machine.server.signal(Signal::SIGSTOP)?;
-            tokio::time::sleep(TROUBLE).await;
+            tokio::time::sleep(FAULT_PERIOD).await;
             machine.etcd.signal(Signal::SIGCONT)?;
             machine.server.signal(Signal::SIGCONT)?;
         }
         Fault::Partition => {
             place.set_link(number, false)?;
-            tokio::time::sleep(TROUBLE).await;
+            tokio::time::sleep(FAULT_PERIOD).await;
             place.set_link(number, true)?;
         }
         Fault::FullDisk => {
             let (filled, emptied) = (place.clone(), place.clone());
             tokio::task::spawn_blocking(move || filled.fill_disk(number)).await??;
-            tokio::time::sleep(TROUBLE).await;
+            tokio::time::sleep(FAULT_PERIOD).await;
             emptied.empty_disk(number)?;
         }
         Fault::SlowDisk => {
             let slow = place.clone();
-            tokio::task::spawn_blocking(move || slow.slow_disk(number, TROUBLE)).await??;
+            tokio::task::spawn_blocking(move || slow.slow_disk(number, FAULT_PERIOD)).await??;
         }
         Fault::ClockJump => {
             let clock = Clock::of(place, number);
             for minutes in [30, -30, 0] {
                 clock.set(minutes)?;
-                tokio::time::sleep(TROUBLE / 2).await;
+                tokio::time::sleep(FAULT_PERIOD / 2).await;
             }
         }
     }

@@ -19,7 +19,7 @@ const NAME: &str = "web";
 /// How often the API is asked whether a step is done.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A step that has not ended by then never will.
-const DEADLINE: Duration = Duration::from_secs(600);
+const STEP_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let pods = args.pods.unwrap_or(if args.quick { 50 } else { 5000 });
@@ -79,8 +79,8 @@ impl Life {
     ) -> Result<()> {
         let began = Instant::now();
         ask.await.with_context(|| step.to_owned())?;
-        let done = tokio::time::timeout(DEADLINE, done).await;
-        done.with_context(|| format!("{step} takes more than {DEADLINE:?}"))??;
+        let done = tokio::time::timeout(STEP_TIMEOUT, done).await;
+        done.with_context(|| format!("{step} takes more than {STEP_TIMEOUT:?}"))??;
         let rate = self.pods as f64 / began.elapsed().as_secs_f64();
         let memory = report::resident(std::process::id())? / (1 << 20);
         let parameters = format!("pods={} rss_mib={memory}", self.pods);

@@ -29,7 +29,7 @@ use crate::process::Processes;
 use crate::report::{Better, line};
 
 /// As often as a metrics-server asks.
-const PACE: Duration = Duration::from_secs(15);
+const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
 /// Since when nodes are ready and pods run.
 const SINCE: &str = "2026-01-01T00:00:00Z";
 /// What all of it may cost a cluster that nobody looks at: percent of a core, and megabytes.
@@ -157,7 +157,7 @@ async fn ask(client: &Client, long: Duration, nodes: usize, pods: usize) -> Resu
     let (began, mut missed) = (Instant::now(), 0);
     while began.elapsed() < long {
         // First, so that no answer is one that was given before the measurement.
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(SCRAPE_INTERVAL).await;
         missed += nodes.saturating_sub(list(client, "nodes").await?);
         missed += pods.saturating_sub(list(client, "pods").await?);
     }
@@ -239,7 +239,7 @@ async fn measure_peer(
         "--authentication-tolerate-lookup-failure=true",
         "--bind-address=127.0.0.1",
     ]);
-    command.arg(format!("--metric-resolution={}s", PACE.as_secs()));
+    command.arg(format!("--metric-resolution={}s", SCRAPE_INTERVAL.as_secs()));
     command.arg(format!("--secure-port={port}")).arg(format!("--cert-dir={}", dir.path().display()));
     command.stdout(Stdio::null()).stderr(std::fs::File::create(&log)?);
     let mut process = Ends(command.spawn().with_context(|| program.display().to_string())?);

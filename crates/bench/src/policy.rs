@@ -36,9 +36,9 @@ const STREAMED: u16 = 80;
 const COUNTED: u16 = 7;
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 /// Between two datagrams.
-const PAUSE: Duration = Duration::from_micros(200);
+const SEND_INTERVAL: Duration = Duration::from_micros(200);
 /// A pod that gets nothing for so long is closed.
-const SILENCE: Duration = Duration::from_millis(300);
+const CLOSED_TIMEOUT: Duration = Duration::from_millis(300);
 const ROUNDS: usize = 11;
 
 /// Datagrams that pods have got.
@@ -232,7 +232,7 @@ async fn until(sender: &Netns, i: usize, is_open: bool) -> anyhow::Result<Instan
         let mut before = ARRIVED.load(Ordering::Acquire);
         loop {
             socket.send(&[0; 8])?;
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(SEND_INTERVAL);
             let now = ARRIVED.load(Ordering::Acquire);
             if now != before {
                 (before, arrived) = (now, Instant::now());
@@ -240,7 +240,7 @@ async fn until(sender: &Netns, i: usize, is_open: bool) -> anyhow::Result<Instan
                     return Ok(arrived);
                 }
             }
-            if !is_open && arrived.elapsed() > SILENCE {
+            if !is_open && arrived.elapsed() > CLOSED_TIMEOUT {
                 return Ok(arrived);
             }
             if began.elapsed() > PROGRAM_TIMEOUT {

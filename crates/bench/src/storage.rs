@@ -40,7 +40,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const HELPERS: usize = 4;
 const HELPER_INTERVAL: Duration = Duration::from_secs(1);
 /// A round that has not ended by then never will.
-const DEADLINE: Duration = Duration::from_secs(900);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(900);
 
 pub(crate) async fn run(args: Args) -> Result<()> {
     let pods = args.pods.unwrap_or(if args.quick { 5 } else { 100 });
@@ -93,10 +93,10 @@ struct Round {
 impl Round {
     /// Seconds until all pods run; nothing is left of them afterwards, whatever came of it.
     async fn time(&self) -> Result<f64> {
-        let timed = tokio::time::timeout(DEADLINE, self.measure()).await;
-        let removed = tokio::time::timeout(DEADLINE, self.remove()).await;
-        let seconds = timed.with_context(|| format!("not done after {DEADLINE:?}"))??;
-        removed.with_context(|| format!("not removed after {DEADLINE:?}"))??;
+        let timed = tokio::time::timeout(ROUND_TIMEOUT, self.measure()).await;
+        let removed = tokio::time::timeout(ROUND_TIMEOUT, self.remove()).await;
+        let seconds = timed.with_context(|| format!("not done after {ROUND_TIMEOUT:?}"))??;
+        removed.with_context(|| format!("not removed after {ROUND_TIMEOUT:?}"))??;
         Ok(seconds)
     }
 

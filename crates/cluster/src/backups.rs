@@ -23,9 +23,9 @@ const USUAL_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 const MIN_INTERVAL: Duration = Duration::from_secs(60);
 const USUAL_KEEP: usize = 5;
 /// After one that failed.
-const RETRY: Duration = Duration::from_secs(300);
+const RETRY_INTERVAL: Duration = Duration::from_secs(300);
 /// How late a clock that was set is noticed.
-const LOOK: Duration = Duration::from_secs(3600);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 const FORMAT: &str = "%Y%m%dT%H%M%SZ";
 const ENDING: &str = ".snap";
 /// Where a copy is on its way to a bucket.
@@ -132,11 +132,11 @@ pub(crate) async fn keep(options: Options, etcd: Etcd, schedule: Schedule, stop:
             Ok(pause) => pause,
             Err(error) => {
                 tracing::error!("the store is not backed up: {error:#}");
-                RETRY.min(schedule.interval)
+                RETRY_INTERVAL.min(schedule.interval)
             }
         };
         tokio::select! {
-            () = tokio::time::sleep(pause.min(LOOK)) => {}
+            () = tokio::time::sleep(pause.min(CLOCK_CHECK_INTERVAL)) => {}
             () = stop.cancelled() => return Ok(()),
         }
     }

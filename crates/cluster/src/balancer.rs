@@ -28,8 +28,8 @@ use crate::pki::write_private;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// What a server does not acknowledge for so long, it never got.
-const SILENCE: Duration = Duration::from_secs(10);
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(10);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Each takes two descriptors of a process that pods depend on.
 const MAX_CONNECTIONS: usize = 1024;
 /// In the certificate of every API server, whatever its address.
@@ -74,7 +74,7 @@ impl Balancer {
                         (Ok((client, _)), Some(balancer)) => drop(connections.spawn(balancer.carry(client))),
                         (Err(error), _) => {
                             tracing::warn!(%error, "connection not accepted");
-                            tokio::time::sleep(ACCEPT_RETRY).await;
+                            tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                         }
                     }
                 }
@@ -129,7 +129,7 @@ impl Balancer {
             let name = &servers[at];
             match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(name.as_str())).await {
                 Ok(Ok(stream)) => {
-                    let silence = u32::try_from(SILENCE.as_millis()).unwrap_or(u32::MAX);
+                    let silence = u32::try_from(UNACKNOWLEDGED_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
                     if let Err(error) = setsockopt(&stream, sockopt::TcpUserTimeout, &silence) {
                         tracing::debug!(%error, "a server that falls silent is noticed late");
                     }

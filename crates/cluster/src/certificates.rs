@@ -22,9 +22,9 @@ use crate::shape::{Flags, Shape};
 /// What is left of a certificate's life when it is renewed.
 const LEFT: f64 = 0.3;
 /// How late a clock that was set is noticed.
-const LOOK: Duration = Duration::from_secs(3600);
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 /// After a renewal that failed.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Show and renew the certificates of the cluster on this machine
 #[derive(Debug, Clone, clap::Args)]
@@ -99,17 +99,18 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
         let is_ours = |name: &str| shape.ha.ha || !name.starts_with("etcd-");
         let ours = leaves.iter().filter(|(name, one)| !one.is_authority && is_ours(name));
         let ends = ours.map(|(_, one)| one.not_after).min();
-        let mut pause = ends.map_or(LOOK, |end| until_renewal(Timestamp::now(), end, shape.certificate_validity));
+        let mut pause =
+            ends.map_or(CLOCK_CHECK_INTERVAL, |end| until_renewal(Timestamp::now(), end, shape.certificate_validity));
         if pause.is_zero() {
             let (options, shape) = (options.clone(), shape.clone());
             match tokio::task::spawn_blocking(move || renew(&options, &shape)).await? {
                 Ok(()) => tracing::info!("certificates renewed"),
                 Err(error) => tracing::error!("certificates are not renewed: {error:#}"),
             }
-            pause = RETRY;
+            pause = RETRY_INTERVAL;
         }
         tokio::select! {
-            () = tokio::time::sleep(pause.min(LOOK)) => {}
+            () = tokio::time::sleep(pause.min(CLOCK_CHECK_INTERVAL)) => {}
             () = stop.cancelled() => return Ok(()),
         }
     }

@@ -22,7 +22,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a component that failed waits to be started again: at first, and after many failures.
 const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// One that ran for so long has not failed before.
-const STABLE: Duration = Duration::from_secs(300);
+const STABLE_AFTER: Duration = Duration::from_secs(300);
 
 /// Starts a component, with a token that tells it to stop.
 type Component = Box<dyn Fn(CancellationToken) -> BoxFuture<'static, Result<()>> + Send>;
@@ -77,7 +77,7 @@ impl Components {
                 if stop.is_cancelled() || !started.load(Ordering::Relaxed) {
                     return ended;
                 }
-                failures = if began.elapsed() >= STABLE { 1 } else { failures + 1 };
+                failures = if began.elapsed() >= STABLE_AFTER { 1 } else { failures + 1 };
                 let delay = exponential(RESTART.0, RESTART.1, failures);
                 let why = ended.err().map_or("it ended".to_owned(), |error| format!("{error:#}"));
                 tracing::error!(component = name, error = why, ?delay, "component failed and is started again");

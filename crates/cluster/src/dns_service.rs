@@ -38,7 +38,7 @@ pub(crate) const USER: &str = "system:serviceaccount:kube-system:coredns";
 const ANNOTATION: &str = "cox.dev/dns";
 const PORTS: [(&str, &str); 2] = [("dns", "UDP"), ("dns-tcp", "TCP")];
 /// How long the end of a server may wait for its last word.
-const FAREWELL: Duration = Duration::from_secs(1);
+const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Says how names are answered; people know it from CoreDNS.
 const CONFIG_MAP: &str = "coredns";
@@ -143,7 +143,7 @@ pub(crate) async fn announce(client: Client, name: String, address: IpAddr, stop
         () = stop.cancelled() => {}
     }
     // The API server may be gone with the rest of the cluster.
-    match tokio::time::timeout(FAREWELL, say(None)).await {
+    match tokio::time::timeout(LAST_WRITE_TIMEOUT, say(None)).await {
         Ok(Err(error)) => tracing::debug!(%error, "telling that this node no longer answers names"),
         Err(_) => tracing::debug!("nobody is told that this node no longer answers names"),
         Ok(Ok(())) => {}

@@ -27,7 +27,7 @@ use crate::{connection, manifests, nodes};
 /// The end of each log.
 const LOG_BYTES: u64 = 8 << 20;
 /// For each thing that is asked of the API server.
-const DEADLINE: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 const PAGE: u32 = 500;
 
 /// Write a file with versions, state, events and logs of the cluster, without its secrets
@@ -155,7 +155,7 @@ async fn collect<W: Write>(
 }
 
 async fn within<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(DEADLINE, work).await.context("no answer in time")?
+    tokio::time::timeout(REQUEST_TIMEOUT, work).await.context("no answer in time")?
 }
 
 /// What is at a path. Checks that fail are an answer too, the more so.

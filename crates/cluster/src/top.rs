@@ -18,7 +18,7 @@ use crate::connection::Target;
 use crate::history::{History, bytes};
 
 /// Nodes measure anew after so long.
-const REFRESH: Duration = Duration::from_secs(10);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 const MINUTES: usize = 60;
 /// How wide names are.
 const NAME: usize = 40;
@@ -69,7 +69,7 @@ async fn show(args: Args) -> Result<()> {
         write!(out, "\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"))?;
         out.flush()?;
         tokio::select! {
-            () = tokio::time::sleep(REFRESH) => {}
+            () = tokio::time::sleep(REFRESH_INTERVAL) => {}
             _ = interrupt.recv() => return Ok(()),
         }
     }

@@ -25,7 +25,7 @@ use crate::pods;
 /// An eviction that was granted but whose pod was not deleted after this is taken back.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// An announced disruption that has not happened by then is called off.
-const STALE: Duration = Duration::from_secs(2 * 60);
+const STALE_AFTER: Duration = Duration::from_secs(2 * 60);
 const TARGET: &str = "DisruptionTarget";
 /// Keys of pods rather than of budgets, which have no empty part.
 const POD: &str = "pod//";
@@ -308,7 +308,7 @@ fn stale_in(pod: &Pod, now: Timestamp) -> Option<Duration> {
         return None;
     }
     let since = target.last_transition_time.as_ref().map_or(now, |time| time.0);
-    Some(STALE.saturating_sub(Duration::try_from(now.duration_since(since)).unwrap_or_default()))
+    Some(STALE_AFTER.saturating_sub(Duration::try_from(now.duration_since(since)).unwrap_or_default()))
 }
 
 /// The size that the pods' controllers want together, and whether some pods have none.

@@ -23,7 +23,7 @@ use crate::error::if_unchanged;
 use crate::{Error, pods};
 
 /// A node may only be registering again (`quarantineTime`, v1.36).
-const QUARANTINE: Duration = Duration::from_secs(40);
+const QUARANTINE_PERIOD: Duration = Duration::from_secs(40);
 /// How long a node may take to report the end of a pod that was deleted without a grace period.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -145,8 +145,8 @@ impl Controller {
             };
         }
         let since = *self.missing.lock().entry(node.to_owned()).or_insert_with(Instant::now);
-        if since.elapsed() < QUARANTINE {
-            return Ok(Requeue::After(QUARANTINE - since.elapsed()));
+        if since.elapsed() < QUARANTINE_PERIOD {
+            return Ok(Requeue::After(QUARANTINE_PERIOD - since.elapsed()));
         }
         if self.client.all::<Node>().get_opt(node).await?.is_none() {
             tracing::info!(pod = key, node, "deleting the pod of a node that is gone");

@@ -18,8 +18,8 @@ use crate::{runtime, static_pods};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
 /// gone, and when there were none.
-const HOUSEKEEPING: Duration = Duration::from_secs(2);
-const ALL_CLEAN: Duration = Duration::from_secs(30);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
+const IDLE_HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Looks for what is left of pods that nobody knows.
 pub(crate) struct Housekeeping {
@@ -43,13 +43,13 @@ impl Housekeeping {
             let is_clean = clean_orphans(&self.kubelet, &self.workers, &self.pods).await;
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(if is_clean { ALL_CLEAN } else { HOUSEKEEPING }) => continue,
+                () = tokio::time::sleep(if is_clean { IDLE_HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_INTERVAL }) => continue,
                 () = self.some_left.notified() => {}
             }
             // What a pod leaves behind goes with its worker, a moment later.
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(HOUSEKEEPING) => {}
+                () = tokio::time::sleep(HOUSEKEEPING_INTERVAL) => {}
             }
         }
     }

@@ -181,9 +181,9 @@ async fn tail_offset(file: &mut File, end: u64, lines: usize) -> io::Result<u64>
 }
 
 /// How often somebody looks whether the container of a followed log still runs, though its log was not closed.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// How soon after its log was closed: a container ends a moment later for the runtime, and a rotated log closes too.
-const SOON: Duration = Duration::from_millis(20);
+const CLOSED_CHECK_DELAY: Duration = Duration::from_millis(20);
 
 /// Sends the log in chunks until its end, or with `follow` until `is_running` says the container has
 /// ended and all was sent. A rotated file is followed to its successor.
@@ -214,7 +214,7 @@ where
     let mut pending: Vec<u8> = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     let mut successor = None;
-    let (mut ended, mut in_doubt, mut timeout) = (false, true, IDLE);
+    let (mut ended, mut in_doubt, mut timeout) = (false, true, IDLE_CHECK_INTERVAL);
     loop {
         let room = buffer.len().min(usize::try_from(unread).unwrap_or(usize::MAX));
         let count = file.read(&mut buffer[..room]).await?;
@@ -259,8 +259,8 @@ where
                 in_doubt = change != Ok(Change::Written);
                 timeout = match change {
                     Ok(Change::Written) => timeout,
-                    Ok(Change::Closed) => SOON,
-                    Err(_) => (2 * timeout).min(IDLE),
+                    Ok(Change::Closed) => CLOSED_CHECK_DELAY,
+                    Err(_) => (2 * timeout).min(IDLE_CHECK_INTERVAL),
                 };
             }
             () = out.closed() => return Ok(()),

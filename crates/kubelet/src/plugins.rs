@@ -24,8 +24,8 @@ use crate::volumes::csi::{Csi, Driver, NodeInfoError, Refused, highest_version};
 
 /// How long a plug-in has to say who it is; drivers have longer for their own calls.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-const RETRY_FIRST: Duration = Duration::from_millis(500);
-const RETRY_MAX: Duration = Duration::from_secs(120);
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(120);
 /// What is told of a plug-in that does not answer, or not as plug-ins do.
 const NO_INFO: &str = "RegisterPlugin error -- failed to get plugin info using RPC GetInfo";
 /// What a directory may hold at most: whoever can write to it is root, and may still be mistaken.
@@ -154,7 +154,7 @@ impl Plugins {
 
     /// Takes a plug-in in and keeps it until its socket is gone.
     async fn serve(&self, socket: &Path, gone: CancellationToken, stop: CancellationToken) {
-        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         let (mut told, mut is_first) = (None, true);
         let name = loop {
             let failed = tokio::select! {

@@ -21,7 +21,7 @@ use crate::status::is_of_resize;
 /// Writers at work at once; one pod is never written by two.
 const WRITERS: usize = 4;
 /// A write that failed is tried again after this at the latest: an API server that comes back is told soon.
-const RETRY_MAX: Duration = Duration::from_secs(30);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Who works here, where panics are counted.
 const WORKER: &str = "kubelet status";
 
@@ -121,12 +121,12 @@ impl StatusWriter {
                         }
                         Some(Err(error)) => {
                             tracing::warn!(pod = key, %error, "pod status not written, will retry");
-                            writer.queue.add_rate_limited_up_to(key.clone(), RETRY_MAX);
+                            writer.queue.add_rate_limited_up_to(key.clone(), MAX_RETRY_INTERVAL);
                             work.fail(error);
                         }
                         None => {
                             tracing::error!(pod = key, "writing a pod status panicked, will retry");
-                            writer.queue.add_rate_limited_up_to(key.clone(), RETRY_MAX);
+                            writer.queue.add_rate_limited_up_to(key.clone(), MAX_RETRY_INTERVAL);
                             work.fail("panicked");
                         }
                     }
@@ -463,7 +463,7 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 // Whatever else would come has come by then.
-                tokio::time::sleep(2 * RETRY_MAX).await;
+                tokio::time::sleep(2 * MAX_RETRY_INTERVAL).await;
             };
             tokio::time::timeout(Duration::from_secs(600), all_asked).await.expect(&what);
             assert_eq!(*server.asked.lock(), expected, "{what}");

@@ -44,13 +44,13 @@ impl Next {
 }
 
 /// Mounted objects and tokens are looked at this often even if no event came.
-const REFRESH: Duration = Duration::from_secs(60);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 /// After a container could not be started. A failed pull is told as such until then, and as a wait after.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Kubelet {
     pub(crate) async fn sync(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<Next, SyncError> {
-        let mut next = Next { again_in: Some(REFRESH), ..Default::default() };
+        let mut next = Next { again_in: Some(REFRESH_INTERVAL), ..Default::default() };
         names::check_pod(pod).and_then(|()| names::check_spec(pod))?;
         let (pod, refused) = &names::without_refused(pod);
         for why in refused {
@@ -161,7 +161,7 @@ impl Kubelet {
 
         let can_resize = self.resize(pod, &updates, memory).await;
         if !can_resize {
-            next.sooner(RETRY);
+            next.sooner(RETRY_INTERVAL);
         }
         if let Some(attempt) = actions.create_sandbox {
             self.create_sandbox(pod, attempt).await?;
@@ -260,8 +260,8 @@ impl Kubelet {
                     );
                     let image = container.image.as_deref().unwrap_or_default();
                     next.sooner(match waiting.reason {
-                        "ImagePullBackOff" => self.images.retry_in(state::uid(pod), image).unwrap_or(RETRY),
-                        _ => RETRY,
+                        "ImagePullBackOff" => self.images.retry_in(state::uid(pod), image).unwrap_or(RETRY_INTERVAL),
+                        _ => RETRY_INTERVAL,
                     });
                     pass.memory.waiting.insert(container.name.clone(), waiting);
                     if holds_up(container) {

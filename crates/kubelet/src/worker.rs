@@ -241,8 +241,8 @@ struct Worker {
 }
 
 /// After a pass that failed.
-const RETRY_FIRST: Duration = Duration::from_millis(500);
-const RETRY_MAX: Duration = Duration::from_secs(20);
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(20);
 
 impl Worker {
     /// Returns whether the pod is gone for good (not: the kubelet stops).
@@ -260,7 +260,7 @@ impl Worker {
         self.has_ended.cancel();
         self.wait_for_removal().await;
         let update = self.updates.borrow().clone();
-        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         while let Err(error) = self.kubelet.remove(&update.pod).await {
             tracing::warn!(pod = state::full_name(&update.pod), %error, "pod not removed, will retry");
             tokio::time::sleep(retry.next_delay()).await;
@@ -269,7 +269,7 @@ impl Worker {
 
     /// Runs the pod until something says it must end, or it has ended by itself.
     async fn sync_until_end(&mut self) {
-        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         loop {
             let update = self.updates.borrow_and_update().clone();
             if update.must_end() {
@@ -371,7 +371,7 @@ impl Worker {
 
     /// Stops everything, tells the end, frees what the pod held. Tries until it is done.
     async fn end(&mut self) {
-        let mut retry = client::backoff::Backoff::new(RETRY_FIRST, RETRY_MAX);
+        let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         let mut has_failed = false;
         loop {
             let update = self.updates.borrow_and_update().clone();

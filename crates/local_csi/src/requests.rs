@@ -26,7 +26,7 @@ use trace::{Context, Stage, Work};
 use crate::driver::Driver;
 
 /// Free room is looked at this often, without any event.
-const AGAIN: Duration = Duration::from_secs(30);
+const FREE_ROOM_INTERVAL: Duration = Duration::from_secs(30);
 /// Free room is told in steps: it changes all the time.
 const STEP: i64 = 64 << 20;
 /// Who answers, in traces.
@@ -82,12 +82,12 @@ pub(crate) async fn run(client: Client, node: String, driver: Arc<Driver>, stop:
     };
     let work = async {
         object.synced().await;
-        let mut retry = Backoff::new(Duration::from_millis(100), AGAIN);
+        let mut retry = Backoff::new(Duration::from_millis(100), FREE_ROOM_INTERVAL);
         loop {
             let delay = match worker.pass().await {
                 Ok(()) => {
                     retry.reset();
-                    AGAIN
+                    FREE_ROOM_INTERVAL
                 }
                 Err(error) => {
                     tracing::warn!(%error, "answers of local volumes not written, will retry");

@@ -23,7 +23,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const LAST_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often, and with what pauses, a batch is tried again while the collector is away.
 const ATTEMPTS: u32 = 5;
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// An answer says little.
 const MAX_ANSWER: usize = 64 << 10;
 
@@ -51,7 +51,7 @@ pub async fn run(exporting: Arc<Exporting>, config: TracingConfiguration, instan
         }
         let batch: Vec<Exported> = first.into_iter().chain(exporting.take(BATCH - 1)).collect();
         let request = convert::request(&batch, &instance);
-        let mut pause = FIRST_PAUSE;
+        let mut pause = MIN_RETRY_INTERVAL;
         for attempt in 1.. {
             let sent = tokio::select! {
                 sent = send(channel.clone(), request.clone(), CALL_TIMEOUT) => sent,

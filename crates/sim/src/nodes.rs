@@ -19,7 +19,7 @@ use crate::Config;
 const PARALLEL: usize = 32;
 const LEASES: &str = "kube-node-lease";
 /// Leases are renewed in groups this far apart, so that many nodes are an even load.
-const TURN: Duration = Duration::from_millis(100);
+const RENEW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A node as far as its lease needs it.
 #[derive(Clone)]
@@ -58,7 +58,7 @@ pub(crate) async fn renew(config: &Config, nodes: Vec<Registered>, stop: Cancell
         return stop.cancelled().await;
     }
     let period = config.lease_duration / 4;
-    let turn = (period / u32::try_from(nodes.len()).unwrap_or(u32::MAX)).max(TURN);
+    let turn = (period / u32::try_from(nodes.len()).unwrap_or(u32::MAX)).max(RENEW_INTERVAL);
     let turns = usize::try_from(period.as_nanos() / turn.as_nanos().max(1)).unwrap_or(usize::MAX).max(1);
     let mut ticks = tokio::time::interval(turn);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

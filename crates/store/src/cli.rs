@@ -1,7 +1,7 @@
 //! `cox store`: examine, salvage, copy and restore the directory of an embedded store.
 
 use crate::embedded::{self, Imported, Report};
-use crate::transfer::LEASE_TIME;
+use crate::transfer::LEASE_TTL;
 use crate::{Contents, foreign};
 use clap::Subcommand;
 use futures_util::future::BoxFuture;
@@ -81,7 +81,7 @@ fn restore(file: &Path, dir: &Path) -> Result<Report, crate::StoreError> {
         let message = format!("{} has no objects below {ROOT}: is it a snapshot of a cluster?", file.display());
         return Err(crate::StoreError::Invalid(message));
     }
-    embedded::import(dir, Imported { kvs, revision, lease_time: LEASE_TIME })
+    embedded::import(dir, Imported { kvs, revision, lease_time: LEASE_TTL })
 }
 
 fn describe(report: &Report) -> Vec<String> {

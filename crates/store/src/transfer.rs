@@ -19,7 +19,7 @@ const AT_ONCE: usize = 128;
 /// Keys that are read or compared at a time.
 const PAGE: usize = 500;
 /// Keys that would end by themselves get so long again.
-pub const LEASE_TIME: Duration = Duration::from_secs(3600);
+pub const LEASE_TTL: Duration = Duration::from_secs(3600);
 
 /// What is carried over.
 pub struct Transfer<'a> {
@@ -46,7 +46,7 @@ impl Transfer<'_> {
         self.raise(to, revision).await?;
         let mut lease = None;
         if kvs.iter().any(|kv| kv.lease.is_some()) {
-            lease = Some(to.grant_lease(LEASE_TIME).await?);
+            lease = Some(to.grant_lease(LEASE_TTL).await?);
         }
         for some in kvs.chunks(AT_ONCE) {
             let mut writes = Vec::new();
@@ -69,7 +69,7 @@ impl Transfer<'_> {
         let Contents { kvs, revision } = self.read(from).await?;
         let keys = kvs.len();
         let dir = dir.to_owned();
-        let import = move || embedded::import(&dir, Imported { kvs, revision, lease_time: LEASE_TIME });
+        let import = move || embedded::import(&dir, Imported { kvs, revision, lease_time: LEASE_TTL });
         let report = tokio::task::spawn_blocking(import).await;
         let report = report.map_err(|error| StoreError::Unavailable(error.to_string()))??;
         if report.keys != keys as u64 || report.revision != revision {

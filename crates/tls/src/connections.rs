@@ -42,7 +42,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// For the next piece of an answer that its client does not take.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// What a client that was told to leave may take for it, and how long what has begun may go on when the port closes.
-const LEAVE: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Fewer bytes than this at a time may be answers to pings, which anyone can ask for, and keep no connection.
 const CONTENT: usize = 4 << 10;
@@ -339,7 +339,7 @@ impl Place {
                 () = idle.as_mut(), if !told => {
                     told = true;
                     connection.as_mut().graceful_shutdown();
-                    leave.as_mut().reset(Instant::now() + LEAVE);
+                    leave.as_mut().reset(Instant::now() + DRAIN_TIMEOUT);
                 }
                 () = closing.cancelled(), if !ending => {
                     (told, ending) = (true, true);
@@ -351,7 +351,7 @@ impl Place {
                     if ending || !self.this.is_at_work(self.connections.now()) {
                         return Ok(());
                     }
-                    leave.as_mut().reset(Instant::now() + LEAVE);
+                    leave.as_mut().reset(Instant::now() + DRAIN_TIMEOUT);
                 }
             }
         }

@@ -10,7 +10,7 @@ use api::cidr::Cidr;
 use crate::{Announcement, PublicKey, place};
 
 /// A session is good for so long after its handshake (`REJECT_AFTER_TIME` of the protocol).
-const SESSION: Duration = Duration::from_secs(180);
+const SESSION_LIFETIME: Duration = Duration::from_secs(180);
 
 /// Another node, as far as encryption cares.
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ impl Plan {
     pub fn ways(&self, ages: &[Option<BTreeMap<PublicKey, Duration>>; 2]) -> Vec<Way> {
         let is_live = |generation: u64, key: &PublicKey| {
             let ages = ages[place(generation)].as_ref();
-            ages.and_then(|ages| ages.get(key)).is_some_and(|age| *age < SESSION)
+            ages.and_then(|ages| ages.get(key)).is_some_and(|age| *age < SESSION_LIFETIME)
         };
         let way = |node: &Planned| {
             let generation = node.candidates.as_ref().map_err(|why| *why).and_then(|all| {

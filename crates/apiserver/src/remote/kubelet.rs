@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 use super::connection::{Connections, Lost, Problem, dial};
 
 /// A kubelet that was not asked for so long is connected to anew.
-const KEPT: Duration = Duration::from_secs(90);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Kubelets that connections are kept to; others are connected to for each question.
 const MAX_KEPT: usize = 2048;
 
@@ -44,9 +44,9 @@ impl Kept {
             self.by_address.clear();
             self.made_with = Some(tls.clone());
         }
-        if now.duration_since(self.swept) > KEPT / 4 {
+        if now.duration_since(self.swept) > IDLE_TIMEOUT / 4 {
             self.swept = now;
-            self.by_address.retain(|_, (asked, _)| now.duration_since(*asked) < KEPT);
+            self.by_address.retain(|_, (asked, _)| now.duration_since(*asked) < IDLE_TIMEOUT);
         }
         let address = (host.to_owned(), port);
         if self.by_address.len() >= MAX_KEPT && !self.by_address.contains_key(&address) {

@@ -22,7 +22,7 @@ use api::cidr::Cidr;
 use futures_util::future::BoxFuture;
 use jiff::SignedDuration;
 use store::embedded::Imported;
-use store::transfer::{LEASE_TIME, Transfer};
+use store::transfer::{LEASE_TTL, Transfer};
 use store::{Contents, Store};
 
 use crate::encryption;
@@ -394,7 +394,7 @@ async fn write(
     let file = encryption::write_new(options, encrypted)?;
     let sealed = apiserver::seal_values(&mut plan.kept, &file).await?;
     let (dir, revision) = (options.store_dir(), contents.revision);
-    let imported = Imported { kvs: std::mem::take(&mut plan.kept), revision, lease_time: LEASE_TIME };
+    let imported = Imported { kvs: std::mem::take(&mut plan.kept), revision, lease_time: LEASE_TTL };
     let report = tokio::task::spawn_blocking(move || store::embedded::import(&dir, imported)).await??;
     flags.remember(options)?;
     fs::remove_file(mark(options)).context("ending the import")?;

@@ -22,7 +22,7 @@ use crate::{upgrade, usual_place};
 /// For the cluster to say how it is now.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between looks at a client certificate that could not be renewed.
-const RENEWAL_RETRY: Duration = Duration::from_secs(30);
+const RENEWAL_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Runs the node until SIGTERM or SIGINT. Progress goes to standard output.
 pub(super) async fn run(options: &Options) -> Result<()> {
@@ -91,7 +91,7 @@ async fn renew(client: Client, dir: PathBuf, name: String, stop: CancellationTok
         }
         // One that has ended is there again at once: only a bootstrap can mend that.
         tokio::select! {
-            () = tokio::time::sleep(RENEWAL_RETRY) => {}
+            () = tokio::time::sleep(RENEWAL_RETRY_INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
     }

@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::turns::Turns;
 
 /// The API server looks at its file every second.
-const LOAD_TIME: Duration = Duration::from_secs(3);
+const LOAD_DELAY: Duration = Duration::from_secs(3);
 
 /// A server that runs.
 #[derive(Clone)]
@@ -62,7 +62,7 @@ impl Server {
         let is_new = tokio::task::spawn_blocking(move || encryption::put_in_place(&file, &text)).await??;
         if is_new {
             tracing::info!("this server has other keys for what is encrypted");
-            tokio::time::sleep(LOAD_TIME).await;
+            tokio::time::sleep(LOAD_DELAY).await;
         }
         let nodes = self.admin.all::<Node>();
         let node = nodes.get(&self.node).await.with_context(|| format!("asking for node {}", self.node))?;

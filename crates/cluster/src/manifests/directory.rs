@@ -19,7 +19,7 @@ const MAX_FILES: usize = 1000;
 const MAX_BYTES: u64 = 16 << 20;
 const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 /// Where the system cannot say whether somebody writes, a file that was written so recently may not be whole.
-const RECENT: Duration = Duration::from_secs(2);
+const UNFINISHED_AGE: Duration = Duration::from_secs(2);
 
 /// Chooses the signal about a lease (`fcntl(2)`); not in `libc` for every system.
 const F_SETSIG: libc::c_int = 10;
@@ -125,7 +125,7 @@ fn is_written(file: &File, metadata: &Metadata) -> bool {
         return true;
     }
     let age = metadata.modified().ok().and_then(|at| SystemTime::now().duration_since(at).ok());
-    age.is_none_or(|age| age < RECENT)
+    age.is_none_or(|age| age < UNFINISHED_AGE)
 }
 
 #[cfg(test)]
@@ -141,7 +141,7 @@ mod tests {
     /// Where a file system has no leases, a file is taken once it is old enough.
     fn aged(path: &Path) {
         let file = File::options().write(true).open(path).unwrap();
-        file.set_modified(SystemTime::now() - 2 * RECENT).unwrap();
+        file.set_modified(SystemTime::now() - 2 * UNFINISHED_AGE).unwrap();
     }
 
     fn put(path: &Path, text: &str) {

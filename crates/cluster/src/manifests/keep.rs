@@ -27,7 +27,7 @@ const APPLY_INTERVAL: Duration = Duration::from_secs(60);
 /// After a failure, at first and at most; a kind may be defined by another file.
 const RETRY_INTERVALS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 /// Files often change together.
-const GATHER: Duration = Duration::from_millis(100);
+const BATCH_INTERVAL: Duration = Duration::from_millis(100);
 /// Of an error, as it is told.
 const MAX_MESSAGE: usize = 500;
 
@@ -80,7 +80,7 @@ pub(crate) async fn keep(client: Client, options: Options, node: String, stop: C
             () = tokio::time::sleep(pause) => {}
             _ = watch.changed() => {
                 failures = 0;
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(BATCH_INTERVAL).await;
             }
             () = stop.cancelled() => return Ok(()),
         }

@@ -33,7 +33,7 @@ use crate::shape::{Flags, Shape};
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// One that ran for so long has not failed before.
-const STABLE: Duration = Duration::from_secs(300);
+const STABLE_AFTER: Duration = Duration::from_secs(300);
 /// One that answered once, and then so often not, hangs.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -162,7 +162,7 @@ impl Spec {
                 failed.send_replace(Some(why));
                 return;
             }
-            failures = if began.elapsed() >= STABLE { 1 } else { failures + 1 };
+            failures = if began.elapsed() >= STABLE_AFTER { 1 } else { failures + 1 };
             let delay = exponential(RESTART.0, RESTART.1, failures);
             let log = self.log_file();
             tracing::error!(how, ?delay, log = %log.display(), "the etcd member ended and is started again");

@@ -31,7 +31,7 @@ use crate::shape::Shape;
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 /// A process that lived this long was not in trouble from the start.
-const HEALTHY: Duration = Duration::from_secs(30);
+const STABLE_AFTER: Duration = Duration::from_secs(30);
 
 pub(crate) struct Supervisor {
     pub cluster: Options,
@@ -88,7 +88,7 @@ impl Supervisor {
                 Ok(_) => None,
                 Err(error) => {
                     tracing::warn!(node = record.name, error = format!("{error:#}"), "trouble with a node");
-                    failures = if began.elapsed() > HEALTHY { 0 } else { failures + 1 };
+                    failures = if began.elapsed() > STABLE_AFTER { 0 } else { failures + 1 };
                     Some(client::backoff::exponential(RETRY.0, RETRY.1, failures))
                 }
             };

@@ -25,9 +25,9 @@ use crate::role::MANAGER;
 use crate::shape::Flags;
 
 /// Between raises of the counter in an order, which show machines that somebody waits for its end.
-const BEAT: Duration = Duration::from_secs(2);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// What a machine may take besides, above all to fetch the program.
-const FURTHER_TIME: Duration = Duration::from_secs(900);
+const FETCH_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Who is upgraded, in this order, after this server.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -118,7 +118,7 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
         };
         let ended = tokio::select! {
             // There, and back if need be.
-            ended = until_ended(&args.options, order, FURTHER_TIME + observe + 2 * timeout) => ended,
+            ended = until_ended(&args.options, order, FETCH_TIMEOUT + observe + 2 * timeout) => ended,
             // The order is withdrawn then.
             stopped = interrupted() => {
                 stopped.and(Err(anyhow!("interrupted: if that machine has begun, it comes to its end by itself")))
@@ -160,10 +160,10 @@ async fn until_ended(options: &Options, mut order: Order, longest: Duration) -> 
             Ok(Err(error)) => error,
             Err(_) => anyhow!("the cluster does not answer"),
         };
-        if Instant::now() + BEAT >= deadline {
+        if Instant::now() + HEARTBEAT_INTERVAL >= deadline {
             return Err(failed);
         }
-        tokio::time::sleep(BEAT).await;
+        tokio::time::sleep(HEARTBEAT_INTERVAL).await;
         order.beat += 1;
     }
 }

@@ -11,8 +11,8 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use super::is_issued;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
-const DECIDED: Duration = Duration::from_secs(3600);
-const UNDECIDED: Duration = Duration::from_secs(24 * 3600);
+const MAX_DECIDED_AGE: Duration = Duration::from_secs(3600);
+const MAX_PENDING_AGE: Duration = Duration::from_secs(24 * 3600);
 
 struct Controller {
     client: Client,
@@ -37,7 +37,7 @@ fn time_left(request: &CertificateSigningRequest, now: Timestamp) -> Duration {
     };
     let decided = time("Denied").or(time("Failed")).or_else(|| time("Approved").filter(|_| is_issued(request)));
     let created = request.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
-    let (since, limit) = decided.map_or((created, UNDECIDED), |decided| (decided, DECIDED));
+    let (since, limit) = decided.map_or((created, MAX_PENDING_AGE), |decided| (decided, MAX_DECIDED_AGE));
     limit.saturating_sub(Duration::try_from(now.duration_since(since)).unwrap_or_default())
 }
 

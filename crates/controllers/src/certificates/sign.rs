@@ -21,7 +21,7 @@ use super::request::{parse, refusal};
 use super::{CLIENT, KUBELET_CLIENT, KUBELET_SERVING, LEGACY_UNKNOWN, has_condition, is_issued};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
-const SHORTEST: Duration = Duration::from_secs(600);
+const MIN_LIFETIME: Duration = Duration::from_secs(600);
 /// Clocks of others may be a little behind.
 const BACKDATE: Duration = Duration::from_secs(300);
 
@@ -65,8 +65,9 @@ fn sign(
     }
     let key = key_pair(key)?;
     let issuer = Issuer::from_ca_cert_pem(authority, &key)?;
-    let asked =
-        spec.expiration_seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs().into()).max(SHORTEST));
+    let asked = spec
+        .expiration_seconds
+        .map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs().into()).max(MIN_LIFETIME));
     let seconds = Duration::from_secs(now.as_second().max(0).unsigned_abs());
     let moment = |since: Duration| rcgen::date_time_ymd(1970, 1, 1) + since;
     let params = &mut request.params.params;
@@ -282,7 +283,7 @@ m/5GCh9kQr2z2K5MYCWpfngii91AdNf4pDyNlBm4nD49ejMDzx5EaQ==
             (None, YEAR, YEAR),
             (None, 2 * minute, 2 * minute),
             (Some(3600), YEAR, 60 * minute),
-            (Some(60), YEAR, SHORTEST),
+            (Some(60), YEAR, MIN_LIFETIME),
             (Some(3600), 2 * minute, 2 * minute),
         ] {
             let mut spec = request("ann", "dev", &[], CLIENT, &["digital signature", "client auth"]);

@@ -36,9 +36,9 @@ const PARALLEL: usize = 16;
 /// A uid never comes back, so this is only as long as a search through it should be.
 const ABSENT: usize = 64;
 /// Discovery answers a moment after a CRD is established.
-const SETTLE: Duration = Duration::from_millis(500);
+const DISCOVERY_DELAY: Duration = Duration::from_millis(500);
 /// After which an owner that exists but was not seen is looked up again.
-const UNSEEN: Duration = Duration::from_secs(2);
+const OWNER_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 struct Controller {
     client: Client,
@@ -120,7 +120,7 @@ impl Reconcile for Controller {
 impl Controller {
     /// Watches every resource that can be listed, watched and deleted; stops watching those that are gone.
     async fn discover(&self) -> Outcome {
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(DISCOVERY_DELAY).await;
         let (resources, failed) = self.client.discover().await?;
         // Known before the first event comes: an owner of a kind that is not known is never looked up.
         *self.resources.lock() = resources.clone();
@@ -190,7 +190,7 @@ impl Controller {
         if node.place.is_none() {
             // Its watch will tell, unless it has not begun: then the object may be gone before that, and nobody tells.
             let is_watched = self.monitors.lock().contains_key(&place.gvr);
-            return Ok(if is_watched { Requeue::After(UNSEEN) } else { Requeue::Never });
+            return Ok(if is_watched { Requeue::After(OWNER_RETRY_INTERVAL) } else { Requeue::Never });
         }
         if node.waits_for_dependents {
             return self.finish_foreground(uid, &place, &live).await;

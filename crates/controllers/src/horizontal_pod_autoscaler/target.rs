@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::error::{Error, Result};
 
 /// How long an answer of discovery is believed.
-const FRESH: Duration = Duration::from_secs(30);
+const DISCOVERY_TTL: Duration = Duration::from_secs(30);
 
 /// Resources by group, version and kind, as discovery says.
 #[derive(Default)]
@@ -22,7 +22,7 @@ impl Resources {
     pub(super) async fn find(&self, client: &Client, api_version: &str, kind: &str) -> Result<ApiResource> {
         let key = (api_version.to_owned(), kind.to_owned());
         if let Some((since, found)) = self.0.lock().get(&key)
-            && since.elapsed() < FRESH
+            && since.elapsed() < DISCOVERY_TTL
         {
             return Ok(found.clone());
         }

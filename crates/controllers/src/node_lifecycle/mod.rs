@@ -26,7 +26,7 @@ use crate::{Error, pods};
 use plan::{Zone, eviction_period, is_marked_unknown, ready, taint_patch, taints};
 
 /// While no node of a zone may be evicted, each looks again after this.
-const HELD_BACK: Duration = Duration::from_secs(30);
+const HELD_BACK_INTERVAL: Duration = Duration::from_secs(30);
 const LEASES: &str = "kube-node-lease";
 const BY_NODE: &str = "node";
 static HEALTH_BOUNDS: [f64; 8] = exponential(0.001, 4.0);
@@ -181,7 +181,7 @@ impl Controller {
             return None;
         }
         let (zones, zone) = (zones(&self.nodes), zone(node));
-        let Some(period) = eviction_period(&zones, &zone) else { return Some(HELD_BACK) };
+        let Some(period) = eviction_period(&zones, &zone) else { return Some(HELD_BACK_INTERVAL) };
         let last = self.evictions.lock().get(&zone).copied()?;
         Some(period.saturating_sub(last.elapsed())).filter(|wait| !wait.is_zero())
     }

@@ -190,7 +190,7 @@ pub(crate) async fn attach_to(cx: &Context, namespace: &str, pod: &Value, contai
 }
 
 /// How long logs from before an attachment may take.
-const EARLY_LOGS: Duration = Duration::from_secs(5);
+const EARLY_LOGS_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn is_ready(pod: &Value) -> bool {
     pod["status"]["phase"] == "Running" && crate::pods::is_ready(pod)
@@ -216,7 +216,7 @@ pub(crate) async fn run_attached(cx: &Context, pod: &Value) -> Result<()> {
         logs().await
     } else {
         // What was said before anybody listened.
-        if let Ok(Err(e)) = tokio::time::timeout(EARLY_LOGS, logs()).await {
+        if let Ok(Err(e)) = tokio::time::timeout(EARLY_LOGS_TIMEOUT, logs()).await {
             cx.eprintln(format!("warning: couldn't fetch pre-attach logs: {}", e.inner()));
         }
         match attach_to(cx, &namespace, &started, &container).await {

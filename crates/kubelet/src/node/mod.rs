@@ -27,7 +27,7 @@ use machine::Machine;
 
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Until the node is Ready for the first time, it looks this often.
-const STARTING: Duration = Duration::from_millis(200);
+const STARTING_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) struct NodeAgent {
     pub(crate) clock: client::Clock,
@@ -158,7 +158,7 @@ impl NodeAgent {
                     Err(error) => tracing::warn!(%error, "node status not written, will retry"),
                 }
             }
-            let pause = if was_ready { self.settings.node_status_update_frequency } else { STARTING };
+            let pause = if was_ready { self.settings.node_status_update_frequency } else { STARTING_INTERVAL };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.changed.notified() => {}

@@ -58,7 +58,7 @@ pub(crate) struct Server {
 const CHECKS: [&str; 3] = ["ping", "log", SYNC_LOOP];
 const SYNC_LOOP: &str = "syncloop";
 /// A look at what runs that is over for longer than this was the last one.
-const LONGEST_LOOP: Duration = Duration::from_secs(300);
+const MAX_SYNC_LOOP_AGE: Duration = Duration::from_secs(300);
 
 /// Who sent a request, as the certificate says; nobody without one.
 #[derive(Clone, Default)]
@@ -313,7 +313,7 @@ fn without_body(mut response: Response<Body>) -> Response<Body> {
 
 /// How all checks come out, or the one that is asked for.
 fn checks(only: Option<&str>, since_relist: Option<Duration>) -> Vec<(&'static str, bool)> {
-    let is_stuck = since_relist.is_some_and(|since| since > LONGEST_LOOP);
+    let is_stuck = since_relist.is_some_and(|since| since > MAX_SYNC_LOOP_AGE);
     let made = CHECKS.into_iter().filter(|check| only.is_none_or(|only| only == *check));
     made.map(|check| (check, check != SYNC_LOOP || !is_stuck)).collect()
 }

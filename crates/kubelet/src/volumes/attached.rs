@@ -13,7 +13,7 @@ use super::in_use::InUse;
 /// On nodes whose volumes the attach-detach controller attaches.
 pub(crate) const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Between two looks at a node that does not change.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why it is not known whether a volume is attached.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +59,7 @@ impl Attached {
         let mut changes = self.changes();
         while !self.is_reported(volume).await? {
             // The sender lives as long as this.
-            let _ = tokio::time::timeout(LOOK_AGAIN, changes.changed()).await;
+            let _ = tokio::time::timeout(CHECK_INTERVAL, changes.changed()).await;
         }
         Ok(())
     }

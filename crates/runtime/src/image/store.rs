@@ -156,7 +156,7 @@ pub(crate) struct Lease(#[expect(dead_code, reason = "holding them is the point"
 pub(crate) type UsedLayers<'a> = &'a dyn Fn() -> std::io::Result<HashSet<String>>;
 
 /// How long what no image has yet is kept for a pull that is tried again.
-const KEPT_FOR: Duration = Duration::from_secs(15 * 60);
+const PARTIAL_TTL: Duration = Duration::from_secs(15 * 60);
 /// Held shared by everyone who brings something in, and by all but the runtime.
 const LEASES: &str = "collect.lock";
 const LEASES_OF_OTHERS: &str = "others.lock";
@@ -394,7 +394,7 @@ impl ImageStore {
         if !self.current(&mut records) {
             return Ok(());
         }
-        let garbage = self.collect(&records.images, &in_use, KEPT_FOR)?;
+        let garbage = self.collect(&records.images, &in_use, PARTIAL_TTL)?;
         drop(records);
         remove_all(&garbage)
     }

@@ -23,9 +23,9 @@ pub(super) const PAGE: usize = 4096;
 const LARGEST: u64 = 32 << 20;
 /// Written at once: short, since a frame may have to wait for it.
 const PIECE: usize = 256 << 10;
-/// A spare is wanted where this part of one is written within [`BUSY`].
+/// A spare is wanted where this part of one is written within [`BUSY_WINDOW`].
 const PART: u64 = 4;
-const BUSY: Duration = Duration::from_secs(1);
+const BUSY_WINDOW: Duration = Duration::from_secs(1);
 /// With larger frames, writing zeros takes the disk for longer than it saves.
 const LARGE_FRAME: u64 = 128 << 10;
 /// How many times the spare's size must be free.
@@ -76,7 +76,7 @@ impl Spare {
         if self.written < self.size / PART {
             return;
         }
-        let pays = self.since.elapsed() < BUSY && self.written / self.frames < LARGE_FRAME;
+        let pays = self.since.elapsed() < BUSY_WINDOW && self.written / self.frames < LARGE_FRAME;
         (self.written, self.frames, self.since) = (0, 0, Instant::now());
         if pays && self.filling.as_ref().is_none_or(JoinHandle::is_finished) && self.shared.ready.lock().is_none() {
             self.begin();

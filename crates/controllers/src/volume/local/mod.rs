@@ -47,11 +47,11 @@ const BY_VOLUME: &str = "local-volume";
 /// Contents and objects of nodes by id of the snapshot.
 const BY_SNAPSHOT: &str = "local-snapshot";
 /// How often definitions are tried that could not be made.
-const INSTALL_RETRY: Duration = Duration::from_secs(5);
+const INSTALL_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// How long requests that were answered are gathered: they are taken back together.
 const TIDY_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a folder that could not be removed is left alone.
-const REMOVE_RETRY: Duration = Duration::from_secs(30);
+const REMOVE_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 struct Controller {
     client: Client,
@@ -215,7 +215,7 @@ impl Controller {
                 && let Err(error) = definitions::install(&self.client, &self.definitions, [own()]).await
             {
                 tracing::warn!(%error, name, "making a definition");
-                retry = Some(INSTALL_RETRY);
+                retry = Some(INSTALL_RETRY_INTERVAL);
             }
             tokio::select! {
                 () = stop.cancelled() => return false,
@@ -421,7 +421,7 @@ impl Controller {
     ) -> Outcome {
         if action == Action::Delete && volume.is_none_or(|volume| node_of(volume) != Some(node)) {
             tracing::warn!(node, volume = id, message, "folder not removed, will retry");
-            self.queue.add_after(format!("retry/{id}"), REMOVE_RETRY);
+            self.queue.add_after(format!("retry/{id}"), REMOVE_RETRY_INTERVAL);
             return Ok(Requeue::Never);
         }
         self.withdraw(node, "volumes", id, token).await?;

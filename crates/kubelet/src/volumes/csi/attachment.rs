@@ -13,8 +13,8 @@ use crate::volumes::attached::NodeUnknown;
 
 /// Between two looks: a kubelet may get this object, and not watch it. The node's status, which says at last that the volume is
 /// attached, is watched.
-const LOOK_FIRST: Duration = Duration::from_millis(200);
-const LOOK_MAX: Duration = Duration::from_secs(5);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// What attachers write when the node has as many volumes as it may have.
 const NO_ROOM: i32 = Code::ResourceExhausted as i32;
 
@@ -59,7 +59,7 @@ impl Csi {
         let volume = csi_name(driver, handle);
         self.attached.in_use.add(&volume, uid).await;
         let name = attachment_name(handle, driver, &self.node_name);
-        let mut retry = client::backoff::Backoff::new(LOOK_FIRST, LOOK_MAX);
+        let mut retry = client::backoff::Backoff::new(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL);
         let mut changes = self.attached.changes();
         loop {
             let found = self.client.all::<VolumeAttachment>().get(&name).await;

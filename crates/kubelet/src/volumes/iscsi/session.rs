@@ -17,7 +17,7 @@ const ATTEMPTS: usize = 5;
 /// How often a device is looked for after it was scanned, and the one that joins several; once a second.
 const LOOKS: usize = 30;
 const JOINED_LOOKS: usize = 10;
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// After this no further portal is tried: others wait for the target, and a volume may name any number of portals.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -118,7 +118,7 @@ async fn path_over(
             return Ok(device);
         }
         if look < LOOKS {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
     Err(IscsiError::NoDevice {
@@ -203,7 +203,7 @@ async fn joined(machine: &impl Machine, paths: Vec<PathBuf>, is_expected: bool) 
             return Ok(Some(device));
         }
         if look < looks {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
     }
     Ok(None)
