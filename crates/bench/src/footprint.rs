@@ -377,7 +377,7 @@ pub(crate) async fn load(args: &Args, kubeconfig: &Path) -> Result<()> {
 /// Waits for all pods, and says from time to time how many there are.
 async fn until_available(deployments: &Api<Deployment>, wanted: usize) -> Result<()> {
     let started = Instant::now();
-    let (mut most, mut grew, mut told) = (0, started, started);
+    let (mut most, mut grew, mut reported) = (0, started, started);
     loop {
         let all = deployments.list(&ListParams::default()).await?.items;
         let available = all.iter().filter_map(|deployment| deployment.status.as_ref()?.available_replicas).sum::<i32>();
@@ -392,9 +392,9 @@ async fn until_available(deployments: &Api<Deployment>, wanted: usize) -> Result
         let state = format!("{available} of {wanted} pods are available after {}s", (now - started).as_secs());
         ensure!(now - grew < STALL_TIMEOUT, "{state}, and none came in {}s", STALL_TIMEOUT.as_secs());
         ensure!(now - started < FILL_TIMEOUT, "{state}");
-        if now - told >= PROGRESS_INTERVAL {
+        if now - reported >= PROGRESS_INTERVAL {
             eprintln!("# {state}");
-            told = now;
+            reported = now;
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
@@ -402,11 +402,11 @@ async fn until_available(deployments: &Api<Deployment>, wanted: usize) -> Result
 
 /// Tells of a stage, and waits until it was measured.
 async fn say(stage: &'static str) -> Result<()> {
-    let told = tokio::task::spawn_blocking(move || {
+    let reported = tokio::task::spawn_blocking(move || {
         println!("{stage}");
         std::io::stdin().read_line(&mut String::new())
     });
-    ensure!(told.await?? > 0, "nobody measures any more");
+    ensure!(reported.await?? > 0, "nobody measures any more");
     Ok(())
 }
 

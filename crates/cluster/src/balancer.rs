@@ -145,20 +145,20 @@ impl Balancer {
 }
 
 /// Calls `tell` with all servers of the cluster, as `host:port`, whenever they change, until `stop`.
-pub(crate) async fn follow_servers(client: &Client, stop: CancellationToken, mut tell: impl FnMut(Vec<String>)) {
+pub(crate) async fn follow_servers(client: &Client, stop: CancellationToken, mut on_change: impl FnMut(Vec<String>)) {
     // The API servers' own: anybody who may write slices can label one.
     let named = ListParams::fields("metadata.name=kubernetes");
     let slices: Informer<EndpointSlice> = Informer::new(client.namespaced("default"), named);
     let (changed, mut changes) = watch::channel(());
     slices.subscribe(move |_| changed.send_replace(()));
-    let told = async {
+    let following = async {
         while changes.changed().await.is_ok() {
-            tell(addresses(&slices.list()));
+            on_change(addresses(&slices.list()));
         }
     };
     tokio::select! {
         () = slices.run(stop) => {}
-        () = told => {}
+        () = following => {}
     }
 }
 

@@ -70,9 +70,9 @@ impl ClusterFile {
         }
         file.components = serde_json::from_value(Value::Object(components))?;
         if let Err(error) = file.components.check() {
-            let told = format!("{error:#}");
-            let name = NAMES.into_iter().find(|name| told.starts_with(&format!("the configuration of {name}: ")));
-            return Err(file.wrong(&format!("spec.components.{}", name.unwrap_or_default()), &told));
+            let message = format!("{error:#}");
+            let name = NAMES.into_iter().find(|name| message.starts_with(&format!("the configuration of {name}: ")));
+            return Err(file.wrong(&format!("spec.components.{}", name.unwrap_or_default()), &message));
         }
         file.spec.remove("components");
         Ok(file)

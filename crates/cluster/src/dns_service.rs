@@ -113,14 +113,14 @@ pub(crate) async fn run_on_node(
         announced.cancel();
         ended
     };
-    let tell = async {
+    let announcing = async {
         tokio::select! {
             () = serving.notified() => announce(node, name, address, announced.clone()).await,
             // It never served.
             () = announced.cancelled() => Ok(()),
         }
     };
-    let (ended, _told) = tokio::join!(serve, tell);
+    let (ended, _announced) = tokio::join!(serve, announcing);
     ended
 }
 
@@ -130,7 +130,7 @@ pub(crate) async fn announce(client: Client, name: String, address: IpAddr, stop
         let patch = json!({"metadata": {"annotations": {ANNOTATION: address}}});
         client.all::<Node>().patch(&name, &Patch::merge(patch)).await.map(drop)
     };
-    let announce = async {
+    let announcing = async {
         let mut retries = turns::retries();
         while let Err(error) = say(Some(address.to_string())).await {
             tracing::warn!(%error, "telling that this node answers names");

@@ -155,11 +155,11 @@ impl Controller {
     }
 
     async fn close(&self, migration: &StorageVersionMigration) -> Outcome {
-        let told = match holds(migration, "Succeeded") {
+        let outcome = match holds(migration, "Succeeded") {
             true => ("False", "MigrationSucceeded", "The migration has succeeded"),
             false => ("False", "MigrationFailed", "The migration has failed"),
         };
-        self.mark_definition(migration, told, true).await?;
+        self.mark_definition(migration, outcome, true).await?;
         let why = ("MigrationCompleted", "Migration completed");
         self.write(&with_condition(migration, self.clock.now(), ("Running", false), why)).await
     }

@@ -160,9 +160,9 @@ impl Undo {
                 continue;
             }
             let text = record.name.to_lowercase().to_ascii();
-            let told = self.answers.iter().find_map(|(pattern, to)| filled(pattern, &text, to));
-            if let Some(told) = told.and_then(|told| name(&told).ok()) {
-                record.name = told;
+            let rewritten = self.answers.iter().find_map(|(pattern, to)| filled(pattern, &text, to));
+            if let Some(rewritten) = rewritten.and_then(|rewritten| name(&rewritten).ok()) {
+                record.name = rewritten;
             }
         }
     }

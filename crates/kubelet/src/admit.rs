@@ -38,7 +38,7 @@ impl Kubelet {
         let mut admitted = self.admitted.lock();
         let has_started = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
         let before = admitted.get(&uid).map(|before| resize::with_granted(pod, before));
-        if let Some(granted) = before.or_else(|| has_started.then(|| resize::with_told(pod))) {
+        if let Some(granted) = before.or_else(|| has_started.then(|| resize::with_reported(pod))) {
             let is_wished = Arc::ptr_eq(&granted, pod);
             let mut admission = Admission { pod: granted, wait: None, is_resized: false };
             if !is_wished {

@@ -306,8 +306,8 @@ fn is_restarting_all(pod: &Pod, old: &PodStatus, state: &PodState) -> bool {
     if !state::may_restart_all(pod) {
         return false;
     }
-    let told = old.conditions.iter().flatten();
-    if told.into_iter().any(is_restart_of_all) {
+    let reported = old.conditions.iter().flatten();
+    if reported.into_iter().any(is_restart_of_all) {
         return true;
     }
     let spec = pod.spec.iter();

@@ -411,7 +411,7 @@ impl Kubelet {
         pod_fields::refuse_container(pod, container, pod_fields::Host::look(&self.runtime.name))?;
         let restart_count = match state.container(&container.name) {
             Some(past) => past.restart_count.saturating_add(1),
-            None => told_restart_count(self.status.latest(state::uid(pod)).as_ref(), &container.name),
+            None => reported_restart_count(self.status.latest(state::uid(pod)).as_ref(), &container.name),
         };
         let sources = self.env_sources(pod, container).await?;
         let env = env::environment(container, context, &sources)?;
@@ -485,10 +485,10 @@ fn probe_grace(probe: Option<&k8s_openapi::api::core::v1::Probe>) -> Option<Dura
 
 /// The count of a container that the runtime does not know: one more if it was lost after it ran. One that was removed to
 /// be started again was counted then.
-fn told_restart_count(status: Option<&PodStatus>, name: &str) -> i32 {
+fn reported_restart_count(status: Option<&PodStatus>, name: &str) -> i32 {
     let statuses = status.into_iter().flat_map(|status| {
         status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
     });
-    let told = statuses.into_iter().find(|status| status.name == name);
-    told.map_or(0, |told| told.restart_count + i32::from(told.container_id.is_some()))
+    let reported = statuses.into_iter().find(|status| status.name == name);
+    reported.map_or(0, |reported| reported.restart_count + i32::from(reported.container_id.is_some()))
 }

@@ -142,7 +142,7 @@ impl Kubelet {
     }
 
     /// Tells how a pod fares while it ends. What cannot be found out now is told at the end.
-    pub(crate) async fn tell_ending(&self, pod: &Pod, memory: &Memory, ended: Option<&Ended>) {
+    pub(crate) async fn report_ending(&self, pod: &Pod, memory: &Memory, ended: Option<&Ended>) {
         match self.runtime.pod_state(state::uid(pod)).await {
             // An end is told by whoever waits for it.
             Ok(state) if state.is_any_running() => drop(self.report_status(pod, &state, memory, false, ended)),
@@ -154,7 +154,7 @@ impl Kubelet {
     }
 
     /// Tells that nothing more will come of a pod: whatever became of its containers, its phase is a last one.
-    pub(crate) fn tell_over(&self, pod: &Pod, memory: &Memory) {
+    pub(crate) fn report_over(&self, pod: &Pod, memory: &Memory) {
         let uid = state::uid(pod);
         let Some(status) = self.status.latest(uid).or_else(|| pod.status.clone()) else { return };
         let over = status::over(pod, status.clone());

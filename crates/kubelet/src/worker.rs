@@ -396,7 +396,7 @@ impl Worker {
                         // Deleted again with less grace: start over with what is left.
                         () = &mut shorter => break None,
                         // A container became ready or unready while it ends: whoever sends it requests must hear.
-                        () = self.wake.notified() => kubelet.tell_ending(&pod, &self.memory, ended).await,
+                        () = self.wake.notified() => kubelet.report_ending(&pod, &self.memory, ended).await,
                     }
                 }
             };
@@ -407,7 +407,7 @@ impl Worker {
             };
             match result {
                 Ok(()) => {
-                    self.kubelet.tell_over(&pod, &self.memory);
+                    self.kubelet.report_over(&pod, &self.memory);
                     return;
                 }
                 // A sandbox whose start was given up may still have come into being: the next look finds and ends it.

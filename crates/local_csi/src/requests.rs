@@ -175,7 +175,7 @@ fn requests(object: &NodeVolumes) -> impl Iterator<Item = (Key, &Request)> {
     volumes.chain(object.spec.snapshots.iter().map(|(id, request)| ((What::Snapshot, id.clone()), request)))
 }
 
-fn told<'a>(status: &'a Answers, (what, id): &Key) -> Option<&'a Answer> {
+fn answered<'a>(status: &'a Answers, (what, id): &Key) -> Option<&'a Answer> {
     match what {
         What::Volume => status.volumes.get(id),
         What::Snapshot => status.snapshots.get(id),
@@ -185,7 +185,7 @@ fn told<'a>(status: &'a Answers, (what, id): &Key) -> Option<&'a Answer> {
 /// The requests that have no answer.
 fn open<'a>(object: &'a NodeVolumes, answers: &BTreeMap<Key, Answer>) -> Vec<(Key, &'a Request)> {
     let is_answered = |key: &Key, request: &Request| {
-        let answers = [answers.get(key), told(&object.status, key)];
+        let answers = [answers.get(key), answered(&object.status, key)];
         answers.into_iter().flatten().any(|answer| answer.token == request.token)
     };
     requests(object).filter(|(key, request)| !is_answered(key, request)).collect()
@@ -196,7 +196,7 @@ fn difference(object: &NodeVolumes, answers: &BTreeMap<Key, Answer>, available: 
     let mut changes: [Map<String, Value>; 2] = Default::default();
     for (key, request) in requests(object) {
         let new = answers.get(&key).filter(|answer| answer.token == request.token);
-        if let Some(answer) = new.filter(|answer| told(&object.status, &key) != Some(answer)) {
+        if let Some(answer) = new.filter(|answer| answered(&object.status, &key) != Some(answer)) {
             // Members of an answer to an earlier request must not stay.
             let mut whole = json!({"error": null, "created": null, "size": null});
             if let (Some(whole), Ok(Value::Object(answer))) = (whole.as_object_mut(), serde_json::to_value(answer)) {
@@ -205,8 +205,8 @@ fn difference(object: &NodeVolumes, answers: &BTreeMap<Key, Answer>, available: 
             changes[key.0 as usize].insert(key.1, whole);
         }
     }
-    let mut forget = |what: What, told: &BTreeMap<String, Answer>, asked: &BTreeMap<String, Request>| {
-        for id in told.keys().filter(|id| !asked.contains_key(*id)) {
+    let mut forget = |what: What, answered: &BTreeMap<String, Answer>, asked: &BTreeMap<String, Request>| {
+        for id in answered.keys().filter(|id| !asked.contains_key(*id)) {
             changes[what as usize].insert(id.clone(), Value::Null);
         }
     };

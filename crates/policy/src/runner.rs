@@ -162,7 +162,7 @@ struct News {
 }
 
 impl News {
-    fn tell(self, planner: &mut Planner) {
+    fn apply_to(self, planner: &mut Planner) {
         for (key, namespace) in self.namespaces {
             planner.set_namespace(&key, namespace);
         }
@@ -309,18 +309,18 @@ impl Enforcer {
     fn hear(&mut self, Call { announcement, done }: Call) {
         let pod = format!("{}/{}", announcement.namespace, announcement.name);
         let (uid, sandbox) = (announcement.uid, announcement.sandbox);
-        let told = |addresses| Announced { pod: pod.clone(), uid: uid.clone(), sandbox, addresses };
+        let announced = |addresses| Announced { pod: pod.clone(), uid: uid.clone(), sandbox, addresses };
         // Announcements stay until the pod has given its addresses back: a pod may run on after its object is gone.
         match announcement.addresses.is_empty() {
-            true => self.planner.withdraw(&told(announcement.released)),
-            false => self.planner.announce(told(announcement.addresses)),
+            true => self.planner.withdraw(&announced(announcement.released)),
+            false => self.planner.announce(announced(announcement.addresses)),
         }
         self.waiting.push(Waiting { pod, uid, until: Instant::now() + POD_TIMEOUT, done });
     }
 
     /// Brings the kernel in step with what is known. Blocking.
     fn program(&mut self, news: News) -> Result<(), netlink::nft::Error> {
-        news.tell(&mut self.planner);
+        news.apply_to(&mut self.planner);
         if !self.has_inherited {
             self.planner.inherit(isolated()?);
             self.has_inherited = true;

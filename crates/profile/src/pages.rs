@@ -66,10 +66,10 @@ pub async fn serve(page: &str, query: &str) -> Answer {
 
 /// On a thread of its own, which is not profiled. The work can ask whether its answer is still wanted.
 async fn blocking(work: impl FnOnce(&dyn Fn() -> bool) -> Result<Vec<u8>, Refusal> + Send + 'static) -> Answer {
-    let (told, answer) = tokio::sync::oneshot::channel();
+    let (sender, answer) = tokio::sync::oneshot::channel();
     let started = std::thread::Builder::new().name("profiler".into()).spawn(move || {
-        let made = file(work(&|| !told.is_closed()));
-        drop(told.send(made));
+        let made = file(work(&|| !sender.is_closed()));
+        drop(sender.send(made));
     });
     match started {
         Err(error) => text(500, format!("{error}\n")),

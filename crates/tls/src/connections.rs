@@ -329,24 +329,24 @@ impl Place {
         let builder = builder(self.connections.buffer);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let mut idle = pin!(self.idle());
-        let (mut told, mut ending) = (false, false);
+        let (mut is_leaving, mut ending) = (false, false);
         let mut leave = pin!(tokio::time::sleep(Duration::MAX));
         loop {
             tokio::select! {
                 biased;
                 ended = connection.as_mut() => return ended,
                 () = self.this.evicted.notified() => return Ok(()),
-                () = idle.as_mut(), if !told => {
-                    told = true;
+                () = idle.as_mut(), if !is_leaving => {
+                    is_leaving = true;
                     connection.as_mut().graceful_shutdown();
                     leave.as_mut().reset(Instant::now() + DRAIN_TIMEOUT);
                 }
                 () = closing.cancelled(), if !ending => {
-                    (told, ending) = (true, true);
+                    (is_leaving, ending) = (true, true);
                     connection.as_mut().graceful_shutdown();
                     leave.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
                 }
-                () = leave.as_mut(), if told => {
+                () = leave.as_mut(), if is_leaving => {
                     // A request that crossed our farewell is still answered.
                     if ending || !self.this.is_at_work(self.connections.now()) {
                         return Ok(());

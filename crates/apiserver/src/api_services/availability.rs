@@ -46,7 +46,7 @@ pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
         }
         let basis = basis(&state, &namespace, &name);
         let is_new =
-            last.as_ref().is_none_or(|(before, verdict)| *before != basis || !is_told(&state, &backend, verdict));
+            last.as_ref().is_none_or(|(before, verdict)| *before != basis || !is_reported(&state, &backend, verdict));
         if is_new || tokio::time::Instant::now() >= due {
             let verdict = check(&state, &backend).await;
             let is_written = write_condition(&state, &backend, &verdict).await;
@@ -92,14 +92,14 @@ fn availability(verdict: &Result<(), Reason>) -> Availability<'_> {
 }
 
 /// Whether the registration says so already.
-fn is_told(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
+fn is_reported(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
     let registered = state.objects().get::<APIService>("", &backend.name());
     let says_so = |service: Arc<APIService>| condition(&service).is_some_and(|found| availability(verdict).is(found));
     registered.is_ok_and(|service| service.is_none_or(says_so))
 }
 
 async fn write_condition(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason>) -> bool {
-    if is_told(state, backend, verdict) {
+    if is_reported(state, backend, verdict) {
         return true;
     }
     let found = availability(verdict);

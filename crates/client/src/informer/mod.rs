@@ -223,13 +223,13 @@ impl<K: Object> Informer<K> {
     fn apply(&self, object: K) {
         let handlers = self.inner.handlers.lock();
         let events = self.inner.cache.write().put(object);
-        self.tell_traced(&handlers, &events);
+        self.notify_traced(&handlers, &events);
     }
 
     fn remove(&self, object: K) {
         let handlers = self.inner.handlers.lock();
         let event = self.inner.cache.write().remove(object);
-        self.tell_traced(&handlers, event.as_slice());
+        self.notify_traced(&handlers, event.as_slice());
     }
 
     /// The whole truth after a list: what is missing was deleted while nobody watched.
@@ -244,7 +244,7 @@ impl<K: Object> Informer<K> {
 
 impl<K: Object> Informer<K> {
     /// Tells what the watch brought. The commit that made an object's version is the cause of whatever follows.
-    fn tell_traced(&self, handlers: &[Handler<K>], events: &[Event<K>]) {
+    fn notify_traced(&self, handlers: &[Handler<K>], events: &[Event<K>]) {
         let Some(traced) = self.inner.api.client().trace() else { return notify(handlers, events) };
         for event in events {
             let object = event.object();

@@ -124,9 +124,9 @@ impl Server {
             *done = Some((rotation, false));
         }
         // Tried again by itself: nothing is signed anew because others cannot be told.
-        if let Some((_, is_told @ false)) = done {
+        if let Some((_, is_reported @ false)) = done {
             self.publish().await?;
-            *is_told = true;
+            *is_reported = true;
         }
         self.say().await
     }

@@ -16,7 +16,7 @@ use super::plan::{Facts, ROOT};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why nothing can be taken over now, as far as it can be seen at once.
-pub(super) async fn seen(found: &Found, facts: &Facts, is_told: bool) -> Result<Option<String>> {
+pub(super) async fn seen(found: &Found, facts: &Facts, is_confirmed: bool) -> Result<Option<String>> {
     Ok(match &found.objects {
         Objects::Kine(path) => store::foreign::kine_holder(path)?.map(|pid| {
             format!(
@@ -37,7 +37,7 @@ pub(super) async fn seen(found: &Found, facts: &Facts, is_told: bool) -> Result<
             {
                 return Ok(Some(format!("an API server answers at {address}: {stop}")));
             }
-            found.silent.filter(|_| !is_told).map(|flags| {
+            found.silent.filter(|_| !is_confirmed).map(|flags| {
                 format!("with {flags}, API servers write down nowhere that they run: when all are stopped, say --servers-stopped")
             })
         }

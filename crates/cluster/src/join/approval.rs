@@ -59,7 +59,7 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
     requests.subscribe(move |_| changed.send_replace(()));
     nodes.subscribe(move |_| by_nodes.send_replace(()));
     services.subscribe(move |_| by_services.send_replace(()));
-    let mut told: BTreeSet<(String, Refusal)> = BTreeSet::new();
+    let mut reported: BTreeSet<(String, Refusal)> = BTreeSet::new();
     informers.start(stop.child_token());
     // An address whose holder is not known yet is not free.
     let known = async {
@@ -75,7 +75,7 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
         changes.mark_unchanged();
         let held = Held { nodes: nodes.list(), services: services.list(), servers: servers.list() };
         let pending = requests.list();
-        told.retain(|(name, _)| pending.iter().any(|request| request.metadata.name.as_ref() == Some(name)));
+        reported.retain(|(name, _)| pending.iter().any(|request| request.metadata.name.as_ref() == Some(name)));
         for request in pending.iter() {
             match decide(request, &held, &reserved) {
                 Ok(()) => {
@@ -87,7 +87,7 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
                 Err(Refusal::NotForUs) => {}
                 Err(refusal) => {
                     let name = request.metadata.name.clone().unwrap_or_default();
-                    if told.insert((name.clone(), refusal.clone())) {
+                    if reported.insert((name.clone(), refusal.clone())) {
                         tracing::warn!(request = name, why = %refusal, "serving certificate waits for `kubectl certificate approve`");
                     }
                 }

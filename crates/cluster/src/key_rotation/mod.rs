@@ -203,7 +203,7 @@ async fn exchange_everywhere(options: &Options, exchanged: &Exchanged<'_>) -> Re
     let used = with_key_first(&known, &added)?;
     let mut exchange = shared::Exchange::new(client, options.pki_dir());
     for text in [&known, &used] {
-        exchange.tell(text).await?;
+        exchange.publish(text).await?;
         until_followed(client, text).await?;
     }
     let count = exchanged.write_everything(&added).await?;
@@ -211,7 +211,7 @@ async fn exchange_everywhere(options: &Options, exchanged: &Exchanged<'_>) -> Re
     join::withdraw_offers(client).await?;
     exchanged.check_nobody_came(servers(client).await?.len()).await?;
     let alone = with_key_alone(&used, &added)?;
-    exchange.tell(&alone).await?;
+    exchange.publish(&alone).await?;
     until_followed(client, &alone).await?;
     exchange.end().await?;
     Ok((added, count))

@@ -27,16 +27,16 @@ pub(super) struct Exchange<'a> {
     client: &'a Client,
     pki: PathBuf,
     /// What servers were told last.
-    told: Option<Vec<u8>>,
+    published: Option<Vec<u8>>,
 }
 
 impl<'a> Exchange<'a> {
     pub(super) fn new(client: &'a Client, pki: PathBuf) -> Exchange<'a> {
-        Exchange { client, pki, told: None }
+        Exchange { client, pki, published: None }
     }
 
     /// Tells every server to have this file.
-    pub(super) async fn tell(&mut self, text: &[u8]) -> Result<()> {
+    pub(super) async fn publish(&mut self, text: &[u8]) -> Result<()> {
         let secrets = self.client.namespaced::<Secret>(NAMESPACE);
         let resource_version = self.version().await?;
         let is_new = resource_version.is_none();
@@ -44,23 +44,23 @@ impl<'a> Exchange<'a> {
         let metadata = ObjectMeta { name: Some(NAME.to_owned()), labels, resource_version, ..ObjectMeta::default() };
         let sealed = ByteString(ServerKey::of_servers(&self.pki, NAME)?.seal(NAME, text)?);
         let order = Secret { metadata, data: Some([(FIELD.to_owned(), sealed)].into()), ..Secret::default() };
-        let told = match is_new {
+        let published = match is_new {
             true => secrets.create(&order).await,
             false => secrets.update(&order).await,
         };
-        told.context("telling the servers which keys they are to have")?;
-        self.told = Some(text.to_vec());
+        published.context("telling the servers which keys they are to have")?;
+        self.published = Some(text.to_vec());
         Ok(())
     }
 
     /// Of the Secret, if there is to be one. Whoever writes all Secrets once more changes it; what the Secret says is
     /// changed by another command only.
     async fn version(&self) -> Result<Option<String>> {
-        let Some(told) = &self.told else { return Ok(None) };
+        let Some(published) = &self.published else { return Ok(None) };
         let found = self.client.namespaced::<Secret>(NAMESPACE).get_opt(NAME).await;
         let found = found.context("asking for the exchange of keys that is under way")?;
         match found {
-            Some(secret) if read(&secret, &self.pki).is_ok_and(|said| said == *told) => {
+            Some(secret) if read(&secret, &self.pki).is_ok_and(|said| said == *published) => {
                 Ok(secret.metadata.resource_version)
             }
             _ => bail!("another 'cox store rotate-keys' was given meanwhile, and goes on"),

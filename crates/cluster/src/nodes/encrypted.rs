@@ -101,7 +101,7 @@ pub(super) async fn run(config: Config, stop: CancellationToken) -> Result<()> {
         () = stop.cancelled() => return Ok(()),
     }
     let events = EventRecorder::new(config.clients.proxy.clone(), "cox-wireguard", &config.node);
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut turns = Turns::new(changes, stop);
     loop {
         turns.begin();
@@ -122,7 +122,7 @@ pub(super) async fn run(config: Config, stop: CancellationToken) -> Result<()> {
         let failed = match turn.await {
             Ok(outcome) => {
                 report(&config.metrics, &outcome);
-                tell(&events, &config.node, &all, &outcome, &mut told);
+                record_events(&events, &config.node, &all, &outcome, &mut reported);
                 own.retire(&outcome, Instant::now())?;
                 false
             }
@@ -303,23 +303,23 @@ fn others(nodes: &[Arc<Node>]) -> Vec<wireguard::Node> {
 }
 
 /// Says why pods of a node cannot be reached, once for each reason.
-fn tell(
+fn record_events(
     events: &EventRecorder,
     me: &str,
     nodes: &[Arc<Node>],
     outcome: &Outcome,
-    told: &mut BTreeSet<(String, Unreachable)>,
+    reported: &mut BTreeSet<(String, Unreachable)>,
 ) {
     let closed: BTreeSet<(String, Unreachable)> =
         outcome.ways.iter().filter_map(|way| Some((way.node.clone(), way.generation.err()?))).collect();
-    for (name, why) in closed.difference(told) {
+    for (name, why) in closed.difference(reported) {
         tracing::warn!(node = %name, %why, "pods of a node are unreachable");
         if let Some(node) = nodes.iter().find(|node| node.metadata.name.as_ref() == Some(name)) {
             let message = format!("pods of this node cannot be reached from node {me}: {why}");
             events.warning(&client::reference(&**node), "EncryptionKeyMissing", message);
         }
     }
-    *told = closed;
+    *reported = closed;
 }
 
 fn report(metrics: &Metrics, outcome: &Outcome) {

@@ -126,9 +126,9 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
         };
         if let Err(error) = ended {
             println!(" ✗ {name}");
-            let told =
+            let message =
                 format!("{name} was not upgraded; {} run the new program, and the rest is as it was", done.join(", "));
-            return Err(error.context(told));
+            return Err(error.context(message));
         }
         println!(" ✓ {name}");
         done.push(name);

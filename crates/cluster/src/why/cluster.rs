@@ -42,10 +42,10 @@ pub(super) fn findings(facts: &Facts) -> Vec<(String, Cause)> {
     found.extend(facts.nodes.iter().filter_map(|node| unwell(node, facts.now)));
     found.extend(facts.nodes.iter().filter_map(|node| disk(name(node), &facts.history)));
     found.extend(facts.nodes.iter().filter_map(|node| memory(node, &facts.history)));
-    let mut told = std::collections::BTreeSet::new();
+    let mut reported = std::collections::BTreeSet::new();
     // Several nodes may have one claim's volume.
     let claims = facts.kubelets.iter().flat_map(|(_, metrics, _)| volumes(metrics));
-    found.extend(claims.filter(|(object, cause)| told.insert((object.clone(), cause.summary.clone()))));
+    found.extend(claims.filter(|(object, cause)| reported.insert((object.clone(), cause.summary.clone()))));
     found.extend(certificates(facts));
     found.extend(api(facts));
     found.extend(pods(&facts.pods));
@@ -106,7 +106,7 @@ fn volumes(metrics: &str) -> Vec<(String, Cause)> {
         named.collect()
     };
     let mut found = Vec::new();
-    let told = |(namespace, name): &(String, String), cause: Cause| (format!("pvc/{name} in {namespace}"), cause);
+    let reported = |(namespace, name): &(String, String), cause: Cause| (format!("pvc/{name} in {namespace}"), cause);
     let (sizes, abnormal) = (of("capacity_bytes"), of("health_status_abnormal"));
     for (claim, free) in of("available_bytes") {
         let size = sizes.get(&claim).copied().unwrap_or_default();
@@ -114,7 +114,7 @@ fn volumes(metrics: &str) -> Vec<(String, Cause)> {
             let cause = Cause::new("its volume is nearly full")
                 .because(format!("{} of {} are free", bytes(free), bytes(size)))
                 .then(format!("make it larger: cox kubectl edit pvc {} -n {}", claim.1, claim.0));
-            found.push(told(&claim, cause));
+            found.push(reported(&claim, cause));
         }
     }
     let files = of("inodes");
@@ -124,13 +124,13 @@ fn volumes(metrics: &str) -> Vec<(String, Cause)> {
             let cause = Cause::new("its volume has hardly any files left to give")
                 .because(format!("{free:.0} of {all:.0} inodes are free"))
                 .then("remove small files, or make a volume with more inodes");
-            found.push(told(&claim, cause));
+            found.push(reported(&claim, cause));
         }
     }
     for (claim, _) in abnormal.into_iter().filter(|(_, value)| *value > 0.0) {
         let cause = Cause::new("its driver says that its volume is not well")
             .then(format!("what does it say? cox kubectl describe pvc {} -n {}", claim.1, claim.0));
-        found.push(told(&claim, cause));
+        found.push(reported(&claim, cause));
     }
     found
 }

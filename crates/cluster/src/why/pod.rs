@@ -165,8 +165,8 @@ impl View<'_> {
                 "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
                     let cause = Cause::new(format!("{who}: image {} cannot be had", status.image));
                     // The first failure says why; a back-off only says that it goes on.
-                    let told = self.newest(&["Failed"], "image").or(message.clone());
-                    let mut cause = told.into_iter().fold(cause, Cause::because);
+                    let newest = self.newest(&["Failed"], "image").or(message.clone());
+                    let mut cause = newest.into_iter().fold(cause, Cause::because);
                     cause.next.push("check the image's name, the registry's mirrors and the pull secrets".into());
                     return Some(cause);
                 }

@@ -204,17 +204,17 @@ impl Graph {
 
     /// Dependents that keep a foreground deletion waiting: whether there are any, and which of them must still be told to go.
     pub(super) fn blockers(&self, uid: &str) -> (bool, Vec<String>) {
-        let (mut any, mut untold) = (false, Vec::new());
+        let (mut any, mut unchecked) = (false, Vec::new());
         for dependent in self.nodes.get(uid).into_iter().flat_map(|node| &node.dependents) {
             let Some(node) = self.nodes.get(dependent) else { continue };
             if node.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true)) {
                 any = true;
                 if !node.is_deleting || node.waits_for_dependents {
-                    untold.push(dependent.to_string());
+                    unchecked.push(dependent.to_string());
                 }
             }
         }
-        (any, untold)
+        (any, unchecked)
     }
 
     /// Whether something that this object owns waits for its own dependents.

@@ -238,11 +238,11 @@ impl Controller {
     }
 
     async fn finish_foreground(&self, uid: &str, place: &Place, live: &PartialObject) -> Outcome {
-        let (is_blocked, untold) = self.graph.lock().blockers(uid);
+        let (is_blocked, unchecked) = self.graph.lock().blockers(uid);
         if !is_blocked {
             self.remove_finalizer(place, live, FOREGROUND).await?;
         }
-        untold.into_iter().for_each(|blocker| self.queue.add(key(Work::Check(blocker))));
+        unchecked.into_iter().for_each(|blocker| self.queue.add(key(Work::Check(blocker))));
         Ok(Requeue::Never)
     }
 

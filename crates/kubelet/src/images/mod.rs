@@ -194,12 +194,12 @@ impl Images {
 
 /// How a failed pull is told; runtimes name two failures by the start of their message.
 fn failed_pull(image: &str, error: &CallError) -> Waiting {
-    let told = error.0.message();
+    let message = error.0.message();
     for (reason, what) in [
         ("RegistryUnavailable", "the registry is unavailable"),
         ("SignatureValidationFailed", "the signature validation failed"),
     ] {
-        if let Some(rest) = told.strip_prefix(reason) {
+        if let Some(rest) = message.strip_prefix(reason) {
             return Waiting { reason, message: format!("image pull failed for {image} because {what}{rest}") };
         }
     }

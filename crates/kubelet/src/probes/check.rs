@@ -118,10 +118,10 @@ impl Target {
                 Outcome::Failure(String::from_utf8_lossy(&output).into_owned())
             }
             Ok(Err(error)) => {
-                let told = error.0.message();
+                let message = error.0.message();
                 let is_late = error.0.code() == cri::tonic::Code::DeadlineExceeded
-                    || told.contains("timed out")
-                    || told.contains("deadline exceeded");
+                    || message.contains("timed out")
+                    || message.contains("deadline exceeded");
                 if is_late { Outcome::Failure(late) } else { Outcome::Error(error.to_string()) }
             }
             Err(_) => Outcome::Failure(late),

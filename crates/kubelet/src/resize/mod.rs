@@ -99,8 +99,8 @@ pub(crate) fn with_granted(wish: &Arc<Pod>, before: &Pod) -> Arc<Pod> {
 }
 
 /// The same for a pod that a kubelet before this one let in: its status says what was granted.
-pub(crate) fn with_told(wish: &Arc<Pod>) -> Arc<Pod> {
-    with_resources(wish, told_whole(wish), |name| {
+pub(crate) fn with_reported(wish: &Arc<Pod>) -> Arc<Pod> {
+    with_resources(wish, reported_whole(wish), |name| {
         let published = published(wish.status.as_ref(), name)?;
         let resources = published.resources.clone()?;
         Some(ResourceRequirements { requests: published.allocated_resources.clone(), ..resources })
@@ -108,7 +108,7 @@ pub(crate) fn with_told(wish: &Arc<Pod>) -> Arc<Pod> {
 }
 
 /// What was granted to the pod as a whole. Its status tells of sums; what is not the pod's own in them is as wished.
-fn told_whole(wish: &Pod) -> Option<ResourceRequirements> {
+fn reported_whole(wish: &Pod) -> Option<ResourceRequirements> {
     let spec = wish.spec.as_ref()?;
     let mut whole = spec.resources.clone()?;
     let status = wish.status.as_ref();
@@ -415,7 +415,7 @@ mod tests {
             }]),
             ..Default::default()
         });
-        assert_eq!(with_told(&Arc::new(wish)).spec, pod("cpu=1", "cpu=2").spec);
+        assert_eq!(with_reported(&Arc::new(wish)).spec, pod("cpu=1", "cpu=2").spec);
     }
 
     #[test]
@@ -522,6 +522,6 @@ mod tests {
         assert_eq!(reported_of_pod(&published(&wish), &progress).1.limits, resources::tests::list("cpu=2,memory=32Mi"));
 
         // A restarted kubelet believes the status.
-        assert_eq!(with_told(&published(&wish)).spec, before.spec);
+        assert_eq!(with_reported(&published(&wish)).spec, before.spec);
     }
 }

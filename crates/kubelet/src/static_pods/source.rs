@@ -109,7 +109,7 @@ fn by_uid(pods: impl IntoIterator<Item = Pod>) -> Pods {
 
 /// A path that does not exist has no pods; a file that is no pod is told and skipped.
 fn read_path(path: &Path, node: &str) -> Result<Found, SourceError> {
-    let told = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let described = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let files = match std::fs::read_dir(path) {
         Ok(entries) => {
             let entries = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
@@ -127,14 +127,14 @@ fn read_path(path: &Path, node: &str) -> Result<Found, SourceError> {
             // Removed since it was listed.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                found.errors.push(told(&file, &error));
+                found.errors.push(described(&file, &error));
                 continue;
             }
             Err(source) => return Err(SourceError::File { path: file, source }),
         };
         match manifest::pod(&text, Origin::File(&file.to_string_lossy()), node) {
             Ok(pod) => found.pods.extend(by_uid([pod])),
-            Err(error) => found.errors.push(told(&file, &error)),
+            Err(error) => found.errors.push(described(&file, &error)),
         }
     }
     Ok(found)

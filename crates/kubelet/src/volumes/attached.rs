@@ -35,14 +35,14 @@ pub(crate) struct Attached {
 impl Attached {
     pub(crate) fn new(client: Client, node_name: String, own_node: Informer<Node>, in_use: Arc<InUse>) -> Arc<Self> {
         let this = Arc::new(Attached { client, node_name, own_node, in_use, changes: watch::Sender::default() });
-        let told = Arc::downgrade(&this);
+        let weak = Arc::downgrade(&this);
         this.own_node.subscribe(move |event| {
             let is_news = match event {
                 Event::Modified { old, new } => facts(old) != facts(new),
                 Event::Added(_) | Event::Deleted(_) => true,
             };
-            if let Some(told) = told.upgrade().filter(|_| is_news) {
-                told.changes.send_modify(|count| *count += 1);
+            if let Some(this) = weak.upgrade().filter(|_| is_news) {
+                this.changes.send_modify(|count| *count += 1);
             }
         });
         this

@@ -317,28 +317,28 @@ impl Planner {
 
     /// A pod has addresses; whoever had them before has none of them any more. What was announced for another sandbox under its name
     /// may run on until it is withdrawn.
-    pub(crate) fn announce(&mut self, told: Announced) {
-        let is_another = |before: &&Announced| before.uid != told.uid || before.sandbox != told.sandbox;
-        if let Some(before) = self.announced.get(&told.pod).filter(is_another).cloned() {
-            self.forget_announced(&told.pod);
+    pub(crate) fn announce(&mut self, announced: Announced) {
+        let is_another = |before: &&Announced| before.uid != announced.uid || before.sandbox != announced.sandbox;
+        if let Some(before) = self.announced.get(&announced.pod).filter(is_another).cloned() {
+            self.forget_announced(&announced.pod);
             self.hold(Announced { pod: before.outliving(), ..before });
         }
-        self.hold(told);
+        self.hold(announced);
     }
 
-    fn hold(&mut self, told: Announced) {
-        self.forget_announced(&told.pod);
-        for address in &told.addresses {
+    fn hold(&mut self, announced: Announced) {
+        self.forget_announced(&announced.pod);
+        for address in &announced.addresses {
             if let Some(holder) = self.holders.get(address).cloned() {
                 self.forget_announced(&holder);
             }
         }
-        for address in &told.addresses {
-            self.holders.insert(*address, told.pod.clone());
+        for address in &announced.addresses {
+            self.holders.insert(*address, announced.pod.clone());
         }
-        let (pod, addresses) = (told.pod.clone(), told.addresses.clone());
+        let (pod, addresses) = (announced.pod.clone(), announced.addresses.clone());
         self.given_back.remove(&pod);
-        self.announced.insert(pod.clone(), told);
+        self.announced.insert(pod.clone(), announced);
         self.know(&pod);
         self.know_holders_of(&addresses);
     }
@@ -348,8 +348,9 @@ impl Planner {
     pub(crate) fn withdraw(&mut self, gone: &Announced) {
         let prefix = outliving(&gone.pod, &gone.uid);
         let outliving = self.announced.range(prefix.clone()..).take_while(|(key, _)| key.starts_with(&prefix));
-        let told = outliving.chain(self.announced.get_key_value(&gone.pod));
-        let ended: Vec<String> = told.filter(|(_, told)| told.is_same(gone)).map(|(key, _)| key.clone()).collect();
+        let announced = outliving.chain(self.announced.get_key_value(&gone.pod));
+        let ended: Vec<String> =
+            announced.filter(|(_, announced)| announced.is_same(gone)).map(|(key, _)| key.clone()).collect();
         for key in ended {
             self.forget_announced(&key);
         }
@@ -368,7 +369,7 @@ impl Planner {
     }
 
     pub(crate) fn is_announced(&self, pod: &str, uid: &str) -> bool {
-        self.announced.get(pod).is_some_and(|told| told.uid == uid)
+        self.announced.get(pod).is_some_and(|announced| announced.uid == uid)
     }
 
     /// Whether the API server shows this very pod, on this node.
@@ -377,12 +378,12 @@ impl Planner {
     }
 
     fn forget_announced(&mut self, pod: &str) {
-        let Some(told) = self.announced.remove(pod) else { return };
-        for address in &told.addresses {
+        let Some(announced) = self.announced.remove(pod) else { return };
+        for address in &announced.addresses {
             self.holders.remove(address);
         }
         self.know(pod);
-        self.know_holders_of(&told.addresses);
+        self.know_holders_of(&announced.addresses);
     }
 
     /// Pods whose status shows an address have it, or do not any more.
@@ -398,13 +399,16 @@ impl Planner {
     fn know(&mut self, key: &str) {
         self.dirty_subjects.insert(key.to_owned());
         let now = self.shown.get(key).map(|shown| {
-            let is_own = |told: &&Announced| told.uid == shown.uid && shown.node == self.node && shown.has_network;
-            let told = self.announced.get(key).filter(is_own);
+            let is_own =
+                |announced: &&Announced| announced.uid == shown.uid && shown.node == self.node && shown.has_network;
+            let announced = self.announced.get(key).filter(is_own);
             let is_anothers = |address: &IpAddr| {
-                shown.has_network && self.holders.get(address).is_some_and(|holder| holder != key || told.is_none())
+                shown.has_network
+                    && self.holders.get(address).is_some_and(|holder| holder != key || announced.is_none())
             };
             let added = |address: &&IpAddr| !shown.addresses.contains(address);
-            let more: Vec<IpAddr> = told.iter().flat_map(|told| &told.addresses).filter(added).copied().collect();
+            let more: Vec<IpAddr> =
+                announced.iter().flat_map(|announced| &announced.addresses).filter(added).copied().collect();
             if more.is_empty() && !shown.addresses.iter().any(is_anothers) {
                 return shown.clone();
             }
@@ -480,15 +484,15 @@ impl Planner {
     fn claim(&mut self, key: &str) {
         let mut claims: Vec<(IpAddr, Rank, Leads)> = Vec::new();
         let has_cluster_policies = !self.world.cluster_policies.is_empty();
-        if let Some(told) = self.announced.get(key)
-            && !self.is_shown(key, &told.uid)
+        if let Some(announced) = self.announced.get(key)
+            && !self.is_shown(key, &announced.uid)
         {
             // Not shown at all: closed, if there is anything that could select it, or forbid it to others.
             let namespace = key.split('/').next().unwrap_or_default();
             let is_of_any = namespace.is_empty() && !self.world.policies.is_empty();
             if has_cluster_policies || is_of_any || self.world.has_policies(namespace) {
                 let closed = |address: &IpAddr| (*address, Rank::Announced, [Lead::Closed, Lead::Closed]);
-                claims.extend(told.addresses.iter().map(closed));
+                claims.extend(announced.addresses.iter().map(closed));
             }
         }
         if let Some(pod) = self.world.pods.get(key).filter(|pod| pod.has_network).cloned() {

@@ -60,8 +60,8 @@ pub fn signer_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
 fn first_mistakes(errors: &mut FieldErrors, path: &Path<'_>, text: &str, rule: fn(&str) -> Vec<String>) {
     let found = text.split('.').map(|label| (label, rule(label))).find(|(_, mistakes)| !mistakes.is_empty());
     if let Some((label, mistakes)) = found {
-        let told = mistakes.into_iter().map(|mistake| format!("validating label {label:?}: {mistake}"));
-        errors.invalid_each(path, text, told.collect());
+        let messages = mistakes.into_iter().map(|mistake| format!("validating label {label:?}: {mistake}"));
+        errors.invalid_each(path, text, messages.collect());
     }
 }
 

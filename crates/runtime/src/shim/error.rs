@@ -25,8 +25,8 @@ pub(crate) enum Error {
     /// What a child said before it ended.
     #[error("{0}")]
     Child(String),
-    #[error("{program} {command}: {told}")]
-    External { program: String, command: String, told: String },
+    #[error("{program} {command}: {message}")]
+    External { program: String, command: String, message: String },
     #[error("container {0} is not running")]
     NotRunning(String),
     #[error("container {0} was started already")]

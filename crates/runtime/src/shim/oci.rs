@@ -160,11 +160,11 @@ impl External {
             0 => Ok(()),
             code => {
                 let name = self.program.file_name().unwrap_or_default().display();
-                let told = last_error(&fs::read_to_string(self.log()).unwrap_or_default());
+                let message = last_error(&fs::read_to_string(self.log()).unwrap_or_default());
                 Err(Error::External {
                     program: name.to_string(),
                     command: command.to_owned(),
-                    told: told.unwrap_or_else(|| format!("ended with {code}")),
+                    message: message.unwrap_or_else(|| format!("ended with {code}")),
                 })
             }
         }

@@ -90,11 +90,11 @@ fn fork_shim(paths: &Paths, answer: OwnedFd) {
 
 /// Answers with the digest or the refusal as JSON; with nothing if memory does not suffice.
 fn fork_unpacker(layer: &unpack::Request, answer: OwnedFd) {
-    let tell = |outcome: &unpack::Outcome| say(&answer, &serde_json::to_string(outcome).unwrap_or_default());
+    let reply = |outcome: &unpack::Outcome| say(&answer, &serde_json::to_string(outcome).unwrap_or_default());
     match sys::clone_process(0) {
         Ok(Fork::Child) => {}
         Ok(Fork::Parent(_)) => return,
-        Err(error) => return tell(&unpack::Outcome::Refused { why: format!("fork: {error}") }),
+        Err(error) => return reply(&unpack::Outcome::Refused { why: format!("fork: {error}") }),
     }
     let _ = sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64, 0);
     sys::set_process_name("cox-unpack");
@@ -103,7 +103,7 @@ fn fork_unpacker(layer: &unpack::Request, answer: OwnedFd) {
     if let unpack::Outcome::Refused { why } = &mut outcome {
         why.truncate(why.floor_char_boundary(LONGEST_REFUSAL));
     }
-    tell(&outcome);
+    reply(&outcome);
     sys::exit_now(0)
 }
 

@@ -10,10 +10,10 @@
 //! it is on disk. If a write fails, the view goes back to what is published.
 
 use super::batch::{Answers, Batch};
+use super::commit_delay::CommitDelay;
 use super::directory::{self, Listing};
 use super::index::View;
 use super::log::Log;
-use super::patience::Patience;
 use super::queue::{Command, Next};
 use super::{Options, Shared, snapshot};
 use crate::Result;
@@ -128,12 +128,12 @@ impl Committer {
     pub(super) fn run(&self) {
         let _alarm = Alarm(&self.shared);
         let mut tip = Tip { view: View::clone(&self.shared.view.load()), left: VecDeque::new() };
-        let mut patience = Patience::default();
+        let mut delay = CommitDelay::default();
         let mut frame = Vec::new();
         loop {
             let deadline = if tip.view.needs_trim() { Some(Instant::now()) } else { self.shared.leases.next_look() };
             match self.shared.queue.wait(1, deadline) {
-                Next::Write => patience.gather(&self.shared.queue),
+                Next::Write => delay.gather(&self.shared.queue),
                 Next::Due => {}
                 Next::Stopped => break,
             }
@@ -141,7 +141,7 @@ impl Committer {
             tip.decide(&mut batch, &self.shared);
             tip.pass_time(&mut batch, &self.shared);
             self.shared.queue.taken(batch.len());
-            frame = self.finish(batch, &mut tip.view, &mut patience);
+            frame = self.finish(batch, &mut tip.view, &mut delay);
         }
     }
 
@@ -160,11 +160,11 @@ impl Committer {
     }
 
     /// Makes a batch durable, shows the view that it led to and answers. Returns the frame's buffer.
-    fn finish(&self, mut batch: Batch, view: &mut View, patience: &mut Patience) -> Vec<u8> {
+    fn finish(&self, mut batch: Batch, view: &mut View, delay: &mut CommitDelay) -> Vec<u8> {
         let mut writer = self.writer.lock();
         let started = Instant::now();
         let durable = writer.write(&mut batch);
-        patience.synced(started.elapsed(), batch.len(), self.shared.queue.pending());
+        delay.synced(started.elapsed(), batch.len(), self.shared.queue.pending());
         let mut replaced = None;
         match &durable {
             Ok(()) => {

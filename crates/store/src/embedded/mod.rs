@@ -9,9 +9,9 @@ mod index;
 mod queue;
 
 mod batch;
+mod commit_delay;
 mod committer;
 mod leases;
-mod patience;
 mod transaction;
 mod watchers;
 

@@ -38,9 +38,9 @@ impl Controller {
         let own: Vec<&str> = own.collect();
         for class in &own {
             let known = there.iter().find(|known| known.storage_class_name == **class);
-            let told = known.and_then(|known| Quantity::try_from(known.capacity.as_ref()?).ok());
+            let published = known.and_then(|known| Quantity::try_from(known.capacity.as_ref()?).ok());
             match known {
-                Some(_) if told.is_some_and(|told| told.value() == available.max(0)) => {}
+                Some(_) if published.is_some_and(|published| published.value() == available.max(0)) => {}
                 Some(known) => {
                     let patch = Patch::merge(json!({ "capacity": size, "maximumVolumeSize": size }));
                     api.patch(name_of(&known.metadata), &patch).await?;

@@ -322,7 +322,7 @@ impl Controller {
                 }
             }
             Step::SetStatus(status) => {
-                self.tell_progress(&snapshot, &status, key);
+                self.report_progress(&snapshot, &status, key);
                 self.set_status(&snapshot, &status).await?;
             }
             Step::Wait { reason, message } => {
@@ -340,7 +340,7 @@ impl Controller {
         Ok(Requeue::Never)
     }
 
-    fn tell_progress(&self, snapshot: &VolumeSnapshot, status: &SnapshotStatus, key: &str) {
+    fn report_progress(&self, snapshot: &VolumeSnapshot, status: &SnapshotStatus, key: &str) {
         let before = snapshot.status.clone().unwrap_or_default();
         let about = client::reference(snapshot);
         if before.creation_time.is_none() && status.creation_time.is_some() {

@@ -26,8 +26,8 @@ pub(super) fn failed(status: PersistentVolumeClaimStatus, failure: &Status, now:
     let is_given_up = is_never && stage(&status).is_some_and(|stage| stage != GIVEN_UP);
     let message = format!("failed to expand pvc with {}", csi::describe(failure));
     let mut conditions = status.conditions.unwrap_or_default();
-    let is_told = |it: &PersistentVolumeClaimCondition| it.type_ == FAILED && it.message.as_ref() == Some(&message);
-    if conditions.iter().any(is_told) && !is_given_up {
+    let is_reported = |it: &PersistentVolumeClaimCondition| it.type_ == FAILED && it.message.as_ref() == Some(&message);
+    if conditions.iter().any(is_reported) && !is_given_up {
         return None;
     }
     conditions.retain(|condition| condition.type_ != FAILED);

@@ -179,7 +179,7 @@ impl Csi {
             };
             let grow = driver.clients.node.node_expand_volume(request);
             if let Err(status) = inputs.call(Stage::ExpandVolume, wanted, grow).await {
-                self.tell_not_grown(wanted, &status).await;
+                self.report_not_grown(wanted, &status).await;
                 let is_in_use = status.code() == Code::FailedPrecondition;
                 let failed = Err(fail(Cause::Driver(status)));
                 if is_in_use {
@@ -193,21 +193,21 @@ impl Csi {
             self.recorder.normal(&client::reference(inputs.pod.as_ref()), "FileSystemResizeSuccessful", message);
         }
         let Some((namespace, name)) = &wanted.claim else { return Ok(()) };
-        self.tell_grown(namespace, name, size).await.map_err(|error| fail(error.into()))
+        self.report_grown(namespace, name, size).await.map_err(|error| fail(error.into()))
     }
 
     /// The claim says why its volume does not grow, if that is certain.
-    async fn tell_not_grown(&self, wanted: &Wanted, failure: &Status) {
+    async fn report_not_grown(&self, wanted: &Wanted, failure: &Status) {
         let Some((namespace, name)) = wanted.claim.as_ref().filter(|_| csi::is_final(failure)) else { return };
         let api = self.client.namespaced::<PersistentVolumeClaim>(namespace);
-        let told = async {
+        let reported = async {
             let status = api.get(name).await?.status.unwrap_or_default();
             match growth::failed(status, failure, self.clock.now()) {
                 Some(patch) => api.patch_status(name, &Patch::merge(patch)).await.map(drop),
                 None => Ok(()),
             }
         };
-        if let Err(error) = told.await {
+        if let Err(error) = reported.await {
             tracing::warn!(claim = name, %error, "the claim does not say that its volume cannot grow");
         }
     }
@@ -219,7 +219,7 @@ impl Csi {
         }
     }
 
-    async fn tell_grown(&self, namespace: &str, name: &str, size: i64) -> Result<(), client::Error> {
+    async fn report_grown(&self, namespace: &str, name: &str, size: i64) -> Result<(), client::Error> {
         let api = self.client.namespaced::<PersistentVolumeClaim>(namespace);
         let status = api.get(name).await?.status.unwrap_or_default();
         let is_over = |kind: &str| matches!(kind, "FileSystemResizePending" | "Resizing" | "NodeResizeError");

@@ -15,7 +15,7 @@ const OVERLAP: Duration = Duration::from_micros(500);
 const MOST_SKIPPED: u32 = 1 << 10;
 
 #[derive(Default)]
-pub(super) struct Patience {
+pub(super) struct CommitDelay {
     /// How long it pays to wait.
     limit: Duration,
     /// Those whom the last batch answered and those who waited then: more than will hardly come.
@@ -26,7 +26,7 @@ pub(super) struct Patience {
     skipped: u32,
 }
 
-impl Patience {
+impl CommitDelay {
     /// Notes what a batch took. `waiting` were pending when its `answered` had to be answered.
     pub(super) fn synced(&mut self, took: Duration, answered: usize, waiting: usize) {
         self.limit = (took / 2).saturating_sub(OVERLAP);
@@ -62,11 +62,11 @@ mod tests {
         for (took, crowd, expected) in
             [(2 * OVERLAP, 64, [0; 8]), (slow, 0, [0; 8]), (slow, 64, [1, 0, 3, 2, 1, 0, 7, 6])]
         {
-            let mut patience = Patience::default();
-            patience.synced(took, crowd, 0);
+            let mut delay = CommitDelay::default();
+            delay.synced(took, crowd, 0);
             let skips = expected.map(|_| {
-                patience.gather(&queue);
-                patience.skip
+                delay.gather(&queue);
+                delay.skip
             });
             assert_eq!(skips, expected, "{took:?} {crowd}");
         }
