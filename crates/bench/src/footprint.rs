@@ -179,15 +179,11 @@ impl Side {
             store,
             "--bind-address=127.0.0.1".to_owned(),
             format!("--secure-port={port}"),
-            format!("--tls-cert-file={}", file("server.crt")),
-            format!("--tls-private-key-file={}", file("server.key")),
-            format!("--client-ca-file={}", file("ca.crt")),
-            format!("--service-account-key-file={}", file("sa.pub")),
-            format!("--service-account-signing-key-file={}", file("sa.key")),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
             "--authorization-mode=Node,RBAC".to_owned(),
         ]);
+        words.extend(machines::key_flags(dir.path()));
         start("apiserver", &programs.server.0, words)?;
         let kubeconfig = dir.path().join("kubeconfig");
         std::fs::write(

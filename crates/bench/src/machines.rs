@@ -334,19 +334,27 @@ pub(crate) const OURS: u16 = 6443;
 pub(crate) const PEER: u16 = 7443;
 
 fn server_flags(place: &Place, number: usize, prefix: &str, port: u16) -> Vec<String> {
-    let file = |name: &str| place.dir.join(name).display().to_string();
-    vec![
+    let mut flags = vec![
         format!("--etcd-servers={}", members(2379, false)),
         format!("--etcd-prefix={prefix}"),
         format!("--bind-address={}", address(number)),
         format!("--secure-port={port}"),
-        format!("--tls-cert-file={}", file("server.crt")),
-        format!("--tls-private-key-file={}", file("server.key")),
-        format!("--client-ca-file={}", file("ca.crt")),
-        format!("--service-account-key-file={}", file("sa.pub")),
-        format!("--service-account-signing-key-file={}", file("sa.key")),
         "--authorization-mode=RBAC".to_owned(),
+    ];
+    flags.extend(key_flags(&place.dir));
+    flags
+}
+
+/// The flags of an API server for the keys and certificates in a folder.
+pub(crate) fn key_flags(dir: &Path) -> [String; 5] {
+    [
+        ("tls-cert-file", "server.crt"),
+        ("tls-private-key-file", "server.key"),
+        ("client-ca-file", "ca.crt"),
+        ("service-account-key-file", "sa.pub"),
+        ("service-account-signing-key-file", "sa.key"),
     ]
+    .map(|(flag, file)| format!("--{flag}={}", dir.join(file).display()))
 }
 
 /// The administrator of the API server on a machine.

@@ -1,6 +1,7 @@
 //! Comparisons that run in a network namespace of their own: the program starts itself again inside.
 
 use anyhow::{Context, Result, ensure};
+use netlink::Socket;
 use std::process::Command;
 
 use crate::Args;
@@ -15,4 +16,11 @@ pub(crate) fn again(args: &Args, comparison: &str) -> Result<()> {
     let status = again.status().context("a network namespace of its own")?;
     ensure!(status.success(), "{status}");
     Ok(())
+}
+
+/// Sets a link up; returns its index.
+pub(crate) fn up(socket: &Socket, name: &str) -> Result<u32> {
+    let link = socket.link(name)?.with_context(|| format!("no {name}"))?;
+    socket.set_up(link.index)?;
+    Ok(link.index)
 }

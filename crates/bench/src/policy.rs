@@ -3,9 +3,10 @@
 //! Everything happens in a network namespace of its own: this host, somebody who sends, and somebody who has the addresses of
 //! all pods. Every pod has a policy of its own, which lets the sender in.
 
+use crate::Args;
 use crate::control_plane::{ControlPlane, Transport};
+use crate::own_network::{self, up};
 use crate::report::{Better, Times, line, line_alone};
-use crate::{Args, own_network};
 use anyhow::{Context, bail};
 use api::cidr::Cidr;
 use client::{Client, Patch};
@@ -273,11 +274,6 @@ fn address(i: usize) -> Ipv4Addr {
 /// This host, the sender, and one who has every address of pods; returns the sender's namespace.
 fn lay_cables(dir: &Path) -> anyhow::Result<Netns> {
     let host = Socket::open()?;
-    let up = |socket: &Socket, name: &str| -> anyhow::Result<u32> {
-        let link = socket.link(name)?.with_context(|| format!("no {name}"))?;
-        socket.set_up(link.index)?;
-        Ok(link.index)
-    };
     let cidr = |text: &str| -> anyhow::Result<Cidr> { Ok(text.parse()?) };
     up(&host, "lo")?;
     cni::netns::set_sysctl("net/ipv4/ip_forward", "1")?;

@@ -3,11 +3,12 @@
 //! Everything happens in a network namespace of its own: this host, and a pod behind a cable that has all endpoints' addresses
 //! and answers with the one it was reached at.
 
+use crate::Args;
+use crate::own_network::{self, up};
 use crate::report::{Better, Times, line, line_alone};
 use crate::services::{Services, cluster_ip};
-use crate::{Args, own_network};
 use ::proxy::Mode;
-use anyhow::{Context, bail};
+use anyhow::bail;
 use api::cidr::Cidr;
 use cni::netns::Netns;
 use netlink::{LinkKind, Route, Socket};
@@ -144,11 +145,6 @@ fn address(i: usize) -> SocketAddr {
 /// This host, and a pod that has every endpoint's address.
 fn lay_cables(dir: &Path) -> anyhow::Result<()> {
     let host = Socket::open()?;
-    let up = |socket: &Socket, name: &str| -> anyhow::Result<u32> {
-        let link = socket.link(name)?.with_context(|| format!("no {name}"))?;
-        socket.set_up(link.index)?;
-        Ok(link.index)
-    };
     let cidr = |text: &str| -> anyhow::Result<Cidr> { Ok(text.parse()?) };
     up(&host, "lo")?;
     let pod = Netns::create(dir.join("pod"))?;
