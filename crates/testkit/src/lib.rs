@@ -8,6 +8,7 @@ pub mod images;
 pub mod keys;
 pub mod messages;
 pub mod mutate;
+pub mod netns;
 pub mod peers;
 pub mod registry;
 pub mod runtimes;

@@ -1,23 +1,22 @@
 //! A host with an outside neighbour and the empty namespaces of two pods; and two hosts for routes between them.
 
-use std::fs::File;
 use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{OnceLock, mpsc};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use api::cidr::Cidr;
 use cni::routes::{self, Backend, Peer, VxlanConfig};
 use netlink::{LinkKind, Route, RouteKind, Socket};
-use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::sockopt::ReceiveTimeout;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt, socket};
 use nix::sys::time::{TimeVal, TimeValLike};
 use serde_json::Value;
+use testkit::netns::Namespace;
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -37,42 +36,6 @@ pub(crate) fn ours() -> &'static Path {
         dir
     };
     DIR.get_or_init(make).path()
-}
-
-/// A network namespace, kept by the file.
-pub(crate) struct Namespace(File);
-
-impl Namespace {
-    pub(crate) fn new() -> Self {
-        let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            // Nobody else can have an address here, and nobody waits a second to find that out.
-            for whose in ["all", "default"] {
-                std::fs::write(format!("/proc/sys/net/ipv6/conf/{whose}/accept_dad"), "0").unwrap();
-            }
-            sender.send(File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
-        });
-        Self(receiver.recv().unwrap())
-    }
-
-    fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
-    }
-
-    /// Runs `work` on a thread inside.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| {
-            let inside = || {
-                setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
-                work()
-            };
-            match scope.spawn(inside).join() {
-                Ok(value) => value,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        })
-    }
 }
 
 /// Frames as they are sent and received by `eth0` of a namespace, whatever is in them.
@@ -127,7 +90,7 @@ fn up(socket: &Socket, name: &str, address: Option<&str>) -> u32 {
 /// A cable from this namespace (`name`, `here`) to `eth0` of another (`there`, with a default route back).
 fn cable(to: &Namespace, name: &str, here: &str, there: &str) {
     let host = Socket::open().unwrap();
-    let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(to.0.as_fd()), peer_mtu: None };
+    let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(to.as_fd()), peer_mtu: None };
     host.add_link(name, kind, None, None).unwrap();
     up(&host, name, Some(here));
     to.run(|| {
@@ -440,7 +403,7 @@ pub(crate) fn two_hosts(family: &Addresses, routed: bool, backend: Backend) {
         socket.add_link("switch", LinkKind::Bridge { vlan_filtering: false }, None, None).unwrap();
         let switch = up(&socket, "switch", None);
         for (namespace, name, address) in [(&a, "to-a", address_a), (&b, "to-b", address_b)] {
-            let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.0.as_fd()), peer_mtu: None };
+            let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.as_fd()), peer_mtu: None };
             socket.add_link(name, kind, None, None).unwrap();
             let port = up(&socket, name, None);
             socket.set_master(port, switch).unwrap();
@@ -505,7 +468,7 @@ pub(crate) fn addresses_that_are_not_settled() {
     let (host, switch) = (Namespace::new(), Namespace::new());
     let index = host.run(|| {
         let socket = Socket::open().unwrap();
-        let kind = LinkKind::Veth { peer: "port", peer_netns: Some(switch.0.as_fd()), peer_mtu: None };
+        let kind = LinkKind::Veth { peer: "port", peer_netns: Some(switch.as_fd()), peer_mtu: None };
         socket.add_link("eth0", kind, None, None).unwrap();
         std::fs::write("/proc/sys/net/ipv6/conf/eth0/accept_dad", "1").unwrap();
         std::fs::write("/proc/sys/net/ipv6/conf/eth0/router_solicitation_delay", "0").unwrap();

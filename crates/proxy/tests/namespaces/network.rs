@@ -4,19 +4,18 @@
 //! way to the API and to the network, and back again in what is answered.
 
 use std::cell::Cell;
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use api::cidr::Cidr;
 use cni::routes;
 use netlink::{LinkKind, Route, Socket};
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::sched::{CloneFlags, setns};
 use proxy::Mode;
 use serde_json::Value;
+use testkit::netns::Namespace;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::FakeApi;
@@ -89,34 +88,6 @@ impl Api {
     }
 }
 
-/// A network namespace, kept by the file.
-pub(crate) struct Namespace(File);
-
-impl Namespace {
-    fn new() -> Self {
-        let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            // Nobody else can have an address here, and nobody waits a second to find that out.
-            for whose in ["all", "default"] {
-                std::fs::write(format!("/proc/sys/net/ipv6/conf/{whose}/accept_dad"), "0").unwrap();
-            }
-            sender.send(File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
-        });
-        Self(receiver.recv().unwrap())
-    }
-
-    /// Runs `work` on a thread inside.
-    fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let file = self.0.try_clone().unwrap();
-        let inside = move || {
-            setns(&file, CloneFlags::CLONE_NEWNET).unwrap();
-            work()
-        };
-        std::thread::spawn(inside).join().unwrap()
-    }
-}
-
 pub(crate) struct Lab {
     pods: Vec<Namespace>,
     outside: Namespace,
@@ -159,7 +130,7 @@ impl Lab {
         let inside = |mode, family| {
             let host = Namespace::new();
             std::thread::spawn(move || {
-                setns(&host.0, CloneFlags::CLONE_NEWNET).unwrap();
+                setns(&host, CloneFlags::CLONE_NEWNET).unwrap();
                 FAMILY.set(family);
                 test(&Lab::build(mode, family));
             })
@@ -188,7 +159,7 @@ impl Lab {
         let bridge = up(&host, "br0", Some("10.42.0.1/24"));
         host.add_own_address(bridge, cidr("fd42::1/64")).unwrap();
         let cable = |namespace: &Namespace, name: &str, addresses: &'static [String], gateways: &'static [&str]| {
-            let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.0.as_fd()), peer_mtu: None };
+            let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(namespace.as_fd()), peer_mtu: None };
             host.add_link(name, kind, None, None).unwrap();
             namespace.run(move || {
                 let socket = Socket::open().unwrap();
