@@ -66,7 +66,7 @@ pub(super) fn status<'a>(
     };
     let candidates = nodes.filter(takes_part);
     // If none is ready, that says more about who looks than about all of them.
-    let any_ready = candidates.clone().any(is_ready);
+    let any_ready = candidates.clone().any(api::node::is_ready);
     let chosen: Vec<&Node> = candidates.filter(|node| !any_ready || api::node::is_ready(node)).collect();
     // What is granted is written down: proxies answer at no other port, and a changed port has to be asked for like a new one.
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).map(|port| PortStatus {
