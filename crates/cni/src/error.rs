@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 pub mod code {
     pub const INCOMPATIBLE_VERSION: u32 = 1;
     pub const UNSUPPORTED_FIELD: u32 = 2;
-    pub const UNKNOWN_CONTAINER: u32 = 3;
     pub const INVALID_ENVIRONMENT: u32 = 4;
     pub const IO_FAILURE: u32 = 5;
     pub const DECODING_FAILURE: u32 = 6;
@@ -16,7 +15,6 @@ pub mod code {
     pub const INVALID_NETNS: u32 = 8;
     pub const TRY_AGAIN_LATER: u32 = 11;
     pub const PLUGIN_NOT_AVAILABLE: u32 = 50;
-    pub const LIMITED_CONNECTIVITY: u32 = 51;
     pub const INTERNAL: u32 = 999;
 }
 

@@ -67,18 +67,7 @@ impl Kubelet {
         }
 
         if status.conditions.iter().flatten().any(is_restart_of_all) {
-            // As often as a container that ends again and again, and no more.
-            let key = format!("{}_restart_all", state::uid(pod));
-            let ended = plan::reset(pod, &state).iter().map(|container| container.finished_at).max();
-            let ended = Timestamp::from_nanosecond(ended.unwrap_or_default().into()).unwrap_or_default();
-            let ago = Duration::try_from(self.clock.now().duration_since(ended)).unwrap_or_default();
-            if let Some((left, _)) = self.restarts.remaining(&key, ago) {
-                next.sooner(left);
-                return Ok(next);
-            }
-            self.restarts.next(&key);
-            self.remove_all_containers(pod, &state, memory).await?;
-            next.sooner(Duration::ZERO);
+            next.sooner(self.restart_all_containers(pod, &state, memory).await?);
             return Ok(next);
         }
 
@@ -99,17 +88,9 @@ impl Kubelet {
 
         trace::mark();
         self.make_directories(pod).await?;
-        let owned = pod.clone();
-        let ensure = move |cgroups: &Cgroups| match is_resized {
-            true => cgroups.resize_pod(&owned, true),
-            false => cgroups.ensure_pod(&owned),
-        };
-        if let Err(error) = self.change_cgroup(ensure).await.map_err(CgroupError::Ensure) {
+        if let Err(error) = self.ensure_cgroup(pod, memory).await {
             self.recorder.warning(&reference, CgroupError::REASON, error.to_string());
             return Err(error.into());
-        }
-        if !is_resized {
-            memory.resize.given_to_pod = Some(resources::for_pod(pod));
         }
         trace::lap(Stage::Prepare);
         let mounted = match self.volumes.set_up(&context).await {
@@ -140,24 +121,7 @@ impl Kubelet {
                 return Ok(next);
             }
         }
-        let grace = self.grace_period(pod, None);
-        for kill in &actions.kill {
-            let container = state::all_containers(pod).into_iter().find(|c| c.name == kill.name);
-            let grace = match (&container, kill.reason) {
-                (Some(c), plan::KillReason::LivenessProbe) => probe_grace(c.liveness_probe.as_ref()).unwrap_or(grace),
-                (Some(c), plan::KillReason::StartupProbe) => probe_grace(c.startup_probe.as_ref()).unwrap_or(grace),
-                _ => grace,
-            };
-            let victim = Victim {
-                spec: container.as_ref(),
-                id: &kill.id,
-                name: &kill.name,
-                grace,
-                message: &kill.message,
-                after: Vec::new(),
-            };
-            self.kill_container(pod, victim, &pod_ips).await?;
-        }
+        self.kill_containers(pod, &actions, &pod_ips).await?;
 
         let can_resize = self.resize(pod, &updates, memory).await;
         if !can_resize {
@@ -182,6 +146,62 @@ impl Kubelet {
         self.report_status(pod, &state, memory, false, None);
         self.remove_old_containers(&state).await;
         Ok(next)
+    }
+
+    /// The pod's cgroup, with the limits that it has now.
+    async fn ensure_cgroup(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<(), CgroupError> {
+        let (owned, is_resized) = (pod.clone(), memory.resize.is_on);
+        let ensure = move |cgroups: &Cgroups| match is_resized {
+            true => cgroups.resize_pod(&owned, true),
+            false => cgroups.ensure_pod(&owned),
+        };
+        self.change_cgroup(ensure).await.map_err(CgroupError::Ensure)?;
+        if !is_resized {
+            memory.resize.given_to_pod = Some(resources::for_pod(pod));
+        }
+        Ok(())
+    }
+
+    /// Those that have to end for the pod to go on: changed, or failing a probe.
+    async fn kill_containers(&self, pod: &Pod, actions: &Actions, pod_ips: &[String]) -> Result<(), SyncError> {
+        let grace = self.grace_period(pod, None);
+        for kill in &actions.kill {
+            let container = state::all_containers(pod).into_iter().find(|c| c.name == kill.name);
+            let grace = match (&container, kill.reason) {
+                (Some(c), plan::KillReason::LivenessProbe) => probe_grace(c.liveness_probe.as_ref()).unwrap_or(grace),
+                (Some(c), plan::KillReason::StartupProbe) => probe_grace(c.startup_probe.as_ref()).unwrap_or(grace),
+                _ => grace,
+            };
+            let victim = Victim {
+                spec: container.as_ref(),
+                id: &kill.id,
+                name: &kill.name,
+                grace,
+                message: &kill.message,
+                after: Vec::new(),
+            };
+            self.kill_container(pod, victim, pod_ips).await?;
+        }
+        Ok(())
+    }
+
+    /// As often as a container that ends again and again, and no more; says when to look again.
+    async fn restart_all_containers(
+        &self,
+        pod: &Pod,
+        state: &PodState,
+        memory: &mut Memory,
+    ) -> Result<Duration, SyncError> {
+        let key = format!("{}_restart_all", state::uid(pod));
+        let ended = plan::reset(pod, state).iter().map(|container| container.finished_at).max();
+        let ended = Timestamp::from_nanosecond(ended.unwrap_or_default().into()).unwrap_or_default();
+        let ago = Duration::try_from(self.clock.now().duration_since(ended)).unwrap_or_default();
+        if let Some((left, _)) = self.restarts.remaining(&key, ago) {
+            return Ok(left);
+        }
+        self.restarts.next(&key);
+        self.remove_all_containers(pod, state, memory).await?;
+        Ok(Duration::ZERO)
     }
 
     /// The first half of a restart of all containers: the next pass finds none, and starts from the beginning. Their
