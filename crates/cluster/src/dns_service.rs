@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use api::cidr::Cidr;
+use api::meta::Meta as _;
 use client::{Client, Informer, InformerFactory, ListParams, Patch};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -218,7 +219,7 @@ fn endpoints<'a>(first: Option<(&str, IpAddr)>, is_ipv6: bool, nodes: impl Itera
     };
     let mut all: Vec<_> = first.iter().map(|(name, address)| ((*name).to_owned(), *address, true)).collect();
     for node in nodes {
-        let name = node.metadata.name.clone().unwrap_or_default();
+        let name = node.metadata.name().to_owned();
         let address =
             node.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION)).and_then(|a| a.parse().ok());
         // A node may speak for its own pods' gateway only: others would ask it.

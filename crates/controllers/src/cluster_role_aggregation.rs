@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use client::{Client, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
@@ -20,7 +21,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     // Any role may be part of any aggregate.
     let roles = roles.wakes(move |_| {
         for role in all.list().iter().filter(|role| role.aggregation_rule.is_some()) {
-            queue.add(role.metadata.name.clone().unwrap_or_default());
+            queue.add(role.metadata.name().to_owned());
         }
     });
     Arc::new(Controller { client: context.client.clone(), roles })

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::{ApiResource, Client, Clock, DeleteParams, Event, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -147,10 +148,7 @@ impl Controller {
                 api.delete_collection(&ListParams::default(), &DeleteParams::background()).await?;
             } else {
                 for object in list.items.iter().filter(|object| object.metadata.deletion_timestamp.is_none()) {
-                    match api
-                        .delete(object.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::background())
-                        .await
-                    {
+                    match api.delete(object.metadata.name(), &DeleteParams::background()).await {
                         Err(error) if !error.is_not_found() => return Err(error),
                         _ => {}
                     }

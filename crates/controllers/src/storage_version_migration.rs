@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use client::{ApiResource, Client, Clock, Informer, ListParams, Patch, object_key};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -147,7 +148,7 @@ impl Controller {
     }
 
     async fn begin(&self, migration: &StorageVersionMigration) -> Outcome {
-        let name = migration.metadata.name.as_deref().unwrap_or_default();
+        let name = migration.metadata.name();
         self.mark_definition(migration, ("True", "MigrationRunning", &format!("Migration {name} is running")), false)
             .await?;
         let why = ("MigrationRunning", "The migration is running");
@@ -277,7 +278,7 @@ impl Controller {
                     "metadata": {"name": metadata.name, "uid": metadata.uid, "resourceVersion": metadata.resource_version},
                 });
                 let api = self.client.dynamic(&served.gvr, metadata.namespace.as_deref());
-                let name = metadata.name.as_deref().unwrap_or_default();
+                let name = metadata.name();
                 match api.patch(name, &Patch::apply(MANAGER, unchanged)).await {
                     Ok(_) => {}
                     Err(error) if error.is_conflict() || error.is_not_found() => {}

@@ -1,5 +1,6 @@
 //! Where a pod came from: the API, or a file or URL of this node.
 
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::Pod;
 
 pub(crate) const SOURCE: &str = "kubernetes.io/config.source";
@@ -16,5 +17,5 @@ pub(crate) fn is_static(pod: &Pod) -> bool {
 }
 
 fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
-    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    pod.metadata.annotation(name)
 }

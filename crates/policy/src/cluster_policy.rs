@@ -2,6 +2,7 @@
 //! administrators, before those of namespaces (tier Admin) and after them (tier Baseline).
 
 use api::cidr::Cidr;
+use api::meta::Meta as _;
 use api::selector::Selector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -89,7 +90,7 @@ impl ClusterPolicy {
         let (ingress, egress) = (rules(&spec.ingress, Direction::Ingress), rules(&spec.egress, Direction::Egress));
         let (namespaces, pods) = subject.unwrap_or_else(|| (Selector::everything(), Selector::everything()));
         Self {
-            name: object.metadata.name.clone().unwrap_or_default(),
+            name: object.metadata.name().to_owned(),
             tier: tier.unwrap_or(Tier::Admin),
             priority: spec.priority,
             namespaces,

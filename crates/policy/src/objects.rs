@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use api::cached;
 use api::cidr::Cidr;
+use api::meta::Meta as _;
 use api::selector::Selector;
 use api::shared::{Table, lock};
 use k8s_openapi::api::core::v1;
@@ -176,8 +177,8 @@ impl Pod {
         let annotation = |name: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(name));
         let mirrored = annotation("kubernetes.io/config.mirror").and_then(|_| annotation("kubernetes.io/config.hash"));
         Self {
-            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-            name: pod.metadata.name.clone().unwrap_or_default(),
+            namespace: pod.metadata.namespace().to_owned(),
+            name: pod.metadata.name().to_owned(),
             uid: mirrored.or(pod.metadata.uid.as_ref()).cloned().unwrap_or_default(),
             labels: pod.metadata.labels.as_ref().map(shared_labels).unwrap_or_default(),
             node: spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
@@ -207,8 +208,8 @@ impl Pod {
             })
         });
         (!addresses.is_empty()).then(|| Self {
-            namespace: slice.metadata.namespace.clone().unwrap_or_default(),
-            name: slice.metadata.name.clone().unwrap_or_default(),
+            namespace: slice.metadata.namespace().to_owned(),
+            name: slice.metadata.name().to_owned(),
             labels: Arc::new(labels),
             addresses,
             has_network: true,
@@ -239,8 +240,8 @@ impl Policy {
         let ingress = spec.ingress.iter().flatten().map(|rule| Rule::new(rule.from.as_deref(), rule.ports.as_deref()));
         let egress = spec.egress.iter().flatten().map(|rule| Rule::new(rule.to.as_deref(), rule.ports.as_deref()));
         Self {
-            namespace: policy.metadata.namespace.clone().unwrap_or_default(),
-            name: policy.metadata.name.clone().unwrap_or_default(),
+            namespace: policy.metadata.namespace().to_owned(),
+            name: policy.metadata.name().to_owned(),
             // One that cannot be read isolates more rather than less.
             pods: selector(spec.pod_selector.as_ref()).unwrap_or_default(),
             ingress: speaks_of("Ingress", true).then(|| ingress.collect()),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use api::cidr::Cidr;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
@@ -124,11 +125,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
         let configured = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref()?.timeout_seconds);
         configured.and_then(|seconds| u32::try_from(seconds).ok()).unwrap_or(DEFAULT_AFFINITY_SECONDS)
     });
-    let key = format!(
-        "{}/{}",
-        service.metadata.namespace.as_deref().unwrap_or_default(),
-        service.metadata.name.as_deref().unwrap_or_default()
-    );
+    let key = format!("{}/{}", service.metadata.namespace(), service.metadata.name());
     let is_exposed = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
     let families: BTreeSet<bool> = cluster_ips.iter().map(IpAddr::is_ipv6).collect();
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::meta::Meta as _;
 use api::selector::Selector;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
@@ -16,7 +17,7 @@ pub const IMAGES: Column = Column::string("Images", "Images of the containers in
 pub const SELECTOR: Column = Column::string("Selector", "Which pods belong to the object.").wide();
 
 pub fn name(meta: &ObjectMeta) -> Value {
-    json!(meta.name.as_deref().unwrap_or_default())
+    json!(meta.name())
 }
 
 pub fn age(meta: &ObjectMeta, now: Timestamp) -> Value {

@@ -1,5 +1,6 @@
 //! Columns of the table representation (`kubectl get`): their definitions and the cells most kinds share.
 
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
@@ -50,7 +51,7 @@ pub const NAME_AND_AGE: &[Column] = &[Column::NAME, Column::CREATED];
 
 pub fn name_and_age(meta: &ObjectMeta, _now: Timestamp) -> Vec<Value> {
     let created = meta.creation_timestamp.as_ref().map(|time| api::time::rfc3339(time.0)).unwrap_or_default();
-    vec![json!(meta.name.clone().unwrap_or_default()), json!(created)]
+    vec![json!(meta.name()), json!(created)]
 }
 
 /// The age of an object as kubectl shows it, or `<unknown>`.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use bytes::Bytes;
 use client::Client;
 use client::kubeconfig::{AuthInfo, Cluster, Kubeconfig, Overrides};
@@ -210,7 +211,7 @@ impl Extender {
 }
 
 fn name_of(node: &Node) -> &str {
-    node.metadata.name.as_deref().unwrap_or_default()
+    node.metadata.name()
 }
 
 fn server(configured: &Configured, tls: &ExtenderTls) -> Cluster {

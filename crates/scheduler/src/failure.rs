@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::{DeleteParams, Patch};
 use jiff::Timestamp;
 use serde_json::json;
@@ -113,8 +114,8 @@ impl Scheduler {
             return;
         }
         let patch = Patch::strategic(json!({"metadata": {"uid": pod.metadata.uid}, "status": status}));
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        match self.patch_status(namespace, pod.metadata.name.as_deref().unwrap_or_default(), &patch, call).await {
+        let namespace = pod.metadata.namespace();
+        match self.patch_status(namespace, pod.metadata.name(), &patch, call).await {
             Err(error) if !error.is_not_found() && !error.is_conflict() => {
                 tracing::warn!(pod = pod::key(pod), %error, "condition not written");
             }

@@ -1,5 +1,6 @@
 //! Which secrets a pod uses, and whether its account lets it: rules of the ServiceAccount plug-in.
 
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, PodSpec, ServiceAccount};
 
 /// An account with this annotation lets pods use only the secrets it lists.
@@ -49,7 +50,7 @@ pub(super) fn refusal(account: &ServiceAccount, spec: &PodSpec) -> Option<String
     if !enforced.is_some_and(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "TRUE" | "True")) {
         return None;
     }
-    let name = account.metadata.name.as_deref().unwrap_or_default();
+    let name = account.metadata.name();
     let listed = |secret: &str| account.secrets.iter().flatten().any(|own| own.name.as_deref() == Some(secret));
     let not_listed = format!("is not allowed because service account {name} does not reference that secret");
     for secret in spec.volumes.iter().flatten().filter_map(|volume| volume.secret.as_ref()) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::Status;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath, ObjectFieldSelector, Pod, PodSpec,
     ProjectedVolumeSource, ServiceAccount as Account, ServiceAccountTokenProjection, Volume, VolumeMount,
@@ -61,7 +62,7 @@ impl Plugin for ServiceAccount {
         later(async move {
             let name = spec.service_account_name.as_deref().unwrap_or_default();
             if name.is_empty() {
-                let (namespace, pod) = (attributes.namespace, pod.metadata.name.as_deref().unwrap_or_default());
+                let (namespace, pod) = (attributes.namespace, pod.metadata.name());
                 return Err(attributes.forbidden(format!("no service account specified for pod {namespace}/{pod}")));
             }
             let account = find(cluster, attributes, name).await?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use api::Status;
 use api::cidr::Cidr;
 use api::field::{FieldError, FieldErrors};
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -199,7 +200,7 @@ pub(super) fn reference(service: &Service) -> ParentReference {
         group: None,
         resource: "services".to_owned(),
         namespace: service.metadata.namespace.clone(),
-        name: service.metadata.name.clone().unwrap_or_default(),
+        name: service.metadata.name().to_owned(),
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use api::Status;
 use api::cidr::Cidr;
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::IPAddress;
@@ -63,7 +64,7 @@ pub(crate) async fn once(cluster: &Arc<Cluster>, leaks: &mut BTreeMap<u16, u32>)
 
 fn describe(service: &Service) -> String {
     let meta = &service.metadata;
-    format!("{}/{}", meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
+    format!("{}/{}", meta.namespace(), meta.name())
 }
 
 /// What is wrong, and what to do about it.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::UserInfo;
+use api::meta::Meta as _;
 use jwt::{Key, SigningKey, Token, load_public};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -284,7 +285,7 @@ fn check_account(caches: &Caches, namespace: &str, name: &str, uid: &str, now: i
         .objects()
         .get::<ServiceAccount>(namespace, name)?
         .ok_or_else(|| AccountTokenError::NoAccount(name.to_owned()))?;
-    let found = account.metadata.uid.as_deref().unwrap_or_default();
+    let found = account.metadata.uid();
     if found != uid {
         return Err(AccountTokenError::AccountUid { found: found.to_owned(), claimed: uid.to_owned() });
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::Status;
 use api::field::FieldErrors;
+use api::meta::Meta as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ParamKind, ParamRef, ValidatingAdmissionPolicy,
@@ -191,7 +192,7 @@ impl Hooks for Parameters {
                 format!("spec.{field}"),
                 format!("user {user} does not have \"{verb}\" permission on {what}"),
             );
-            let name = new.meta().name.clone().unwrap_or_default();
+            let name = new.meta().name().to_owned();
             Err(Status::invalid(&operation.resource.group_kind(), &name, errors))
         })
     }

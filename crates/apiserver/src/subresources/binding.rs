@@ -1,6 +1,7 @@
 //! `pods/binding`: the scheduler's decision. Sets the node once and for all.
 
 use api::Status;
+use api::meta::Meta as _;
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::{Binding, Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -28,13 +29,7 @@ pub(crate) async fn bind(operation: &Operation) -> Result<Response<Body>, Status
     }
     // The old `bindings` resource names the pod in the body.
     let operation = &match operation.info.resource.as_str() {
-        "bindings" => operation.on(
-            "",
-            "pods",
-            &operation.info.namespace,
-            binding.metadata.name.as_deref().unwrap_or_default(),
-            "binding",
-        )?,
+        "bindings" => operation.on("", "pods", &operation.info.namespace, binding.metadata.name(), "binding")?,
         _ => operation.on("", "pods", &operation.info.namespace, &operation.info.name, "binding")?,
     };
     let binding = admit_body(operation, binding, operation.dry_run()?).await?;

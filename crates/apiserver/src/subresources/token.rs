@@ -1,6 +1,7 @@
 //! `serviceaccounts/token`: issues a bound token.
 
 use api::Status;
+use api::meta::Meta as _;
 use http::{Response, StatusCode};
 use k8s_openapi::api::authentication::v1::TokenRequest;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
@@ -32,7 +33,7 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
     let account =
         operation.state.objects().get::<ServiceAccount>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
     if let Some(uid) = request["metadata"]["uid"].as_str().filter(|uid| account.metadata.uid.as_deref() != Some(uid)) {
-        let found = account.metadata.uid.as_deref().unwrap_or_default();
+        let found = account.metadata.uid();
         return Err(Status::conflict(
             &api::GroupResource::new("authentication.k8s.io", "TokenRequest"),
             name,
@@ -61,7 +62,7 @@ pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Statu
     let mut claims = TokenClaims {
         namespace: namespace.clone(),
         name: name.clone(),
-        uid: account.metadata.uid.clone().unwrap_or_default(),
+        uid: account.metadata.uid().to_owned(),
         audiences: audiences.clone(),
         issued: operation.now.as_second(),
         expires: 0,

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use api::codec::Decoded;
 use api::field::{FieldErrors, Path};
+use api::meta::Meta as _;
 use api::{Status, validation};
 use bytes::Bytes;
 use http::header;
@@ -267,7 +268,7 @@ pub(crate) fn check_name(rule: NameRule, name: &str) -> Vec<String> {
 pub(crate) fn validate_meta(resource: &Resource, meta: &ObjectMeta) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let path = Path::new("metadata");
-    let name = meta.name.as_deref().unwrap_or_default();
+    let name = meta.name();
     if name.is_empty() {
         errors.required(path.child("name"), "name or generateName is required");
     } else {

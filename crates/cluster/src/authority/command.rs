@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use api::meta::Meta as _;
 use client::ListParams;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Node;
@@ -95,7 +96,7 @@ async fn until_followed(options: &Options, phase: Phase, new: &str, timeout: Dur
         };
         let behind = match listed.await {
             Ok(nodes) => {
-                let said = |node: &Node| (node.metadata.name.clone().unwrap_or_default(), Progress::said_by(node));
+                let said = |node: &Node| (node.metadata.name().to_owned(), Progress::said_by(node));
                 let nodes: BTreeMap<String, Progress> = nodes.items.iter().map(said).collect();
                 progress::behind(phase, new, &nodes).join(", ")
             }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use api::cidr::{self, Cidr};
+use api::meta::Meta as _;
 use client::{Client, Informer, InformerFactory, ListParams};
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
@@ -86,7 +87,7 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
                 }
                 Err(Refusal::NotForUs) => {}
                 Err(refusal) => {
-                    let name = request.metadata.name.clone().unwrap_or_default();
+                    let name = request.metadata.name().to_owned();
                     if reported.insert((name.clone(), refusal.clone())) {
                         tracing::warn!(request = name, why = %refusal, "serving certificate waits for `kubectl certificate approve`");
                     }
@@ -101,7 +102,7 @@ pub(crate) async fn run(client: Client, reserved: Reserved, stop: CancellationTo
 }
 
 async fn approve(client: &Client, request: &CertificateSigningRequest) -> Result<()> {
-    let name = request.metadata.name.as_deref().unwrap_or_default();
+    let name = request.metadata.name();
     let now = Some(Time(Timestamp::now()));
     let mut approved = CertificateSigningRequest::clone(request);
     approved.status.get_or_insert_default().conditions.get_or_insert_default().push(
@@ -185,7 +186,7 @@ fn decide_address(own: &Node, address: IpAddr, held: &Held, reserved: &Reserved)
     }
     let is_other = |node: &Node| node.metadata.name != own.metadata.name;
     if let Some(node) = held.nodes.iter().find(|node| is_other(node) && has_address(node, address)) {
-        return Err(Refusal::Held(address, format!("node {}", node.metadata.name.as_deref().unwrap_or_default())));
+        return Err(Refusal::Held(address, format!("node {}", node.metadata.name())));
     }
     if let Some(service) = held.services.iter().find(|service| is_of_service(service, address)) {
         let part = |part: &Option<String>| part.clone().unwrap_or_default();

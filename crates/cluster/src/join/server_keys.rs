@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use api::meta::Meta as _;
 use client::{Client, DeleteParams, ListParams, Patch};
 use cni::routes::Backend;
 use k8s_openapi::ByteString;
@@ -276,8 +277,8 @@ pub(crate) async fn offer(client: &Client, options: &Options, token: &Token, own
     let owner = OwnerReference {
         api_version: "v1".into(),
         kind: "Secret".into(),
-        name: owner.metadata.name.clone().unwrap_or_default(),
-        uid: owner.metadata.uid.clone().unwrap_or_default(),
+        name: owner.metadata.name().to_owned(),
+        uid: owner.metadata.uid().to_owned(),
         ..OwnerReference::default()
     };
     let name = name(&token.id);

@@ -5,6 +5,7 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
+use api::meta::Meta as _;
 use client::{Client, Informer, InformerFactory};
 use cni::routes::{Backend, Peer, Plan, VxlanConfig, plan, program};
 use k8s_openapi::api::core::v1::Node;
@@ -82,7 +83,7 @@ pub(super) fn peer(node: &Node) -> Option<Peer> {
     let pod_cidrs: Vec<_> = ranges.iter().filter_map(|range| range.parse().ok()).collect();
     let is_known = !pod_cidrs.is_empty();
     is_known.then_some(Peer {
-        name: node.metadata.name.clone().unwrap_or_default(),
+        name: node.metadata.name().to_owned(),
         address: internal.address.parse().ok()?,
         pod_cidrs,
     })

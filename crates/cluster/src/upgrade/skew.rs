@@ -1,5 +1,6 @@
 //! Which versions may run beside each other, as Kubernetes' version skew policy has it: pure.
 
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::Node;
 
 use crate::node_roles::CONTROL_PLANE;
@@ -54,7 +55,7 @@ pub(super) fn check_node(servers: Minor, new: Minor) -> Result<(), Skew> {
 /// Whether the server `own` may run a program beside the other servers and the nodes that there are.
 pub(super) fn check_server(own: &str, new: Minor, nodes: &[Node]) -> Result<(), Skew> {
     for node in nodes {
-        let name = node.metadata.name.clone().unwrap_or_default();
+        let name = node.metadata.name().to_owned();
         if name == own {
             continue;
         }

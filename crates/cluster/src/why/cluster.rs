@@ -2,6 +2,7 @@
 //!
 //! Flow: fetch objects, history and metrics -> [`findings`] (pure) -> print, worst first.
 
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
@@ -54,7 +55,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<(String, Cause)> {
 }
 
 fn name(node: &Node) -> &str {
-    node.metadata.name.as_deref().unwrap_or_default()
+    node.metadata.name()
 }
 
 fn unwell(node: &Node, now: Timestamp) -> Option<(String, Cause)> {

@@ -12,6 +12,7 @@ mod service;
 mod volume;
 
 use anyhow::{Context, Result, bail};
+use api::meta::Meta as _;
 use client::{Client, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -228,7 +229,7 @@ impl Seen {
             let is_its = |it: &VolumeAttachment| it.spec.source.persistent_volume_name == volume.metadata.name;
             attachments.extend(all.into_iter().filter(is_its));
         }
-        let name = claim.metadata.name.clone().unwrap_or_default();
+        let name = claim.metadata.name().to_owned();
         let mut pods = self.client.namespaced::<Pod>(&self.namespace).list(&ListParams::default()).await?.items;
         pods.retain(|pod| volume::claims_of(pod).contains(&name));
         let events = self.events(claim.metadata.uid.as_deref()).await?;
@@ -273,7 +274,7 @@ impl Seen {
         let pods = self.client.namespaced::<Pod>(namespace).list(&ListParams::labels(query(&selector))).await?.items;
         let object = format!("{kind}/{name}");
         if let Some(pod) = pod::worst(&pods) {
-            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+            let pod_name = pod.metadata.name();
             return Ok((format!("{object}, pod/{pod_name}"), self.pod(pod).await?));
         }
         let cause = match (pods.len(), wanted, failure) {

@@ -1,5 +1,6 @@
 //! What keeps a node from running pods.
 
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 
@@ -7,7 +8,7 @@ use super::Cause;
 
 /// Decides, never awaits.
 pub(super) fn cause(node: &Node, now: Timestamp) -> Cause {
-    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let name = node.metadata.name();
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let find = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
     match find("Ready") {

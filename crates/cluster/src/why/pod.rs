@@ -3,6 +3,7 @@
 //! Deleted -> scheduled -> node -> init containers -> containers -> ready. An earlier blocker hides later ones, so one
 //! answer is enough.
 
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Event, Node, Pod, PodCondition};
 
@@ -50,7 +51,7 @@ impl View<'_> {
             self.statuses().filter(|status| is_running(status)).map(|status| status.name.as_str()).collect();
         if !running.is_empty() || finalizers.is_empty() {
             if let Some(node) = self.node.filter(|node| !api::node::is_ready(node)) {
-                let name = node.metadata.name.as_deref().unwrap_or_default();
+                let name = node.metadata.name();
                 return Some(
                     Cause::new(format!(
                         "it is being deleted, and node {name} cannot confirm the end of its containers"
@@ -260,7 +261,7 @@ impl View<'_> {
     /// The pod, as arguments of kubectl.
     fn name(&self) -> String {
         let meta = &self.pod.metadata;
-        let name = meta.name.as_deref().unwrap_or_default();
+        let name = meta.name();
         format!("pod/{name} -n {}", meta.namespace.as_deref().unwrap_or("default"))
     }
 }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Result;
+use api::meta::Meta as _;
 use client::{Client, ListParams, object_key, split_key};
 use k8s_openapi::api::core::v1::{Pod as PodObject, Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -71,7 +72,7 @@ impl Facts {
         for slice in client.all::<EndpointSlice>().list(&all).await?.items {
             let labels = slice.metadata.labels.as_ref();
             let service = labels.and_then(|labels| labels.get(SERVICE_LABEL)).cloned().unwrap_or_default();
-            let service = format!("{}/{service}", slice.metadata.namespace.as_deref().unwrap_or_default());
+            let service = format!("{}/{service}", slice.metadata.namespace());
             if service == dns()
                 && let Some(servers) = Pod::of_dns(&slice)
             {

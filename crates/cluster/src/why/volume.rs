@@ -3,6 +3,7 @@
 //! Class -> first consumer -> provisioner -> bound -> attached to the node -> (the kubelet's part) -> grown.
 
 use api::attachable::{csi_name, iscsi_name};
+use api::meta::Meta as _;
 use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, StorageClass, VolumeAttachment};
@@ -59,7 +60,7 @@ pub(super) fn of_pod(pod: &Pod, node: Option<&Node>, claims: &[Facts]) -> Option
         return None;
     }
     claims.iter().find_map(|facts| {
-        let name = facts.claim.metadata.name.as_deref().unwrap_or_default();
+        let name = facts.claim.metadata.name();
         let why = match (facts.phase(), node) {
             ("Bound", Some(node)) => facts.attachment(node)?,
             // The claim waits for the pod, not the pod for the claim.
@@ -77,7 +78,7 @@ pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     let names = volumes.iter().filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
         (Some(source), _) => Some(source.claim_name.clone()),
-        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name.as_deref().unwrap_or_default(), volume.name)),
+        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name(), volume.name)),
         (None, None) => None,
     });
     names.collect()
@@ -97,7 +98,7 @@ impl Facts {
     }
 
     fn selected_node(&self) -> Option<&str> {
-        self.claim.metadata.annotations.as_ref()?.get(SELECTED_NODE).map(String::as_str)
+        self.claim.metadata.annotation(SELECTED_NODE)
     }
 
     fn waits_for_consumer(&self) -> bool {
@@ -186,7 +187,7 @@ impl Facts {
     /// Until its volume is on the node of a pod.
     fn attachment(&self, node: &Node) -> Option<Cause> {
         let spec = self.volume.as_ref()?.spec.as_ref()?;
-        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let name = node.metadata.name();
         let reported = node.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
         if let Some(iscsi) = &spec.iscsi {
             let unique = iscsi_name(&iscsi.target_portal, &iscsi.iqn, iscsi.lun);
@@ -225,7 +226,7 @@ impl Facts {
                         "it waits for the attacher of {} to attach volume {volume} to node {name}",
                         csi.driver
                     ))
-                    .because(format!("volumeattachment {}", attachment.metadata.name.as_deref().unwrap_or_default()))
+                    .because(format!("volumeattachment {}", attachment.metadata.name()))
                     .then("is the driver's attacher running? cox kubectl get pods -A"),
                 }
             }

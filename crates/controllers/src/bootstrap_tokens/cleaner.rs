@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use client::{Client, Clock, DeleteParams, Event, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Secret;
@@ -40,7 +41,7 @@ impl Reconcile for Controller {
             }
             let params = DeleteParams { uid: secret.metadata.uid.clone(), ..DeleteParams::default() };
             let api = self.client.namespaced::<Secret>(NAMESPACE);
-            if_unchanged(api.delete(secret.metadata.name.as_deref().unwrap_or_default(), &params).await)?;
+            if_unchanged(api.delete(secret.metadata.name(), &params).await)?;
             Ok(Requeue::Never)
         })
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::placement::{is_selected, untolerated};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus};
@@ -102,14 +103,12 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
         by_node.entry(target_node(pod).unwrap_or_default()).or_default().push(pod);
     }
     let mut plan = Plan::default();
-    let is_new = |pod: &Pod| {
-        pod.metadata.labels.as_ref().and_then(|labels| labels.get(REVISION_LABEL)).map(String::as_str) == Some(revision)
-    };
+    let is_new = |pod: &Pod| pod.metadata.label(REVISION_LABEL) == Some(revision);
     let available = |pod: &Pod| pods::is_available(pod, min_ready, now) && !pods::is_terminating(pod);
     let mut wanted_nodes = Vec::new();
     let mut counts = [0i32; 5]; // scheduled, misplaced, ready, updated, available
     for node in nodes {
-        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let name = node.metadata.name();
         let here = by_node.get(name).cloned().unwrap_or_default();
         let (starts, stays) = placement(&template, node);
         let living: Vec<&Arc<Pod>> =

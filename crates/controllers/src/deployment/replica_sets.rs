@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::meta::Meta as _;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -24,7 +25,7 @@ const MAX_HISTORY_CHARS: usize = 2000;
 const NOT_COPIED: [&str; 6] = [LAST_APPLIED, REVISION, REVISION_HISTORY, DESIRED_REPLICAS, MAX_REPLICAS, ROLLBACK_TO];
 
 pub(super) fn annotation<'a>(meta: &'a ObjectMeta, name: &str) -> Option<&'a str> {
-    meta.annotations.as_ref()?.get(name).map(String::as_str)
+    meta.annotation(name)
 }
 
 fn number(meta: &ObjectMeta, name: &str) -> Option<i32> {
@@ -56,7 +57,7 @@ pub(super) fn actual(set: &ReplicaSet) -> i32 {
 }
 
 pub(super) fn name(meta: &ObjectMeta) -> &str {
-    meta.name.as_deref().unwrap_or_default()
+    meta.name()
 }
 
 /// Age first, name as the tie-breaker.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{Node, Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{
     Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
@@ -225,7 +226,7 @@ fn endpoint(pod: &Pod, ip: &str, service: &Service, spec: &ServiceSpec, zone: Op
 }
 
 fn identity(ip: &str, pod: &Pod) -> String {
-    format!("{ip}/{}", pod.metadata.uid.as_deref().unwrap_or_default())
+    format!("{ip}/{}", pod.metadata.uid())
 }
 
 fn identity_of(endpoint: &Endpoint) -> String {
@@ -246,7 +247,7 @@ fn group_of(slice: &EndpointSlice) -> Group {
 fn labels(service: &Service, spec: &ServiceSpec) -> BTreeMap<String, String> {
     let mut labels = service.metadata.labels.clone().unwrap_or_default();
     labels.remove(HEADLESS);
-    labels.insert(SERVICE_NAME.into(), service.metadata.name.clone().unwrap_or_default());
+    labels.insert(SERVICE_NAME.into(), service.metadata.name().to_owned());
     labels.insert(MANAGED_BY.into(), MANAGER.into());
     if is_headless(spec) {
         labels.insert(HEADLESS.into(), String::new());
@@ -265,7 +266,7 @@ fn new_slice(
         .cloned()
         .map(|(name, port, protocol, app_protocol)| EndpointPort { name, port, protocol: Some(protocol), app_protocol })
         .collect();
-    let name = service.metadata.name.as_deref().unwrap_or_default();
+    let name = service.metadata.name();
     EndpointSlice {
         metadata: ObjectMeta {
             generate_name: Some(format!("{name}-")),

@@ -10,6 +10,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use client::Gvr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
@@ -111,8 +112,7 @@ impl Graph {
         let Some(uid) = meta.uid.as_deref() else { return Vec::new() };
         let uid = self.nodes.get_key_value(uid).map_or_else(|| Arc::from(uid), |(known, _)| known.clone());
         let mut work = Vec::new();
-        let place =
-            Place { gvr: gvr.clone(), namespace: meta.namespace.clone(), name: meta.name.clone().unwrap_or_default() };
+        let place = Place { gvr: gvr.clone(), namespace: meta.namespace.clone(), name: meta.name().to_owned() };
         let owners = self.shared(meta.owner_references.as_deref().unwrap_or_default());
         let has_finalizer = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
         let is_deleting = meta.deletion_timestamp.is_some();

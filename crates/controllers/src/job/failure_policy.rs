@@ -1,6 +1,7 @@
 //! `podFailurePolicy`: what a failed pod means for its Job.
 
 use api::cached::{ContainerStatus, Pod};
+use api::meta::Meta as _;
 use k8s_openapi::api::batch::v1::{PodFailurePolicy, PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyRule};
 
 /// What the first matching rule says about a failed pod.
@@ -38,8 +39,7 @@ fn first_match<'a>(policy: Option<&'a PodFailurePolicy>, pod: &Pod) -> Option<(&
 }
 
 fn matches(rule: &PodFailurePolicyRule, number: usize, pod: &Pod) -> Option<String> {
-    let (namespace, name) =
-        (pod.metadata.namespace.as_deref().unwrap_or_default(), pod.metadata.name.as_deref().unwrap_or_default());
+    let (namespace, name) = (pod.metadata.namespace(), pod.metadata.name());
     let status = pod.status.as_ref()?;
     let action = &rule.action;
     if let Some(codes) = &rule.on_exit_codes {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Packed, Pod};
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus, UncountedTerminatedPods};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -98,7 +99,7 @@ fn index_of(pod: &Pod) -> Option<i32> {
 }
 
 fn uid(pod: &Pod) -> &str {
-    pod.metadata.uid.as_deref().unwrap_or_default()
+    pod.metadata.uid()
 }
 
 fn count(number: usize) -> i32 {

@@ -8,6 +8,7 @@ mod cidr_set;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use client::metrics::Metrics;
 use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -36,7 +37,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         // Every node there is has been noted before the first range is chosen: workers start when the informer has synced.
         context.on::<Node, _>(move |event| {
             let node = event.object();
-            let name = node.metadata.name.clone().unwrap_or_default();
+            let name = node.metadata.name().to_owned();
             match event {
                 Event::Deleted(_) => ledger.lock().release(&name, &ranges(node)),
                 _ => ledger.lock().occupy(&name, &ranges(node)),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::node::condition;
 use client::metrics::{Histogram, Metrics, exponential};
 use client::{Client, Clock, Event, EventRecorder, Informer, ListParams, Patch};
@@ -55,7 +56,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         let seen = seen.clone();
         context.on::<Node, _>(move |event| {
             let node = event.object();
-            let name = node.metadata.name.clone().unwrap_or_default();
+            let name = node.metadata.name().to_owned();
             match event {
                 Event::Deleted(_) => drop(seen.lock().remove(&name)),
                 Event::Modified { old, new } if heartbeat(old) == heartbeat(new) => {}
@@ -69,7 +70,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         let seen = seen.clone();
         leases.subscribe(move |event| {
             if !matches!(event, Event::Deleted(_)) {
-                seen.lock().insert(event.object().metadata.name.clone().unwrap_or_default(), Instant::now());
+                seen.lock().insert(event.object().metadata.name().to_owned(), Instant::now());
             }
         });
     }
@@ -81,7 +82,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         pods.wakes(move |event| {
             let node = nodes.get(pods::node_name(event.object()));
             if let Some(node) = node.filter(|node| is_late(event, ready(node))) {
-                queue.add(node.metadata.name.clone().unwrap_or_default());
+                queue.add(node.metadata.name().to_owned());
             }
         })
     };
@@ -189,7 +190,7 @@ impl Controller {
     /// The kubelet is silent: nobody knows any more what its conditions are.
     async fn mark_unknown(&self, node: &Node) -> Outcome {
         let mut changed = node.clone();
-        let name = node.metadata.name.clone().unwrap_or_default();
+        let name = node.metadata.name().to_owned();
         let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.clock.now());
         let conditions = changed.status.get_or_insert_default().conditions.get_or_insert_default();
         for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
@@ -226,7 +227,7 @@ impl Controller {
 
     /// Services must not send traffic to pods that nobody watches over.
     async fn mark_pods_not_ready(&self, node: &Node) -> Result<(), Error> {
-        for pod in self.pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
+        for pod in self.pods.by_index(BY_NODE, node.metadata.name()) {
             if !pods::is_ready(&pod) {
                 continue;
             }
@@ -235,8 +236,8 @@ impl Controller {
                 "metadata": { "uid": pod.metadata.uid },
                 "status": { "conditions": [{ "type": "Ready", "status": "False", "lastTransitionTime": now }] },
             }));
-            let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
-            match api.patch_status(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+            let api = self.client.namespaced::<Pod>(pod.metadata.namespace());
+            match api.patch_status(pod.metadata.name(), &patch).await {
                 Ok(_) => self.recorder.warning(&client::reference(&*pod), "NodeNotReady", "Node is not ready"),
                 Err(error) if error.is_not_found() || error.is_conflict() => {}
                 Err(error) => return Err(error.into()),

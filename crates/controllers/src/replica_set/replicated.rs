@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::cached::Packed;
+use api::meta::Meta as _;
 use api::selector::Selector;
 use client::Resource;
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
@@ -25,7 +26,7 @@ pub(super) trait Replicated: Resource + serde::Serialize {
     fn with_replica_status(&self, status: Status) -> Self;
 
     fn uid(&self) -> &str {
-        self.metadata().uid.as_deref().unwrap_or_default()
+        self.metadata().uid()
     }
 }
 

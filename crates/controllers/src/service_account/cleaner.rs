@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::{Client, Clock, DeleteParams, Informer, ListParams, Patch};
 use futures_util::future::BoxFuture;
 use jiff::civil::Date;
@@ -112,8 +113,8 @@ impl Controller {
         }
         for secret in self.secrets.list() {
             let (is_automatic, is_mounted) = (self.is_automatic(&secret), self.is_mounted(&secret));
-            let api = self.client.namespaced::<Secret>(secret.metadata.namespace.as_deref().unwrap_or_default());
-            let name = secret.metadata.name.as_deref().unwrap_or_default();
+            let api = self.client.namespaced::<Secret>(secret.metadata.namespace());
+            let name = secret.metadata.name();
             let done = match judge(&secret, is_automatic, is_mounted, before, before_time) {
                 Verdict::Keep => continue,
                 Verdict::MarkInvalid => {
@@ -133,7 +134,7 @@ impl Controller {
 
     /// Only tokens that nobody asked for are listed by their account.
     fn is_automatic(&self, secret: &Secret) -> bool {
-        let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = secret.metadata.namespace();
         let account = self.accounts.get(&format!("{namespace}/{}", annotation(secret, ACCOUNT_NAME)));
         account.filter(|account| belongs_to(secret, account)).is_some_and(|account| {
             account.secrets.iter().flatten().any(|reference| reference.name == secret.metadata.name)
@@ -141,8 +142,8 @@ impl Controller {
     }
 
     fn is_mounted(&self, secret: &Secret) -> bool {
-        let pods = self.pods.by_namespace(secret.metadata.namespace.as_deref().unwrap_or_default());
-        let name = secret.metadata.name.as_deref().unwrap_or_default();
+        let pods = self.pods.by_namespace(secret.metadata.namespace());
+        let name = secret.metadata.name();
         pods.iter().any(|pod| secret_names(pod).contains(name))
     }
 }

@@ -1,13 +1,14 @@
 //! The tokens that Secrets hold: without an end, valid as long as their Secret exists.
 
+use api::meta::Meta as _;
 use jwt::SigningKey;
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use serde_json::json;
 
 /// The token of `account` that lives in `secret`.
 pub(super) fn sign(key: &SigningKey, account: &ServiceAccount, secret: &Secret) -> Result<String, jwt::KeyError> {
-    let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
-    let name = account.metadata.name.as_deref().unwrap_or_default();
+    let namespace = secret.metadata.namespace();
+    let name = account.metadata.name();
     key.token(&json!({
         "iss": "kubernetes/serviceaccount",
         "kubernetes.io/serviceaccount/namespace": namespace,

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use client::{Client, DeleteParams, Event, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jwt::SigningKey;
@@ -28,9 +29,7 @@ struct Controller {
 /// `reference/<namespace>/<account>/<secret>` of a deleted Secret.
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let accounts = context.on::<ServiceAccount, _>(|event| match event {
-        Event::Deleted(gone) => {
-            Some(format!("account/{}/{}", key(&**gone), gone.metadata.uid.as_deref().unwrap_or_default()))
-        }
+        Event::Deleted(gone) => Some(format!("account/{}/{}", key(&**gone), gone.metadata.uid())),
         _ => None,
     });
     let secrets = context.filtered::<Secret>(ListParams::fields(format!("type={TOKEN_TYPE}")));
@@ -38,8 +37,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let secrets = secrets.wakes(move |event| {
         let secret = event.object();
         let account = annotation(secret, ACCOUNT_NAME);
-        let (namespace, name) =
-            (secret.metadata.namespace.as_deref().unwrap_or_default(), secret.metadata.name.as_deref());
+        let (namespace, name) = (secret.metadata.namespace(), secret.metadata.name.as_deref());
         queue.add(match event {
             Event::Deleted(_) => format!("reference/{namespace}/{account}/{}", name.unwrap_or_default()),
             _ => format!("secret/{}", key(&**secret)),
@@ -125,8 +123,8 @@ impl Controller {
             put("token", &token);
         }
         let annotations = live.metadata.annotations.get_or_insert_default();
-        annotations.insert(ACCOUNT_NAME.into(), account.metadata.name.clone().unwrap_or_default());
-        annotations.insert(ACCOUNT_UID.into(), account.metadata.uid.clone().unwrap_or_default());
+        annotations.insert(ACCOUNT_NAME.into(), account.metadata.name().to_owned());
+        annotations.insert(ACCOUNT_UID.into(), account.metadata.uid().to_owned());
         match api.update(&live).await {
             Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error.into()),
             _ => Ok(()),
@@ -135,7 +133,7 @@ impl Controller {
 
     /// The account a token is for, asked of the server if the cache does not have it (yet).
     async fn account_of(&self, secret: &Secret) -> Result<Option<ServiceAccount>, Error> {
-        let namespace = secret.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = secret.metadata.namespace();
         let name = annotation(secret, ACCOUNT_NAME);
         if let Some(account) =
             self.accounts.get(&format!("{namespace}/{name}")).filter(|found| belongs_to(secret, found))
@@ -159,9 +157,9 @@ impl Controller {
     }
 
     async fn delete(&self, secret: &Secret) -> Result<(), Error> {
-        let api = self.client.namespaced::<Secret>(secret.metadata.namespace.as_deref().unwrap_or_default());
+        let api = self.client.namespaced::<Secret>(secret.metadata.namespace());
         let params = DeleteParams { uid: secret.metadata.uid.clone(), ..DeleteParams::default() };
-        if_unchanged(api.delete(secret.metadata.name.as_deref().unwrap_or_default(), &params).await).map(drop)
+        if_unchanged(api.delete(secret.metadata.name(), &params).await).map(drop)
     }
 
     /// An account that still lists a Secret which is gone forgets it.

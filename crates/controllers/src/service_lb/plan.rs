@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use api::cidr::Cidr;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, NodeSpec, PortStatus, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
@@ -61,7 +62,7 @@ pub(super) fn status<'a>(
     let owners = owners(nodes.clone());
     let serving = is_local(service).then(|| nodes_with_endpoints(slices));
     let takes_part = |node: &&Node| {
-        let name = node.metadata.name.as_deref().unwrap_or_default();
+        let name = node.metadata.name();
         !is_excluded(node) && serving.as_ref().is_none_or(|serving| serving.contains(name))
     };
     let candidates = nodes.filter(takes_part);
@@ -237,7 +238,7 @@ fn said(node: &Node) -> impl Iterator<Item = (bool, IpAddr)> + '_ {
 fn owners<'a>(nodes: impl Iterator<Item = &'a Node>) -> BTreeMap<IpAddr, &'a str> {
     let mut claims: Vec<(bool, Option<Time>, &str, IpAddr)> = nodes
         .flat_map(|node| {
-            let (since, name) = (&node.metadata.creation_timestamp, node.metadata.name.as_deref().unwrap_or_default());
+            let (since, name) = (&node.metadata.creation_timestamp, node.metadata.name());
             said(node).map(move |(is_outer, address)| (is_outer, since.clone(), name, address))
         })
         .collect();

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetStatus};
 
@@ -45,7 +46,7 @@ pub(super) fn is_wanted(spec: &StatefulSetSpec, number: i32) -> bool {
 }
 
 fn revision(pod: &Pod) -> &str {
-    pod.metadata.labels.as_ref().and_then(|labels| labels.get(REVISION_LABEL)).map(String::as_str).unwrap_or_default()
+    pod.metadata.label(REVISION_LABEL).unwrap_or_default()
 }
 
 fn is_on_delete(spec: &StatefulSetSpec) -> bool {
@@ -72,10 +73,10 @@ pub(super) struct Availability {
 
 impl Availability {
     pub(super) fn of(set: &StatefulSet, pods: &[Arc<Pod>], now: Timestamp) -> Availability {
-        let (name, spec) = (set.metadata.name.as_deref().unwrap_or_default(), set.spec.clone().unwrap_or_default());
+        let (name, spec) = (set.metadata.name(), set.spec.clone().unwrap_or_default());
         let min_ready = spec.min_ready_seconds.unwrap_or_default();
         let serves = |pod: &&Arc<Pod>| {
-            let number = ordinal(name, pod.metadata.name.as_deref().unwrap_or_default());
+            let number = ordinal(name, pod.metadata.name());
             number.is_some_and(|number| is_wanted(&spec, number))
                 && !pods::is_terminating(pod)
                 && is_available(pod, min_ready, now)
@@ -107,12 +108,12 @@ pub(super) fn plan(set: &StatefulSet, pods: &[Arc<Pod>], revisions: Revisions<'_
         plan: Plan::default(),
         spec: &spec,
     };
-    let name = set.metadata.name.as_deref().unwrap_or_default();
+    let name = set.metadata.name();
     let (first, count) = (start(&spec), spec.replicas.unwrap_or(1));
     let mut replicas: Vec<Option<Arc<Pod>>> = vec![None; usize::try_from(count).unwrap_or_default()];
     let mut condemned = Vec::new();
     for pod in pods {
-        let Some(number) = ordinal(name, pod.metadata.name.as_deref().unwrap_or_default()) else { continue };
+        let Some(number) = ordinal(name, pod.metadata.name()) else { continue };
         match usize::try_from(number - first).ok().and_then(|at| replicas.get_mut(at)) {
             Some(place) => *place = Some(pod.clone()),
             None => condemned.push((number, pod.clone())),

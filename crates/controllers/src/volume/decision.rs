@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
@@ -79,7 +80,7 @@ pub(super) fn annotation<'a>(
     meta: &'a k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
     key: &str,
 ) -> Option<&'a str> {
-    meta.annotations.as_ref()?.get(key).map(String::as_str)
+    meta.annotation(key)
 }
 
 pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> Option<&str> {
@@ -233,7 +234,7 @@ pub(super) enum Reclaim {
 
 /// What becomes of a released volume.
 pub(super) fn reclaim(volume: &PersistentVolume) -> Reclaim {
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let name = volume.metadata.name();
     match (policy(volume), annotation(&volume.metadata, PROVISIONED_BY)) {
         ("Retain", _) => Reclaim::Leave,
         ("Recycle", _) => {

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use api::quantity::Quantity;
 use client::{Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
@@ -61,7 +62,7 @@ impl Reconcile for Controller {
             let Some(volume) = volume else { return Ok(Requeue::Never) }; // its event comes
             let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
             if reference.is_none_or(|reference| reference.uid != claim.metadata.uid) {
-                let name = volume.metadata.name.as_deref().unwrap_or_default();
+                let name = volume.metadata.name();
                 return Err(Error::object(format!("persistent Volume {name} not bound to PVC {key}")));
             }
             let message = "waiting for an external controller to expand this PVC";

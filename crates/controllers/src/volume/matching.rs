@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -13,7 +14,7 @@ const DEFAULT_ANNOTATIONS: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
 
 pub(super) fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let old = claim.metadata.annotations.as_ref().and_then(|all| all.get(CLASS_ANNOTATION)).map(String::as_str);
+    let old = claim.metadata.annotation(CLASS_ANNOTATION);
     old.or(claim.spec.as_ref()?.storage_class_name.as_deref())
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use client::Informer;
 use client::metrics::{Counter, Metrics};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -134,7 +135,7 @@ impl Counts {
         for claim in claims {
             let attributes = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.clone());
             let kind = [
-                claim.metadata.namespace.clone().unwrap_or_default(),
+                claim.metadata.namespace().to_owned(),
                 claim_class(claim).unwrap_or_default().to_owned(),
                 attributes.unwrap_or_default(),
             ];

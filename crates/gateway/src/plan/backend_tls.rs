@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use rustls_pki_types::ServerName;
 use serde_json::json;
 
@@ -102,7 +103,7 @@ impl<'a> Policies<'a> {
         (*present != wanted).then(|| Status {
             kind: Kind::BackendTlsPolicy,
             namespace: policy.metadata.namespace.clone(),
-            name: policy.metadata.name.clone().unwrap_or_default(),
+            name: policy.metadata.name().to_owned(),
             resource_version: policy.metadata.resource_version.clone(),
             status: json!({"ancestors": serde_json::to_value(&wanted).unwrap_or_default()}),
         })
@@ -110,7 +111,7 @@ impl<'a> Policies<'a> {
 }
 
 fn read<'a>(policy: &'a Arc<BackendTLSPolicy>, world: &World) -> Read<'a> {
-    let namespace = policy.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = policy.metadata.namespace();
     let targets = policy.spec.target_refs.iter().filter(|target| target.group.is_empty() && target.kind == "Service");
     let targets: Vec<Target> =
         targets.map(|target| (format!("{namespace}/{}", target.name), target.section_name.clone())).collect();

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use client::{Client, DeleteParams, Informer};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -30,7 +31,7 @@ const HASH: &str = "kubernetes.io/config.hash";
 const INTERVAL: Duration = Duration::from_secs(1);
 
 fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
-    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+    pod.metadata.annotation(name)
 }
 
 pub(crate) struct StaticPods {

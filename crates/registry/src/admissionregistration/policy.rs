@@ -1,6 +1,7 @@
 //! Admission policies in CEL and their bindings: validating and mutating.
 
 use api::field::{FieldErrors, Path};
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::{
     MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ParamKind, ParamRef,
@@ -44,7 +45,7 @@ impl Strategy for ValidatingAdmissionPolicyStrategy {
     }
 
     fn validate_create(&self, policy: &ValidatingAdmissionPolicy) -> FieldErrors {
-        let name = policy.metadata.name.as_deref().unwrap_or_default();
+        let name = policy.metadata.name();
         rules::validating(name, &policy.spec.clone().unwrap_or_default())
     }
 

@@ -2,6 +2,7 @@
 
 use api::cron::{BadSchedule, Schedule};
 use api::field::{FieldErrors, Path};
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{CronJob, CronJobSpec};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -50,7 +51,7 @@ impl Strategy for CronJobStrategy {
 
     fn validate_create(&self, cron: &CronJob) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        let name = cron.metadata.name.as_deref().unwrap_or_default();
+        let name = cron.metadata.name();
         if name.len() > MAX_NAME {
             errors.invalid("metadata.name", name, "must be no more than 52 characters");
         }

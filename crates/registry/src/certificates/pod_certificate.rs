@@ -1,6 +1,7 @@
 //! PodCertificateRequest and ClusterTrustBundle: certificates of pods, and whom to trust for a signer.
 
 use api::field::{FieldErrors, Path};
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1beta1::{ClusterTrustBundle, PodCertificateRequest};
 
@@ -81,7 +82,7 @@ impl Strategy for ClusterTrustBundleStrategy {
 
 fn names(bundle: &ClusterTrustBundle) -> FieldErrors {
     let mut errors = FieldErrors::default();
-    let name = bundle.metadata.name.as_deref().unwrap_or_default();
+    let name = bundle.metadata.name();
     let signer = bundle.spec.signer_name.as_deref().unwrap_or_default();
     errors.invalid_each("metadata.name", name, rules::trust_bundle_name(name, signer));
     if !signer.is_empty() {

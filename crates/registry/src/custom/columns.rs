@@ -1,5 +1,6 @@
 //! Columns of the table representation: `additionalPrinterColumns`, by JSON path.
 
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceColumnDefinition;
 use serde_json::{Value, json};
@@ -46,7 +47,7 @@ impl Columns {
     }
 
     pub(super) fn cells(&self, object: &CustomObject, now: Timestamp) -> Vec<Value> {
-        let mut cells = vec![json!(object.meta.name.as_deref().unwrap_or_default())];
+        let mut cells = vec![json!(object.meta.name())];
         let value = object.to_value().unwrap_or_default();
         cells.extend(
             self.0

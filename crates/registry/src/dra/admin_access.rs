@@ -2,6 +2,7 @@
 
 use api::Status;
 use api::field::FieldErrors;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::resource::v1::{DeviceClaim, ResourceClaim, ResourceClaimTemplate};
 
@@ -29,7 +30,7 @@ pub fn check<E: Into<Status>>(
         path,
         format!("admin access to devices requires the `{LABEL}: true` label on the containing namespace"),
     );
-    let name = new.meta().name.as_deref().unwrap_or_default();
+    let name = new.meta().name();
     Err(Status::invalid(&resource.group_kind(), name, errors))
 }
 

@@ -1,6 +1,7 @@
 //! StorageClass: a kind of storage, and how volumes of it are made.
 
 use api::field::FieldErrors;
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
@@ -80,7 +81,7 @@ impl Strategy for StorageClassStrategy {
         let annotations = class.metadata.annotations.as_ref();
         let is_default =
             DEFAULT.iter().any(|key| annotations.and_then(|all| all.get(*key)).is_some_and(|value| value == "true"));
-        let mut name = class.metadata.name.clone().unwrap_or_default();
+        let mut name = class.metadata.name().to_owned();
         if is_default {
             name.push_str(" (default)");
         }

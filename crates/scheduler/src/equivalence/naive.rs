@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use api::cached::{Pod, Spec};
+use api::meta::Meta as _;
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::*;
@@ -33,7 +34,7 @@ fn name(node: &Node) -> &str {
 }
 
 fn label<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
-    node.metadata.labels.as_ref()?.get(key).map(String::as_str)
+    node.metadata.label(key)
 }
 
 fn labels(pod: &Pod) -> Labels {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use api::meta::Meta as _;
 use api::placement::{NodeSelector, Preferences};
 use k8s_openapi::api::core::v1::Node;
 
@@ -58,7 +59,7 @@ impl Plugin for NodeAffinity {
 
     fn may_help(&self, pod: &PodInfo, event: &Event) -> bool {
         let matches = |node: &Node| {
-            let (name, labels) = (node.metadata.name.as_deref().unwrap_or_default(), node.metadata.labels.as_ref());
+            let (name, labels) = (node.metadata.name(), node.metadata.labels.as_ref());
             self.added_required.as_ref().is_none_or(|added| added.matches(name, labels))
                 && pod.class.admits(name, labels)
         };

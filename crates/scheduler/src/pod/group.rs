@@ -114,7 +114,7 @@ impl Group {
         let constraints = pod.spec.as_ref().and_then(|spec| spec.topology_spread_constraints.as_ref());
         Group {
             id,
-            namespace: pod.metadata.namespace.as_deref().unwrap_or_default().into(),
+            namespace: pod.metadata.namespace().into(),
             near: terms(near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref())),
             far: terms(far.and_then(|far| far.required_during_scheduling_ignored_during_execution.as_ref())),
             preferred,
@@ -144,7 +144,7 @@ impl Term {
         let parse = |selector| Selector::from_label_selector(selector).unwrap_or_else(|_| Selector::nothing());
         let mut namespaces = term.namespaces.clone().unwrap_or_default();
         if namespaces.is_empty() && term.namespace_selector.is_none() {
-            namespaces.push(owner.metadata.namespace.clone().unwrap_or_default());
+            namespaces.push(owner.metadata.namespace().to_owned());
         }
         Term {
             topology_key: term.topology_key.clone(),

@@ -8,6 +8,7 @@ mod resources;
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Volume;
 
@@ -46,7 +47,7 @@ impl PodInfo {
         let held = is_placed.then(|| Requests::while_resizing(&pod, catalogue)).flatten();
         PodInfo {
             key: key(&pod),
-            uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
+            uid: pod.metadata.uid().into(),
             priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
             held: held.filter(|held| *held != class.requests).map(Box::new),
             class,
@@ -66,7 +67,7 @@ impl PodInfo {
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.pod.metadata.name.as_deref().unwrap_or_default()
+        self.pod.metadata.name()
     }
 
     pub(crate) fn volumes(&self) -> &[Volume] {
@@ -96,7 +97,7 @@ impl PodInfo {
 
 pub(crate) fn key(pod: &Pod) -> String {
     let metadata = &pod.metadata;
-    format!("{}/{}", metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
+    format!("{}/{}", metadata.namespace(), metadata.name())
 }
 
 pub(crate) fn node_name(pod: &Pod) -> Option<&str> {

@@ -1,5 +1,6 @@
 //! What a kubelet may do to pods: mirror its static ones, report on and remove those bound to it.
 
+use api::meta::Meta as _;
 use api::{GroupResource, Status};
 use k8s_openapi::api::core::v1::{
     Container, Node, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, Volume, VolumeProjection,
@@ -156,8 +157,8 @@ fn projected_reference(source: &VolumeProjection) -> Option<&'static str> {
 
 /// Whether a volume of the pod, or the driver behind one, wants tokens for this audience.
 pub(super) fn names_audience(cluster: &Cluster, pod: &Pod, audience: &str) -> Result<bool, Unreadable> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace();
+    let name = pod.metadata.name();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     for volume in volumes {
         let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());

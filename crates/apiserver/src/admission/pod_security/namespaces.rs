@@ -75,7 +75,7 @@ fn existing(settings: &Settings, namespace: &str, enforce: LevelVersion, pods: V
         if let Some(spec) = &pod.spec {
             let violations = violations(enforce, &Subject::new(&pod.metadata, spec));
             if !violations.is_empty() {
-                let name = pod.metadata.name.clone().unwrap_or_default();
+                let name = pod.metadata.name().to_owned();
                 let entry = found.entry(reasons(&violations)).or_insert_with(|| (name.clone(), 0));
                 entry.0 = std::mem::take(&mut entry.0).min(name);
                 entry.1 += 1;

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
 use api::Status;
+use api::meta::Meta as _;
 use api::pod::resources::{Amounts, add, parse};
 use api::quota;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, ResourceQuota as Quota};
@@ -101,7 +102,7 @@ impl ResourceQuota {
         let mut charges = Vec::new();
         for quota in quotas.iter().filter(|quota| scopes::selects(quota, object)) {
             let hard = quota.status.as_ref().and_then(|status| status.hard.as_ref());
-            let name = quota.metadata.name.as_deref().unwrap_or_default();
+            let name = quota.metadata.name();
             if let Some(pod) = attributes.object_ref::<Pod>() {
                 let missing = usage::missing(pod, hard.into_iter().flat_map(BTreeMap::keys));
                 if !missing.is_empty() {

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, PersistentVolume, Pod, PodSpec, SecretReference};
 
 /// A kind of object that a pod can refer to.
@@ -201,7 +202,7 @@ fn references(pod: &Pod) -> Vec<Object> {
     let claims = spec.resource_claims.iter().flatten().filter_map(|claim| claim.resource_claim_name.clone());
     let made = statuses.filter_map(|status| status.resource_claim_name.clone());
     found.extend(claims.chain(made).map(|name| (Kind::ResourceClaim, name)));
-    let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    let namespace = pod.metadata.namespace().to_owned();
     found.retain(|(_, name)| !name.is_empty());
     found.into_iter().map(|(kind, name)| (kind, namespace.clone(), name)).collect()
 }
@@ -226,7 +227,7 @@ fn in_environments(spec: &PodSpec, found: &mut Vec<(Kind, String)>) {
 }
 
 fn in_volumes(pod: &Pod, spec: &PodSpec, found: &mut Vec<(Kind, String)>) {
-    let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
+    let pod_name = pod.metadata.name();
     for volume in spec.volumes.iter().flatten() {
         found.extend(volume.secret.iter().filter_map(|secret| Some((Kind::Secret, secret.secret_name.clone()?))));
         found.extend(volume.config_map.iter().map(|map| (Kind::ConfigMap, map.name.clone())));

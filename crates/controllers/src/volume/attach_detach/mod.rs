@@ -101,14 +101,6 @@ enum Reported {
     Failed(String),
 }
 
-fn name_of(meta: &ObjectMeta) -> &str {
-    meta.name()
-}
-
-fn uid_of(meta: &ObjectMeta) -> &str {
-    meta.uid()
-}
-
 fn node_key(node: &str) -> String {
     format!("node/{node}")
 }
@@ -208,7 +200,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
         context.informer::<Node>().wakes(move |event| {
             let node = event.object();
-            let name = name_of(&node.metadata);
+            let name = node.metadata.name();
             if let Event::Modified { old, new } = event
                 && facts(old) == facts(new)
             {
@@ -248,7 +240,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let drivers = {
         let (volumes, pods) = (volumes.shared(), pods.clone());
         context.on::<CSIDriver, _>(move |event| {
-            let driver = name_of(&event.object().metadata);
+            let driver = event.object().metadata.name();
             let ids = volumes.list().into_iter().filter_map(|volume| VolumeId::of(&volume));
             let keys = ids.filter(|id| id.driver == driver).map(|id| id.key());
             let inline = pods.list().into_iter().flat_map(|pod| inline_keys(&pod).collect::<Vec<_>>());
@@ -260,7 +252,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         let (queue, memory, attachments) = (context.queue.clone(), memory.clone(), attachments.shared());
         volumes.wakes(move |event| {
             let volume = event.object();
-            let name = name_of(&volume.metadata);
+            let name = volume.metadata.name();
             let Some(id) = VolumeId::of(volume) else { return };
             match event {
                 Event::Deleted(_) if !attachments.by_index(BY_PERSISTENT_VOLUME, name).is_empty() => {
@@ -305,7 +297,7 @@ impl Memory {
     /// The cache has reached this event.
     fn saw(&mut self, event: &Event<VolumeAttachment>) {
         let meta = &event.object().metadata;
-        let (name, uid) = (name_of(meta), uid_of(meta));
+        let (name, uid) = (meta.name(), meta.uid());
         if self.created.get(name).is_some_and(|created| created.uid == uid) {
             self.created.remove(name);
         }
@@ -319,7 +311,7 @@ impl Memory {
     }
 
     fn is_detaching(&self, meta: &ObjectMeta) -> bool {
-        self.detaching.get(name_of(meta)).is_some_and(|detaching| detaching.uid == uid_of(meta))
+        self.detaching.get(meta.name()).is_some_and(|detaching| detaching.uid == meta.uid())
     }
 }
 
@@ -405,7 +397,7 @@ impl Controller {
         for pod in users {
             let node = self.nodes.get(pods::node_name(&pod)).filter(|node| is_managed(node));
             if let Some(node) = node.filter(|node| needs_volumes(&pod, node)) {
-                wanted.push((pod, name_of(&node.metadata).to_owned()));
+                wanted.push((pod, node.metadata.name().to_owned()));
             }
         }
         wanted.sort_by_cached_key(|(pod, _)| {
@@ -440,7 +432,7 @@ impl Controller {
             .volumes
             .by_index(BY_VOLUME, &volume.key())
             .iter()
-            .map(|volume| name_of(&volume.metadata).to_owned())
+            .map(|volume| volume.metadata.name().to_owned())
             .collect();
         sources.extend(memory.deleted_volumes.iter().filter(|(_, id)| *id == volume).map(|(name, _)| name.clone()));
         let is_attached = |name: &str| !self.attachments.by_index(BY_PERSISTENT_VOLUME, name).is_empty();
@@ -449,7 +441,7 @@ impl Controller {
         let mut again = None;
         let named = sources.iter().flat_map(|name| self.attachments.by_index(BY_PERSISTENT_VOLUME, name));
         for object in named.chain(self.attachments.by_index(BY_VOLUME, &volume.key())) {
-            let (name, node) = (name_of(&object.metadata).to_owned(), object.spec.node_name.clone());
+            let (name, node) = (object.metadata.name().to_owned(), object.spec.node_name.clone());
             if name != volume.attachment(&node) || object.spec.attacher != volume.driver {
                 continue; // somebody else's
             }
@@ -524,7 +516,7 @@ impl Controller {
     /// What events of a pod call a volume that it uses.
     fn title(&self, volume: &VolumeId, pod: &Pod) -> String {
         let present = self.volumes.by_index(BY_VOLUME, &volume.key());
-        let named = present.iter().find(|volume| self.uses(pod, volume)).map(|volume| name_of(&volume.metadata));
+        let named = present.iter().find(|volume| self.uses(pod, volume)).map(|volume| volume.metadata.name());
         let inline = || inline_disks(pod).find(|(_, id)| id == volume).map(|(name, _)| name);
         title_of(volume, named.or_else(inline).unwrap_or_default())
     }
@@ -537,7 +529,7 @@ impl Controller {
         attachment: &VolumeAttachment,
         pods: &[(Arc<Pod>, String)],
     ) -> Option<Duration> {
-        let name = name_of(&attachment.metadata);
+        let name = attachment.metadata.name();
         let status = attachment.status.as_ref();
         let made = attachment.metadata.creation_timestamp.as_ref().map(|time| time.0);
         let age = made.map(|made| Duration::try_from(self.clock.now().duration_since(made)).unwrap_or_default());
@@ -586,7 +578,7 @@ impl Controller {
         };
         for (name, uid) in created {
             let found = self.client.all::<VolumeAttachment>().get_opt(&name).await?;
-            if found.is_none_or(|found| uid_of(&found.metadata) != uid) {
+            if found.is_none_or(|found| found.metadata.uid() != uid) {
                 self.memory.lock().created.remove(&name);
             }
         }
@@ -605,10 +597,10 @@ impl Controller {
             Err(error) if error.is_already_exists() => return Ok(()), // the cache will show it
             Err(error) => return Err(error.into()),
         };
-        let uid = uid_of(&made.metadata).to_owned();
+        let uid = made.metadata.uid().to_owned();
         let mut memory = self.memory.lock();
         memory.reported.insert(name.clone(), Reported::Nothing);
-        if self.attachments.get(&name).is_none_or(|seen| uid_of(&seen.metadata) != uid) {
+        if self.attachments.get(&name).is_none_or(|seen| seen.metadata.uid() != uid) {
             let created = Created { uid, volume: volume.clone(), node: node.to_owned() };
             memory.created.insert(name, created);
         }
@@ -625,7 +617,7 @@ impl Controller {
             return self.queue.add(node_key(node));
         }
         let Some(object) = self.attachments.get(&name) else { return };
-        let uid = uid_of(&object.metadata).to_owned();
+        let uid = object.metadata.uid().to_owned();
         let detaching = Detaching { uid, volume: volume.clone(), node: node.to_owned(), force, is_sent: false };
         memory.detaching.insert(name, detaching);
         drop(memory);
@@ -642,7 +634,7 @@ impl Controller {
             .filter(|(_, on)| others.contains(on))
             .map(|(pod, _)| {
                 let meta = &pod.metadata;
-                (meta.namespace().to_owned(), name_of(meta).to_owned())
+                (meta.namespace().to_owned(), meta.name().to_owned())
             })
             .collect();
         for (pod, _) in wanted.iter().filter(|(_, on)| on == node) {
@@ -714,7 +706,7 @@ impl Controller {
             let id = self.volumes.get(source_of(&object)).and_then(|volume| VolumeId::of(&volume));
             let id = id.or_else(|| inline_source(&object));
             let id = id.or_else(|| memory.deleted_volumes.get(source_of(&object)).cloned())?;
-            let is_ours = name_of(&object.metadata) == id.attachment(node) && object.spec.attacher == id.driver;
+            let is_ours = object.metadata.name() == id.attachment(node) && object.spec.attacher == id.driver;
             let is_attached = object.status.as_ref().is_some_and(|status| status.attached);
             let is_leaving = object.metadata.deletion_timestamp.is_some() || memory.is_detaching(&object.metadata);
             (is_ours && is_attached && !is_leaving).then(|| id.unique_name())
@@ -733,7 +725,7 @@ impl Controller {
             // The kubelet was faster, or is there again: it stays. The node's event decides again when it is unmounted.
             self.memory.lock().detaching.remove(name);
             if let Some(node) = node {
-                self.queue.add(node_key(name_of(&node.metadata)));
+                self.queue.add(node_key(node.metadata.name()));
             }
             self.queue.add_after(volume.key(), crate::controller::CATCH_UP_TIMEOUT);
             return Ok(());
@@ -764,5 +756,5 @@ fn may_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
     let by_name = volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref());
     by_name.into_iter().any(|source| Some(&source.claim_name) == claim.metadata.name.as_ref())
-        || claim.metadata.is_controlled_by(uid_of(&pod.metadata))
+        || claim.metadata.is_controlled_by(pod.metadata.uid())
 }

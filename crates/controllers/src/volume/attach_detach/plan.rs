@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::attachable;
 use api::cached::Pod;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, Volume};
 
 use crate::pods;
@@ -87,7 +88,7 @@ pub(super) fn is_managed(node: &Node) -> bool {
 }
 
 fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
-    node.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+    node.metadata.annotation(key)
 }
 
 /// Whether the pod needs its volumes on its node (`DetermineVolumeAction`, v1.36).
@@ -247,7 +248,7 @@ pub(super) fn plan(wanted: &[String], is_exclusive: bool, attachments: &[Attachm
 
 /// What pods are told that wait for a volume which pods elsewhere use; names of other namespaces are nobody's business.
 pub(super) fn multi_attach_message(volume: &str, pod: &Pod, users: &[(String, String)]) -> String {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace();
     let local: Vec<_> = users.iter().filter(|(place, _)| place == namespace).map(|(_, name)| name.as_str()).collect();
     let others = users.len() - local.len();
     let why = match (local.is_empty(), others) {

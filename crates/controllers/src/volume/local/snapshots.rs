@@ -1,5 +1,6 @@
 //! Snapshots of `local.cox`: contents of its name are taken, shown and deleted on the node that has the volume.
 
+use api::meta::Meta as _;
 use api::node_volumes::{Action, Answer, DRIVER, NodeVolumes, Request, Source, is_id};
 use client::{Event, Informer, ListParams, Patch};
 use k8s_openapi::api::core::v1::Node;
@@ -21,7 +22,7 @@ pub(super) fn place(handle: &str) -> Option<(&str, &str)> {
 /// The id of the snapshot that a content stands for.
 fn id_of(content: &VolumeSnapshotContent) -> String {
     let given = content.spec.source.snapshot_handle.as_deref().and_then(place);
-    let own = || format!("snapshot-{}", content.metadata.uid.as_deref().unwrap_or_default());
+    let own = || format!("snapshot-{}", content.metadata.uid());
     given.map_or_else(own, |(_, id)| id.to_owned())
 }
 

@@ -10,6 +10,7 @@ pub(super) mod plan;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
 use futures_util::future::BoxFuture;
 use k8s_openapi::Resource as _;
@@ -64,7 +65,7 @@ fn snapshot_key(namespace: Option<&str>, name: Option<&str>) -> String {
 fn source_of(claim: &PersistentVolumeClaim) -> Vec<String> {
     let Some(spec) = &claim.spec else { return Vec::new() };
     let is_snapshot = |group: Option<&str>, kind: &str| group == Some(GROUP) && kind == VolumeSnapshot::KIND;
-    let own = claim.metadata.namespace.as_deref().unwrap_or_default();
+    let own = claim.metadata.namespace();
     let new = spec.data_source_ref.as_ref().filter(|it| is_snapshot(it.api_group.as_deref(), &it.kind));
     let old = spec.data_source.as_ref().filter(|it| is_snapshot(it.api_group.as_deref(), &it.kind));
     let new = new.map(|it| format!("{}/{}", it.namespace.as_deref().unwrap_or(own), it.name));
@@ -195,7 +196,7 @@ impl Controller {
         };
         kinds.snapshots.add_index(BY_SOURCE, |snapshot: &VolumeSnapshot| {
             let claim = snapshot.spec.source.persistent_volume_claim_name.as_ref();
-            let namespace = snapshot.metadata.namespace.as_deref().unwrap_or_default();
+            let namespace = snapshot.metadata.namespace();
             claim.map(|claim| format!("{namespace}/{claim}")).into_iter().collect()
         });
         let queue = self.queue.clone();
@@ -203,7 +204,7 @@ impl Controller {
             let snapshot = event.object();
             queue.add(format!("snapshot/{}", pods::key(&**snapshot)));
             if let Some(claim) = &snapshot.spec.source.persistent_volume_claim_name {
-                queue.add(format!("claim/{}/{claim}", snapshot.metadata.namespace.as_deref().unwrap_or_default()));
+                queue.add(format!("claim/{}/{claim}", snapshot.metadata.namespace()));
             }
         });
         let queue = self.queue.clone();
@@ -246,7 +247,7 @@ impl Controller {
     async fn sync_snapshot(&self, kinds: &Kinds, key: &str) -> Outcome {
         let Some(snapshot) = kinds.snapshots.get(key) else { return Ok(Requeue::Never) };
         let source = &snapshot.spec.source;
-        let namespace = snapshot.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = snapshot.metadata.namespace();
         let named = source.volume_snapshot_content_name.clone();
         let content = kinds.contents.get(&named.unwrap_or_else(|| content_name(&snapshot)));
         let claim = source.persistent_volume_claim_name.as_ref();
@@ -272,7 +273,7 @@ impl Controller {
         };
         let about = client::reference(&*snapshot);
         let snapshots = self.client.namespaced::<VolumeSnapshot>(namespace);
-        let name = snapshot.metadata.name.as_deref().unwrap_or_default();
+        let name = snapshot.metadata.name();
         let version = &snapshot.metadata.resource_version;
         match next(&seen) {
             Step::Nothing => {}
@@ -317,7 +318,7 @@ impl Controller {
             Step::DeleteContent => {
                 if let Some(content) = &content {
                     let params = DeleteParams { uid: content.metadata.uid.clone(), ..DeleteParams::default() };
-                    let name = content.metadata.name.as_deref().unwrap_or_default();
+                    let name = content.metadata.name();
                     if_unchanged(self.client.all::<VolumeSnapshotContent>().delete(name, &params).await)?;
                 }
             }
@@ -353,8 +354,8 @@ impl Controller {
     }
 
     async fn set_status(&self, snapshot: &VolumeSnapshot, status: &SnapshotStatus) -> Result<(), Error> {
-        let namespace = snapshot.metadata.namespace.as_deref().unwrap_or_default();
-        let name = snapshot.metadata.name.as_deref().unwrap_or_default();
+        let namespace = snapshot.metadata.namespace();
+        let name = snapshot.metadata.name();
         let version = &snapshot.metadata.resource_version;
         let change = json!({ "metadata": { "resourceVersion": version }, "status": status });
         let api = self.client.namespaced::<VolumeSnapshot>(namespace);
@@ -363,7 +364,7 @@ impl Controller {
 
     async fn patch_content(&self, content: &VolumeSnapshotContent, mut change: Value) -> Result<(), Error> {
         change["metadata"]["resourceVersion"] = json!(content.metadata.resource_version);
-        let name = content.metadata.name.as_deref().unwrap_or_default();
+        let name = content.metadata.name();
         let api = self.client.all::<VolumeSnapshotContent>();
         if_unchanged(api.patch(name, &Patch::merge(change)).await).map(drop)
     }

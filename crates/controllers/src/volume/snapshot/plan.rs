@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use api::quantity::{Format, Quantity};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -62,7 +63,7 @@ fn has(meta: &ObjectMeta, finalizer: &str) -> bool {
 
 /// The name of the content that is made for a snapshot.
 pub(super) fn content_name(snapshot: &VolumeSnapshot) -> String {
-    format!("snapcontent-{}", snapshot.metadata.uid.as_deref().unwrap_or_default())
+    format!("snapcontent-{}", snapshot.metadata.uid())
 }
 
 /// Whether the driver is still to read the claim's volume.
@@ -154,7 +155,7 @@ fn taken(seen: &Seen<'_>) -> Step {
                 reason: "SnapshotContentMisbound",
                 message: format!(
                     "VolumeSnapshotContent [{}] is bound to a different snapshot",
-                    content.metadata.name.as_deref().unwrap_or_default()
+                    content.metadata.name()
                 ),
             },
         };
@@ -182,7 +183,7 @@ fn source(seen: &Seen<'_>) -> Result<Step, (&'static str, String)> {
     let volume = seen.volume.filter(|_| bound).ok_or_else(|| {
         failed(format!("the PVC {name} is not yet bound to a PV, will not attempt to take a snapshot"))
     })?;
-    let volume_name = volume.metadata.name.as_deref().unwrap_or_default();
+    let volume_name = volume.metadata.name();
     let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
     let csi = csi.ok_or_else(|| failed(format!("cannot find CSI PersistentVolumeSource for volume {volume_name}")))?;
     let Some(class) = seen.snapshot.spec.volume_snapshot_class_name.as_deref() else {
@@ -228,7 +229,7 @@ fn default_class(classes: &[Arc<VolumeSnapshotClass>], driver: &str) -> Result<S
     let defaults: Vec<_> = classes.iter().filter(is_default).collect();
     match defaults.as_slice() {
         [] => Err(("SetDefaultSnapshotClassFailed", "cannot find default snapshot class".into())),
-        [class] => Ok(class.metadata.name.clone().unwrap_or_default()),
+        [class] => Ok(class.metadata.name().to_owned()),
         several => {
             Err(("SetDefaultSnapshotClassFailed", format!("{} default snapshot classes were found", several.len())))
         }

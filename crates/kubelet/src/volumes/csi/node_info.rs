@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use client::{Client, Patch};
 use csi::v1::NodeGetInfoResponse;
 use k8s_openapi::api::core::v1::Node;
@@ -160,8 +161,8 @@ fn new(node: &Node) -> CSINode {
     let owner = OwnerReference {
         api_version: "v1".into(),
         kind: "Node".into(),
-        name: node.metadata.name.clone().unwrap_or_default(),
-        uid: node.metadata.uid.clone().unwrap_or_default(),
+        name: node.metadata.name().to_owned(),
+        uid: node.metadata.uid().to_owned(),
         ..Default::default()
     };
     CSINode {

@@ -99,7 +99,7 @@ pub(crate) fn on_node(claims: &Claims, node: &Node, volumes: &Volumes) -> Result
 }
 
 fn for_waiting(claims: &Claims, node: &Node, volumes: &Volumes) -> Result<Bindings, u8> {
-    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let name = node.metadata.name();
     let mut bindings = Bindings::default();
     let mut to_match = Vec::new();
     for claim in &claims.waiting {
