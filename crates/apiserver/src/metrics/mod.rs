@@ -1,7 +1,7 @@
 //! What the server counts, under upstream's names: `crates/metrics/src/upstream.rs` is the table of them.
 //!
 //! Requests, who sent them and what they asked of the store are counted as they pass; what caches and store hold is looked
-//! at when somebody reads `/metrics`. Flow control and admission count in their own rooms.
+//! at when somebody reads `/metrics`. Flow control and admission are counted in their own modules.
 
 mod access;
 mod requests;
