@@ -43,7 +43,7 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "up", "Start a cluster on this machine, or resume it", |argv| {
         component(argv, cluster::up::main)
     }),
-    row(Group::Cluster, "status", "Say whether the cluster runs, and where", |argv| {
+    row(Group::Cluster, "status", "Show whether the cluster runs, and where", |argv| {
         command(argv, cluster::manage::status)
     }),
     row(Group::Cluster, "logs", "Print the cluster's log", |argv| command(argv, cluster::manage::logs)),
@@ -53,7 +53,7 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "node", "Add, stop, start and remove nodes on this machine", |argv| {
         component(argv, cluster::nodes::cli::main)
     }),
-    row(Group::Cluster, "token", "Make, list and delete tokens with which machines join", |argv| {
+    row(Group::Cluster, "token", "Create, list and delete tokens that let machines join", |argv| {
         command(argv, cluster::join::token_cli::main)
     }),
     row(Group::Cluster, "join", "Make this machine a node or a server of a cluster, or resume it", |argv| {
@@ -65,29 +65,29 @@ const COMPONENTS: &[Component] = &[
     row(Group::Cluster, "cert", "Show and renew the certificates of the cluster", |argv| {
         command(argv, cluster::certificates::main)
     }),
-    row(Group::Cluster, "upgrade", "Replace the program under a running cluster, with a way back", |argv| {
+    row(Group::Cluster, "upgrade", "Upgrade a running cluster, with a rollback", |argv| {
         command(argv, cluster::upgrade::main)
     }),
-    row(Group::Cluster, "import", "Make a cluster from one of kubeadm or k3s, with its keys and objects", |argv| {
+    row(Group::Cluster, "import", "Take over a cluster of kubeadm or k3s, with its keys and objects", |argv| {
         command(argv, cluster::import::main)
     }),
-    row(Group::Cluster, "delete", "Remove everything of the cluster", |argv| command(argv, cluster::delete::main)),
-    row(Group::Cluster, "check", "Say what this host lacks to be a node", |argv| {
+    row(Group::Cluster, "delete", "Remove the cluster and all its data", |argv| command(argv, cluster::delete::main)),
+    row(Group::Cluster, "check", "Show what this host is missing to be a node", |argv| {
         command(argv, cluster::preflight::main)
     }),
-    row(Group::Cluster, "why", "Say what an object waits for, and what to do about it", |argv| {
+    row(Group::Cluster, "why", "Explain what an object is waiting for, and what to do about it", |argv| {
         command(argv, cluster::why::main)
     }),
-    row(Group::Cluster, "trace", "Show what the cluster made of an object, stage by stage", |argv| {
+    row(Group::Cluster, "trace", "Show what the cluster did for an object, step by step", |argv| {
         command(argv, cluster::walk::main)
     }),
-    row(Group::Cluster, "top", "Show what nodes, pods and the API use, now and in the last hour", |argv| {
+    row(Group::Cluster, "top", "Show resource usage of nodes, pods and the API, now and in the last hour", |argv| {
         command(argv, cluster::top::main)
     }),
     row(
         Group::Cluster,
         "support",
-        "Write a file with the state and the logs of the cluster, without its secrets",
+        "Collect the state and the logs of the cluster in a file, without its secrets",
         |argv| command(argv, cluster::support::main),
     ),
     row(Group::Cluster, "ui", "Show the cluster in a browser", |argv| {
@@ -98,7 +98,7 @@ const COMPONENTS: &[Component] = &[
         command(argv, cluster::systemd::main)
     }),
     row(Group::Client, "kubectl", "Control a cluster: this one or any other", |argv| kubectl::main(argv.into_iter())),
-    row(Group::Client, "store", "Check, repair, back up, restore and move a store, and exchange its keys", |argv| {
+    row(Group::Client, "store", "Check, repair, back up, restore and move a store, and rotate its keys", |argv| {
         command(argv, cluster::store_command::main)
     }),
     row(Group::Client, "image", "Pull, import, export, list, remove and tag images of this node", |argv| {
@@ -110,7 +110,7 @@ const COMPONENTS: &[Component] = &[
     row(Group::Component, "kubelet", "Run the pods of a node", |argv| component(argv, kubelet::main)),
     row(Group::Component, "cri", "Run containers: a CRI runtime", |argv| component(argv, runtime::main)),
     row(Group::Component, "proxy", "Program services into the kernel", |argv| component(argv, proxy::main)),
-    row(Group::Component, "dns", "Answer names of the cluster", |argv| component(argv, dns::main)),
+    row(Group::Component, "dns", "Answer DNS queries for names of the cluster", |argv| component(argv, dns::main)),
     row(Group::Component, "gateway", "Serve Ingresses and Gateways", |argv| component(argv, gateway::main)),
     row(Group::Component, "sim", "Simulate nodes: thousands of hollow kubelets", |argv| component(argv, sim::main)),
     row(Group::Internal, "shim", "Owns the containers of one pod", runtime::shim::main),
@@ -155,7 +155,7 @@ fn main() -> ExitCode {
 }
 
 fn help() -> String {
-    let mut text = String::from("Kubernetes, all of it, as one small binary.\n\nUsage: cox <component> [flags]\n");
+    let mut text = String::from("Kubernetes as one binary.\n\nUsage: cox <component> [flags]\n");
     for (group, title) in [(Group::Cluster, "Cluster"), (Group::Client, "Client"), (Group::Component, "Components")] {
         text.push_str(&format!("\n{title}:\n"));
         for component in COMPONENTS.iter().filter(|component| component.group == group) {
@@ -174,7 +174,7 @@ fn component<A: Args>(argv: Vec<OsString>, main: Main<A>) -> ExitCode {
     start(argv, main, "info")
 }
 
-/// Runs what a person waits for: its answer is not mixed with news of what it is made of.
+/// Runs a command of the command line: its output is not mixed with informational log lines.
 fn command<A: Args>(argv: Vec<OsString>, main: Main<A>) -> ExitCode {
     start(argv, main, "warn")
 }

@@ -36,18 +36,18 @@ const CARRIED: &str = "backup-carried";
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct BackupFlags {
-    /// Directory into which the store is copied every now and then while the cluster runs; an empty one ends that (default: none)
+    /// Directory for regular backups of the store while the cluster runs; an empty value turns them off (default: none)
     #[arg(long, value_parser = OsStringValueParser::new().map(PathBuf::from))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_dir: Option<PathBuf>,
     #[command(flatten)]
     #[serde(flatten)]
     pub s3: S3Flags,
-    /// How often that is done (default: 12h)
+    /// How often a backup is made (default: 12h)
     #[arg(long, value_name = "DURATION")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_interval: Option<String>,
-    /// How many of these copies are kept (default: 5)
+    /// How many backups are kept (default: 5)
     #[arg(long, value_name = "COUNT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_keep: Option<usize>,
@@ -243,14 +243,14 @@ impl Source {
     }
 }
 
-/// List the copies that `cox up` has put into a bucket of S3, or fetch one; `cox store restore` makes a store of it
+/// List the backups that `cox up` has put into an S3 bucket, or fetch one for `cox store restore`
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct FetchArgs {
     #[command(flatten)]
     pub options: Options,
     #[command(flatten)]
     s3: S3Flags,
-    /// The copy to fetch, as it is listed, or 'latest'
+    /// The backup to fetch, by its listed name, or 'latest'
     #[arg(requires = "file")]
     copy: Option<String>,
     /// The file to write; it must not exist

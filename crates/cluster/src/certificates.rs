@@ -35,12 +35,12 @@ pub struct Args {
 
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Command {
-    /// List the certificates and when they end
+    /// List the certificates and when they expire
     #[command(alias = "ls")]
     List(Options),
-    /// Sign all certificates anew, but for the authorities'; the cluster may run
+    /// Renew all certificates except those of the CAs; the cluster may be running
     Renew(Options),
-    /// Exchange the cluster's authority for a new one, in steps that nodes can follow; goes on where it was ended
+    /// Replace the cluster's CA by a new one, in steps that nodes can follow; continues where it was interrupted
     RotateCa(authority::Args),
 }
 

@@ -9,7 +9,7 @@ use client::kubeconfig::{Kubeconfig, Overrides};
 /// Flags of a command about objects of any cluster.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Target {
-    /// Namespace of the object (default: that of the context)
+    /// Namespace of the object (default: the context's)
     #[arg(short, long)]
     namespace: Option<String>,
     /// The kubeconfig file to use

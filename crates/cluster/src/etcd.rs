@@ -29,11 +29,11 @@ pub(crate) const TRANSFER: Transfer<'static> =
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct Etcd {
-    /// Members of an etcd that keeps the objects of the cluster (https://host:2379,…), instead of a store of its own
+    /// Members of an existing etcd that holds the objects of the cluster (https://host:2379,…), instead of the embedded store
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub etcd_servers: Vec<String>,
-    /// File with the authority of the etcd members
+    /// File with the CA of the etcd members
     #[arg(long, requires = "etcd_servers")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_cafile: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub(crate) struct Etcd {
     #[arg(long, requires = "etcd_certfile")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_keyfile: Option<PathBuf>,
-    /// What the keys of this cluster begin with in etcd (default: /registry)
+    /// Prefix of the keys of this cluster in etcd (default: /registry)
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_prefix: Option<String>,

@@ -12,11 +12,11 @@ const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct Ha {
-    /// Keep the objects in etcd, with a member beside every server; 'cox server add' says how others join
+    /// Keep the objects in etcd, with one member per server; 'cox server add' prints how other servers join
     #[arg(long, conflicts_with = "etcd_servers")]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ha: bool,
-    /// The etcd program for --ha, of version 3.5 or 3.6 (default: the one in $PATH)
+    /// The etcd program for --ha, version 3.5 or 3.6 (default: the one in $PATH)
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_binary: Option<PathBuf>,

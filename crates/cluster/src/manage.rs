@@ -40,7 +40,7 @@ pub(crate) fn stop(options: &Options) -> Result<bool> {
     }
 }
 
-/// Say whether the cluster runs, and where
+/// Show whether the cluster runs, and where
 #[derive(Debug, Clone, clap::Args)]
 pub struct StatusArgs {
     #[command(flatten)]
@@ -111,13 +111,13 @@ pub struct LogsArgs {
     options: Options,
     /// Only lines of this component (apiserver, controllers, scheduler, kubelet, runtime, proxy, dns …)
     component: Option<String>,
-    /// The log of this further node instead of the cluster's
+    /// Print the log of this additional node instead of the cluster's
     #[arg(long)]
     node: Option<String>,
-    /// Go on printing what is added
+    /// Keep printing new lines
     #[arg(long, short)]
     follow: bool,
-    /// Only the last lines
+    /// Print only this many lines from the end
     #[arg(long)]
     tail: Option<usize>,
 }

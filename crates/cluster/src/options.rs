@@ -5,10 +5,10 @@ use std::path::PathBuf;
 /// Everything that distinguishes one cluster of this machine from another.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Directory of everything that lasts: keys, objects, images, logs
+    /// Directory for persistent data: keys, objects, images, logs
     #[arg(long, default_value = "/var/lib/cox", env = "COX_DATA_DIR")]
     pub data_dir: PathBuf,
-    /// Directory of sockets and other things that end with the machine's uptime
+    /// Directory for sockets and other files that do not survive a reboot
     #[arg(long, default_value = "/run/cox", env = "COX_RUN_DIR")]
     pub run_dir: PathBuf,
     /// Name of the cluster, its user and its context in the kubeconfig

@@ -47,7 +47,7 @@ const ADVICE: &[Check] = &[Check {
     remedy: "without CONFIG_NF_TABLES_BRIDGE pods on this node can use each other's addresses",
 }];
 
-/// Say what this host lacks to be a node
+/// Show what this host is missing to be a node
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {}
 

@@ -29,7 +29,7 @@ const MIN_VALIDITY: Duration = Duration::from_secs(10);
 const ROTATION: Duration = Duration::from_secs(7 * 24 * 3600);
 const MIN_ROTATION: Duration = Duration::from_secs(600);
 
-/// What `cox up` can be told about the cluster to make. It need not be told again: `cox up` remembers.
+/// The settings of a cluster that `cox up` takes. They need not be repeated: `cox up` remembers them.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct Flags {
@@ -63,27 +63,27 @@ pub(crate) struct Flags {
     /// DNS domain of the cluster (default: cluster.local)
     #[arg(long)]
     pub cluster_domain: Option<String>,
-    /// Nodes to have at least; those beyond the first are in network namespaces of this machine
+    /// Minimum number of nodes; those beyond the first run in network namespaces of this machine
     #[arg(long)]
     #[serde(skip)]
     pub nodes: Option<u32>,
-    /// Addresses of the nodes in network namespaces; the first is this machine's among them (default: 10.44.0.0/24
+    /// Addresses of the nodes in network namespaces; the first address is this machine's (default: 10.44.0.0/24
     /// or fd44::/64)
     #[arg(long)]
     pub node_cidr: Option<Cidr>,
-    /// How pods reach pods of other nodes: host-gw, vxlan, or auto, which tunnels only where nodes share no network
+    /// How pods reach pods of other nodes: host-gw, vxlan, or auto, which tunnels only between nodes that share no network
     /// (default: auto)
     #[arg(long)]
     pub routes: Option<Backend>,
-    /// Whether what pods send to pods of other nodes is encrypted with WireGuard (default: false)
+    /// Whether pod traffic between nodes is encrypted with WireGuard (default: false)
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypt: Option<bool>,
-    /// UDP port of --encrypt on every node; the next one is used as well (default: 51820)
+    /// UDP port for --encrypt on every node; the next higher port is used as well (default: 51820)
     #[arg(long, value_name = "PORT")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypt_port: Option<u16>,
-    /// How often nodes exchange the keys of --encrypt, 0s for never (default: 168h); 'cox node rotate-keys' does it at once
+    /// How often nodes rotate the keys of --encrypt, 0s for never (default: 168h); 'cox node rotate-keys' does it at once
     #[arg(long, value_name = "DURATION")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypt_rotation: Option<String>,
@@ -99,7 +99,7 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "DURATION")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub certificate_validity: Option<String>,
-    /// Whether services of type LoadBalancer without another class get the addresses of the nodes (default: true)
+    /// Whether services of type LoadBalancer without a class of their own get the addresses of the nodes (default: true)
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub load_balancer: Option<bool>,
     /// File with the tracing configuration of the API server (TracingConfiguration): traces of all components of this machine
@@ -107,21 +107,21 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing_config_file: Option<PathBuf>,
-    /// Further names and addresses that the API server is reached by, for its certificate
+    /// Additional names and addresses of the API server, for its certificate
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tls_san: Vec<String>,
-    /// Issuers of service-account tokens; the first is in new ones, all are accepted (default: the cluster's own name)
+    /// Issuers of service-account tokens; the first is used for new tokens, all are accepted (default: the cluster's own name)
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub service_account_issuer: Vec<String>,
-    /// Where a Prometheus takes the history of figures by remote write, such as http://prometheus:9090/api/v1/write
+    /// Prometheus remote-write endpoint for the history of metrics, such as http://prometheus:9090/api/v1/write
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub history_remote_write_url: Option<String>,
 }
 
-/// What concerns this machine's node alone, whether it is the first of a cluster or joins one.
+/// The settings of this machine's node, whether it is the first of a cluster or joins one.
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct Machine {
@@ -135,7 +135,7 @@ pub(crate) struct Machine {
     /// Port of the kubelet (default: 10250)
     #[arg(long)]
     pub kubelet_port: Option<u16>,
-    /// File that names mirrors and credentials of image registries (default: /etc/cox/registries.yaml)
+    /// File with mirrors and credentials of image registries (default: /etc/cox/registries.yaml)
     #[arg(long)]
     pub registries: Option<PathBuf>,
     /// Labels that the node gets when it registers (key=value)

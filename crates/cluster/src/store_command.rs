@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use crate::options::Options;
 use crate::shape::Flags;
 
-/// Examine, repair, back up, restore and move an embedded store, and exchange its keys
+/// Check, repair, back up, restore and move an embedded store, and rotate its keys
 #[derive(clap::Parser, Clone, Debug)]
 #[command(name = "store")]
 pub struct Args {
@@ -18,11 +18,11 @@ pub struct Args {
 enum Command {
     #[command(flatten)]
     Store(store::cli::Command),
-    /// Carry the objects of the cluster on this machine into etcd, or back; it is stopped meanwhile, containers run on
+    /// Move the objects of the cluster on this machine to etcd, or back; the cluster is stopped meanwhile, containers keep running
     Move(crate::store_move::Args),
-    /// List the copies that 'cox up' has put into a bucket of S3, or fetch one
+    /// List the backups that 'cox up' has put into an S3 bucket, or fetch one
     Fetch(crate::backups::FetchArgs),
-    /// Encrypt everything with a new key and forget the old ones; the cluster may run
+    /// Encrypt everything with a new key and forget the old ones; the cluster may be running
     RotateKeys(Options),
 }
 

@@ -30,7 +30,7 @@ const LOG_BYTES: u64 = 8 << 20;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 const PAGE: u32 = 500;
 
-/// Write a file with versions, state, events and logs of the cluster, without its secrets
+/// Collect versions, state, events and logs of the cluster in a file, without its secrets
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -25,13 +25,13 @@ const NAME: usize = 40;
 /// How many bars a line has.
 const BARS: usize = 20;
 
-/// Show what nodes, pods and the API use, now and in the last hour
+/// Show resource usage of nodes, pods and the API, now and in the last hour
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "Examples:\n  cox top\n  cox top --once\n  cox top --pods 50 --by memory")]
 pub struct Args {
     #[command(flatten)]
     target: Target,
-    /// Print it once instead of staying; so too where the output is not a terminal
+    /// Print once and exit; also done if the output is not a terminal
     #[arg(long)]
     once: bool,
     /// How many pods to show

@@ -19,10 +19,10 @@ use crate::pki::private_dir;
 use crate::shape::Flags;
 use crate::{background, kubeconfig, nodes, preflight, server};
 
-/// Start a cluster on this machine, or resume the one that is here
+/// Start a cluster on this machine, or resume the existing one
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// A file with all of this and the configuration of components (apiVersion: cox.dev/v1, kind: Cluster); flags win
+    /// A file with these settings and the configuration of components (apiVersion: cox.dev/v1, kind: Cluster); flags take precedence
     #[arg(short, long)]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -31,7 +31,7 @@ pub struct Args {
     flags: Flags,
     #[command(flatten)]
     ground: Ground,
-    /// Leave the user's kubeconfig alone
+    /// Do not change the user's kubeconfig
     #[arg(long)]
     no_kubeconfig: bool,
 }

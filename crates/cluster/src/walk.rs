@@ -10,7 +10,7 @@ use trace::text::{Detail, line, render};
 
 use crate::connection::Target;
 
-/// Show what the cluster made of an object, stage by stage
+/// Show what the cluster did for an object, step by step
 #[derive(Debug, Clone, clap::Args)]
 #[command(
     after_help = "Examples:\n  cox trace deploy/nginx\n  cox trace pod/nginx-5d9c -f\n  cox trace deploy/nginx -o json\n\n  # To a collector of OpenTelemetry\n  cox trace deploy/nginx -o otlp | curl -H 'Content-Type: application/json' -d @- http://localhost:4318/v1/traces"
@@ -20,13 +20,13 @@ pub struct Args {
     object: String,
     #[command(flatten)]
     target: Target,
-    /// Go on as the walk goes on
+    /// Keep following the walk
     #[arg(short, long)]
     follow: bool,
     /// How to print it
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     output: Output,
-    /// Every filter and plug-in on a line of its own
+    /// Show every filter and plug-in on its own line
     #[arg(short, long)]
     all: bool,
 }

@@ -15,7 +15,7 @@ pub struct Args {
     /// Directory for images and containers
     #[arg(long, default_value = "/var/lib/cox/runtime", value_name = "DIR", global = true)]
     pub root: PathBuf,
-    /// Mirrors and credentials of registries, in the format of k3s
+    /// Mirrors and credentials of registries, in k3s' format
     #[arg(long, default_value = "/etc/cox/registries.yaml", value_name = "FILE", global = true)]
     pub registries: PathBuf,
     #[command(subcommand)]

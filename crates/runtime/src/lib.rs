@@ -74,16 +74,16 @@ pub struct Args {
     /// Directory of image archives that are imported at start
     #[arg(long, default_value = "/var/lib/cox/images", value_name = "DIR")]
     pub images_dir: PathBuf,
-    /// Further handlers for RuntimeClasses: external OCI runtimes (runc, crun) by path
+    /// Additional RuntimeClass handlers: external OCI runtimes (runc, crun) by path
     #[arg(long, value_delimiter = ',', value_parser = oci_runtime, value_name = "HANDLER=PATH")]
     pub oci_runtime: Vec<(String, PathBuf)>,
-    /// Tell the kubelet to use systemd's cgroup driver: pods are slices then, and containers scopes
+    /// Tell the kubelet to use the systemd cgroup driver: pods become slices, containers become scopes
     #[arg(long)]
     pub systemd_cgroup: bool,
-    /// Mirrors and credentials of registries, in the format of k3s
+    /// Mirrors and credentials of registries, in k3s' format
     #[arg(long, default_value = "/etc/cox/registries.yaml", value_name = "FILE")]
     pub registries: PathBuf,
-    /// Directory of <host>/hosts.toml files, in the format of containerd
+    /// Directory of <host>/hosts.toml files, in containerd's format
     #[arg(long, default_value = "/etc/containerd/certs.d", value_name = "DIR")]
     pub registry_hosts: PathBuf,
 }

@@ -24,7 +24,7 @@ pub struct Args {
     /// How many nodes to simulate
     #[arg(long, default_value_t = 100)]
     pub nodes: usize,
-    /// What the names of the nodes begin with
+    /// Prefix of the names of the nodes
     #[arg(long, default_value = "hollow-")]
     pub name_prefix: String,
     /// CPUs of each node
@@ -33,7 +33,7 @@ pub struct Args {
     /// Memory of each node
     #[arg(long, default_value = "256Gi")]
     pub memory: String,
-    /// Pods each node can take
+    /// Number of pods that each node can run
     #[arg(long, default_value = "110")]
     pub pods: String,
     /// Further labels of each node, as key=value
@@ -42,10 +42,10 @@ pub struct Args {
     /// Zones over which the nodes are spread; 0 gives them no zone
     #[arg(long, default_value_t = 0)]
     pub zones: usize,
-    /// Seconds a pod takes from being bound to running
+    /// Seconds from binding until a pod runs
     #[arg(long, default_value_t = 0.0)]
     pub startup_seconds: f64,
-    /// Seconds the containers of pods that end run
+    /// Seconds that containers run in pods that end
     #[arg(long, default_value_t = 0.0)]
     pub run_seconds: f64,
     /// Seconds a lease lasts; it is renewed four times as often

@@ -25,10 +25,10 @@ const END_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct Args {
     #[command(flatten)]
     options: Options,
-    /// How long servers and nodes may take to come along; the command can be given again
+    /// How long servers and nodes may take for each step; the command can be repeated
     #[arg(long, default_value = "10m")]
     timeout: SignedDuration,
-    /// How long to wait between phases for pods, which get to see authorities a little later than nodes
+    /// How long to wait between phases for pods, which see a new CA a little later than nodes
     #[arg(long, default_value = "90s")]
     settle: SignedDuration,
 }

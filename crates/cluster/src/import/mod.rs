@@ -45,7 +45,7 @@ const K3S_DIR: &str = "/var/lib/rancher/k3s/server";
 const K3S_SERVICE: &str = "/etc/systemd/system/k3s.service";
 const TRANSFER: Transfer<'static> = Transfer { root: plan::ROOT, mark: "", without: &[] };
 
-/// Make a cluster of ours from one of kubeadm or k3s
+/// Take over a cluster of kubeadm or k3s
 #[derive(clap::Parser, Clone, Debug)]
 #[command(name = "import")]
 pub struct Args {
@@ -55,7 +55,7 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 enum Source {
-    /// Take over a cluster that kubeadm made: on one of its servers, with etcd running and kube-apiserver stopped
+    /// Take over a kubeadm cluster: run this on one of its servers, with etcd running and kube-apiserver stopped
     Kubeadm {
         /// The directory of kubeadm
         #[arg(long, default_value = "/etc/kubernetes", value_name = "DIR")]
@@ -66,7 +66,7 @@ enum Source {
         #[command(flatten)]
         common: Box<Common>,
     },
-    /// Take over a cluster of k3s: on its server, while that is stopped
+    /// Take over a k3s cluster: run this on its server, while it is stopped
     K3s {
         /// The directory of the server
         #[arg(long, default_value = K3S_DIR, value_name = "DIR")]
@@ -74,7 +74,7 @@ enum Source {
         /// Its configuration
         #[arg(long, default_value = "/etc/rancher/k3s/config.yaml", value_name = "FILE")]
         config: PathBuf,
-        /// The unit that systemd starts it by, with further flags (default: /etc/systemd/system/k3s.service, unless --from is given)
+        /// Its systemd unit, which may have more flags (default: /etc/systemd/system/k3s.service, unless --from is given)
         #[arg(long, value_name = "FILE")]
         service: Option<PathBuf>,
         /// Read db/state.db although k3s seems to keep its objects elsewhere now
@@ -91,28 +91,28 @@ struct Common {
     options: Options,
     #[command(flatten)]
     etcd: Etcd,
-    /// A snapshot of etcd to read the objects from, instead of an etcd that runs
+    /// An etcd snapshot to read the objects from, instead of a running etcd
     #[arg(long, value_name = "FILE", conflicts_with = "etcd_servers")]
     etcd_snapshot: Option<PathBuf>,
-    /// Addresses of pods, if files and objects of the cluster do not say them
+    /// Address range of pods, if it cannot be found in files and objects of the cluster
     #[arg(long)]
     cluster_cidr: Option<String>,
-    /// Addresses of services, likewise
+    /// Address range of services, likewise
     #[arg(long)]
     service_cidr: Option<String>,
     /// DNS domain of the cluster, likewise
     #[arg(long)]
     cluster_domain: Option<String>,
-    /// Parts to take over although Coxswain has its own
+    /// Components to keep although Coxswain has its own
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     keep: Vec<Part>,
-    /// For how long nobody may write to etcd before its API servers count as stopped
+    /// How long etcd must see no writes before its API servers count as stopped
     #[arg(long, default_value = "15s", value_name = "TIME")]
     settle: SignedDuration,
-    /// All API servers are stopped, although their flags keep them from saying so
+    /// Confirm that all API servers are stopped, where this cannot be detected
     #[arg(long)]
     servers_stopped: bool,
-    /// Say what would be done, and do nothing
+    /// Show what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
 }

@@ -23,7 +23,7 @@ use crate::options::Options;
 /// How long the signer may take to sign for a new token.
 const SIGNER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Manage the tokens with which machines join this cluster
+/// Manage the tokens that let machines join this cluster
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -32,12 +32,12 @@ pub struct Args {
 
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Command {
-    /// Make a token and print it
+    /// Create a token and print it
     Create(Create),
     /// List the tokens
     #[command(alias = "ls")]
     List(Access),
-    /// Delete tokens, so that nobody joins with them any more
+    /// Delete tokens, so that nobody can join with them
     #[command(alias = "rm")]
     Delete(Delete),
     /// Print a random token and do nothing else
@@ -60,22 +60,22 @@ struct Create {
     access: Access,
     /// The token (default: a random one)
     token: Option<String>,
-    /// For a machine that becomes a server: it is offered the keys of servers, once
+    /// For a machine that becomes a server: offers it the server keys, once
     #[arg(long, conflicts_with_all = ["groups", "usages"])]
     server: bool,
-    /// How long it lasts; 0 for ever (default: 24h0m0s, for a server 2h0m0s)
+    /// How long it is valid; 0 for ever (default: 24h0m0s, for a server 2h0m0s)
     #[arg(long)]
     ttl: Option<String>,
     /// What it may be used for
     #[arg(long, value_delimiter = ',', default_value = "signing,authentication")]
     usages: Vec<String>,
-    /// Groups of those who come with it
+    /// Groups of whoever authenticates with it
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_GROUP)]
     groups: Vec<String>,
-    /// What it is for, in a person's words
+    /// Description for people
     #[arg(long)]
     description: Option<String>,
-    /// Print the whole command with which a machine joins
+    /// Print the whole command that joins a machine
     #[arg(long)]
     print_join_command: bool,
 }
@@ -84,7 +84,7 @@ struct Create {
 struct Delete {
     #[command(flatten)]
     access: Access,
-    /// Tokens, or the parts before their dots
+    /// Tokens, or token ids (the part before the dot)
     #[arg(required = true)]
     tokens: Vec<String>,
 }

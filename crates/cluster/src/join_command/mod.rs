@@ -30,7 +30,7 @@ const KEY_VARIABLE: &str = "COX_SERVER_KEY";
 /// Nothing of these stays in a process.
 const SECRETS: [&str; 2] = [TOKEN_VARIABLE, KEY_VARIABLE];
 
-/// Make this machine a node or a server of a cluster, or resume the node that it is
+/// Make this machine a node or a server of a cluster, or resume it
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "On a server of the cluster, 'cox token create --print-join-command' prints what to type here.")]
 pub struct Args {
@@ -38,25 +38,25 @@ pub struct Args {
     options: Options,
     #[command(flatten)]
     machine: Machine,
-    /// Address of an API server of the cluster, with or without a port; none resumes
+    /// Address of an API server of the cluster, with or without a port; if omitted, resume
     #[arg(requires = "ca_hash")]
     server: Option<String>,
-    /// The token that lets this machine in. Other users of the machine can see it here: a file is better
+    /// The token that lets this machine join. Other users of the machine can see it on the command line: a file is safer
     #[arg(long, env = TOKEN_VARIABLE, hide_env_values = true)]
     token: Option<String>,
     /// File to read the token from; - is standard input
     #[arg(long, conflicts_with = "token")]
     token_file: Option<PathBuf>,
-    /// Hash of the cluster's authority (sha256:…): without it anybody could pretend to be the cluster
+    /// Hash of the cluster's CA (sha256:…): without it anybody could impersonate the cluster
     #[arg(long, alias = "discovery-token-ca-cert-hash", value_delimiter = ',')]
     ca_hash: Vec<CaHash>,
     /// Become a server of the cluster, not just a node; 'cox up' resumes it
     #[arg(long = "server", requires_all = ["server", "key"])]
     as_server: bool,
-    /// What opens the keys of servers that are offered to the token. Other users of the machine can see it here
+    /// Key that decrypts the server keys offered with the token. Other users of the machine can see it on the command line
     #[arg(long, env = KEY_VARIABLE, hide_env_values = true)]
     key: Option<ServerKey>,
-    /// The etcd program, where servers run etcd's members (default: the one in $PATH)
+    /// The etcd program, if the servers run etcd members (default: the one in $PATH)
     #[arg(long, requires = "as_server")]
     etcd_binary: Option<PathBuf>,
     #[command(flatten)]

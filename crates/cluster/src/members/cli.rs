@@ -30,21 +30,21 @@ pub struct Args {
 
 #[derive(Debug, Clone, clap::Subcommand)]
 enum Command {
-    /// Print what to type on a machine that is to become a server
+    /// Print the command that makes another machine a server
     Add(Options),
-    /// Take a server out of the cluster, whether it lives or not
+    /// Remove a server from the cluster, whether it is running or not
     #[command(alias = "remove")]
     Rm {
         #[command(flatten)]
         options: Options,
-        /// Name of the server's node, or the address of one that has never started
+        /// Name of the server's node, or the address of a server that never started
         server: String,
     },
-    /// List servers and members of etcd, and how they fare
+    /// List the servers and etcd members with their health
     Status(Options),
     /// Write a snapshot of etcd below this server's data directory
     Snapshot(Options),
-    /// Have members give room that they do not need back to their disks, one after the other
+    /// Defragment the etcd members, one at a time
     Defragment(Options),
 }
 

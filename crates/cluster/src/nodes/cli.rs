@@ -35,17 +35,17 @@ pub struct Args {
 enum Command {
     /// Add a node and wait until it is Ready
     Add(Add),
-    /// Switch a node off: its pods end, and are made again elsewhere
+    /// Stop a node: its pods end and are created again elsewhere
     Stop(Named),
-    /// Switch a stopped node on again
+    /// Start a stopped node
     Start(Named),
-    /// Remove a node and everything of it
+    /// Remove a node and all its data
     #[command(alias = "remove")]
     Rm(Named),
     /// List the nodes of the cluster on this machine
     #[command(alias = "ls")]
     List(Options),
-    /// Have all nodes of the cluster exchange the keys that they encrypt their traffic with (cox up --encrypt)
+    /// Rotate the keys with which all nodes encrypt their traffic (cox up --encrypt)
     RotateKeys(Options),
     /// Started by the cluster's process
     #[command(hide = true)]

@@ -14,7 +14,7 @@ const USUAL_REGION: &str = "us-east-1";
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct S3Flags {
-    /// S3 endpoint that copies of the store go to (https://host), instead of a directory; an empty one ends that
+    /// S3 endpoint for backups of the store (https://host), instead of a directory; an empty value turns them off
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_endpoint: Option<String>,
@@ -22,7 +22,7 @@ pub(crate) struct S3Flags {
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_bucket: Option<String>,
-    /// What the names of copies begin with there, such as clusters/a/ (default: nothing)
+    /// Prefix of the names of backups, such as clusters/a/ (default: none)
     #[arg(long, value_name = "PREFIX")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_prefix: Option<String>,
@@ -30,16 +30,16 @@ pub(crate) struct S3Flags {
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_region: Option<String>,
-    /// File with the credentials in the form of AWS (aws_access_key_id = …, aws_secret_access_key = …); only root may read it
+    /// File with the credentials in AWS format (aws_access_key_id = …, aws_secret_access_key = …); only root may read it
     /// (default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the environment)
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_credentials: Option<PathBuf>,
-    /// File with the authority of the endpoint (default: those of the system)
+    /// File with the CA of the endpoint (default: the system's)
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_ca: Option<PathBuf>,
-    /// Whether the bucket is a part of the host's name rather than of the path (default: false)
+    /// Whether the bucket is part of the host name instead of the path (default: false)
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_virtual_host: Option<bool>,

@@ -34,30 +34,30 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
 /// For a server that is about to go, and may not answer.
 const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Replace the program that runs the cluster on this machine, and go back if it does not fare well
+/// Replace the program that runs the cluster on this machine, and roll back if the cluster is not healthy
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "On several servers, one after the other: each is upgraded while the others are healthy.")]
 pub struct Args {
     #[command(flatten)]
     pub(super) options: Options,
-    /// The new program; none returns from an upgrade that was broken off
+    /// The new program; if omitted, roll back an interrupted upgrade
     pub(super) binary: Option<PathBuf>,
-    /// On all machines of the cluster, one after the other, from this server; the first that fails ends it
+    /// Upgrade all machines of the cluster from this server, one at a time; stop at the first failure
     #[arg(long, conflicts_with_all = ["target", "order"])]
     pub(super) all: bool,
     /// The order that this process obeys.
     #[arg(long, hide = true)]
     pub(super) order: Option<String>,
-    /// What it replaces (default: the program that runs the cluster, else this one)
+    /// The program to replace (default: the one that runs the cluster, else this one)
     #[arg(long)]
     pub(super) target: Option<PathBuf>,
-    /// How long the cluster may take to come up
+    /// How long the cluster may take to become ready
     #[arg(long, default_value = "5m")]
     pub(super) timeout: SignedDuration,
-    /// How long it must fare well then
+    /// How long it must then stay healthy
     #[arg(long, default_value = "20s")]
     pub(super) observe: SignedDuration,
-    /// Also to another version than the same or the next
+    /// Allow versions other than the same or the next
     #[arg(long)]
     pub(super) force: bool,
 }

@@ -28,14 +28,14 @@ use crate::history::History;
 /// How far back the figures of a cluster are looked at.
 const MINUTES: usize = 180;
 
-/// Say what an object waits for, with evidence and the next step
+/// Explain what an object is waiting for, with evidence and the next step
 #[derive(Debug, Clone, clap::Args)]
 #[command(
     after_help = "Examples:\n  cox why pod/nginx-5d9c\n  cox why deploy/nginx\n  cox why pvc/data\n  cox why node/node-1\n  cox why net pod/a pod/b:80\n  cox why net pod/a service/web:http\n  cox why cluster"
 )]
 pub struct Args {
     /// KIND/NAME: a pod, deployment, replicaset, statefulset, daemonset, job, pvc or node; or net, for a connection; or
-    /// cluster, for all that is wrong or will be
+    /// cluster, for everything that is wrong or soon will be
     object: String,
     /// With net: the pod that connects, and pod/NAME:PORT (pod/NAMESPACE/NAME:PORT/UDP), service/NAME:PORT, NAME.NAMESPACE.svc:PORT or
     /// ADDRESS:PORT that it connects to
