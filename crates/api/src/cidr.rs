@@ -61,11 +61,17 @@ impl Cidr {
 /// Whether this can be the address of one machine among others: not of itself only, of a link, of a group or of nobody.
 pub fn is_of_a_machine(addr: IpAddr) -> bool {
     let addr = addr.to_canonical();
-    let is_link_local = match addr {
-        IpAddr::V4(addr) => addr.is_link_local() || addr.is_broadcast(),
+    let is_broadcast = matches!(addr, IpAddr::V4(addr) if addr.is_broadcast());
+    let is_special = addr.is_loopback() || addr.is_multicast() || addr.is_unspecified();
+    !(is_broadcast || is_special || is_link_local(addr))
+}
+
+/// Whether this is an address of one link only.
+pub fn is_link_local(addr: IpAddr) -> bool {
+    match addr {
+        IpAddr::V4(addr) => addr.is_link_local(),
         IpAddr::V6(addr) => addr.is_unicast_link_local(),
-    };
-    !(is_link_local || addr.is_loopback() || addr.is_multicast() || addr.is_unspecified())
+    }
 }
 
 /// The address after this one; `None` at the end of the family.

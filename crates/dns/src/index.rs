@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use api::cached::Pod;
+pub(crate) use api::endpoint::service_key;
 use client::{Clock, Informer, InformerFactory};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use tokio_util::sync::CancellationToken;
 
-const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const BY_SERVICE: &str = "service";
 const BY_ADDRESS: &str = "address";
 
@@ -192,9 +192,4 @@ pub(crate) fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     let listed = spec.cluster_ips.as_deref().unwrap_or_default();
     let texts = if listed.is_empty() { spec.cluster_ip.as_slice() } else { listed };
     texts.iter().filter_map(|text| text.parse().ok()).collect()
-}
-
-pub(crate) fn service_key(slice: &EndpointSlice) -> Option<String> {
-    let name = slice.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
-    Some(format!("{}/{name}", slice.metadata.namespace.as_deref()?))
 }

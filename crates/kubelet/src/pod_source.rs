@@ -4,11 +4,10 @@ use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::Pod;
 
 pub(crate) const SOURCE: &str = "kubernetes.io/config.source";
-pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Whether this is the object that shows a static pod in the API.
 pub(crate) fn is_mirror(pod: &Pod) -> bool {
-    annotation(pod, MIRROR).is_some()
+    api::pod::is_mirror(&pod.metadata)
 }
 
 /// Whether a pod came from a file or URL of this node rather than from the API.

@@ -5,10 +5,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+pub use api::endpoint::SERVICE_LABEL;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-
-/// The label of a slice that names its Service.
-pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 /// One address behind a port.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::endpoint::service_key;
 use client::metrics::panics;
 use client::{Informer, InformerFactory, ListParams, object_key};
 use futures_util::future::BoxFuture;
@@ -29,7 +30,6 @@ use crate::services::{self, Node, ServicePort, UdpTargets};
 use crate::settings::{Pods, Settings};
 use crate::{Config, DetectLocal, Mode, conntrack, iptables, nftables, sysctl};
 
-const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// When the pod or service changed that made the endpoint controller write a slice.
 const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
@@ -224,11 +224,6 @@ impl Dirty {
     }
 }
 
-fn service_of(slice: &EndpointSlice) -> Option<String> {
-    let name = slice.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
-    Some(format!("{}/{name}", slice.metadata.namespace.as_deref()?))
-}
-
 fn trigger_of(slice: &EndpointSlice) -> Option<Timestamp> {
     slice.metadata.annotations.as_ref()?.get(TRIGGER_ANNOTATION)?.parse().ok()
 }
@@ -264,7 +259,7 @@ impl<B: Backend> Proxy<B> {
             let dirty = dirty.clone();
             move |_| dirty.notify.notify_one()
         });
-        slices.add_index(BY_SERVICE, |slice| service_of(slice).into_iter().collect());
+        slices.add_index(BY_SERVICE, |slice| service_key(slice).into_iter().collect());
         services.subscribe({
             let dirty = dirty.clone();
             move |event| {
@@ -278,10 +273,10 @@ impl<B: Backend> Proxy<B> {
                 dirty.metrics.endpoints_changed();
                 // A slice that changes its label leaves one service for another.
                 if let client::Event::Modified { old, .. } = event {
-                    service_of(old).into_iter().for_each(|key| dirty.add(key, None));
+                    service_key(old).into_iter().for_each(|key| dirty.add(key, None));
                 }
                 let slice = event.object();
-                service_of(slice).into_iter().for_each(|key| dirty.add(key, trigger_of(slice)));
+                service_key(slice).into_iter().for_each(|key| dirty.add(key, trigger_of(slice)));
             }
         });
         nodes.subscribe({

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use api::cidr::is_link_local;
 use api::field::{FieldErrors, Path};
 
 /// An IP address of either family.
@@ -42,13 +43,6 @@ pub fn is_global_unicast(address: IpAddr) -> bool {
         || address.is_multicast()
         || is_broadcast
         || is_link_local(address))
-}
-
-fn is_link_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
-    }
 }
 
 fn is_link_local_multicast(address: IpAddr) -> bool {

@@ -8,8 +8,13 @@ pub mod resources;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::cached;
+use crate::meta::Meta as _;
+
+/// The annotation of a pod that shows a static pod of its node in the API.
+pub const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// A pod as the API has it, or as a cache does.
 pub trait AnyPod {
@@ -110,6 +115,11 @@ pub fn status_is_ready(status: &PodStatus) -> bool {
 fn status_condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a str> {
     let conditions = status.conditions.as_ref()?;
     conditions.iter().find(|condition| condition.type_ == kind).map(|condition| condition.status.as_str())
+}
+
+/// Whether this is the object that shows a static pod in the API.
+pub fn is_mirror(metadata: &ObjectMeta) -> bool {
+    metadata.annotation(MIRROR).is_some()
 }
 
 /// An init container that keeps running beside those after it.

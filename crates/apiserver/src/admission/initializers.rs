@@ -19,7 +19,6 @@ use crate::watch_cache::Unreadable;
 pub(super) struct Initializers(RwLock<(Option<u64>, Arc<Vec<InitializerConfiguration>>)>);
 
 const PREFIX: &str = "initializerconfigurations";
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 impl Plugin for Initializers {
     fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
@@ -44,9 +43,8 @@ impl Initializers {
             }
             return later(may_initialize(cluster, attributes, "create with initializers denied"));
         }
-        let mirrored = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR));
         // A mirror pod already runs, and the server cannot wait for others before it is up.
-        if mirrored || attributes.user().name == own_user().name {
+        if api::pod::is_mirror(meta) || attributes.user().name == own_user().name {
             return admitted();
         }
         let configurations = match self.configurations(cluster) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use api::Status;
 use api::meta::Meta as _;
+use api::pod::is_mirror;
 use k8s_openapi::api::core::v1::{
     ConfigMapProjection, DownwardAPIProjection, DownwardAPIVolumeFile, KeyToPath, ObjectFieldSelector, Pod, PodSpec,
     ProjectedVolumeSource, ServiceAccount as Account, ServiceAccountTokenProjection, Volume, VolumeMount,
@@ -16,14 +17,14 @@ use crate::cluster::Cluster;
 pub(super) struct ServiceAccount;
 
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-const MIRROR: &str = "kubernetes.io/config.mirror";
 /// One hour and a little, so that the kubelet renews it before the hour is over (upstream's value).
 const TOKEN_SECONDS: i64 = 3607;
 
 impl Plugin for ServiceAccount {
     fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         // Mirror pods show what already runs; they get nothing.
-        if !attributes.creates("", "pods") || attributes.object_ref::<Pod>().is_none_or(is_mirror) {
+        if !attributes.creates("", "pods") || attributes.object_ref::<Pod>().is_none_or(|pod| is_mirror(&pod.metadata))
+        {
             return admitted();
         }
         later(async move {
@@ -56,7 +57,7 @@ impl Plugin for ServiceAccount {
         }
         let Some(pod) = attributes.object_ref::<Pod>() else { return admitted() };
         let Some(spec) = &pod.spec else { return admitted() };
-        if is_mirror(pod) && !adds_ephemeral {
+        if is_mirror(&pod.metadata) && !adds_ephemeral {
             return mirror_refusal(spec).map_or(Ok(()), |problem| Err(attributes.forbidden(problem))).into();
         }
         later(async move {
@@ -69,10 +70,6 @@ impl Plugin for ServiceAccount {
             secret_references::refusal(&account, spec).map_or(Ok(()), |problem| Err(attributes.forbidden(problem)))
         })
     }
-}
-
-fn is_mirror(pod: &Pod) -> bool {
-    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
 }
 
 /// A mirror pod runs with the kubelet's own rights; it may not name those of others.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use api::cidr::Cidr;
+use api::cidr::{Cidr, is_link_local};
 
 use super::{Row, no_such_overload};
 use crate::error::Error;
@@ -97,13 +97,6 @@ fn cidr(value: &Value) -> Result<Cidr, Error> {
             _ => Err(Error::no_such_overload()),
         },
         _ => Err(Error::no_such_overload()),
-    }
-}
-
-fn is_link_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => address.is_link_local(),
-        IpAddr::V6(address) => address.is_unicast_link_local(),
     }
 }
 

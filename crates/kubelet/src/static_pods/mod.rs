@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::meta::Meta as _;
+use api::pod::MIRROR;
 use client::{Client, DeleteParams, Informer};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
-use crate::pod_source::{MIRROR, SOURCE};
+use crate::pod_source::SOURCE;
 use crate::state;
 use crate::worker::Workers;
 

@@ -123,7 +123,8 @@ pub(super) fn qualified(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
     }
 }
 
-pub(super) fn choice(errors: &mut FieldErrors, path: &Path<'_>, value: &str, supported: &[&str]) {
+/// A word that must be set, and be one of these.
+pub(crate) fn choice(errors: &mut FieldErrors, path: &Path<'_>, value: &str, supported: &[&str]) {
     if value.is_empty() {
         errors.required(path, "");
     } else if !supported.contains(&value) {

@@ -12,8 +12,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     WebhookConversion,
 };
 
+use super::conditions::has_condition;
 use super::schema;
-use crate::admissionregistration::webhook;
+use crate::admissionregistration::webhook::{self, choice};
 use crate::unset::{items, or_empty, set_text, text};
 use crate::{Call, Deletion, Strategy};
 
@@ -78,7 +79,7 @@ impl Strategy for CustomResourceDefinitionStrategy {
     fn validate_update(&self, new: &CustomResourceDefinition, old: &CustomResourceDefinition) -> FieldErrors {
         let mut errors = FieldErrors::default();
         check_spec(&mut errors, &new.spec, Some(&old.spec));
-        if is_established(old) {
+        if has_condition(old, "Established") {
             errors.immutable("spec.scope", &new.spec.scope, &old.spec.scope);
             errors.immutable("spec.names.kind", &new.spec.names.kind, &old.spec.names.kind);
         }
@@ -122,11 +123,6 @@ fn note_storage(definition: &mut CustomResourceDefinition) {
     }
 }
 
-fn is_established(definition: &CustomResourceDefinition) -> bool {
-    let conditions = definition.status.as_ref().map(|status| items(&status.conditions)).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
-}
-
 fn check_spec(
     errors: &mut FieldErrors,
     spec: &CustomResourceDefinitionSpec,
@@ -161,14 +157,6 @@ fn check_spec(
     check_names(errors, &at, names);
     if let Some(conversion) = &spec.conversion {
         check_conversion(errors, &path.child("conversion"), conversion);
-    }
-}
-
-fn choice(errors: &mut FieldErrors, path: &Path<'_>, value: &str, supported: &[&str]) {
-    if value.is_empty() {
-        errors.required(path, "");
-    } else if !supported.contains(&value) {
-        errors.not_supported(path, value, supported);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
+use api::pod::{MIRROR, is_mirror};
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements, Toleration};
 use serde_json::Value;
@@ -11,7 +12,6 @@ use super::pod_spec;
 use crate::metadata::{pruned, same};
 use crate::unset::{items, or_empty, text};
 
-const MIRROR: &str = "kubernetes.io/config.mirror";
 const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
@@ -120,7 +120,7 @@ fn annotations_update(errors: &mut FieldErrors, new: &Pod, old: &Pod) {
 
 /// `pods/ephemeralcontainers`: containers are added to what is there (`ValidatePodEphemeralContainersUpdate`, v1.36).
 pub fn ephemeral_containers_update(new: &Pod, old: &Pod) -> FieldErrors {
-    if is_mirror(old) {
+    if is_mirror(&old.metadata) {
         return refused("static pods do not support ephemeral containers");
     }
     let mut errors = metadata_and_spec(new);
@@ -140,7 +140,7 @@ pub fn ephemeral_containers_update(new: &Pod, old: &Pod) -> FieldErrors {
 
 /// `pods/resize`: CPU and memory of containers, and nothing else (`ValidatePodResize`, v1.36).
 pub fn resize_update(new: &Pod, old: &Pod) -> FieldErrors {
-    if is_mirror(old) {
+    if is_mirror(&old.metadata) {
         return refused("static pods cannot be resized");
     }
     let mut errors = metadata_and_spec(new);
@@ -199,10 +199,6 @@ pub fn resize_update(new: &Pod, old: &Pod) -> FieldErrors {
         }
     }
     errors
-}
-
-fn is_mirror(pod: &Pod) -> bool {
-    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
 }
 
 /// A refusal of the whole; its place reads as upstream's empty path does.

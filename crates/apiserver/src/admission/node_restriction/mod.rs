@@ -238,7 +238,7 @@ fn pod_certificates(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) 
     if pod_spec.and_then(|spec| spec.node_name.as_deref()) != Some(node) {
         return refuse(format!("pod {pod_key:?} is not running on node {node:?} named in the PodCertificateRequest"));
     }
-    if pods::is_mirror(&pod) {
+    if api::pod::is_mirror(&pod.metadata) {
         return refuse(format!("pod {pod_key:?} is a mirror pod"));
     }
     let account = pod_spec.and_then(|spec| spec.service_account_name.as_deref()).unwrap_or_default();

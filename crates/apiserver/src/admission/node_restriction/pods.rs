@@ -1,6 +1,7 @@
 //! What a kubelet may do to pods: mirror its static ones, report on and remove those bound to it.
 
 use api::meta::Meta as _;
+use api::pod::{MIRROR, is_mirror};
 use api::{GroupResource, Status};
 use k8s_openapi::api::core::v1::{
     Container, Node, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, Volume, VolumeProjection,
@@ -10,8 +11,6 @@ use k8s_openapi::api::storage::v1::CSIDriver;
 use super::super::{Attributes, Verb, secret_references};
 use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
-
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 pub(super) fn check(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let own = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
@@ -66,7 +65,7 @@ fn status(attributes: &Attributes<'_>, node: &str, own: impl Fn(&Pod) -> bool) -
 fn create(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
     let Some(pod) = attributes.object_ref::<Pod>() else { return Ok(()) };
     let refuse = |what: String| Err(attributes.forbidden(what));
-    if !is_mirror(pod) {
+    if !is_mirror(&pod.metadata) {
         return refuse(format!("pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"));
     }
     let empty = PodSpec::default();
@@ -98,10 +97,6 @@ fn create(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<
         Some(what) => refuse(format!("node {node:?} can not create pods that reference {what}")),
         None => Ok(()),
     }
-}
-
-pub(super) fn is_mirror(pod: &Pod) -> bool {
-    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
 }
 
 /// The first kind of object that the pod reads through the API.
