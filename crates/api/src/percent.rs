@@ -5,8 +5,24 @@ use std::fmt::Write;
 
 /// Appends `value` so that it is one path segment or one query value.
 pub fn encode(text: &mut String, value: &str) {
+    append(text, value, |byte| is_unreserved(byte) || byte == b':');
+}
+
+/// For places with rules of their own: everything is encoded but what `keeps` says.
+pub fn encode_except(value: &str, keeps: impl Fn(u8) -> bool) -> String {
+    let mut text = String::with_capacity(value.len());
+    append(&mut text, value, keeps);
+    text
+}
+
+/// What stands for itself everywhere in a URL (RFC 3986).
+pub fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
+}
+
+fn append(text: &mut String, value: &str, keeps: impl Fn(u8) -> bool) {
     for byte in value.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte) {
+        if keeps(byte) {
             text.push(char::from(byte));
         } else {
             let _ = write!(text, "%{byte:02X}"); // writing to a String cannot fail
@@ -60,6 +76,12 @@ mod tests {
             assert_eq!(text, encoded);
             assert_eq!((decode(encoded, true), decode(encoded, false)), (plain.into(), plain.into()));
         }
+    }
+
+    #[test]
+    fn rules_of_ones_own_say_what_is_kept() {
+        assert_eq!(encode_except("a b/c~\u{e9}", is_unreserved), "a%20b%2Fc~%C3%A9");
+        assert_eq!(encode_except("a b/c", |byte| is_unreserved(byte) || byte == b'/'), "a%20b/c");
     }
 
     #[test]

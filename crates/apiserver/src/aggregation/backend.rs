@@ -306,17 +306,7 @@ fn introduce(headers: &mut HeaderMap, user: &UserInfo) -> Result<(), http::Error
 
 /// A key as part of the name of a header: what may not stand there is percent-encoded.
 fn escaped(key: &str) -> String {
-    let mut name = String::with_capacity(key.len());
-    for byte in key.bytes() {
-        match byte {
-            b'!' | b'#' | b'$' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_' | b'`' | b'|' | b'~' => {
-                name.push(byte as char)
-            }
-            byte if byte.is_ascii_alphanumeric() => name.push(byte as char),
-            byte => name.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    name
+    api::percent::encode_except(key, |byte| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte))
 }
 
 #[cfg(test)]

@@ -116,15 +116,7 @@ fn check_escapes(text: &str) -> Result<(), String> {
 
 /// The path as it is sent.
 fn escaped(path: &str) -> String {
-    let mut out = String::new();
-    for byte in path.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@!'()*[]%".contains(&byte) {
-            out.push(byte as char);
-        } else {
-            out.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    out
+    api::percent::encode_except(path, |byte| api::percent::is_unreserved(byte) || b"$&+,/:;=@!'()*[]%".contains(&byte))
 }
 
 fn unescaped(text: &str) -> Option<String> {

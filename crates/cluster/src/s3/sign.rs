@@ -1,7 +1,5 @@
 //! Signatures of requests to S3 (AWS Signature Version 4): pure.
 
-use std::fmt::Write;
-
 use jiff::Timestamp;
 use ring::digest::{SHA256, digest};
 use ring::hmac;
@@ -39,14 +37,7 @@ pub(super) fn sha256(bytes: &[u8]) -> String {
 
 /// Escaped as S3 escapes: everything but letters, digits and a few signs. Slashes stay in paths.
 pub(super) fn escape(text: &str, keeps_slashes: bool) -> String {
-    text.bytes().fold(String::new(), |mut escaped, byte| {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => escaped.push(byte.into()),
-            b'/' if keeps_slashes => escaped.push('/'),
-            _ => drop(write!(escaped, "%{byte:02X}")),
-        }
-        escaped
-    })
+    api::percent::encode_except(text, |byte| api::percent::is_unreserved(byte) || (keeps_slashes && byte == b'/'))
 }
 
 /// A query as it is sent and signed, in order.
