@@ -442,9 +442,9 @@ impl AuditSink<'_> {
             "batch" => Ok(Mode::Batch(self.batching.check(name)?)),
             "blocking" => Ok(Mode::Blocking),
             "blocking-strict" => Ok(Mode::BlockingStrict),
-            other => anyhow::bail!(
-                "invalid audit {name} mode {other}, allowed modes are \"batch,blocking,blocking-strict\""
-            ),
+            other => {
+                anyhow::bail!("invalid audit {name} mode {other}, allowed modes are \"batch,blocking,blocking-strict\"")
+            }
         }
     }
 
@@ -722,7 +722,11 @@ mod tests {
         for flags in [
             &["--audit-webhook-batch-throttle-qps=0"][..],
             &["--audit-webhook-mode=sometimes", "--audit-log-mode=sometimes"],
-            &["--audit-webhook-config-file=/w", "--audit-webhook-mode=blocking", "--audit-webhook-batch-throttle-qps=0"],
+            &[
+                "--audit-webhook-config-file=/w",
+                "--audit-webhook-mode=blocking",
+                "--audit-webhook-batch-throttle-qps=0",
+            ],
             &["--audit-log-path=/a", "--audit-log-batch-max-size=0"],
         ] {
             assert!(config(flags).is_ok(), "{flags:?}");

@@ -183,9 +183,8 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
         if status.observed_generation < generation {
             return Err(still_processed(&name));
         }
-        let refused = |why: &str| {
-            Err(Status::forbidden(&GroupResource::new("policy", "poddisruptionbudget"), &name, why))
-        };
+        let refused =
+            |why: &str| Err(Status::forbidden(&GroupResource::new("policy", "poddisruptionbudget"), &name, why));
         if status.disruptions_allowed.is_some_and(|allowed| allowed < 0) {
             return refused("pdb disruptions allowed is negative");
         }

@@ -195,8 +195,7 @@ async fn pod(cx: &Context) -> Result<()> {
     }
     let everywhere = cx.flags.bool("all-namespaces");
     let (namespace, _) = cx.namespace()?;
-    let place =
-        if everywhere { String::new() } else { format!("/namespaces/{}", namespace_segment(&namespace)?) };
+    let place = if everywhere { String::new() } else { format!("/namespaces/{}", namespace_segment(&namespace)?) };
     let list = metrics(cx, &format!("/apis/metrics.k8s.io/v1beta1{place}/pods")).await?;
     if list.is_empty() {
         let mut request = Request::get(format!("/api/v1{place}/pods"));

@@ -137,8 +137,7 @@ async fn ports(cx: &Context) -> Result<Vec<String>> {
     let numbers: Vec<Value> = match word.split_once('/') {
         Some(("service" | "services" | "svc", name)) => {
             let (namespace, name) = (namespace_segment(&cx.namespace()?.0)?, name_segment(name)?);
-            let service =
-                Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}")).value(cx).await?;
+            let service = Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}")).value(cx).await?;
             service["spec"]["ports"].as_array().into_iter().flatten().map(|p| p["port"].clone()).collect()
         }
         _ => pod(cx).await?["spec"]["containers"]
