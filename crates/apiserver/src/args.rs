@@ -179,6 +179,12 @@ pub struct Args {
     /// Admission plugins that should be disabled although they are on by default.
     #[arg(long, value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
+    /// How long pods tolerate a node that is not ready if they do not say, in seconds.
+    #[arg(long, default_value_t = crate::config::DEFAULT_TOLERATION_SECONDS, allow_negative_numbers = true)]
+    pub default_not_ready_toleration_seconds: i64,
+    /// How long pods tolerate a node that cannot be reached if they do not say, in seconds.
+    #[arg(long, default_value_t = crate::config::DEFAULT_TOLERATION_SECONDS, allow_negative_numbers = true)]
+    pub default_unreachable_toleration_seconds: i64,
     /// File with admission control configuration.
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
@@ -612,6 +618,8 @@ impl TryFrom<Args> for Config {
             request_timeout: args.request_timeout,
             enable_admission_plugins: args.enable_admission_plugins,
             disable_admission_plugins: args.disable_admission_plugins,
+            default_not_ready_toleration_seconds: args.default_not_ready_toleration_seconds,
+            default_unreachable_toleration_seconds: args.default_unreachable_toleration_seconds,
             admission_control_config_file: args.admission_control_config_file,
             runtime_config: args.runtime_config,
             kubelet_client_certificate: args.kubelet_client_certificate,

@@ -29,6 +29,8 @@ pub(super) struct FileConfig {
     max_open_files: Option<u64>,
     protect_kernel_defaults: Option<bool>,
     fail_swap_on: Option<bool>,
+    #[serde(rename = "failCgroupV1")]
+    fail_cgroup_v1: Option<bool>,
     #[serde(rename = "kubeAPIQPS")]
     kube_api_qps: Option<i32>,
     #[serde(rename = "kubeAPIBurst")]
@@ -152,6 +154,15 @@ struct Authorization {
     mode: Option<String>,
 }
 
+/// Whether callers are reviewed by the API server.
+pub(super) fn asks_server(authorization_mode: &str) -> anyhow::Result<bool> {
+    match authorization_mode {
+        "AlwaysAllow" => Ok(false),
+        "Webhook" => Ok(true),
+        other => bail!("unknown authorization-mode {other}"),
+    }
+}
+
 impl FileConfig {
     /// The file, what is in the directory beside it in the order of names, and flags; later ones win.
     pub(super) fn read(file: Option<&Path>, dir: Option<&Path>, flags: &FieldFlags) -> anyhow::Result<Self> {
@@ -224,6 +235,7 @@ impl FileConfig {
         settings.max_open_files = self.max_open_files.filter(|count| *count > 0).or(settings.max_open_files);
         set(&mut settings.protect_kernel_defaults, self.protect_kernel_defaults);
         set(&mut settings.fail_swap_on, self.fail_swap_on);
+        set(&mut settings.fail_cgroup_v1, self.fail_cgroup_v1);
         settings.api_rate = rate(self.kube_api_qps, self.kube_api_burst, 100);
         settings.event_rate = rate(self.event_record_qps, self.event_burst, 100);
         set(&mut settings.debugging_handlers, self.enable_debugging_handlers);
@@ -251,7 +263,9 @@ impl FileConfig {
             &mut settings.cri_endpoint,
             self.container_runtime_endpoint.filter(|text| !text.is_empty()).map(|text| endpoint(&text)),
         );
-        set(&mut settings.authorization_webhook, self.authorization.mode.map(|mode| mode != "AlwaysAllow"));
+        if let Some(mode) = self.authorization.mode.filter(|mode| !mode.is_empty()) {
+            settings.authorization_webhook = asks_server(&mode)?;
+        }
         if let Some(size) = self.container_log_max_size {
             let size: Quantity = size.parse().map_err(|error| anyhow::anyhow!("containerLogMaxSize: {error}"))?;
             settings.container_log_max_size = size.value().max(0) as u64;

@@ -76,6 +76,8 @@ pub struct Settings {
     pub protect_kernel_defaults: bool,
     /// Refuse to start where the machine swaps.
     pub fail_swap_on: bool,
+    /// Refuse to start where control groups are of version 1.
+    pub fail_cgroup_v1: bool,
     /// Requests per second to the API server and at once; None: no limit but the server's.
     pub api_rate: Option<(f64, u32)>,
     /// The same for events.
@@ -232,6 +234,7 @@ impl Settings {
             max_open_files: None,
             protect_kernel_defaults: false,
             fail_swap_on: false,
+            fail_cgroup_v1: false,
             api_rate: None,
             event_rate: None,
             debugging_handlers: true,
