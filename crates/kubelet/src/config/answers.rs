@@ -24,11 +24,6 @@ pub(super) const FIELDS: &[Row] = &[
     only("enableDebugFlagsHandler", &["false", "true"], "there is no /debug/flags"),
     only("enableServer", &["true"], "the server always runs"),
     only("enableSystemLogQuery", &["false"], "logs are served as files, not searched"),
-    only(
-        "enforceNodeAllocatable",
-        &["none", "pods"],
-        "what is reserved is kept from scheduling, not enforced by cgroups",
-    ),
     same("fileCheckFrequency", "changes of files are noticed at once"),
     same("hairpinMode", "the network plug-in decides, as with every CRI runtime"),
     only("imagePullCredentialsVerificationPolicy", &["NeverVerifyPreloadedImages"], "that policy is always on"),
@@ -457,6 +452,10 @@ mod tests {
         let read = settings(&[&hard_way, "--kubeconfig=/k", "--v=2", "--register-node=true"]).unwrap();
         assert_eq!((read.max_pods, read.fail_swap_on), (16, false));
         assert!(settings(&["--fail-cgroupv1"]).unwrap().fail_cgroup_v1);
+        for (flag, expected) in [("pods", true), ("none", false), ("", false)] {
+            let read = settings(&[&format!("--enforce-node-allocatable={flag}")]).unwrap();
+            assert_eq!(read.enforce_allocatable, expected, "{flag:?}");
+        }
         // As k3s starts it.
         let read = settings(&[
             "--anonymous-auth=false",
@@ -498,6 +497,7 @@ mod tests {
             (&["--image-credential-provider-config=/x"], "--image-credential-provider-config is not supported"),
             (&["--max-open-files=many"], "--max-open-files"),
             (&["--authorization-mode=RBAC"], "unknown authorization-mode RBAC"),
+            (&["--enforce-node-allocatable=pods,kube-reserved"], "enforceNodeAllocatable: \"kube-reserved\""),
             (&["--allow-metric-labels=a"], "--allow-metric-labels"),
         ] {
             let error = format!("{:#}", settings(words).unwrap_err());

@@ -89,6 +89,7 @@ pub(super) struct FileConfig {
     register_with_taints: Vec<Taint>,
     authentication: Authentication,
     authorization: Authorization,
+    enforce_node_allocatable: Option<Vec<String>>,
     system_reserved: BTreeMap<String, String>,
     kube_reserved: BTreeMap<String, String>,
     #[serde(rename = "providerID")]
@@ -161,6 +162,14 @@ pub(super) fn asks_server(authorization_mode: &str) -> anyhow::Result<bool> {
         "Webhook" => Ok(true),
         other => bail!("unknown authorization-mode {other}"),
     }
+}
+
+/// Of those that limits can be enforced on, the pods are ours: the processes of the system are left where they are.
+fn enforces_pods(parts: &[String]) -> anyhow::Result<bool> {
+    if let Some(other) = parts.iter().find(|part| !matches!(part.as_str(), "" | "none" | "pods")) {
+        bail!("enforceNodeAllocatable: {other:?} is not supported: processes of the system are left where they are");
+    }
+    Ok(parts.iter().any(|part| part == "pods"))
 }
 
 impl FileConfig {
@@ -279,6 +288,9 @@ impl FileConfig {
         settings.tls_private_key_file = self.tls_private_key_file;
         settings.client_ca_file = self.authentication.x509.client_ca_file;
         settings.provider_id = self.provider_id;
+        if let Some(parts) = &self.enforce_node_allocatable {
+            settings.enforce_allocatable = enforces_pods(parts)?;
+        }
         for (name, amount) in self.system_reserved.iter().chain(&self.kube_reserved) {
             add_reserved(&mut settings.reserved, name, amount)?;
         }

@@ -120,6 +120,8 @@ pub struct Settings {
     pub eviction_max_pod_grace_period: i64,
     pub eviction_pressure_transition_period: Duration,
     pub reserved: BTreeMap<String, String>,
+    /// Keep the memory of all pods together out of what is reserved.
+    pub enforce_allocatable: bool,
     pub provider_id: Option<String>,
     /// Ask for a certificate to serve with through the API, and for a new one before it ends.
     pub server_tls_bootstrap: bool,
@@ -263,6 +265,7 @@ impl Settings {
             eviction_max_pod_grace_period: 0,
             eviction_pressure_transition_period: Duration::from_secs(300),
             reserved: BTreeMap::new(),
+            enforce_allocatable: true,
             provider_id: None,
             server_tls_bootstrap: false,
             rotate_certificates: true,
