@@ -44,7 +44,7 @@ pub(crate) async fn security_silent_connections_take_nothing_from_the_kubelet(no
         silent.push(tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap());
     }
     assert_eq!(get(port, "healthz").await, "ok");
-    assert!(get(port, "pods").await.contains("PodList"));
+    assert!(get(port, "pods").await.contains("\"items\""));
 }
 
 async fn get(port: u16, path: &str) -> String {
