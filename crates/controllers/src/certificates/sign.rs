@@ -70,7 +70,8 @@ fn sign(
     let seconds = Duration::from_secs(now.as_second().max(0).unsigned_abs());
     let moment = |since: Duration| rcgen::date_time_ymd(1970, 1, 1) + since;
     // The subject is put in at the end.
-    let mut params = CertificateParams { subject_alt_names: request.names, ..CertificateParams::default() };
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = request.names;
     let duration = asked.unwrap_or(longest).min(longest);
     // Holders renew late in a life that counts from its beginning: what is good for a short time would be due at once.
     params.not_before = moment(seconds.saturating_sub(BACKDATE.min(duration)));
