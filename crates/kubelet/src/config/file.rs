@@ -195,6 +195,10 @@ impl FileConfig {
 
     pub(super) fn parse(mut config: Value) -> anyhow::Result<Self> {
         api::flags::settle(&mut config, answers::FIELDS).map_err(anyhow::Error::msg)?;
+        // Empty words stand for the default, except where none is something else.
+        if let Value::Object(fields) = &mut config {
+            fields.retain(|name, value| name == "resolvConf" || value.as_str() != Some(""));
+        }
         let file: FileConfig = serde_json::from_value(config)?;
         if !matches!(file.kind.as_str(), "" | "KubeletConfiguration")
             || !matches!(file.api_version.as_str(), "" | "kubelet.config.k8s.io/v1beta1")
@@ -211,10 +215,10 @@ impl FileConfig {
             }
         }
         set(&mut settings.address, self.address);
-        set(&mut settings.port, self.port);
+        set(&mut settings.port, self.port.filter(|port| *port != 0));
         set(&mut settings.cluster_domain, self.cluster_domain);
         set(&mut settings.resolv_conf, self.resolv_conf);
-        set(&mut settings.max_pods, self.max_pods);
+        set(&mut settings.max_pods, self.max_pods.filter(|pods| *pods != 0));
         set(&mut settings.pod_pids_limit, self.pod_pids_limit);
         set(&mut settings.cgroups_per_qos, self.cgroups_per_qos);
         set(&mut settings.cgroup_root, self.cgroup_root);
@@ -259,7 +263,10 @@ impl FileConfig {
         set(&mut settings.node_status_max_images, self.node_status_max_images);
         set(&mut settings.pods_per_core, self.pods_per_core);
         set(&mut settings.seccomp_default, self.seccomp_default);
-        set(&mut settings.serialize_image_pulls, self.serialize_image_pulls);
+        set(
+            &mut settings.serialize_image_pulls,
+            serializes(self.serialize_image_pulls, self.max_parallel_image_pulls)?,
+        );
         set(&mut settings.system_log_handler, self.enable_system_log_handler);
         set(&mut settings.max_parallel_image_pulls, self.max_parallel_image_pulls);
         set(&mut settings.image_gc_high, self.image_gc_high);
@@ -312,7 +319,17 @@ impl FileConfig {
         }
         settings.eviction_minimum_reclaim = self.eviction_minimum_reclaim;
         set(&mut settings.eviction_max_pod_grace_period, self.eviction_max_pod_grace_period);
-        set(&mut settings.node_lease_duration, self.node_lease_duration_seconds.map(Duration::from_secs));
+        let lease_duration = self.node_lease_duration_seconds.filter(|seconds| *seconds != 0);
+        set(&mut settings.node_lease_duration, lease_duration.map(Duration::from_secs));
+        let given = |text: &Option<String>| {
+            anyhow::Ok(text.as_deref().map(duration).transpose()?.filter(|given| !given.is_zero()))
+        };
+        // Who says how often the status is looked at, and no more, says how often it is reported.
+        if let (Some(update), None) =
+            (given(&self.node_status_update_frequency)?, given(&self.node_status_report_frequency)?)
+        {
+            settings.node_status_report_frequency = update;
+        }
         for (to, from) in [
             (&mut settings.cpu_manager_reconcile_period, self.cpu_manager_reconcile_period),
             (&mut settings.eviction_pressure_transition_period, self.eviction_pressure_transition_period),
@@ -330,6 +347,18 @@ impl FileConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether images are pulled one after the other, if anything is said of it: a number says so as well.
+fn serializes(serialize: Option<bool>, parallel: Option<usize>) -> anyhow::Result<Option<bool>> {
+    match (serialize, parallel) {
+        (_, Some(0)) => bail!("maxParallelImagePulls: Invalid value: 0: must be a positive number"),
+        (Some(true), Some(2..)) => {
+            bail!("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is set to false")
+        }
+        (None, Some(parallel)) => Ok(Some(parallel < 2)),
+        (serialize, _) => Ok(serialize),
     }
 }
 
@@ -427,6 +456,34 @@ mod tests {
 
     fn parse(text: &str) -> anyhow::Result<FileConfig> {
         FileConfig::parse(yaml_serde::from_str(text)?)
+    }
+
+    #[test]
+    fn zeros_and_empty_words_stand_for_defaults_and_some_follow_others() {
+        let read = |text: &str| {
+            let mut settings = Settings::new("n");
+            parse(text)?.apply(&mut settings)?;
+            anyhow::Ok(settings)
+        };
+        let usual = Settings::new("n");
+        let zeros = "address: \"\"\nport: 0\nmaxPods: 0\nnodeLeaseDurationSeconds: 0\ncontainerLogMaxSize: \"\"\n\
+            cgroupDriver: \"\"\nresolvConf: \"\"\n";
+        let settings = read(zeros).unwrap();
+        assert_eq!((settings.address, settings.port, settings.max_pods), (usual.address, usual.port, usual.max_pods));
+        assert_eq!(settings.node_lease_duration, usual.node_lease_duration);
+        assert_eq!(settings.container_log_max_size, usual.container_log_max_size);
+        assert_eq!(settings.resolv_conf, PathBuf::new(), "none is something else");
+
+        assert!(!read("maxParallelImagePulls: 3").unwrap().serialize_image_pulls);
+        assert!(read("maxParallelImagePulls: 1").unwrap().serialize_image_pulls);
+        assert!(!read("serializeImagePulls: false").unwrap().serialize_image_pulls);
+        assert!(read("maxParallelImagePulls: 0").is_err());
+        assert!(read("maxParallelImagePulls: 3\nserializeImagePulls: true").is_err());
+
+        let report = |text: &str| read(text).unwrap().node_status_report_frequency;
+        assert_eq!(report("nodeStatusUpdateFrequency: 7s"), Duration::from_secs(7));
+        assert_eq!(report("nodeStatusUpdateFrequency: 7s\nnodeStatusReportFrequency: 9s"), Duration::from_secs(9));
+        assert_eq!(report("nodeStatusUpdateFrequency: 0s"), usual.node_status_report_frequency);
     }
 
     #[test]
