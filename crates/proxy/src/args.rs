@@ -377,6 +377,20 @@ mod tests {
     }
 
     #[test]
+    fn the_mode_in_use_says_which_bit_marks() {
+        let both = "iptables: {masqueradeBit: 3}\nnftables: {masqueradeBit: 4}\n";
+        for (mode, file, bit) in [
+            ("iptables", both, 3),
+            ("nftables", both, 4),
+            ("nftables", "iptables: {masqueradeBit: 3}\n", 3),
+            ("iptables", "", 14),
+        ] {
+            let config = merged(&[&format!("--proxy-mode={mode}")], file).unwrap();
+            assert_eq!(config.masquerade_bit, bit, "{mode} {file:?}");
+        }
+    }
+
+    #[test]
     fn an_empty_address_is_the_default_in_a_file_and_none_as_a_flag() {
         let healthz = Some(([0, 0, 0, 0], HEALTHZ_PORT).into());
         let metrics = Some(([127, 0, 0, 1], METRICS_PORT).into());
