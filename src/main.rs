@@ -6,7 +6,7 @@
 mod closed_pipe;
 mod memory;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -171,7 +171,16 @@ type Main<A> = fn(A) -> BoxFuture<'static, anyhow::Result<()>>;
 
 /// Runs what stays and tells what it does.
 fn component<A: Args>(argv: Vec<OsString>, main: Main<A>) -> ExitCode {
+    if argv.iter().skip(1).any(|word| asks_version(word)) {
+        println!("Kubernetes {}", cluster::VERSION);
+        return ExitCode::SUCCESS;
+    }
     start(argv, main, "info")
+}
+
+/// As upstream's components: with whatever flags it comes, it is answered first.
+fn asks_version(word: &OsStr) -> bool {
+    ["--version", "--version=true", "--version=raw"].iter().any(|known| word == *known)
 }
 
 /// Runs a command of the command line: its output is not mixed with informational log lines.
@@ -209,4 +218,23 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 fn start_logging(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("COX_LOG").unwrap_or_else(|_| default.into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_asked_for_as_upstream() {
+        for (word, expected) in [
+            ("--version", true),
+            ("--version=true", true),
+            ("--version=raw", true),
+            ("--version=false", false),
+            ("version", false),
+            ("--versions", false),
+        ] {
+            assert_eq!(asks_version(OsStr::new(word)), expected, "{word}");
+        }
+    }
 }

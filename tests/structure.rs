@@ -228,7 +228,7 @@ const FLOORS: &[Floors] = &[
             // What it does with a request.
             "hooks verbs subresources resource_metrics integrity custom health metrics_page endpoints programs walk chain",
             // What it does by itself.
-            "loopback api_services bootstrap sampler server_leases serving_certificate answers args server",
+            "loopback identity_lease api_services bootstrap sampler server_leases serving_certificate answers args server",
         ],
         upward: &[],
     },

@@ -5,75 +5,81 @@
 
 /// What is always on.
 const ON: &str = "
-    APIResponseCompression AggregatedDiscoveryRemoveBetaType AllowParsingUserUIDFromCertAuth
-    AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors
-    AuthorizePodWebsocketUpgradeCreatePermission AuthorizeWithSelectors CRDValidationRatcheting
-    CSIServiceAccountTokenSecrets
-    ClearingNominatedNodeNameAfterBinding ComponentFlagz ComponentStatusz ConsistentListFromCache ConstrainedImpersonation
-    ContainerRestartRules ContainerStopSignals
+    APIResponseCompression APIServerIdentity APIServerTracing AggregatedDiscoveryRemoveBetaType
+    AllowParsingUserUIDFromCertAuth AllowServiceExternalIPs AnonymousAuthConfigurableEndpoints
+    AnyVolumeDataSource AuthorizeNodeWithSelectors AuthorizePodWebsocketUpgradeCreatePermission
+    AuthorizeWithSelectors CRDObservedGenerationTracking CRDValidationRatcheting CSIServiceAccountTokenSecrets
+    ClearingNominatedNodeNameAfterBinding ClusterTrustBundle ComponentFlagz ComponentStatusz
+    ConsistentListFromCache ConstrainedImpersonation ContainerRestartRules ContainerStopSignals
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
-    DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout GracefulNodeShutdown
-    GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HonorPVReclaimPolicy HostnameOverride ImageMaximumGCAge ImageVolume
-    InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers JobBackoffLimitPerIndex JobManagedBy
-    JobPodReplacementPolicy JobSuccessPolicy
-    KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz
-    LogarithmicScaleDown MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
-    MaxUnavailableStatefulSet MultiCIDRServiceAllocator MutableCSINodeAllocatableCount MutatingAdmissionPolicy
-    NFTablesProxyMode
-    NodeInclusionPolicyInPodTopologySpread OpenAPIEnums OrderedNamespaceDeletion PodDeletionCost PodLevelResources
-    PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodObservedGenerationTracking
-    PodReadyToStartContainersCondition PodSchedulingReadiness PodTopologyLabelsAdmission PortForwardWebsockets
-    PreferSameTrafficDistribution PreventStaticPodAPIReferences ProcMountType RecoverVolumeExpansionFailure
-    RecursiveReadOnlyMounts
-    RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation RelaxedServiceNameValidation
-    ReloadKubeletServerCertificateFile RemoteRequestHeaderUID RetryGenerateName RotateKubeletServerCertificate
-    SELinuxChangePolicy SchedulerQueueingHints SeparateTaintEvictionController ServiceAccountNodeAudienceRestriction
-    ServiceAccountTokenJTI ServiceAccountTokenNodeBinding ServiceAccountTokenNodeBindingValidation
-    ServiceAccountTokenPodNodeInfo SidecarContainers StatefulSetSemanticRevisionComparison StorageVersionHash
-    SupplementalGroupsPolicy TokenRequestServiceAccountUIDValidation TranslateStreamCloseWebsocketRequests
-    UnauthenticatedHTTP2DOSMitigation VolumeAttributesClass WatchList
+    DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout ExternalServiceAccountTokenSigner
+    GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HostnameOverride
+    ImageMaximumGCAge ImageVolume InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers
+    JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy KubeletCgroupDriverFromCRI
+    KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz KubeletTracing
+    LogarithmicScaleDown MatchLabelKeysInPodAffinity MatchLabelKeysInPodTopologySpread
+    MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet MultiCIDRServiceAllocator
+    MutableCSINodeAllocatableCount MutablePodResourcesForSuspendedJobs
+    MutableSchedulingDirectivesForSuspendedJobs MutatingAdmissionPolicy NFTablesProxyMode
+    NodeInclusionPolicyInPodTopologySpread OpenAPIEnums OrderedNamespaceDeletion PodDeletionCost
+    PodLevelResources PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodLogsQuerySplitStreams
+    PodObservedGenerationTracking PodReadyToStartContainersCondition PodSchedulingReadiness
+    PodTopologyLabelsAdmission PortForwardWebsockets PreferSameTrafficDistribution PreventStaticPodAPIReferences
+    ProcMountType RecoverVolumeExpansionFailure RecursiveReadOnlyMounts RelaxedDNSSearchValidation
+    RelaxedEnvironmentVariableValidation RelaxedServiceNameValidation ReloadKubeletClientCAFile
+    ReloadKubeletServerCertificateFile RemoteRequestHeaderUID RestartAllContainersOnContainerExits
+    RetryGenerateName RotateKubeletServerCertificate SELinuxChangePolicy SchedulerQueueingHints
+    SeparateTaintEvictionController ServiceAccountNodeAudienceRestriction ServiceAccountTokenJTI
+    ServiceAccountTokenNodeBinding ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo
+    ServiceCIDRStatusFieldWiping SidecarContainers StatefulSetSemanticRevisionComparison StorageVersionHash
+    StorageVersionMigrator StructuredAuthenticationConfiguration SupplementalGroupsPolicy
+    TokenRequestServiceAccountUIDValidation TranslateStreamCloseWebsocketRequests
+    UnauthenticatedHTTP2DOSMitigation VolumeAttributesClass VolumeLimitScaling WatchList
 ";
 
 /// What is always off.
 const OFF: &str = "
-    APIServerIdentity APIServerTracing AllAlpha AllBeta AllowDNSOnlyNodeCSR
-    AllowInsecureKubeletCertificateSigningRequests AllowOverwriteTerminationGracePeriodSeconds
-    AllowUnsafeMalformedObjectDeletion CBORServingAndStorage CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions
-    CPUManagerPolicyOptions CRDObservedGenerationTracking CRIListStreaming
-    CSIVolumeHealth ChangeContainerStatusOnKubeletRestart ClusterTrustBundle ClusterTrustBundleProjection
-    ContainerCheckpoint CoordinatedLeaderElection
-    CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAAdminAccess DRAConsumableCapacity
-    DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource DRAPartitionableDevices
-    DRAPrioritizedList DRAResourceClaimDeviceStatus DRAResourcePoolStatus DRASchedulerFilterTimeout
-    DisableCPUQuotaWithExclusiveCPUs DynamicResourceAllocation EnvFiles ExternalServiceAccountTokenSigner
-    GangScheduling GenericWorkload GitRepoVolumeDriver HPAScaleToZero ImageVolumeWithDigest
-    InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingAllocatedStatus
-    InPlacePodVerticalScalingExclusiveCPUs InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace
-    KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods
+    AllAlpha AllBeta AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
+    AllowOverwriteTerminationGracePeriodSeconds AllowUnsafeMalformedObjectDeletion CBORServingAndStorage
+    CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions CPUManagerPolicyOptions CRIListStreaming
+    CSIVolumeHealth ChangeContainerStatusOnKubeletRestart ClusterTrustBundleProjection ContainerCheckpoint
+    CoordinatedLeaderElection CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAAdminAccess
+    DRAConsumableCapacity DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource
+    DRAListTypeAttributes DRANodeAllocatableResources DRAPartitionableDevices DRAPrioritizedList
+    DRAResourceClaimDeviceStatus DRAResourceClaimGranularStatusAuthorization DRAResourcePoolStatus
+    DRASchedulerFilterTimeout DRAWorkloadResourceClaims DisableCPUQuotaWithExclusiveCPUs
+    DynamicResourceAllocation EnvFiles GangScheduling GenericWorkload GitRepoVolumeDriver HPAScaleToZero
+    ImageVolumeWithDigest InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingExclusiveCPUs
+    InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace KubeletPSI
+    KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods
     KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders
-    KubeletTracing LocalStorageCapacityIsolationFSQuotaMonitoring MatchLabelKeysInPodAffinity MemoryQoS
-    MutablePVNodeAffinity MutablePodResourcesForSuspendedJobs
-    MutableSchedulingDirectivesForSuspendedJobs NodeDeclaredFeatures NodeLogQuery NodeSwap
-    NominatedNodeNameForExpectation PodCertificateRequest PodLogsQuerySplitStreams QOSReserved
-    ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus ResourceHealthStatusMessage
-    RestartAllContainersOnContainerExits RuntimeClassInImageCriApi SELinuxMount SELinuxMountReadWriteOncePod
-    SizeBasedListCostEstimate StorageCapacityScoring StorageVersionAPI StorageVersionMigrator StrictIPCIDRValidation
-    StructuredAuthenticationConfiguration StructuredAuthenticationConfigurationEgressSelector
-    StructuredAuthenticationConfigurationJWKSMetrics SystemdWatchdog TaintTolerationComparisonOperators
-    TopologyManagerPolicyAlphaOptions TopologyManagerPolicyBetaOptions TopologyManagerPolicyOptions
-    UnknownVersionInteroperabilityProxy UserNamespacesHostNetworkSupport UserNamespacesSupport VolumeLimitScaling
+    LocalStorageCapacityIsolationFSQuotaMonitoring ManifestBasedAdmissionControlConfig MemoryQoS
+    MutablePVNodeAffinity NativeHistograms NodeDeclaredFeatures NodeLogQuery NodeSwap
+    NominatedNodeNameForExpectation PersistentVolumeClaimUnusedSinceTime PodCertificateRequest
+    PodLevelResourceManagers PodsAPI QOSReserved ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus
+    ResourceHealthStatusMessage RuntimeClassInImageCriApi SELinuxMount SELinuxMountReadWriteOncePod
+    ShardedListAndWatch StorageCapacityScoring StorageVersionAPI StrictIPCIDRValidation
+    StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
+    TaintTolerationComparisonOperators TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions
+    TopologyManagerPolicyBetaOptions TopologyManagerPolicyOptions UnknownVersionInteroperabilityProxy
+    UserNamespacesHostNetworkSupport UserNamespacesSupport WorkloadAwarePreemption WorkloadWithJob
 ";
 
 /// How upstream does things inside, or on other systems: nothing here could differ.
 const EITHER: &str = "
-    APIServingWithRoutine AtomicFIFO BtreeWatchCache ClientsAllowCBOR ClientsPreferCBOR
-    CloudControllerManagerWatchBasedRoutesReconciliation CloudControllerManagerWebhook ConcurrentWatchObjectDecode
-    DeclarativeValidation DeclarativeValidationTakeover DetectCacheInconsistency InOrderInformers
-    InOrderInformersBatchProcess InformerResourceVersion ListFromCacheSnapshot OpportunisticBatching
-    PodAndContainerStatsFromCRI ResilientWatchCacheInitialization SchedulerAsyncAPICalls SchedulerAsyncPreemption
-    SchedulerPopFromBackoffQ SeparateCacheWatchRPC StorageNamespaceIndex StreamingCollectionEncodingToJSON
-    StreamingCollectionEncodingToProtobuf UnlockWhileProcessingFIFO WatchCacheInitializationPostStartHook
-    WatchListClient WinDSR WinOverlay WindowsCPUAndMemoryAffinity WindowsGracefulNodeShutdown WindowsHostNetwork
+    APIServingWithRoutine AtomicFIFO BtreeWatchCache ClientsAllowCARotation ClientsAllowCBOR
+    ClientsAllowTLSCacheGC ClientsPreferCBOR CloudControllerManagerWatchBasedRoutesReconciliation
+    CloudControllerManagerWebhook ConcurrentWatchObjectDecode ContextualLogging
+    ControllerManagerReleaseLeaderElectionLockOnExit DeclarativeValidation DeclarativeValidationBeta
+    DeclarativeValidationTakeover DetectCacheInconsistency ExtendWebSocketsToKubelet InOrderInformers
+    InOrderInformersBatchProcess InformerResourceVersion ListFromCacheSnapshot LoggingAlphaOptions
+    LoggingBetaOptions LoggingStableOptions OpportunisticBatching PLEGOnDemandRelist PodAndContainerStatsFromCRI
+    ResilientWatchCacheInitialization SchedulerAsyncAPICalls SchedulerAsyncPreemption SchedulerPopFromBackoffQ
+    SeparateCacheWatchRPC SizeBasedListCostEstimate StaleControllerConsistencyDaemonSet
+    StaleControllerConsistencyJob StaleControllerConsistencyReplicaSet StaleControllerConsistencyStatefulSet
+    StorageNamespaceIndex StreamingCollectionEncodingToJSON StreamingCollectionEncodingToProtobuf
+    UnlockWhileProcessingFIFO WatchCacheInitializationPostStartHook WatchListClient WinDSR WinOverlay
+    WindowsCPUAndMemoryAffinity WindowsGracefulNodeShutdown WindowsHostNetwork
 ";
 
 /// Every gate that says something here, and whether it is on.
@@ -114,6 +120,8 @@ pub fn check_pair(pair: &str) -> Result<(), GateError> {
         return Ok(());
     }
     let (name, value) = pair.split_once('=').ok_or_else(|| GateError::NoValue(pair.to_owned()))?;
+    // Components of the control plane take gates of others besides their own: `wardle:X`, `kube:X`.
+    let name = name.trim().strip_prefix("kube:").unwrap_or(name);
     check(name.trim(), boolean(value.trim()).ok_or_else(|| GateError::NotBoolean(pair.to_owned()))?)
 }
 
@@ -134,6 +142,8 @@ mod tests {
     fn gates_ask_for_what_is_done_or_are_refused() {
         for (pair, is_fine) in [
             ("SidecarContainers=true", true),
+            ("kube:SidecarContainers=true", true),
+            ("wardle:SidecarContainers=true", false),
             ("SidecarContainers=false", false),
             ("UserNamespacesSupport=true", false),
             ("UserNamespacesSupport=false", true),
@@ -148,6 +158,86 @@ mod tests {
             assert_eq!(check_pair(pair).is_ok(), is_fine, "{pair}");
         }
         assert_eq!(check_pair("Unheard=true"), Err(GateError::Unknown("Unheard".to_owned())));
+    }
+
+    /// The gates of v1.36.
+    const UPSTREAM: &str = "
+        APIResponseCompression APIServerIdentity APIServerTracing APIServingWithRoutine
+        AggregatedDiscoveryRemoveBetaType AllAlpha AllBeta AllowDNSOnlyNodeCSR
+        AllowInsecureKubeletCertificateSigningRequests AllowOverwriteTerminationGracePeriodSeconds
+        AllowParsingUserUIDFromCertAuth AllowServiceExternalIPs AllowUnsafeMalformedObjectDeletion
+        AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AtomicFIFO AuthorizeNodeWithSelectors
+        AuthorizePodWebsocketUpgradeCreatePermission AuthorizeWithSelectors BtreeWatchCache
+        CBORServingAndStorage CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions CPUManagerPolicyOptions
+        CRDObservedGenerationTracking CRDValidationRatcheting CRIListStreaming CSIServiceAccountTokenSecrets
+        CSIVolumeHealth ChangeContainerStatusOnKubeletRestart ClearingNominatedNodeNameAfterBinding
+        ClientsAllowCARotation ClientsAllowCBOR ClientsAllowTLSCacheGC ClientsPreferCBOR
+        CloudControllerManagerWatchBasedRoutesReconciliation CloudControllerManagerWebhook ClusterTrustBundle
+        ClusterTrustBundleProjection ComponentFlagz ComponentStatusz ConcurrentWatchObjectDecode
+        ConsistentListFromCache ConstrainedImpersonation ContainerCheckpoint ContainerRestartRules
+        ContainerStopSignals ContextualLogging ControllerManagerReleaseLeaderElectionLockOnExit
+        CoordinatedLeaderElection CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod
+        CustomResourceFieldSelectors DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions
+        DRADeviceTaintRules DRADeviceTaints DRAExtendedResource DRAListTypeAttributes
+        DRANodeAllocatableResources DRAPartitionableDevices DRAPrioritizedList DRAResourceClaimDeviceStatus
+        DRAResourceClaimGranularStatusAuthorization DRAResourcePoolStatus DRASchedulerFilterTimeout
+        DRAWorkloadResourceClaims DeclarativeValidation DeclarativeValidationBeta DeclarativeValidationTakeover
+        DeploymentReplicaSetTerminatingReplicas DetectCacheInconsistency DisableAllocatorDualWrite
+        DisableCPUQuotaWithExclusiveCPUs DisableNodeKubeProxyVersion DynamicResourceAllocation EnvFiles
+        EventedPLEG ExecProbeTimeout ExtendWebSocketsToKubelet ExternalServiceAccountTokenSigner GangScheduling
+        GenericWorkload GitRepoVolumeDriver GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority
+        HPAConfigurableTolerance HPAScaleToZero HostnameOverride ImageMaximumGCAge ImageVolume
+        ImageVolumeWithDigest InOrderInformers InOrderInformersBatchProcess
+        InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScaling InPlacePodVerticalScalingExclusiveCPUs
+        InPlacePodVerticalScalingExclusiveMemory InPlacePodVerticalScalingInitContainers InformerResourceVersion
+        JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy KMSv1
+        KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages
+        KubeletFineGrainedAuthz KubeletInUserNamespace KubeletPSI KubeletPodResourcesDynamicResources
+        KubeletPodResourcesGet KubeletPodResourcesListUseActivePods KubeletRegistrationGetOnExistsOnly
+        KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders KubeletTracing
+        ListFromCacheSnapshot LocalStorageCapacityIsolationFSQuotaMonitoring LogarithmicScaleDown
+        LoggingAlphaOptions LoggingBetaOptions LoggingStableOptions ManifestBasedAdmissionControlConfig
+        MatchLabelKeysInPodAffinity MatchLabelKeysInPodTopologySpread
+        MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet MemoryQoS
+        MultiCIDRServiceAllocator MutableCSINodeAllocatableCount MutablePVNodeAffinity
+        MutablePodResourcesForSuspendedJobs MutableSchedulingDirectivesForSuspendedJobs MutatingAdmissionPolicy
+        NFTablesProxyMode NativeHistograms NodeDeclaredFeatures NodeInclusionPolicyInPodTopologySpread
+        NodeLogQuery NodeSwap NominatedNodeNameForExpectation OpenAPIEnums OpportunisticBatching
+        OrderedNamespaceDeletion PLEGOnDemandRelist PersistentVolumeClaimUnusedSinceTime
+        PodAndContainerStatsFromCRI PodCertificateRequest PodDeletionCost PodLevelResourceManagers
+        PodLevelResources PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodLogsQuerySplitStreams
+        PodObservedGenerationTracking PodReadyToStartContainersCondition PodSchedulingReadiness
+        PodTopologyLabelsAdmission PodsAPI PortForwardWebsockets PreferSameTrafficDistribution
+        PreventStaticPodAPIReferences ProcMountType QOSReserved RecoverVolumeExpansionFailure
+        RecursiveReadOnlyMounts ReduceDefaultCrashLoopBackOffDecay RelaxedDNSSearchValidation
+        RelaxedEnvironmentVariableValidation RelaxedServiceNameValidation ReloadKubeletClientCAFile
+        ReloadKubeletServerCertificateFile RemoteRequestHeaderUID ResilientWatchCacheInitialization
+        ResourceHealthStatus ResourceHealthStatusMessage RestartAllContainersOnContainerExits RetryGenerateName
+        RotateKubeletServerCertificate RuntimeClassInImageCriApi SELinuxChangePolicy SELinuxMount
+        SELinuxMountReadWriteOncePod SchedulerAsyncAPICalls SchedulerAsyncPreemption SchedulerPopFromBackoffQ
+        SchedulerQueueingHints SeparateCacheWatchRPC SeparateTaintEvictionController
+        ServiceAccountNodeAudienceRestriction ServiceAccountTokenJTI ServiceAccountTokenNodeBinding
+        ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo ServiceCIDRStatusFieldWiping
+        ShardedListAndWatch SidecarContainers SizeBasedListCostEstimate StaleControllerConsistencyDaemonSet
+        StaleControllerConsistencyJob StaleControllerConsistencyReplicaSet StaleControllerConsistencyStatefulSet
+        StatefulSetSemanticRevisionComparison StorageCapacityScoring StorageNamespaceIndex StorageVersionAPI
+        StorageVersionHash StorageVersionMigrator StreamingCollectionEncodingToJSON
+        StreamingCollectionEncodingToProtobuf StrictIPCIDRValidation StructuredAuthenticationConfiguration
+        StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
+        SupplementalGroupsPolicy TaintTolerationComparisonOperators TokenRequestServiceAccountUIDValidation
+        TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions TopologyManagerPolicyBetaOptions
+        TopologyManagerPolicyOptions TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation
+        UnknownVersionInteroperabilityProxy UnlockWhileProcessingFIFO UserNamespacesHostNetworkSupport
+        UserNamespacesSupport VolumeAttributesClass VolumeLimitScaling WatchCacheInitializationPostStartHook
+        WatchList WatchListClient WinDSR WinOverlay WindowsCPUAndMemoryAffinity WindowsGracefulNodeShutdown
+        WindowsHostNetwork WorkloadAwarePreemption WorkloadWithJob
+    ";
+
+    #[test]
+    fn every_gate_has_an_answer() {
+        let ours: std::collections::BTreeSet<&str> =
+            [ON, OFF, EITHER].iter().flat_map(|list| list.split_whitespace()).collect();
+        assert_eq!(ours, UPSTREAM.split_whitespace().collect());
     }
 
     #[test]

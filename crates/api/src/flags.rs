@@ -158,6 +158,7 @@ pub const CONTROL_PLANE: &[Row] = &[
     only("min-compatibility-version", &["1.36", "kube=1.36"], "this is v1.36"),
     only("permit-address-sharing", &["false"], "the address belongs to one process"),
     only("permit-port-sharing", &["false"], "the port belongs to one process"),
+    refused("tls-sni-cert-key", "there is one certificate"),
 ];
 
 /// A component's table, as several parts that components share.
@@ -284,6 +285,21 @@ fn take(config: &mut Value, path: &str) -> Option<Value> {
         fields.remove(first);
     }
     value
+}
+
+/// A file in which only the field at this path is set, to what no field is: a test's question. `a[].b` is a field of the
+/// items of a list.
+pub fn with_field(path: &str) -> Value {
+    path.rsplit('.').fold(serde_json::json!({"noSuchField": 1}), |inner, part| match part.strip_suffix("[]") {
+        Some(list) => serde_json::json!({list: [inner]}),
+        None => serde_json::json!({part: inner}),
+    })
+}
+
+/// Whether an error says that nothing is known of the last field of a path.
+pub fn is_unknown(error: &str, path: &str) -> bool {
+    let last = path.rsplit('.').next().unwrap_or_default().trim_end_matches("[]");
+    error.contains(&format!("unknown field `{last}`"))
 }
 
 /// The names of upstream's flags that a command line does not know: a test's question.

@@ -14,19 +14,13 @@ impl Table for Unused {
         &[
             refused("admission-control", "use --enable-admission-plugins and --disable-admission-plugins"),
             only("allow-privileged", &["true"], "privileged containers are for admission (Pod Security) to refuse"),
-            refused("audit-log-batch-buffer-size", "lines are written one by one in every mode"),
-            refused("audit-log-batch-max-size", "lines are written one by one in every mode"),
-            refused("audit-log-batch-max-wait", "lines are written one by one in every mode"),
-            refused("audit-log-batch-throttle-burst", "lines are written one by one in every mode"),
-            refused("audit-log-batch-throttle-enable", "lines are written one by one in every mode"),
-            refused("audit-log-batch-throttle-qps", "lines are written one by one in every mode"),
+            same("apiserver-count", "it has no effect upstream either"),
             only("audit-log-compress", &["false"], "old log files are not compressed"),
             only("audit-log-format", &["json"], "events are written as JSON"),
             only("audit-log-version", &["audit.k8s.io/v1"], "events are audit.k8s.io/v1"),
+            refused("audit-webhook-batch-initial-backoff", "batches are retried with the usual backoff"),
             refused("audit-webhook-initial-backoff", "batches are retried with the usual backoff"),
             only("audit-webhook-version", &["audit.k8s.io/v1"], "events are audit.k8s.io/v1"),
-            only("cloud-config", &[""], "there is no cloud provider"),
-            only("cloud-provider", &[""], "there is no cloud provider"),
             only("contention-profiling", &["false"], "waits for locks are not recorded"),
             refused("coordinated-leadership-lease-duration", "leaders elect themselves"),
             refused("coordinated-leadership-renew-deadline", "leaders elect themselves"),
@@ -49,13 +43,11 @@ impl Table for Unused {
             same("external-hostname", "no URL that is made here has the host's name"),
             only("goaway-chance", &["0"], "connections are never closed by chance"),
             refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
-            refused("identity-lease-duration-seconds", "servers have no identity leases"),
-            refused("identity-lease-renew-interval-seconds", "servers have no identity leases"),
             same("kubelet-port", "the node says on which port its kubelet is"),
             same("kubelet-read-only-port", "the node says on which port its kubelet is"),
             refused("kubelet-timeout", "requests to kubelets have the deadline of their request"),
             only("kubernetes-service-node-port", &["0"], "the kubernetes service has a cluster IP"),
-            same("lease-reuse-duration-seconds", "leases are not shared"),
+            only("lease-reuse-duration-seconds", &["60"], "a lease is given to events for a minute"),
             only("livez-grace-period", &["0s", "0"], "the server is live once it serves"),
             only("max-connection-bytes-per-sec", &["0"], "connections are not throttled"),
             only("min-compatibility-version", &["1.36", "kube=1.36"], "this is v1.36"),
@@ -71,6 +63,7 @@ impl Table for Unused {
             only("shutdown-send-retry-after", &["false"], "the server stops at once"),
             only("shutdown-watch-termination-grace-period", &["0s", "0"], "watches end with the server"),
             only("storage-backend", &["etcd3"], "the store is etcd v3 or embedded"),
+            same("storage-initialization-timeout", "the server listens once its caches are filled"),
             only("storage-media-type", &["application/json"], "objects are stored as JSON"),
             refused("strict-transport-security-directives", "no such header is sent"),
             refused("tls-sni-cert-key", "there is one certificate"),
@@ -87,51 +80,53 @@ mod tests {
 
     /// The flags of v1.36.
     const UPSTREAM: &str = "
-        admission-control admission-control-config-file advertise-address aggregator-reject-forwarding-redirect
-        allow-metric-labels allow-metric-labels-manifest allow-privileged anonymous-auth api-audiences
-        audit-log-batch-buffer-size audit-log-batch-max-size audit-log-batch-max-wait
-        audit-log-batch-throttle-burst audit-log-batch-throttle-enable audit-log-batch-throttle-qps
-        audit-log-compress audit-log-format audit-log-maxage audit-log-maxbackup audit-log-maxsize
-        audit-log-mode audit-log-path audit-log-truncate-enabled audit-log-truncate-max-batch-size
-        audit-log-truncate-max-event-size audit-log-version audit-policy-file audit-webhook-batch-buffer-size
-        audit-webhook-batch-max-size audit-webhook-batch-max-wait audit-webhook-batch-throttle-burst
-        audit-webhook-batch-throttle-enable audit-webhook-batch-throttle-qps audit-webhook-config-file
-        audit-webhook-initial-backoff audit-webhook-mode audit-webhook-truncate-enabled
-        audit-webhook-truncate-max-batch-size audit-webhook-truncate-max-event-size audit-webhook-version
-        authentication-config authentication-token-webhook-cache-ttl authentication-token-webhook-config-file
+        admission-control admission-control-config-file advertise-address
+        aggregator-reject-forwarding-redirect allow-metric-labels allow-metric-labels-manifest
+        allow-privileged anonymous-auth api-audiences apiserver-count audit-log-batch-buffer-size
+        audit-log-batch-max-size audit-log-batch-max-wait audit-log-batch-throttle-burst
+        audit-log-batch-throttle-enable audit-log-batch-throttle-qps audit-log-compress audit-log-format
+        audit-log-maxage audit-log-maxbackup audit-log-maxsize audit-log-mode audit-log-path
+        audit-log-truncate-enabled audit-log-truncate-max-batch-size audit-log-truncate-max-event-size
+        audit-log-version audit-policy-file audit-webhook-batch-buffer-size
+        audit-webhook-batch-initial-backoff audit-webhook-batch-max-size audit-webhook-batch-max-wait
+        audit-webhook-batch-throttle-burst audit-webhook-batch-throttle-enable
+        audit-webhook-batch-throttle-qps audit-webhook-config-file audit-webhook-initial-backoff
+        audit-webhook-mode audit-webhook-truncate-enabled audit-webhook-truncate-max-batch-size
+        audit-webhook-truncate-max-event-size audit-webhook-version authentication-config
+        authentication-token-webhook-cache-ttl authentication-token-webhook-config-file
         authentication-token-webhook-version authorization-config authorization-mode authorization-policy-file
         authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl
         authorization-webhook-config-file authorization-webhook-version bind-address cert-dir client-ca-file
-        cloud-config cloud-provider contention-profiling coordinated-leadership-lease-duration
-        coordinated-leadership-renew-deadline coordinated-leadership-retry-period cors-allowed-origins
-        debug-socket-path default-watch-cache-size delete-collection-workers disable-admission-plugins
-        disable-http2-serving disabled-metrics egress-selector-config-file emulated-version
-        emulation-forward-compatible enable-admission-plugins enable-aggregator-routing
-        enable-bootstrap-token-auth enable-garbage-collector enable-logs-handler enable-priority-and-fairness
-        encryption-provider-config encryption-provider-config-automatic-reload endpoint-reconciler-type
-        etcd-cafile etcd-certfile etcd-compaction-interval etcd-count-metric-poll-period
-        etcd-db-metric-poll-interval etcd-healthcheck-timeout etcd-keyfile etcd-prefix etcd-readycheck-timeout
-        etcd-servers etcd-servers-overrides event-ttl external-hostname feature-gates goaway-chance
-        http2-max-streams-per-connection identity-lease-duration-seconds identity-lease-renew-interval-seconds
-        kubelet-certificate-authority kubelet-client-certificate kubelet-client-key kubelet-port
-        kubelet-preferred-address-types kubelet-read-only-port kubelet-timeout kubernetes-service-node-port
-        lease-reuse-duration-seconds livez-grace-period log-flush-frequency log-json-info-buffer-size
-        log-json-split-stream log-text-info-buffer-size log-text-split-stream logging-format
-        max-connection-bytes-per-sec max-mutating-requests-inflight max-requests-inflight
-        min-compatibility-version min-request-timeout oidc-ca-file oidc-client-id oidc-groups-claim
-        oidc-groups-prefix oidc-issuer-url oidc-required-claim oidc-signing-algs oidc-username-claim
-        oidc-username-prefix peer-advertise-ip peer-advertise-port peer-ca-file permit-address-sharing
-        permit-port-sharing profiling proxy-client-cert-file proxy-client-key-file request-timeout
-        requestheader-allowed-names requestheader-client-ca-file requestheader-extra-headers-prefix
-        requestheader-group-headers requestheader-uid-headers requestheader-username-headers runtime-config
-        runtime-config-emulation-forward-compatible secure-port service-account-extend-token-expiration
-        service-account-issuer service-account-jwks-uri service-account-key-file service-account-lookup
-        service-account-max-token-expiration service-account-signing-endpoint service-account-signing-key-file
-        service-cluster-ip-range service-node-port-range show-hidden-metrics-for-version shutdown-delay-duration
-        shutdown-send-retry-after shutdown-watch-termination-grace-period storage-backend storage-media-type
-        strict-transport-security-directives tls-cert-file tls-cipher-suites tls-curve-preferences
-        tls-min-version tls-private-key-file tls-sni-cert-key token-auth-file tracing-config-file v vmodule
-        watch-cache watch-cache-sizes
+        contention-profiling coordinated-leadership-lease-duration coordinated-leadership-renew-deadline
+        coordinated-leadership-retry-period cors-allowed-origins debug-socket-path
+        default-not-ready-toleration-seconds default-unreachable-toleration-seconds default-watch-cache-size
+        delete-collection-workers disable-admission-plugins disable-http2-serving disabled-metrics
+        egress-selector-config-file emulated-version emulation-forward-compatible enable-admission-plugins
+        enable-aggregator-routing enable-bootstrap-token-auth enable-garbage-collector enable-logs-handler
+        enable-priority-and-fairness encryption-provider-config encryption-provider-config-automatic-reload
+        endpoint-reconciler-type etcd-cafile etcd-certfile etcd-compaction-interval
+        etcd-count-metric-poll-period etcd-db-metric-poll-interval etcd-healthcheck-timeout etcd-keyfile
+        etcd-prefix etcd-readycheck-timeout etcd-servers etcd-servers-overrides event-ttl external-hostname
+        feature-gates goaway-chance http2-max-streams-per-connection kubelet-certificate-authority
+        kubelet-client-certificate kubelet-client-key kubelet-port kubelet-preferred-address-types
+        kubelet-read-only-port kubelet-timeout kubernetes-service-node-port lease-reuse-duration-seconds
+        livez-grace-period log-flush-frequency log-json-info-buffer-size log-json-split-stream
+        log-text-info-buffer-size log-text-split-stream logging-format max-connection-bytes-per-sec
+        max-mutating-requests-inflight max-requests-inflight min-compatibility-version min-request-timeout
+        oidc-ca-file oidc-client-id oidc-groups-claim oidc-groups-prefix oidc-issuer-url oidc-required-claim
+        oidc-signing-algs oidc-username-claim oidc-username-prefix peer-advertise-ip peer-advertise-port
+        peer-ca-file permit-address-sharing permit-port-sharing profiling proxy-client-cert-file
+        proxy-client-key-file request-timeout requestheader-allowed-names requestheader-client-ca-file
+        requestheader-extra-headers-prefix requestheader-group-headers requestheader-uid-headers
+        requestheader-username-headers runtime-config runtime-config-emulation-forward-compatible secure-port
+        service-account-extend-token-expiration service-account-issuer service-account-jwks-uri
+        service-account-key-file service-account-lookup service-account-max-token-expiration
+        service-account-signing-endpoint service-account-signing-key-file service-cluster-ip-range
+        service-node-port-range show-hidden-metrics-for-version shutdown-delay-duration
+        shutdown-send-retry-after shutdown-watch-termination-grace-period storage-backend
+        storage-initialization-timeout storage-media-type strict-transport-security-directives tls-cert-file
+        tls-cipher-suites tls-curve-preferences tls-min-version tls-private-key-file tls-sni-cert-key
+        token-auth-file tracing-config-file v vmodule watch-cache watch-cache-sizes
     ";
 
     /// Of kubeadm, of a cluster made by hand, and of k3s.
@@ -146,6 +141,7 @@ mod tests {
         "--allow-privileged=false",
         "--contention-profiling",
         "--feature-gates=UserNamespacesSupport=true",
+        "--cloud-provider=",
         "--no-such-flag=1",
     ];
 

@@ -179,6 +179,12 @@ pub struct Args {
     /// Admission plugins that should be disabled although they are on by default.
     #[arg(long, value_delimiter = ',')]
     pub disable_admission_plugins: Vec<String>,
+    /// How long pods tolerate a node that is not ready if they do not say, in seconds.
+    #[arg(long, default_value_t = crate::config::DEFAULT_TOLERATION_SECONDS, allow_negative_numbers = true)]
+    pub default_not_ready_toleration_seconds: i64,
+    /// How long pods tolerate a node that cannot be reached if they do not say, in seconds.
+    #[arg(long, default_value_t = crate::config::DEFAULT_TOLERATION_SECONDS, allow_negative_numbers = true)]
+    pub default_unreachable_toleration_seconds: i64,
     /// File with admission control configuration.
     #[arg(long, value_name = "FILE")]
     pub admission_control_config_file: Option<PathBuf>,
@@ -340,18 +346,36 @@ pub struct AuditArgs {
     /// All requests coming to the apiserver are recorded in this file; '-' is standard output.
     #[arg(long, value_name = "FILE")]
     pub audit_log_path: Option<PathBuf>,
-    /// The maximum number of days to keep old audit log files.
-    #[arg(long, default_value_t = 0)]
+    /// The maximum number of days to keep old audit log files; zero is no limit.
+    #[arg(long, default_value_t = 366)]
     pub audit_log_maxage: u64,
     /// The maximum number of old audit log files to keep; zero is no limit.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 100)]
     pub audit_log_maxbackup: usize,
-    /// The maximum size in megabytes of the audit log file before it is rotated.
+    /// The maximum size in megabytes of the audit log file before it is rotated; zero is no limit.
     #[arg(long, default_value_t = 100)]
     pub audit_log_maxsize: u64,
     /// When events are written: batch, blocking or blocking-strict.
     #[arg(long, default_value = "blocking")]
     pub audit_log_mode: String,
+    /// The number of events kept for batches. Only used in batch mode.
+    #[arg(long, default_value_t = 10_000)]
+    pub audit_log_batch_buffer_size: usize,
+    /// The maximum size of a batch. Only used in batch mode.
+    #[arg(long, default_value_t = 1)]
+    pub audit_log_batch_max_size: usize,
+    /// The time to wait before writing a batch that is not full. Only used in batch mode.
+    #[arg(long, default_value = "0s", value_parser = api::duration::parse)]
+    pub audit_log_batch_max_wait: Duration,
+    /// Whether the rate of batches is limited. Only used in batch mode.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub audit_log_batch_throttle_enable: bool,
+    /// The maximum average number of batches per second. Only used in batch mode.
+    #[arg(long, default_value_t = 0.0)]
+    pub audit_log_batch_throttle_qps: f64,
+    /// The maximum number of batches written at the same moment, if the rate was not used before. Only used in batch mode.
+    #[arg(long, default_value_t = 0)]
+    pub audit_log_batch_throttle_burst: u32,
     /// Whether events and batches that are too large are shortened.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub audit_log_truncate_enabled: bool,
@@ -396,75 +420,128 @@ pub struct AuditArgs {
     pub audit_webhook_truncate_max_event_size: usize,
 }
 
-impl AuditArgs {
-    fn throttle(&self) -> anyhow::Result<Option<Throttle>> {
-        if !self.audit_webhook_batch_throttle_enable {
-            return Ok(None);
-        }
-        let (qps, burst) = (self.audit_webhook_batch_throttle_qps, self.audit_webhook_batch_throttle_burst);
-        let interval = (qps > 0.0).then(|| Duration::try_from_secs_f64(1.0 / qps).ok()).flatten();
-        let interval = interval.map(|interval| interval.min(MAX_THROTTLE_INTERVAL));
-        let interval = interval
-            .with_context(|| format!("invalid audit batch webhook throttle QPS {qps}, must be a positive number"))?;
-        anyhow::ensure!(burst > 0, "invalid audit batch webhook throttle burst {burst}, must be a positive number");
-        Ok(Some(Throttle { interval, burst }))
-    }
+/// What is said of one sink of audit events.
+struct AuditSink<'a> {
+    /// As upstream's messages call it.
+    name: &'a str,
+    mode: &'a str,
+    batching: BatchFlags,
+    truncates: bool,
+    max_event: usize,
+    max_batch: usize,
+}
 
-    fn config(self) -> anyhow::Result<AuditConfig> {
-        let mode = |name: &str, batching: Batching| match name {
-            "batch" => Ok(Mode::Batch(batching)),
+struct BatchFlags {
+    buffer: usize,
+    max_size: usize,
+    max_wait: Duration,
+    throttles: bool,
+    qps: f64,
+    burst: u32,
+}
+
+impl AuditSink<'_> {
+    /// Flags of batches say nothing in other modes, and are not looked at there.
+    fn mode(&self) -> anyhow::Result<Mode> {
+        let name = self.name;
+        match self.mode {
+            "batch" => Ok(Mode::Batch(self.batching.check(name)?)),
             "blocking" => Ok(Mode::Blocking),
             "blocking-strict" => Ok(Mode::BlockingStrict),
             other => {
-                Err(anyhow::anyhow!("invalid audit mode {other}, allowed modes are batch, blocking, blocking-strict"))
+                anyhow::bail!("invalid audit {name} mode {other}, allowed modes are \"batch,blocking,blocking-strict\"")
             }
+        }
+    }
+
+    fn truncation(&self) -> anyhow::Result<Option<Truncation>> {
+        let Self { name, max_event, max_batch, .. } = *self;
+        anyhow::ensure!(
+            max_event > 0,
+            "invalid audit truncate {name} max event size {max_event}, must be a positive number"
+        );
+        anyhow::ensure!(
+            max_batch >= max_event,
+            "invalid audit truncate {name} max batch size {max_batch}, must be greater than max event size ({max_event})"
+        );
+        Ok(self.truncates.then_some(Truncation { max_event, max_batch }))
+    }
+}
+
+impl BatchFlags {
+    fn check(&self, name: &str) -> anyhow::Result<Batching> {
+        let Self { buffer, max_size, max_wait, .. } = *self;
+        anyhow::ensure!(buffer > 0, "invalid audit batch {name} buffer size {buffer}, must be a positive number");
+        anyhow::ensure!(
+            max_size > 0,
+            "invalid audit batch {name} max batch size {max_size}, must be a positive number"
+        );
+        Ok(Batching { buffer, max_size, max_wait, throttle: self.throttle(name)? })
+    }
+
+    fn throttle(&self, name: &str) -> anyhow::Result<Option<Throttle>> {
+        if !self.throttles {
+            return Ok(None);
+        }
+        let (qps, burst) = (self.qps, self.burst);
+        let interval = (qps > 0.0).then(|| Duration::try_from_secs_f64(1.0 / qps).ok()).flatten();
+        let interval = interval.map(|interval| interval.min(MAX_THROTTLE_INTERVAL));
+        let interval = interval
+            .with_context(|| format!("invalid audit batch {name} throttle QPS {qps}, must be a positive number"))?;
+        anyhow::ensure!(burst > 0, "invalid audit batch {name} throttle burst {burst}, must be a positive number");
+        Ok(Some(Throttle { interval, burst }))
+    }
+}
+
+impl AuditArgs {
+    /// What is said of a sink is looked at only where there is one, as upstream.
+    fn config(self) -> anyhow::Result<AuditConfig> {
+        let log_sink = AuditSink {
+            name: "log",
+            mode: &self.audit_log_mode,
+            batching: BatchFlags {
+                buffer: self.audit_log_batch_buffer_size,
+                max_size: self.audit_log_batch_max_size,
+                max_wait: self.audit_log_batch_max_wait,
+                throttles: self.audit_log_batch_throttle_enable,
+                qps: self.audit_log_batch_throttle_qps,
+                burst: self.audit_log_batch_throttle_burst,
+            },
+            truncates: self.audit_log_truncate_enabled,
+            max_event: self.audit_log_truncate_max_event_size,
+            max_batch: self.audit_log_truncate_max_batch_size,
         };
-        let batching = Batching {
-            buffer: self.audit_webhook_batch_buffer_size,
-            max_size: self.audit_webhook_batch_max_size,
-            max_wait: self.audit_webhook_batch_max_wait,
-            throttle: self.throttle()?,
+        let webhook_sink = AuditSink {
+            name: "webhook",
+            mode: &self.audit_webhook_mode,
+            batching: BatchFlags {
+                buffer: self.audit_webhook_batch_buffer_size,
+                max_size: self.audit_webhook_batch_max_size,
+                max_wait: self.audit_webhook_batch_max_wait,
+                throttles: self.audit_webhook_batch_throttle_enable,
+                qps: self.audit_webhook_batch_throttle_qps,
+                burst: self.audit_webhook_batch_throttle_burst,
+            },
+            truncates: self.audit_webhook_truncate_enabled,
+            max_event: self.audit_webhook_truncate_max_event_size,
+            max_batch: self.audit_webhook_truncate_max_batch_size,
         };
-        let log = self.audit_log_path.map(|path| LogConfig {
-            path,
-            max_age: Duration::from_secs(self.audit_log_maxage * 86_400),
-            max_backups: self.audit_log_maxbackup,
-            max_bytes: self.audit_log_maxsize << 20,
-        });
-        // A batch of lines is one write; waiting long for it would only lose more in a crash.
-        let log_batching = Batching { max_size: 1, ..Default::default() };
-        let truncation = |name: &str, enabled: bool, max_event: usize, max_batch: usize| {
-            anyhow::ensure!(
-                !enabled || max_event > 0,
-                "invalid audit truncate {name} max event size {max_event}, must be a positive number"
-            );
-            anyhow::ensure!(
-                !enabled || max_batch >= max_event,
-                "invalid audit truncate {name} max batch size {max_batch}, must be greater than max event size \
-                 ({max_event})"
-            );
-            Ok(enabled.then_some(Truncation { max_event, max_batch }))
-        };
-        Ok(AuditConfig {
-            policy_file: self.audit_policy_file,
-            log_truncation: truncation(
-                "log",
-                self.audit_log_truncate_enabled,
-                self.audit_log_truncate_max_event_size,
-                self.audit_log_truncate_max_batch_size,
-            )?,
-            webhook_truncation: truncation(
-                "webhook",
-                self.audit_webhook_truncate_enabled,
-                self.audit_webhook_truncate_max_event_size,
-                self.audit_webhook_truncate_max_batch_size,
-            )?,
-            log: log.map(|log| anyhow::Ok((log, mode(&self.audit_log_mode, log_batching)?))).transpose()?,
-            webhook: self
-                .audit_webhook_config_file
-                .map(|path| anyhow::Ok((path, mode(&self.audit_webhook_mode, batching)?)))
-                .transpose()?,
-        })
+        let mut config = AuditConfig { policy_file: self.audit_policy_file, ..AuditConfig::default() };
+        if let Some(path) = self.audit_log_path {
+            let log = LogConfig {
+                path,
+                max_age: Duration::from_secs(self.audit_log_maxage.saturating_mul(86_400)),
+                max_backups: self.audit_log_maxbackup,
+                max_bytes: self.audit_log_maxsize.saturating_mul(1 << 20),
+            };
+            config.log = Some((log, log_sink.mode()?));
+            config.log_truncation = log_sink.truncation()?;
+        }
+        if let Some(path) = self.audit_webhook_config_file {
+            config.webhook = Some((path, webhook_sink.mode()?));
+            config.webhook_truncation = webhook_sink.truncation()?;
+        }
+        Ok(config)
     }
 }
 
@@ -541,6 +618,8 @@ impl TryFrom<Args> for Config {
             request_timeout: args.request_timeout,
             enable_admission_plugins: args.enable_admission_plugins,
             disable_admission_plugins: args.disable_admission_plugins,
+            default_not_ready_toleration_seconds: args.default_not_ready_toleration_seconds,
+            default_unreachable_toleration_seconds: args.default_unreachable_toleration_seconds,
             admission_control_config_file: args.admission_control_config_file,
             runtime_config: args.runtime_config,
             kubelet_client_certificate: args.kubelet_client_certificate,
@@ -632,13 +711,56 @@ mod tests {
             &["--authorization-mode=Nobody"][..],
             &["--authorization-mode=Webhook"],
             &["--audit-log-path=/a", "--audit-log-mode=sometimes"],
-            &["--audit-log-truncate-enabled", "--audit-log-truncate-max-event-size=0"],
-            &["--audit-webhook-truncate-enabled", "--audit-webhook-truncate-max-batch-size=10"],
+            &["--audit-log-path=/a", "--audit-log-truncate-max-event-size=0"],
+            &["--audit-webhook-config-file=/w", "--audit-webhook-truncate-max-batch-size=10"],
+            &["--audit-log-path=/a", "--audit-log-mode=batch", "--audit-log-batch-max-size=0"],
+            &["--audit-log-path=/a", "--audit-log-mode=batch", "--audit-log-batch-throttle-enable"],
+            &["--audit-webhook-config-file=/w", "--audit-webhook-batch-throttle-qps=0"],
+            &["--audit-webhook-config-file=/w", "--audit-webhook-batch-throttle-qps=NaN"],
+            &["--audit-webhook-config-file=/w", "--audit-webhook-batch-buffer-size=0"],
             &["--oidc-issuer-url=https://i", "--oidc-required-claim=a"],
             &["--authorization-config=/x", "--authorization-mode=RBAC"],
         ] {
             assert!(config(flags).is_err(), "{flags:?}");
         }
+    }
+
+    #[test]
+    fn flags_of_sinks_that_are_not_there_say_nothing() {
+        for flags in [
+            &["--audit-webhook-batch-throttle-qps=0"][..],
+            &["--audit-webhook-mode=sometimes", "--audit-log-mode=sometimes"],
+            &[
+                "--audit-webhook-config-file=/w",
+                "--audit-webhook-mode=blocking",
+                "--audit-webhook-batch-throttle-qps=0",
+            ],
+            &["--audit-log-path=/a", "--audit-log-batch-max-size=0"],
+        ] {
+            assert!(config(flags).is_ok(), "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn the_log_can_be_written_in_batches_and_numbers_of_any_size_are_numbers() {
+        let flags = [
+            "--audit-log-path=/a",
+            "--audit-log-mode=batch",
+            "--audit-log-batch-max-size=7",
+            "--audit-log-batch-max-wait=2s",
+            "--audit-log-batch-throttle-enable",
+            "--audit-log-batch-throttle-qps=4",
+            "--audit-log-batch-throttle-burst=2",
+            "--audit-log-maxage=18446744073709551615",
+            "--audit-log-maxsize=18446744073709551615",
+        ];
+        let (log, mode) = config(&flags).unwrap().audit.log.unwrap();
+        assert_eq!((log.max_age, log.max_bytes), (Duration::from_secs(u64::MAX), u64::MAX));
+        let throttle = Some(Throttle { interval: Duration::from_millis(250), burst: 2 });
+        let batching = Batching { buffer: 10_000, max_size: 7, max_wait: Duration::from_secs(2), throttle };
+        assert_eq!(mode, Mode::Batch(batching));
+        let (log, _) = config(&["--audit-log-path=/a"]).unwrap().audit.log.unwrap();
+        assert_eq!((log.max_age, log.max_backups), (Duration::from_secs(366 * 86_400), 100));
     }
 
     #[test]

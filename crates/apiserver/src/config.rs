@@ -69,6 +69,9 @@ pub struct Config {
     pub request_timeout: Duration,
     pub enable_admission_plugins: Vec<String>,
     pub disable_admission_plugins: Vec<String>,
+    /// How long pods tolerate a node that is not ready, or cannot be reached, if they do not say.
+    pub default_not_ready_toleration_seconds: i64,
+    pub default_unreachable_toleration_seconds: i64,
     /// Settings of single admission plug-ins.
     pub admission_control_config_file: Option<PathBuf>,
     pub runtime_config: RuntimeConfig,
@@ -282,6 +285,7 @@ pub struct Truncation {
 }
 
 pub(crate) const DEFAULT_ETCD_PREFIX: &str = "/registry";
+pub(crate) const DEFAULT_TOLERATION_SECONDS: i64 = 300;
 pub(crate) const DEFAULT_CERT_DIR: &str = "/var/run/kubernetes";
 pub(crate) const DEFAULT_ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
@@ -337,6 +341,8 @@ impl Config {
             request_timeout: Duration::from_secs(60),
             enable_admission_plugins: Vec::new(),
             disable_admission_plugins: Vec::new(),
+            default_not_ready_toleration_seconds: DEFAULT_TOLERATION_SECONDS,
+            default_unreachable_toleration_seconds: DEFAULT_TOLERATION_SECONDS,
             admission_control_config_file: None,
             runtime_config: RuntimeConfig::default(),
             kubelet_client_certificate: None,

@@ -18,10 +18,14 @@ use crate::watch_cache::Unreadable;
 
 /// What a hook may still be waiting for while requests are answered.
 enum Awaited {
-    /// It was there before the server listened.
+    /// It was made before the server listened: plug-ins, caches and filters of the chain.
     Nothing,
+    /// That what every cluster has was made, and that leases and records of this server were tried.
     FirstObjects,
+    /// That definitions have their rows.
     Definitions,
+    /// That definitions have their statuses, and discovery shows their kinds.
+    Published,
 }
 
 /// Upstream's hooks, in its order: clients and tests ask for them by name.
@@ -32,14 +36,14 @@ const HOOKS: &[(&str, Awaited)] = &[
     ("poststarthook/priority-and-fairness-filter", Awaited::Nothing),
     ("poststarthook/storage-object-count-tracker-hook", Awaited::Nothing),
     ("poststarthook/start-apiextensions-informers", Awaited::Nothing),
-    ("poststarthook/start-apiextensions-controllers", Awaited::Nothing),
+    ("poststarthook/start-apiextensions-controllers", Awaited::Published),
     ("poststarthook/crd-informer-synced", Awaited::Definitions),
     ("poststarthook/start-system-namespaces-controller", Awaited::FirstObjects),
-    ("poststarthook/start-cluster-authentication-info-controller", Awaited::Nothing),
-    ("poststarthook/start-kube-apiserver-identity-lease-controller", Awaited::Nothing),
-    ("poststarthook/start-kube-apiserver-identity-lease-garbage-collector", Awaited::Nothing),
+    ("poststarthook/start-cluster-authentication-info-controller", Awaited::FirstObjects),
+    ("poststarthook/start-kube-apiserver-identity-lease-controller", Awaited::FirstObjects),
+    ("poststarthook/start-kube-apiserver-identity-lease-garbage-collector", Awaited::FirstObjects),
     ("poststarthook/storage-readiness", Awaited::FirstObjects),
-    ("poststarthook/start-legacy-token-tracking-controller", Awaited::Nothing),
+    ("poststarthook/start-legacy-token-tracking-controller", Awaited::FirstObjects),
     ("poststarthook/start-service-ip-repair-controllers", Awaited::FirstObjects),
     ("poststarthook/rbac/bootstrap-roles", Awaited::FirstObjects),
     ("poststarthook/scheduling/bootstrap-system-priority-classes", Awaited::FirstObjects),
@@ -48,7 +52,7 @@ const HOOKS: &[(&str, Awaited)] = &[
     ("poststarthook/start-kubernetes-service-cidr-controller", Awaited::FirstObjects),
     ("poststarthook/aggregator-reload-proxy-client-cert", Awaited::Nothing),
     ("poststarthook/start-kube-aggregator-informers", Awaited::Nothing),
-    ("poststarthook/apiservice-status-local-available-controller", Awaited::Nothing),
+    ("poststarthook/apiservice-status-local-available-controller", Awaited::FirstObjects),
     ("poststarthook/apiservice-status-remote-available-controller", Awaited::Nothing),
     ("poststarthook/apiservice-registration-controller", Awaited::FirstObjects),
     ("poststarthook/apiservice-discovery-controller", Awaited::Nothing),
@@ -96,6 +100,7 @@ async fn checks(state: &Arc<State>, ready: bool) -> Checks {
             Awaited::Nothing => Ok(()),
             Awaited::FirstObjects => if_finished(state.is_bootstrapped()),
             Awaited::Definitions => definitions_read(state),
+            Awaited::Published => if_finished(state.published.borrow().is_some()),
         };
         (Cow::Borrowed(*name), outcome)
     }));

@@ -35,6 +35,7 @@ pub mod fuzz;
 mod health;
 mod history;
 mod hooks;
+mod identity_lease;
 mod in_flight;
 mod initializers;
 mod integrity;

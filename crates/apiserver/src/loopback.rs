@@ -15,13 +15,14 @@ use crate::body::RequestBody;
 use crate::cluster::own_user;
 use crate::state::State;
 
-/// Sends one; returns the code and the document of the answer.
+/// Sends one; returns the code and the document of the answer. The body of a PATCH is a merge patch.
 pub(crate) async fn send(state: &Arc<State>, method: Method, path: &str, body: &Value) -> anyhow::Result<(u16, Value)> {
     let body = if body.is_null() { Bytes::new() } else { Bytes::from(serde_json::to_vec(body)?) };
+    let content_type = if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
     let mut request = Request::builder()
         .method(method)
         .uri(path)
-        .header("content-type", "application/json")
+        .header("content-type", content_type)
         .header("user-agent", "kube-apiserver")
         .body(body)?;
     request.extensions_mut().insert(own_user());

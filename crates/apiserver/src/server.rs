@@ -126,6 +126,7 @@ impl Server {
             flow_control: FlowControl::new(seats, config.request_timeout, metrics.all()),
             metrics,
             started: jiff::Timestamp::now(),
+            holder: crate::stamp::unique_id(),
             history: History::open(config.history_file.clone()),
             cors: Cors::new(&config.cors_allowed_origins)?,
             audit,
@@ -218,6 +219,7 @@ impl Server {
         housekeeping.spawn(allocation::repair::run(state.cluster.clone(), inner.clone()));
         let serving = stop.child_token();
         let leases = tokio::spawn(crate::server_leases::run(state.clone(), serving.clone()));
+        let identity = tokio::spawn(crate::identity_lease::run(state.clone(), serving.clone()));
         for task in state.admission.background(&state.cluster) {
             housekeeping.spawn(task);
         }
@@ -256,6 +258,9 @@ impl Server {
         serving.cancel();
         if tokio::time::timeout(DRAIN_TIMEOUT, leases).await.is_err() {
             tracing::warn!("this server may still be among the endpoints of the cluster");
+        }
+        if tokio::time::timeout(DRAIN_TIMEOUT, identity).await.is_err() {
+            tracing::warn!("the identity lease of this server may stay until it runs out");
         }
         inner.cancel();
         drop(listener);

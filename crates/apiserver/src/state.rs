@@ -23,6 +23,8 @@ pub(crate) struct State {
     pub(crate) flow_control: Arc<crate::flow_control::FlowControl>,
     pub(crate) metrics: crate::metrics::RequestMetrics,
     pub(crate) started: jiff::Timestamp,
+    /// Tells this server from others of its host, and from those before it.
+    pub(crate) holder: String,
     pub(crate) history: crate::history::History,
     pub(crate) cors: crate::cors::Cors,
     /// `None` if nothing is recorded.

@@ -34,6 +34,8 @@ mod discovery;
 mod etcd;
 #[path = "apiserver/events.rs"]
 mod events;
+#[path = "apiserver/eviction.rs"]
+mod eviction;
 #[path = "apiserver/extremes.rs"]
 mod extremes;
 #[path = "apiserver/field_validation.rs"]

@@ -70,5 +70,6 @@ pub mod walk;
 pub mod why;
 mod wireguard_keys;
 
+pub use api::version::GIT as VERSION;
 pub use api::zpages::remember_flags;
 pub use options::Options;

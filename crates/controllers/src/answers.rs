@@ -78,6 +78,7 @@ impl Table for Unused {
                 "controllers have as many workers as they need",
             ),
             only("configure-cloud-routes", &["false"], "there is no cloud provider"),
+            same("controller-shutdown-timeout", "controllers stop at once"),
             same("controller-start-interval", "controllers start side by side"),
             same("disable-attach-detach-reconcile-sync", "what is attached is read from VolumeAttachments"),
             only("enable-dynamic-provisioning", &["true"], "claims are provisioned by their class"),
@@ -100,6 +101,7 @@ impl Table for Unused {
             only("node-eviction-rate", &["0.1"], "the rates of eviction are fixed"),
             same("node-monitor-period", "controllers act when something changes or is due"),
             same("node-startup-grace-period", "nodes are looked at once they have registered"),
+            same("node-sync-period", "it has no effect upstream either"),
             refused("pv-recycler-increment-timeout-nfs", "volumes are not recycled"),
             refused("pv-recycler-minimum-timeout-hostpath", "volumes are not recycled"),
             refused("pv-recycler-minimum-timeout-nfs", "volumes are not recycled"),
@@ -127,8 +129,8 @@ mod tests {
         authentication-token-webhook-cache-ttl authentication-tolerate-lookup-failure
         authorization-always-allow-paths authorization-kubeconfig authorization-webhook-cache-authorized-ttl
         authorization-webhook-cache-unauthorized-ttl bind-address cert-dir cidr-allocator-type client-ca-file
-        cloud-config cloud-provider cluster-cidr cluster-name cluster-signing-cert-file cluster-signing-duration
-        cluster-signing-key-file cluster-signing-kube-apiserver-client-cert-file
+        cloud-config cloud-provider cluster-cidr cluster-name cluster-signing-cert-file
+        cluster-signing-duration cluster-signing-key-file cluster-signing-kube-apiserver-client-cert-file
         cluster-signing-kube-apiserver-client-key-file cluster-signing-kubelet-client-cert-file
         cluster-signing-kubelet-client-key-file cluster-signing-kubelet-serving-cert-file
         cluster-signing-kubelet-serving-key-file cluster-signing-legacy-unknown-cert-file
@@ -139,8 +141,8 @@ mod tests {
         concurrent-resource-quota-syncs concurrent-resourceclaim-syncs concurrent-service-endpoint-syncs
         concurrent-service-syncs concurrent-serviceaccount-token-syncs concurrent-statefulset-syncs
         concurrent-ttl-after-finished-syncs concurrent-validating-admission-policy-status-syncs
-        configure-cloud-routes contention-profiling controller-start-interval controllers
-        disable-attach-detach-reconcile-sync disable-force-detach-on-timeout disable-http2-serving
+        configure-cloud-routes contention-profiling controller-shutdown-timeout controller-start-interval
+        controllers disable-attach-detach-reconcile-sync disable-force-detach-on-timeout disable-http2-serving
         disabled-metrics emulated-version enable-dynamic-provisioning enable-garbage-collector
         enable-hostpath-provisioner enable-leader-migration endpoint-updates-batch-period
         endpointslice-updates-batch-period external-cloud-volume-plugin feature-gates flex-volume-plugin-dir
@@ -156,7 +158,7 @@ mod tests {
         mirroring-concurrent-service-endpoint-syncs mirroring-endpointslice-updates-batch-period
         mirroring-max-endpoints-per-subset namespace-sync-period node-cidr-mask-size node-cidr-mask-size-ipv4
         node-cidr-mask-size-ipv6 node-eviction-rate node-monitor-grace-period node-monitor-period
-        node-startup-grace-period permit-address-sharing permit-port-sharing profiling
+        node-startup-grace-period node-sync-period permit-address-sharing permit-port-sharing profiling
         pv-recycler-increment-timeout-nfs pv-recycler-minimum-timeout-hostpath pv-recycler-minimum-timeout-nfs
         pv-recycler-pod-template-filepath-hostpath pv-recycler-pod-template-filepath-nfs
         pv-recycler-timeout-increment-hostpath pvclaimbinder-sync-period requestheader-allowed-names
@@ -164,8 +166,8 @@ mod tests {
         requestheader-uid-headers requestheader-username-headers resource-quota-sync-period root-ca-file
         route-reconciliation-period secondary-node-eviction-rate secure-port service-account-private-key-file
         service-cluster-ip-range show-hidden-metrics-for-version terminated-pod-gc-threshold tls-cert-file
-        tls-cipher-suites tls-curve-preferences tls-min-version tls-private-key-file unhealthy-zone-threshold
-        use-service-account-credentials v vmodule
+        tls-cipher-suites tls-curve-preferences tls-min-version tls-private-key-file tls-sni-cert-key
+        unhealthy-zone-threshold use-service-account-credentials v vmodule
     ";
 
     /// Of kubeadm, of a cluster made by hand, and of k3s.

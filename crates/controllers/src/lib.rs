@@ -31,7 +31,6 @@ mod endpoints;
 mod garbage;
 mod horizontal_pod_autoscaler;
 mod job;
-mod lease_gc;
 mod namespace;
 mod node_ipam;
 mod node_lifecycle;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::controller::{Context, Reconcile};
 use crate::{
     bootstrap_tokens, certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints,
-    garbage, horizontal_pod_autoscaler, job, lease_gc, namespace, node_ipam, node_lifecycle, pod_gc, replica_set,
-    resource_quota, root_ca, service_account, service_cidr, service_lb, stateful_set, storage_version_migration,
-    taint_eviction, ttl_after_finished, volume,
+    garbage, horizontal_pod_autoscaler, job, namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota,
+    root_ca, service_account, service_cidr, service_lb, stateful_set, storage_version_migration, taint_eviction,
+    ttl_after_finished, volume,
 };
 
 /// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
@@ -35,7 +35,6 @@ pub const CONTROLLERS: &[Descriptor] = &[
     Descriptor { name: "legacy-serviceaccount-token-cleaner-controller", account: "legacy-service-account-token-cleaner", workers: 1, build: service_account::build_cleaner },
     Descriptor { name: "bootstrap-signer-controller", account: "bootstrap-signer", workers: 1, build: bootstrap_tokens::build_signer },
     Descriptor { name: "token-cleaner-controller", account: "token-cleaner", workers: 1, build: bootstrap_tokens::build_cleaner },
-    Descriptor { name: "lease-garbage-collector-controller", account: "generic-garbage-collector", workers: 1, build: lease_gc::build },
     Descriptor { name: "root-ca-certificate-publisher-controller", account: "root-ca-cert-publisher", workers: 2, build: root_ca::build },
     Descriptor { name: "namespace-controller", account: "namespace-controller", workers: 4, build: namespace::build },
     Descriptor { name: "garbage-collector-controller", account: "generic-garbage-collector", workers: 16, build: garbage::build },

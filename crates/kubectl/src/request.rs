@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 
 use crate::context::Context;
-use crate::escape::query_escape;
+use crate::escape::{path_escape, query_escape};
 use crate::failure::{BROKEN_ANSWER, Failure, Result};
 use crate::printers::table::{RowParts, printed_rows};
 
@@ -49,6 +49,27 @@ impl Answer {
 
 pub(crate) const TABLE: &str =
     "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+
+/// A name that somebody gave, as one segment of a path; refused in client-go's words if it cannot be one.
+pub(crate) fn name_segment(name: &str) -> Result<String> {
+    if name.is_empty() {
+        return Err(Failure::message("resource name may not be empty"));
+    }
+    segment("resource name", name)
+}
+
+/// As [`name_segment`], for a namespace.
+pub(crate) fn namespace_segment(namespace: &str) -> Result<String> {
+    segment("namespace", namespace)
+}
+
+fn segment(what: &str, text: &str) -> Result<String> {
+    let mistakes = api::validation::path_segment_name(text);
+    if mistakes.is_empty() {
+        return Ok(path_escape(text));
+    }
+    Err(Failure::message(format!("invalid {what} {}: [{}]", api::field::quote(text), mistakes.join(" "))))
+}
 
 impl Request {
     pub(crate) fn new(method: Method, path: impl Into<String>) -> Request {
@@ -429,6 +450,22 @@ fn redact(name: &str, value: &http::HeaderValue) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_one_segment_of_a_path_or_refused() {
+        assert_eq!(name_segment("web-0").ok().as_deref(), Some("web-0"));
+        assert_eq!(name_segment("system:a b?").ok().as_deref(), Some("system:a%20b%3F"));
+        for (name, expected) in [
+            ("../secrets", "invalid resource name \"../secrets\": [may not contain '/']"),
+            ("..", "invalid resource name \"..\": [may not be '..']"),
+            ("a/b%2f", "invalid resource name \"a/b%2f\": [may not contain '/' may not contain '%']"),
+            ("", "resource name may not be empty"),
+        ] {
+            assert_eq!(name_segment(name).err().map(|failure| failure.inner()), Some(expected.to_owned()));
+        }
+        let refused = namespace_segment("a/pods/b").err().map(|failure| failure.inner());
+        assert_eq!(refused.as_deref(), Some("invalid namespace \"a/pods/b\": [may not contain '/']"));
+    }
 
     #[test]
     fn queries_escape_and_sort() {

@@ -22,6 +22,9 @@ pub(crate) fn prepare(settings: &Settings) -> anyhow::Result<()> {
     if settings.fail_swap_on {
         refuse_swap(&std::fs::read_to_string("/proc/swaps").context("/proc/swaps")?)?;
     }
+    if settings.fail_cgroup_v1 {
+        refuse_v1(cgroup::Hierarchies::detect().context("control groups")?.version())?;
+    }
     if settings.protect_kernel_defaults {
         check_kernel(|name| std::fs::read_to_string(format!("/proc/sys/{name}")))?;
     }
@@ -33,6 +36,13 @@ pub(crate) fn prepare(settings: &Settings) -> anyhow::Result<()> {
     if let Some(files) = settings.max_open_files {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, files, hard.max(files)).with_context(|| format!("maxOpenFiles {files}"))?;
+    }
+    Ok(())
+}
+
+fn refuse_v1(version: cgroup::Version) -> anyhow::Result<()> {
+    if version == cgroup::Version::V1 {
+        bail!("kubelet is configured to not run on a host using cgroup v1");
     }
     Ok(())
 }
@@ -82,6 +92,7 @@ mod tests {
     #[test]
     fn machines_may_be_refused() {
         let heading = "Filename Type Size Used Priority\n";
+        assert!(refuse_v1(cgroup::Version::V2).is_ok() && refuse_v1(cgroup::Version::V1).is_err());
         assert!(refuse_swap(heading).is_ok());
         assert!(refuse_swap(&format!("{heading}/swapfile file 1 0 -2\n")).is_err());
         let as_expected = |name: &str| Ok(KERNEL.iter().find(|row| row.0 == name).unwrap().1.to_string());

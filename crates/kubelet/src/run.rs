@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
+use api::quantity::Quantity;
 use client::kubeconfig::Kubeconfig;
 use client::{Client, Clock, Event, EventRecorder, Informer, InformerFactory, ListParams};
 use futures_util::future::BoxFuture;
@@ -208,8 +209,25 @@ async fn open_cgroups(settings: &Settings, runtime: &Runtime) -> anyhow::Result<
     let cgroups = blocking(move || Cgroups::detect(&wanted, driver)).await;
     let cgroups = cgroups.map_err(|error| anyhow::anyhow!("finding cgroups: {error}"))?;
     let made = cgroups.clone();
-    blocking(move || made.ensure_qos()).await.map_err(|error| anyhow::anyhow!("making QoS cgroups: {error}"))?;
+    let memory = memory_for_pods(settings, crate::node::machine::node_memory().map(|(total, _)| total))?;
+    blocking(move || made.ensure_qos(memory)).await.map_err(|error| anyhow::anyhow!("making QoS cgroups: {error}"))?;
     Ok(Some(cgroups))
+}
+
+/// How much memory all pods may use together: what the node has without what is reserved. None: as much as there is.
+fn memory_for_pods(settings: &Settings, total: Option<u64>) -> anyhow::Result<Option<i64>> {
+    let Some(reserved) = settings.reserved.get("memory").filter(|_| settings.enforce_allocatable) else {
+        return Ok(None);
+    };
+    let reserved: Quantity = reserved.parse().map_err(|error| anyhow::anyhow!("reserved memory: {error}"))?;
+    let total = total.context("the kernel does not say how much memory there is")?;
+    let left = i64::try_from(total).unwrap_or(i64::MAX).saturating_sub(reserved.value());
+    anyhow::ensure!(
+        left > 0,
+        "invalid Node Allocatable configuration. Resource \"memory\" has a reservation of {reserved} but capacity of \
+         {total}. Expected capacity >= reservation."
+    );
+    Ok((reserved.value() > 0).then_some(left))
 }
 
 /// A kubelet with its workers, and what its parts share.
@@ -503,6 +521,18 @@ mod tests {
 
     /// What pods have in their volumes is not for every user of the machine: secrets, and files that are root's and run as
     /// root whoever starts them (CVE-2021-41103).
+    #[test]
+    fn pods_get_the_memory_that_is_not_reserved() {
+        let mut settings = Settings::new("n");
+        assert_eq!(memory_for_pods(&settings, Some(100)).unwrap(), None);
+        settings.reserved.insert("memory".into(), "40".into());
+        assert_eq!(memory_for_pods(&settings, Some(100)).unwrap(), Some(60));
+        assert!(memory_for_pods(&settings, Some(40)).is_err());
+        assert!(memory_for_pods(&settings, None).is_err());
+        settings.enforce_allocatable = false;
+        assert_eq!(memory_for_pods(&settings, Some(40)).unwrap(), None);
+    }
+
     #[test]
     fn security_volumes_of_pods_are_not_for_other_users() {
         use std::os::unix::fs::PermissionsExt;

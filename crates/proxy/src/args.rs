@@ -265,17 +265,18 @@ impl Args {
             udp_timeout: either(self.conntrack_udp_timeout, file.conntrack.udp_timeout)?,
             udp_stream_timeout: either(self.conntrack_udp_timeout_stream, file.conntrack.udp_stream_timeout)?,
         };
-        let periods = match config.mode {
-            Mode::Nftables => &file.nftables,
-            Mode::Iptables => &file.iptables,
+        let (own, other) = match config.mode {
+            Mode::Nftables => (&file.nftables, &file.iptables),
+            Mode::Iptables => (&file.iptables, &file.nftables),
         };
-        let resync = either(self.iptables_sync_period, periods.sync_period.clone())?;
+        let resync = either(self.iptables_sync_period, own.sync_period.clone())?;
         config.resync_period = resync.filter(|period| !period.is_zero()).unwrap_or(config.resync_period);
-        let gather = either(self.iptables_min_sync_period, periods.min_sync_period.clone())?;
+        let gather = either(self.iptables_min_sync_period, own.min_sync_period.clone())?;
         config.min_sync_period = gather.unwrap_or(config.min_sync_period);
         config.node_port_addresses = self.nodeport_addresses.unwrap_or(file.node_port_addresses);
-        config.masquerade_all = self.masquerade_all || file.iptables.masquerade_all || file.nftables.masquerade_all;
-        let bit = self.iptables_masquerade_bit.or(file.nftables.masquerade_bit).or(file.iptables.masquerade_bit);
+        // Files for upstream's usual mode, which is not ours, say it of iptables.
+        config.masquerade_all = self.masquerade_all || own.masquerade_all || other.masquerade_all;
+        let bit = self.iptables_masquerade_bit.or(own.masquerade_bit).or(other.masquerade_bit);
         config.masquerade_bit = bit.unwrap_or(config.masquerade_bit);
         if config.masquerade_bit > 31 {
             bail!(
@@ -372,6 +373,20 @@ mod tests {
         assert_eq!((config.conntrack.max_per_core, config.cluster_cidrs.len()), (Some(9), 0));
         // The file's periods are the other mode's.
         assert_eq!(config.min_sync_period, Duration::ZERO);
+    }
+
+    #[test]
+    fn the_mode_in_use_says_which_bit_marks() {
+        let both = "iptables: {masqueradeBit: 3}\nnftables: {masqueradeBit: 4}\n";
+        for (mode, file, bit) in [
+            ("iptables", both, 3),
+            ("nftables", both, 4),
+            ("nftables", "iptables: {masqueradeBit: 3}\n", 3),
+            ("iptables", "", 14),
+        ] {
+            let config = merged(&[&format!("--proxy-mode={mode}")], file).unwrap();
+            assert_eq!(config.masquerade_bit, bit, "{mode} {file:?}");
+        }
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use http::Method;
 use jiff::civil::Date;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::api_services::trust::write;
@@ -61,13 +63,33 @@ pub(super) async fn begin(state: &Arc<State>) -> anyhow::Result<()> {
 }
 
 async fn note(state: &Arc<State>, namespace: &str, name: &str) -> anyhow::Result<()> {
-    let found = state.caches.get("secrets").and_then(|cache| cache.get(&format!("{namespace}/{name}")));
-    let Some(found) = found else { return Ok(()) };
-    let mut secret: Value = found.decode()?;
-    let seconds = now().as_second();
-    if secret["metadata"]["labels"][LAST_USED].as_str().is_some_and(|label| is_today(label, seconds)) {
-        return Ok(());
+    let Some(secret) = state.objects().metadata::<Secret>(namespace, name)? else { return Ok(()) };
+    let Some(patch) = use_on(&secret, now().as_second()) else { return Ok(()) };
+    write(state, Method::PATCH, &format!("/api/v1/namespaces/{namespace}/secrets/{name}"), &patch).await
+}
+
+/// What says in a secret that its token was used, unless it says so: one label of this very secret. Nothing else of it is
+/// read or written, so whatever others change meanwhile stays.
+fn use_on(secret: &ObjectMeta, seconds: i64) -> Option<Value> {
+    let noted = secret.labels.as_ref().and_then(|labels| labels.get(LAST_USED));
+    if noted.is_some_and(|label| is_today(label, seconds)) {
+        return None;
     }
-    secret["metadata"]["labels"][LAST_USED] = json!(day(seconds));
-    write(state, Method::PUT, &format!("/api/v1/namespaces/{namespace}/secrets/{name}"), &secret).await
+    Some(json!({"metadata": {"uid": secret.uid, "labels": {LAST_USED: day(seconds)}}}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_is_one_label_of_the_secret_that_was_used() {
+        let seconds = 1_767_323_045; // 2026-01-02
+        let mut secret = ObjectMeta { uid: Some("u".to_owned()), ..ObjectMeta::default() };
+        let patch = use_on(&secret, seconds);
+        assert_eq!(patch, Some(json!({"metadata": {"uid": "u", "labels": {LAST_USED: "2026-01-02"}}})));
+        secret.labels = Some([(LAST_USED.to_owned(), "2026-01-02".to_owned())].into());
+        assert_eq!(use_on(&secret, seconds), None);
+        assert!(use_on(&secret, seconds + 2 * 86_400).is_some());
+    }
 }

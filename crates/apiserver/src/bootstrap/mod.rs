@@ -71,6 +71,7 @@ async fn make(state: &Arc<State>) -> anyhow::Result<()> {
     {
         tracing::warn!("uses of tokens in Secrets are not tracked yet: {error:#}");
     }
+    crate::identity_lease::begin(state).await;
     crate::api_services::local::register(state).await?;
     flow_control::ensure(state).await?;
     state.bootstrapped.store(true, std::sync::atomic::Ordering::Release);

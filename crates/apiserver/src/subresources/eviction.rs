@@ -1,49 +1,114 @@
 //! `pods/eviction`: a delete that asks the disruption budgets first.
 
-use api::Status;
 use api::selector::Selector;
+use api::{GroupResource, Status};
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::body::Body;
-use crate::delete_options::DeleteOptions;
+use crate::delete_options::{DeleteOptions, IGNORE_READ_ERROR};
 use crate::state::Operation;
-use crate::verbs::delete_object;
 use crate::verbs::respond::respond_value;
 use crate::verbs::write::{admit_body, body_value};
-use crate::verbs::{Target, modify};
+use crate::verbs::{Target, check_preconditions, delete_object, modify};
 
 const TARGET: &str = "DisruptionTarget";
+const VIOLATED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
+/// How often an eviction is decided again because its pod changed meanwhile (`EvictionsRetry`, v1.36).
+const ATTEMPTS: u32 = 20;
+/// Pods that a budget counts as going before its controller has seen them go (`MaxDisruptedPodSize`, v1.36).
+const MAX_DISRUPTED: usize = 2000;
+
+/// What lets a pod go.
+enum Grounds {
+    /// It has ended, or is going already.
+    Over,
+    /// It has not begun; one that begins meanwhile is a budget's affair.
+    Pending,
+    /// A budget has a disruption for it, or there is no budget.
+    Allowed,
+    /// It is not ready, which this budget does not protect; one that becomes ready meanwhile is.
+    Unready(String),
+}
 
 pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Status> {
     let eviction = body_value(operation)?.value;
     let mut options = DeleteOptions { dry_run: operation.dry_run()?, ..Default::default() };
     options.read(&eviction["deleteOptions"]);
+    check_options(&operation.info.name, &options)?;
     let eviction: Eviction = serde_json::from_value(eviction)
         .map_err(|error| Status::bad_request(format!("Eviction cannot be handled: {error}")))?;
     admit_body(operation, eviction, options.dry_run).await?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
-    operation.state.caches.fresh().await?;
-    let pod = operation.state.objects().get::<Pod>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
-    if !needs_no_budget(&pod) {
-        spend_budget(operation, &pod, options.dry_run).await?;
+    for _ in 0..ATTEMPTS {
+        operation.state.caches.fresh().await?;
+        let pod = operation.state.objects().get::<Pod>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
+        check_preconditions(operation, name, &*pod, &options)?;
+        let grounds = grounds(operation, &pod, options.dry_run).await?;
+        // The pod that this was decided about, and no later one of its name.
+        let mut pinned = DeleteOptions { uid: pod.metadata.uid.clone(), ..options.clone() };
+        if matches!(grounds, Grounds::Pending | Grounds::Unready(_)) && pinned.resource_version.is_none() {
+            pinned.resource_version = pod.metadata.resource_version.clone();
+        }
+        match mark_and_delete(operation, pinned).await {
+            Err(status) if status.code == 409 && options.resource_version.is_none() => match grounds {
+                Grounds::Unready(budget) => return Err(still_processed(&budget)),
+                Grounds::Over | Grounds::Pending | Grounds::Allowed => {}
+            },
+            Err(status) => return Err(status),
+            Ok(()) => {
+                let status =
+                    serde_json::to_value(Status { code: 201, ..Status::success() }).map_err(Status::internal)?;
+                return respond_value(operation, StatusCode::CREATED, &status);
+            }
+        }
     }
-    if !options.dry_run {
-        mark(operation).await?;
-    }
-    delete_object(operation, namespace, name, &options).await?;
-    let status = serde_json::to_value(Status { code: 201, ..Status::success() }).map_err(Status::internal)?;
-    respond_value(operation, StatusCode::CREATED, &status)
+    Err(Status::modified(&operation.group_resource(), name))
 }
 
-/// Says on the pod why it goes: jobs may not count it as a failure then.
-async fn mark(operation: &Operation) -> Result<(), Status> {
+fn check_options(name: &str, options: &DeleteOptions) -> Result<(), Status> {
+    if options.ignores_read_error {
+        let mut errors = api::field::FieldErrors::default();
+        errors.invalid(
+            format!("deleteOptions.{IGNORE_READ_ERROR}"),
+            true,
+            "can not be set for pod eviction, try after removing the option",
+        );
+        return Err(Status::invalid(&api::GroupKind::new("policy", "Eviction"), name, errors));
+    }
+    options.validate()
+}
+
+async fn grounds(operation: &Operation, pod: &Pod, dry_run: bool) -> Result<Grounds, Status> {
+    if api::pod::is_terminal(pod) || pod.metadata.deletion_timestamp.is_some() {
+        Ok(Grounds::Over)
+    } else if api::pod::phase(pod) == "Pending" {
+        Ok(Grounds::Pending)
+    } else {
+        spend_budget(operation, pod, dry_run).await
+    }
+}
+
+async fn mark_and_delete(operation: &Operation, mut options: DeleteOptions) -> Result<(), Status> {
+    if !options.dry_run {
+        let version = mark(operation, &options).await?;
+        // The mark was ours.
+        if options.resource_version.is_some() {
+            options.resource_version = version;
+        }
+    }
+    delete_object(operation, &operation.info.namespace, &operation.info.name, &options).await.map(drop)
+}
+
+/// Says on the pod why it goes: jobs may not count it as a failure then. Returns the version that the pod has now.
+async fn mark(operation: &Operation, options: &DeleteOptions) -> Result<Option<String>, Status> {
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     let status_operation = operation.on("", "pods", namespace, name, "status")?;
     let now = operation.now;
-    modify(&status_operation, Target::Status, |_, old| {
+    let written = modify(&status_operation, Target::Status, |_, old| {
+        check_preconditions(operation, name, old, options)?;
         let mut pod: Pod = old.downcast_ref::<Pod>().cloned().ok_or_else(|| Status::internal("not a pod"))?;
         pod.metadata.resource_version = None;
         let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
@@ -61,17 +126,18 @@ async fn mark(operation: &Operation) -> Result<(), Status> {
         }
         Ok(Box::new(pod))
     })
-    .await
-    .map(drop)
+    .await?;
+    let pod: Pod = serde_json::from_slice(&written.stored).map_err(Status::internal)?;
+    Ok(pod.metadata.resource_version)
 }
 
-/// Pods that are not running anything yet or any more, or are already going.
-fn needs_no_budget(pod: &Pod) -> bool {
-    api::pod::is_terminal(pod) || api::pod::phase(pod) == "Pending" || pod.metadata.deletion_timestamp.is_some()
+fn still_processed(budget: &str) -> Status {
+    let why = format!("The disruption budget {budget} is still being processed by the server.");
+    Status::too_many_requests(VIOLATED, 10).with_cause("DisruptionBudget", why, "")
 }
 
 /// Takes one disruption from the budget that covers the pod, or refuses.
-async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result<(), Status> {
+async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result<Grounds, Status> {
     let namespace = &operation.info.namespace;
     let budgets = operation.state.objects().list::<PodDisruptionBudget>(Some(namespace))?;
     let mut covering = budgets.iter().filter(|budget| {
@@ -81,7 +147,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
                 .is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
         })
     });
-    let Some(budget) = covering.next() else { return Ok(()) };
+    let Some(budget) = covering.next() else { return Ok(Grounds::Allowed) };
     if covering.next().is_some() {
         return Err(Status::internal(
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
@@ -98,7 +164,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
         _ => healthy.1 > 0 && healthy.0 >= healthy.1,
     };
     if !api::pod::is_ready(pod) && allowed_unready {
-        return Ok(());
+        return Ok(Grounds::Unready(name));
     }
     let mut budget_operation = operation.on("policy", "poddisruptionbudgets", namespace, &name, "status")?;
     // As a patch: decided again from whatever is there when another eviction was faster.
@@ -110,15 +176,15 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
         let generation = new.metadata.generation;
         let status = new.status.get_or_insert_default();
         if status.observed_generation < generation {
-            return Err(Status::too_many_requests(
-                "Cannot evict pod as it would violate the pod's disruption budget.",
-                10,
-            )
-            .with_cause(
-                "DisruptionBudget",
-                format!("The disruption budget {name} is still being processed by the server."),
-                "",
-            ));
+            return Err(still_processed(&name));
+        }
+        let refused =
+            |why: &str| Err(Status::forbidden(&GroupResource::new("policy", "poddisruptionbudget"), &name, why));
+        if status.disruptions_allowed.is_some_and(|allowed| allowed < 0) {
+            return refused("pdb disruptions allowed is negative");
+        }
+        if status.disrupted_pods.as_ref().is_some_and(|pods| pods.len() > MAX_DISRUPTED) {
+            return refused("DisruptedPods map too big - too many evictions not confirmed by PDB controller");
         }
         let allowed = status.disruptions_allowed.unwrap_or(0);
         if allowed <= 0 {
@@ -126,11 +192,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
                 "The disruption budget {name} needs {} healthy pods and has {} currently",
                 healthy.1, healthy.0
             );
-            return Err(Status::too_many_requests(
-                "Cannot evict pod as it would violate the pod's disruption budget.",
-                0,
-            )
-            .with_cause("DisruptionBudget", why, ""));
+            return Err(Status::too_many_requests(VIOLATED, 0).with_cause("DisruptionBudget", why, ""));
         }
         status.disruptions_allowed = Some(allowed - 1);
         status.disrupted_pods.get_or_insert_default().insert(pod_name.clone(), Time(now));
@@ -138,12 +200,13 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
         Ok(new)
     };
     if dry_run {
-        return spend(budget).map(drop);
+        spend(budget)?;
+        return Ok(Grounds::Allowed);
     }
     modify(&budget_operation, Target::Status, |_, old| {
         let old = old.downcast_ref().ok_or_else(|| Status::internal("not a disruption budget"))?;
         Ok(Box::new(spend(old)?))
     })
-    .await
-    .map(drop)
+    .await?;
+    Ok(Grounds::Allowed)
 }

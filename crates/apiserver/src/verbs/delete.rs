@@ -208,7 +208,8 @@ async fn attempt(
     }
 }
 
-fn check_preconditions(
+/// Refuses an object that is not the one the options name.
+pub(crate) fn check_preconditions(
     operation: &Operation,
     name: &str,
     old: &dyn Object,

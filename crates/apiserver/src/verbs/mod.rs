@@ -24,7 +24,7 @@ use http::Response;
 use registry::Verb;
 
 pub(crate) use create::create_object;
-pub(crate) use delete::delete_object;
+pub(crate) use delete::{check_preconditions, delete_object};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use list::Token;
 pub(crate) use update::{Target, modify};

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::harness::{ADMIN_TOKEN, Cluster};
 
-const SILENT: usize = 3000;
+const SILENT: usize = 5000;
 const DEADLINE: Duration = Duration::from_secs(120);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

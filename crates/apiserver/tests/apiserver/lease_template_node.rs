@@ -50,3 +50,21 @@ async fn microseconds_of_a_lease_survive() {
         assert_eq!(lease["spec"]["renewTime"], *time);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_says_who_it_is() {
+    let cluster = Cluster::start().await;
+    let path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases\
+        ?labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver";
+    let (code, found) = cluster.send("GET", path, Value::Null).await;
+    assert_eq!((code, found["items"].as_array().map(Vec::len)), (200, Some(1)), "{found}");
+    let lease = &found["items"][0];
+    let name = lease["metadata"]["name"].as_str().unwrap();
+    assert!(name.starts_with("apiserver-") && name.len() == 36, "{name}");
+    assert!(lease["spec"]["holderIdentity"].as_str().unwrap().starts_with(&format!("{name}_")), "{lease}");
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], 3600);
+    assert!(lease["spec"]["renewTime"].is_string(), "{lease}");
+    let hook = "/readyz/poststarthook/start-kube-apiserver-identity-lease-controller";
+    assert_eq!(cluster.send_raw("GET", hook, "", Value::Null).await.0, 200);
+    cluster.stop().await;
+}

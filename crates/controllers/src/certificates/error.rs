@@ -14,6 +14,8 @@ pub(super) enum Error {
     Request(rcgen::Error),
     #[error("unable to parse csr: {0}")]
     Subject(String),
+    #[error("unable to parse csr: {0}")]
+    Malformed(&'static str),
     /// The signer does not grant this.
     #[error("{0}")]
     Refused(&'static str),

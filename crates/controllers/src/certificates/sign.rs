@@ -12,7 +12,7 @@ use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition, CertificateSigningRequestSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use rcgen::{ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, KeyUsagePurpose};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
@@ -59,7 +59,7 @@ fn sign(
     longest: Duration,
     now: Timestamp,
 ) -> Result<String, Error> {
-    let mut request = parse(spec)?;
+    let request = parse(spec)?;
     if let Some(refusal) = refusal(spec, &request) {
         return Err(Error::Refused(refusal));
     }
@@ -70,7 +70,9 @@ fn sign(
         .map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs().into()).max(MIN_LIFETIME));
     let seconds = Duration::from_secs(now.as_second().max(0).unsigned_abs());
     let moment = |since: Duration| rcgen::date_time_ymd(1970, 1, 1) + since;
-    let params = &mut request.params.params;
+    // The subject is put in at the end.
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = request.names;
     let duration = asked.unwrap_or(longest).min(longest);
     // Holders renew late in a life that counts from its beginning: what is good for a short time would be due at once.
     params.not_before = moment(seconds.saturating_sub(BACKDATE.min(duration)));
@@ -93,7 +95,7 @@ fn sign(
             .filter(|(name, _)| pick(name))
             .map(|(_, usage)| usage)
             .collect();
-    let certificate = request.params.signed_by(&issuer)?;
+    let certificate = params.signed_by(&request.key, &issuer)?;
     request.subject.put_into(certificate.der(), &key)
 }
 
@@ -137,7 +139,7 @@ impl Reconcile for Controller {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa};
+    use rcgen::{BasicConstraints, DnType, IsCa, SanType};
 
     use super::*;
 
@@ -256,6 +258,55 @@ m/5GCh9kQr2z2K5MYCWpfngii91AdNf4pDyNlBm4nD49ejMDzx5EaQ==
         assert!(is_usable(&authority) && !is_usable(&("nothing".into(), RSA.into())));
         let spec = request("ann", "dev", &[], CLIENT, &["digital signature", "client auth"]);
         sign(&spec, &authority, YEAR, Timestamp::now()).unwrap();
+    }
+
+    #[test]
+    fn security_names_of_other_kinds_and_extensions_are_in_no_certificate() {
+        use rustls_pki_types::CertificateDer;
+        use x509_parser::extensions::GeneralName;
+        let authority = authority();
+        let signed = |names: Vec<SanType>, signer: &str, usage: &str| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = rcgen::DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, "system:node:n");
+            params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+            params.subject_alt_names = names;
+            params.custom_extensions.push(rcgen::CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]));
+            let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+            let spec = CertificateSigningRequestSpec {
+                request: ByteString(pem.into_bytes()),
+                signer_name: signer.to_owned(),
+                usages: Some(["digital signature", usage].map(str::to_owned).to_vec()),
+                ..CertificateSigningRequestSpec::default()
+            };
+            let pem = sign(&spec, &authority, YEAR, Timestamp::now())?;
+            let der = CertificateDer::from_pem_slice(pem.as_bytes())?;
+            let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+            assert!(!certificate.extensions().iter().any(|extension| extension.oid.to_id_string() == "1.2.3.4"));
+            let names = certificate.subject_alternative_name().unwrap();
+            Ok::<_, Error>(names.map_or(0, |names| {
+                let names = &names.value.general_names;
+                assert!(!names.iter().any(|name| matches!(name, GeneralName::OtherName(..))));
+                names.len()
+            }))
+        };
+        let other = || SanType::OtherName((vec![1, 3, 6, 1, 4, 1, 311, 20, 2, 3], "admin@corp".into()));
+        let dns = || SanType::DnsName("n".try_into().unwrap());
+        let mail = || SanType::Rfc822Name("a@example.com".try_into().unwrap());
+        let uri = |text: &str| SanType::URI(text.try_into().unwrap());
+        let address = SanType::IpAddress([10, 0, 0, 1].into());
+        assert_eq!(signed(vec![other()], KUBELET_CLIENT, "client auth").unwrap(), 0);
+        assert_eq!(signed(vec![other(), dns(), address.clone()], KUBELET_SERVING, "server auth").unwrap(), 2);
+        assert_eq!(signed(vec![mail(), uri("spiffe://a/b"), dns(), address], CLIENT, "client auth").unwrap(), 4);
+        for (names, signer, usage) in [
+            (vec![dns()], KUBELET_CLIENT, "client auth"),
+            (vec![other()], KUBELET_SERVING, "server auth"),
+            (vec![dns(), mail()], KUBELET_SERVING, "server auth"),
+            (vec![dns(), uri("https://n")], KUBELET_SERVING, "server auth"),
+            (vec![uri("no uri")], CLIENT, "client auth"),
+        ] {
+            assert!(signed(names.clone(), signer, usage).is_err(), "{names:?} {signer}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{KeyPair, SigningKey};
 use tls::der::element;
-use x509_parser::prelude::{FromDer, X509Certificate, X509CertificationRequest, X509Name};
+use x509_parser::prelude::{FromDer, X509Certificate, X509Name};
 
 use super::error::Error;
 
@@ -17,14 +17,8 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) fn of_request(der: &[u8]) -> Result<Self, Error> {
-        let (_, request) =
-            X509CertificationRequest::from_der(der).map_err(|error| Error::Subject(error.to_string()))?;
-        Self::of_name(&request.certification_request_info.subject)
-    }
-
     /// An attribute may stand alone or with others in one part of the name.
-    fn of_name(name: &X509Name<'_>) -> Result<Self, Error> {
+    pub(super) fn of_name(name: &X509Name<'_>) -> Result<Self, Error> {
         let text = |value: &x509_parser::x509::AttributeTypeAndValue<'_>| value.as_str().map(String::from);
         let all = |values: Vec<&x509_parser::x509::AttributeTypeAndValue<'_>>| {
             values.into_iter().map(text).collect::<Result<Vec<_>, _>>()

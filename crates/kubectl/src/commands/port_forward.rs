@@ -11,7 +11,7 @@ use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
-use crate::request::Request;
+use crate::request::{Request, name_segment, namespace_segment};
 use crate::stream;
 
 pub(crate) const COMMAND: Command = Command {
@@ -42,7 +42,8 @@ async fn run(cx: &Context) -> Result<()> {
         )));
     }
     let service = if word.starts_with("svc/") || word.starts_with("service") {
-        let name = word.split_once('/').map_or("", |(_, n)| n);
+        let name = name_segment(word.split_once('/').map_or("", |(_, n)| n))?;
+        let namespace = namespace_segment(&namespace)?;
         Some(Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}")).value(cx).await?)
     } else {
         None

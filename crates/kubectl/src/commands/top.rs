@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::TabWriter;
-use crate::request::Request;
+use crate::request::{Request, name_segment, namespace_segment};
 use crate::resources::items;
 
 pub(crate) const COMMAND: Command = Command {
@@ -72,7 +72,7 @@ async fn metrics(cx: &Context, path: &str) -> Result<Vec<Value>> {
         return Err(Failure::message(format!("only one of NAME or {what} can be provided")));
     }
     let mut request = Request::get(match cx.args().first() {
-        Some(name) => format!("{path}/{name}"),
+        Some(name) => format!("{path}/{}", name_segment(name)?),
         None => path.to_owned(),
     });
     for (flag, parameter) in [("selector", "labelSelector"), ("field-selector", "fieldSelector")] {
@@ -140,7 +140,7 @@ async fn node(cx: &Context) -> Result<()> {
         return Err(Failure::message("metrics not available yet"));
     }
     let nodes = match cx.args().first() {
-        Some(name) => vec![Request::get(format!("/api/v1/nodes/{name}")).value(cx).await?],
+        Some(name) => vec![Request::get(format!("/api/v1/nodes/{}", name_segment(name)?)).value(cx).await?],
         None => {
             let selector = cx.flags.string("selector");
             let request = Request::get("/api/v1/nodes").query_if(!selector.is_empty(), "labelSelector", selector);
@@ -195,7 +195,7 @@ async fn pod(cx: &Context) -> Result<()> {
     }
     let everywhere = cx.flags.bool("all-namespaces");
     let (namespace, _) = cx.namespace()?;
-    let place = if everywhere { String::new() } else { format!("/namespaces/{namespace}") };
+    let place = if everywhere { String::new() } else { format!("/namespaces/{}", namespace_segment(&namespace)?) };
     let list = metrics(cx, &format!("/apis/metrics.k8s.io/v1beta1{place}/pods")).await?;
     if list.is_empty() {
         let mut request = Request::get(format!("/api/v1{place}/pods"));

@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::failure::Result;
 use crate::objects::text;
 use crate::pods;
-use crate::request::Request;
+use crate::request::{Request, name_segment, namespace_segment};
 use crate::resources::items;
 
 /// Nobody waits longer at a prompt.
@@ -136,8 +136,8 @@ async fn ports(cx: &Context) -> Result<Vec<String>> {
     let word = cx.args().first().cloned().unwrap_or_default();
     let numbers: Vec<Value> = match word.split_once('/') {
         Some(("service" | "services" | "svc", name)) => {
-            let service =
-                Request::get(format!("/api/v1/namespaces/{}/services/{name}", cx.namespace()?.0)).value(cx).await?;
+            let (namespace, name) = (namespace_segment(&cx.namespace()?.0)?, name_segment(name)?);
+            let service = Request::get(format!("/api/v1/namespaces/{namespace}/services/{name}")).value(cx).await?;
             service["spec"]["ports"].as_array().into_iter().flatten().map(|p| p["port"].clone()).collect()
         }
         _ => pod(cx).await?["spec"]["containers"]

@@ -85,17 +85,29 @@ impl Cgroups {
         self.names.pod(level, state::uid(pod))
     }
 
-    /// Makes `kubepods` and the two QoS levels below it.
-    pub(crate) fn ensure_qos(&self) -> io::Result<()> {
+    /// Makes `kubepods` and the two QoS levels below it. All pods together get so much memory; none: as much as there is.
+    pub(crate) fn ensure_qos(&self, memory: Option<i64>) -> io::Result<()> {
         for level in LEVELS {
             let path = self.names.path(&[level]);
             self.make(&path)?;
+            if level.is_empty() {
+                self.limit_memory(&path, memory)?;
+            }
             if level == "besteffort" {
                 let least = Limits { cpu_shares: resources::MIN_SHARES, ..Default::default() };
                 self.hierarchies.limit(&path, &least, Missing::Refused)?;
             }
         }
         Ok(())
+    }
+
+    fn limit_memory(&self, path: &Path, memory: Option<i64>) -> io::Result<()> {
+        let limits = Limits { memory_limit: memory.unwrap_or(-1), ..Default::default() };
+        if let (Some(systemd), Some(_)) = (&self.systemd, memory) {
+            systemd.limit(&Names::unit(path), &limits)?;
+        }
+        let missing = if memory.is_some() { Missing::Refused } else { Missing::Skipped };
+        self.hierarchies.limit(path, &limits, missing)
     }
 
     pub(crate) fn ensure_pod(&self, pod: &Pod) -> io::Result<CgroupChange> {
@@ -267,6 +279,28 @@ mod tests {
         assert_eq!(cgroups.pods(), ["u1"]);
         cgroups.remove_pod("u1").unwrap();
         assert!(!left("memory").exists() && !left("systemd").exists());
+    }
+
+    #[test]
+    fn all_pods_together_stay_out_of_what_is_reserved() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = Names::new(CgroupDriver::Cgroupfs, "/");
+        let hierarchies = trees(dir.path(), &["cpu", "memory"]);
+        let cgroups = Cgroups { hierarchies, names, systemd: None, pids_limit: None };
+        // The kernel's files.
+        let memory = dir.path().join("memory/kubepods/memory.limit_in_bytes");
+        let shares = dir.path().join("cpu/kubepods/besteffort/cpu.shares");
+        for file in [&memory, &shares] {
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, "0").unwrap();
+        }
+        cgroups.ensure_qos(Some(1 << 30)).unwrap();
+        assert_eq!(std::fs::read_to_string(&memory).unwrap(), "1073741824");
+        cgroups.ensure_qos(None).unwrap();
+        assert_eq!(std::fs::read_to_string(&memory).unwrap(), "-1");
+        std::fs::remove_file(&memory).unwrap();
+        cgroups.ensure_qos(None).unwrap();
+        assert!(cgroups.ensure_qos(Some(1)).is_err(), "not enforced, and not said");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What upstream's kubelet can be told and this one has no use for, and the flags that stand for fields of the file.
 
-use api::flags::{HIDDEN_METRICS, LOGGING, METRICS, Row, Table, only, refused, same};
+use api::flags::{LOGGING, Row, Table, only, refused, same};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Map, Value, json};
 
@@ -19,18 +19,11 @@ pub(super) const FIELDS: &[Row] = &[
     only("cpuCFSQuota", &["true"], "limits of processor time are always enforced"),
     only("cpuCFSQuotaPeriod", &["100ms"], "the period is 100ms"),
     refused("cpuManagerPolicyOptions", "the static policy has no options"),
-    same("draManagerReconcilePeriod", "pods with resource claims are refused"),
     only("enableContentionProfiling", &["false"], NO_CONTENTION),
     same("enableControllerAttachDetach", "a controller attaches volumes, never the kubelet"),
     only("enableDebugFlagsHandler", &["false", "true"], "there is no /debug/flags"),
     only("enableServer", &["true"], "the server always runs"),
     only("enableSystemLogQuery", &["false"], "logs are served as files, not searched"),
-    only(
-        "enforceNodeAllocatable",
-        &["none", "pods"],
-        "what is reserved is kept from scheduling, not enforced by cgroups",
-    ),
-    only("failCgroupV1", &["false"], "both versions of cgroups are supported"),
     same("fileCheckFrequency", "changes of files are noticed at once"),
     same("hairpinMode", "the network plug-in decides, as with every CRI runtime"),
     only("imagePullCredentialsVerificationPolicy", &["NeverVerifyPreloadedImages"], "that policy is always on"),
@@ -82,8 +75,6 @@ const NO_CADVISOR: &str = "there is no cAdvisor: the kubelet measures by itself"
 impl Table for Unused {
     const ROWS: &'static [&'static [Row]] = &[
         LOGGING,
-        METRICS,
-        HIDDEN_METRICS,
         &[
             same("application-metrics-count-limit", NO_CADVISOR),
             same("boot-id-file", NO_CADVISOR),
@@ -101,6 +92,7 @@ impl Table for Unused {
                 &["false"],
                 "eviction thresholds are kept from allocatable",
             ),
+            only("experimental-mounter-path", &[""], "volumes are mounted by the kubelet itself"),
             same("global-housekeeping-interval", NO_CADVISOR),
             same("housekeeping-interval", NO_CADVISOR),
             refused("image-credential-provider-bin-dir", "credential providers are not started"),
@@ -163,6 +155,7 @@ const FIELD_FLAGS: &[(&str, &str, Kind)] = &[
     ("eviction-pressure-transition-period", "evictionPressureTransitionPeriod", Kind::Text),
     ("eviction-soft", "evictionSoft", Kind::Less),
     ("eviction-soft-grace-period", "evictionSoftGracePeriod", Kind::Map),
+    ("fail-cgroupv1", "failCgroupV1", Kind::Bool),
     ("fail-swap-on", "failSwapOn", Kind::Bool),
     ("file-check-frequency", "fileCheckFrequency", Kind::Text),
     ("hairpin-mode", "hairpinMode", Kind::Text),
@@ -307,7 +300,7 @@ mod tests {
         clusterDomain configMapAndSecretChangeDetectionStrategy containerLogMaxFiles containerLogMaxSize
         containerLogMaxWorkers containerLogMonitorInterval containerRuntimeEndpoint contentType cpuCFSQuota
         cpuCFSQuotaPeriod cpuManagerPolicy cpuManagerPolicyOptions cpuManagerReconcilePeriod crashLoopBackOff
-        draManagerReconcilePeriod enableContentionProfiling enableControllerAttachDetach enableDebugFlagsHandler
+        enableContentionProfiling enableControllerAttachDetach enableDebugFlagsHandler
         enableDebuggingHandlers enableProfilingHandler enableServer enableSystemLogHandler enableSystemLogQuery
         enforceNodeAllocatable eventBurst eventRecordQPS evictionHard evictionMaxPodGracePeriod evictionMinimumReclaim
         evictionPressureTransitionPeriod evictionSoft evictionSoftGracePeriod failCgroupV1 failSwapOn featureGates
@@ -330,38 +323,53 @@ mod tests {
 
     /// The flags of v1.36.
     const UPSTREAM_FLAGS: &str = "
-        address allow-metric-labels allow-metric-labels-manifest allowed-unsafe-sysctls anonymous-auth
-        application-metrics-count-limit authentication-token-webhook authentication-token-webhook-cache-ttl
-        authorization-mode authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl
-        boot-id-file bootstrap-kubeconfig cert-dir cgroup-driver cgroup-root cgroups-per-qos client-ca-file
-        cloud-provider cluster-dns cluster-domain config config-dir container-hints container-log-max-files
-        container-log-max-size container-runtime container-runtime-endpoint containerd containerd-namespace
-        contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options
-        cpu-manager-reconcile-period disabled-metrics enable-controller-attach-detach enable-debugging-handlers
-        enable-load-reader enable-server enforce-node-allocatable event-burst event-qps event-storage-age-limit
-        event-storage-event-limit eviction-hard eviction-max-pod-grace-period eviction-minimum-reclaim
-        eviction-pressure-transition-period eviction-soft eviction-soft-grace-period exit-on-lock-contention
-        experimental-allocatable-ignore-eviction fail-swap-on feature-gates file-check-frequency
-        global-housekeeping-interval hairpin-mode healthz-bind-address healthz-port hostname-override
-        housekeeping-interval http-check-frequency image-credential-provider-bin-dir image-credential-provider-config
-        image-gc-high-threshold image-gc-low-threshold image-service-endpoint iptables-drop-bit
-        iptables-masquerade-bit kernel-memcg-notification kube-api-burst kube-api-content-type kube-api-qps
-        kube-reserved kube-reserved-cgroup kubeconfig kubelet-cgroups local-storage-capacity-isolation lock-file
-        log-cadvisor-usage log-flush-frequency log-json-info-buffer-size log-json-split-stream
-        log-text-info-buffer-size log-text-split-stream logging-format machine-id-file make-iptables-util-chains
-        manifest-url manifest-url-header max-open-files max-pods maximum-dead-containers
-        maximum-dead-containers-per-container memory-manager-policy minimum-container-ttl-duration
-        minimum-image-ttl-duration node-ip node-labels node-status-max-images node-status-update-frequency
-        oom-score-adj pod-cidr pod-infra-container-image pod-manifest-path pod-max-pids pods-per-core runtime-cgroups port
-        protect-kernel-defaults provider-id qos-reserved read-only-port register-node register-with-taints
-        registry-burst registry-qps reserved-cpus reserved-memory resolv-conf root-dir rotate-certificates
-        rotate-server-certificates runonce runtime-request-timeout seccomp-default serialize-image-pulls
-        show-hidden-metrics-for-version storage-driver-buffer-duration storage-driver-db storage-driver-host
-        storage-driver-password storage-driver-secure storage-driver-table storage-driver-user
-        streaming-connection-idle-timeout sync-frequency system-cgroups system-reserved system-reserved-cgroup
-        tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy
-        topology-manager-policy-options topology-manager-scope v vmodule volume-plugin-dir volume-stats-agg-period
+        address allowed-unsafe-sysctls anonymous-auth application-metrics-count-limit
+        authentication-token-webhook authentication-token-webhook-cache-ttl authorization-mode
+        authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl boot-id-file
+        bootstrap-kubeconfig cert-dir cgroup-driver cgroup-root cgroups-per-qos client-ca-file cloud-provider
+        cluster-dns cluster-domain config config-dir container-hints container-log-max-files
+        container-log-max-size container-runtime-endpoint containerd containerd-namespace contention-profiling
+        cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options
+        cpu-manager-reconcile-period enable-controller-attach-detach enable-debugging-handlers
+        enable-load-reader enable-server enforce-node-allocatable event-burst event-qps
+        event-storage-age-limit event-storage-event-limit eviction-hard eviction-max-pod-grace-period
+        eviction-minimum-reclaim eviction-pressure-transition-period eviction-soft eviction-soft-grace-period
+        exit-on-lock-contention experimental-allocatable-ignore-eviction experimental-mounter-path
+        fail-cgroupv1 fail-swap-on feature-gates file-check-frequency global-housekeeping-interval
+        hairpin-mode healthz-bind-address healthz-port hostname-override housekeeping-interval
+        http-check-frequency image-credential-provider-bin-dir image-credential-provider-config
+        image-gc-high-threshold image-gc-low-threshold image-service-endpoint kernel-memcg-notification
+        kube-api-burst kube-api-content-type kube-api-qps kube-reserved kube-reserved-cgroup kubeconfig
+        kubelet-cgroups local-storage-capacity-isolation lock-file log-cadvisor-usage log-flush-frequency
+        log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size log-text-split-stream
+        logging-format machine-id-file make-iptables-util-chains manifest-url manifest-url-header
+        max-open-files max-pods maximum-dead-containers maximum-dead-containers-per-container
+        memory-manager-policy minimum-container-ttl-duration minimum-image-ttl-duration node-ip node-labels
+        node-status-max-images node-status-update-frequency oom-score-adj pod-cidr pod-manifest-path
+        pod-max-pids pods-per-core port protect-kernel-defaults provider-id qos-reserved read-only-port
+        register-node register-with-taints registry-burst registry-qps reserved-cpus reserved-memory
+        resolv-conf root-dir rotate-certificates rotate-server-certificates runonce runtime-cgroups
+        runtime-request-timeout seccomp-default serialize-image-pulls storage-driver-buffer-duration
+        storage-driver-db storage-driver-host storage-driver-password storage-driver-secure
+        storage-driver-table storage-driver-user streaming-connection-idle-timeout sync-frequency
+        system-cgroups system-reserved system-reserved-cgroup tls-cert-file tls-cipher-suites tls-min-version
+        tls-private-key-file topology-manager-policy topology-manager-policy-options topology-manager-scope v
+        vmodule volume-plugin-dir volume-stats-agg-period
     ";
+
+    /// Those below fields.
+    const UPSTREAM_NESTED: &str = "
+        authentication.anonymous.enabled authentication.webhook.cacheTTL authentication.webhook.enabled
+        authentication.x509.clientCAFile authorization.mode authorization.webhook.cacheAuthorizedTTL
+        authorization.webhook.cacheUnauthorizedTTL crashLoopBackOff.maxContainerRestartPeriod logging.flushFrequency
+        logging.format logging.options.json logging.options.text logging.verbosity logging.vmodule
+        memorySwap.swapBehavior reservedMemory[].limits reservedMemory[].numaNode
+        shutdownGracePeriodByPodPriority[].priority shutdownGracePeriodByPodPriority[].shutdownGracePeriodSeconds
+        tracing.endpoint tracing.samplingRatePerMillion userNamespaces.idsPerPod
+    ";
+
+    /// Of versions before, which kubeadm and others have left in the files of machines.
+    const EARLIER_FLAGS: &str = "container-runtime iptables-drop-bit iptables-masquerade-bit pod-infra-container-image";
 
     #[test]
     fn every_field_has_an_answer() {
@@ -373,6 +381,11 @@ mod tests {
             let is_read = !read.is_err_and(|error| error.to_string().contains("unknown field"));
             assert!(is_row || is_read, "{field} has no answer");
         }
+        for path in UPSTREAM_NESTED.split_whitespace() {
+            let read = FileConfig::parse(api::flags::with_field(path));
+            let error = read.map(drop).map_err(|error| format!("{error:#}")).err().unwrap_or_default();
+            assert!(!api::flags::is_unknown(&error, path), "{path} has no answer: {error}");
+        }
         for row in FIELDS {
             let first = row.name.split('.').next().unwrap_or_default();
             assert!(UPSTREAM_FIELDS.split_whitespace().any(|name| name == first), "{}", row.name);
@@ -382,9 +395,10 @@ mod tests {
     #[test]
     fn every_flag_has_an_answer() {
         assert_eq!(api::flags::missing::<Args>(UPSTREAM_FLAGS), Vec::<String>::new());
-        assert_eq!(api::flags::unheard::<Unused>(UPSTREAM_FLAGS), Vec::<&str>::new());
+        let known = [UPSTREAM_FLAGS, EARLIER_FLAGS].join(" ");
+        assert_eq!(api::flags::unheard::<Unused>(&known), Vec::<&str>::new());
         for (flag, field, _) in FIELD_FLAGS {
-            assert!(UPSTREAM_FLAGS.split_whitespace().any(|name| name == *flag), "{flag}");
+            assert!(known.split_whitespace().any(|name| name == *flag), "{flag}");
             let first = field.split('.').next().unwrap_or_default();
             assert!(UPSTREAM_FIELDS.split_whitespace().any(|name| name == first), "{field}");
         }
@@ -437,6 +451,11 @@ mod tests {
         assert!(!settings(&[&kubeadm]).unwrap().cri_endpoint.as_os_str().is_empty());
         let read = settings(&[&hard_way, "--kubeconfig=/k", "--v=2", "--register-node=true"]).unwrap();
         assert_eq!((read.max_pods, read.fail_swap_on), (16, false));
+        assert!(settings(&["--fail-cgroupv1"]).unwrap().fail_cgroup_v1);
+        for (flag, expected) in [("pods", true), ("none", false), ("", false)] {
+            let read = settings(&[&format!("--enforce-node-allocatable={flag}")]).unwrap();
+            assert_eq!(read.enforce_allocatable, expected, "{flag:?}");
+        }
         // As k3s starts it.
         let read = settings(&[
             "--anonymous-auth=false",
@@ -477,6 +496,9 @@ mod tests {
             (&["--feature-gates=NodeSwap=true"], "cannot set feature gate NodeSwap"),
             (&["--image-credential-provider-config=/x"], "--image-credential-provider-config is not supported"),
             (&["--max-open-files=many"], "--max-open-files"),
+            (&["--authorization-mode=RBAC"], "unknown authorization-mode RBAC"),
+            (&["--enforce-node-allocatable=pods,kube-reserved"], "enforceNodeAllocatable: \"kube-reserved\""),
+            (&["--allow-metric-labels=a"], "--allow-metric-labels"),
         ] {
             let error = format!("{:#}", settings(words).unwrap_err());
             assert!(error.contains(refusal), "{words:?}: {error}");

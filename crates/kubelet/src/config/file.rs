@@ -29,6 +29,8 @@ pub(super) struct FileConfig {
     max_open_files: Option<u64>,
     protect_kernel_defaults: Option<bool>,
     fail_swap_on: Option<bool>,
+    #[serde(rename = "failCgroupV1")]
+    fail_cgroup_v1: Option<bool>,
     #[serde(rename = "kubeAPIQPS")]
     kube_api_qps: Option<i32>,
     #[serde(rename = "kubeAPIBurst")]
@@ -87,6 +89,7 @@ pub(super) struct FileConfig {
     register_with_taints: Vec<Taint>,
     authentication: Authentication,
     authorization: Authorization,
+    enforce_node_allocatable: Option<Vec<String>>,
     system_reserved: BTreeMap<String, String>,
     kube_reserved: BTreeMap<String, String>,
     #[serde(rename = "providerID")]
@@ -152,6 +155,23 @@ struct Authorization {
     mode: Option<String>,
 }
 
+/// Whether callers are reviewed by the API server.
+pub(super) fn asks_server(authorization_mode: &str) -> anyhow::Result<bool> {
+    match authorization_mode {
+        "AlwaysAllow" => Ok(false),
+        "Webhook" => Ok(true),
+        other => bail!("unknown authorization-mode {other}"),
+    }
+}
+
+/// Of those that limits can be enforced on, the pods are ours: the processes of the system are left where they are.
+fn enforces_pods(parts: &[String]) -> anyhow::Result<bool> {
+    if let Some(other) = parts.iter().find(|part| !matches!(part.as_str(), "" | "none" | "pods")) {
+        bail!("enforceNodeAllocatable: {other:?} is not supported: processes of the system are left where they are");
+    }
+    Ok(parts.iter().any(|part| part == "pods"))
+}
+
 impl FileConfig {
     /// The file, what is in the directory beside it in the order of names, and flags; later ones win.
     pub(super) fn read(file: Option<&Path>, dir: Option<&Path>, flags: &FieldFlags) -> anyhow::Result<Self> {
@@ -175,6 +195,10 @@ impl FileConfig {
 
     pub(super) fn parse(mut config: Value) -> anyhow::Result<Self> {
         api::flags::settle(&mut config, answers::FIELDS).map_err(anyhow::Error::msg)?;
+        // Empty words stand for the default, except where none is something else.
+        if let Value::Object(fields) = &mut config {
+            fields.retain(|name, value| name == "resolvConf" || value.as_str() != Some(""));
+        }
         let file: FileConfig = serde_json::from_value(config)?;
         if !matches!(file.kind.as_str(), "" | "KubeletConfiguration")
             || !matches!(file.api_version.as_str(), "" | "kubelet.config.k8s.io/v1beta1")
@@ -191,10 +215,10 @@ impl FileConfig {
             }
         }
         set(&mut settings.address, self.address);
-        set(&mut settings.port, self.port);
+        set(&mut settings.port, self.port.filter(|port| *port != 0));
         set(&mut settings.cluster_domain, self.cluster_domain);
         set(&mut settings.resolv_conf, self.resolv_conf);
-        set(&mut settings.max_pods, self.max_pods);
+        set(&mut settings.max_pods, self.max_pods.filter(|pods| *pods != 0));
         set(&mut settings.pod_pids_limit, self.pod_pids_limit);
         set(&mut settings.cgroups_per_qos, self.cgroups_per_qos);
         set(&mut settings.cgroup_root, self.cgroup_root);
@@ -224,6 +248,7 @@ impl FileConfig {
         settings.max_open_files = self.max_open_files.filter(|count| *count > 0).or(settings.max_open_files);
         set(&mut settings.protect_kernel_defaults, self.protect_kernel_defaults);
         set(&mut settings.fail_swap_on, self.fail_swap_on);
+        set(&mut settings.fail_cgroup_v1, self.fail_cgroup_v1);
         settings.api_rate = rate(self.kube_api_qps, self.kube_api_burst, 100);
         settings.event_rate = rate(self.event_record_qps, self.event_burst, 100);
         set(&mut settings.debugging_handlers, self.enable_debugging_handlers);
@@ -238,7 +263,10 @@ impl FileConfig {
         set(&mut settings.node_status_max_images, self.node_status_max_images);
         set(&mut settings.pods_per_core, self.pods_per_core);
         set(&mut settings.seccomp_default, self.seccomp_default);
-        set(&mut settings.serialize_image_pulls, self.serialize_image_pulls);
+        set(
+            &mut settings.serialize_image_pulls,
+            serializes(self.serialize_image_pulls, self.max_parallel_image_pulls)?,
+        );
         set(&mut settings.system_log_handler, self.enable_system_log_handler);
         set(&mut settings.max_parallel_image_pulls, self.max_parallel_image_pulls);
         set(&mut settings.image_gc_high, self.image_gc_high);
@@ -251,7 +279,9 @@ impl FileConfig {
             &mut settings.cri_endpoint,
             self.container_runtime_endpoint.filter(|text| !text.is_empty()).map(|text| endpoint(&text)),
         );
-        set(&mut settings.authorization_webhook, self.authorization.mode.map(|mode| mode != "AlwaysAllow"));
+        if let Some(mode) = self.authorization.mode.filter(|mode| !mode.is_empty()) {
+            settings.authorization_webhook = asks_server(&mode)?;
+        }
         if let Some(size) = self.container_log_max_size {
             let size: Quantity = size.parse().map_err(|error| anyhow::anyhow!("containerLogMaxSize: {error}"))?;
             settings.container_log_max_size = size.value().max(0) as u64;
@@ -265,6 +295,9 @@ impl FileConfig {
         settings.tls_private_key_file = self.tls_private_key_file;
         settings.client_ca_file = self.authentication.x509.client_ca_file;
         settings.provider_id = self.provider_id;
+        if let Some(parts) = &self.enforce_node_allocatable {
+            settings.enforce_allocatable = enforces_pods(parts)?;
+        }
         for (name, amount) in self.system_reserved.iter().chain(&self.kube_reserved) {
             add_reserved(&mut settings.reserved, name, amount)?;
         }
@@ -286,7 +319,17 @@ impl FileConfig {
         }
         settings.eviction_minimum_reclaim = self.eviction_minimum_reclaim;
         set(&mut settings.eviction_max_pod_grace_period, self.eviction_max_pod_grace_period);
-        set(&mut settings.node_lease_duration, self.node_lease_duration_seconds.map(Duration::from_secs));
+        let lease_duration = self.node_lease_duration_seconds.filter(|seconds| *seconds != 0);
+        set(&mut settings.node_lease_duration, lease_duration.map(Duration::from_secs));
+        let given = |text: &Option<String>| {
+            anyhow::Ok(text.as_deref().map(duration).transpose()?.filter(|given| !given.is_zero()))
+        };
+        // Who says how often the status is looked at, and no more, says how often it is reported.
+        if let (Some(update), None) =
+            (given(&self.node_status_update_frequency)?, given(&self.node_status_report_frequency)?)
+        {
+            settings.node_status_report_frequency = update;
+        }
         for (to, from) in [
             (&mut settings.cpu_manager_reconcile_period, self.cpu_manager_reconcile_period),
             (&mut settings.eviction_pressure_transition_period, self.eviction_pressure_transition_period),
@@ -304,6 +347,18 @@ impl FileConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether images are pulled one after the other, if anything is said of it: a number says so as well.
+fn serializes(serialize: Option<bool>, parallel: Option<usize>) -> anyhow::Result<Option<bool>> {
+    match (serialize, parallel) {
+        (_, Some(0)) => bail!("maxParallelImagePulls: Invalid value: 0: must be a positive number"),
+        (Some(true), Some(2..)) => {
+            bail!("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is set to false")
+        }
+        (None, Some(parallel)) => Ok(Some(parallel < 2)),
+        (serialize, _) => Ok(serialize),
     }
 }
 
@@ -401,6 +456,34 @@ mod tests {
 
     fn parse(text: &str) -> anyhow::Result<FileConfig> {
         FileConfig::parse(yaml_serde::from_str(text)?)
+    }
+
+    #[test]
+    fn zeros_and_empty_words_stand_for_defaults_and_some_follow_others() {
+        let read = |text: &str| {
+            let mut settings = Settings::new("n");
+            parse(text)?.apply(&mut settings)?;
+            anyhow::Ok(settings)
+        };
+        let usual = Settings::new("n");
+        let zeros = "address: \"\"\nport: 0\nmaxPods: 0\nnodeLeaseDurationSeconds: 0\ncontainerLogMaxSize: \"\"\n\
+            cgroupDriver: \"\"\nresolvConf: \"\"\n";
+        let settings = read(zeros).unwrap();
+        assert_eq!((settings.address, settings.port, settings.max_pods), (usual.address, usual.port, usual.max_pods));
+        assert_eq!(settings.node_lease_duration, usual.node_lease_duration);
+        assert_eq!(settings.container_log_max_size, usual.container_log_max_size);
+        assert_eq!(settings.resolv_conf, PathBuf::new(), "none is something else");
+
+        assert!(!read("maxParallelImagePulls: 3").unwrap().serialize_image_pulls);
+        assert!(read("maxParallelImagePulls: 1").unwrap().serialize_image_pulls);
+        assert!(!read("serializeImagePulls: false").unwrap().serialize_image_pulls);
+        assert!(read("maxParallelImagePulls: 0").is_err());
+        assert!(read("maxParallelImagePulls: 3\nserializeImagePulls: true").is_err());
+
+        let report = |text: &str| read(text).unwrap().node_status_report_frequency;
+        assert_eq!(report("nodeStatusUpdateFrequency: 7s"), Duration::from_secs(7));
+        assert_eq!(report("nodeStatusUpdateFrequency: 7s\nnodeStatusReportFrequency: 9s"), Duration::from_secs(9));
+        assert_eq!(report("nodeStatusUpdateFrequency: 0s"), usual.node_status_report_frequency);
     }
 
     #[test]

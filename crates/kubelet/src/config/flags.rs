@@ -225,7 +225,7 @@ impl Args {
             settings.eviction_hard.insert(signal.into(), amount.into());
         }
         if let Some(mode) = &self.authorization_mode {
-            settings.authorization_webhook = mode != "AlwaysAllow";
+            settings.authorization_webhook = super::file::asks_server(mode)?;
         }
         for (to, from) in [
             (&mut settings.client_ca_file, &self.client_ca_file),

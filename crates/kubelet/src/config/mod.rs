@@ -76,6 +76,8 @@ pub struct Settings {
     pub protect_kernel_defaults: bool,
     /// Refuse to start where the machine swaps.
     pub fail_swap_on: bool,
+    /// Refuse to start where control groups are of version 1.
+    pub fail_cgroup_v1: bool,
     /// Requests per second to the API server and at once; None: no limit but the server's.
     pub api_rate: Option<(f64, u32)>,
     /// The same for events.
@@ -118,6 +120,8 @@ pub struct Settings {
     pub eviction_max_pod_grace_period: i64,
     pub eviction_pressure_transition_period: Duration,
     pub reserved: BTreeMap<String, String>,
+    /// Keep the memory of all pods together out of what is reserved.
+    pub enforce_allocatable: bool,
     pub provider_id: Option<String>,
     /// Ask for a certificate to serve with through the API, and for a new one before it ends.
     pub server_tls_bootstrap: bool,
@@ -232,6 +236,7 @@ impl Settings {
             max_open_files: None,
             protect_kernel_defaults: false,
             fail_swap_on: false,
+            fail_cgroup_v1: false,
             api_rate: None,
             event_rate: None,
             debugging_handlers: true,
@@ -260,6 +265,7 @@ impl Settings {
             eviction_max_pod_grace_period: 0,
             eviction_pressure_transition_period: Duration::from_secs(300),
             reserved: BTreeMap::new(),
+            enforce_allocatable: true,
             provider_id: None,
             server_tls_bootstrap: false,
             rotate_certificates: true,

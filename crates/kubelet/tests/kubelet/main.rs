@@ -80,6 +80,7 @@ const TESTS: &[Test] = tests![
     restarts::pods_outlive_kubelet_and_runtime,
     restarts::pods_gone_meanwhile_are_ended,
     server::server_answers_logs_exec_and_stats,
+    server::security_silent_connections_take_nothing_from_the_kubelet,
     certificates::nodes_get_and_renew_their_certificates,
     pressure::short_memory_ends_pods,
     pressure::whole_processors_are_given_away_once,

@@ -34,6 +34,19 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
     assert_eq!(run, "hi\n");
 }
 
+/// More than there are places.
+const SILENT: usize = 1200;
+
+pub(crate) async fn security_silent_connections_take_nothing_from_the_kubelet(node: &mut Node) {
+    let port = node.port().await;
+    let mut silent = Vec::new();
+    for _ in 0..SILENT {
+        silent.push(tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+    }
+    assert_eq!(get(port, "healthz").await, "ok");
+    assert!(get(port, "pods").await.contains("\"items\""));
+}
+
 async fn get(port: u16, path: &str) -> String {
     curl(&[&format!("https://127.0.0.1:{port}/{path}")]).await
 }

@@ -48,7 +48,14 @@ pub fn set_condition(
     };
     match found {
         None => conditions.push(new),
-        Some(old) if old.status == status && old.reason == new.reason && old.message == new.message => return false,
+        Some(old)
+            if old.status == status
+                && old.reason == new.reason
+                && old.message == new.message
+                && old.observed_generation == observed =>
+        {
+            return false;
+        }
         Some(old) => {
             let since =
                 if old.status == status { old.last_transition_time.clone() } else { new.last_transition_time.clone() };

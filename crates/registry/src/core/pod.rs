@@ -50,6 +50,7 @@ impl Strategy for PodStrategy {
 
     fn prepare_for_create(&self, call: &Call<'_>, pod: &mut Pod) {
         pod.metadata.generation = Some(1);
+        super::pod_spec::label_keys::merge(pod);
         let mut status = PodStatus {
             phase: Some("Pending".to_owned()),
             qos_class: Some(api::pod::qos::of_spec(pod.spec.as_ref()).to_string()),

@@ -101,6 +101,8 @@ pub(crate) struct Plugins {
     pub(crate) bind: PluginSet,
     pub(crate) post_bind: PluginSet,
     pub(crate) multi_point: PluginSet,
+    placement_generate: PluginSet,
+    placement_score: PluginSet,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -279,6 +281,14 @@ impl Configuration {
             }
             errors
                 .extend(percentage(profile.percentage_of_nodes_to_score, &format!("{path}.percentageOfNodesToScore")));
+            let plugins = profile.plugins.clone().unwrap_or_default();
+            for (point, set) in
+                [("placementGenerate", plugins.placement_generate), ("placementScore", plugins.placement_score)]
+            {
+                if set != PluginSet::default() {
+                    errors.push(format!("{path}.plugins.{point} is not supported: pods are placed one by one"));
+                }
+            }
             let mut configured = HashSet::new();
             for (at, config) in profile.plugin_config.iter().enumerate() {
                 if !configured.insert(&config.name) {

@@ -2,6 +2,7 @@
 
 pub mod containers;
 pub mod defaults;
+pub(crate) mod label_keys;
 pub mod placement;
 pub mod probes;
 pub mod resources;

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
     WeightedPodAffinityTerm,
 };
 
+use super::label_keys;
 use crate::metadata;
 use crate::unset::{items, or_empty, text};
 
@@ -91,6 +92,8 @@ fn pod_term(errors: &mut FieldErrors, path: &Path<'_>, term: &PodAffinityTerm) {
         errors.required(path.child("topologyKey"), "can not be empty");
     }
     errors.invalid_each(path.child("topologyKey"), &term.topology_key, rules::qualified_name(&term.topology_key));
+    let (matched, mismatched) = (items(&term.match_label_keys), items(&term.mismatch_label_keys));
+    label_keys::validate(errors, path, matched, mismatched, term.label_selector.as_ref());
 }
 
 /// Node selectors also stand in persistent volumes.
@@ -228,6 +231,8 @@ fn spreading(errors: &mut FieldErrors, path: &Path<'_>, constraints: &[TopologyS
                 errors.not_supported(path.child(name), policy, &["Honor", "Ignore"]);
             }
         }
+        let matched = items(&constraint.match_label_keys);
+        label_keys::validate(errors, &path, matched, &[], constraint.label_selector.as_ref());
         metadata::label_selector(errors, &path.child("labelSelector"), constraint.label_selector.as_ref());
     }
 }
