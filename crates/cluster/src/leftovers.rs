@@ -28,7 +28,6 @@ pub(crate) fn unmount_below(dir: &Path) -> Result<()> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use nix::mount::{MsFlags, mount};
 

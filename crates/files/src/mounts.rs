@@ -60,11 +60,8 @@ mod tests {
             ("5 2 0:2", None),
             ("", None),
         ] {
-            let expected = expected.map(|(root, point, is_shared)| Mount {
-                root: root.into(),
-                point: point.into(),
-                is_shared,
-            });
+            let expected =
+                expected.map(|(root, point, is_shared)| Mount { root: root.into(), point: point.into(), is_shared });
             assert_eq!(mounts(line).next(), expected, "{line}");
         }
         assert_eq!(unescaped("/a\\0401\\999"), Path::new("/a 1\\999"));

@@ -152,6 +152,12 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
         }),
     )
     .await;
+    // Nothing is shown of a volume that is not the claim's yet.
+    node.wait_message(
+        "Unable to attach or mount volumes: unmounted volumes=[claim], unattached volumes=[], failed to process volumes=[claim]: error processing PVC default/claim: PVC is not bound",
+    )
+    .await;
+    node.bind("claim", "pv").await;
     let pod = node.wait("dirs", "ready", is_ready).await;
     let log = node.wait_log(&pod, "c", |log| log.ends_with("no link\n")).await;
     assert_eq!(log, "777\n777\n1024\nfrom the node\nfrom the node\nread-only\nno link\n");

@@ -84,6 +84,12 @@ struct Done {
     staged: HashSet<String>,
     /// By uid and spec name.
     published: BTreeMap<(String, String), Published>,
+    /// What this kubelet has begun and not published yet: no container can have it. By uid and spec name.
+    begun: HashSet<(String, String)>,
+    /// Volumes that their drivers do not grow while they are used.
+    fixed_in_use: HashSet<String>,
+    /// Volumes whose drivers have said that they did not grow them, and that they are not at it any more.
+    not_grown: HashSet<String>,
 }
 
 /// A volume that a pod has.
@@ -93,6 +99,8 @@ struct Published {
     pod: Arc<Pod>,
     target: PathBuf,
     staging: Option<PathBuf>,
+    /// How large it is here, in bytes, if that is known.
+    size: Option<i64>,
 }
 
 /// What the pieces of a call come from, fetched before the volume is locked.
@@ -235,7 +243,8 @@ impl Csi {
         let republish = wanted::spec(object.as_deref()).and_then(|spec| spec.requires_republish) == Some(true);
         let key = (state::uid(pod).to_string(), wanted.spec_name.clone());
         let published = self.done.lock().published.get(&key).cloned();
-        let is_done = |published: &Published| published.is_of(&wanted) && !republish && wanted.grow_to.is_none();
+        let is_done =
+            |published: &Published| published.is_of(&wanted) && !republish && !self.is_to_grow(published, &wanted);
         if let Some(published) = published.filter(is_done) {
             return Ok(published.mounted());
         }
@@ -352,6 +361,7 @@ impl Csi {
         }
         self.attached.in_use.release_all(uid);
         self.forget_room(uid, None);
+        self.done.lock().begun.retain(|(owner, _)| owner != uid);
         Ok(())
     }
 

@@ -8,10 +8,11 @@ use k8s_openapi::api::core::v1::{
     CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, SELinuxOptions, SecretReference, Volume,
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::growth;
+use super::growth::{self, Growth};
 use super::layout::{self, Mode, Record};
-use crate::{resources, state};
+use crate::state;
 
 /// One volume of one pod.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +37,11 @@ pub(crate) struct Wanted {
     pub(crate) expand_secret: Option<SecretReference>,
     /// The claim's namespace and name.
     pub(crate) claim: Option<(String, String)>,
+    /// How large the volume is, and how large the claim says that it is.
+    pub(crate) size: Option<Quantity>,
+    pub(crate) claimed: Option<i64>,
     /// The volume has grown, and its file system may not have yet.
-    pub(crate) grow_to: Option<i64>,
+    pub(crate) growth: Option<Growth>,
 }
 
 /// The driver does not take volumes that live as long as this one.
@@ -59,15 +63,12 @@ impl Wanted {
     ) -> Result<Option<Wanted>, MigrationError> {
         let Some(wanted) = Self::of_volume(volume, bound, is_read_only)? else { return Ok(None) };
         let meta = &claim.metadata;
-        let size = |list: Option<&resources::ResourceList>| {
-            Some(resources::parse(list?.get("storage")?)?.value()).filter(|bytes| *bytes > 0)
-        };
-        let has = size(bound.spec.as_ref().and_then(|spec| spec.capacity.as_ref()));
-        let seen = size(claim.status.as_ref().and_then(|status| status.capacity.as_ref()));
-        let may_grow = !is_read_only && growth::is_for_node(claim.status.as_ref());
+        let size = bound.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage"));
         Ok(Some(Wanted {
             claim: meta.namespace.clone().zip(meta.name.clone()),
-            grow_to: has.filter(|has| may_grow && seen.is_some_and(|seen| seen < *has)),
+            claimed: growth::claimed(claim.status.as_ref()),
+            growth: size.and_then(|size| growth::due(claim, size)),
+            size: size.cloned(),
             ..wanted
         }))
     }
@@ -100,8 +101,7 @@ impl Wanted {
             stage_secret: source.node_stage_secret_ref.clone(),
             publish_secret: source.node_publish_secret_ref.clone(),
             expand_secret: source.node_expand_secret_ref.clone(),
-            claim: None,
-            grow_to: None,
+            ..Wanted::default()
         }))
     }
 
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn a_volume_grows_when_its_claim_shows_less() {
         for (seen, expected) in [("1Gi", Some(2 << 30)), ("2Gi", None), ("3Gi", None)] {
-            assert_eq!(claimed(json!({}), seen).grow_to, expected, "{seen}");
+            assert_eq!(claimed(json!({}), seen).growth.map(|growth| growth.size), expected, "{seen}");
         }
     }
 }
