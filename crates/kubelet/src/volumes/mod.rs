@@ -100,10 +100,9 @@ impl Volumes {
         self.root.join("pods").join(uid)
     }
 
-    /// Makes all volumes ready, side by side: a pod may have fifty of them.
+    /// Makes all volumes that containers use ready, side by side: a pod may have fifty of them.
     pub(crate) async fn set_up(&self, context: &Context<'_>) -> Result<HashMap<String, Mounted>, VolumeError> {
-        let volumes = context.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
-        let all = volumes.iter().map(|volume| async move {
+        let all = state::used_volumes(context.pod).into_iter().map(|volume| async move {
             self.set_up_one(volume, context).await.map(|mounted| (volume.name.clone(), mounted))
         });
         futures_util::future::try_join_all(all).await.map(|mounted| mounted.into_iter().collect())
@@ -409,7 +408,7 @@ impl Volumes {
         }
         for pod in pods {
             let uid = state::uid(pod);
-            for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+            for volume in state::used_volumes(pod) {
                 let own = volume.csi.as_ref().map(|csi| csi.driver.clone());
                 let plugin = match own.or_else(|| self.csi.driver_of(uid, &volume.name)) {
                     Some(driver) => csi::plugin_name(&driver),

@@ -147,7 +147,10 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
             "volumes": [
                 {"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
                 {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}},
-                {"name": "made", "hostPath": {"path": made, "type": "DirectoryOrCreate"}}],
+                {"name": "made", "hostPath": {"path": made, "type": "DirectoryOrCreate"}},
+                // Of which no container wants to know.
+                {"name": "unused", "configMap": {"name": "nowhere"}},
+                {"name": "unclaimed", "persistentVolumeClaim": {"claimName": "nowhere"}}],
             "terminationGracePeriodSeconds": 0,
         }),
     )
