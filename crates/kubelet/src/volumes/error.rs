@@ -6,7 +6,7 @@ use std::io;
 use api::volume_migration::MigrationError;
 use csi::tonic::Status;
 
-use super::csi::{AttachError, NoDriver, WrongLifecycle};
+use super::csi::{AttachError, ManyLabels, NoDriver, WrongLifecycle};
 use super::iscsi::IscsiError;
 use super::nfs::NfsError;
 use super::payload::PayloadError;
@@ -133,6 +133,8 @@ pub(crate) enum Cause {
     NoHandle,
     #[error(transparent)]
     Lifecycle(#[from] WrongLifecycle),
+    #[error(transparent)]
+    Labels(#[from] ManyLabels),
     #[error("kubernetes.io/csi: {needed_by}: {source}")]
     NoDriver { needed_by: &'static str, source: NoDriver },
     #[error("fetching NodeStageSecretRef {namespace}/{name} failed: {why}")]

@@ -47,7 +47,7 @@ pub(super) use layout::{PLUGIN, names};
 use node_info::NodeInfo;
 pub(crate) use node_info::NodeInfoError;
 pub(crate) use stats::Stats;
-pub(crate) use wanted::{Wanted, WrongLifecycle};
+pub(crate) use wanted::{ManyLabels, Wanted, WrongLifecycle};
 
 const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
@@ -113,6 +113,8 @@ struct Inputs {
     driver: Arc<Driver>,
     /// The driver wants to be asked again and again.
     republish: bool,
+    /// That of the volume's files, on nodes with SELinux.
+    label: Option<String>,
     publish_context: BTreeMap<String, String>,
     volume_context: BTreeMap<String, String>,
     stage_secrets: BTreeMap<String, String>,
@@ -251,6 +253,10 @@ impl Csi {
         let driver = self.drivers.get(&wanted.driver).map_err(|source| {
             fail(Cause::NoDriver { needed_by: "mounter.SetUpAt failed to get CSI client", source })
         })?;
+        let label = match self.has_selinux {
+            true => wanted.label(pod, object.as_deref()).map_err(|error| fail(error.into()))?,
+            false => None,
+        };
         let secret = async |reference: Option<&SecretReference>| match reference {
             None => Ok(BTreeMap::new()),
             Some(reference) => secret_data(reference, state::uid(pod), secrets).await,
@@ -264,6 +270,7 @@ impl Csi {
             metrics: self.metrics.clone(),
             driver,
             republish,
+            label,
             publish_context: BTreeMap::new(),
             volume_context: wanted.context(pod, object.as_deref()),
             stage_secrets,

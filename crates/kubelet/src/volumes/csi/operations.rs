@@ -70,7 +70,7 @@ impl Csi {
             publish_context: inputs.publish_context.clone(),
             staging_target_path: staging.as_ref().map(|path| driver.path(path)).unwrap_or_default(),
             target_path: driver.path(&target),
-            volume_capability: Some(self.capability(wanted, inputs)),
+            volume_capability: Some(Self::capability(wanted, inputs)),
             readonly: wanted.is_read_only,
             secrets: inputs.publish_secrets.clone(),
             volume_context: inputs.volume_context.clone(),
@@ -128,8 +128,8 @@ impl Csi {
         Ok(mounted)
     }
 
-    fn capability(&self, wanted: &Wanted, inputs: &Inputs) -> v1::VolumeCapability {
-        wanted.capability(&inputs.pod, inputs.object.as_deref(), &inputs.driver.abilities, self.has_selinux)
+    fn capability(wanted: &Wanted, inputs: &Inputs) -> v1::VolumeCapability {
+        wanted.capability(&inputs.pod, &inputs.driver.abilities, inputs.label.as_deref())
     }
 
     /// Stages the volume unless it is; returns where.
@@ -153,7 +153,7 @@ impl Csi {
             volume_id: wanted.handle.clone(),
             publish_context: inputs.publish_context.clone(),
             staging_target_path: driver.path(&staging),
-            volume_capability: Some(self.capability(wanted, inputs)),
+            volume_capability: Some(Self::capability(wanted, inputs)),
             secrets: inputs.stage_secrets.clone(),
             volume_context: wanted.attributes.clone(),
         };
@@ -230,7 +230,7 @@ impl Csi {
             volume_path: driver.path(target),
             capacity_range: Some(v1::CapacityRange { required_bytes: growth.size, limit_bytes: 0 }),
             staging_target_path: staging.map(|path| driver.path(path)).unwrap_or_default(),
-            volume_capability: Some(self.capability(wanted, inputs)),
+            volume_capability: Some(Self::capability(wanted, inputs)),
             secrets: inputs.expand_secrets.clone(),
         };
         let volume = csi_name(&wanted.driver, &wanted.handle);
