@@ -50,7 +50,8 @@ impl Csi {
                 Ok(layout.in_use(None)?.iter().any(|found| found.uid != own && found.record.unique_name() == name))
             });
             if is_taken.await.map_err(|error| fail(error.into()))? {
-                return Err(fail(Cause::UsedByAnotherPod));
+                let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
+                return Err(VolumeError::of(operation, &wanted.spec_name, Cause::UsedByAnotherPod));
             }
         }
         let (layout, noted, owner) = (self.layout.clone(), record.clone(), uid.clone());

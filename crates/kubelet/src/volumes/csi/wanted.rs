@@ -151,7 +151,7 @@ impl Wanted {
 
     /// Whether only one pod of the whole cluster may use the volume.
     pub(crate) fn is_for_one_pod(&self) -> bool {
-        self.access_modes.iter().any(|mode| mode == "ReadWriteOncePod")
+        self.access_modes == ["ReadWriteOncePod"]
     }
 
     /// How the volume is going to be used, as the driver understands it.
@@ -190,8 +190,7 @@ impl Wanted {
         let is_able = spec(object).and_then(|spec| spec.se_linux_mount) == Some(true);
         let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
         let policy = context.and_then(|context| context.se_linux_change_policy.as_deref());
-        let is_for_one_pod = self.access_modes == ["ReadWriteOncePod"];
-        if !is_able || self.is_inline || self.is_block || !is_for_one_pod || policy == Some("Recursive") {
+        if !is_able || self.is_inline || self.is_block || !self.is_for_one_pod() || policy == Some("Recursive") {
             return Ok(None);
         }
         let of_pod = context.and_then(|context| context.se_linux_options.clone());
