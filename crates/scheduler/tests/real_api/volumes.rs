@@ -102,11 +102,12 @@ async fn a_volume_for_one_pod_goes_to_the_one_that_matters_more() {
     let said = cluster.event("second", "FailedScheduling").await;
     let in_use = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
     assert!(said.starts_with(&format!("0/1 nodes are available: 1 {in_use}.")), "{said}");
+    let (pods, now) = (cluster.client.namespaced::<Pod>("default"), DeleteParams::default().with_grace_period(0));
+    pods.delete("second", &now).await.unwrap();
     cluster.pod("vip", user(Some("high"))).await;
     cluster.until("first", |pod| pod.metadata.deletion_timestamp.is_some()).await;
     // Nobody plays the node here: what is left of the pod is removed by hand.
-    let now = DeleteParams::default().with_grace_period(0);
-    cluster.client.namespaced::<Pod>("default").delete("first", &now).await.unwrap();
+    pods.delete("first", &now).await.unwrap();
     assert_eq!(cluster.bound("vip").await, "n");
     cluster.stop_scheduler().await;
 }
