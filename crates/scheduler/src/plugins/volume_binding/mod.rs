@@ -108,8 +108,8 @@ impl VolumeBinding {
     }
 }
 
-/// Whether every claim is bound by now, as caches show claims and volumes; `bindings` are as they were written. A promise that somebody else took back is an error, and
-/// so is a volume that the node cannot reach: the pod starts over (`checkBindings`, v1.36).
+/// Whether every claim is bound by now, as caches show claims and volumes; `bindings` are as they were written. A promise that
+/// somebody else took back is an error, and so is a volume that the node cannot reach: the pod starts over (`checkBindings`, v1.36).
 fn is_done(
     claim_of: impl Fn(&str) -> Option<Arc<PersistentVolumeClaim>>,
     volume_of: impl Fn(&str) -> Option<Arc<PersistentVolume>>,
