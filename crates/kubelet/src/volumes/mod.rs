@@ -26,7 +26,7 @@ mod records;
 pub(crate) mod subpath;
 mod tokens;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +37,7 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, EmptyDirVolumeSource, ISCSIPersistentVolumeSource, NFSVolumeSource, PersistentVolume,
     PersistentVolumeClaim, PersistentVolumeSpec, Pod, Secret, Volume,
 };
+use parking_lot::Mutex;
 
 use crate::env::Context;
 use crate::metrics::{KubeletMetrics, Outcome};
@@ -95,20 +96,36 @@ pub(crate) enum Mounted {
     },
 }
 
+/// The volumes of a pod once they are ready.
+pub(crate) struct Ready {
+    /// By name.
+    pub(crate) mounted: HashMap<String, Mounted>,
+    /// Those whose members may use what is on them, as the volumes say themselves.
+    pub(crate) groups: BTreeSet<i64>,
+}
+
 impl Volumes {
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
         self.root.join("pods").join(uid)
     }
 
     /// Makes all volumes that containers use ready, side by side: a pod may have fifty of them.
-    pub(crate) async fn set_up(&self, context: &Context<'_>) -> Result<HashMap<String, Mounted>, VolumeError> {
-        let all = state::used_volumes(context.pod).into_iter().map(|volume| async move {
-            self.set_up_one(volume, context).await.map(|mounted| (volume.name.clone(), mounted))
+    pub(crate) async fn set_up(&self, context: &Context<'_>) -> Result<Ready, VolumeError> {
+        let groups = Mutex::default();
+        let all = state::used_volumes(context.pod).into_iter().map(|volume| {
+            let mounted = self.set_up_one(volume, context, &groups);
+            async move { mounted.await.map(|mounted| (volume.name.clone(), mounted)) }
         });
-        futures_util::future::try_join_all(all).await.map(|mounted| mounted.into_iter().collect())
+        let mounted = futures_util::future::try_join_all(all).await?.into_iter().collect();
+        Ok(Ready { mounted, groups: groups.into_inner() })
     }
 
-    async fn set_up_one(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, VolumeError> {
+    async fn set_up_one(
+        &self,
+        volume: &Volume,
+        context: &Context<'_>,
+        groups: &Mutex<BTreeSet<i64>>,
+    ) -> Result<Mounted, VolumeError> {
         let pod = context.pod;
         if let Some(source) = &volume.csi {
             let wanted = Wanted::inline(&volume.name, source, pod);
@@ -137,6 +154,7 @@ impl Volumes {
         };
         let bound = self.bound(pod, volume, &name).await;
         let (claim, bound) = bound.map_err(|error| VolumeError::of(Operation::Process, &volume.name, error))?;
+        groups.lock().extend(group_of(&bound));
         let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
         if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
             let name = bound.metadata.name.as_deref().unwrap_or_default();
@@ -467,6 +485,14 @@ fn plugin_of_volume(volume: &PersistentVolume) -> &'static str {
     }
 }
 
+/// Whose group it is, in the annotations of a volume.
+const GROUP: &str = "pv.beta.kubernetes.io/gid";
+
+/// The group whose members may use what is on the volume, if its maker says so (`getPVVolumeGidAnnotationValue`, v1.36).
+fn group_of(volume: &PersistentVolume) -> Option<i64> {
+    volume.metadata.annotations.as_ref()?.get(GROUP)?.parse::<u32>().ok().map(i64::from)
+}
+
 /// Keeps a claim while a pod uses it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
@@ -620,6 +646,20 @@ mod tests {
                 serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
             let refused = check_volume(&claim, &volume).err().map(|why| why.to_string());
             assert_eq!(refused, expected, "{reference}");
+        }
+    }
+
+    #[test]
+    fn a_volume_may_name_its_group() {
+        for (annotations, expected) in [
+            (json!({GROUP: "777"}), Some(777)),
+            (json!({GROUP: "-1"}), None),
+            (json!({GROUP: "users"}), None),
+            (json!({"other": "777"}), None),
+            (json!(null), None),
+        ] {
+            let volume = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            assert_eq!(group_of(&volume), expected, "{annotations}");
         }
     }
 
