@@ -636,7 +636,8 @@ impl Controller {
         let conditions = claim.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
         let left: Vec<_> = conditions.into_iter().filter(|it| !is_growth_condition(&it.type_)).collect();
         let patch = Patch::merge(json!({ "status": {
-            "capacity": { "storage": quantity(size) }, "conditions": left, "allocatedResourceStatuses": null,
+            "capacity": { "storage": quantity(size) }, "allocatedResources": { "storage": quantity(size) },
+            "conditions": left, "allocatedResourceStatuses": null,
         } }));
         let claims =
             self.client.namespaced::<PersistentVolumeClaim>(&claim.metadata.namespace.clone().unwrap_or_default());

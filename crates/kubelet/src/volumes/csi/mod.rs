@@ -247,7 +247,7 @@ impl Csi {
         let published = self.done.lock().published.get(&key).cloned();
         let is_done =
             |published: &Published| published.is_of(&wanted) && !republish && !self.is_to_grow(published, &wanted);
-        if let Some(published) = published.filter(is_done) {
+        if let Some(published) = published.as_ref().filter(|published| is_done(published)) {
             return Ok(published.mounted());
         }
         let driver = self.drivers.get(&wanted.driver).map_err(|source| {
@@ -286,6 +286,8 @@ impl Csi {
                 .result(self.wait_for_attachment(&wanted, state::uid(pod)))
                 .await
                 .map_err(|cause| VolumeError::of(Operation::WaitForAttach, &wanted.spec_name, cause))?;
+        } else if published.is_none() {
+            self.wait_no_longer(&wanted, state::uid(pod)).await.map_err(|error| fail(error.into()))?;
         }
         let (this, wanted) = (self.clone(), Arc::new(wanted));
         let name = wanted.spec_name.clone();
