@@ -1,5 +1,6 @@
 //! Kubelet, runtime or CSI driver killed between any two calls of a driver.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,11 +9,11 @@ use std::time::Duration;
 use client::{DeleteParams, Patch};
 use csi::tonic::Code;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::csi_driver::{Driver, Options, Served, When, mounts_at, mounts_below};
 
-use crate::csi::{NAME, assert_clean, claim, driver, registry, uid, using, walk};
-use crate::node::{Node, is_ready};
+use crate::csi::{NAME, assert_clean, claim, driver, registry, uid, walk};
+use crate::node::{Node, is_ready, shell};
 
 /// Who is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,20 +52,28 @@ async fn kill_at_every_call(node: &mut Node, victim: Victim) {
         node.stop_kubelet().await;
         node.spawn_kubelet();
     }
-    let mut served = driver(node, Options::new(NAME), json!({})).await;
+    let modes = json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"]});
+    let mut served = driver(node, Options::new(NAME), modes).await;
     let driver = served.driver.clone();
     claim(node, "data", NAME, json!({})).await;
+    claim(node, "raw", NAME, json!({"volumeMode": "Block"})).await;
     for (round, (up, when, down)) in (1..).zip(MOMENTS) {
         let name = format!("round-{round}");
         let size = format!("{}Gi", round + 1);
         let_grow(node, "data", &size).await;
         let is_killed = kill_at(node, &driver, victim, up, when);
-        node.create(&name, using("data", &format!("echo {round} >> /v/log; sleep 1000"))).await;
+        node.create(&name, using_all(&format!("test -c /dev/raw && echo {round} >> /v/log; sleep 1000"))).await;
         wait_killed(node, victim, &is_killed).await;
         served = bring_back(node, victim, served).await;
         let pod = node.wait(&name, "ready", is_ready).await;
-        let publish = driver.publishes().into_iter().rfind(|request| request.target_path.contains(uid(&pod))).unwrap();
-        for path in [&publish.target_path, &publish.staging_target_path] {
+        let publishes = driver.publishes();
+        let own = publishes.iter().filter(|request| request.target_path.contains(uid(&pod)));
+        let mut places: BTreeSet<&str> = own.clone().map(|request| request.target_path.as_str()).collect();
+        assert_eq!(places.len(), 3, "{places:?}");
+        // A device is not mounted where it is staged.
+        let staged = own.filter(|request| request.volume_id == "handle-data");
+        places.extend(staged.map(|request| request.staging_target_path.as_str()));
+        for path in places {
             assert_eq!(mounts_at(Path::new(path)), 1, "round {round}: {path}");
         }
         let expected: String = (1..=round).map(|number| format!("{number}\n")).collect();
@@ -96,7 +105,7 @@ async fn kill_at_every_call(node: &mut Node, victim: Victim) {
         .await;
     }
     // Whatever was asked for last of a place is that it be free.
-    let mut last = std::collections::BTreeMap::new();
+    let mut last = BTreeMap::new();
     for entry in driver.ledger().into_iter().filter(|entry| entry.code == Some(Code::Ok) && !entry.volume.is_empty()) {
         if entry.call.contains("stage") || entry.call.contains("Stage") || entry.call.contains("ublish") {
             last.insert(entry.path.clone(), entry.call);
@@ -104,6 +113,23 @@ async fn kill_at_every_call(node: &mut Node, victim: Victim) {
     }
     assert!(last.values().all(|call| call.starts_with("NodeUn")), "{last:?}");
     assert_clean(node, &driver);
+}
+
+/// A pod with a volume of each kind: mounted, as a device, and of its own.
+fn using_all(script: &str) -> Value {
+    json!({
+        "containers": [{
+            "name": "c", "command": shell(script),
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "own", "mountPath": "/own"}],
+            "volumeDevices": [{"name": "raw", "devicePath": "/dev/raw"}],
+        }],
+        "volumes": [
+            {"name": "v", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "raw", "persistentVolumeClaim": {"claimName": "raw"}},
+            {"name": "own", "csi": {"driver": NAME}},
+        ],
+        "terminationGracePeriodSeconds": 0,
+    })
 }
 
 /// The volume is larger, and the rest is the node's, as the resizer says.
