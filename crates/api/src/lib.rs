@@ -8,6 +8,7 @@
 pub mod attachable;
 pub mod cached;
 pub mod cidr;
+pub mod claim;
 pub mod codec;
 pub mod cron;
 pub mod documents;

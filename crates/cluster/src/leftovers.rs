@@ -18,11 +18,33 @@ pub(crate) fn remove_cgroups(cgroup: &str) -> Result<()> {
 /// Unmounts, innermost first, what is mounted below a directory.
 pub(crate) fn unmount_below(dir: &Path) -> Result<()> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
-    let mut inside: Vec<&Path> = points.filter(|point| point.starts_with(dir)).collect();
+    let mut inside: Vec<_> =
+        files::mounts(&table).map(|mount| mount.point).filter(|point| point.starts_with(dir)).collect();
     inside.reverse();
     for point in inside {
-        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH).with_context(|| point.display().to_string())?;
+        nix::mount::umount2(&point, nix::mount::MntFlags::MNT_DETACH).with_context(|| point.display().to_string())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::mount::{MsFlags, mount};
+
+    use super::*;
+
+    /// The kernel's table has other names for such places.
+    #[test]
+    fn mounts_in_places_with_spaces_go_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        let outer = dir.path().canonicalize().unwrap().join("my cluster");
+        let inner = outer.join("a volume");
+        for place in [&outer, &inner] {
+            fs::create_dir(place).unwrap();
+            mount(Some("tmpfs"), place, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+        }
+        unmount_below(&outer).unwrap();
+        remove_dir(&outer).unwrap();
+        assert!(!outer.exists());
+    }
 }

@@ -79,6 +79,11 @@ pub fn is_final(status: &Status) -> bool {
     )
 }
 
+/// Whether a call that failed fails as often as it is made, whatever happens meanwhile.
+pub fn is_infeasible(status: &Status) -> bool {
+    matches!(status.code(), Code::InvalidArgument | Code::OutOfRange | Code::NotFound)
+}
+
 /// A failure in the words that Go's library has for it, as users know them from events.
 pub fn describe(status: &Status) -> String {
     let code = match status.code() {

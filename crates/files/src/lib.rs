@@ -1,6 +1,7 @@
 //! Removing and measuring what others have filled: a tree of theirs may be deeper than any stack, may hold links, and may
-//! have other file systems mounted in it.
+//! have other file systems mounted in it, which the kernel's table of mounts tells ([`mounts`]).
 
+mod mounts;
 mod usage;
 
 use std::ffi::OsStr;
@@ -15,6 +16,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+pub use mounts::{Mount, mounts};
 pub use usage::{Usage, usage};
 
 /// What is deeper is brought up first. Deeper than anything that we make ourselves.

@@ -1,5 +1,6 @@
 //! Turns a pod into CRI configurations: its sandbox, and each of its containers. Pure.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use cri::v1;
@@ -291,6 +292,8 @@ pub(crate) struct ContainerParts<'a> {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) mounts: Vec<v1::Mount>,
     pub(crate) devices: Vec<v1::Device>,
+    /// Groups that the pod's volumes are for.
+    pub(crate) volume_groups: &'a BTreeSet<i64>,
     pub(crate) resources: v1::LinuxContainerResources,
     pub(crate) image_uid: Option<i64>,
     pub(crate) image_user: String,
@@ -312,6 +315,9 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
     let expand = |words: &Option<Vec<String>>| -> Vec<String> {
         words.iter().flatten().map(|word| crate::env::expand_with(word, &parts.env)).collect()
     };
+    let mut groups = pod_groups(pod);
+    let more: Vec<i64> = parts.volume_groups.iter().copied().filter(|group| !groups.contains(group)).collect();
+    groups.extend(more);
     let unmasked = context.proc_mount.as_deref() == Some("Unmasked") || is_privileged;
     let run_as_user = context.run_as_user.or(parts.image_uid);
     v1::ContainerConfig {
@@ -348,7 +354,7 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
                 run_as_group: context.run_as_group.map(|value| v1::Int64Value { value }),
                 run_as_username: if run_as_user.is_none() { parts.image_user } else { String::new() },
                 readonly_rootfs: context.read_only_root_filesystem == Some(true),
-                supplemental_groups: pod_groups(pod),
+                supplemental_groups: groups,
                 supplemental_groups_policy: groups_policy(pod),
                 no_new_privs: context.allow_privilege_escalation == Some(false),
                 masked_paths: if unmasked { vec![] } else { MASKED_PATHS.iter().map(|p| (*p).into()).collect() },
@@ -570,6 +576,7 @@ mod tests {
                 env: vec![("X".into(), "y".into())],
                 mounts: vec![],
                 devices: vec![],
+                volume_groups: &BTreeSet::from([4, 777]),
                 resources: Default::default(),
                 image_uid: Some(0),
                 image_user: String::new(),
@@ -583,7 +590,7 @@ mod tests {
         let security = config.linux.unwrap().security_context.unwrap();
         assert_eq!(security.run_as_user.unwrap().value, 1001);
         assert_eq!(security.run_as_group.unwrap().value, 2002);
-        assert_eq!(security.supplemental_groups, [3003, 4]);
+        assert_eq!(security.supplemental_groups, [3003, 4, 777]);
         let sandbox = sandbox_config(
             &pod,
             SandboxParts {

@@ -1,6 +1,6 @@
 //! What is known while one pod is brought a step closer to its spec.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,8 +20,9 @@ pub(crate) struct Pass<'a> {
     pub(crate) memory: &'a mut Memory,
     /// What environment variables may refer to.
     pub(crate) context: &'a Context<'a>,
-    /// Its volumes, by name.
+    /// Its volumes, by name, and the groups that they are for.
     pub(crate) mounted: &'a HashMap<String, Mounted>,
+    pub(crate) volume_groups: &'a BTreeSet<i64>,
 }
 
 /// What a worker remembers between passes; nothing that a restart would miss.

@@ -4,11 +4,11 @@
 //! Everything needed to go on after a restart of the kubelet is in labels and annotations that the
 //! runtime keeps for us, so a new kubelet sees the same picture as the old one did.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher;
 
 use cri::v1;
-use k8s_openapi::api::core::v1::{Container, ContainerPort, ContainerRestartRule, Pod};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, ContainerRestartRule, Pod, Volume};
 
 pub(crate) mod label {
     pub(crate) const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -280,6 +280,20 @@ pub(crate) fn all_containers(pod: &Pod) -> Vec<Container> {
         .collect()
 }
 
+/// The volumes that a container of the pod names: for others nothing is done (`GetPodVolumeNames`, v1.36).
+pub(crate) fn used_volumes(pod: &Pod) -> Vec<&Volume> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let mounts = containers.clone().flat_map(|container| container.volume_mounts.iter().flatten());
+    let mounts = mounts.chain(ephemeral.clone().flat_map(|container| container.volume_mounts.iter().flatten()));
+    let devices = containers.flat_map(|container| container.volume_devices.iter().flatten());
+    let devices = devices.chain(ephemeral.flat_map(|container| container.volume_devices.iter().flatten()));
+    let names: BTreeSet<&str> =
+        mounts.map(|mount| mount.name.as_str()).chain(devices.map(|device| device.name.as_str())).collect();
+    spec.volumes.iter().flatten().filter(|volume| names.contains(volume.name.as_str())).collect()
+}
+
 /// An ephemeral container as the plain container it is run as.
 pub(crate) fn from_ephemeral(ephemeral: &k8s_openapi::api::core::v1::EphemeralContainer) -> Container {
     let e = ephemeral.clone();
@@ -462,5 +476,19 @@ pub(crate) mod tests {
         let c = Container { image: Some("nginx:2".into()), ..a.clone() };
         assert_eq!(container_hash(&a), container_hash(&b));
         assert_ne!(container_hash(&a), container_hash(&c));
+    }
+
+    #[test]
+    fn volumes_that_no_container_names_are_not_used() {
+        let named = |name: &str, list: &str, key: &str, value: &str| serde_json::json!({"name": name, list: [{"name": name, key: value}]});
+        let pod: Pod = serde_json::from_value(serde_json::json!({"metadata": {}, "spec": {
+            "initContainers": [named("a", "volumeMounts", "mountPath", "/a")],
+            "containers": [named("b", "volumeMounts", "mountPath", "/b"), named("c", "volumeDevices", "devicePath", "/c")],
+            "ephemeralContainers": [named("d", "volumeMounts", "mountPath", "/d")],
+            "volumes": [{"name": "a"}, {"name": "b"}, {"name": "c"}, {"name": "d"}, {"name": "e"}],
+        }}))
+        .unwrap();
+        let used: Vec<&str> = used_volumes(&pod).iter().map(|volume| volume.name.as_str()).collect();
+        assert_eq!(used, ["a", "b", "c", "d"]);
     }
 }

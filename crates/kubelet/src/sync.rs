@@ -93,10 +93,10 @@ impl Kubelet {
             return Err(error.into());
         }
         trace::lap(Stage::Prepare);
-        let mounted = match self.volumes.set_up(&context).await {
-            Ok(mounted) => {
+        let volumes = match self.volumes.set_up(&context).await {
+            Ok(volumes) => {
                 trace::lap(Stage::Volumes);
-                mounted
+                volumes
             }
             Err(error) => {
                 self.recorder.warning(&reference, error.reason(), error.to_string());
@@ -134,7 +134,14 @@ impl Kubelet {
         }
         let pod_ips = self.pod_ips(pod, &state);
         let context = Context { pod_ips: &pod_ips, ..context };
-        let mut pass = Pass { pod, state: &state, memory, context: &context, mounted: &mounted };
+        let mut pass = Pass {
+            pod,
+            state: &state,
+            memory,
+            context: &context,
+            mounted: &volumes.mounted,
+            volume_groups: &volumes.groups,
+        };
         self.start_containers(&mut pass, &actions, &mut next).await;
 
         let state = self.runtime.pod_state(uid).await?;
@@ -465,6 +472,7 @@ impl Kubelet {
                 env,
                 mounts,
                 devices,
+                volume_groups: pass.volume_groups,
                 resources,
                 image_uid,
                 image_user: inspected.username,

@@ -99,10 +99,8 @@ pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerS
         });
     }
     let (pod_dir, log_dir) = (kubelet.pod_dir(pod), kubelet.log_dir(pod));
-    let volumes: Vec<(Volume, PathBuf)> = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten())
+    let volumes: Vec<(Volume, PathBuf)> = state::used_volumes(pod)
+        .into_iter()
         .filter_map(|volume| Some((volume.clone(), pod_dir.join("volumes").join(plugin(volume)?).join(&volume.name))))
         .collect();
     let measured = blocking(move || {

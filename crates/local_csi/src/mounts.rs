@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     let wanted = resolved(path)?;
-    Ok(mounts(&table).any(|(_, point)| point == wanted))
+    Ok(files::mounts(&table).any(|mount| mount.point == wanted))
 }
 
 /// A path as the kernel writes it: without links on the way. One that is not there is as it is.
@@ -19,39 +19,11 @@ pub(crate) fn resolved(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Of every mount, what it shows, as a path of its own file system, and where.
-fn mounts(table: &str) -> impl Iterator<Item = (PathBuf, PathBuf)> {
-    table.lines().filter_map(|line| {
-        let mut fields = line.split(' ').skip(3);
-        Some((unescaped(fields.next()?), unescaped(fields.next()?)))
-    })
-}
-
-/// The kernel writes spaces and the like as `\040`.
-fn unescaped(field: &str) -> PathBuf {
-    use std::os::unix::ffi::OsStringExt;
-    let (mut out, mut rest) = (Vec::new(), field.as_bytes());
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                out.push(*first);
-                rest = after;
-            }
-        }
-    }
-    std::ffi::OsString::from_vec(out).into()
-}
-
 /// Whether the files of a volume are bound anywhere, or something is mounted among them. Mounts are told by their names alone:
 /// those of others may not answer.
 pub(crate) fn is_used(table: &str, data: &Path, id: &str) -> bool {
     let end = Path::new(id).join("data");
-    mounts(table).any(|(root, point)| root.ends_with(&end) || point.starts_with(data))
+    files::mounts(table).any(|mount| mount.root.ends_with(&end) || mount.point.starts_with(data))
 }
 
 #[cfg(test)]
@@ -74,7 +46,6 @@ mod tests {
         ] {
             assert_eq!(is_used(line, data, "pvc-1"), expected, "{line}");
         }
-        assert_eq!(unescaped("/a\\134b\\"), Path::new("/a\\b\\"));
     }
 
     #[test]

@@ -99,7 +99,9 @@ impl Reconcile for Controller {
                 }
                 match created {
                     Ok(_) => {}
-                    Err(error) if error.is_already_exists() || error.is_namespace_terminating() => {}
+                    Err(error) if error.is_namespace_terminating() => {}
+                    // Whose it is says the cache, once it shows it.
+                    Err(error) if error.is_already_exists() => return Err(error.into()),
                     Err(error) => {
                         let name = claim.metadata.name();
                         self.report(&pod, &volume.name, &format!("create PVC {name}: {error}"));

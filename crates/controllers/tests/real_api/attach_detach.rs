@@ -274,6 +274,21 @@ async fn a_node_out_of_service_loses_pods_and_volumes_at_once() {
     cluster.stop().await;
 }
 
+/// A node that is deleted does not keep what it had not mounted, whatever pods say that are still there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_deleted_loses_what_it_did_not_use() {
+    let cluster = Cluster::start(0).await;
+    node(&cluster, "a").await;
+    claim(&cluster, "ReadWriteOnce").await;
+    pod(&cluster, "p", "a").await;
+    let name = attached(&cluster, "a").await;
+    until_reported(&cluster, "a", &[UNIQUE]).await;
+    cluster.client.all::<Node>().delete("a", &DeleteParams::default()).await.unwrap();
+    detached(&cluster, &name).await;
+    cluster.until_gone::<VolumeAttachment>("", &name).await;
+    cluster.stop().await;
+}
+
 /// What was attached is found again in VolumeAttachments; those that others made are left alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_manager_goes_on_where_the_last_one_ended() {

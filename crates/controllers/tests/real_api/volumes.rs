@@ -1,7 +1,7 @@
 //! Claims, volumes and their classes: binding, letting go, growing, and who may be deleted.
 
 use client::{DeleteParams, Patch};
-use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 use serde_json::{Value, json};
 
@@ -192,5 +192,45 @@ async fn a_class_of_attributes_outlives_those_who_have_it() {
     let claims = cluster.client.namespaced::<PersistentVolumeClaim>("default");
     claims.delete("c", &DeleteParams::default()).await.unwrap();
     cluster.until_gone::<VolumeAttributesClass>("", "gold").await;
+    cluster.stop().await;
+}
+
+/// A pod has a claim of its own for a volume that lives as long as it does, and nobody else's of that name. A claim that was made
+/// before there was a default class gets it when it is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_get_claims_of_their_own_and_claims_the_default_class_later() {
+    let cluster = Cluster::start(0).await;
+    cluster.until::<ServiceAccount>("default", "default", "there", |_| true).await;
+    claim(&cluster, "theirs-v", json!({})).await;
+    for name in ["own", "theirs"] {
+        let template = json!({
+            "metadata": { "labels": { "for": name } },
+            "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } },
+        });
+        let volume = json!({ "name": "v", "ephemeral": { "volumeClaimTemplate": template } });
+        let spec = json!({ "containers": [{ "name": "c", "image": "i" }], "volumes": [volume] });
+        cluster.apply::<Pod>(json!({ "metadata": { "name": name, "namespace": "default" }, "spec": spec })).await;
+    }
+    let made = cluster.until::<PersistentVolumeClaim>("default", "own-v", "made", |_| true).await;
+    let pod = cluster.client.namespaced::<Pod>("default").get("own").await.unwrap();
+    let owner = made.metadata.owner_references.unwrap().remove(0);
+    assert_eq!((Some(owner.uid), owner.controller), (pod.metadata.uid, Some(true)));
+    assert_eq!(made.metadata.labels.unwrap()["for"], "own");
+    let why = "ephemeral volume v: PVC default/theirs-v was not created for pod default/theirs (pod is not owner)";
+    until_told(&cluster, "theirs", "FailedBinding", why).await;
+
+    let annotations = json!({ "storageclass.kubernetes.io/is-default-class": "true" });
+    cluster
+        .apply::<StorageClass>(json!({
+            "metadata": { "name": "late", "annotations": annotations }, "provisioner": "csi.example",
+        }))
+        .await;
+    for name in ["own-v", "theirs-v"] {
+        cluster
+            .until::<PersistentVolumeClaim>("default", name, "of the default class", |claim| {
+                claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()) == Some("late")
+            })
+            .await;
+    }
     cluster.stop().await;
 }

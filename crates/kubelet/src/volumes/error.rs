@@ -6,7 +6,7 @@ use std::io;
 use api::volume_migration::MigrationError;
 use csi::tonic::Status;
 
-use super::csi::{AttachError, NoDriver, WrongLifecycle};
+use super::csi::{AttachError, ManyLabels, NoDriver, WrongLifecycle};
 use super::iscsi::IscsiError;
 use super::nfs::NfsError;
 use super::payload::PayloadError;
@@ -16,11 +16,17 @@ use crate::objects::NotSynced;
 /// What was done to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
+    /// Finding out what it is, before anything is done to it.
+    Process,
     SetUp,
     CheckMountOptions,
     WaitForAttach,
     MountDevice,
-    NodeExpand,
+    /// Growing its file system before its pod starts, and growing the device.
+    ExpandMounted,
+    ExpandMapped,
+    /// And while a pod uses it.
+    ExpandInUse,
     SetUpDevice,
     MapPodDevice,
     TearDown,
@@ -28,27 +34,39 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    fn name(self) -> &'static str {
-        match self {
-            Operation::SetUp => "MountVolume.SetUp",
-            Operation::CheckMountOptions => "MountVolume.MountOptionSupport check",
-            Operation::WaitForAttach => "MountVolume.WaitForAttach",
-            Operation::MountDevice => "MountVolume.MountDevice",
-            Operation::NodeExpand => "MountVolume.NodeExpandVolume",
-            Operation::SetUpDevice => "MapVolume.SetUpDevice",
-            Operation::MapPodDevice => "MapVolume.MapPodDevice",
-            Operation::TearDown => "UnmountVolume.TearDown",
-            Operation::UnmountDevice => "UnmountDevice",
-        }
+    /// How a failure begins to be told.
+    fn failed(self, volume: &str) -> String {
+        let what = match self {
+            Operation::Process => {
+                return format!(
+                    "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], \
+                     failed to process volumes=[{volume}]:"
+                );
+            }
+            Operation::SetUp => "MountVolume.SetUp failed",
+            Operation::CheckMountOptions => "MountVolume.MountOptionSupport check failed",
+            Operation::WaitForAttach => "MountVolume.WaitForAttach failed",
+            Operation::MountDevice => "MountVolume.MountDevice failed",
+            Operation::ExpandMounted => "MountVolume.Setup failed while expanding volume",
+            Operation::ExpandMapped => "MapVolume.MarkVolumeAsMounted failed while expanding volume",
+            Operation::ExpandInUse => "NodeExpandVolume.NodeExpandVolume failed",
+            Operation::SetUpDevice => "MapVolume.SetUpDevice failed",
+            Operation::MapPodDevice => "MapVolume.MapPodDevice failed",
+            Operation::TearDown => "UnmountVolume.TearDown failed",
+            Operation::UnmountDevice => "UnmountDevice failed",
+        };
+        format!("{what} for volume \"{volume}\" :")
     }
 
     /// The reason of the event that tells of a failure; what is taken down is told in no event.
     fn reason(self) -> &'static str {
         match self {
-            Operation::NodeExpand => "FileSystemResizeFailed",
+            Operation::ExpandInUse => "VolumeResizeFailed",
             Operation::CheckMountOptions => "UnsupportedMountOption",
-            Operation::SetUpDevice | Operation::MapPodDevice => "FailedMapVolume",
-            Operation::SetUp
+            Operation::SetUpDevice | Operation::MapPodDevice | Operation::ExpandMapped => "FailedMapVolume",
+            Operation::Process
+            | Operation::SetUp
+            | Operation::ExpandMounted
             | Operation::WaitForAttach
             | Operation::MountDevice
             | Operation::TearDown
@@ -59,7 +77,7 @@ impl Operation {
 
 /// One volume that could not be made ready, or taken down: another try will follow.
 #[derive(Debug, thiserror::Error)]
-#[error("{} failed for volume \"{volume}\" : {cause}", .operation.name())]
+#[error("{} {cause}", .operation.failed(.volume))]
 pub(crate) struct VolumeError {
     operation: Operation,
     volume: String,
@@ -115,6 +133,8 @@ pub(crate) enum Cause {
     NoHandle,
     #[error(transparent)]
     Lifecycle(#[from] WrongLifecycle),
+    #[error(transparent)]
+    Labels(#[from] ManyLabels),
     #[error("kubernetes.io/csi: {needed_by}: {source}")]
     NoDriver { needed_by: &'static str, source: NoDriver },
     #[error("fetching NodeStageSecretRef {namespace}/{name} failed: {why}")]
@@ -126,6 +146,11 @@ pub(crate) enum Cause {
     /// What the driver answered.
     #[error("{}", csi::describe(.0))]
     Driver(Status),
+    /// And when it was asked to grow the volume.
+    #[error("{}", growth_failure(.0))]
+    Growth(Status),
+    #[error("NodeExpand is not supported by the CSI driver {0}")]
+    NoGrowth(String),
     #[error("applyFSGroup failed for vol {handle}: {source}")]
     Group { handle: String, source: io::Error },
     /// The claim could not be told that its volume has grown.
@@ -133,6 +158,12 @@ pub(crate) enum Cause {
     Api(#[from] client::Error),
     #[error(transparent)]
     Unfinished(#[from] Unfinished),
+}
+
+/// Why a driver did not grow a volume, in the words of events and of the claim's condition (`nodeExpandWithClient`, v1.36).
+fn growth_failure(status: &Status) -> String {
+    let colon = if csi::is_infeasible(status) { "" } else { ": " };
+    format!("Expander.NodeExpand failed to expand the volume {colon}{}", csi::describe(status))
 }
 
 /// Names become parts of paths.
@@ -146,22 +177,34 @@ pub(super) fn check_name(what: &'static str, name: &str) -> Result<(), Cause> {
 /// Why a pod cannot have what it claims.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimError {
-    #[error("failed to fetch PVC from API server: {0}")]
-    NoClaim(client::Error),
-    #[error("PVC {namespace}/{name} has non-bound phase (\"Pending\") or empty pvc.Spec.VolumeName (\"\")")]
-    Unbound { namespace: String, name: String },
-    #[error("error processing PVC {namespace}/{name}: PVC is being deleted")]
-    BeingDeleted { namespace: String, name: String },
-    #[error("failed to fetch PV {name:?} from API server: {source}")]
-    NoVolume { name: String, source: client::Error },
-    #[error("found PV object {0:?} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
-    NoReference(String),
-    #[error("found PV object {name:?} but its pv.Spec.ClaimRef.UID {given:?} does not point to claim.UID {own:?}")]
-    AnotherClaim { name: String, given: String, own: String },
+    #[error("error processing PVC {claim}: {why}")]
+    Unusable { claim: String, why: UnusableClaim },
+    /// Somebody else had made a claim of the name that the pod's own would have.
+    #[error("PVC {claim} was not created for pod {pod} (pod is not owner)")]
+    NotForPod { claim: String, pod: String },
     #[error("volume {0} has volumeMode Block, but is specified in volumeMounts")]
     IsDevice(String),
     #[error("volume {0} has volumeMode Filesystem, but is specified in volumeDevices")]
     IsFileSystem(String),
+}
+
+/// What is wrong with a claim, or with the volume that it names.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UnusableClaim {
+    #[error("failed to fetch PVC from API server: {0}")]
+    NotRead(client::Error),
+    #[error("PVC is being deleted")]
+    BeingDeleted,
+    #[error("PVC is not bound")]
+    NotBound,
+    #[error("PVC has empty pvc.Spec.VolumeName")]
+    NoVolumeName,
+    #[error("failed to fetch PV {name} from API server: {source}")]
+    NoVolume { name: String, source: client::Error },
+    #[error("found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
+    NoReference(String),
+    #[error("found PV object {name} but its pv.Spec.ClaimRef.UID {given} does not point to claim.UID {own}")]
+    AnotherClaim { name: String, given: String, own: String },
 }
 
 /// Why a driver's secret cannot be had.
@@ -208,18 +251,33 @@ mod tests {
     fn events_have_upstreams_reasons_and_words() {
         let status = || Cause::Driver(Status::internal("no disk"));
         for (operation, reason, text) in [
-            (Operation::SetUp, "FailedMount", "MountVolume.SetUp"),
-            (Operation::WaitForAttach, "FailedMount", "MountVolume.WaitForAttach"),
-            (Operation::MountDevice, "FailedMount", "MountVolume.MountDevice"),
-            (Operation::NodeExpand, "FileSystemResizeFailed", "MountVolume.NodeExpandVolume"),
-            (Operation::CheckMountOptions, "UnsupportedMountOption", "MountVolume.MountOptionSupport check"),
-            (Operation::SetUpDevice, "FailedMapVolume", "MapVolume.SetUpDevice"),
-            (Operation::MapPodDevice, "FailedMapVolume", "MapVolume.MapPodDevice"),
+            (Operation::SetUp, "FailedMount", "MountVolume.SetUp failed"),
+            (Operation::WaitForAttach, "FailedMount", "MountVolume.WaitForAttach failed"),
+            (Operation::MountDevice, "FailedMount", "MountVolume.MountDevice failed"),
+            (Operation::ExpandMounted, "FailedMount", "MountVolume.Setup failed while expanding volume"),
+            (Operation::ExpandMapped, "FailedMapVolume", "MapVolume.MarkVolumeAsMounted failed while expanding volume"),
+            (Operation::ExpandInUse, "VolumeResizeFailed", "NodeExpandVolume.NodeExpandVolume failed"),
+            (Operation::CheckMountOptions, "UnsupportedMountOption", "MountVolume.MountOptionSupport check failed"),
+            (Operation::SetUpDevice, "FailedMapVolume", "MapVolume.SetUpDevice failed"),
+            (Operation::MapPodDevice, "FailedMapVolume", "MapVolume.MapPodDevice failed"),
         ] {
             let error = VolumeError::of(operation, "data", status());
             assert_eq!(error.reason(), reason, "{operation:?}");
-            let expected = format!("{text} failed for volume \"data\" : rpc error: code = Internal desc = no disk");
+            let expected = format!("{text} for volume \"data\" : rpc error: code = Internal desc = no disk");
             assert_eq!(error.to_string(), expected);
+        }
+        let unusable = ClaimError::Unusable { claim: "ns/c".into(), why: UnusableClaim::NotBound };
+        let error = VolumeError::of(Operation::Process, "data", unusable);
+        assert_eq!(error.reason(), "FailedMount");
+        let expected = "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], \
+            failed to process volumes=[data]: error processing PVC ns/c: PVC is not bound";
+        assert_eq!(error.to_string(), expected);
+        for (status, expected) in [
+            (Status::internal("x"), "volume : rpc error: code = Internal desc = x"),
+            (Status::out_of_range("x"), "volume rpc error: code = OutOfRange desc = x"),
+        ] {
+            let expected = format!("Expander.NodeExpand failed to expand the {expected}");
+            assert_eq!(Cause::Growth(status).to_string(), expected);
         }
     }
 

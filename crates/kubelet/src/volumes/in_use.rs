@@ -72,6 +72,10 @@ impl InUse {
         }
     }
 
+    pub(super) fn is_held_by(&self, name: &str, uid: &str) -> bool {
+        self.held.lock().get(name).is_some_and(|holders| holders.contains(uid))
+    }
+
     pub(super) fn release(&self, name: &str, uid: &str) {
         self.release_where(uid, |held| held == name);
     }

@@ -26,7 +26,7 @@ mod records;
 pub(crate) mod subpath;
 mod tokens;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +37,7 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, EmptyDirVolumeSource, ISCSIPersistentVolumeSource, NFSVolumeSource, PersistentVolume,
     PersistentVolumeClaim, PersistentVolumeSpec, Pod, Secret, Volume,
 };
+use parking_lot::Mutex;
 
 use crate::env::Context;
 use crate::metrics::{KubeletMetrics, Outcome};
@@ -45,7 +46,7 @@ use crate::{resources, state};
 
 pub(crate) use self::attached::MANAGED;
 use self::csi::{Csi, Wanted};
-use error::{Cause, ClaimError, Operation};
+use error::{Cause, ClaimError, Operation, UnusableClaim};
 pub(crate) use error::{TearDownError, VolumeError};
 pub(crate) use file_systems::FileSystems;
 pub(crate) use in_use::InUse;
@@ -95,21 +96,36 @@ pub(crate) enum Mounted {
     },
 }
 
+/// The volumes of a pod once they are ready.
+pub(crate) struct Ready {
+    /// By name.
+    pub(crate) mounted: HashMap<String, Mounted>,
+    /// Those whose members may use what is on them, as the volumes say themselves.
+    pub(crate) groups: BTreeSet<i64>,
+}
+
 impl Volumes {
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
         self.root.join("pods").join(uid)
     }
 
-    /// Makes all volumes ready, side by side: a pod may have fifty of them.
-    pub(crate) async fn set_up(&self, context: &Context<'_>) -> Result<HashMap<String, Mounted>, VolumeError> {
-        let volumes = context.pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
-        let all = volumes.iter().map(|volume| async move {
-            self.set_up_one(volume, context).await.map(|mounted| (volume.name.clone(), mounted))
+    /// Makes all volumes that containers use ready, side by side: a pod may have fifty of them.
+    pub(crate) async fn set_up(&self, context: &Context<'_>) -> Result<Ready, VolumeError> {
+        let groups = Mutex::default();
+        let all = state::used_volumes(context.pod).into_iter().map(|volume| {
+            let mounted = self.set_up_one(volume, context, &groups);
+            async move { mounted.await.map(|mounted| (volume.name.clone(), mounted)) }
         });
-        futures_util::future::try_join_all(all).await.map(|mounted| mounted.into_iter().collect())
+        let mounted = futures_util::future::try_join_all(all).await?.into_iter().collect();
+        Ok(Ready { mounted, groups: groups.into_inner() })
     }
 
-    async fn set_up_one(&self, volume: &Volume, context: &Context<'_>) -> Result<Mounted, VolumeError> {
+    async fn set_up_one(
+        &self,
+        volume: &Volume,
+        context: &Context<'_>,
+        groups: &Mutex<BTreeSet<i64>>,
+    ) -> Result<Mounted, VolumeError> {
         let pod = context.pod;
         if let Some(source) = &volume.csi {
             let wanted = Wanted::inline(&volume.name, source, pod);
@@ -136,7 +152,9 @@ impl Volumes {
                 }
             };
         };
-        let (claim, bound) = self.bound(pod, &volume.name, &name).await.map_err(|error| fail(error.into()))?;
+        let bound = self.bound(pod, volume, &name).await;
+        let (claim, bound) = bound.map_err(|error| VolumeError::of(Operation::Process, &volume.name, error))?;
+        groups.lock().extend(group_of(&bound));
         let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
         if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
             let name = bound.metadata.name.as_deref().unwrap_or_default();
@@ -246,31 +264,30 @@ impl Volumes {
     async fn bound(
         &self,
         pod: &Pod,
-        volume: &str,
+        volume: &Volume,
         name: &str,
     ) -> Result<(PersistentVolumeClaim, PersistentVolume), ClaimError> {
         let namespace = state::namespace(pod);
-        let claim =
-            self.client.namespaced::<PersistentVolumeClaim>(namespace).get(name).await.map_err(ClaimError::NoClaim)?;
-        let bound = claim
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.volume_name.clone())
-            .filter(|volume| !volume.is_empty())
-            .ok_or_else(|| ClaimError::Unbound { namespace: namespace.to_owned(), name: name.to_owned() })?;
-        let bound = self
-            .client
-            .all::<PersistentVolume>()
-            .get(&bound)
-            .await
-            .map_err(|source| ClaimError::NoVolume { name: bound.clone(), source })?;
-        check_claim(&claim, &bound)?;
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(namespace);
+        let unusable = |why| ClaimError::Unusable { claim: format!("{namespace}/{name}"), why };
+        let claim = claims.get(name).await.map_err(|error| unusable(UnusableClaim::NotRead(error)))?;
+        let bound = named_volume(&claim).map_err(unusable)?.to_owned();
+        if volume.ephemeral.is_some() && !is_owned_by(&claim, pod) {
+            let pod = format!("{namespace}/{}", state::name(pod));
+            return Err(ClaimError::NotForPod { claim: format!("{namespace}/{name}"), pod });
+        }
+        let bound = match self.client.all::<PersistentVolume>().get(&bound).await {
+            Ok(found) => found,
+            Err(source) => return Err(unusable(UnusableClaim::NoVolume { name: bound, source })),
+        };
+        check_volume(&claim, &bound).map_err(unusable)?;
+        let volume = &volume.name;
         let is_block = bound.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"));
         let containers = state::all_containers(pod);
         let is_mounted =
-            containers.iter().flat_map(|c| c.volume_mounts.iter().flatten()).any(|mount| mount.name == volume);
+            containers.iter().flat_map(|c| c.volume_mounts.iter().flatten()).any(|mount| mount.name == *volume);
         let is_mapped =
-            containers.iter().flat_map(|c| c.volume_devices.iter().flatten()).any(|device| device.name == volume);
+            containers.iter().flat_map(|c| c.volume_devices.iter().flatten()).any(|device| device.name == *volume);
         match is_block {
             true if is_mounted => Err(ClaimError::IsDevice(volume.to_owned())),
             false if is_mapped => Err(ClaimError::IsFileSystem(volume.to_owned())),
@@ -409,7 +426,7 @@ impl Volumes {
         }
         for pod in pods {
             let uid = state::uid(pod);
-            for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
+            for volume in state::used_volumes(pod) {
                 let own = volume.csi.as_ref().map(|csi| csi.driver.clone());
                 let plugin = match own.or_else(|| self.csi.driver_of(uid, &volume.name)) {
                     Some(driver) => csi::plugin_name(&driver),
@@ -468,32 +485,50 @@ fn plugin_of_volume(volume: &PersistentVolume) -> &'static str {
     }
 }
 
+/// Whose group it is, in the annotations of a volume.
+const GROUP: &str = "pv.beta.kubernetes.io/gid";
+
+/// The group whose members may use what is on the volume, if its maker says so (`getPVVolumeGidAnnotationValue`, v1.36).
+fn group_of(volume: &PersistentVolume) -> Option<i64> {
+    volume.metadata.annotations.as_ref()?.get(GROUP)?.parse::<u32>().ok().map(i64::from)
+}
+
 /// Keeps a claim while a pod uses it.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
-/// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so. A claim that
-/// is on its way out is no longer anybody's, unless it waits for the pods that have it.
-fn check_claim(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), ClaimError> {
+/// The volume that a bound claim names. A claim that is on its way out is no longer anybody's, unless it waits for the pods that
+/// have it.
+fn named_volume(claim: &PersistentVolumeClaim) -> Result<&str, UnusableClaim> {
     let is_protected = claim.metadata.finalizers.iter().flatten().any(|name| name == PROTECTION);
     if claim.metadata.deletion_timestamp.is_some() && !is_protected {
-        let (namespace, name) = (claim.metadata.namespace.clone(), claim.metadata.name.clone());
-        let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
-        return Err(ClaimError::BeingDeleted { namespace, name });
+        return Err(UnusableClaim::BeingDeleted);
     }
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    if claim.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound") {
+        return Err(UnusableClaim::NotBound);
+    }
+    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
+    name.filter(|name| !name.is_empty()).ok_or(UnusableClaim::NoVolumeName)
+}
+
+/// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so: a name can be
+/// taken again, a uid cannot.
+fn check_volume(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), UnusableClaim> {
+    let name = volume.metadata.name.clone().unwrap_or_default();
     let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
-        return Err(ClaimError::NoReference(name.to_owned()));
+        return Err(UnusableClaim::NoReference(name));
     };
-    let meta = &claim.metadata;
-    let given = reference.uid.as_deref().unwrap_or_default();
-    let own = meta.uid.as_deref().unwrap_or_default();
-    // One that was reserved by name alone is whoever's has that name.
-    let is_its = (&reference.namespace, &reference.name) == (&meta.namespace, &meta.name);
-    if !is_its || !(given.is_empty() || given == own) {
-        let (name, given, own) = (name.to_owned(), given.to_owned(), own.to_owned());
-        return Err(ClaimError::AnotherClaim { name, given, own });
+    let given = reference.uid.clone().unwrap_or_default();
+    let own = claim.metadata.uid.clone().unwrap_or_default();
+    match given == own && !own.is_empty() {
+        true => Ok(()),
+        false => Err(UnusableClaim::AnotherClaim { name, given, own }),
     }
-    Ok(())
+}
+
+/// Whether a claim was made for this pod (`VolumeIsForPod`, v1.36).
+fn is_owned_by(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
+    let mut owners = claim.metadata.owner_references.iter().flatten();
+    owners.any(|owner| owner.controller == Some(true) && owner.uid == state::uid(pod))
 }
 
 /// Runs file work off the async threads.
@@ -585,32 +620,81 @@ mod tests {
         assert_eq!((mode(&disk), mode(&memory)), (0o700, 0o700), "what a container set stays");
     }
 
+    fn claim(metadata: serde_json::Value, status: serde_json::Value) -> PersistentVolumeClaim {
+        let mut claim = json!({
+            "metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "spec": {"volumeName": "pv"}, "status": status,
+        });
+        claim["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+        serde_json::from_value(claim).unwrap()
+    }
+
     #[test]
     fn security_a_claim_has_only_the_volume_that_names_it() {
-        let claim: PersistentVolumeClaim =
-            serde_json::from_value(json!({"metadata": {"name": "c", "namespace": "ns", "uid": "u"}})).unwrap();
+        let claim = claim(json!({}), json!({"phase": "Bound"}));
+        let points = |given: &str| {
+            format!("found PV object pv but its pv.Spec.ClaimRef.UID {given} does not point to claim.UID u")
+        };
+        let nil = "found PV object pv but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim";
         for (reference, expected) in [
-            (json!({"name": "c", "namespace": "ns", "uid": "u"}), true),
-            (json!({"name": "c", "namespace": "ns"}), true),
-            (json!(null), false),
-            (json!({"name": "c", "namespace": "ns", "uid": "another"}), false),
-            (json!({"name": "c", "namespace": "victim", "uid": "v"}), false),
-            (json!({"name": "c", "namespace": "victim"}), false),
-            (json!({"name": "d", "namespace": "ns"}), false),
+            (json!({"name": "c", "namespace": "ns", "uid": "u"}), None),
+            (json!({"name": "c", "namespace": "ns"}), Some(points(""))),
+            (json!(null), Some(nil.to_owned())),
+            (json!({"name": "c", "namespace": "ns", "uid": "another"}), Some(points("another"))),
+            (json!({"name": "c", "namespace": "victim", "uid": "v"}), Some(points("v"))),
         ] {
             let volume: PersistentVolume =
                 serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
-            assert_eq!(check_claim(&claim, &volume).is_ok(), expected, "{reference}");
+            let refused = check_volume(&claim, &volume).err().map(|why| why.to_string());
+            assert_eq!(refused, expected, "{reference}");
         }
-        let reference = json!({"name": "c", "namespace": "ns", "uid": "u"});
-        let volume: PersistentVolume =
-            serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": {"claimRef": reference}})).unwrap();
-        for (finalizers, expected) in [(json!([PROTECTION]), true), (json!(["other"]), false), (json!([]), false)] {
-            let claim = serde_json::from_value(json!({"metadata": {
-                "name": "c", "namespace": "ns", "uid": "u", "finalizers": finalizers, "deletionTimestamp": "2024-01-01T00:00:00Z",
-            }}))
-            .unwrap();
-            assert_eq!(check_claim(&claim, &volume).is_ok(), expected, "{finalizers}");
+    }
+
+    #[test]
+    fn a_volume_may_name_its_group() {
+        for (annotations, expected) in [
+            (json!({GROUP: "777"}), Some(777)),
+            (json!({GROUP: "-1"}), None),
+            (json!({GROUP: "users"}), None),
+            (json!({"other": "777"}), None),
+            (json!(null), None),
+        ] {
+            let volume = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            assert_eq!(group_of(&volume), expected, "{annotations}");
+        }
+    }
+
+    #[test]
+    fn claims_that_are_not_bound_are_not_used() {
+        let going = |finalizers: serde_json::Value| json!({"finalizers": finalizers, "deletionTimestamp": "2024-01-01T00:00:00Z"});
+        for (metadata, status, expected) in [
+            (json!({}), json!({"phase": "Bound"}), Ok("pv")),
+            (json!({}), json!({"phase": "Pending"}), Err("PVC is not bound")),
+            (json!({}), json!({"phase": "Lost"}), Err("PVC is not bound")),
+            (json!({}), json!({}), Err("PVC is not bound")),
+            (going(json!([PROTECTION])), json!({"phase": "Bound"}), Ok("pv")),
+            (going(json!(["other"])), json!({"phase": "Bound"}), Err("PVC is being deleted")),
+            (going(json!([])), json!({"phase": "Pending"}), Err("PVC is being deleted")),
+        ] {
+            let claim = claim(metadata, status);
+            let named = named_volume(&claim).map_err(|why| why.to_string());
+            assert_eq!(named, expected.map_err(str::to_owned), "{claim:?}");
+        }
+        let mut unnamed = claim(json!({}), json!({"phase": "Bound"}));
+        unnamed.spec = None;
+        assert_eq!(named_volume(&unnamed).unwrap_err().to_string(), "PVC has empty pvc.Spec.VolumeName");
+    }
+
+    #[test]
+    fn security_a_claim_of_a_pods_own_is_made_for_that_pod() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "uid": "pod"}})).unwrap();
+        let owner = |uid: &str, controller: bool| json!({"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": controller}]});
+        for (metadata, expected) in [
+            (owner("pod", true), true),
+            (owner("pod", false), false),
+            (owner("another", true), false),
+            (json!({}), false),
+        ] {
+            assert_eq!(is_owned_by(&claim(metadata.clone(), json!({})), &pod), expected, "{metadata}");
         }
     }
 }

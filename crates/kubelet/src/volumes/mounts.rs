@@ -36,32 +36,7 @@ pub(crate) fn mounts_below(kernel: &impl Kernel, dir: &Path) -> io::Result<Vec<P
 }
 
 fn mount_points(kernel: &impl Kernel) -> io::Result<Vec<PathBuf>> {
-    let table = kernel.mount_table()?;
-    Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(|path| PathBuf::from(unescape(path))).collect())
-}
-
-/// The kernel writes spaces and the like as `\040`.
-fn unescape(path: &str) -> String {
-    let mut out: Vec<u8> = Vec::with_capacity(path.len());
-    let bytes = path.as_bytes();
-    let mut at = 0;
-    while at < bytes.len() {
-        let code = path
-            .get(at + 1..at + 4)
-            .filter(|_| bytes[at] == b'\\')
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(byte) => {
-                out.push(byte);
-                at += 4;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
+    Ok(files::mounts(&kernel.mount_table()?).map(|mount| mount.point).collect())
 }
 
 /// Has what is mounted below a directory seen by everyone who has that directory mounted, in either direction: a driver in a pod
@@ -77,15 +52,11 @@ pub(crate) fn make_shared(kernel: &impl Kernel, dir: &Path) -> io::Result<()> {
 
 /// Whether the mount that a path is on has peers, by the kernel's table of mounts.
 fn is_shared(table: &str, path: &Path) -> bool {
-    let found = table
-        .lines()
-        .filter_map(|line| Some((PathBuf::from(unescape(line.split(' ').nth(4)?)), line)))
-        .filter(|(point, _)| path.starts_with(point))
+    let found = files::mounts(table)
+        .filter(|mount| path.starts_with(&mount.point))
         // Of several at one place the last one is seen.
-        .max_by_key(|(point, _)| point.components().count());
-    found.is_some_and(|(_, line)| {
-        line.split(' ').skip(6).take_while(|field| *field != "-").any(|field| field.starts_with("shared:"))
-    })
+        .max_by_key(|mount| mount.point.components().count());
+    found.is_some_and(|mount| mount.is_shared)
 }
 
 /// A file system in memory, unless it is mounted already; whether it was not.
@@ -126,13 +97,6 @@ mod tests {
     use super::super::kernel::Linux;
     use super::super::recorded::Recorded;
     use super::*;
-
-    #[test]
-    fn octal_escapes() {
-        for (text, expected) in [("/a", "/a"), ("/a\\040b", "/a b"), ("/x\\134y", "/x\\y"), ("/tail\\", "/tail\\")] {
-            assert_eq!(unescape(text), expected);
-        }
-    }
 
     #[test]
     fn the_innermost_mount_says_whether_a_path_is_shared() {

@@ -74,8 +74,9 @@ pub(crate) async fn claim(node: &Node, name: &str, driver: &str, spec: Value) {
     .unwrap();
     let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
     claims.create(&claim).await.unwrap();
-    let status = json!({"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": modes}});
+    let status = json!({"status": {"capacity": {"storage": "1Gi"}, "accessModes": modes}});
     claims.patch_status(name, &Patch::merge(status)).await.unwrap();
+    node.bind(name, &format!("pv-{name}")).await;
 }
 
 pub(crate) fn using(claim: &str, script: &str) -> Value {
@@ -234,9 +235,10 @@ pub(crate) async fn devices_reach_containers(node: &mut Node) {
     assert_eq!(publish.staging_target_path, devices.join("staging/pv-raw").to_string_lossy());
     assert!(matches!(publish.volume_capability.unwrap().access_type, Some(AccessType::Block(_))));
     node.create("wrong", using("raw", "sleep 1000")).await;
-    let message =
-        "MountVolume.SetUp failed for volume \"v\" : volume v has volumeMode Block, but is specified in volumeMounts";
-    node.wait_message(message).await;
+    node.wait_message(
+        "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process volumes=[v]: volume v has volumeMode Block, but is specified in volumeMounts",
+    )
+    .await;
     node.delete("mapped").await;
     node.delete("wrong").await;
     assert_eq!(driver.count("NodeUnstageVolume", "handle-raw"), 1);
@@ -283,15 +285,19 @@ pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
     claim(node, "far", NAME, json!({})).await;
     node.create("waits", using("far", "sleep 1000")).await;
     let name = format!("kubernetes.io/csi/{NAME}^handle-far");
-    let in_use = async || {
-        let found: ApiNode = node.api.client().all().get(&node.name).await.unwrap();
-        found.status.unwrap().volumes_in_use.unwrap_or_default()
+    let until_used = async |expected: &[&str]| {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+        loop {
+            let found: ApiNode = node.api.client().all().get(&node.name).await.unwrap();
+            let used = found.status.unwrap().volumes_in_use.unwrap_or_default();
+            if used == expected {
+                break;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{used:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     };
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
-    while in_use().await != [name.clone()] {
-        assert!(tokio::time::Instant::now() < deadline, "{:?}", in_use().await);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until_used(&[name.as_str()]).await;
     assert_eq!(driver.stages().len(), 0, "not before it is attached");
     use sha2::Digest;
     let hash = sha2::Sha256::digest(format!("handle-far{NAME}{}", node.name));
@@ -315,11 +321,20 @@ pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
         node.wait_until(step, || collector.spans().iter().any(|(_, span)| span.name.starts_with(step))).await;
     }
     node.delete("waits").await;
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
-    while !in_use().await.is_empty() {
-        assert!(tokio::time::Instant::now() < deadline, "{:?}", in_use().await);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    until_used(&[]).await;
+
+    // A driver that needs no attacher any more: the pod goes on, and keeps nothing attached.
+    claim(node, "near", NAME, json!({})).await;
+    node.create("switches", using("near", "sleep 1000")).await;
+    let near = format!("kubernetes.io/csi/{NAME}^handle-near");
+    until_used(&[near.as_str()]).await;
+    let drivers = node.api.client().all::<CSIDriver>();
+    drivers.delete(NAME, &Default::default()).await.unwrap();
+    let object = json!({"metadata": {"name": NAME}, "spec": {"attachRequired": false}});
+    drivers.create(&serde_json::from_value(object).unwrap()).await.unwrap();
+    node.wait("switches", "ready", is_ready).await;
+    until_used(&[]).await;
+    node.delete("switches").await;
     assert_clean(node, driver);
 }
 
@@ -334,41 +349,70 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     node.wait("big", "ready", is_ready).await;
     assert_eq!(driver.expansions(), []);
     // A driver that cannot is no reason to end what runs, nor to hold up what is to run in the pod.
-    driver.set_fault("NodeExpandVolume", Some(Fault::Refuse(Code::OutOfRange, "the disk is full".into())));
+    driver.set_fault("NodeExpandVolume", Some(Fault::Refuse(Code::Internal, "the disk is full".into())));
     let volumes = node.api.client().all::<PersistentVolume>();
     let larger = Patch::merge(json!({"spec": {"capacity": {"storage": "2Gi"}}}));
     volumes.patch("pv-grows", &larger).await.unwrap();
     let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
-    let pending = json!({"status": {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}});
-    claims.patch_status("grows", &Patch::merge(pending)).await.unwrap();
+    // As the resizer leaves it to the node.
+    let pending = Patch::merge(json!({"status": {
+        "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
+        "allocatedResources": {"storage": "2Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+    }}));
+    claims.patch_status("grows", &pending).await.unwrap();
     let pods = node.api.client().namespaced::<Pod>("default");
     let look = |word: &str| Patch::merge(json!({"metadata": {"labels": {"look": word}}}));
+    let wait_claim = async |stage: Option<&str>, why: Option<&str>| {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+        loop {
+            let status = claims.get("grows").await.unwrap().status.unwrap();
+            let told = status.conditions.iter().flatten().find(|condition| condition.type_ == "NodeResizeError");
+            let told = told.and_then(|condition| condition.message.as_deref());
+            let stages = status.allocated_resource_statuses.as_ref();
+            if stages.and_then(|stages| stages.get("storage")).map(String::as_str) == stage && told == why {
+                break status;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{stage:?} {why:?}: {status:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
     pods.patch("big", &look("once")).await.unwrap();
-    let failed = "MountVolume.NodeExpandVolume failed for volume \"pv-grows\" : ";
-    node.wait_event("growth that failed", |event| event.message.iter().any(|message| message.starts_with(failed)))
-        .await;
-    let told = claims.get("grows").await.unwrap().status.unwrap().conditions.unwrap();
-    assert!(told.iter().any(|condition| condition.type_ == "NodeResizeError"), "{told:?}");
+    let why = "Expander.NodeExpand failed to expand the volume : rpc error: code = Internal desc = the disk is full";
+    node.wait_message(&format!("NodeExpandVolume.NodeExpandVolume failed for volume \"pv-grows\" : {why}")).await;
+    wait_claim(Some("NodeResizeInProgress"), Some(&format!("failed to expand pvc with {why}"))).await;
+    // It says that it never will: nobody asks again, and the resizer knows.
+    driver.set_fault("NodeExpandVolume", Some(Fault::Refuse(Code::OutOfRange, "too large".into())));
+    pods.patch("big", &look("twice")).await.unwrap();
+    let why = "Expander.NodeExpand failed to expand the volume rpc error: code = OutOfRange desc = too large";
+    wait_claim(Some("NodeResizeInfeasible"), Some(&format!("failed to expand pvc with {why}"))).await;
+    let asked = driver.count("NodeExpandVolume", "handle-grows");
     std::fs::write(driver.volume("handle-grows").join("end"), "").unwrap();
     node.wait("big", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
+    assert_eq!(driver.count("NodeExpandVolume", "handle-grows"), asked);
     driver.set_fault("NodeExpandVolume", None);
+    claims.patch_status("grows", &pending).await.unwrap();
     pods.patch("big", &look("again")).await.unwrap();
     node.wait_until("grown", || {
         driver.ledger().iter().any(|it| it.call == "NodeExpandVolume" && it.code == Some(Code::Ok))
     })
     .await;
-    assert_eq!(driver.expansions()[0].capacity_range.unwrap().required_bytes, 2 << 30);
-    node.wait_message("MountVolume.NodeExpandVolume succeeded for volume \"pv-grows\" ").await;
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
-    loop {
-        let status = claims.get("grows").await.unwrap().status.unwrap();
-        if status.capacity.as_ref().unwrap()["storage"].0 == "2Gi" {
-            assert_eq!(status.conditions.unwrap_or_default(), []);
-            break;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "{status:?}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let expansion = driver.expansions().pop().unwrap();
+    assert_eq!(expansion.capacity_range.unwrap().required_bytes, 2 << 30);
+    let publish = driver.publishes().remove(0);
+    assert_eq!(
+        (&expansion.volume_path, &expansion.staging_target_path),
+        (&publish.target_path, &publish.staging_target_path)
+    );
+    let message = format!("MountVolume.NodeExpandVolume succeeded for volume \"pv-grows\" {}", node.name);
+    for kind in ["Pod", "PersistentVolumeClaim"] {
+        node.wait_event("growth is told", |event| {
+            event.message.as_ref() == Some(&message) && event.involved_object.kind.as_deref() == Some(kind)
+        })
+        .await;
     }
+    let status = wait_claim(None, None).await;
+    assert_eq!(status.capacity.as_ref().unwrap()["storage"].0, "2Gi");
+    assert_eq!(status.conditions.unwrap_or_default(), []);
 
     driver.set_condition(true, "the disk is on fire");
     node.wait_message("Volume pv-grows: the disk is on fire").await;

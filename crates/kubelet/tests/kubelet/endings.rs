@@ -102,6 +102,7 @@ pub(crate) async fn security_volumes_change_hands_once(node: &mut Node) {
         }))
         .unwrap();
         client.namespaced("default").create(&claim).await.unwrap();
+        node.bind(name, name).await;
     }
     // The container takes its file back, plants a link to a file of the node's, and has the pod synced over and over.
     let victim = node.dir.path().join("victim");

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use client::DeleteParams;
-use k8s_openapi::api::core::v1::{Event, Node as ApiNode, Pod};
+use client::{DeleteParams, Patch};
+use k8s_openapi::api::core::v1::{Event, Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -148,6 +148,16 @@ impl Node {
         }
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default", "generation": 1}, "spec": spec});
         self.api.client().namespaced::<Pod>("default").create(&serde_json::from_value(pod).unwrap()).await.unwrap()
+    }
+
+    /// Binds a claim and a volume to each other, as the binder does.
+    pub(crate) async fn bind(&self, claim: &str, volume: &str) {
+        let client = self.api.client();
+        let claims = client.namespaced::<PersistentVolumeClaim>("default");
+        let uid = claims.get(claim).await.unwrap().metadata.uid;
+        let reference = json!({"spec": {"claimRef": {"namespace": "default", "name": claim, "uid": uid}}});
+        client.all::<PersistentVolume>().patch(volume, &Patch::merge(reference)).await.unwrap();
+        claims.patch_status(claim, &Patch::merge(json!({"status": {"phase": "Bound"}}))).await.unwrap();
     }
 
     pub(crate) async fn pod(&self, name: &str) -> Option<Pod> {

@@ -123,7 +123,8 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
     std::fs::create_dir(&host).unwrap();
     std::fs::write(host.join("file"), "from the node\n").unwrap();
     let volume: PersistentVolume = serde_json::from_value(json!({
-        "metadata": {"name": "pv"}, "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"],
+        "metadata": {"name": "pv", "annotations": {"pv.beta.kubernetes.io/gid": "777"}},
+        "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"],
             "hostPath": {"path": host}, "claimRef": {"namespace": "default", "name": "claim"}},
     }))
     .unwrap();
@@ -134,7 +135,7 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
     }))
     .unwrap();
     client.namespaced("default").create(&claim).await.unwrap();
-    let script = "stat -c %a /disk /memory; df -k /memory | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2; cat /claim/file; cat /etc/resolv.conf; \
+    let script = "id -G | tr ' ' '\\n' | grep -cx 777; stat -c %a /disk /memory; df -k /memory | tail -n 1 | tr -s ' ' | cut -d ' ' -f 2; cat /claim/file; cat /etc/resolv.conf; \
         echo made > /made/by-pod; touch /ro/x 2>/dev/null || echo read-only; ln /etc/hosts /disk/hosts 2>/dev/null || echo no link; sleep 1000";
     let made = node.dir.path().join("made");
     node.create(
@@ -147,14 +148,23 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
             "volumes": [
                 {"name": "disk", "emptyDir": {}}, {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
                 {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}},
-                {"name": "made", "hostPath": {"path": made, "type": "DirectoryOrCreate"}}],
+                {"name": "made", "hostPath": {"path": made, "type": "DirectoryOrCreate"}},
+                // Of which no container wants to know.
+                {"name": "unused", "configMap": {"name": "nowhere"}},
+                {"name": "unclaimed", "persistentVolumeClaim": {"claimName": "nowhere"}}],
             "terminationGracePeriodSeconds": 0,
         }),
     )
     .await;
+    // Nothing is shown of a volume that is not the claim's yet.
+    node.wait_message(
+        "Unable to attach or mount volumes: unmounted volumes=[claim], unattached volumes=[], failed to process volumes=[claim]: error processing PVC default/claim: PVC is not bound",
+    )
+    .await;
+    node.bind("claim", "pv").await;
     let pod = node.wait("dirs", "ready", is_ready).await;
     let log = node.wait_log(&pod, "c", |log| log.ends_with("no link\n")).await;
-    assert_eq!(log, "777\n777\n1024\nfrom the node\nfrom the node\nread-only\nno link\n");
+    assert_eq!(log, "1\n777\n777\n1024\nfrom the node\nfrom the node\nread-only\nno link\n");
     assert_eq!(std::fs::read_to_string(made.join("by-pod")).unwrap(), "made\n");
     let mounts = pod.status.unwrap().container_statuses.unwrap()[0].volume_mounts.clone().unwrap();
     let read_only = mounts.iter().find(|mount| mount.mount_path == "/ro").unwrap();

@@ -1,5 +1,7 @@
 //! PersistentVolumeClaim: a pod's wish for storage.
 
+use std::collections::BTreeMap;
+
 use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
 use api::validation;
@@ -7,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimSpec, TypedLocalObjectReference, TypedObjectReference,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use serde_json::{Value, json};
 
 use super::persistent_volume::{access_modes, validate_access_modes};
@@ -100,6 +103,26 @@ impl Strategy for PersistentVolumeClaimStrategy {
         errors
     }
 
+    fn validate_status_update(&self, new: &PersistentVolumeClaim, _: &PersistentVolumeClaim) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let Some(status) = &new.status else { return errors };
+        let path = Path::new("status");
+        validate_sizes(&mut errors, &path.child("capacity"), status.capacity.as_ref());
+        let place = path.child("allocatedResourceStatuses");
+        for (resource, stage) in status.allocated_resource_statuses.iter().flatten() {
+            validate_resource(&mut errors, &place, resource);
+            if !GROWTH_STAGES.contains(&stage.as_str()) {
+                errors.not_supported(place, resource, GROWTH_STAGES);
+            }
+        }
+        let place = path.child("allocatedResources");
+        for resource in status.allocated_resources.iter().flat_map(|sizes| sizes.keys()) {
+            validate_resource(&mut errors, &place, resource);
+        }
+        validate_sizes(&mut errors, &place, status.allocated_resources.as_ref());
+        errors
+    }
+
     fn columns(&self) -> &'static [Column] {
         COLUMNS
     }
@@ -126,6 +149,35 @@ impl Strategy for PersistentVolumeClaimStrategy {
             cells::age(&claim.metadata, now),
             json!(text(&spec.volume_mode).unwrap_or("<unset>")),
         ]
+    }
+}
+
+/// How far the growth of a volume may be, in the order of upstream's message.
+const GROWTH_STAGES: &[&str] = &[
+    "ControllerResizeInProgress",
+    "ControllerResizeInfeasible",
+    "NodeResizeInProgress",
+    "NodeResizeInfeasible",
+    "NodeResizePending",
+];
+
+/// Of Kubernetes' own resources a volume has only one.
+fn validate_resource(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    let mistakes = validation::qualified_name(name);
+    let is_native = !name.contains('/') || name.contains("kubernetes.io/");
+    if mistakes.is_empty() && is_native && name != "storage" {
+        errors.not_supported(*path, name, &["storage"]);
+    }
+    errors.invalid_each(*path, name, mistakes);
+}
+
+fn validate_sizes(errors: &mut FieldErrors, path: &Path<'_>, sizes: Option<&BTreeMap<String, RawQuantity>>) {
+    for (resource, size) in sizes.into_iter().flatten() {
+        if let Ok(size) = Quantity::try_from(size)
+            && size < Quantity::ZERO
+        {
+            errors.invalid(path.key(resource), size.value(), "must be a valid resource quantity");
+        }
     }
 }
 
@@ -238,5 +290,41 @@ pub(super) fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &Pe
     }
     if let Some(class) = text(&spec.volume_attributes_class_name) {
         errors.invalid_each(path.child("volumeAttributesClassName"), class, validation::dns1123_subdomain(class));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_growth_of_a_volume_is_told_in_known_words() {
+        let stages = "supported values: \"ControllerResizeInProgress\", \"ControllerResizeInfeasible\", \
+            \"NodeResizeInProgress\", \"NodeResizeInfeasible\", \"NodeResizePending\"";
+        for (status, expected) in [
+            (json!({"allocatedResourceStatuses": {"storage": "NodeResizePending"}}), None),
+            (
+                json!({"allocatedResources": {"storage": "2Gi", "example.com/iops": "5"}, "capacity": {"storage": "1Gi"}}),
+                None,
+            ),
+            (
+                json!({"allocatedResourceStatuses": {"storage": "Growing"}}),
+                Some(format!("status.allocatedResourceStatuses: Unsupported value: \"storage\": {stages}")),
+            ),
+            (
+                json!({"allocatedResources": {"cpu": "1"}}),
+                Some("status.allocatedResources: Unsupported value: \"cpu\": supported values: \"storage\"".to_owned()),
+            ),
+            (
+                json!({"capacity": {"storage": "-1"}}),
+                Some("status.capacity[storage]: Invalid value: -1: must be a valid resource quantity".to_owned()),
+            ),
+        ] {
+            let claim: PersistentVolumeClaim =
+                serde_json::from_value(json!({"metadata": {}, "status": status})).unwrap();
+            let errors = PersistentVolumeClaimStrategy.validate_status_update(&claim, &claim);
+            let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            assert_eq!(said, Vec::from_iter(expected), "{status}");
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Pods wait for what their volumes need, and are tried again when it is there.
 
 use client::DeleteParams;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use serde_json::json;
 
@@ -72,5 +73,41 @@ async fn a_pod_waits_until_its_driver_has_room() {
         }
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
+    cluster.stop_scheduler().await;
+}
+
+/// A volume for one pod is waited for, or taken from a pod that matters less.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_for_one_pod_goes_to_the_one_that_matters_more() {
+    let mut cluster = Cluster::start().await;
+    cluster.create::<PriorityClass>(json!({"metadata": {"name": "high"}, "value": 1000})).await;
+    cluster.node("n", offers("4")).await;
+    let modes = json!(["ReadWriteOncePod"]);
+    cluster
+        .create::<PersistentVolume>(json!({"metadata": {"name": "once"}, "spec": {"storageClassName": "",
+            "capacity": {"storage": "1Gi"}, "accessModes": modes, "csi": {"driver": "disks.example", "volumeHandle": "once"}}}))
+        .await;
+    cluster
+        .create::<PersistentVolumeClaim>(json!({"metadata": {"name": "once", "namespace": "default",
+            "annotations": {"pv.kubernetes.io/bind-completed": "yes"}}, "spec": {"volumeName": "once", "storageClassName": "",
+            "accessModes": modes, "resources": {"requests": {"storage": "1Gi"}}}}))
+        .await;
+    let user = |class: Option<&str>| {
+        json!({"priorityClassName": class,
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "once"}}]})
+    };
+    cluster.pod("first", user(None)).await;
+    assert_eq!(cluster.bound("first").await, "n");
+    cluster.pod("second", user(None)).await;
+    let said = cluster.event("second", "FailedScheduling").await;
+    let in_use = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
+    assert!(said.starts_with(&format!("0/1 nodes are available: 1 {in_use}.")), "{said}");
+    let (pods, now) = (cluster.client.namespaced::<Pod>("default"), DeleteParams::default().with_grace_period(0));
+    pods.delete("second", &now).await.unwrap();
+    cluster.pod("vip", user(Some("high"))).await;
+    cluster.until("first", |pod| pod.metadata.deletion_timestamp.is_some()).await;
+    // Nobody plays the node here: what is left of the pod is removed by hand.
+    pods.delete("first", &now).await.unwrap();
+    assert_eq!(cluster.bound("vip").await, "n");
     cluster.stop_scheduler().await;
 }

@@ -18,6 +18,7 @@ mod snapshots;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use api::claim::is_growth_condition;
 use api::node_volumes::{Action, Answer, DRIVER, NodeVolumes, PLURAL, Request, Source, TOPOLOGY_KEY, is_id};
 use api::quantity::{Format, Quantity};
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
@@ -632,11 +633,11 @@ impl Controller {
     }
 
     async fn show(&self, claim: &PersistentVolumeClaim, size: i64) -> Result<(), Error> {
-        let is_over = |kind: &str| matches!(kind, "FileSystemResizePending" | "Resizing" | "NodeResizeError");
         let conditions = claim.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-        let left: Vec<_> = conditions.into_iter().filter(|condition| !is_over(&condition.type_)).collect();
+        let left: Vec<_> = conditions.into_iter().filter(|it| !is_growth_condition(&it.type_)).collect();
         let patch = Patch::merge(json!({ "status": {
-            "capacity": { "storage": quantity(size) }, "conditions": left, "allocatedResourceStatuses": null,
+            "capacity": { "storage": quantity(size) }, "allocatedResources": { "storage": quantity(size) },
+            "conditions": left, "allocatedResourceStatuses": null,
         } }));
         let claims =
             self.client.namespaced::<PersistentVolumeClaim>(&claim.metadata.namespace.clone().unwrap_or_default());

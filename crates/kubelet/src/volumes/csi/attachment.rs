@@ -1,6 +1,7 @@
 //! Waiting for an attacher: the volume is told as used here, and then somebody attaches it.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Duration;
 
 use api::attachable::csi_name;
@@ -10,6 +11,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use super::layout::attachment_name;
 use super::{Csi, Wanted};
 use crate::volumes::attached::NodeUnknown;
+use crate::volumes::blocking;
 
 /// Between two looks: a kubelet may get this object, and not watch it. The node's status, which says at last that the volume is
 /// attached, is watched.
@@ -26,6 +28,9 @@ pub(crate) enum AttachError {
     /// Nobody attaches it but the attach-detach controller, which has not said so.
     #[error("volume not attached according to node status")]
     NotReported,
+    /// The driver is described in another way now: the next try goes by that.
+    #[error("CSI driver {0} does not require volumes to be attached any more")]
+    NotNeeded(String),
     /// What the attacher wrote.
     #[error("{0}")]
     Attacher(String),
@@ -54,6 +59,24 @@ impl Csi {
         })
     }
 
+    /// The driver needs no attacher, or none any more. A pod that had begun to wait for one does not use the volume by that: else
+    /// what was attached would stay so.
+    pub(super) async fn wait_no_longer(&self, wanted: &Wanted, uid: &str) -> io::Result<()> {
+        let volume = csi_name(&wanted.driver, &wanted.handle);
+        if !self.attached.in_use.is_held_by(&volume, uid) {
+            return Ok(());
+        }
+        let (layout, owner, name) = (self.layout.clone(), uid.to_owned(), volume.clone());
+        let is_attached = blocking(move || {
+            let found = layout.in_use(Some(&owner))?;
+            Ok(found.iter().any(|it| it.record.unique_name() == name && !it.record.attachment.is_empty()))
+        });
+        if !is_attached.await? {
+            self.attached.in_use.release(&volume, uid);
+        }
+        Ok(())
+    }
+
     async fn until_attached(&self, wanted: &Wanted, uid: &str) -> Result<BTreeMap<String, String>, AttachError> {
         let Wanted { handle, driver, .. } = wanted;
         let volume = csi_name(driver, handle);
@@ -62,6 +85,9 @@ impl Csi {
         let mut retry = client::backoff::Backoff::new(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL);
         let mut changes = self.attached.changes();
         loop {
+            if !wanted.needs_attachment(self.objects.get(driver).as_deref()) {
+                return Err(AttachError::NotNeeded(driver.clone()));
+            }
             let found = self.client.all::<VolumeAttachment>().get(&name).await;
             match found {
                 Ok(attachment) => {

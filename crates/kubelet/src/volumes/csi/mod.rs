@@ -47,7 +47,7 @@ pub(super) use layout::{PLUGIN, names};
 use node_info::NodeInfo;
 pub(crate) use node_info::NodeInfoError;
 pub(crate) use stats::Stats;
-pub(crate) use wanted::{Wanted, WrongLifecycle};
+pub(crate) use wanted::{ManyLabels, Wanted, WrongLifecycle};
 
 const TOKENS_KEY: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
@@ -84,6 +84,12 @@ struct Done {
     staged: HashSet<String>,
     /// By uid and spec name.
     published: BTreeMap<(String, String), Published>,
+    /// What this kubelet has begun and not published yet: no container can have it. By uid and spec name.
+    begun: HashSet<(String, String)>,
+    /// Volumes that their drivers do not grow while they are used.
+    fixed_in_use: HashSet<String>,
+    /// Volumes whose drivers have said that they did not grow them, and that they are not at it any more.
+    not_grown: HashSet<String>,
 }
 
 /// A volume that a pod has.
@@ -93,6 +99,8 @@ struct Published {
     pod: Arc<Pod>,
     target: PathBuf,
     staging: Option<PathBuf>,
+    /// How large it is here, in bytes, if that is known.
+    size: Option<i64>,
 }
 
 /// What the pieces of a call come from, fetched before the volume is locked.
@@ -105,6 +113,8 @@ struct Inputs {
     driver: Arc<Driver>,
     /// The driver wants to be asked again and again.
     republish: bool,
+    /// That of the volume's files, on nodes with SELinux.
+    label: Option<String>,
     publish_context: BTreeMap<String, String>,
     volume_context: BTreeMap<String, String>,
     stage_secrets: BTreeMap<String, String>,
@@ -235,13 +245,18 @@ impl Csi {
         let republish = wanted::spec(object.as_deref()).and_then(|spec| spec.requires_republish) == Some(true);
         let key = (state::uid(pod).to_string(), wanted.spec_name.clone());
         let published = self.done.lock().published.get(&key).cloned();
-        let is_done = |published: &Published| published.is_of(&wanted) && !republish && wanted.grow_to.is_none();
-        if let Some(published) = published.filter(is_done) {
+        let is_done =
+            |published: &Published| published.is_of(&wanted) && !republish && !self.is_to_grow(published, &wanted);
+        if let Some(published) = published.as_ref().filter(|published| is_done(published)) {
             return Ok(published.mounted());
         }
         let driver = self.drivers.get(&wanted.driver).map_err(|source| {
             fail(Cause::NoDriver { needed_by: "mounter.SetUpAt failed to get CSI client", source })
         })?;
+        let label = match self.has_selinux {
+            true => wanted.label(pod, object.as_deref()).map_err(|error| fail(error.into()))?,
+            false => None,
+        };
         let secret = async |reference: Option<&SecretReference>| match reference {
             None => Ok(BTreeMap::new()),
             Some(reference) => secret_data(reference, state::uid(pod), secrets).await,
@@ -255,6 +270,7 @@ impl Csi {
             metrics: self.metrics.clone(),
             driver,
             republish,
+            label,
             publish_context: BTreeMap::new(),
             volume_context: wanted.context(pod, object.as_deref()),
             stage_secrets,
@@ -270,6 +286,8 @@ impl Csi {
                 .result(self.wait_for_attachment(&wanted, state::uid(pod)))
                 .await
                 .map_err(|cause| VolumeError::of(Operation::WaitForAttach, &wanted.spec_name, cause))?;
+        } else if published.is_none() {
+            self.wait_no_longer(&wanted, state::uid(pod)).await.map_err(|error| fail(error.into()))?;
         }
         let (this, wanted) = (self.clone(), Arc::new(wanted));
         let name = wanted.spec_name.clone();
@@ -352,6 +370,7 @@ impl Csi {
         }
         self.attached.in_use.release_all(uid);
         self.forget_room(uid, None);
+        self.done.lock().begun.retain(|(owner, _)| owner != uid);
         Ok(())
     }
 

@@ -4,14 +4,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use api::attachable::csi_name;
 use client::Patch;
 use csi::tonic::{Code, Status};
 use csi::v1::{self, NodeRpc};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use serde_json::json;
+use serde_json::{Value, json};
 use trace::Stage;
 
-use super::growth;
+use super::growth::{self, Telling};
 use super::layout::{Found, Mode, Record};
 use super::{Csi, Driver, Inputs, Published, Wanted};
 use crate::state;
@@ -27,12 +28,19 @@ impl Csi {
         let record = wanted.record(&self.node_name, wanted.needs_attachment(inputs.object.as_deref()));
         let volume = record.unique_name();
         let _held = self.lock(&volume).await;
-        let published = self.done.lock().published.get(&(uid.clone(), wanted.spec_name.clone())).cloned();
-        if let Some(published) = published.filter(|published| published.is_of(wanted) && !inputs.republish) {
-            if let Some(size) = wanted.grow_to {
+        let key = (uid.clone(), wanted.spec_name.clone());
+        let published = self.done.lock().published.get(&key).cloned().filter(|published| published.is_of(wanted));
+        if let Some(published) = published.as_ref().filter(|_| !inputs.republish) {
+            if self.is_to_grow(published, wanted) {
                 // The pod has its volume: it goes on with what it has, and the driver is asked again.
-                let grown = self.grow(wanted, inputs, &published.target, published.staging.as_deref(), size).await;
-                self.note_growth(inputs, grown);
+                let staging = published.staging.as_deref();
+                match self.grow(wanted, inputs, &published.target, staging, Operation::ExpandInUse).await {
+                    Ok(Some(size)) => {
+                        self.done.lock().published.entry(key).and_modify(|known| known.size = Some(size));
+                    }
+                    Ok(None) => {}
+                    Err(error) => self.note_growth(inputs, &error),
+                }
             }
             return Ok(published.mounted());
         }
@@ -42,32 +50,28 @@ impl Csi {
                 Ok(layout.in_use(None)?.iter().any(|found| found.uid != own && found.record.unique_name() == name))
             });
             if is_taken.await.map_err(|error| fail(error.into()))? {
-                return Err(fail(Cause::UsedByAnotherPod));
+                let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
+                return Err(VolumeError::of(operation, &wanted.spec_name, Cause::UsedByAnotherPod));
             }
         }
         let (layout, noted, owner) = (self.layout.clone(), record.clone(), uid.clone());
         let is_new =
             blocking(move || layout.note_use(&owner, &noted, mode)).await.map_err(|error| fail(error.into()))?;
+        if is_new {
+            self.done.lock().begun.insert(key.clone());
+        }
         let staging = match inputs.driver.abilities.has(NodeRpc::StageUnstageVolume) && !wanted.is_inline {
             true => Some(self.stage(wanted, inputs, &record, is_new).await?),
             false => None,
         };
         let target = self.layout.target(&uid, &wanted.spec_name, mode);
-        if let Some(size) = wanted.grow_to.filter(|_| staging.is_some()) {
-            let path = staging.as_deref().unwrap_or(&target);
-            match self.grow(wanted, inputs, path, staging.as_deref(), size).await {
-                // A kubelet before this one may have given it to the pod.
-                grown if !is_new => self.note_growth(inputs, grown),
-                grown => grown?,
-            }
-        }
         let driver = &inputs.driver;
         let request = v1::NodePublishVolumeRequest {
             volume_id: wanted.handle.clone(),
             publish_context: inputs.publish_context.clone(),
             staging_target_path: staging.as_ref().map(|path| driver.path(path)).unwrap_or_default(),
             target_path: driver.path(&target),
-            volume_capability: Some(self.capability(wanted, inputs)),
+            volume_capability: Some(Self::capability(wanted, inputs)),
             readonly: wanted.is_read_only,
             secrets: inputs.publish_secrets.clone(),
             volume_context: inputs.volume_context.clone(),
@@ -79,10 +83,6 @@ impl Csi {
                 self.forget_use(&uid, &record, mode).await;
             }
             return Err(fail(Cause::Driver(status)));
-        }
-        if let Some(size) = wanted.grow_to.filter(|_| staging.is_none()) {
-            let grown = self.grow(wanted, inputs, &target, None, size).await;
-            self.note_growth(inputs, grown);
         }
         if let Some(group) = wanted.group_to_apply(&inputs.pod, inputs.object.as_deref(), &driver.abilities) {
             let (layout, owner, policy) = (self.layout.clone(), uid.clone(), change_policy(&inputs.pod));
@@ -97,17 +97,40 @@ impl Csi {
             });
             applied.await.map_err(|source| fail(Cause::Group { handle: wanted.handle.clone(), source }))?;
         }
-        let published = Published { wanted: wanted.clone(), pod: inputs.pod.clone(), target, staging };
+        let (mut size, is_to_grow) = match &published {
+            Some(published) => (published.size, self.is_to_grow(published, wanted)),
+            // As large as the claim says, unless that is what it waits for.
+            None => (wanted.claimed, wanted.growth.as_ref().is_some_and(|growth| growth.telling != Telling::Nothing)),
+        };
+        if is_to_grow {
+            // A kubelet before this one may have given it to the pod, which goes on with what it has.
+            let is_in_use = !self.done.lock().begun.contains(&key);
+            let operation = match wanted.is_block {
+                _ if is_in_use => Operation::ExpandInUse,
+                true => Operation::ExpandMapped,
+                false => Operation::ExpandMounted,
+            };
+            match self.grow(wanted, inputs, &target, staging.as_deref(), operation).await {
+                Ok(grown) => size = grown.or(size),
+                Err(error) if is_in_use => self.note_growth(inputs, &error),
+                Err(error) => return Err(error),
+            }
+        }
+        let published = Published { wanted: wanted.clone(), pod: inputs.pod.clone(), target, staging, size };
         let mounted = published.mounted();
-        let is_first = self.done.lock().published.insert((uid, wanted.spec_name.clone()), published).is_none();
+        let is_first = {
+            let mut done = self.done.lock();
+            done.begun.remove(&key);
+            done.published.insert(key, published).is_none()
+        };
         if is_first {
             self.stats.look_soon();
         }
         Ok(mounted)
     }
 
-    fn capability(&self, wanted: &Wanted, inputs: &Inputs) -> v1::VolumeCapability {
-        wanted.capability(&inputs.pod, inputs.object.as_deref(), &inputs.driver.abilities, self.has_selinux)
+    fn capability(wanted: &Wanted, inputs: &Inputs) -> v1::VolumeCapability {
+        wanted.capability(&inputs.pod, &inputs.driver.abilities, inputs.label.as_deref())
     }
 
     /// Stages the volume unless it is; returns where.
@@ -131,7 +154,7 @@ impl Csi {
             volume_id: wanted.handle.clone(),
             publish_context: inputs.publish_context.clone(),
             staging_target_path: driver.path(&staging),
-            volume_capability: Some(self.capability(wanted, inputs)),
+            volume_capability: Some(Self::capability(wanted, inputs)),
             secrets: inputs.stage_secrets.clone(),
             volume_context: wanted.attributes.clone(),
         };
@@ -157,79 +180,124 @@ impl Csi {
         }
     }
 
-    /// Has the driver grow the file system, and tells that in the claim.
+    /// Whether the driver is to be asked to grow a volume that a pod has.
+    pub(super) fn is_to_grow(&self, published: &Published, wanted: &Wanted) -> bool {
+        let Some(growth) = wanted.growth.as_ref().filter(|_| !wanted.is_read_only) else { return false };
+        // Where another node has told the claim, only this one knows what it has done.
+        let is_grown = growth.telling == Telling::Nothing && published.size.is_none_or(|size| size >= growth.size);
+        !is_grown && !self.done.lock().fixed_in_use.contains(&csi_name(&wanted.driver, &wanted.handle))
+    }
+
+    /// Has the driver grow what it has published, and tells that in the claim. Returns how large it is then, if it has grown.
     async fn grow(
         &self,
         wanted: &Wanted,
         inputs: &Inputs,
-        path: &Path,
+        target: &Path,
         staging: Option<&Path>,
-        size: i64,
-    ) -> Result<(), VolumeError> {
-        let fail = |cause: Cause| VolumeError::of(Operation::NodeExpand, &wanted.spec_name, cause);
-        let driver = &inputs.driver;
-        if driver.abilities.has(NodeRpc::ExpandVolume) {
-            let request = v1::NodeExpandVolumeRequest {
-                volume_id: wanted.handle.clone(),
-                volume_path: driver.path(path),
-                capacity_range: Some(v1::CapacityRange { required_bytes: size, limit_bytes: 0 }),
-                staging_target_path: staging.map(|path| driver.path(path)).unwrap_or_default(),
-                volume_capability: Some(self.capability(wanted, inputs)),
-                secrets: inputs.expand_secrets.clone(),
-            };
-            let grow = driver.clients.node.node_expand_volume(request);
-            if let Err(status) = inputs.call(Stage::ExpandVolume, wanted, grow).await {
-                self.report_not_grown(wanted, &status).await;
-                let is_in_use = status.code() == Code::FailedPrecondition;
-                let failed = Err(fail(Cause::Driver(status)));
-                if is_in_use {
-                    // It grows when nobody uses it, and is what it was until then.
-                    self.note_growth(inputs, failed);
-                    return Ok(());
-                }
-                return failed;
+        operation: Operation,
+    ) -> Result<Option<i64>, VolumeError> {
+        let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
+        let Some(((namespace, name), size)) = wanted.claim.as_ref().zip(wanted.size.as_ref()) else { return Ok(None) };
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(namespace);
+        // The volume may have been waited for: what the claim said is no longer news.
+        let claim = claims.get(name).await.map_err(|error| fail(error.into()))?;
+        let Some(growth) = growth::due(&claim, size) else { return Ok(None) };
+        let objects = [client::reference(inputs.pod.as_ref()), client::reference(&claim)];
+        if wanted.is_read_only {
+            let what = format!("MountVolume.NodeExpandVolume failed for volume {:?}", wanted.spec_name);
+            for object in &objects {
+                let message = format!("{what} requested read-only file system");
+                self.recorder.warning(object, "FileSystemResizeFailed", message);
             }
-            let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?} ", wanted.spec_name);
-            self.recorder.normal(&client::reference(inputs.pod.as_ref()), "FileSystemResizeSuccessful", message);
+            return Ok(None);
         }
-        let Some((namespace, name)) = &wanted.claim else { return Ok(()) };
-        self.report_grown(namespace, name, size).await.map_err(|error| fail(error.into()))
+        if growth.telling == Telling::Steps
+            && let Some(change) = growth::begun(&claim.status.clone().unwrap_or_default())
+        {
+            self.tell(&claim, change).await.map_err(|error| fail(error.into()))?;
+        }
+        let driver = &inputs.driver;
+        if !driver.abilities.has(NodeRpc::ExpandVolume) {
+            if growth.telling != Telling::Steps {
+                return Ok(Some(growth.size));
+            }
+            let cause = Cause::NoGrowth(wanted.driver.clone());
+            self.tell_not_grown(namespace, name, &cause, false).await;
+            return Err(fail(cause));
+        }
+        let request = v1::NodeExpandVolumeRequest {
+            volume_id: wanted.handle.clone(),
+            volume_path: driver.path(target),
+            capacity_range: Some(v1::CapacityRange { required_bytes: growth.size, limit_bytes: 0 }),
+            staging_target_path: staging.map(|path| driver.path(path)).unwrap_or_default(),
+            volume_capability: Some(Self::capability(wanted, inputs)),
+            secrets: inputs.expand_secrets.clone(),
+        };
+        let volume = csi_name(&wanted.driver, &wanted.handle);
+        let call = driver.clients.node.node_expand_volume(request);
+        if let Err(status) = inputs.call(Stage::ExpandVolume, wanted, call).await {
+            let (is_over, is_fixed) = (growth::is_over(&status), status.code() == Code::FailedPrecondition);
+            let is_infeasible = csi::is_infeasible(&status);
+            let cause = Cause::Growth(status);
+            if is_over {
+                let had_failed = !self.done.lock().not_grown.insert(volume.clone());
+                if growth.telling == Telling::Steps {
+                    let is_given_up = is_infeasible || (had_failed && growth.is_outdated);
+                    self.tell_not_grown(namespace, name, &cause, is_given_up).await;
+                }
+            }
+            if is_fixed {
+                // It grows when nobody uses it, and is what it was until then.
+                self.done.lock().fixed_in_use.insert(volume);
+                self.note_growth(inputs, &fail(cause));
+                return Ok(None);
+            }
+            return Err(fail(cause));
+        }
+        self.done.lock().not_grown.remove(&volume);
+        let what = format!("MountVolume.NodeExpandVolume succeeded for volume {:?}", wanted.spec_name);
+        for object in &objects {
+            self.recorder.normal(object, "FileSystemResizeSuccessful", format!("{what} {}", self.node_name));
+        }
+        if growth.telling != Telling::Nothing {
+            let told = async {
+                let claim = claims.get(name).await?;
+                let change = growth::ended(&claim.status.clone().unwrap_or_default(), &growth.shown);
+                self.tell(&claim, change).await
+            };
+            told.await.map_err(|error| fail(error.into()))?;
+        }
+        Ok(Some(growth.size))
     }
 
-    /// The claim says why its volume does not grow, if that is certain.
-    async fn report_not_grown(&self, wanted: &Wanted, failure: &Status) {
-        let Some((namespace, name)) = wanted.claim.as_ref().filter(|_| csi::is_final(failure)) else { return };
-        let api = self.client.namespaced::<PersistentVolumeClaim>(namespace);
-        let reported = async {
-            let status = api.get(name).await?.status.unwrap_or_default();
-            match growth::failed(status, failure, self.clock.now()) {
-                Some(patch) => api.patch_status(name, &Patch::merge(patch)).await.map(drop),
+    /// The claim says why its volume does not grow, and whether that is the end of it.
+    async fn tell_not_grown(&self, namespace: &str, name: &str, why: &Cause, is_given_up: bool) {
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(namespace);
+        let told = async {
+            let claim = claims.get(name).await?;
+            let status = claim.status.clone().unwrap_or_default();
+            match growth::failed(&status, &why.to_string(), is_given_up, self.clock.now()) {
+                Some(change) => self.tell(&claim, change).await,
                 None => Ok(()),
             }
         };
-        if let Err(error) = reported.await {
+        if let Err(error) = told.await {
             tracing::warn!(claim = name, %error, "the claim does not say that its volume cannot grow");
         }
     }
 
-    /// A volume that did not grow is still the volume that it was.
-    fn note_growth(&self, inputs: &Inputs, grown: Result<(), VolumeError>) {
-        if let Err(error) = grown {
-            self.recorder.warning(&client::reference(inputs.pod.as_ref()), error.reason(), error.to_string());
-        }
+    /// Changes the status of a claim, unless somebody else has meanwhile.
+    async fn tell(&self, claim: &PersistentVolumeClaim, change: Value) -> Result<(), client::Error> {
+        let meta = &claim.metadata;
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(meta.namespace.as_deref().unwrap_or_default());
+        let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": change});
+        claims.patch_status(meta.name.as_deref().unwrap_or_default(), &Patch::merge(patch)).await.map(drop)
     }
 
-    async fn report_grown(&self, namespace: &str, name: &str, size: i64) -> Result<(), client::Error> {
-        let api = self.client.namespaced::<PersistentVolumeClaim>(namespace);
-        let status = api.get(name).await?.status.unwrap_or_default();
-        let is_over = |kind: &str| matches!(kind, "FileSystemResizePending" | "Resizing" | "NodeResizeError");
-        let left: Vec<_> =
-            status.conditions.into_iter().flatten().filter(|condition| !is_over(&condition.type_)).collect();
-        let quantity = api::quantity::Quantity::new(size, api::quantity::Format::BinarySI).to_string();
-        let patch = json!({"status": {
-            "capacity": {"storage": quantity}, "conditions": left, "allocatedResourceStatuses": {"storage": null},
-        }});
-        api.patch_status(name, &Patch::merge(patch)).await.map(drop)
+    /// A volume that did not grow is still the volume that it was.
+    fn note_growth(&self, inputs: &Inputs, error: &VolumeError) {
+        self.recorder.warning(&client::reference(inputs.pod.as_ref()), error.reason(), error.to_string());
     }
 
     /// Takes one volume from a pod, and off the node if no other pod has it.
@@ -271,6 +339,11 @@ impl Csi {
         if is_used.await.map_err(|error| fail(error.into()))? {
             self.attached.in_use.release(&volume, STAGING);
             return Ok(());
+        }
+        {
+            let mut done = self.done.lock();
+            done.fixed_in_use.remove(&volume);
+            done.not_grown.remove(&volume);
         }
         let (layout, wanted) = (self.layout.clone(), volume.clone());
         let is_staged = blocking(move || Ok(layout.staged()?.iter().any(|(record, _)| record.unique_name() == wanted)));

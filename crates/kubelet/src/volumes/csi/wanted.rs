@@ -1,6 +1,6 @@
 //! What a pod wants of a CSI volume, and what drivers are told of it. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::volume_migration::{self, MigrationError};
 use csi::v1::{self, AccessMode, MountVolume, NodeRpc, VolumeCapability};
@@ -8,10 +8,11 @@ use k8s_openapi::api::core::v1::{
     CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, SELinuxOptions, SecretReference, Volume,
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::growth;
+use super::growth::{self, Growth};
 use super::layout::{self, Mode, Record};
-use crate::{resources, state};
+use crate::state;
 
 /// One volume of one pod.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +37,11 @@ pub(crate) struct Wanted {
     pub(crate) expand_secret: Option<SecretReference>,
     /// The claim's namespace and name.
     pub(crate) claim: Option<(String, String)>,
+    /// How large the volume is, and how large the claim says that it is.
+    pub(crate) size: Option<Quantity>,
+    pub(crate) claimed: Option<i64>,
     /// The volume has grown, and its file system may not have yet.
-    pub(crate) grow_to: Option<i64>,
+    pub(crate) growth: Option<Growth>,
 }
 
 /// The driver does not take volumes that live as long as this one.
@@ -49,6 +53,11 @@ pub(crate) struct WrongLifecycle {
     why: String,
 }
 
+/// Containers that share a volume see its files with different labels.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("multiple SELinux labels found: {0}")]
+pub(crate) struct ManyLabels(String);
+
 impl Wanted {
     /// None if the volume is not a CSI driver's, and never was one's that is now.
     pub(crate) fn of_claim(
@@ -59,15 +68,12 @@ impl Wanted {
     ) -> Result<Option<Wanted>, MigrationError> {
         let Some(wanted) = Self::of_volume(volume, bound, is_read_only)? else { return Ok(None) };
         let meta = &claim.metadata;
-        let size = |list: Option<&resources::ResourceList>| {
-            Some(resources::parse(list?.get("storage")?)?.value()).filter(|bytes| *bytes > 0)
-        };
-        let has = size(bound.spec.as_ref().and_then(|spec| spec.capacity.as_ref()));
-        let seen = size(claim.status.as_ref().and_then(|status| status.capacity.as_ref()));
-        let may_grow = !is_read_only && growth::is_for_node(claim.status.as_ref());
+        let size = bound.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage"));
         Ok(Some(Wanted {
             claim: meta.namespace.clone().zip(meta.name.clone()),
-            grow_to: has.filter(|has| may_grow && seen.is_some_and(|seen| seen < *has)),
+            claimed: growth::claimed(claim.status.as_ref()),
+            growth: size.and_then(|size| growth::due(claim, size)),
+            size: size.cloned(),
             ..wanted
         }))
     }
@@ -100,8 +106,7 @@ impl Wanted {
             stage_secret: source.node_stage_secret_ref.clone(),
             publish_secret: source.node_publish_secret_ref.clone(),
             expand_secret: source.node_expand_secret_ref.clone(),
-            claim: None,
-            grow_to: None,
+            ..Wanted::default()
         }))
     }
 
@@ -146,16 +151,15 @@ impl Wanted {
 
     /// Whether only one pod of the whole cluster may use the volume.
     pub(crate) fn is_for_one_pod(&self) -> bool {
-        self.access_modes.iter().any(|mode| mode == "ReadWriteOncePod")
+        self.access_modes == ["ReadWriteOncePod"]
     }
 
     /// How the volume is going to be used, as the driver understands it.
     pub(crate) fn capability(
         &self,
         pod: &Pod,
-        object: Option<&CSIDriver>,
         abilities: &v1::NodeGetCapabilitiesResponse,
-        has_selinux: bool,
+        label: Option<&str>,
     ) -> VolumeCapability {
         let knows_single_writers = abilities.has(NodeRpc::SingleNodeMultiWriter);
         let mode = match self.access_modes.first().map(String::as_str) {
@@ -169,7 +173,8 @@ impl Wanted {
             return VolumeCapability::block(mode);
         }
         let mut mount_flags = self.mount_options.clone();
-        mount_flags.extend(self.selinux_option(pod, object, has_selinux));
+        // Quoted: it may have commas.
+        mount_flags.extend(label.map(|label| format!("context=\"{label}\"")));
         let group = crate::volumes::fs_group(pod).filter(|_| abilities.has(NodeRpc::VolumeMountGroup));
         let mount = MountVolume {
             fs_type: self.fs_type.clone(),
@@ -179,20 +184,27 @@ impl Wanted {
         VolumeCapability::mount(mount, mode)
     }
 
-    /// The label that all files of the volume have, for drivers that mount with one instead of having every file relabelled.
-    fn selinux_option(&self, pod: &Pod, object: Option<&CSIDriver>, has_selinux: bool) -> Option<String> {
+    /// The label that all files of the volume have, for drivers that mount with one instead of having every file relabelled, on
+    /// nodes with SELinux. Only where no other pod can have the volume with another label (`VolumeSupportsSELinuxMount`, v1.36).
+    pub(crate) fn label(&self, pod: &Pod, object: Option<&CSIDriver>) -> Result<Option<String>, ManyLabels> {
         let is_able = spec(object).and_then(|spec| spec.se_linux_mount) == Some(true);
-        let context = pod.spec.as_ref()?.security_context.as_ref()?;
-        if !has_selinux || !is_able || context.se_linux_change_policy.as_deref() == Some("Recursive") {
-            return None;
+        let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+        let policy = context.and_then(|context| context.se_linux_change_policy.as_deref());
+        if !is_able || self.is_inline || self.is_block || !self.is_for_one_pod() || policy == Some("Recursive") {
+            return Ok(None);
         }
-        let SELinuxOptions { user, role, type_, level } = context.se_linux_options.clone()?;
-        let or = |given: Option<String>, default: &str| {
-            given.filter(|given| !given.is_empty()).unwrap_or_else(|| default.into())
-        };
-        let level = level.filter(|level| !level.is_empty())?;
-        let role = or(role, "object_r");
-        Some(format!("context=\"{}:{role}:{}:{level}\"", or(user, "system_u"), or(type_, "container_file_t")))
+        let of_pod = context.and_then(|context| context.se_linux_options.clone());
+        let mut labels = BTreeSet::new();
+        for container in state::all_containers(pod) {
+            if container.volume_mounts.iter().flatten().any(|mount| mount.name == self.volume) {
+                let own = container.security_context.and_then(|context| context.se_linux_options);
+                labels.extend(own.or_else(|| of_pod.clone()).and_then(file_label));
+            }
+        }
+        match labels.len() {
+            0 | 1 => Ok(labels.pop_first()),
+            _ => Err(ManyLabels(Vec::from_iter(labels).join(","))),
+        }
     }
 
     /// Whether the kubelet gives the volume to the pod's group: as the driver's policy says, unless the driver did it.
@@ -258,6 +270,14 @@ impl Wanted {
     }
 }
 
+/// The label of files that a container with these options may use: user and level are its own. Without a level the runtime
+/// chooses one, which nobody knows before.
+fn file_label(options: SELinuxOptions) -> Option<String> {
+    let level = options.level.filter(|level| !level.is_empty())?;
+    let user = options.user.filter(|user| !user.is_empty()).unwrap_or_else(|| "system_u".to_owned());
+    Some(format!("{user}:object_r:container_file_t:{level}"))
+}
+
 pub(crate) fn spec(object: Option<&CSIDriver>) -> Option<&CSIDriverSpec> {
     object.map(|object| &object.spec)
 }
@@ -309,7 +329,7 @@ mod tests {
             ("ReadWriteMany", &[], AccessMode::MultiNodeMultiWriter),
         ] {
             let wanted = claimed(json!({"accessModes": [mode]}), "2Gi");
-            let capability = wanted.capability(&pod(json!({})), None, &can(knows), false);
+            let capability = wanted.capability(&pod(json!({})), &can(knows), None);
             assert_eq!(capability.access_mode, Some(expected.into()), "{mode}");
             assert_eq!(wanted.is_for_one_pod(), mode == "ReadWriteOncePod");
         }
@@ -317,23 +337,55 @@ mod tests {
 
     #[test]
     fn options_groups_and_labels_reach_the_driver() {
-        let group = pod(json!({"fsGroup": 7, "seLinuxOptions": {"level": "s0:c1,c2"}}));
-        let labels = driver(json!({"seLinuxMount": true}));
+        let group = pod(json!({"fsGroup": 7}));
         let flags = |capability: VolumeCapability| match capability.access_type {
             Some(v1::AccessType::Mount(mount)) => (mount.mount_flags, mount.volume_mount_group),
             other => panic!("{other:?}"),
         };
         let wanted = claimed(json!({}), "2Gi");
-        let plain = flags(wanted.capability(&group, None, &can(&[]), true));
+        let plain = flags(wanted.capability(&group, &can(&[]), None));
         assert_eq!(plain, (vec!["noatime".to_string()], String::new()));
-        let told = flags(wanted.capability(&group, Some(&labels), &can(&[NodeRpc::VolumeMountGroup]), true));
-        let label = "context=\"system_u:object_r:container_file_t:s0:c1,c2\"";
-        assert_eq!(told, (vec!["noatime".to_string(), label.to_string()], "7".to_string()));
-        let elsewhere = flags(wanted.capability(&group, Some(&labels), &can(&[]), false));
-        assert_eq!(elsewhere.0, ["noatime"], "no SELinux on this node");
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        let told = flags(wanted.capability(&group, &can(&[NodeRpc::VolumeMountGroup]), Some(label)));
+        assert_eq!(told, (vec!["noatime".to_string(), format!("context=\"{label}\"")], "7".to_string()));
         let block = claimed(json!({"volumeMode": "Block"}), "2Gi");
-        let capability = block.capability(&group, None, &can(&[]), true);
+        let capability = block.capability(&group, &can(&[]), Some(label));
         assert_eq!(capability, VolumeCapability::block(AccessMode::SingleNodeWriter));
+    }
+
+    #[test]
+    fn a_volume_for_one_pod_is_mounted_with_the_label_of_its_containers() {
+        let labels = driver(json!({"seLinuxMount": true}));
+        let (one, many) = (json!({"accessModes": ["ReadWriteOncePod"]}), json!({}));
+        let level = |level: &str| json!({"seLinuxOptions": {"level": level, "type": "spc_t", "role": "system_r"}});
+        let user = json!({"seLinuxOptions": {"level": "s0", "user": "u"}});
+        let none = json!({});
+        let recursive = json!({"seLinuxOptions": {"level": "s0"}, "seLinuxChangePolicy": "Recursive"});
+        let of = |label: &str| Ok(Some(format!("{label}:object_r:container_file_t:s0")));
+        for (volume, object, of_pod, containers, expected) in [
+            (&one, Some(&labels), level("s0"), [&none, &none], of("system_u")),
+            (&one, Some(&labels), level("s9"), [&user, &user], of("u")),
+            (&one, Some(&labels), level("s9"), [&user, &none], Err("u:object_r:container_file_t:s0")),
+            (&one, Some(&labels), none.clone(), [&none, &none], Ok(None)),
+            (&one, Some(&labels), recursive.clone(), [&none, &none], Ok(None)),
+            (&one, None, level("s0"), [&none, &none], Ok(None)),
+            (&many, Some(&labels), level("s0"), [&none, &none], Ok(None)),
+        ] {
+            let mut pod = serde_json::to_value(pod(of_pod.clone())).unwrap();
+            let container = |security: &Value| json!({"name": "c", "securityContext": security, "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+            pod["spec"]["containers"] = json!([
+                container(containers[0]), container(containers[1]),
+                {"name": "other", "securityContext": {"seLinuxOptions": {"level": "s5"}}},
+            ]);
+            let label = claimed(volume.clone(), "2Gi").label(&serde_json::from_value(pod).unwrap(), object);
+            match expected {
+                Ok(expected) => assert_eq!(label, Ok(expected), "{of_pod} {containers:?}"),
+                Err(part) => {
+                    let why = label.unwrap_err().to_string();
+                    assert!(why.starts_with("multiple SELinux labels found: ") && why.contains(part), "{why}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -409,7 +461,7 @@ mod tests {
     #[test]
     fn a_volume_grows_when_its_claim_shows_less() {
         for (seen, expected) in [("1Gi", Some(2 << 30)), ("2Gi", None), ("3Gi", None)] {
-            assert_eq!(claimed(json!({}), seen).grow_to, expected, "{seen}");
+            assert_eq!(claimed(json!({}), seen).growth.map(|growth| growth.size), expected, "{seen}");
         }
     }
 }

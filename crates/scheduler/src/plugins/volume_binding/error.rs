@@ -29,6 +29,11 @@ pub(crate) enum VolumeError {
     /// Somebody took the choice of the node back.
     #[error("binding volumes: provisioning failed for PVC {0:?}")]
     Provisioning(String),
+    /// Somebody took a volume back that was promised to a claim.
+    #[error("binding volumes: ClaimRef got reset for pv {0:?}")]
+    Reset(String),
+    #[error("binding volumes: pv {volume:?} node affinity doesn't match node {node:?}: no matching NodeSelectorTerms")]
+    Unreachable { volume: String, node: String },
     #[error("binding volumes: the scheduler is stopping")]
     Stopping,
     #[error("binding volumes: context deadline exceeded")]

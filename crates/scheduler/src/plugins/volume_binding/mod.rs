@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{Client, Informer};
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -29,7 +30,8 @@ pub(crate) struct VolumeBinding {
     pub(crate) timeout: Duration,
     /// None where nothing is ever bound: decisions alone.
     pub(crate) api: Option<Api>,
-    reserved: Mutex<HashMap<Arc<str>, Bindings>>,
+    /// By the pod's uid, with the node that was chosen.
+    reserved: Mutex<HashMap<Arc<str>, (Bindings, Arc<Node>)>>,
 }
 
 /// What PreBind writes through and watches.
@@ -67,25 +69,31 @@ impl VolumeBinding {
             return Ok(());
         }
         promise(&mut cluster.volumes, &bindings, &placement.node);
-        self.reserved.lock().insert(placement.pod.uid.clone(), bindings);
+        self.reserved.lock().insert(placement.pod.uid.clone(), (bindings, node));
         Ok(())
     }
 
-    async fn write(&self, api: &Api, placement: &Placement, bindings: Bindings) -> Result<(), VolumeError> {
-        for (volume, claim) in &bindings.volumes {
+    async fn write(
+        &self,
+        api: &Api,
+        placement: &Placement,
+        mut bindings: Bindings,
+        node: &Node,
+    ) -> Result<(), VolumeError> {
+        for (volume, claim) in &mut bindings.volumes {
             let promised = promised_volume(volume, claim);
-            api.client.all::<PersistentVolume>().update(&promised).await?;
+            *volume = Arc::new(api.client.all::<PersistentVolume>().update(&promised).await?);
         }
-        for claim in &bindings.provisions {
+        for claim in &mut bindings.provisions {
             let promised = promised_claim(claim, &placement.node);
             let claims = api.client.namespaced::<PersistentVolumeClaim>(placement.pod.namespace());
-            claims.update(&promised).await?;
+            *claim = Arc::new(claims.update(&promised).await?);
         }
         let mut changes = api.changes.clone();
         let bound = async {
             loop {
                 changes.mark_unchanged();
-                if is_done(api, &placement.node, &bindings)? {
+                if is_done(|key| api.claims.get(key), |name| api.volumes.get(name), node, &bindings)? {
                     return Ok(());
                 }
                 if changes.changed().await.is_err() {
@@ -100,35 +108,66 @@ impl VolumeBinding {
     }
 }
 
-/// Whether every claim is bound by now. A promise that somebody else took back is an error: the pod starts over.
-fn is_done(api: &Api, node: &str, bindings: &Bindings) -> Result<bool, VolumeError> {
+/// Whether every claim is bound by now, as caches show claims and volumes; `bindings` are as they were written. A promise that
+/// somebody else took back is an error, and so is a volume that the node cannot reach: the pod starts over (`checkBindings`, v1.36).
+fn is_done(
+    claim_of: impl Fn(&str) -> Option<Arc<PersistentVolumeClaim>>,
+    volume_of: impl Fn(&str) -> Option<Arc<PersistentVolume>>,
+    node: &Node,
+    bindings: &Bindings,
+) -> Result<bool, VolumeError> {
+    let reachable = |volume: &PersistentVolume| match find::is_reachable(volume, node.metadata.labels.as_ref()) {
+        true => Ok(()),
+        false => Err(VolumeError::Unreachable {
+            volume: volume.metadata.name.clone().unwrap_or_default(),
+            node: node.metadata.name.clone().unwrap_or_default(),
+        }),
+    };
+    for (volume, _) in &bindings.volumes {
+        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        let now =
+            volume_of(name).ok_or_else(|| VolumeError::Gone { kind: "PersistentVolume", key: name.to_owned() })?;
+        // The cache does not show yet what was written.
+        if is_older(&now.metadata, &volume.metadata) {
+            return Ok(false);
+        }
+        reachable(&now)?;
+        let reference = now.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+        if reference.and_then(|reference| reference.uid.as_ref()).is_none_or(String::is_empty) {
+            return Err(VolumeError::Reset(name.to_owned()));
+        }
+    }
+    let mut is_done = true;
     let claims = bindings.volumes.iter().map(|(_, claim)| (claim, false));
     for (claim, is_provision) in claims.chain(bindings.provisions.iter().map(|claim| (claim, true))) {
         let key = client::object_key(&**claim);
-        let Some(now) = api.claims.get(&key) else {
+        let Some(now) = claim_of(&key) else {
             return Err(VolumeError::Gone { kind: "PersistentVolumeClaim", key });
         };
-        let selected = now.metadata.annotations.as_ref().and_then(|annotations| annotations.get(find::SELECTED_NODE));
-        if is_provision && !find::is_fully_bound(&now) {
-            let is_older = now.metadata.resource_version == claim.metadata.resource_version;
-            if selected.is_none_or(|selected| selected != node) && !is_older {
+        if is_provision && !is_older(&now.metadata, &claim.metadata) {
+            let annotations = now.metadata.annotations.as_ref();
+            let selected = annotations.and_then(|annotations| annotations.get(find::SELECTED_NODE));
+            if selected != node.metadata.name.as_ref() && !find::is_fully_bound(&now) {
                 return Err(VolumeError::Provisioning(claim.metadata.name.clone().unwrap_or_default()));
             }
+            // One that is not there yet comes, or the claim is lost.
+            match find::volume_name(&now) {
+                "" => {}
+                name => match volume_of(name) {
+                    Some(volume) => reachable(&volume)?,
+                    None => is_done = false,
+                },
+            }
         }
-        if !find::is_fully_bound(&now) {
-            return Ok(false);
-        }
+        is_done &= find::is_fully_bound(&now);
     }
-    for (volume, _) in &bindings.volumes {
-        let name = volume.metadata.name.as_deref().unwrap_or_default();
-        let Some(now) = api.volumes.get(name) else {
-            return Err(VolumeError::Gone { kind: "PersistentVolume", key: name.to_owned() });
-        };
-        if now.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()).is_none() {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    Ok(is_done)
+}
+
+/// Whether a cache is behind what was written.
+fn is_older(seen: &ObjectMeta, written: &ObjectMeta) -> bool {
+    let version = |meta: &ObjectMeta| meta.resource_version.as_ref().and_then(|version| version.parse::<u64>().ok());
+    version(seen) < version(written)
 }
 
 impl Plugin for VolumeBinding {
@@ -161,7 +200,7 @@ impl Plugin for VolumeBinding {
     }
 
     fn unreserve(&self, placement: &Placement, cluster: &mut Cluster) {
-        let Some(bindings) = self.reserved.lock().remove(&placement.pod.uid) else { return };
+        let Some((bindings, _)) = self.reserved.lock().remove(&placement.pod.uid) else { return };
         for (volume, _) in &bindings.volumes {
             cluster.volumes.break_volume_promise(volume.metadata.name.as_deref().unwrap_or_default());
         }
@@ -171,9 +210,9 @@ impl Plugin for VolumeBinding {
     }
 
     fn pre_bind<'a>(&'a self, placement: &'a Placement) -> Outcome<'a> {
-        let bindings = self.reserved.lock().get(&placement.pod.uid).cloned();
-        let (Some(bindings), Some(api)) = (bindings, &self.api) else { return Box::pin(async { Ok(()) }) };
-        Box::pin(async move { Ok(self.note("bind", self.write(api, placement, bindings).await)?) })
+        let reserved = self.reserved.lock().get(&placement.pod.uid).cloned();
+        let (Some((bindings, node)), Some(api)) = (reserved, &self.api) else { return Box::pin(async { Ok(()) }) };
+        Box::pin(async move { Ok(self.note("bind", self.write(api, placement, bindings, &node).await)?) })
     }
 
     fn post_bind(&self, placement: &Placement) {
@@ -268,5 +307,96 @@ impl State for PodClaims {
         ];
         let reasons = reasons.into_iter().filter(|(bit, _)| code & bit != 0).map(|(_, text)| text.into());
         Rejection { plugin: NAME, reasons: reasons.collect(), is_unresolvable: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn volume(version: &str, spec: Value) -> Arc<PersistentVolume> {
+        let meta = json!({ "name": "pv", "resourceVersion": version });
+        Arc::new(serde_json::from_value(json!({ "metadata": meta, "spec": spec })).unwrap())
+    }
+
+    fn claim(version: &str, selected: Option<&str>, bound: Option<&str>) -> Arc<PersistentVolumeClaim> {
+        let annotations = json!({ (find::SELECTED_NODE): selected, (find::BIND_COMPLETED): bound.map(|_| "yes") });
+        let set = annotations.as_object().unwrap().iter().filter(|(_, value)| !value.is_null());
+        let annotations: serde_json::Map<_, _> = set.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let meta = json!({ "namespace": "ns", "name": "c", "resourceVersion": version, "annotations": annotations });
+        Arc::new(serde_json::from_value(json!({ "metadata": meta, "spec": { "volumeName": bound } })).unwrap())
+    }
+
+    fn node() -> Node {
+        serde_json::from_value(json!({ "metadata": { "name": "n", "labels": { "zone": "a" } } })).unwrap()
+    }
+
+    fn in_zone(zone: &str, reference: Value) -> Value {
+        let term = json!({ "matchExpressions": [{ "key": "zone", "operator": "In", "values": [zone] }] });
+        json!({ "nodeAffinity": { "required": { "nodeSelectorTerms": [term] } }, "claimRef": reference })
+    }
+
+    #[test]
+    fn a_volume_that_is_made_must_be_where_the_pod_goes() {
+        let bindings = Bindings { provisions: vec![claim("2", Some("n"), None)], ..Bindings::default() };
+        let made = |zone| Some(volume("5", in_zone(zone, json!(null))));
+        for (what, now, volume, expected) in [
+            ("not written in the cache", Some(claim("1", None, None)), None, Ok(false)),
+            ("being made", Some(claim("2", Some("n"), None)), None, Ok(false)),
+            (
+                "given back",
+                Some(claim("3", None, None)),
+                None,
+                Err("binding volumes: provisioning failed for PVC \"c\""),
+            ),
+            (
+                "made for another",
+                Some(claim("3", Some("m"), None)),
+                None,
+                Err("binding volumes: provisioning failed for PVC \"c\""),
+            ),
+            ("bound", Some(claim("4", Some("n"), Some("pv"))), made("a"), Ok(true)),
+            ("bound, volume not seen", Some(claim("4", Some("n"), Some("pv"))), None, Ok(false)),
+            (
+                "elsewhere",
+                Some(claim("4", Some("n"), Some("pv"))),
+                made("b"),
+                Err("binding volumes: pv \"pv\" node affinity doesn't match node \"n\": no matching NodeSelectorTerms"),
+            ),
+            (
+                "gone",
+                None,
+                None,
+                Err("binding volumes: failed to check binding: could not find v1.PersistentVolumeClaim \"ns/c\""),
+            ),
+        ] {
+            let done = is_done(|_| now.clone(), |_| volume.clone(), &node(), &bindings);
+            assert_eq!(done.map_err(|error| error.to_string()), expected.map_err(str::to_owned), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_volume_that_was_promised_stays_the_claims() {
+        let bindings = Bindings {
+            volumes: vec![(volume("2", in_zone("a", json!(null))), claim("1", None, None))],
+            ..Bindings::default()
+        };
+        let mine = json!({ "namespace": "ns", "name": "c", "uid": "u" });
+        for (what, now, volume, expected) in [
+            ("not written in the cache", claim("1", None, None), volume("1", in_zone("a", json!(null))), Ok(false)),
+            ("promised", claim("1", None, None), volume("2", in_zone("a", mine.clone())), Ok(false)),
+            ("bound", claim("2", None, Some("pv")), volume("2", in_zone("a", mine.clone())), Ok(true)),
+            (
+                "taken back",
+                claim("1", None, None),
+                volume("3", in_zone("a", json!(null))),
+                Err("binding volumes: ClaimRef got reset for pv \"pv\""),
+            ),
+        ] {
+            let done = is_done(|_| Some(now.clone()), |_| Some(volume.clone()), &node(), &bindings);
+            assert_eq!(done.map_err(|error| error.to_string()), expected.map_err(str::to_owned), "{what}");
+        }
     }
 }
