@@ -55,8 +55,16 @@ async fn talk(
     let talk = async {
         let (head, body) = sender.send_request(request).await?.into_parts();
         let body = Limited::new(body, limit).collect().await;
-        Ok(Answer { head, body: body.map(|body| body.to_bytes()) })
+        Ok::<_, ExchangeError>(Answer { head, body: body.map(|body| body.to_bytes()) })
     };
+    driven(talk, connection).await
+}
+
+/// What is said over a connection, which is driven meanwhile.
+pub(crate) async fn driven<T, E: From<hyper::Error>>(
+    talk: impl Future<Output = Result<T, E>>,
+    connection: impl Future<Output = hyper::Result<()>>,
+) -> Result<T, E> {
     let drive = async {
         match connection.await {
             // The answer may still be in the making after the peer closed.

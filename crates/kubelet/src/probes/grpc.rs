@@ -6,6 +6,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use super::check::{Outcome, bracketed, connect};
+use crate::exchange::driven;
 
 /// An answer is seven bytes.
 const MAX_ANSWER: usize = 4096;
@@ -40,17 +41,7 @@ pub(super) async fn health(host: &str, port: u16, service: &str) -> Outcome {
             let late = collected.trailers().and_then(|trailers| trailers.get("grpc-status").cloned());
             Ok::<_, BoxError>((early.or(late), collected.to_bytes()))
         };
-        let drive = async {
-            match connection.await {
-                Ok(()) => std::future::pending().await,
-                Err(error) => Err(error.into()),
-            }
-        };
-        tokio::select! {
-            biased;
-            answer = talk => answer,
-            broken = drive => broken,
-        }
+        driven(talk, connection).await
     };
     match answer.await {
         Err(error) => Outcome::Failure(format!("error: health rpc failed: {error}")),
