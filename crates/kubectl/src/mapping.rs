@@ -58,7 +58,7 @@ impl Mapping {
         let root = if self.group.is_empty() { "/api" } else { "/apis" };
         let version = self.api_version();
         if self.namespaced && !namespace.is_empty() {
-            format!("{root}/{version}/namespaces/{namespace}/{}", self.resource)
+            format!("{root}/{version}/namespaces/{}/{}", path_escape(namespace), self.resource)
         } else {
             format!("{root}/{version}/{}", self.resource)
         }
@@ -132,6 +132,23 @@ fn host_dir(server: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn namespaces_and_names_are_one_segment_each() {
+        let pods = Mapping {
+            group: String::new(),
+            version: "v1".to_owned(),
+            resource: "pods".to_owned(),
+            singular: "pod".to_owned(),
+            kind: "Pod".to_owned(),
+            namespaced: true,
+            verbs: Vec::new(),
+            short_names: Vec::new(),
+            categories: Vec::new(),
+        };
+        assert_eq!(pods.object_path("default", "web-0"), "/api/v1/namespaces/default/pods/web-0");
+        assert_eq!(pods.object_path("a/secrets", "../b"), "/api/v1/namespaces/a%2Fsecrets/pods/..%2Fb");
+    }
 
     #[test]
     fn cache_directories_are_upstreams() {

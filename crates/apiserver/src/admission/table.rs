@@ -59,6 +59,11 @@ pub(super) const TABLE: &[Row] = &[
     on("DefaultIngressClass", |_| Ok(Box::new(default_ingress_class::DefaultIngressClass))),
     off("DenyServiceExternalIPs", |_| Ok(Box::new(service_external_ips::DenyServiceExternalIPs))),
     on("PodTopologyLabels", |_| Ok(Box::new(pod_topology_labels::PodTopologyLabels))),
+    // What they check belongs to features that are off here (`api::features`): GenericWorkload and NodeDeclaredFeatures.
+    on("PodGroupProtection", |_| Ok(Box::new(always::AlwaysAdmit))),
+    on("PodGroupWorkloadExists", |_| Ok(Box::new(always::AlwaysAdmit))),
+    on("NodeDeclaredFeatureValidator", |_| Ok(Box::new(always::AlwaysAdmit))),
+    on("JobValidation", |_| Ok(Box::new(always::AlwaysAdmit))),
     on("PodResizeValidator", |_| Ok(Box::new(pod_resize::PodResizeValidator))),
     on("MutatingAdmissionPolicy", |_| Ok(Box::new(policy::MutatingPolicy::default()))),
     on("MutatingAdmissionWebhook", |setting| Ok(Box::new(webhook::MutatingWebhook::new(setting)?))),
@@ -69,3 +74,35 @@ pub(super) const TABLE: &[Row] = &[
     on("ResourceQuota", |setting| Ok(Box::new(resource_quota::ResourceQuota::new(setting)?))),
     off("AlwaysDeny", |_| Ok(Box::new(always::AlwaysDeny))),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The plug-ins of v1.36 that are on.
+    const UPSTREAM_ON: &str = "
+        CertificateApproval CertificateSigning CertificateSubjectRestriction ClusterTrustBundleAttest
+        DefaultIngressClass DefaultStorageClass DefaultTolerationSeconds JobValidation LimitRanger
+        MutatingAdmissionPolicy MutatingAdmissionWebhook NamespaceLifecycle NodeDeclaredFeatureValidator
+        PersistentVolumeClaimResize PodGroupProtection PodGroupWorkloadExists PodResizeValidator PodSecurity
+        PodTopologyLabels Priority ResourceQuota RuntimeClass ServiceAccount StorageObjectInUseProtection
+        TaintNodesByCondition ValidatingAdmissionPolicy ValidatingAdmissionWebhook
+    ";
+
+    /// Those that are off.
+    const UPSTREAM_OFF: &str = "
+        AlwaysAdmit AlwaysDeny AlwaysPullImages DenyServiceExternalIPs EventRateLimit ExtendedResourceToleration
+        ImagePolicyWebhook LimitPodHardAntiAffinityTopology NamespaceAutoProvision NamespaceExists
+        NodeRestriction OwnerReferencesPermissionEnforcement PodNodeSelector PodTolerationRestriction
+    ";
+
+    #[test]
+    fn every_plug_in_of_upstream_is_known_and_on_where_it_is_there() {
+        for (names, is_on) in [(UPSTREAM_ON, true), (UPSTREAM_OFF, false)] {
+            for name in names.split_whitespace() {
+                let row = TABLE.iter().find(|row| row.name == name);
+                assert_eq!(row.map(|row| row.default), Some(is_on), "{name}");
+            }
+        }
+    }
+}
