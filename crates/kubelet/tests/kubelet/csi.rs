@@ -356,7 +356,7 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
     // As the resizer leaves it to the node.
     let pending = Patch::merge(json!({"status": {
-        "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
+        "phase": "Bound", "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
         "allocatedResources": {"storage": "2Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizePending"},
     }}));
     claims.patch_status("grows", &pending).await.unwrap();
@@ -386,6 +386,8 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     let why = "Expander.NodeExpand failed to expand the volume rpc error: code = OutOfRange desc = too large";
     wait_claim(Some("NodeResizeInfeasible"), Some(&format!("failed to expand pvc with {why}"))).await;
     let asked = driver.count("NodeExpandVolume", "handle-grows");
+    // Nor is a claim that is lost: what the pod has it keeps.
+    claims.patch_status("grows", &Patch::merge(json!({"status": {"phase": "Lost"}}))).await.unwrap();
     std::fs::write(driver.volume("handle-grows").join("end"), "").unwrap();
     node.wait("big", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
     assert_eq!(driver.count("NodeExpandVolume", "handle-grows"), asked);
