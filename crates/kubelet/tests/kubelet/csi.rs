@@ -179,7 +179,8 @@ pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
     let account: ServiceAccount = node.api.client().namespaced("default").get("default").await.unwrap();
     assert!(account.metadata.uid.is_some());
     let volume = json!([{"name": "v", "csi": {"driver": NAME, "volumeAttributes": {"size": "1"}}}]);
-    node.create("own", merged(using("", "echo x > /v/f && sleep 1000"), json!({"volumes": volume}))).await;
+    let script = "echo x > /v/f && until rm /v/end; do sleep 0.1; done";
+    node.create("own", merged(using("", script), json!({"volumes": volume}))).await;
     let pod = node.wait("own", "ready", is_ready).await;
     let publish = driver.publishes().remove(0);
     for (key, value) in [
@@ -203,6 +204,12 @@ pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
     node.api.client().namespaced::<Pod>("default").patch("own", &label).await.unwrap();
     node.wait_until("published again", || driver.publishes().len() > before).await;
     assert_eq!(mounts_at(Path::new(&publish.target_path)), 1, "and mounts nothing twice");
+    // A driver that refuses then is no reason to hold up what is to run in the pod.
+    driver.set_fault("NodePublishVolume", Some(Fault::Refuse(Code::Internal, "sealed".into())));
+    std::fs::write(driver.volume(&publish.volume_id).join("end"), "").unwrap();
+    node.wait("own", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
+    node.wait_message("MountVolume.SetUp failed for volume \"v\" : rpc error: code = Internal desc = sealed").await;
+    driver.set_fault("NodePublishVolume", None);
     node.delete("own").await;
     assert_eq!(driver.count("NodeStageVolume", &publish.volume_id), 0);
     assert_clean(node, driver);
