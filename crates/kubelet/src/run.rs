@@ -310,6 +310,7 @@ impl Running {
                 iscsi,
                 local_devices: LocalDevices::new(settings.root_dir.clone()),
                 file_systems: Default::default(),
+                claimed: Default::default(),
                 call_timeout: settings.volume_call_timeout,
                 metrics: runtime.metrics.clone(),
             },

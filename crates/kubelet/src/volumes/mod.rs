@@ -72,6 +72,8 @@ pub(crate) struct Volumes {
     pub(crate) iscsi: Arc<Iscsi>,
     pub(crate) local_devices: LocalDevices,
     pub(crate) file_systems: Arc<FileSystems>,
+    /// What pods have by their claims, and the group that it is for: by uid and name.
+    pub(crate) claimed: Mutex<HashMap<(String, String), (Mounted, Option<i64>)>>,
     /// How long a server has until its share is mounted.
     pub(crate) call_timeout: Duration,
     pub(crate) metrics: KubeletMetrics,
@@ -152,15 +154,42 @@ impl Volumes {
                 }
             };
         };
-        let bound = self.bound(pod, volume, &name).await;
-        let (claim, bound) = bound.map_err(|error| VolumeError::of(Operation::Process, &volume.name, error))?;
-        groups.lock().extend(group_of(&bound));
+        let key = (state::uid(pod).to_owned(), volume.name.clone());
+        let (claim, bound) = match self.bound(pod, volume, &name).await {
+            Ok(both) => both,
+            // A pod that has its volume goes on with it, whatever becomes of the claim, and also while nobody can be asked.
+            Err(error) => match self.claimed.lock().get(&key) {
+                Some((mounted, group)) => {
+                    tracing::warn!(pod = key.0, volume = key.1, %error, "the volume stays as it is");
+                    groups.lock().extend(*group);
+                    return Ok(mounted.clone());
+                }
+                None => return Err(VolumeError::of(Operation::Process, &volume.name, error)),
+            },
+        };
+        let group = group_of(&bound);
+        groups.lock().extend(group);
+        let mounted = self.set_up_bound(pod, volume, (&claim, bound), read_only).await?;
+        self.claimed.lock().insert(key, (mounted.clone(), group));
+        Ok(mounted)
+    }
+
+    /// What a claim is bound to.
+    async fn set_up_bound(
+        &self,
+        pod: &Pod,
+        volume: &Volume,
+        (claim, bound): (&PersistentVolumeClaim, PersistentVolume),
+        read_only: bool,
+    ) -> Result<Mounted, VolumeError> {
+        let fail = |cause: Cause| VolumeError::of(Operation::SetUp, &volume.name, cause);
+        let name = claim.metadata.name.as_deref();
         let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
         if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
             let name = bound.metadata.name.as_deref().unwrap_or_default();
             return Err(VolumeError::of(Operation::CheckMountOptions, name, Cause::MountOptions));
         }
-        match Wanted::of_claim(&volume.name, &claim, &bound, read_only).map_err(|error| fail(error.into()))? {
+        match Wanted::of_claim(&volume.name, claim, &bound, read_only).map_err(|error| fail(error.into()))? {
             Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
             None => {
                 let plugin = plugin_of_volume(&bound);
@@ -171,10 +200,10 @@ impl Volumes {
                     let is_block = spec.volume_mode.as_deref() == Some("Block");
                     let request = request.with(spec.mount_options.as_deref().unwrap_or_default(), is_block);
                     let mounted = self.timed(plugin, self.iscsi_disk(pod, source, request)).await?;
-                    return Ok(self.noted(pod, volume, plugin, Some(&name), mounted));
+                    return Ok(self.noted(pod, volume, plugin, name, mounted));
                 }
                 let mounted = self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await;
-                mounted.map(|mounted| self.noted(pod, volume, plugin, Some(&name), mounted)).map_err(fail)
+                mounted.map(|mounted| self.noted(pod, volume, plugin, name, mounted)).map_err(fail)
             }
         }
     }
@@ -395,6 +424,7 @@ impl Volumes {
     pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), TearDownError> {
         let dir = self.pod_dir(uid);
         self.file_systems.forget(uid);
+        self.claimed.lock().retain(|(owner, _), _| owner != uid);
         // Parts of volumes that containers saw hold the volumes up.
         let parts = dir.join("volume-subpaths");
         blocking(move || mounts::remove_with_mounts(&Linux, &parts)).await?;

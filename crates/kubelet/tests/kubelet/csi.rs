@@ -179,7 +179,8 @@ pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
     let account: ServiceAccount = node.api.client().namespaced("default").get("default").await.unwrap();
     assert!(account.metadata.uid.is_some());
     let volume = json!([{"name": "v", "csi": {"driver": NAME, "volumeAttributes": {"size": "1"}}}]);
-    node.create("own", merged(using("", "echo x > /v/f && sleep 1000"), json!({"volumes": volume}))).await;
+    let script = "echo x > /v/f && until rm /v/end; do sleep 0.1; done";
+    node.create("own", merged(using("", script), json!({"volumes": volume}))).await;
     let pod = node.wait("own", "ready", is_ready).await;
     let publish = driver.publishes().remove(0);
     for (key, value) in [
@@ -203,6 +204,12 @@ pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
     node.api.client().namespaced::<Pod>("default").patch("own", &label).await.unwrap();
     node.wait_until("published again", || driver.publishes().len() > before).await;
     assert_eq!(mounts_at(Path::new(&publish.target_path)), 1, "and mounts nothing twice");
+    // A driver that refuses then is no reason to hold up what is to run in the pod.
+    driver.set_fault("NodePublishVolume", Some(Fault::Refuse(Code::Internal, "sealed".into())));
+    std::fs::write(driver.volume(&publish.volume_id).join("end"), "").unwrap();
+    node.wait("own", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
+    node.wait_message("MountVolume.SetUp failed for volume \"v\" : rpc error: code = Internal desc = sealed").await;
+    driver.set_fault("NodePublishVolume", None);
     node.delete("own").await;
     assert_eq!(driver.count("NodeStageVolume", &publish.volume_id), 0);
     assert_clean(node, driver);
@@ -356,7 +363,7 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
     // As the resizer leaves it to the node.
     let pending = Patch::merge(json!({"status": {
-        "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
+        "phase": "Bound", "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
         "allocatedResources": {"storage": "2Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizePending"},
     }}));
     claims.patch_status("grows", &pending).await.unwrap();
@@ -386,6 +393,8 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     let why = "Expander.NodeExpand failed to expand the volume rpc error: code = OutOfRange desc = too large";
     wait_claim(Some("NodeResizeInfeasible"), Some(&format!("failed to expand pvc with {why}"))).await;
     let asked = driver.count("NodeExpandVolume", "handle-grows");
+    // Nor is a claim that is lost: what the pod has it keeps.
+    claims.patch_status("grows", &Patch::merge(json!({"status": {"phase": "Lost"}}))).await.unwrap();
     std::fs::write(driver.volume("handle-grows").join("end"), "").unwrap();
     node.wait("big", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
     assert_eq!(driver.count("NodeExpandVolume", "handle-grows"), asked);

@@ -242,14 +242,37 @@ impl Csi {
         if let Some(why) = wanted.refused(object.as_deref()) {
             return Err(fail(why.into()));
         }
-        let republish = wanted::spec(object.as_deref()).and_then(|spec| spec.requires_republish) == Some(true);
         let key = (state::uid(pod).to_string(), wanted.spec_name.clone());
-        let published = self.done.lock().published.get(&key).cloned();
-        let is_done =
-            |published: &Published| published.is_of(&wanted) && !republish && !self.is_to_grow(published, &wanted);
-        if let Some(published) = published.as_ref().filter(|published| is_done(published)) {
-            return Ok(published.mounted());
+        let known = self.done.lock().published.get(&key).cloned().filter(|published| published.is_of(&wanted));
+        let is_done = |known: &Published| !asks_again(object.as_deref()) && !self.is_to_grow(known, &wanted);
+        if let Some(known) = known.as_ref().filter(|known| is_done(known)) {
+            return Ok(known.mounted());
         }
+        let ready = self.ask(pod, wanted, object, known.is_none(), secrets, tokens).await;
+        match (ready, known) {
+            // The pod has its volume and keeps it, whatever came of asking the driver again.
+            (Err(error), Some(known)) => {
+                if !self.stop.is_cancelled() {
+                    self.recorder.warning(&client::reference(pod), error.reason(), error.to_string());
+                }
+                Ok(known.mounted())
+            }
+            (ready, _) => ready,
+        }
+    }
+
+    /// Has the driver do what is left to do for a pod's volume.
+    async fn ask(
+        self: &Arc<Self>,
+        pod: &Pod,
+        wanted: Wanted,
+        object: Option<Arc<CSIDriver>>,
+        is_first: bool,
+        secrets: &Objects<Secret>,
+        tokens: &Tokens,
+    ) -> Result<Mounted, VolumeError> {
+        let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
+        let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         let driver = self.drivers.get(&wanted.driver).map_err(|source| {
             fail(Cause::NoDriver { needed_by: "mounter.SetUpAt failed to get CSI client", source })
         })?;
@@ -269,7 +292,7 @@ impl Csi {
             cause: trace::current(),
             metrics: self.metrics.clone(),
             driver,
-            republish,
+            republish: asks_again(object.as_deref()),
             label,
             publish_context: BTreeMap::new(),
             volume_context: wanted.context(pod, object.as_deref()),
@@ -286,7 +309,7 @@ impl Csi {
                 .result(self.wait_for_attachment(&wanted, state::uid(pod)))
                 .await
                 .map_err(|cause| VolumeError::of(Operation::WaitForAttach, &wanted.spec_name, cause))?;
-        } else if published.is_none() {
+        } else if is_first {
             self.wait_no_longer(&wanted, state::uid(pod)).await.map_err(|error| fail(error.into()))?;
         }
         let (this, wanted) = (self.clone(), Arc::new(wanted));
@@ -474,6 +497,11 @@ impl Published {
             false => Mounted::Path { path: self.target.clone(), read_only: self.wanted.is_read_only },
         }
     }
+}
+
+/// Whether the driver wants to be asked again and again.
+fn asks_again(object: Option<&CSIDriver>) -> bool {
+    wanted::spec(object).and_then(|spec| spec.requires_republish) == Some(true)
 }
 
 /// Names of objects become parts of paths.
