@@ -123,6 +123,7 @@ async fn start(
     }
     let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip).await?).await?;
     let (handler, trace) = (server.handler(), server.trace());
+    let encryption_in_force = server.encryption_in_force();
     components.spawn("apiserver", {
         let stop = components.stop.clone();
         async move { server.serve(stop).await }
@@ -229,8 +230,11 @@ async fn start(
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     components.supervise("authority", move |stop| authority.clone().take_part(stop));
-    if shape.etcd.is_used() {
-        let keys = key_rotation::Server { options: options.clone(), node: node_name.clone(), admin: admin.clone() };
+    if shape.etcd.is_used()
+        && let Some(in_force) = encryption_in_force
+    {
+        let (options, node, admin) = (options.clone(), node_name.clone(), admin.clone());
+        let keys = key_rotation::Server { options, node, admin, in_force };
         components.supervise("encryption keys", move |stop| keys.clone().follow(stop));
     }
     components.until(upgrade::ensure_role(&admin)).await?;
