@@ -71,4 +71,5 @@ pub mod why;
 mod wireguard_keys;
 
 pub use api::zpages::remember_flags;
+pub use background::leave_no_core;
 pub use options::Options;

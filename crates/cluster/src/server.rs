@@ -25,7 +25,7 @@ use crate::server_pki::{certified, own_url, prepare_keys, url};
 use crate::settings::{ClusterSettings, Settings};
 use crate::shape::{self, Encryption, Flags, Shape};
 use crate::{
-    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
+    authority, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
     local_volumes, manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes,
     upgrade, usual_place, wireguard_keys,
 };
@@ -46,7 +46,6 @@ const SCHEDULER_PORT: u16 = 10259;
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
-    background::leave_no_core()?;
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
     // Before the lock tells anyone where to send it: unheard, it would end the process.
@@ -291,7 +290,7 @@ async fn start(
     };
     components.spawn("nodes", supervisor.run(nudges, components.stop.clone()));
     components.until(nodes::until_ready(&admin, &node_name)).await?;
-    components.until(node_roles::mark_server(&admin, &node_name)).await?;
+    components.until(node_roles::mark_server(&admin, &node_name, &shape.taints)).await?;
     let wanted = further.iter().filter(|record| record.wanted == nodes::Wanted::Running);
     for record in wanted.clone() {
         components.until(nodes::until_ready(&admin, &record.name)).await?;
