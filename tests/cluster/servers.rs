@@ -37,7 +37,7 @@ impl Process {
         let log = File::options().create(true).append(true).open(dir.join(format!("{}.log", self.name))).unwrap();
         let mut command = host.command("sh");
         // Whoever could leave a core would.
-        command.args(["-c", "ulimit -c unlimited && exec \"$@\"", "sh"]).args(&self.command);
+        command.args(["-c", "ulimit -c unlimited || true; exec \"$@\"", "sh"]).args(&self.command);
         self.child = Some(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
     }
 
