@@ -518,7 +518,7 @@ fn serving_after(endpoints: &[Arc<Peer>], from: usize) -> Option<usize> {
 fn seen_in(answer: Result<StatusResponse, Status>) -> Seen {
     match answer {
         Ok(status) => match status.header {
-            Some(header) => Seen::Says { id: header.member_id, leader: status.leader },
+            Some(header) => Seen::Says { id: header.member_id, leader: status.leader, term: header.raft_term },
             None => Seen::Answers,
         },
         Err(status) if is_outage(&status) => Seen::Silent,

@@ -20,6 +20,8 @@ pub(super) const LOST_TIMEOUT: Duration = Duration::from_millis(250);
 /// For so long others may still follow a leader that has gone silent. After that they know more than we do: they can reach
 /// it.
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(4);
+/// For so long one may take to hear of a leader that others follow.
+const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Keeps the verdicts about the members of a connection up to date.
 pub(super) async fn watch_over(connection: Arc<Connection>) {
@@ -41,6 +43,7 @@ pub(super) enum Seen {
     Says {
         id: u64,
         leader: u64,
+        term: u64,
     },
 }
 
@@ -59,6 +62,8 @@ pub(super) struct Health {
     ids: HashMap<String, u64>,
     /// Since when those have been silent that are.
     silent: HashMap<String, Instant>,
+    /// Since when those have known no leader, or an older one than others.
+    behind: HashMap<String, Instant>,
 }
 
 impl Health {
@@ -88,17 +93,28 @@ impl Health {
             let names = self.ids.iter().filter(|(_, id)| **id == leader);
             names.filter_map(|(name, _)| self.silent.get(name)).any(|since| now - *since < ELECTION_TIMEOUT)
         };
-        let follows = |seen: Seen| matches!(seen, Seen::Says { leader, .. } if leader != 0 && !has_just_gone(leader));
-        let has_leader = round.iter().any(|(_, seen)| follows(*seen));
-        let verdict = |seen: Seen| match seen {
+        // The term of the leader that a member follows.
+        let followed = |seen: Seen| match seen {
+            Seen::Says { leader, term, .. } if leader != 0 && !has_just_gone(leader) => Some(term),
+            _ => None,
+        };
+        let newest = round.iter().filter_map(|(_, seen)| followed(*seen)).max();
+        let mut behind = HashMap::new();
+        let verdicts = round.iter().map(|(name, seen)| match *seen {
             Seen::Silent => Verdict::Lost,
             Seen::Answers => Verdict::Serves,
-            Seen::Says { .. } if follows(seen) => Verdict::Serves,
-            // Cut off from the others, which go on.
-            Seen::Says { leader: 0, .. } if has_leader => Verdict::Lost,
+            seen @ Seen::Says { .. } if newest.is_some() && followed(seen) == newest => Verdict::Serves,
+            // Cut off from the others, which go on, or its disk stands still; or it will hear of their leader any moment.
+            Seen::Says { leader, term, .. } if newest.is_some_and(|newest| leader == 0 || term < newest) => {
+                let since = self.behind.get(*name).copied().unwrap_or(now);
+                behind.insert((*name).to_owned(), since);
+                if now - since < NEWS_TIMEOUT { Verdict::Waits } else { Verdict::Lost }
+            }
             Seen::Says { .. } => Verdict::Waits,
-        };
-        Some(round.iter().map(|(_, seen)| verdict(*seen)).collect())
+        });
+        let verdicts = verdicts.collect();
+        self.behind = behind;
+        Some(verdicts)
     }
 }
 
@@ -109,7 +125,12 @@ mod tests {
     use super::*;
 
     fn says(id: u64, leader: u64) -> Seen {
-        Says { id, leader }
+        Says { id, leader, term: 1 }
+    }
+
+    /// After another election.
+    fn then(id: u64, leader: u64) -> Seen {
+        Says { id, leader, term: 2 }
     }
 
     /// What is thought of members `a`, `b` and `c` after these rounds, `apart` from each other.
@@ -127,13 +148,19 @@ mod tests {
     #[test]
     fn members_serve_while_they_follow_a_leader_that_answers() {
         let well = [says(1, 1), says(2, 1), says(3, 1)];
+        let after = [then(1, 3), then(2, 3), then(3, 3)];
+        let cut_off = [says(1, 0), then(2, 3), then(3, 3)];
+        let frozen = [says(1, 1), then(2, 3), then(3, 3)];
         for (name, rounds, expected) in [
             ("all is well", &[well][..], Some([Serves, Serves, Serves])),
             ("a follower is silent", &[well, [says(1, 1), Silent, says(3, 1)]], Some([Serves, Lost, Serves])),
             ("the leader is silent", &[well, [Silent, says(2, 1), says(3, 1)]], Some([Lost, Waits, Waits])),
-            ("another is chosen", &[well, [Silent, says(2, 3), says(3, 3)]], Some([Lost, Serves, Serves])),
-            ("one has heard of it", &[well, [Silent, says(2, 1), says(3, 3)]], Some([Lost, Waits, Serves])),
-            ("one is cut off", &[well, [says(1, 0), says(2, 3), says(3, 3)]], Some([Lost, Serves, Serves])),
+            ("another is chosen", &[well, [Silent, then(2, 3), then(3, 3)]], Some([Lost, Serves, Serves])),
+            ("one has heard of it", &[well, [Silent, says(2, 1), then(3, 3)]], Some([Lost, Waits, Serves])),
+            ("one was cut off just now", &[well, cut_off], Some([Waits, Serves, Serves])),
+            ("one is cut off", &[well, cut_off, cut_off, cut_off], Some([Lost, Serves, Serves])),
+            ("one was away for a moment", &[well, cut_off, after, cut_off], Some([Waits, Serves, Serves])),
+            ("a leader whose disk stands still", &[well, frozen, frozen, frozen], Some([Lost, Serves, Serves])),
             ("nobody leads", &[well, [says(1, 0), says(2, 0), says(3, 0)]], Some([Waits, Waits, Waits])),
             ("no quorum", &[well, [Silent, Silent, says(3, 0)]], Some([Lost, Lost, Waits])),
             ("nobody says who leads", &[[Answers, Silent, Answers]], Some([Serves, Lost, Serves])),
