@@ -35,8 +35,8 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a request is held while members choose a leader: what they are asked meanwhile may go to the one that is gone.
 const ELECTION_TIME: Duration = Duration::from_secs(3);
 const HOLD_INTERVAL: Duration = Duration::from_millis(25);
-/// A round of looking at members that takes longer says more about this process than about them.
-const ROUND_TIMEOUT: Duration = Duration::from_secs(2);
+/// When a round of looking at members takes longer, this process was held up itself, and has not heard what they said.
+const ROUND_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_add(Duration::from_millis(250));
 
 pub(super) const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 /// Requests to these are refused at once by a member that knows no leader; it would let them wait otherwise.
