@@ -82,7 +82,7 @@ fn security_a_secret_is_in_no_file_in_plain_text() {
     assert!(!refused.status.success(), "the type of a Secret never changes: {}", describe(&refused));
     cluster.kubectl("delete secret gone");
     assert_eq!(reads(), PLAIN);
-    // Used by a container, in its environment and in its arguments.
+    // Used by a container.
     std::fs::write(path("uses.yaml"), USES).unwrap();
     cluster.kubectl_args(&["apply", "-f", path("uses.yaml").to_str().unwrap()]);
     cluster.until_phase("uses", "Running");
