@@ -11,6 +11,7 @@ use serde_json::json;
 use tokio::process::Command;
 use tokio::time::Instant;
 
+use crate::components::interrupted;
 use crate::connection::connect;
 use crate::options::Options;
 
@@ -52,7 +53,14 @@ async fn drain(options: &Options, node: &str, patience: Duration) -> Result<()> 
     kubectl.arg("kubectl").arg("--kubeconfig").arg(options.admin_kubeconfig());
     kubectl.args(["drain", node, "--ignore-daemonsets", "--delete-emptydir-data"]);
     kubectl.arg(format!("--timeout={}s", patience.as_secs().max(1)));
-    let said = kubectl.stdin(Stdio::null()).kill_on_drop(true).output().await.context("starting kubectl drain")?;
+    kubectl.stdin(Stdio::null()).kill_on_drop(true);
+    let said = tokio::select! {
+        said = kubectl.output() => said.context("starting kubectl drain")?,
+        stopped = interrupted() => {
+            stopped?;
+            bail!("interrupted");
+        }
+    };
     if !said.status.success() {
         bail!("{}", String::from_utf8_lossy(&said.stderr).trim());
     }
