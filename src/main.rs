@@ -169,13 +169,16 @@ fn help() -> String {
 /// The entry of a component. Futures are boxed, so that each tree of them is compiled once, in its own crate, not again here.
 type Main<A> = fn(A) -> BoxFuture<'static, anyhow::Result<()>>;
 
-/// Runs what stays and tells what it does.
+/// Runs what stays and tells what it does. Some of them hold Secrets, and none leaves a core.
 fn component<A: Args>(argv: Vec<OsString>, main: Main<A>) -> ExitCode {
     if argv.iter().skip(1).any(|word| asks_version(word)) {
         println!("Kubernetes {}", cluster::VERSION);
         return ExitCode::SUCCESS;
     }
-    start(argv, main, "info")
+    match cluster::leave_no_core() {
+        Ok(()) => start(argv, main, "info"),
+        Err(error) => fail(&error),
+    }
 }
 
 /// As upstream's components: with whatever flags it comes, it is answered first.

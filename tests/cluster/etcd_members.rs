@@ -46,7 +46,8 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
     // again: whoever follows objects never sees an older revision.
     let copies = tempfile::tempdir().unwrap();
     let backups = format!("--backup-dir={}", copies.path().display());
-    let flags = ["--node-ip", SERVERS[0], "--gateway=false", &backups, "--backup-interval=60s"];
+    let taint = "--node-taint=node-role.kubernetes.io/control-plane:NoSchedule";
+    let flags = ["--node-ip", SERVERS[0], "--gateway=false", &backups, "--backup-interval=60s", taint];
     let cluster = Cluster::up_on(first, &[], &flags);
     cluster.kubectl("create configmap first");
     let revision = || -> u64 {
@@ -82,6 +83,19 @@ fn servers_with_members_of_etcd_are_lost_and_replaced() {
         (found.len() == all.len() && leaders == 1).then_some(found)
     });
     assert!(found.iter().zip(SERVERS).all(|(row, address)| row[1] == format!("{address}:2379")), "{found:?}");
+
+    // Roles are kubeadm's; the first server is for servers alone, the others were not told so.
+    let role = |node: &str| {
+        let path = "jsonpath={range .spec.taints[*]}{.key}:{.effect};{end}";
+        let there =
+            |name: &str| cluster.kubectl(&format!("get nodes -l {name} -o name")).contains(&format!("node/{node}\n"));
+        let labels =
+            ["node-role.kubernetes.io/control-plane", "node.kubernetes.io/exclude-from-external-load-balancers"];
+        (labels.map(there), cluster.kubectl_args(&["get", "node", node, "-o", path]))
+    };
+    let (labels, taints) = role("node-1");
+    assert!(labels == [true, true] && taints.contains("node-role.kubernetes.io/control-plane:NoSchedule"), "{taints}");
+    cluster.wait("the role of the second server", || (role("server-2").0 == [true, false]).then_some(()));
 
     // Every server writes down where the others are.
     cluster.wait("the first server to know the others", || {

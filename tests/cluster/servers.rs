@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -34,9 +35,21 @@ struct Process {
 impl Process {
     fn start(&mut self, host: &Host, dir: &Path) {
         let log = File::options().create(true).append(true).open(dir.join(format!("{}.log", self.name))).unwrap();
-        let mut command = host.command(&self.command[0]);
-        command.args(&self.command[1..]).stdout(log.try_clone().unwrap()).stderr(log);
-        self.child = Some(command.spawn().unwrap());
+        let mut command = host.command("sh");
+        // Whoever could leave a core would.
+        command.args(["-c", "ulimit -c unlimited || true; exec \"$@\"", "sh"]).args(&self.command);
+        self.child = Some(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+    }
+
+    /// Ends what is ours as a fault of it would; no core may be left, which would have Secrets in it.
+    fn crash(&mut self) {
+        if self.name.starts_with("etcd") {
+            return self.kill();
+        }
+        if let Some(mut child) = self.child.take() {
+            run(Command::new("kill").args(["-ABRT", &child.id().to_string()]));
+            assert!(!child.wait().unwrap().core_dumped(), "{} has left a core", self.name);
+        }
     }
 
     fn kill(&mut self) {
@@ -85,7 +98,7 @@ impl Cluster {
 
     /// All at once and without a word, as when a machine loses power.
     fn kill_server(&mut self, server: usize) {
-        self.servers[server].iter_mut().for_each(Process::kill);
+        self.servers[server].iter_mut().for_each(Process::crash);
     }
 
     /// Starts what ended by itself: a manager that loses its lead ends, and is started again to stand by.

@@ -19,6 +19,25 @@ fn broken(dir: &Path, name: &str, then: &str) -> PathBuf {
     path
 }
 
+/// A pod that runs on any machine but the first server.
+const MOVING: &str = "
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: moving, namespace: moving}
+spec:
+  selector: {matchLabels: {app: moving}}
+  template:
+    metadata: {labels: {app: moving}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers: [{name: hello, image: cox.local/hello}]
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+            - matchExpressions: [{key: kubernetes.io/hostname, operator: NotIn, values: [server-1]}]
+";
+
 /// Another program: the same, with a byte more at its end, where nobody looks.
 fn another(dir: &Path) -> PathBuf {
     let path = dir.join("new");
@@ -88,9 +107,19 @@ fn servers_and_nodes_are_upgraded_under_load() {
         assert!(changed[..last].iter().all(|changed| *changed) && !changed[last], "{changed:?}");
         user.progress("writes after an upgrade");
         group.until_healthy();
-        // Given again, the command goes on with what is left.
+        // Given again, the command goes on with what is left; pods that can run elsewhere are told to, and nodes are open
+        // to others afterwards.
         drop(busy);
-        let said = must(&all(), || group.logs());
+        group.kubectl("create namespace moving");
+        group.apply(MOVING);
+        group.kubectl("rollout status deployment/moving -n moving --timeout=170s");
+        let pod = || group.kubectl("get pods -n moving -l app=moving --field-selector=status.phase=Running -o name");
+        let moving = pod();
+        let drained = group.servers[0].cox("upgrade").args([new, "--all", "--drain", "--observe", "3s"]).output();
+        let said = must(&drained.unwrap(), || group.logs());
+        group.wait("a pod that has moved", || (!pod().is_empty() && !pod().contains(moving.trim())).then_some(()));
+        assert_eq!(group.kubectl("get nodes --field-selector=spec.unschedulable=true -o name"), "", "{said}");
+        group.kubectl("delete namespace moving");
         assert!(said.contains("runs it already") && said.contains(&format!("✓ node-{nodes}")), "{said}");
         assert_eq!(inodes()[..last], between[..last], "{said}");
         assert_ne!(inodes()[last], between[last], "{said}");

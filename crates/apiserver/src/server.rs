@@ -15,6 +15,7 @@ use store::{EmbeddedStore, Relocated, Revision, Store, StoreError};
 use tls::{Connections, Limits, Reloading};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
@@ -188,6 +189,11 @@ impl Server {
             let peer = Peer { in_process: true, ..Default::default() };
             Box::pin(chain::serve(state.clone(), request.map(RequestBody::Whole), peer))
         })
+    }
+
+    /// SHA-256 of the EncryptionConfiguration that is in force, if there can be one, and of those that come after it.
+    pub fn encryption_in_force(&self) -> Option<watch::Receiver<[u8; 32]>> {
+        self.state.cluster.sealed.as_ref().map(|sealed| sealed.seals.in_force())
     }
 
     /// Where components of this process put their spans.

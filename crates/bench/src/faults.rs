@@ -21,7 +21,10 @@ use crate::Args;
 use crate::history::{self, Kind, Operation, Outcome, State};
 use crate::machines::{self, COUNT, Clock, Disk, OURS, Place, Process};
 
-const WRITERS: usize = 4;
+/// Half of them go from server to server, and meet one that does not answer at once; the others stay while theirs answers.
+const WRITERS: usize = 2 * COUNT;
+/// After so many turns those return to their own server, wherever they are.
+const TURNS_AWAY: u64 = 200;
 /// Objects that all writers read and replace.
 const REGISTERS: usize = 3;
 /// So many objects of its own a writer leaves standing; older ones it deletes, so that an hour fits on the disks.
@@ -145,8 +148,9 @@ async fn under_faults(args: &Args, place: &Place) -> Result<()> {
     for number in 0..COUNT {
         let mut machine =
             Machine { etcd: Process::etcd(place, number, &etcd)?, server: Process::server(place, number, &cox)? };
-        // Its disk is small.
+        // Its disk is small: an hour of what was written must not gather there.
         machine.etcd.add_flags(&["--snapshot-count=10000", "--max-wals=1", "--max-snapshots=1"]);
+        machine.server.add_flags(&["--etcd-compaction-interval=1m"]);
         Clock::of(place, number).give_to(&mut machine.server)?;
         machine.etcd.start()?;
         machine.server.start()?;
@@ -380,8 +384,9 @@ struct Writer {
     number: usize,
     clients: Vec<Client>,
     tally: Arc<Tally>,
-    /// Whose turn it is to be asked.
+    /// Whose turn it is to be asked, and for those that stay, which server is theirs.
     turn: usize,
+    home: Option<usize>,
     /// Of the next object, and of the next value of a register.
     next: u64,
     next_value: u64,
@@ -404,15 +409,23 @@ impl Writer {
         let next_value = number as u64 * 1_000_000_000;
         let standing = VecDeque::new();
         let (is_creating, is_deleting) = (false, false);
-        Self { number, clients, tally, turn: number, next: 0, next_value, standing, is_creating, is_deleting }
+        let home = (number % 2 == 1).then_some(number / 2);
+        let turn = home.unwrap_or(number);
+        Self { number, clients, tally, turn, home, next: 0, next_value, standing, is_creating, is_deleting }
     }
 
     async fn run(mut self) {
+        let mut turns: u64 = 0;
         while !self.tally.stop.load(Ordering::Relaxed) {
             let maps = self.clients[self.turn % self.clients.len()].namespaced::<ConfigMap>("default");
             // One that does not answer is not asked for the rest.
-            let _answered = self.create(&maps).await && self.delete(&maps).await && self.replace(&maps).await;
-            self.turn += 1;
+            let answered = self.create(&maps).await && self.delete(&maps).await && self.replace(&maps).await;
+            turns += 1;
+            match self.home {
+                Some(home) if turns.is_multiple_of(TURNS_AWAY) => self.turn = home,
+                Some(_) if answered => {}
+                _ => self.turn += 1,
+            }
         }
     }
 
@@ -467,7 +480,7 @@ impl Writer {
 
     /// Reads a register and replaces what it found.
     async fn replace(&mut self, maps: &Api<ConfigMap>) -> bool {
-        let number = self.turn % REGISTERS;
+        let number = (self.next_value % REGISTERS as u64) as usize;
         let started = self.tally.tick();
         let found = match tokio::time::timeout(REQUEST_TIMEOUT, maps.get(&register(number))).await {
             Ok(Ok(found)) => Some(found),

@@ -285,6 +285,7 @@ impl Turn {
             method,
             path: &path,
             content_type: "application/json",
+            accept: None,
             accept_encoding: None,
             body,
         })?;

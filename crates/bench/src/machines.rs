@@ -15,8 +15,10 @@ use nix::unistd::Pid;
 
 pub(crate) const COUNT: usize = 3;
 const NETWORK: &str = "10.99.7";
-/// A member preallocates its log; the rest is to be filled by a fault.
-const DISK: &str = "size=320m";
+/// What a disk takes of this machine's memory at most. A member preallocates two or three files of 64 MiB for its log.
+const MEMORY: &str = "size=1g";
+/// What a disk that can stand still has room for: little, so that a fault fills it soon.
+const FREEZABLE: u64 = 450 << 20;
 /// How long a slow disk takes nothing, and then takes what has gathered.
 const FROZEN: Duration = Duration::from_millis(400);
 const THAWED: Duration = Duration::from_millis(50);
@@ -73,7 +75,7 @@ impl Place {
 
     fn make_disk(&self, number: usize, kind: Disk) -> Result<()> {
         let (disk, below) = (self.disk(number), self.below_disk(number));
-        let memory = |at: &Path| run(Command::new("mount").args(["-t", "tmpfs", "-o", DISK, "tmpfs"]).arg(at));
+        let memory = |at: &Path| run(Command::new("mount").args(["-t", "tmpfs", "-o", MEMORY, "tmpfs"]).arg(at));
         std::fs::create_dir(&disk)?;
         if kind == Disk::Memory {
             return memory(&disk);
@@ -81,7 +83,7 @@ impl Place {
         std::fs::create_dir(&below)?;
         memory(&below)?;
         let image = below.join("image");
-        File::create(&image)?.set_len(300 << 20)?;
+        File::create(&image)?.set_len(FREEZABLE)?;
         run(Command::new("mkfs.ext4").arg("-q").arg(&image))?;
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&disk))
     }

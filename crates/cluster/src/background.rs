@@ -76,7 +76,7 @@ pub(crate) fn start_again(options: &Options, command: &str, secrets: &[&str]) ->
 }
 
 /// Keeps this process out of cores, which would have every Secret in them that it holds.
-pub(crate) fn leave_no_core() -> Result<()> {
+pub fn leave_no_core() -> Result<()> {
     nix::sys::prctl::set_dumpable(false).context("keeping this process out of cores")
 }
 

@@ -72,4 +72,5 @@ mod wireguard_keys;
 
 pub use api::version::GIT as VERSION;
 pub use api::zpages::remember_flags;
+pub use background::leave_no_core;
 pub use options::Options;

@@ -25,7 +25,7 @@ use crate::server_pki::{certified, own_url, prepare_keys, url};
 use crate::settings::{ClusterSettings, Settings};
 use crate::shape::{self, Encryption, Flags, Shape};
 use crate::{
-    authority, background, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
+    authority, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
     local_volumes, manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes,
     upgrade, usual_place, wireguard_keys,
 };
@@ -46,7 +46,6 @@ const SCHEDULER_PORT: u16 = 10259;
 
 /// Runs the cluster until SIGTERM or SIGINT. Progress goes to standard output.
 pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
-    background::leave_no_core()?;
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
     // Before the lock tells anyone where to send it: unheard, it would end the process.
@@ -123,6 +122,7 @@ async fn start(
     }
     let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip).await?).await?;
     let (handler, trace) = (server.handler(), server.trace());
+    let encryption_in_force = server.encryption_in_force();
     components.spawn("apiserver", {
         let stop = components.stop.clone();
         async move { server.serve(stop).await }
@@ -229,8 +229,11 @@ async fn start(
     let published = join::publish(&admin, &server, &ca, &settings.cluster);
     components.until(published).await?;
     components.supervise("authority", move |stop| authority.clone().take_part(stop));
-    if shape.etcd.is_used() {
-        let keys = key_rotation::Server { options: options.clone(), node: node_name.clone(), admin: admin.clone() };
+    if shape.etcd.is_used()
+        && let Some(in_force) = encryption_in_force
+    {
+        let (options, node, admin) = (options.clone(), node_name.clone(), admin.clone());
+        let keys = key_rotation::Server { options, node, admin, in_force };
         components.supervise("encryption keys", move |stop| keys.clone().follow(stop));
     }
     components.until(upgrade::ensure_role(&admin)).await?;
@@ -287,7 +290,7 @@ async fn start(
     };
     components.spawn("nodes", supervisor.run(nudges, components.stop.clone()));
     components.until(nodes::until_ready(&admin, &node_name)).await?;
-    components.until(node_roles::mark_server(&admin, &node_name)).await?;
+    components.until(node_roles::mark_server(&admin, &node_name, &shape.taints)).await?;
     let wanted = further.iter().filter(|record| record.wanted == nodes::Wanted::Running);
     for record in wanted.clone() {
         components.until(nodes::until_ready(&admin, &record.name)).await?;

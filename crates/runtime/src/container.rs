@@ -62,17 +62,20 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
         cgroup: &cgroup,
         log_path: log_path.clone(),
     };
+    let spec_file = engine.spec_file(&id);
     let prepared = container_spec::build(&input).and_then(|built| {
-        record::write(&directory.join("spec.json"), &built.spec).map_err(doing("writing spec.json"))?;
+        record::write_spec(&directory, &spec_file, &built.spec).map_err(doing("writing spec.json"))?;
         Ok(built)
     });
     let built = match prepared {
         Ok(built) => built,
         Err(error) => {
-            let _ = fs::remove_dir_all(&directory);
+            let _ = (fs::remove_dir_all(&directory), record::remove_spec(&spec_file));
             return Err(error);
         }
     };
+    // Only the spec needs them, and the record is on the disk.
+    (config.command, config.args, config.envs) = Default::default();
     let resources = config.linux.as_mut().and_then(|l| l.resources.clone());
     let container = Container {
         record: Mutex::new(ContainerRecord {
@@ -172,8 +175,10 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
         (record.id.clone(), record.sandbox.clone(), record.cgroup.clone())
     };
     let (cgroups, directory, forgotten) = (engine.cgroups.clone(), container.directory.clone(), cgroup.clone());
+    let spec_file = engine.spec_file(&id);
     blocking(move || {
         cgroups.remove(&cgroup)?;
+        record::remove_spec(&spec_file)?;
         files::remove_tree(&directory)
     })
     .await
@@ -210,7 +215,7 @@ pub(crate) async fn update(engine: &Arc<Engine>, id: &str, new: v1::LinuxContain
             .map_err(doing(format!("updating container {id}")))?;
     }
     // A start still to come uses the new values too.
-    let path = container.directory.join("spec.json");
+    let path = fs::canonicalize(container.directory.join("spec.json")).map_err(doing("reading spec.json"))?;
     let mut spec: crate::spec::Spec = record::read(&path).map_err(doing("reading spec.json"))?;
     spec.resources = crate::spec::Resources { all_devices: spec.resources.all_devices, ..resources };
     record::write(&path, &spec).map_err(doing("writing spec.json"))?;

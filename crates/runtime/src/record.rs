@@ -2,7 +2,8 @@
 //!
 //! A sandbox is a directory `sandboxes/<id>` with `sandbox.json` (ours) and `shim.json` (its shim's); a container is a
 //! directory `containers/<id>` with `container.json` and `spec.json` (ours) and `status.json` (the shim's). Each file
-//! has one writer, so nothing is locked, and after a restart of either side the files say what is.
+//! has one writer, so nothing is locked, and after a restart of either side the files say what is. `spec.json` is a link: what
+//! a container is started with has values of Secrets in it, and is kept in memory, among the files of this boot.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -93,6 +94,21 @@ pub(crate) fn write_bytes(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(&temporary)?;
     file.write_all(bytes)?;
     std::fs::rename(&temporary, path)
+}
+
+/// Writes what a container is started with to `file`, which is in memory, and has `spec.json` lead there.
+pub(crate) fn write_spec(directory: &Path, file: &Path, spec: &crate::spec::Spec) -> io::Result<()> {
+    let file = std::path::absolute(file)?;
+    write(&file, spec)?;
+    std::os::unix::fs::symlink(&file, directory.join("spec.json"))
+}
+
+/// Removes what [`write_spec`] has written; it may be gone, with its boot.
+pub(crate) fn remove_spec(file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {

@@ -38,6 +38,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether a write that failed so may have happened all the same, or may happen yet.
+    pub fn leaves_outcome_open(&self) -> bool {
+        matches!(self, StoreError::Unavailable(_))
+    }
+
     /// An I/O error with the place where it happened; a full disk has an error of its own.
     pub(crate) fn io(path: &Path, error: &std::io::Error) -> StoreError {
         match error.kind() {

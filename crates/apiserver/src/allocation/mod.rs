@@ -2,7 +2,8 @@
 //!
 //! Both are claimed in the store before the service is written, so that two services never share one, not even where
 //! several servers write to the same etcd: an address by creating its `IPAddress` object, ports by a compare-and-swap on
-//! one set of them all. A claim is given back when the write fails; what a crash leaves behind, `repair` finds.
+//! one set of them all. A claim is given back when the write fails, unless the store's answer was lost and the service may be
+//! there; what that or a crash leaves behind, `repair` finds.
 
 mod addresses;
 mod node_ports;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use api::Status;
 use futures_util::future::BoxFuture;
 use registry::{Object, Resource};
+use store::StoreError;
 
 use crate::cluster::Cluster;
 use crate::state::Operation;
@@ -62,6 +63,14 @@ impl Undo {
     pub(crate) async fn run(self, cluster: &Arc<Cluster>) {
         if let Some(claimed) = self.0 {
             claimed.give_back(cluster).await;
+        }
+    }
+
+    /// The write failed. Where it may have happened all the same, the object may be there with what was claimed for it:
+    /// nothing is given back, and repair frees later what nobody has.
+    pub(crate) async fn after_failure(self, error: &StoreError, cluster: &Arc<Cluster>) {
+        if !error.leaves_outcome_open() {
+            self.run(cluster).await;
         }
     }
 

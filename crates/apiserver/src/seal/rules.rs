@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
+use ring::digest::{SHA256, digest};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::SealError;
@@ -22,6 +24,8 @@ pub(crate) struct Seals {
     current: RwLock<Arc<Rules>>,
     /// The text of the file that was read last, good or bad.
     seen: Mutex<Vec<u8>>,
+    /// SHA-256 of the file whose rules are in force; zeros without a file.
+    in_force: watch::Sender<[u8; 32]>,
 }
 
 /// Why key services do not answer as they should, one reason each.
@@ -55,19 +59,34 @@ impl Seals {
                 known.push((prefix.into(), Pattern::new(plural, group)));
             }
         }
-        let seals = Self { resources: known, file, reload, current: RwLock::default(), seen: Mutex::default() };
+        let (in_force, _) = watch::channel([0; 32]);
+        let seals =
+            Self { resources: known, file, reload, current: RwLock::default(), seen: Mutex::default(), in_force };
         if let Some(file) = &seals.file {
             let (configuration, text) = EncryptionConfiguration::load_text(file, reload)?;
-            *seals.seen.lock() = text;
             let rules = Rules::new(&configuration, &seals.resources)?;
             for service in &rules.services {
                 if let Err(error) = service.probe().await {
                     tracing::error!(%error, "a key management service fails");
                 }
             }
-            *seals.current.write() = Arc::new(rules.followed());
+            seals.put_in_force(rules, text);
         }
         Ok(seals)
+    }
+
+    fn put_in_force(&self, rules: Rules, text: Vec<u8>) {
+        *self.current.write() = Arc::new(rules.followed());
+        let mut sum = [0; 32];
+        sum.copy_from_slice(digest(&SHA256, &text).as_ref());
+        *self.seen.lock() = text;
+        // Last: whoever hears of it may rely on the rules.
+        self.in_force.send_replace(sum);
+    }
+
+    /// SHA-256 of the file whose rules are in force.
+    pub(crate) fn in_force(&self) -> watch::Receiver<[u8; 32]> {
+        self.in_force.subscribe()
     }
 
     pub(super) fn rules(&self) -> Arc<Rules> {
@@ -107,8 +126,7 @@ impl Seals {
                 return false;
             }
         }
-        *self.current.write() = Arc::new(rules.followed());
-        *self.seen.lock() = text;
+        self.put_in_force(rules, text);
         tracing::info!(file = %file.display(), "read again");
         true
     }
@@ -272,14 +290,21 @@ mod tests {
         std::fs::write(&file, configuration(&[("secrets", "one")])).unwrap();
         let seals = Seals::new(RESOURCES.into_iter(), Some(file.clone()), true).await.unwrap();
         let written = || key_of(&seals.rules(), "/registry/secrets/a/b");
-        assert!(!seals.reload().await);
+        let in_force = seals.in_force();
+        let is_in_force = |name: &str| {
+            let sum = digest(&SHA256, configuration(&[("secrets", name)]).as_bytes());
+            let wanted: &[u8] = sum.as_ref();
+            in_force.borrow().as_slice() == wanted
+        };
+        assert!(!seals.reload().await && is_in_force("one"));
         std::fs::write(&file, configuration(&[("secrets", "two")])).unwrap();
-        assert!(seals.reload().await);
+        assert!(seals.reload().await && is_in_force("two"));
         assert_eq!(written(), "two");
         for wrong in ["", "kind: Pod", &configuration(&[("'*'", "three")])] {
             std::fs::write(&file, wrong).unwrap();
             assert!(!seals.reload().await);
             assert_eq!(written(), "two");
+            assert!(is_in_force("two"));
         }
         std::fs::remove_file(&file).unwrap();
         assert!(!seals.reload().await && written() == "two");

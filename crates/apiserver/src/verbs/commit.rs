@@ -1,7 +1,7 @@
 //! The commit of a write: one key, compared and swapped, with its span.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use store::{Compare, Op, Revision, StoreError, Txn};
@@ -10,14 +10,29 @@ use trace::{Id, Stage};
 use crate::state::Operation;
 use crate::watch_cache::ROOT;
 
+/// For looking whether an object is there although the store has not said so.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Writes the key if it is at `expected` (0: absent). What expires gets a lease, so that it goes away by itself.
 pub(crate) async fn put(operation: &Operation, key: &str, value: Bytes, expected: u64) -> Result<Revision, StoreError> {
     let began = Instant::now();
-    let revision = write(operation, key, value, expected).await?;
+    let revision = match write(operation, key, value.clone(), expected).await {
+        Err(error) if expected == 0 && error.leaves_outcome_open() => {
+            created(operation, key, &value).await.ok_or(error)?
+        }
+        written => written?,
+    };
     operation.state.caches.wrote(revision);
     let what = if expected == 0 { "create" } else { "update" };
     committed(operation, key, what, began, revision);
     Ok(revision)
+}
+
+/// The revision of an object that was created though the answer to that was lost: what is there has the uid that was made for
+/// it.
+async fn created(operation: &Operation, key: &str, value: &Bytes) -> Option<Revision> {
+    let found = tokio::time::timeout(LOOK_TIMEOUT, operation.state.store().get(key)).await.ok()?.ok()??;
+    (found.value == *value).then_some(found.mod_revision)
 }
 
 /// Deletes the key if it is at `expected`.

@@ -147,13 +147,12 @@ async fn create_once(
     }
     match super::commit::put(operation, &store_key(resource, &key), stored, 0).await {
         Ok(revision) => write::with_revision(&made, revision.0),
-        Err(StoreError::Conflict { .. }) => {
-            undo.run(&operation.state.cluster).await;
-            Err(Status::already_exists(&operation.group_resource(), &name))
-        }
         Err(error) => {
-            undo.run(&operation.state.cluster).await;
-            Err(crate::status::from_store(error))
+            undo.after_failure(&error, &operation.state.cluster).await;
+            Err(match error {
+                StoreError::Conflict { .. } => Status::already_exists(&operation.group_resource(), &name),
+                error => crate::status::from_store(error),
+            })
         }
     }
 }

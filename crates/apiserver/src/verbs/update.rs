@@ -173,7 +173,7 @@ async fn attempt(
     let revision = match outcome {
         Ok(revision) => revision,
         Err(error) => {
-            undo.run(&operation.state.cluster).await;
+            undo.after_failure(&error, &operation.state.cluster).await;
             return Ok(error.into());
         }
     };

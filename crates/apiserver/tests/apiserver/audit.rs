@@ -179,6 +179,25 @@ async fn a_collector_that_hangs_over_one_batch_gets_the_others() {
     tokio::time::timeout(Duration::from_secs(20), all).await.expect("one that is not answered holds up the others");
 }
 
+/// It slows nobody, and takes no more memory than its buffer: what does not fit there is lost, and the loss is counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_answers_nothing_loses_events_and_holds_up_nobody() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}/events", listener.local_addr().unwrap());
+    let batching = Batching { buffer: 2, max_size: 1, max_wait: Duration::from_secs(600), throttle: None };
+    let cluster = Cluster::with_files(|dir, config| to_collector(dir, config, &url, batching)).await;
+    let server = Server::on(listener, cluster.dir.path(), |_, _| Answer::Silence);
+    const REQUESTS: usize = 100;
+    for n in 0..REQUESTS {
+        assert_eq!(cluster.send("GET", &format!("/version?n={n}"), Value::Null).await.0, 200);
+    }
+    let (_, page) = cluster.send_raw("GET", "/metrics", "application/json", Value::Null).await;
+    let page = String::from_utf8(page.to_vec()).unwrap();
+    let lost = page.lines().find_map(|line| line.strip_prefix("apiserver_audit_error_total ")).unwrap();
+    assert!(lost.parse::<usize>().unwrap() >= REQUESTS / 2, "{lost}");
+    assert!(server.count() < REQUESTS / 2, "{}", server.count());
+}
+
 /// Whoever is turned away leaves a trace: forged credentials, borrowed names, missing rights, paths that mean two things.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_are_recorded() {

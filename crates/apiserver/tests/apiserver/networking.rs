@@ -1,6 +1,12 @@
 //! Conformance area 15: the objects of networking, and the claims to cluster IPs.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use apiserver::Storage;
+use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
+use store::{EmbeddedStore, KeyRange, Op, Range, RangeResult, Store, StoreError, Txn, TxnResult};
 
 use crate::harness::Cluster;
 use crate::lifecycle::Life;
@@ -146,6 +152,72 @@ async fn claims_and_services_are_brought_together_again() {
     let (code, refused) = again.send("POST", SERVICES, same).await;
     assert_eq!(code, 422, "{refused}");
     assert!(refused["message"].as_str().unwrap().contains("provided port is already allocated"), "{refused}");
+}
+
+const STORED_SERVICES: &str = "/registry/services/specs/";
+
+/// A store that carries out writes of services and then loses its answer, when it is told to, and may not say what became of
+/// them either.
+struct Forgetful {
+    inner: Arc<dyn Store>,
+    forgets: AtomicBool,
+    is_silent: AtomicBool,
+}
+
+fn lost<T: Send + 'static>() -> BoxFuture<'static, store::Result<T>> {
+    Box::pin(std::future::ready(Err(StoreError::Unavailable("the answer is lost".to_owned()))))
+}
+
+impl Store for Forgetful {
+    fn txn(&self, txn: Txn) -> BoxFuture<'_, store::Result<TxnResult>> {
+        let is_service = |op: &Op| matches!(op, Op::Put { key, .. } if key.starts_with(STORED_SERVICES));
+        let is_lost = txn.success.iter().any(is_service) && self.forgets.load(Ordering::SeqCst);
+        Box::pin(async move {
+            let done = self.inner.txn(txn).await?;
+            if is_lost { lost().await } else { Ok(done) }
+        })
+    }
+
+    fn range(&self, range: Range) -> BoxFuture<'_, store::Result<RangeResult>> {
+        let is_service = matches!(&range.keys, KeyRange::Key(key) if key.starts_with(STORED_SERVICES));
+        match is_service && self.is_silent.load(Ordering::SeqCst) {
+            true => lost(),
+            false => self.inner.range(range),
+        }
+    }
+
+    store::forward!(
+        inner: watch, request_progress, compact, current_revision, grant_lease, keep_alive, revoke_lease, snapshot, size
+    );
+}
+
+/// Given back, its address and its port could be another's while the service is there after all.
+#[tokio::test]
+async fn claims_are_kept_when_nobody_knows_whether_the_service_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = Arc::new(EmbeddedStore::open(dir.path().join("store"), Default::default()).unwrap());
+    let store = Arc::new(Forgetful { inner, forgets: false.into(), is_silent: false.into() });
+    let cluster = Cluster::with(|config| config.storage = Storage::Open(store.clone())).await;
+    store.forgets.store(true, Ordering::SeqCst);
+    // What is found to be there was created.
+    let (code, answer) = service(&cluster, "found", json!({})).await;
+    assert_eq!(code, 201, "{answer}");
+    store.is_silent.store(true, Ordering::SeqCst);
+    let (code, answer) = service(&cluster, "open", json!({"type": "NodePort"})).await;
+    assert_eq!(code, 500, "{answer}");
+    store.forgets.store(false, Ordering::SeqCst);
+    store.is_silent.store(false, Ordering::SeqCst);
+    let (code, found) = cluster.send("GET", &format!("{SERVICES}/open"), Value::Null).await;
+    assert_eq!(code, 200, "{found}");
+    let (address, port) = (&found["spec"]["clusterIP"], &found["spec"]["ports"][0]["nodePort"]);
+    for spec in [
+        json!({"clusterIP": address, "ports": [{"port": 80}]}),
+        json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}),
+    ] {
+        let (code, refused) = cluster.send("POST", SERVICES, json!({"metadata": {"name": "late"}, "spec": spec})).await;
+        assert_eq!(code, 422, "{refused}");
+        assert!(refused["message"].as_str().unwrap().contains("is already allocated"), "{refused}");
+    }
 }
 
 /// A client may leave at any moment: what its request took is either a service's or nobody's.

@@ -1,4 +1,4 @@
-//! Lists of many pods, plain and compressed, and the memory that so many pods take.
+//! Lists of many pods, plain, compressed and as protobuf, and the memory that so many pods take.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -28,7 +28,11 @@ pub(super) async fn measure(args: &Args, sides: &[Side]) -> anyhow::Result<()> {
         if !args.wants("list") || pods == 10_000 {
             continue;
         }
-        for (case, coding) in [("list", "identity"), ("list-gzip", "gzip")] {
+        for (case, form, coding) in [
+            ("list", None, "identity"),
+            ("list-gzip", None, "gzip"),
+            ("list-protobuf", Some(objects::PROTOBUF), "identity"),
+        ] {
             for clients in [1, 16] {
                 if pods > 5_000 && clients > 1 || !args.wants(case) {
                     continue;
@@ -37,7 +41,7 @@ pub(super) async fn measure(args: &Args, sides: &[Side]) -> anyhow::Result<()> {
                 for _ in 0..if args.quick { 1 } else { 3 } {
                     for (side, outcome) in sides.iter().zip(&mut outcomes) {
                         let mut load = side.connect(clients)?;
-                        let mut readers = Readers::new(side, clients, coding, pods);
+                        let mut readers = Readers::new(side, clients, (form, coding), pods);
                         outcome.turn(side, || load.run(&mut readers))?;
                         readers.readers.into_iter().for_each(|reader| outcome.times.join(reader.times));
                     }
@@ -86,7 +90,8 @@ impl<const WRITERS: usize> Handler for Fill<WRITERS> {
         self.busy += 1;
         let (path, body) = (&*self.path, objects::listed_pod(n));
         let body = body.as_bytes();
-        let create = Request { method: "POST", path, content_type: objects::JSON, accept_encoding: None, body };
+        let create =
+            Request { method: "POST", path, content_type: objects::JSON, accept: None, accept_encoding: None, body };
         requests.send(&create).map(drop)
     }
 
@@ -113,6 +118,7 @@ impl<const WRITERS: usize> Handler for Fill<WRITERS> {
 /// Clients that ask for the same list, one to a connection.
 struct Readers {
     path: String,
+    form: Option<&'static str>,
     coding: &'static str,
     pods: usize,
     readers: Vec<Reader>,
@@ -128,10 +134,10 @@ struct Reader {
 }
 
 impl Readers {
-    fn new(side: &Side, clients: usize, coding: &'static str, pods: usize) -> Self {
+    fn new(side: &Side, clients: usize, (form, coding): (Option<&'static str>, &'static str), pods: usize) -> Self {
         let path = format!("{}?labelSelector=app%3Dlisted", side.path("pods"));
         let readers = (0..clients).map(|_| Reader::default()).collect();
-        Self { path, coding, pods, readers, busy: clients }
+        Self { path, form, coding, pods, readers, busy: clients }
     }
 }
 
@@ -146,14 +152,19 @@ impl Handler for Readers {
         reader.asked += 1;
         reader.size = 0;
         reader.before = Some(Instant::now());
-        requests.send(&Request { accept_encoding: Some(self.coding), ..Request::get(&self.path) }).map(drop)
+        let (accept, accept_encoding) = (self.form, Some(self.coding));
+        requests.send(&Request { accept, accept_encoding, ..Request::get(&self.path) }).map(drop)
     }
 
     fn on(&mut self, at: usize, event: Event<'_>, requests: &mut Requests) -> anyhow::Result<()> {
-        let (pods, reader) = (self.pods, &mut self.readers[at]);
+        let (pods, is_protobuf, reader) = (self.pods, self.form.is_some(), &mut self.readers[at]);
         match event {
             Event::Head { code, .. } => ensure!(code == 200, "list: {code}"),
-            Event::Data { data, .. } => reader.size += data.len(),
+            Event::Data { data, .. } => {
+                let begins = reader.size == 0 && data.len() >= 4;
+                ensure!(!begins || data.starts_with(b"k8s\0") == is_protobuf, "a list in another form");
+                reader.size += data.len();
+            }
             Event::End { .. } => {
                 let size = reader.size;
                 reader.times.add(reader.before.map_or_else(Default::default, |before| before.elapsed()));

@@ -1,6 +1,7 @@
 //! What is written: bodies as clients send them.
 
 pub(super) const JSON: &str = "application/json";
+pub(super) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 pub(super) const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
 /// A pod as a Deployment would make it.

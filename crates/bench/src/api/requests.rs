@@ -189,7 +189,14 @@ impl<'a> Workers<'a> {
         let (method, name, content_type, body) =
             self.case.request(self.side, &self.round, at, worker.sent, &worker.version);
         let path = format!("{}{name}", self.resource);
-        requests.send(&Request { method, path: &path, content_type, accept_encoding: None, body: body.as_bytes() })?;
+        requests.send(&Request {
+            method,
+            path: &path,
+            content_type,
+            accept: None,
+            accept_encoding: None,
+            body: body.as_bytes(),
+        })?;
         worker.sent += 1;
         worker.before = Some(now);
         worker.answer.clear();

@@ -56,13 +56,15 @@ pub(crate) struct Request<'a> {
     pub(crate) method: &'static str,
     pub(crate) path: &'a str,
     pub(crate) content_type: &'static str,
+    /// In place of JSON; not in the first request of a connection.
+    pub(crate) accept: Option<&'static str>,
     pub(crate) accept_encoding: Option<&'static str>,
     pub(crate) body: &'a [u8],
 }
 
 impl<'a> Request<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, content_type: "", accept_encoding: None, body: &[] }
+        Self { method: "GET", path, content_type: "", accept: None, accept_encoding: None, body: &[] }
     }
 }
 
@@ -150,6 +152,8 @@ impl Requests {
             if stream == 1 {
                 block.push(0x40 | name);
                 text(&mut block, value);
+            } else if let Some(form) = request.accept.filter(|_| *name == name::ACCEPT) {
+                literal(&mut block, name::ACCEPT, form);
             } else {
                 // The newest has the number after those of the static table.
                 block.push(0x80 | (62 + self.constant.len() - 1 - at) as u8);
@@ -416,7 +420,8 @@ mod tests {
     fn a_body_waits_for_the_window() {
         let mut requests = Requests::new("", None);
         let body = [7; LARGEST_BODY];
-        let request = Request { method: "PUT", path: "/", content_type: "a/b", accept_encoding: None, body: &body };
+        let request =
+            Request { method: "PUT", path: "/", content_type: "a/b", accept: None, accept_encoding: None, body: &body };
         for stream in [1, 3, 5] {
             assert_eq!(requests.send(&request).expect("room"), stream);
         }

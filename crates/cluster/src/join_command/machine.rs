@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use client::{Client, Clock};
 use tokio_util::sync::CancellationToken;
 
+use crate::authority;
 use crate::balancer::Balancer;
 use crate::components::{Components, interrupted};
 use crate::join::enrolment::cluster_settings;
@@ -16,7 +17,6 @@ use crate::nodes::{Clients, Node, start_dns, until_ready};
 use crate::options::Options;
 use crate::pki::{Pki, private_dir};
 use crate::progress::Progress;
-use crate::{authority, background};
 use crate::{upgrade, usual_place};
 
 /// For the cluster to say how it is now.
@@ -26,7 +26,6 @@ const RENEWAL_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Runs the node until SIGTERM or SIGINT. Progress goes to standard output.
 pub(super) async fn run(options: &Options) -> Result<()> {
-    background::leave_no_core()?;
     private_dir(&options.run_dir)?;
     let _lock = match Lock::take(&options.lock_file())? {
         Ok(lock) => lock,

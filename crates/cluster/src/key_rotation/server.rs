@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use client::{Client, Informer, ListParams, Patch};
 use k8s_openapi::api::core::v1::{Node, Secret};
 use serde_json::json;
@@ -16,8 +16,8 @@ use crate::encryption;
 use crate::options::Options;
 use crate::turns::Turns;
 
-/// The API server looks at its file every second.
-const LOAD_DELAY: Duration = Duration::from_secs(3);
+/// For the API server to take a file up; it looks every second.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server that runs.
 #[derive(Clone)]
@@ -25,6 +25,8 @@ pub(crate) struct Server {
     pub options: Options,
     pub node: String,
     pub admin: Client,
+    /// SHA-256 of the file that the API server goes by.
+    pub in_force: watch::Receiver<[u8; 32]>,
 }
 
 impl Server {
@@ -59,11 +61,12 @@ impl Server {
         let text = shared::read(order, &self.options.pki_dir()).context("the keys that this server is to have")?;
         let mark = shared::mark(&text);
         let file = self.options.encryption_file();
+        let sum = shared::sum(&text);
         let is_new = tokio::task::spawn_blocking(move || encryption::put_in_place(&file, &text)).await??;
         if is_new {
             tracing::info!("this server has other keys for what is encrypted");
-            tokio::time::sleep(LOAD_DELAY).await;
         }
+        until_in_force(self.in_force.clone(), sum).await?;
         let nodes = self.admin.all::<Node>();
         let node = nodes.get(&self.node).await.with_context(|| format!("asking for node {}", self.node))?;
         if shared::said_by(&node) != Some(mark.as_str()) {
@@ -72,5 +75,33 @@ impl Server {
             nodes.patch(&self.node, &patch).await.context("saying which keys this server has")?;
         }
         Ok(())
+    }
+}
+
+/// Others rely on what is said: that the file is there is not enough.
+async fn until_in_force(mut in_force: watch::Receiver<[u8; 32]>, wanted: [u8; 32]) -> Result<()> {
+    let waiting = async { in_force.wait_for(|sum| *sum == wanted).await.map(drop) };
+    match tokio::time::timeout(LOAD_TIMEOUT, waiting).await {
+        Ok(waited) => waited.context("the API server has ended"),
+        Err(_) => bail!("the API server does not take up its file of keys: its log says why"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_says_that_it_has_keys_only_once_they_are_in_force() {
+        let (old, new) = (shared::sum(b"old"), shared::sum(b"new"));
+        let (sender, in_force) = watch::channel(old);
+        until_in_force(in_force.clone(), old).await.unwrap();
+        let error = until_in_force(in_force.clone(), new).await.unwrap_err();
+        assert!(error.to_string().contains("does not take up"), "{error}");
+        let waiting = tokio::spawn(until_in_force(in_force.clone(), new));
+        sender.send_replace(new);
+        waiting.await.unwrap().unwrap();
+        drop(sender);
+        assert!(until_in_force(in_force, old).await.is_err());
     }
 }

@@ -81,7 +81,14 @@ pub(super) fn read(secret: &Secret, pki: &Path) -> Result<Vec<u8>> {
 
 /// What a server says that has this file. Nobody finds a key by it: keys are as long as this is.
 pub(super) fn mark(text: &[u8]) -> String {
-    STANDARD.encode(digest(&SHA256, text))
+    STANDARD.encode(sum(text))
+}
+
+/// SHA-256.
+pub(super) fn sum(text: &[u8]) -> [u8; 32] {
+    let mut sum = [0; 32];
+    sum.copy_from_slice(digest(&SHA256, text).as_ref());
+    sum
 }
 
 pub(super) fn said_by(node: &Node) -> Option<&str> {

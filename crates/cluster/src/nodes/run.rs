@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::keys;
 use super::parts::{Node, runtime_config, start_dns};
-use crate::background;
 use crate::components::{Components, interrupted};
 use crate::lock::Lock;
 use crate::options::Options;
@@ -39,7 +38,6 @@ pub(crate) enum Chore {
 }
 
 pub(crate) async fn main(args: Args) -> Result<()> {
-    background::leave_no_core()?;
     let options = &args.options;
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;

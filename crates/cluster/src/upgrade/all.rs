@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::command::{Args, here, is_unfinished, running, version_of};
 use super::order::{FIELD, NAME, NAMESPACE, Order, Outcome, Said};
 use super::program::{self, Identity};
-use super::{skew, turn};
+use super::{drain, skew, turn};
 use crate::components::interrupted;
 use crate::connection::connect;
 use crate::join::Membership;
@@ -92,6 +92,8 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
     for name in &machines.left {
         println!(" - {name:<14} is left as it is");
     }
+    let (timeout, observe) = (Duration::try_from(args.timeout)?, Duration::try_from(args.observe)?);
+    let patience = args.drain.then_some(timeout);
     // One that was started and not watched over to the end is not done: `here` says what is to be done about it.
     match Identity::of(running.into()).await? == *new && !is_unfinished(&args.options)? {
         true => println!(" ✓ {own:<14} runs it already"),
@@ -99,11 +101,12 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
             // What is laid out is what all others get, whatever becomes of the file.
             let binary = args.options.programs_dir().join(&new.digest);
             make_executable(&binary)?;
-            here(&Args { binary: Some(binary), ..args.clone() }).await.with_context(|| own.to_owned())?;
+            let own_part = Args { binary: Some(binary), ..args.clone() };
+            let replaced = drain::without_pods(patience, &args.options, own, here(&own_part)).await;
+            replaced.with_context(|| own.to_owned())?;
             println!(" ✓ {own}");
         }
     }
-    let (timeout, observe) = (Duration::try_from(args.timeout)?, Duration::try_from(args.observe)?);
     let mut done = vec![own];
     for name in &machines.ordered {
         let order = Order {
@@ -116,15 +119,17 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
             force: args.force,
             beat: 0,
         };
-        let ended = tokio::select! {
-            // There, and back if need be.
-            ended = until_ended(&args.options, order, FETCH_TIMEOUT + observe + 2 * timeout) => ended,
-            // The order is withdrawn then.
-            stopped = interrupted() => {
-                stopped.and(Err(anyhow!("interrupted: if that machine has begun, it comes to its end by itself")))
+        let obeyed = async {
+            tokio::select! {
+                // There, and back if need be.
+                ended = until_ended(&args.options, order, FETCH_TIMEOUT + observe + 2 * timeout) => ended,
+                // The order is withdrawn then.
+                stopped = interrupted() => {
+                    stopped.and(Err(anyhow!("interrupted: if that machine has begun, it comes to its end by itself")))
+                }
             }
         };
-        if let Err(error) = ended {
+        if let Err(error) = drain::without_pods(patience, &args.options, name, obeyed).await {
             println!(" ✗ {name}");
             let message =
                 format!("{name} was not upgraded; {} run the new program, and the rest is as it was", done.join(", "));

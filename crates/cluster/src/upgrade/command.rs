@@ -45,6 +45,9 @@ pub struct Args {
     /// Upgrade all machines of the cluster from this server, one at a time; stop at the first failure
     #[arg(long, conflicts_with_all = ["target", "order"])]
     pub(super) all: bool,
+    /// Have pods leave each machine first, as 'kubectl drain' does, for as long as --timeout; without it they run on
+    #[arg(long, requires = "all")]
+    pub(super) drain: bool,
     /// The order that this process obeys.
     #[arg(long, hide = true)]
     pub(super) order: Option<String>,

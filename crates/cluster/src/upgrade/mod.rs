@@ -4,10 +4,12 @@
 //! (`skew`, pure) -> `command` says what is to be done, writes down each step, and returns from what was begun -> `health` watches
 //! over what has come up. Containers run on: they belong to processes of their own.
 //! For all machines (`all`): this server first, then one order (`order`) after the other, to which a machine fetches the program
-//! from a server (`program`) and does the same by itself (`machine`).
+//! from a server (`program`) and does the same by itself (`machine`). Where it is asked for, pods leave each machine before
+//! (`drain`).
 
 mod all;
 mod command;
+mod drain;
 mod health;
 mod machine;
 mod order;

@@ -39,6 +39,9 @@ const WATCH_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 const SWEEP_INTERVAL: Duration = Duration::from_secs(300);
 
+/// Below the directory of this boot: what containers are started with.
+const SPECS: &str = "specs";
+
 /// Listeners this far behind miss events and hear so; the kubelet then lists.
 const EVENT_BUFFER: usize = 1024;
 
@@ -153,7 +156,8 @@ impl Container {
 impl Engine {
     /// Opens the store and joins all that runs already.
     pub(crate) async fn open(config: Config, stop: CancellationToken) -> Result<Arc<Self>> {
-        for path in [config.root.join("sandboxes"), config.root.join("containers"), config.state.clone()] {
+        let (root, state) = (&config.root, &config.state);
+        for path in [root.join("sandboxes"), root.join("containers"), state.clone(), state.join(SPECS)] {
             record::private_directory(&path).map_err(doing(format!("creating {}", path.display())))?;
         }
         let mirrors = Mirrors::load(config.registries.as_deref(), config.registry_hosts.as_deref())
@@ -234,10 +238,18 @@ impl Engine {
                     // A crash in the middle of CreateContainer: nobody was ever told its id.
                     tracing::warn!(path = %directory.display(), %error, "removing half a container");
                     let _ = files::remove_tree(&directory);
+                    if let Some(id) = directory.file_name().and_then(|name| name.to_str()) {
+                        let _ = record::remove_spec(&self.spec_file(id));
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Where the spec of a container is: what it is started with.
+    pub(crate) fn spec_file(&self, id: &str) -> PathBuf {
+        self.config.state.join(SPECS).join(format!("{id}.json"))
     }
 
     /// An answer that could not be read is no answer: taking a running pod for a dead one would kill it.

@@ -114,7 +114,7 @@ fn traces(node: &Node) -> Traces {
         cgroups,
         links: fs::read_dir("/sys/class/net").unwrap().count(),
         namespaces: namespaces.len(),
-        directories: ["root/sandboxes", "root/containers", "state"]
+        directories: ["root/sandboxes", "root/containers", "state", "state/specs"]
             .iter()
             .map(|d| fs::read_dir(node.path().join(d)).unwrap().count())
             .sum(),

@@ -1,9 +1,11 @@
 //! Talking to a cluster: endpoints, failover, credentials, deadlines, and etcd's errors in our words.
 
+use super::health::{ANSWER_TIMEOUT, Health, LOST_TIMEOUT, Seen, Verdict};
 use super::messages::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
 use super::{Options, Tls};
 use crate::{Result, StoreError};
 use arc_swap::ArcSwap;
+use futures_util::future::join_all;
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -18,7 +21,8 @@ use tonic::{Code, IntoStreamingRequest, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A peer that is silent for the sum of these is gone, and its watches move on.
+/// A connection that is silent for the sum of these is closed. Where there are several members, one that is silent is left
+/// much sooner ([`Connection::look`]); etcd takes pings more often than this for a flood, and hangs up.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between rounds over all endpoints while there is time left.
@@ -28,18 +32,84 @@ const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 const LEADER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Files with keys are not looked at more often while nobody answers.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a request is held while members choose a leader: what they are asked meanwhile may go to the one that is gone.
+const ELECTION_TIME: Duration = Duration::from_secs(3);
+const HOLD_INTERVAL: Duration = Duration::from_millis(25);
+/// When a round of looking at members takes longer, this process was held up itself, and has not heard what they said.
+const ROUND_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_add(Duration::from_millis(250));
+
+pub(super) const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+/// Requests to these are refused at once by a member that knows no leader; it would let them wait otherwise.
+const NEED_A_LEADER: [&str; 3] = ["/etcdserverpb.KV/", "/etcdserverpb.Lease/", "/etcdserverpb.Watch/"];
+/// How a member says so. It has done nothing about the request then.
+const NO_LEADER: &str = "etcdserver: no leader";
 
 /// What a lost answer means for sending a request again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// It changes nothing.
+    /// It changes nothing, or nothing more the second time.
     Freely,
     /// It may have been carried out: only if it surely was not sent.
     IfUnsent,
 }
 
-/// Names and channels.
-type Endpoints = Vec<(String, Channel)>;
+type Endpoints = Vec<Arc<Peer>>;
+
+/// A member, as it is reached.
+struct Peer {
+    name: String,
+    channel: Channel,
+    /// For questions how it fares: on a connection of their own no large answer is in their way.
+    probes: Channel,
+    standing: Mutex<Verdict>,
+    /// Cancelled when nobody is to wait for its answers any longer; another takes its place then.
+    lost: CancellationToken,
+}
+
+impl Peer {
+    fn new(name: &str, tls: Option<&ClientTlsConfig>, standing: Verdict) -> Result<Arc<Peer>> {
+        Ok(Arc::new(Peer {
+            name: name.to_owned(),
+            channel: channel(name, tls)?,
+            probes: channel(name, tls)?,
+            standing: Mutex::new(standing),
+            lost: CancellationToken::new(),
+        }))
+    }
+
+    /// The same member, reached with other keys. Who waits for its answers on the old connections learns if it is lost.
+    fn renewed(&self, tls: &ClientTlsConfig) -> Result<Arc<Peer>> {
+        Ok(Arc::new(Peer {
+            name: self.name.clone(),
+            channel: channel(&self.name, Some(tls))?,
+            probes: channel(&self.name, Some(tls))?,
+            standing: Mutex::new(*self.standing.lock()),
+            lost: self.lost.clone(),
+        }))
+    }
+
+    fn serves(&self) -> bool {
+        *self.standing.lock() == Verdict::Serves
+    }
+
+    /// What it answers, unless it is lost meanwhile.
+    async fn or_lost<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.lost.cancelled() => Err(Status::unavailable("it is silent, or has no leader, unlike others")),
+        }
+    }
+}
+
+/// A stream of answers, and who sends it.
+pub(super) struct Opened<A> {
+    pub(super) stream: Streaming<A>,
+    /// The place of the endpoint.
+    pub(super) at: usize,
+    /// Cancelled when nothing more is to be expected of it.
+    pub(super) lost: CancellationToken,
+}
 
 pub(super) struct Connection {
     /// Never empty.
@@ -73,7 +143,7 @@ impl Connection {
         }
         let pem = options.tls.as_ref().map(Pem::read).transpose()?;
         let tls = pem.as_ref().map(Pem::config);
-        let endpoints = options.endpoints.iter().map(|name| Ok((name.clone(), channel(name, tls.as_ref())?)));
+        let endpoints = options.endpoints.iter().map(|name| Peer::new(name, tls.as_ref(), Verdict::Serves));
         Ok(Connection {
             endpoints: ArcSwap::from_pointee(endpoints.collect::<Result<_>>()?),
             current: AtomicUsize::new(0),
@@ -91,20 +161,36 @@ impl Connection {
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
+        Ok(self.call_counting(path, message, repeat).await?.0)
+    }
+
+    /// The same; also says whether an answer was lost before this one came, so that the request may have been carried out
+    /// before.
+    pub(super) async fn call_counting<Q, A>(
+        &self,
+        path: &'static str,
+        message: Q,
+        repeat: Repeat,
+    ) -> Result<(A, bool), Failure>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
         let deadline = Instant::now() + self.timeout;
         self.authenticate(deadline, false).await?;
         let mut failures = Failures::default();
-        let mut renewed = false;
+        let (mut renewed, mut was_lost) = (false, false);
         loop {
             for _ in 0..self.count() {
-                let (at, name, channel) = self.current();
-                let (name, attempt) = (&name, unary(&channel, path, self.request(message.clone())));
+                let (at, peer) = self.pick(deadline).await;
+                let name = &peer.name;
+                let attempt = peer.or_lost(unary(&peer.channel, path, self.request(path, message.clone())));
                 let Ok(answer) = tokio::time::timeout_at(deadline, attempt).await else {
                     self.move_on(at);
                     return Err(failures.timed_out(self, name));
                 };
                 let status = match answer {
-                    Ok(answer) => return Ok(answer),
+                    Ok(answer) => return Ok((answer, was_lost)),
                     Err(status) => status,
                 };
                 if status.code() == Code::Unauthenticated && self.credentials.is_some() && !renewed {
@@ -121,6 +207,7 @@ impl Connection {
                 if repeat == Repeat::IfUnsent && sent {
                     return Err(Failure::Down(failures.describe()));
                 }
+                was_lost |= sent;
             }
             if Instant::now() + ROUND_INTERVAL >= deadline {
                 return Err(Failure::Down(failures.describe()));
@@ -129,32 +216,32 @@ impl Connection {
         }
     }
 
-    /// Opens a stream of answers to a stream of requests, on the current endpoint only, whose place comes with it.
+    /// Opens a stream of answers to a stream of requests, on the current endpoint only.
     pub(super) async fn stream<Q, A>(
         &self,
         path: &'static str,
         messages: impl IntoStreamingRequest<Message = Q>,
-    ) -> Result<(Streaming<A>, usize), Failure>
+    ) -> Result<Opened<A>, Failure>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
         let deadline = Instant::now() + self.timeout;
         self.authenticate(deadline, false).await?;
-        let (at, name, channel) = self.current();
+        let (at, peer) = self.pick(deadline).await;
         let mut request = messages.into_streaming_request();
-        self.add_token(request.metadata_mut());
+        self.add_metadata(path, request.metadata_mut());
         let open = async {
-            let mut grpc = grpc(&channel);
+            let mut grpc = grpc(&peer.channel);
             grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
             grpc.streaming(request, PathAndQuery::from_static(path), ProstCodec::<Q, A>::default()).await
         };
-        let failure = match tokio::time::timeout_at(deadline, open).await {
-            Ok(Ok(stream)) => return Ok((stream.into_inner(), at)),
-            Ok(Err(status)) => self.judge(at, &name, status),
+        let failure = match tokio::time::timeout_at(deadline, peer.or_lost(open)).await {
+            Ok(Ok(stream)) => return Ok(Opened { stream: stream.into_inner(), at, lost: peer.lost.clone() }),
+            Ok(Err(status)) => self.judge(at, &peer.name, status),
             Err(_) => {
                 self.move_on(at);
-                Failures::default().timed_out(self, &name)
+                Failures::default().timed_out(self, &peer.name)
             }
         };
         Err(failure)
@@ -164,16 +251,101 @@ impl Connection {
         self.endpoints.load().len()
     }
 
-    /// The place, the name and the channel of the endpoint whose turn it is.
-    fn current(&self) -> (usize, String, Channel) {
+    /// The endpoint whose turn it is, and its place.
+    fn current(&self) -> (usize, Arc<Peer>) {
         let endpoints = self.endpoints.load();
         let at = self.current.load(Ordering::Relaxed) % endpoints.len();
-        let (name, channel) = &endpoints[at];
-        (at, name.clone(), channel.clone())
+        (at, endpoints[at].clone())
+    }
+
+    /// The endpoint to ask: one that can answer, if there is any within the time that it takes to choose a leader.
+    async fn pick(&self, deadline: Instant) -> (usize, Arc<Peer>) {
+        let limit = deadline.min(Instant::now() + ELECTION_TIME);
+        loop {
+            let (at, peer) = self.current();
+            if peer.serves() || Instant::now() >= limit {
+                return (at, peer);
+            }
+            let endpoints = self.endpoints.load_full();
+            if let Some(next) = serving_after(&endpoints, at) {
+                let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+                return (next, endpoints[next].clone());
+            }
+            tokio::time::sleep(HOLD_INTERVAL).await;
+        }
+    }
+
+    /// Asks every member how it fares. Who waits for one that cannot answer, while others can, goes on with those.
+    pub(super) async fn look(&self, health: &mut Health) {
+        let endpoints = self.endpoints.load_full();
+        if endpoints.len() < 2 {
+            return;
+        }
+        let began = Instant::now();
+        let asked: Vec<_> = endpoints.iter().map(|peer| self.ask(peer)).collect();
+        let seen = join_all(asked).await;
+        if began.elapsed() > ROUND_TIMEOUT {
+            return;
+        }
+        let round: Vec<_> = endpoints.iter().map(|peer| peer.name.as_str()).zip(seen).collect();
+        let Some(verdicts) = health.judge(&round, Instant::now()) else { return };
+        for (peer, verdict) in endpoints.iter().zip(verdicts) {
+            let before = std::mem::replace(&mut *peer.standing.lock(), verdict);
+            if verdict == Verdict::Lost && before != Verdict::Lost {
+                tracing::warn!(member = %peer.name, "etcd: a member is silent, or cut off from the others");
+                self.leave(peer);
+            }
+        }
+    }
+
+    async fn ask(&self, peer: &Peer) -> Seen {
+        let asked = async {
+            let mut last = Seen::Silent;
+            // A connection that was closed meanwhile is made anew by the second.
+            for _ in 0..2 {
+                let answer = unary(&peer.probes, STATUS, self.request(STATUS, Empty {})).await;
+                last = seen_in(answer);
+                if last != Seen::Silent {
+                    break;
+                }
+            }
+            last
+        };
+        // Others are not to be asked more rarely because of one that is lost anyway.
+        let patience = match *peer.standing.lock() {
+            Verdict::Lost => LOST_TIMEOUT,
+            Verdict::Serves | Verdict::Waits => ANSWER_TIMEOUT,
+        };
+        tokio::time::timeout(patience, asked).await.unwrap_or(Seen::Silent)
+    }
+
+    pub(super) fn all_serve(&self) -> bool {
+        self.endpoints.load().iter().all(|peer| peer.serves())
+    }
+
+    /// Nobody waits for this one any longer. It gets new connections for when it is back: old ones may stay silent.
+    fn leave(&self, peer: &Arc<Peer>) {
+        let keys = self.keys.lock();
+        let tls = keys.pem.as_ref().map(Pem::config);
+        let endpoints = self.endpoints.load_full();
+        let place = endpoints.iter().position(|known| known.name == peer.name);
+        if let Some(at) = place
+            && let Ok(fresh) = Peer::new(&peer.name, tls.as_ref(), Verdict::Lost)
+        {
+            let mut changed = Endpoints::clone(&endpoints);
+            changed[at] = fresh;
+            self.endpoints.store(Arc::new(changed));
+        }
+        drop(keys);
+        if let Some(at) = place {
+            self.move_on(at);
+        }
+        // Last: who wakes by this finds another.
+        peer.lost.cancel();
     }
 
     pub(super) fn endpoint(&self) -> String {
-        self.current().1
+        self.current().1.name.clone()
     }
 
     /// Makes these the endpoints; none are no news. Those that stay keep their connections.
@@ -181,16 +353,16 @@ impl Connection {
         // Held, so that nobody else makes channels meanwhile.
         let keys = self.keys.lock();
         let known = self.endpoints.load_full();
-        if names.is_empty() || known.iter().map(|(name, _)| name).eq(names) {
+        if names.is_empty() || known.iter().map(|peer| &peer.name).eq(names) {
             return Ok(());
         }
         let tls = keys.pem.as_ref().map(Pem::config);
-        let endpoint = |name: &String| match known.iter().find(|(held, _)| held == name) {
+        let endpoint = |name: &String| match known.iter().find(|peer| peer.name == *name) {
             Some(held) => Ok(held.clone()),
-            None => Ok((name.clone(), channel(name, tls.as_ref())?)),
+            None => Peer::new(name, tls.as_ref(), Verdict::Serves),
         };
-        let endpoints: Vec<_> = names.iter().map(endpoint).collect::<Result<_>>()?;
-        let used = self.current().1;
+        let endpoints: Endpoints = names.iter().map(endpoint).collect::<Result<_>>()?;
+        let used = self.endpoint();
         self.current.store(names.iter().position(|name| *name == used).unwrap_or(0), Ordering::Relaxed);
         self.endpoints.store(Arc::new(endpoints));
         Ok(())
@@ -211,7 +383,7 @@ impl Connection {
             }
             let tls = found.config();
             let names = self.endpoints.load_full();
-            let endpoints = names.iter().map(|(name, _)| Ok((name.clone(), channel(name, Some(&tls))?)));
+            let endpoints = names.iter().map(|peer| peer.renewed(&tls));
             Ok(Some((found, endpoints.collect::<Result<_>>()?)))
         };
         match renewed() {
@@ -227,7 +399,7 @@ impl Connection {
 
     /// What a failed stream of an endpoint means; an outage makes the next attempt use another.
     pub(super) fn judge_stream(&self, at: usize, status: Status) -> Failure {
-        let name = self.endpoints.load().get(at).map_or_else(|| self.names(), |(name, _)| name.clone());
+        let name = self.endpoints.load().get(at).map_or_else(|| self.names(), |peer| peer.name.clone());
         self.judge(at, &name, status)
     }
 
@@ -245,8 +417,8 @@ impl Connection {
         let from = self.current().0;
         let others = (0..endpoints.len()).filter(|at| *at != from);
         for at in [from].into_iter().chain(others) {
-            let Some((_, channel)) = endpoints.get(at) else { continue };
-            let asked = unary(channel, "/etcdserverpb.Maintenance/Status", self.request(Empty {}));
+            let Some(peer) = endpoints.get(at).filter(|peer| peer.serves()) else { continue };
+            let asked = unary(&peer.channel, STATUS, self.request(STATUS, Empty {}));
             let Ok(Ok(status)) = tokio::time::timeout(LEADER_TIMEOUT, asked).await else { continue };
             if leads(&status) {
                 // Unless another has failed, or the members are others, meanwhile.
@@ -278,7 +450,8 @@ impl Connection {
     fn move_on(&self, from: usize) {
         // It may be ours that are wrong: a certificate that has ended, or an authority that is no longer one.
         self.reload_keys();
-        let next = (from + 1) % self.count();
+        let endpoints = self.endpoints.load();
+        let next = serving_after(&endpoints, from).unwrap_or((from + 1) % endpoints.len());
         // Whoever saw the failure first moves; the others follow.
         let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -291,10 +464,11 @@ impl Connection {
         let message = AuthenticateRequest { name: name.clone(), password: password.clone() };
         let mut failures = Failures::default();
         for _ in 0..self.count() {
-            let (at, name, channel) = self.current();
-            let name = &name;
-            let attempt = unary(&channel, "/etcdserverpb.Auth/Authenticate", Request::new(message.clone()));
-            let answer: Result<AuthenticateResponse, Status> = match tokio::time::timeout_at(deadline, attempt).await {
+            let (at, peer) = self.pick(deadline).await;
+            let name = &peer.name;
+            let attempt = unary(&peer.channel, "/etcdserverpb.Auth/Authenticate", Request::new(message.clone()));
+            let attempt = tokio::time::timeout_at(deadline, peer.or_lost(attempt));
+            let answer: Result<AuthenticateResponse, Status> = match attempt.await {
                 Ok(answer) => answer,
                 Err(_) => return Err(failures.timed_out(self, name)),
             };
@@ -313,13 +487,16 @@ impl Connection {
         Err(Failure::Down(failures.describe()))
     }
 
-    fn request<Q>(&self, message: Q) -> Request<Q> {
+    fn request<Q>(&self, path: &str, message: Q) -> Request<Q> {
         let mut request = Request::new(message);
-        self.add_token(request.metadata_mut());
+        self.add_metadata(path, request.metadata_mut());
         request
     }
 
-    fn add_token(&self, metadata: &mut tonic::metadata::MetadataMap) {
+    fn add_metadata(&self, path: &str, metadata: &mut tonic::metadata::MetadataMap) {
+        if NEED_A_LEADER.iter().any(|service| path.starts_with(service)) {
+            metadata.insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        }
         if let Some(token) = self.token.read().as_ref().and_then(|token| token.parse().ok()) {
             metadata.insert("token", token);
         }
@@ -327,8 +504,26 @@ impl Connection {
 
     pub(super) fn names(&self) -> String {
         let endpoints = self.endpoints.load();
-        let names: Vec<_> = endpoints.iter().map(|(name, _)| name.as_str()).collect();
+        let names: Vec<_> = endpoints.iter().map(|peer| peer.name.as_str()).collect();
         names.join(", ")
+    }
+}
+
+/// The next endpoint that can answer, in turn; at last the same one.
+fn serving_after(endpoints: &[Arc<Peer>], from: usize) -> Option<usize> {
+    let count = endpoints.len();
+    (1..=count).map(|step| (from + step) % count).find(|at| endpoints[*at].serves())
+}
+
+fn seen_in(answer: Result<StatusResponse, Status>) -> Seen {
+    match answer {
+        Ok(status) => match status.header {
+            Some(header) => Seen::Says { id: header.member_id, leader: status.leader, term: header.raft_term },
+            None => Seen::Answers,
+        },
+        Err(status) if is_outage(&status) => Seen::Silent,
+        // It refuses to say, which only somebody does who is there.
+        Err(_) => Seen::Answers,
     }
 }
 
@@ -422,6 +617,9 @@ fn is_outage(status: &Status) -> bool {
 }
 
 fn was_not_sent(status: &Status) -> bool {
+    if status.message() == NO_LEADER {
+        return true;
+    }
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         if error.is::<tonic::ConnectError>() {

@@ -1,6 +1,6 @@
 //! Who the members of an etcd cluster are, how they fare, and how that changes.
 
-use super::connection::{Connection, Repeat};
+use super::connection::{Connection, Repeat, STATUS};
 use super::messages as pb;
 use super::{Options, revision};
 use crate::{Result, Revision};
@@ -82,8 +82,7 @@ impl Members {
 
     /// How the member at the endpoint fares.
     pub async fn status(&self) -> Result<Status> {
-        let path = "/etcdserverpb.Maintenance/Status";
-        let found: pb::StatusResponse = self.connection.call(path, pb::Empty {}, Repeat::Freely).await?;
+        let found: pb::StatusResponse = self.connection.call(STATUS, pb::Empty {}, Repeat::Freely).await?;
         let size = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         Ok(Status {
             id: found.header.as_ref().map_or(0, |header| header.member_id),

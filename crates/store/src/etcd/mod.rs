@@ -1,10 +1,11 @@
 //! The store on a real etcd cluster, 3.4 to 3.6.
 //!
-//! [`messages`] is the protocol, [`connection`] gets a request to a member that can answer it, [`watch`]
-//! follows changes across reconnects, [`members`] tells and changes who the members are. This file translates between the
+//! [`messages`] is the protocol, [`connection`] gets a request to a member that can answer it ([`health`] says which can),
+//! [`watch`] follows changes across reconnects, [`members`] tells and changes who the members are. This file translates between the
 //! trait and etcd's requests.
 
 mod connection;
+mod health;
 mod members;
 mod messages;
 mod watch;
@@ -19,7 +20,7 @@ use crate::{
     Txn, TxnResult, Watch, WatchStream,
 };
 use bytes::Bytes;
-use connection::{Connection, Failure, Repeat};
+use connection::{Connection, Failure, Opened, Repeat, STATUS};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 use messages as pb;
@@ -61,7 +62,7 @@ pub struct Tls {
 pub struct EtcdStore {
     connection: Arc<Connection>,
     progress: Arc<Progress>,
-    /// The task that follows members; it ends with this.
+    /// The tasks that follow members; they end with this.
     _following: JoinSet<()>,
 }
 
@@ -90,11 +91,12 @@ impl EtcdStore {
             following.spawn(members::follow(connection.clone()));
         }
         following.spawn(members::follow_leader(connection.clone()));
+        following.spawn(health::watch_over(connection.clone()));
         let store = EtcdStore { connection, progress, _following: following };
         store.current_revision().await?;
         // What is opened from here on begins there.
         store.connection.turn_to_leader().await;
-        let status = store.connection.call("/etcdserverpb.Maintenance/Status", pb::Empty {}, Repeat::Freely).await;
+        let status = store.connection.call(STATUS, pb::Empty {}, Repeat::Freely).await;
         // Status needs rights that a user of the key space may lack.
         let version = status.map(|status: pb::StatusResponse| status.version).unwrap_or_default();
         store.progress.reliable.store(has_reliable_progress(&version), Ordering::Relaxed);
@@ -146,7 +148,8 @@ impl EtcdStore {
     async fn apply(&self, txn: Txn) -> Result<TxnResult> {
         txn.validate()?;
         let changes = |ops: &[Op]| ops.iter().any(|op| !matches!(op, Op::Get(_)));
-        let repeat = match changes(&txn.success) || changes(&txn.failure) {
+        let is_change = changes(&txn.success) || changes(&txn.failure);
+        let repeat = match is_change && !happens_once(&txn) {
             true => Repeat::IfUnsent,
             false => Repeat::Freely,
         };
@@ -160,8 +163,8 @@ impl EtcdStore {
             _ => None,
         });
         let asked = asked.max().unwrap_or_default();
-        let answer = self.connection.call("/etcdserverpb.KV/Txn", txn_request(&txn)?, repeat).await;
-        let response: pb::TxnResponse = match answer {
+        let answer = self.connection.call_counting("/etcdserverpb.KV/Txn", txn_request(&txn)?, repeat).await;
+        let (response, was_lost): (pb::TxnResponse, bool) = match answer {
             Ok(response) => response,
             Err(failure) => {
                 return Err(match (lease_not_found(&failure), lease) {
@@ -170,6 +173,11 @@ impl EtcdStore {
                 });
             }
         };
+        if is_change && was_lost && !response.succeeded {
+            // Refused because somebody else was faster, or because the first attempt was carried out after all.
+            let what = "the answer to a write was lost, and the key is at another revision since";
+            return Err(StoreError::Unavailable(format!("{}: {what}", self.connection.names())));
+        }
         let revision = revision(response.header.as_ref());
         let results = response.responses.into_iter().map(|op| match op.response {
             Some(pb::Response::Range(found)) => Ok(OpResult::Get(range_result(found, revision)?)),
@@ -249,8 +257,14 @@ impl Store for EtcdStore {
         async move {
             let request = futures_util::stream::iter([pb::LeaseRequest { id: lease.get() }]);
             let path = "/etcdserverpb.Lease/LeaseKeepAlive";
-            let (mut answers, at) = self.connection.stream::<_, pb::LeaseKeepAliveResponse>(path, request).await?;
-            match answers.message().await {
+            let opened = self.connection.stream::<_, pb::LeaseKeepAliveResponse>(path, request).await?;
+            let Opened { stream: mut answers, at, lost } = opened;
+            let answer = tokio::select! {
+                biased;
+                answer = answers.message() => answer,
+                () = lost.cancelled() => Ok(None),
+            };
+            match answer {
                 Ok(Some(answer)) if answer.ttl > 0 => Ok(Duration::from_secs(answer.ttl as u64)),
                 Ok(Some(_)) => Err(StoreError::LeaseNotFound(lease)),
                 Ok(None) => Err(StoreError::Unavailable(format!("etcd at {} hung up", self.connection.names()))),
@@ -279,7 +293,7 @@ impl Store for EtcdStore {
         async move {
             let request = futures_util::stream::iter([pb::Empty {}]);
             let path = "/etcdserverpb.Maintenance/Snapshot";
-            let (pieces, _) = self.connection.stream::<_, pb::SnapshotResponse>(path, request).await?;
+            let pieces = self.connection.stream::<_, pb::SnapshotResponse>(path, request).await?.stream;
             let names = self.connection.names();
             let pieces = pieces.map(move |piece| match piece {
                 Ok(piece) => Ok(piece.blob),
@@ -292,12 +306,27 @@ impl Store for EtcdStore {
 
     fn size(&self) -> BoxFuture<'_, Result<Option<u64>>> {
         async move {
-            let path = "/etcdserverpb.Maintenance/Status";
-            let status: pb::StatusResponse = self.connection.call(path, pb::Empty {}, Repeat::Freely).await?;
+            let status: pb::StatusResponse = self.connection.call(STATUS, pb::Empty {}, Repeat::Freely).await?;
             Ok(u64::try_from(status.db_size).ok())
         }
         .boxed()
     }
+}
+
+/// Whether a transaction is carried out at most once, however often it is sent: it changes a key that it expects at a
+/// revision, which no key has twice. An absent key is different: it may be created, deleted, and absent again.
+fn happens_once(txn: &Txn) -> bool {
+    let changes = |op: &Op, wanted: &str| match op {
+        Op::Put { key, .. } | Op::Delete(KeyRange::Key(key)) => **key == *wanted,
+        Op::Delete(KeyRange::Prefix(_)) | Op::Get(_) => false,
+    };
+    let is_used_up = |compare: &Compare| match compare {
+        Compare::ModRevision { key, revision } => {
+            *revision != Revision::ZERO && txn.success.iter().any(|op| changes(op, key))
+        }
+        Compare::Exists { .. } | Compare::Absent { .. } => false,
+    };
+    txn.failure.iter().all(|op| matches!(op, Op::Get(_))) && txn.compares.iter().any(is_used_up)
 }
 
 fn lease_not_found(failure: &Failure) -> bool {
@@ -433,6 +462,25 @@ mod tests {
     fn prefixes_end_before_the_next_key() {
         for (prefix, end) in [("a", &b"b"[..]), ("/registry/", b"/registry0"), ("", b"\0"), ("é", b"\xc3\xaa")] {
             assert_eq!(end_of(prefix), end, "{prefix:?}");
+        }
+    }
+
+    #[test]
+    fn only_what_uses_up_a_revision_is_sent_again() {
+        let at = |revision| Compare::mod_revision("k", Revision(revision));
+        let put = || Txn::new().when(at(7)).then(Op::put("k", "v"));
+        for (name, txn, expected) in [
+            ("an update", put().otherwise(Op::get("k")), true),
+            ("a delete", Txn::new().when(at(7)).then(Op::delete("k")), true),
+            ("with another key", put().then(Op::put("other", "v")), true),
+            ("a create", Txn::new().when(at(0)).then(Op::put("k", "v")), false),
+            ("a create, in other words", Txn::new().when(Compare::absent("k")).then(Op::put("k", "v")), false),
+            ("whatever is there", Txn::new().when(Compare::exists("k")).then(Op::put("k", "v")), false),
+            ("without a condition", Txn::new().then(Op::put("k", "v")), false),
+            ("of another key", Txn::new().when(at(7)).then(Op::put("other", "v")), false),
+            ("with a change otherwise", put().otherwise(Op::put("other", "v")), false),
+        ] {
+            assert_eq!(happens_once(&txn), expected, "{name}");
         }
     }
 

@@ -3,7 +3,7 @@
 //! `next` is the first revision not delivered yet; after a lost connection the watch asks for it again, so
 //! there is no gap and no duplicate. etcd never splits a revision over two answers, so `next` is always whole.
 
-use super::connection::{Connection, Failure};
+use super::connection::{Connection, Failure, Opened};
 use super::messages as pb;
 use super::{Progress, end_of, key_value, number, revision};
 use crate::{Result, Revision, StoreError, Watch, WatchEvent, range::KeyRange};
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
 const PATH: &str = "/etcdserverpb.Watch/Watch";
@@ -26,8 +27,7 @@ pub(super) async fn open(
     watch: Watch,
 ) -> Result<impl Stream<Item = Result<WatchEvent>>> {
     let next = watch.from.unwrap_or_default();
-    let asked = progress.asked.subscribe();
-    let mut cursor = Cursor { connection, progress, asked, watch, next, stream: None, at: 0, ready: VecDeque::new() };
+    let mut cursor = Cursor::new(connection, progress, watch, next);
     cursor.connect_patiently().await?;
     Ok(stream::unfold(Some(cursor), |cursor| async move {
         let mut cursor = cursor?;
@@ -42,17 +42,7 @@ pub(super) async fn open(
 pub(super) async fn oldest_kept(connection: Arc<Connection>, asked: Revision) -> Option<Revision> {
     let progress = Arc::new(Progress::default());
     let watch = Watch::key("\0").from(asked);
-    let receiver = progress.asked.subscribe();
-    let mut cursor = Cursor {
-        connection,
-        progress,
-        asked: receiver,
-        watch,
-        next: asked,
-        stream: None,
-        at: 0,
-        ready: VecDeque::new(),
-    };
+    let mut cursor = Cursor::new(connection, progress, watch, asked);
     cursor.connect().await.ok()?;
     let (_, stream) = cursor.stream.as_mut()?;
     let answer = tokio::time::timeout(Duration::from_secs(2), stream.message()).await.ok()?;
@@ -71,10 +61,18 @@ struct Cursor {
     stream: Option<(mpsc::Sender<pb::WatchRequest>, Streaming<pb::WatchResponse>)>,
     /// Whose stream it is, or was.
     at: usize,
+    /// Cancelled when that one is silent while others are not.
+    lost: CancellationToken,
     ready: VecDeque<WatchEvent>,
 }
 
 impl Cursor {
+    fn new(connection: Arc<Connection>, progress: Arc<Progress>, watch: Watch, next: Revision) -> Cursor {
+        let asked = progress.asked.subscribe();
+        let lost = CancellationToken::new();
+        Cursor { connection, progress, asked, watch, next, stream: None, at: 0, lost, ready: VecDeque::new() }
+    }
+
     async fn next_event(&mut self) -> Result<WatchEvent> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -88,6 +86,11 @@ impl Cursor {
             let answer = tokio::select! {
                 biased;
                 answer = stream.message() => Some(answer),
+                // What it would still have sent is asked for again elsewhere.
+                () = self.lost.cancelled() => {
+                    self.stream = None;
+                    continue;
+                }
                 _ = self.asked.changed(), if interval.is_some() => None,
                 () = tokio::time::sleep(interval.unwrap_or_default()), if interval.is_some() => None,
             };
@@ -145,10 +148,15 @@ impl Cursor {
         };
         // Cannot fail: the channel has room and its receiver is right here.
         let _ = requests.try_send(pb::WatchRequest { action: Some(pb::WatchAction::Create(create)) });
-        let (mut stream, at): (Streaming<pb::WatchResponse>, usize) =
-            self.connection.stream(PATH, ReceiverStream::new(receiver)).await?;
-        self.at = at;
-        let created = tokio::time::timeout(Duration::from_secs(5), stream.message()).await;
+        let opened: Opened<pb::WatchResponse> = self.connection.stream(PATH, ReceiverStream::new(receiver)).await?;
+        let Opened { mut stream, at, lost } = opened;
+        (self.at, self.lost) = (at, lost);
+        let created = tokio::time::timeout(Duration::from_secs(5), stream.message());
+        let created = tokio::select! {
+            biased;
+            created = created => created,
+            () = self.lost.cancelled() => Ok(Ok(None)),
+        };
         let response = match created {
             Ok(Ok(Some(response))) => response,
             Ok(Ok(None)) | Err(_) => {

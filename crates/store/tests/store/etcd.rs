@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use store::etcd::{Options, Tls};
+use store::etcd::{Members, Options, Tls};
 use store::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -99,6 +99,40 @@ async fn three_members_pass_the_suite_and_survive_the_loss_of_one() {
     while let Err(error) = store.put("/back", "x").await {
         assert!(tokio::time::Instant::now() < deadline, "{error}");
     }
+}
+
+/// The member that is asked stands still with its connections open, twice over: what was under way there goes on elsewhere,
+/// and is done once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_and_watches_leave_a_member_that_is_silent() {
+    let cluster = Cluster::start(3);
+    let mut options = cluster.options();
+    options.timeout = Duration::from_secs(60);
+    let connected = Arc::new(cluster.connect_with(options).await);
+    let store: Arc<dyn Store> = connected.clone();
+    let mut at = store.create("/silent/key", "0").await.unwrap();
+    let mut watch = store.watch(Watch::prefix("/silent/")).await.unwrap();
+    for round in 1..=2u64 {
+        let asked = connected.endpoint();
+        let member = cluster.endpoints().iter().position(|endpoint| *endpoint == asked).unwrap();
+        cluster.pause(member);
+        let read = store.get("/silent/key");
+        let written = store.update("/silent/key", round.to_string(), at);
+        let (read, written) = tokio::join!(read, written);
+        assert!(read.unwrap().is_some());
+        at = written.expect("what changes one revision of a key is sent again");
+        let WatchEvent::Put { kv, .. } = suite::next(&mut watch).await else { panic!("only puts") };
+        assert_eq!((kv.mod_revision, kv.version), (at, round + 1), "while the member is silent");
+        cluster.resume(member);
+        // It may have to hear of the others' leader first.
+        let deadline = tokio::time::Instant::now() + suite::WAIT_TIMEOUT;
+        let back = Members::new(&Options::new([asked])).unwrap();
+        while !back.status().await.is_ok_and(|status| status.leader != 0 && status.revision >= at) {
+            assert!(tokio::time::Instant::now() < deadline, "the member does not come back");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    assert_eq!(store.get("/silent/key").await.unwrap().unwrap().version, 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

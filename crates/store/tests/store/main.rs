@@ -7,6 +7,7 @@ mod crash;
 mod disk_full;
 mod etcd;
 mod foreign;
+mod format;
 mod kill;
 mod linearizable;
 mod members;

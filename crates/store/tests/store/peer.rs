@@ -1,5 +1,7 @@
 //! Real etcd processes on loopback, with data in a temporary directory, ended with the test.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -63,6 +65,20 @@ impl Cluster {
         let mut process = self.members[n].process.take().expect("the member runs");
         process.kill().unwrap();
         process.wait().unwrap();
+    }
+
+    /// The member stands still, with its connections open, until it is told to go on.
+    pub(crate) fn pause(&self, n: usize) {
+        self.signal(n, Signal::SIGSTOP);
+    }
+
+    pub(crate) fn resume(&self, n: usize) {
+        self.signal(n, Signal::SIGCONT);
+    }
+
+    fn signal(&self, n: usize, signal: Signal) {
+        let process = self.members[n].process.as_ref().expect("the member runs");
+        kill(Pid::from_raw(process.id().cast_signed()), signal).unwrap();
     }
 
     pub(crate) fn endpoints(&self) -> Vec<String> {
