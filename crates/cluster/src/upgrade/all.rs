@@ -27,7 +27,7 @@ use crate::shape::Flags;
 /// Between raises of the counter in an order, which show machines that somebody waits for its end.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// What a machine may take besides, above all to fetch the program.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(900);
+const MACHINE_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Who is upgraded, in this order, after this server.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -122,7 +122,7 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
         let obeyed = async {
             tokio::select! {
                 // There, and back if need be.
-                ended = until_ended(&args.options, order, FETCH_TIMEOUT + observe + 2 * timeout) => ended,
+                ended = until_ended(&args.options, order, MACHINE_TIMEOUT + observe + 2 * timeout) => ended,
                 // The order is withdrawn then.
                 stopped = interrupted() => {
                     stopped.and(Err(anyhow!("interrupted: if that machine has begun, it comes to its end by itself")))
