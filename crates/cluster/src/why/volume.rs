@@ -76,12 +76,8 @@ pub(super) fn of_pod(pod: &Pod, node: Option<&Node>, claims: &[Facts]) -> Option
 /// The names of the claims that a pod uses, those included that are made for it.
 pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
-    let names = volumes.iter().filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-        (Some(source), _) => Some(source.claim_name.clone()),
-        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name(), volume.name)),
-        (None, None) => None,
-    });
-    names.collect()
+    let names = volumes.iter().filter_map(|volume| api::claim::of_volume(pod.metadata.name(), volume));
+    names.map(|(name, _)| name).collect()
 }
 
 impl Facts {

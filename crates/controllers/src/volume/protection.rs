@@ -43,12 +43,8 @@ struct AttributesClasses {
 pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
     let namespace = pod.metadata.namespace();
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref()).into_iter().flatten();
-    let names = volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-        (Some(claim), _) => Some(claim.claim_name.clone()),
-        (None, Some(_)) => Some(format!("{}-{}", pod.metadata.name(), volume.name)),
-        (None, None) => None,
-    });
-    names.map(|name| format!("{namespace}/{name}")).collect()
+    let names = volumes.filter_map(|volume| api::claim::of_volume(pod.metadata.name(), volume));
+    names.map(|(name, _)| format!("{namespace}/{name}")).collect()
 }
 
 pub(crate) fn build_claims(context: &Context) -> Arc<dyn Reconcile> {
@@ -156,19 +152,11 @@ impl Claims {
 /// Whether a pod of the claim's namespace keeps the claim (`podUsesPVCForDeletion`, v1.36): one that was never scheduled does
 /// not, one that has ended does until it is gone. A claim that was made for a pod may go when nothing of the pod runs any more.
 fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    let name = claim.metadata.name();
-    let (pod_name, uid) = (pod.metadata.name.as_deref(), pod.metadata.uid.as_deref());
-    let own = |volume: &str| format!("{}-{volume}", pod_name.unwrap_or_default()) == name;
-    let mut volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let mut used = volumes.filter_map(|volume| api::claim::of_volume(pod.metadata.name(), volume));
+    let is_its = || claim.metadata.is_controlled_by(pod.metadata.uid()) && !is_shut_down(pod);
     !pods::node_name(pod).is_empty()
-        && volumes.any(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-            (Some(source), _) => source.claim_name == name,
-            (None, Some(_)) => {
-                let is_its = own(&volume.name) && claim.metadata.is_controlled_by(uid.unwrap_or_default());
-                is_its && !is_shut_down(pod)
-            }
-            (None, None) => false,
-        })
+        && used.any(|(name, is_made_for_pod)| name == claim.metadata.name() && (!is_made_for_pod || is_its()))
 }
 
 /// Whether the kubelet has said that nothing of the pod runs any more.

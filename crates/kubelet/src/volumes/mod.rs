@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::meta::Meta as _;
 use client::{Client, Clock};
 use k8s_openapi::api::core::v1::{
     ConfigMap, EmptyDirVolumeSource, ISCSIPersistentVolumeSource, NFSVolumeSource, PersistentVolume,
@@ -140,12 +141,8 @@ impl Volumes {
             return Ok(self.noted(pod, volume, plugin_of(volume), None, mounted));
         }
         let fail = |cause: Cause| VolumeError::of(Operation::SetUp, &volume.name, cause);
-        let claim = match &volume.persistent_volume_claim {
-            Some(source) => Some((source.claim_name.clone(), source.read_only == Some(true))),
-            None if volume.ephemeral.is_some() => Some((format!("{}-{}", state::name(pod), volume.name), false)),
-            None => None,
-        };
-        let Some((name, read_only)) = claim else {
+        let read_only = volume.persistent_volume_claim.as_ref().is_some_and(|source| source.read_only == Some(true));
+        let Some((name, _)) = api::claim::of_volume(state::name(pod), volume) else {
             return match Wanted::migrated(volume, pod).map_err(|error| fail(error.into()))? {
                 Some(wanted) => self.csi.set_up(pod, wanted, &self.secrets, &self.tokens).await,
                 None => {
@@ -557,8 +554,7 @@ fn check_volume(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Res
 
 /// Whether a claim was made for this pod (`VolumeIsForPod`, v1.36).
 fn is_owned_by(claim: &PersistentVolumeClaim, pod: &Pod) -> bool {
-    let mut owners = claim.metadata.owner_references.iter().flatten();
-    owners.any(|owner| owner.controller == Some(true) && owner.uid == state::uid(pod))
+    claim.metadata.is_controlled_by(state::uid(pod))
 }
 
 /// Runs file work off the async threads.

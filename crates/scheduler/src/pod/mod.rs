@@ -76,12 +76,7 @@ impl PodInfo {
 
     /// Claims that the pod uses, and whether each was made for this pod from a template in it.
     pub(crate) fn claims(&self) -> impl Iterator<Item = (String, bool)> {
-        self.volumes().iter().filter_map(|volume| {
-            if let Some(source) = &volume.persistent_volume_claim {
-                return Some((source.claim_name.clone(), false));
-            }
-            volume.ephemeral.as_ref().map(|_| (format!("{}-{}", self.name(), volume.name), true))
-        })
+        self.volumes().iter().filter_map(|volume| api::claim::of_volume(self.name(), volume))
     }
 
     pub(crate) fn nominated_node(&self) -> Option<&str> {

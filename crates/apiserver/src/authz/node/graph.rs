@@ -231,9 +231,7 @@ fn in_volumes(pod: &Pod, spec: &PodSpec, found: &mut Vec<(Kind, String)>) {
     for volume in spec.volumes.iter().flatten() {
         found.extend(volume.secret.iter().filter_map(|secret| Some((Kind::Secret, secret.secret_name.clone()?))));
         found.extend(volume.config_map.iter().map(|map| (Kind::ConfigMap, map.name.clone())));
-        let claim = volume.persistent_volume_claim.iter().map(|claim| claim.claim_name.clone());
-        let own_claim = volume.ephemeral.iter().map(|_| format!("{pod_name}-{}", volume.name));
-        found.extend(claim.chain(own_claim).map(|name| (Kind::Claim, name)));
+        found.extend(api::claim::of_volume(pod_name, volume).map(|(name, _)| (Kind::Claim, name)));
         for source in volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten()) {
             found.extend(source.secret.iter().map(|secret| (Kind::Secret, secret.name.clone())));
             found.extend(source.config_map.iter().map(|map| (Kind::ConfigMap, map.name.clone())));
