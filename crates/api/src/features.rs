@@ -32,9 +32,9 @@ const ON: &str = "
     SeparateTaintEvictionController ServiceAccountNodeAudienceRestriction ServiceAccountTokenJTI
     ServiceAccountTokenNodeBinding ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo
     ServiceCIDRStatusFieldWiping SidecarContainers StatefulSetSemanticRevisionComparison StorageVersionHash
-    StorageVersionMigrator StructuredAuthenticationConfiguration SupplementalGroupsPolicy
-    TokenRequestServiceAccountUIDValidation TranslateStreamCloseWebsocketRequests
-    UnauthenticatedHTTP2DOSMitigation VolumeAttributesClass VolumeLimitScaling WatchList
+    StructuredAuthenticationConfiguration SupplementalGroupsPolicy TokenRequestServiceAccountUIDValidation
+    TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation VolumeAttributesClass
+    VolumeLimitScaling WatchList
 ";
 
 /// What is always off.
@@ -58,7 +58,7 @@ const OFF: &str = "
     NominatedNodeNameForExpectation PersistentVolumeClaimUnusedSinceTime PodCertificateRequest
     PodLevelResourceManagers PodsAPI QOSReserved ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus
     ResourceHealthStatusMessage RuntimeClassInImageCriApi SELinuxMount SELinuxMountReadWriteOncePod
-    ShardedListAndWatch StorageCapacityScoring StorageVersionAPI StrictIPCIDRValidation
+    ShardedListAndWatch StorageCapacityScoring StorageVersionAPI StorageVersionMigrator StrictIPCIDRValidation
     StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
     TaintTolerationComparisonOperators TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions
     TopologyManagerPolicyBetaOptions TopologyManagerPolicyOptions UnknownVersionInteroperabilityProxy

@@ -128,7 +128,9 @@ impl ComponentConfigs {
     }
 
     fn controller_flags(&self) -> Result<controllers::Args> {
-        parse(&self.controller_manager, OWN_OF_CONTROLLERS)
+        let flags: controllers::Args = parse(&self.controller_manager, OWN_OF_CONTROLLERS)?;
+        controllers::check_selection(&flags.controllers)?;
+        Ok(flags)
     }
 
     pub(crate) async fn controllers(&self, client: Client) -> Result<controllers::Config> {

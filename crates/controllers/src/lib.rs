@@ -54,5 +54,5 @@ pub use horizontal_pod_autoscaler::Autoscaling;
 pub use manager::run;
 pub use node_ipam::Range;
 pub use service_lb::{LOAD_BALANCER_CLASS, LoadBalancing};
-pub use table::{CONTROLLERS, Descriptor};
+pub use table::{CONTROLLERS, Descriptor, SelectionError, check_selection};
 pub use volume::{LOCAL_PATH, LocalPath};

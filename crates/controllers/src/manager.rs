@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Config;
 use crate::controller;
 use crate::controller::Context;
-use crate::table::{CONTROLLERS, Descriptor, event_source, is_enabled};
+use crate::table::{CONTROLLERS, Descriptor, check_selection, event_source, is_enabled};
 
 /// What the manager calls itself: user agent, metrics, lease.
 pub(crate) const NAME: &str = "kube-controller-manager";
@@ -25,6 +25,7 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow
 }
 
 async fn run_until(mut config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    check_selection(&config.controllers)?;
     let metrics = config.metrics.clone();
     config.client = config.client.with_user_agent(NAME)?.with_metrics(&metrics);
     let health = Arc::new(Health::default());

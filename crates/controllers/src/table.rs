@@ -75,7 +75,7 @@ const OFF_BY_DEFAULT: [&str; 4] = [
 ];
 
 /// Upstream's older names that do not follow from the present ones.
-const ALIASES: [(&str, &str); 13] = [
+const ALIASES: [(&str, &str); 15] = [
     ("horizontalpodautoscaling", "horizontal-pod-autoscaler-controller"),
     ("endpoint", "endpoints-controller"),
     ("podgc", "pod-garbage-collector-controller"),
@@ -89,7 +89,63 @@ const ALIASES: [(&str, &str); 13] = [
     ("pv-protection", "persistentvolume-protection-controller"),
     ("root-ca-cert-publisher", "root-ca-certificate-publisher-controller"),
     ("service", "service-lb-controller"),
+    ("svm", "storage-version-migrator-controller"),
+    ("legacy-service-account-token-cleaner", "legacy-serviceaccount-token-cleaner-controller"),
 ];
+
+const NO_CLOUD: &str = "there is no cloud provider";
+const NO_DEVICES: &str = "devices are not claimed here";
+
+/// Upstream's controllers that there are none of here, their older names, and why.
+const ABSENT: &[(&str, &str, &str)] = &[
+    ("cloud-node-lifecycle-controller", "cloud-node-lifecycle", NO_CLOUD),
+    ("node-route-controller", "route", NO_CLOUD),
+    ("device-taint-eviction-controller", "", NO_DEVICES),
+    ("resourceclaim-controller", "resource-claim-controller", NO_DEVICES),
+    ("resourcepoolstatusrequest-controller", "", NO_DEVICES),
+    ("kube-apiserver-serving-clustertrustbundle-publisher-controller", "", "nodes project no trust bundles"),
+    ("podcertificaterequest-cleaner-controller", "", "nodes ask for no certificates of pods"),
+    ("podgroup-protection-controller", "", "pods are placed one by one"),
+    ("selinux-warning-controller", "", "labels of SELinux are not compared"),
+    (
+        "storageversion-garbage-collector-controller",
+        "storage-version-gc",
+        "versions of what is stored are not recorded",
+    ),
+    ("ttl-controller", "ttl", "nodes watch what their pods use"),
+    ("validatingadmissionpolicy-status-controller", "", "the API server writes what it finds in policies"),
+];
+
+/// Why `--controllers` cannot be so.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectionError {
+    #[error("{0:?} is not in the list of known controllers")]
+    Unknown(String),
+    #[error("the controller {0} is not supported: {1}")]
+    Absent(&'static str, &'static str),
+}
+
+/// Whether every name in `--controllers` is one of upstream's. What there is none of can be left out, and not be asked for.
+pub fn check_selection(selection: &[String]) -> Result<(), SelectionError> {
+    for item in selection.iter().filter(|item| *item != "*") {
+        let (text, removes) = item.strip_prefix('-').map_or((item.as_str(), false), |text| (text, true));
+        if CONTROLLERS.iter().any(|descriptor| is_called(descriptor.name, text)) {
+            continue;
+        }
+        let absent = ABSENT.iter().find(|(name, older, _)| text == *name || (!older.is_empty() && text == *older));
+        match absent {
+            Some(_) if removes => {}
+            Some((name, _, why)) => return Err(SelectionError::Absent(*name, *why)),
+            None => return Err(SelectionError::Unknown(text.to_owned())),
+        }
+    }
+    Ok(())
+}
+
+fn is_called(name: &str, text: &str) -> bool {
+    let short = name.trim_end_matches("-controller");
+    text == name || text == short || text == short.replace('-', "") || ALIASES.contains(&(text, name))
+}
 
 /// Who speaks in the events of a controller, where that is not its name (`EventSource.Component`, v1.36).
 const EVENT_SOURCES: [(&str, &str); 12] = [
@@ -115,9 +171,7 @@ pub(crate) fn event_source(name: &'static str) -> &'static str {
 /// Whether `--controllers` selects `name`: `*` is all that are on by default, `foo` adds, `-foo` removes. Upstream's older short names
 /// (`deployment`, `garbagecollector`, `podgc`) are understood.
 pub(crate) fn is_enabled(name: &str, selection: &[String]) -> bool {
-    let short = name.trim_end_matches("-controller");
-    let names =
-        |text: &str| text == name || text == short || text == short.replace('-', "") || ALIASES.contains(&(text, name));
+    let names = |text: &str| is_called(name, text);
     if selection.iter().any(|item| item.strip_prefix('-').is_some_and(names)) {
         return false;
     }
@@ -147,6 +201,48 @@ mod tests {
             ("*,tokencleaner", "token-cleaner-controller", true),
         ] {
             assert_eq!(is_enabled(name, &list(selection)), expected, "{selection} {name}");
+        }
+    }
+
+    /// The controllers of v1.36.
+    const UPSTREAM: &str = "
+        bootstrap-signer-controller certificatesigningrequest-approving-controller
+        certificatesigningrequest-cleaner-controller certificatesigningrequest-signing-controller
+        cloud-node-lifecycle-controller clusterrole-aggregation-controller cronjob-controller daemonset-controller
+        deployment-controller device-taint-eviction-controller disruption-controller endpoints-controller
+        endpointslice-controller endpointslice-mirroring-controller ephemeral-volume-controller
+        garbage-collector-controller horizontal-pod-autoscaler-controller job-controller
+        kube-apiserver-serving-clustertrustbundle-publisher-controller
+        legacy-serviceaccount-token-cleaner-controller namespace-controller node-ipam-controller
+        node-lifecycle-controller node-route-controller persistentvolume-attach-detach-controller
+        persistentvolume-binder-controller persistentvolume-expander-controller
+        persistentvolume-protection-controller persistentvolumeclaim-protection-controller
+        pod-garbage-collector-controller podcertificaterequest-cleaner-controller podgroup-protection-controller
+        replicaset-controller replicationcontroller-controller resourceclaim-controller
+        resourcepoolstatusrequest-controller resourcequota-controller root-ca-certificate-publisher-controller
+        selinux-warning-controller service-cidr-controller service-lb-controller serviceaccount-controller
+        serviceaccount-token-controller statefulset-controller storage-version-migrator-controller
+        storageversion-garbage-collector-controller taint-eviction-controller token-cleaner-controller
+        ttl-after-finished-controller ttl-controller validatingadmissionpolicy-status-controller
+        volumeattributesclass-protection-controller
+    ";
+
+    #[test]
+    fn every_controller_of_upstream_is_known_and_no_other() {
+        let check = |item: &str| check_selection(&["*".to_owned(), item.to_owned()]);
+        for name in UPSTREAM.split_whitespace() {
+            assert_eq!(check(&format!("-{name}")), Ok(()), "{name}");
+        }
+        for older in ["-route", "-cloud-node-lifecycle", "-ttl", "svm", "podgc", "-storage-version-gc", "tokencleaner"]
+        {
+            assert_eq!(check(older), Ok(()), "{older}");
+        }
+        assert!(matches!(check("ttl"), Err(SelectionError::Absent("ttl-controller", _))));
+        for mistake in ["deploymnt", "-deploymnt", "", "-"] {
+            assert!(matches!(check(mistake), Err(SelectionError::Unknown(_))), "{mistake}");
+        }
+        for (name, ..) in ABSENT {
+            assert!(UPSTREAM.split_whitespace().any(|known| known == *name), "{name}");
         }
     }
 

@@ -13,6 +13,9 @@ use crate::queue::Advice;
 /// Upstream has them, this build does not: naming them is no mistake.
 const ABSENT: &[&str] = &["DynamicResources", "NodeDeclaredFeatures"];
 
+/// Upstream's plug-ins for groups of pods, which are off there as well.
+const GROUPS: &[&str] = &["GangScheduling", "PodGroupPodsCount", "TopologyPlacementGenerator"];
+
 /// The profiles of the process, by scheduler name.
 pub(crate) struct Profiles {
     by_name: HashMap<String, Arc<Profile>>,
@@ -72,6 +75,11 @@ fn one(configured: &SchedulerProfile, index: usize, context: &Context) -> Result
     let mut make = |plugin: &str| -> Result<Option<Arc<dyn Plugin>>, ConfigurationError> {
         if ABSENT.contains(&plugin) {
             return Ok(None);
+        }
+        if GROUPS.contains(&plugin) {
+            return Err(ConfigurationError::Invalid(format!(
+                "initializing profiles: plugin {plugin:?} is not supported: pods are placed one by one"
+            )));
         }
         let Some((known, _, make)) = PLUGINS.iter().find(|(known, ..)| *known == plugin) else {
             return Err(ConfigurationError::Invalid(format!(
@@ -194,6 +202,23 @@ mod tests {
             lines.push(format!("  score {}", scores.collect::<Vec<_>>().join(" ")));
         }
         lines.join("\n")
+    }
+
+    /// The plug-ins of v1.36.
+    const UPSTREAM: &str = "
+        DefaultBinder DefaultPreemption DynamicResources GangScheduling ImageLocality InterPodAffinity NodeAffinity
+        NodeDeclaredFeatures NodeName NodePorts NodeResourcesBalancedAllocation NodeResourcesFit NodeUnschedulable
+        NodeVolumeLimits PodGroupPodsCount PodTopologySpread PrioritySort SchedulingGates TaintToleration
+        TopologyPlacementGenerator VolumeBinding VolumeRestrictions VolumeZone
+    ";
+
+    #[test]
+    fn every_plug_in_of_upstream_has_an_answer() {
+        let ours = PLUGINS.iter().map(|(name, ..)| *name).chain(ABSENT.iter().chain(GROUPS).copied());
+        let ours: std::collections::BTreeSet<&str> = ours.collect();
+        assert_eq!(ours, UPSTREAM.split_whitespace().collect());
+        let asked = describe("profiles: [{plugins: {multiPoint: {enabled: [{name: GangScheduling}]}}}]");
+        assert!(asked.contains("is not supported: pods are placed one by one"), "{asked}");
     }
 
     #[test]
