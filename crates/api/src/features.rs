@@ -5,7 +5,7 @@
 
 /// What is always on.
 const ON: &str = "
-    APIResponseCompression AggregatedDiscoveryRemoveBetaType AllowParsingUserUIDFromCertAuth
+    APIResponseCompression APIServerTracing AggregatedDiscoveryRemoveBetaType AllowParsingUserUIDFromCertAuth
     AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors
     AuthorizePodWebsocketUpgradeCreatePermission AuthorizeWithSelectors CRDValidationRatcheting
     CSIServiceAccountTokenSecrets
@@ -13,10 +13,12 @@ const ON: &str = "
     ContainerRestartRules ContainerStopSignals
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
     DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout GracefulNodeShutdown
-    GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HonorPVReclaimPolicy HostnameOverride ImageMaximumGCAge ImageVolume
+    GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HPAScaleToZero HonorPVReclaimPolicy HostnameOverride
+    ImageMaximumGCAge ImageVolume
     InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers JobBackoffLimitPerIndex JobManagedBy
     JobPodReplacementPolicy JobSuccessPolicy
     KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz
+    KubeletTracing
     LogarithmicScaleDown MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge
     MaxUnavailableStatefulSet MultiCIDRServiceAllocator MutableCSINodeAllocatableCount MutatingAdmissionPolicy
     NFTablesProxyMode
@@ -36,7 +38,7 @@ const ON: &str = "
 
 /// What is always off.
 const OFF: &str = "
-    APIServerIdentity APIServerTracing AllAlpha AllBeta AllowDNSOnlyNodeCSR
+    APIServerIdentity AllAlpha AllBeta AllowDNSOnlyNodeCSR
     AllowInsecureKubeletCertificateSigningRequests AllowOverwriteTerminationGracePeriodSeconds
     AllowUnsafeMalformedObjectDeletion CBORServingAndStorage CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions
     CPUManagerPolicyOptions CRDObservedGenerationTracking CRIListStreaming
@@ -46,12 +48,12 @@ const OFF: &str = "
     DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource DRAPartitionableDevices
     DRAPrioritizedList DRAResourceClaimDeviceStatus DRAResourcePoolStatus DRASchedulerFilterTimeout
     DisableCPUQuotaWithExclusiveCPUs DynamicResourceAllocation EnvFiles ExternalServiceAccountTokenSigner
-    GangScheduling GenericWorkload GitRepoVolumeDriver HPAScaleToZero ImageVolumeWithDigest
+    GangScheduling GenericWorkload GitRepoVolumeDriver ImageVolumeWithDigest
     InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingAllocatedStatus
     InPlacePodVerticalScalingExclusiveCPUs InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace
     KubeletPSI KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods
     KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders
-    KubeletTracing LocalStorageCapacityIsolationFSQuotaMonitoring MatchLabelKeysInPodAffinity MemoryQoS
+    LocalStorageCapacityIsolationFSQuotaMonitoring MatchLabelKeysInPodAffinity MemoryQoS
     MutablePVNodeAffinity MutablePodResourcesForSuspendedJobs
     MutableSchedulingDirectivesForSuspendedJobs NodeDeclaredFeatures NodeLogQuery NodeSwap
     NominatedNodeNameForExpectation PodCertificateRequest PodLogsQuerySplitStreams QOSReserved
