@@ -1,4 +1,5 @@
-//! Samples of what nodes and containers have used, and the rates between two of them.
+//! Samples of what nodes and containers have used, and the rates between two of them. The kubelet in this process is asked
+//! by a call, others over connections that are kept.
 //!
 //! Invariant: nothing is sampled unless somebody asks (the history does so once a minute, with a sampler of its own), and
 //! however many ask, each node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started.

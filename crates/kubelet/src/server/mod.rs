@@ -37,6 +37,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::certificates::{self, Purpose, RETRY_INTERVAL};
 use crate::cgroups::Cgroups;
+use crate::config::Summaries;
 use crate::kubelet::Kubelet;
 use crate::state;
 use crate::worker::Workers;
@@ -84,6 +85,18 @@ impl Server {
             slis: Slis::default(),
             starts: Mutex::default(),
         }))
+    }
+
+    /// What `/stats/summary` says, for others in this process. They are not asked who they are: they are us.
+    pub(crate) fn summaries(self: &Arc<Self>) -> Summaries {
+        let server = Arc::downgrade(self);
+        Arc::new(move |query: &str| {
+            let (server, query) = (server.upgrade(), query.to_owned());
+            Box::pin(async move {
+                let told = summary::tell(&server?, &query).await.ok()?;
+                serde_json::to_vec(&told).ok().map(Bytes::from)
+            })
+        })
     }
 
     /// Gets the certificate to serve with from the API, and a new one in time, until stopped.

@@ -3,6 +3,7 @@
 //! Most of its cost is a walk through the folders of every pod. Who does not need that says so (`Extent`).
 
 use std::collections::HashMap;
+use std::io;
 
 use client::{Body, Clock};
 use cri::v1;
@@ -139,14 +140,17 @@ fn network_json(now: &str, network: &v1::NetworkUsage) -> Value {
 }
 
 pub(super) async fn serve(server: &Server, query: &str) -> Response<Body> {
+    match tell(server, query).await {
+        Ok(summary) => answer(StatusCode::OK, &summary),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+pub(super) async fn tell(server: &Server, query: &str) -> io::Result<Value> {
     let extent = Extent::of(query);
     let kubelet = &server.kubelet;
     let now = second_of(&kubelet.clock);
-    let failed = |error: String| text(StatusCode::INTERNAL_SERVER_ERROR, error);
-    let stats = match kubelet.runtime.container_stats().await {
-        Ok(stats) => stats,
-        Err(error) => return failed(error.to_string()),
-    };
+    let stats = kubelet.runtime.container_stats().await.map_err(io::Error::other)?;
     let sandboxes = if extent == Extent::CpuAndMemory { Vec::new() } else { sandbox_stats(server).await };
     let sandboxes: HashMap<String, v1::LinuxPodSandboxStats> =
         sandboxes.into_iter().filter_map(|stat| Some((stat.attributes?.metadata?.uid, stat.linux?))).collect();
@@ -160,17 +164,14 @@ pub(super) async fn serve(server: &Server, query: &str) -> Response<Body> {
         // Nothing of it runs.
         let Some(own) = by_pod.get(state::uid(&pod)) else { continue };
         let files = match extent {
-            Extent::All => match usage::of_pod(kubelet, &pod, &stats).await {
-                Ok(usage) => Some(usage),
-                Err(error) => return failed(error.to_string()),
-            },
+            Extent::All => Some(usage::of_pod(kubelet, &pod, &stats).await?),
             Extent::WithoutFiles | Extent::CpuAndMemory => None,
         };
         let sandbox = sandboxes.get(state::uid(&pod));
         pods.push(pod_json(server, &now, &pod, own, sandbox, files.as_ref()));
     }
     let (Some((total, available)), Some(cpu)) = (node_memory(), node_cpu_nanos()) else {
-        return failed("the kernel does not say what the node uses".into());
+        return Err(io::Error::other("the kernel does not say what the node uses"));
     };
     let mut node = json!({
         "nodeName": kubelet.settings.node_name,
@@ -193,10 +194,7 @@ pub(super) async fn serve(server: &Server, query: &str) -> Response<Body> {
         }
     }
     if extent == Extent::All {
-        let info = match kubelet.runtime.image_fs().await {
-            Ok(info) => info,
-            Err(error) => return failed(error.to_string()),
-        };
+        let info = kubelet.runtime.image_fs().await.map_err(io::Error::other)?;
         let fs = |list: &[v1::FilesystemUsage]| {
             let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
             let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
@@ -207,7 +205,7 @@ pub(super) async fn serve(server: &Server, query: &str) -> Response<Body> {
         let containers = fs(&info.container_filesystems).or_else(|| images.clone());
         node["runtime"] = json!({"imageFs": images, "containerFs": containers});
     }
-    answer(StatusCode::OK, &json!({"node": node, "pods": pods}))
+    Ok(json!({"node": node, "pods": pods}))
 }
 
 /// Numbers per sandbox. A runtime fails them all when one sandbox is on its way out: they are left out then, and not zero.
