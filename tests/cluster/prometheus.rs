@@ -267,7 +267,7 @@ impl Prometheus {
         // As a collector finds it that looks for the port `metrics` of the service.
         let dns = "get service kube-dns -n kube-system -o";
         let address = cluster.kubectl(&format!("{dns} jsonpath={{.spec.clusterIP}}"));
-        let port = cluster.kubectl(&format!("{dns} jsonpath={{.spec.ports[?(@.name=='metrics')].port}}"));
+        let port = cluster.kubectl(&format!("{dns} jsonpath={{.spec.ports[?(@.name==\"metrics\")].port}}"));
         for (job, target) in
             [("10249", "127.0.0.1:10249".to_owned()), ("dns", format!("{}:{}", address.trim(), port.trim()))]
         {
