@@ -56,6 +56,10 @@ const QUESTIONS: &[&str] = &[
     r#"histogram_quantile(0.99, sum by (le) (scheduler_scheduling_attempt_duration_seconds_bucket{job="10259"})) > 0"#,
     r#"histogram_quantile(0.9, sum by (le) (scheduler_scheduling_algorithm_duration_seconds_bucket{job="10259"})) > 0"#,
     r#"histogram_quantile(0.5, sum by (le) (scheduler_pod_scheduling_sli_duration_seconds_bucket{job="10259"})) > 0"#,
+    // The proxy of a node, and its names.
+    r#"sum(kubeproxy_sync_proxy_rules_duration_seconds_count{job="10249"}) > 0"#,
+    r#"max by (ip_family) (kubeproxy_sync_proxy_rules_last_timestamp_seconds{job="10249"}) > 0"#,
+    r#"coredns_build_info{job="dns"} == 1"#,
     // And its dashboards of nodes.
     r#"sum(kubelet_cgroup_manager_duration_seconds_count{operation_type="create"}) > 0"#,
     r#"sum(storage_operation_duration_seconds_count{operation_name="volume_mount",status="success"}) > 0"#,
@@ -79,6 +83,10 @@ const NAMED_BY_UPSTREAM: &[&str] = &[
     "kubelet_evictions",
     "apiserver_admission_webhook_rejection_count",
     "apiserver_admission_webhook_fail_open_count",
+    "attach_detach_controller_attachdetach_controller_forced_detaches",
+    "endpoint_slice_controller_changes",
+    "endpoint_slice_controller_syncs",
+    "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
 ];
 
 #[test]
@@ -102,11 +110,7 @@ fn prometheus_finds_the_figures_of_dashboards() {
     let proxied = OF_NODES.map(|path| format!("/api/v1/nodes/node-1/proxy/{path}"));
     for path in proxied.iter().map(String::as_str).chain(["/metrics", "/metrics/slis"]) {
         let text = cluster.kubectl_args(&["get", "--raw", path]);
-        let checked = with_input(std::process::Command::new("promtool").args(["check", "metrics"]), &text);
-        let said = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
-        let is_upstreams = |line: &&str| NAMED_BY_UPSTREAM.iter().any(|name| line.split(' ').next() == Some(name));
-        let unknown: Vec<&str> = said.lines().filter(|line| !is_upstreams(line)).collect();
-        assert!(unknown.is_empty(), "{path}: {unknown:#?}");
+        the_checker_is_content(path, &text);
         let component = match path {
             "/metrics" => Component::Apiserver,
             path if path.ends_with("/metrics") => Component::Kubelet,
@@ -120,6 +124,20 @@ fn prometheus_finds_the_figures_of_dashboards() {
     }
 
     let prometheus = Prometheus::start(&cluster);
+    let bearer = format!("Authorization: Bearer {}", std::fs::read_to_string(cluster.path("token")).unwrap());
+    for (address, component) in [
+        ("https://127.0.0.1:10257", Some(Component::ControllerManager)),
+        ("https://127.0.0.1:10259", Some(Component::Scheduler)),
+        // Some of its series move only with Services.
+        ("http://127.0.0.1:10249", None),
+    ] {
+        let mut command = cluster.host.command("curl");
+        let text = said(command.args(["-sk", "--max-time", "20", "-H", &bearer, &format!("{address}/metrics")]));
+        assert!(text.contains("kubernetes_build_info{"), "{address}: {text}");
+        the_checker_is_content(address, &text);
+        let wrong = component.map(|component| problems(component, &text)).unwrap_or_default();
+        assert!(wrong.is_empty(), "{address}: {wrong:#?}");
+    }
     for question in QUESTIONS {
         cluster.wait(question, || prometheus.has(&cluster, question).then_some(()));
     }
@@ -150,7 +168,16 @@ fn prometheus_finds_the_figures_of_dashboards() {
         (why.contains("a container is held back by its limit of CPU") && !why.contains("not seen")).then_some(())
     });
     let up = prometheus.ask(&cluster, "count(up == 1)");
-    assert!(up.contains(r#""10""#), "{up}");
+    assert!(up.contains(r#""12""#), "{up}");
+}
+
+/// Prometheus' own checker finds nothing in a page that upstream would not have so too.
+fn the_checker_is_content(page: &str, text: &str) {
+    let checked = with_input(std::process::Command::new("promtool").args(["check", "metrics"]), text);
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned() + &String::from_utf8_lossy(&checked.stdout);
+    let is_upstreams = |line: &&str| NAMED_BY_UPSTREAM.iter().any(|name| line.split(' ').next() == Some(name));
+    let unknown: Vec<&str> = said.lines().filter(|line| !is_upstreams(line)).collect();
+    assert!(unknown.is_empty(), "{page}: {unknown:#?}");
 }
 
 /// Of the server and of a node, through the API.
@@ -236,6 +263,15 @@ impl Prometheus {
                  tls_config: {{insecure_skip_verify: true}}\n  static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n",
                 token.display(),
             );
+        }
+        // As a collector finds it that looks for the port `metrics` of the service.
+        let dns = "get service kube-dns -n kube-system -o";
+        let address = cluster.kubectl(&format!("{dns} jsonpath={{.spec.clusterIP}}"));
+        let port = cluster.kubectl(&format!("{dns} jsonpath={{.spec.ports[?(@.name==\"metrics\")].port}}"));
+        for (job, target) in
+            [("10249", "127.0.0.1:10249".to_owned()), ("dns", format!("{}:{}", address.trim(), port.trim()))]
+        {
+            text += &format!("- job_name: '{job}'\n  static_configs: [{{targets: ['{target}']}}]\n");
         }
         let file = cluster.path("prometheus.yaml");
         std::fs::write(&file, text).unwrap();

@@ -36,6 +36,21 @@ fn the_page_shows_the_cluster_and_the_walk() {
     cluster.kubectl("scale deployment/hello --replicas=4");
     browser.wait("document.querySelectorAll('.dot.good').length >= 4");
 
+    // Figures beside nodes and pods, with lines of the last hour. A cluster of a minute has too few: these are made up.
+    let figures = "(() => {
+        const now = Date.now() / 1000;
+        const of = (what, of, namespace, name) => ({ what, of, namespace, name, points: [[now - 60, 0.1], [now, 0.2]] });
+        const told = { series: [of('cpu_cores', 'node', '', 'node-1'), of('requests_per_second', 'component', '', 'kube-apiserver')] };
+        const real = window.fetch;
+        window.fetch = (url, ...rest) => String(url).startsWith('/cox/history')
+            ? Promise.resolve(new Response(JSON.stringify(told))) : real(url, ...rest);
+        document.dispatchEvent(new Event('visibilitychange'));
+        return true;
+    })()";
+    assert_eq!(browser.eval(figures), true);
+    browser.wait("document.querySelectorAll('svg.spark polyline').length >= 2");
+    browser.wait("document.body.innerText.includes('200m')");
+
     // The walk, reached by keyboard.
     browser.eval("document.querySelector('a[aria-label=\"Walk of hello\"]').focus()");
     browser.press("\u{e007}");

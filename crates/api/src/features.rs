@@ -13,7 +13,7 @@ const ON: &str = "
     ConsistentListFromCache ConstrainedImpersonation ContainerRestartRules ContainerStopSignals
     CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
     DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout ExternalServiceAccountTokenSigner
-    GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HostnameOverride
+    GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HPAScaleToZero HostnameOverride
     ImageMaximumGCAge ImageVolume InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers
     JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy KubeletCgroupDriverFromCRI
     KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz KubeletTracing
@@ -48,7 +48,7 @@ const OFF: &str = "
     DRAListTypeAttributes DRANodeAllocatableResources DRAPartitionableDevices DRAPrioritizedList
     DRAResourceClaimDeviceStatus DRAResourceClaimGranularStatusAuthorization DRAResourcePoolStatus
     DRASchedulerFilterTimeout DRAWorkloadResourceClaims DisableCPUQuotaWithExclusiveCPUs
-    DynamicResourceAllocation EnvFiles GangScheduling GenericWorkload GitRepoVolumeDriver HPAScaleToZero
+    DynamicResourceAllocation EnvFiles GangScheduling GenericWorkload GitRepoVolumeDriver
     ImageVolumeWithDigest InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingExclusiveCPUs
     InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace KubeletPSI
     KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods

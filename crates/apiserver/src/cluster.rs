@@ -3,14 +3,13 @@
 use std::sync::{Arc, OnceLock};
 
 use api::{Status, UserInfo};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::Response;
 use registry::{AnyObject, Object, Registry, Resource};
 use store::Store;
 use tokio_util::sync::CancellationToken;
 
 use crate::authz::Authorizers;
-use crate::body::Body;
 use crate::config::Config;
 use crate::remote::Services;
 use crate::seal::Sealed;
@@ -55,7 +54,8 @@ pub(crate) trait OwnRequests: Send + Sync {
         change: &'a Change<'a>,
     ) -> BoxFuture<'a, Result<(), Status>>;
 
-    fn ask_kubelet<'a>(&'a self, node: &'a str, path: &'a str) -> BoxFuture<'a, Result<Response<Body>, Status>>;
+    /// The page of a node's kubelet at a path.
+    fn ask_kubelet<'a>(&'a self, node: &'a str, path: &'a str) -> BoxFuture<'a, Result<Bytes, Status>>;
 }
 
 impl Cluster {

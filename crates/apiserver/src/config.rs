@@ -6,6 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cidr::Cidr;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use registry::RuntimeConfig;
 
 /// Everything [`Server::new`](crate::Server::new) needs. Start from [`Config::new`] and set what differs.
@@ -108,7 +111,19 @@ pub struct Config {
     pub encryption: Option<EncryptionFile>,
     /// How many connections the port takes; without a word, a share of the descriptors of this process.
     pub connections: Option<tls::Limits>,
+    /// The kubelet in this process, if there is one.
+    pub local_kubelet: Option<LocalKubelet>,
 }
+
+/// A kubelet that is asked by a call for what its node uses.
+#[derive(Clone)]
+pub struct LocalKubelet {
+    pub node: String,
+    /// Its `/stats/summary`, given the query; nothing while there is none.
+    pub summaries: Arc<Mutex<Option<Summaries>>>,
+}
+
+pub type Summaries = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Bytes>> + Send + Sync>;
 
 /// Where objects live.
 #[derive(Clone)]
@@ -372,6 +387,7 @@ impl Config {
             programs_dir: None,
             encryption: None,
             connections: None,
+            local_kubelet: None,
         }
     }
 

@@ -69,8 +69,8 @@ pub use args::Args;
 pub use authz::Attributes;
 pub use body::{Body, BodyError};
 pub use config::{
-    AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LogConfig, Mode, OidcConfig, Storage,
-    Throttle, TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
+    AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LocalKubelet, LogConfig, Mode,
+    OidcConfig, Storage, Summaries, Throttle, TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
 };
 pub use otlp::TracingConfiguration;
 pub use registry::RuntimeConfig;

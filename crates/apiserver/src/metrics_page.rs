@@ -16,8 +16,10 @@ pub(crate) async fn render(state: &State) -> String {
     crate::aggregation::render_metrics(&state.caches, &mut out);
     out.push_str("# HELP apiserver_audit_error_total [ALPHA] Audit events that were lost.\n");
     out.push_str("# TYPE apiserver_audit_error_total counter\n");
-    // Writing to a String cannot fail.
-    let _ = writeln!(out, "apiserver_audit_error_total {}", crate::audit::dropped());
+    for (plugin, count) in crate::audit::lost() {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "apiserver_audit_error_total{{plugin=\"{plugin}\"}} {count}");
+    }
     out
 }
 

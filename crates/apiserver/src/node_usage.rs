@@ -1,7 +1,8 @@
-//! Samples of what nodes and containers have used, and the rates between two of them.
+//! Samples of what nodes and containers have used, and the rates between two of them. The kubelet in this process is asked
+//! by a call, others over connections that are kept.
 //!
-//! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
-//! node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started.
+//! Invariant: nothing is sampled unless somebody asks (the history does so once a minute, with a sampler of its own), and
+//! however many ask, each node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started.
 //! Invariant: a window is shorter than [`MIN_WINDOW`] only for what is known for less than that. A round that comes early
 //! because of one new pod does not shorten the windows of the others.
 
@@ -12,31 +13,29 @@ use std::time::{Duration, Instant};
 use api::Status;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
-use http_body_util::BodyExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
 use crate::cluster::Cluster;
+use crate::remote::Place;
 
 /// An answer this young is given again, and one that lacks a pod which has just started as long as it is this young.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 const NEW_POD_INTERVAL: Duration = Duration::from_secs(2);
 /// An older sample is no beginning of a window.
 const MAX_WINDOW: Duration = Duration::from_secs(90);
-/// Less says little about the load. Somewhat less than the interval, because rounds do not come to the millisecond.
-const MIN_WINDOW: Duration = Duration::from_secs(8);
+/// As long as a metrics-server's: less says little about a load that comes and goes. Somewhat less than the 15 seconds
+/// between two looks of an autoscaler, because those do not come to the millisecond.
+const MIN_WINDOW: Duration = Duration::from_secs(14);
 /// How long to measure when there is no earlier sample.
 const FIRST_WINDOW: Duration = Duration::from_secs(1);
 /// A node that takes longer is left out, and so are those that were not asked before a round is over: two rounds have to
 /// fit into one request.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
-/// Nodes asked at a time.
-const PARALLEL: usize = 16;
-/// More than the summary of a node with a thousand pods.
-const MAX_SUMMARY: usize = 64 << 20;
+/// Nodes asked at a time. With many, one look at the sockets finds many answers.
+const PARALLEL: usize = 64;
 
 /// CPU time in nanoseconds since the start, and bytes in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,28 +194,53 @@ impl Past {
     }
 }
 
-#[derive(Default)]
-pub(crate) struct Sampler(Mutex<Past>);
+/// What a kubelet is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// All that `metrics.k8s.io` tells. That is the cheapest summary to make.
+    CpuAndMemory,
+    /// Network and disk as well, but nothing that has to be looked for in the folders of pods. Upstream's kubelet does not
+    /// know of that and answers in full.
+    AllButFiles,
+}
+
+impl Question {
+    fn path(self) -> &'static str {
+        match self {
+            Self::CpuAndMemory => "/stats/summary?only_cpu_and_memory=true",
+            Self::AllButFiles => "/stats/summary?without_files=true",
+        }
+    }
+}
+
+pub(crate) struct Sampler {
+    question: Question,
+    past: Mutex<Past>,
+}
 
 impl Sampler {
+    pub(crate) fn new(question: Question) -> Self {
+        Self { question, past: Mutex::default() }
+    }
+
     /// What every node used of late, by name of node.
     pub(crate) async fn windows(
         &self,
         cluster: &Arc<Cluster>,
         is_complete: impl Fn(&BTreeMap<String, Window>) -> bool,
     ) -> Arc<BTreeMap<String, Window>> {
-        let mut past = self.0.lock().await;
+        let mut past = self.past.lock().await;
         let first = match past.latest.map(|at| at.elapsed()) {
             Some(age) if age < NEW_POD_INTERVAL => return past.windows.clone(),
             Some(age) if age < SAMPLE_INTERVAL && is_complete(&past.windows) => return past.windows.clone(),
             Some(age) if age < MAX_WINDOW => None,
             _ => {
-                let first = sample(cluster).await;
+                let first = sample(cluster, self.question).await;
                 tokio::time::sleep(FIRST_WINDOW).await;
                 Some(first)
             }
         };
-        let latest = sample(cluster).await;
+        let latest = sample(cluster, self.question).await;
         // Nothing is changed before the last round is done: a caller that leaves earlier takes nothing from the others.
         if let Some(first) = first {
             past.nodes.clear();
@@ -235,25 +259,29 @@ fn rate(old: &Used, new: &Used, length: Duration) -> Option<Usage> {
     Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX), memory: new.memory })
 }
 
-async fn sample(cluster: &Arc<Cluster>) -> Samples {
+async fn sample(cluster: &Arc<Cluster>, question: Question) -> Samples {
     let nodes: Vec<String> = match cluster.caches.get("minions") {
         Some(cache) => {
             let snapshot = cache.snapshot();
-            let ready = snapshot
-                .range(None, None)
-                .filter(|entry| entry.read::<Node>().is_ok_and(|node| api::node::is_ready(&node)));
+            // A node that its kubelet does not report is not asked: it would only be waited for.
+            let ready =
+                snapshot.range(None, None).filter(|entry| entry.read::<Place>().is_ok_and(|node| node.is_ready()));
             ready.map(|node| node.name().to_owned()).collect()
         }
         None => Vec::new(),
     };
-    let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(cluster.clone(), node)).collect();
+    let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(cluster.clone(), node, question)).collect();
     let answers = stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready);
     answers.take_until(tokio::time::sleep(SCRAPE_INTERVAL)).collect().await
 }
 
-fn sample_one(cluster: Arc<Cluster>, node: String) -> BoxFuture<'static, Option<(String, NodeSample)>> {
+fn sample_one(
+    cluster: Arc<Cluster>,
+    node: String,
+    question: Question,
+) -> BoxFuture<'static, Option<(String, NodeSample)>> {
     Box::pin(async move {
-        match tokio::time::timeout(NODE_TIMEOUT, ask(&cluster, &node)).await {
+        match tokio::time::timeout(NODE_TIMEOUT, ask(&cluster, &node, question)).await {
             Ok(Ok(sample)) => return Some((node, sample)),
             Ok(Err(error)) => tracing::debug!(node, error = error.message, "no usage from this node"),
             Err(_) => tracing::debug!(node, "this node took too long to say what it uses"),
@@ -262,17 +290,8 @@ fn sample_one(cluster: Arc<Cluster>, node: String) -> BoxFuture<'static, Option<
     })
 }
 
-async fn ask(cluster: &Arc<Cluster>, node: &str) -> Result<NodeSample, Status> {
-    let response = cluster.own()?.ask_kubelet(node, "/stats/summary").await?;
-    let (mut body, mut text) = (response.into_body(), Vec::new());
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(Status::internal)?.into_data() {
-            text.extend_from_slice(&data);
-        }
-        if text.len() > MAX_SUMMARY {
-            return Err(Status::internal("the kubelet's summary is too long"));
-        }
-    }
+async fn ask(cluster: &Arc<Cluster>, node: &str, question: Question) -> Result<NodeSample, Status> {
+    let text = cluster.own()?.ask_kubelet(node, question.path()).await?;
     let summary: Summary = serde_json::from_slice(&text).map_err(Status::internal)?;
     Ok(read(summary, Instant::now(), crate::stamp::now()))
 }
@@ -463,8 +482,8 @@ mod tests {
                 vec![Some(12), Some(12), None],
                 // The new one is told at once, in a window of its own.
                 vec![Some(14), Some(14), Some(2)],
-                vec![Some(10), Some(10), Some(8)],
-                vec![Some(10), Some(10), Some(10)],
+                vec![Some(20), Some(20), Some(8)],
+                vec![Some(16), Some(16), Some(18)],
             ]
         );
     }
@@ -475,7 +494,7 @@ mod tests {
         let found = lengths(&rounds, &[("old", 0)]);
         let longest = found.iter().flatten().flatten().max().copied().unwrap();
         assert!(longest < 2 * MIN_WINDOW.as_secs() + 2, "{longest}");
-        let shortest = found.iter().skip(4).flatten().flatten().min().copied().unwrap();
+        let shortest = found.iter().skip(7).flatten().flatten().min().copied().unwrap();
         assert!(shortest >= MIN_WINDOW.as_secs(), "{shortest}");
     }
 

@@ -2,85 +2,124 @@
 //! service, such as a metrics-server's, is found before this and takes over.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
 use api::quantity::{Format, Quantity};
 use api::selector::{FieldSelector, Selector};
 use api::time::rfc3339;
+use bytes::Bytes;
 use http::{Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::MetricsOf;
-use serde::Deserialize;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::accept::{encode, is_table};
+use crate::accept::{Accept, Encoding, encode_as, is_table};
 use crate::body::Body;
 use crate::body::response;
 use crate::node_usage::{Rates, Usage, Window};
 use crate::state::{Operation, State};
+use crate::watch_cache::Entry;
 
 const API_VERSION: &str = "metrics.k8s.io/v1beta1";
 
-/// All that is read of the object whose use was measured.
-#[derive(Default, Deserialize)]
-struct Known {
-    metadata: ObjectMeta,
-    spec: Option<KnownSpec>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct KnownSpec {
-    node_name: Option<String>,
-}
-
 /// One measured node or pod.
-struct Item {
-    namespace: String,
-    name: String,
-    labels: Option<BTreeMap<String, String>>,
+struct Item<'w> {
+    /// As it is cached: only its name, labels and node matter.
+    of: Arc<Entry>,
     end: Timestamp,
-    rates: Rates,
+    rates: &'w Rates,
 }
 
-impl Item {
-    fn metadata(&self, now: Timestamp) -> Value {
-        let mut metadata = json!({"name": self.name, "creationTimestamp": rfc3339(now)});
-        if !self.namespace.is_empty() {
-            metadata["namespace"] = json!(self.namespace);
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a str>,
+    creation_timestamp: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<&'a BTreeMap<String, String>>,
+}
+
+#[derive(Serialize)]
+struct Used {
+    cpu: String,
+    memory: String,
+}
+
+#[derive(Serialize)]
+struct Container<'a> {
+    name: &'a str,
+    usage: Used,
+}
+
+/// A NodeMetrics or a PodMetrics. There are as many in a list as there are nodes or pods, so they are written as they are,
+/// without a tree of values in between.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Object<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api_version: Option<&'static str>,
+    metadata: Metadata<'a>,
+    timestamp: String,
+    window: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Used>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    containers: Option<Vec<Container<'a>>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct List<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: BTreeMap<String, String>,
+    items: Vec<Object<'a>>,
+}
+
+impl Item<'_> {
+    fn metadata<'a>(&'a self, now: &'a str) -> Metadata<'a> {
+        Metadata {
+            name: self.of.name(),
+            namespace: Some(self.of.namespace()).filter(|namespace| !namespace.is_empty()),
+            creation_timestamp: now,
+            labels: Some(self.of.labels()).filter(|labels| !labels.is_empty()),
         }
-        if let Some(labels) = self.labels.as_ref().filter(|labels| !labels.is_empty()) {
-            metadata["labels"] = json!(labels);
-        }
-        metadata
     }
 
-    fn object(&self, of: MetricsOf, now: Timestamp) -> Value {
-        let mut value = json!({
-            "metadata": self.metadata(now),
-            "timestamp": rfc3339(self.end),
-            "window": window(self.rates.length),
-        });
-        match of {
-            MetricsOf::Nodes => value["usage"] = usage(&self.rates.total()),
+    fn object<'a>(&'a self, of: MetricsOf, now: &'a str) -> Object<'a> {
+        let (usage, containers) = match of {
+            MetricsOf::Nodes => (Some(used(&self.rates.total())), None),
             MetricsOf::Pods => {
                 let containers = self.rates.containers.iter();
-                value["containers"] =
-                    containers.map(|(name, used)| json!({"name": name, "usage": usage(used)})).collect();
+                let container = |(name, usage): (&'a String, &'a Usage)| Container { name, usage: used(usage) };
+                (None, Some(containers.map(container).collect()))
             }
+        };
+        Object {
+            kind: None,
+            api_version: None,
+            metadata: self.metadata(now),
+            timestamp: rfc3339(self.end),
+            window: window(self.rates.length),
+            usage,
+            containers,
         }
-        value
     }
 
-    fn row(&self, now: Timestamp) -> Value {
+    fn row(&self, now: &str) -> Value {
         let total = self.rates.total();
         let object = json!({
             "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": self.metadata(now),
         });
-        json!({"cells": [self.name, cpu(&total), memory(&total), window(self.rates.length)], "object": object})
+        json!({"cells": [self.of.name(), cpu(&total), memory(&total), window(self.rates.length)], "object": object})
     }
 }
 
@@ -96,8 +135,16 @@ fn memory(usage: &Usage) -> String {
     Quantity::new(i64::try_from(usage.memory).unwrap_or(i64::MAX), Format::BinarySI).to_string()
 }
 
-fn usage(usage: &Usage) -> Value {
-    json!({"cpu": cpu(usage), "memory": memory(usage)})
+fn used(usage: &Usage) -> Used {
+    Used { cpu: cpu(usage), memory: memory(usage) }
+}
+
+fn encoded(accept: &Accept, what: &impl Serialize) -> Result<Bytes, Status> {
+    let value = match accept.encoding {
+        Encoding::Json => Value::Null,
+        Encoding::Yaml | Encoding::Protobuf => serde_json::to_value(what).map_err(Status::internal)?,
+    };
+    encode_as(accept, &value, what)
 }
 
 pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Response<Body>, Status> {
@@ -111,88 +158,76 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
     {
         return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
     }
-    let mut items = measured(operation, of).await?;
-    let now = operation.now;
-    let value = if info.verb == registry::Verb::List {
-        items.retain(|item| {
-            let field = |name: &str| if name == "metadata.name" { item.name.clone() } else { item.namespace.clone() };
-            labels.matches(item.labels.as_ref()) && fields.matches(field)
-        });
-        match is_table(&operation.accept) {
-            true => table(&items, now),
-            false => {
-                let kind = match of {
-                    MetricsOf::Nodes => "NodeMetricsList",
-                    MetricsOf::Pods => "PodMetricsList",
-                };
-                let items: Vec<Value> = items.iter().map(|item| item.object(of, now)).collect();
-                json!({"kind": kind, "apiVersion": API_VERSION, "metadata": {}, "items": items})
-            }
-        }
-    } else {
-        items.retain(|item| item.name == info.name);
-        let Some(item) = items.first() else { return Err(operation.not_found(&info.name)) };
-        match is_table(&operation.accept) {
-            true => table(&items, now),
-            false => {
-                let mut value = item.object(of, now);
-                value["kind"] = json!(&*operation.resource.kind);
-                value["apiVersion"] = json!(API_VERSION);
-                value
-            }
-        }
-    };
-    Ok(response(StatusCode::OK, operation.accept.content_type(), encode(&operation.accept, &value)?))
-}
-
-/// Everything measured in the namespace of the request, in the order of names. What has been deleted meanwhile is left out.
-async fn measured(operation: &Operation, of: MetricsOf) -> Result<Vec<Item>, Status> {
     let state = &operation.state;
     let is_complete = |windows: &BTreeMap<String, Window>| match of {
         MetricsOf::Nodes => true,
-        MetricsOf::Pods => !lacks_new_pod(state, &operation.info.namespace, operation.now, windows),
+        MetricsOf::Pods => !lacks_new_pod(state, &info.namespace, operation.now, windows),
     };
     let windows = state.resource_metrics.windows(&state.cluster, is_complete).await;
-    let mut items = Vec::new();
-    for (node, window) in windows.iter() {
-        let mut push = |namespace: &str, name: &str, rates: &Rates| {
-            let known: Option<Known> = match of {
-                MetricsOf::Nodes => state.objects().part::<Node, _>("", name)?,
-                MetricsOf::Pods => state.objects().part::<Pod, _>(namespace, name)?,
-            };
-            let Some(known) = known else { return Ok::<_, Status>(()) };
-            // A node speaks for its own pods only.
-            let runs_here = known.spec.and_then(|spec| spec.node_name).as_ref() == Some(node);
-            if of == MetricsOf::Pods && !runs_here {
-                return Ok(());
-            }
-            items.push(Item {
-                namespace: namespace.to_owned(),
-                name: name.to_owned(),
-                labels: known.metadata.labels,
-                end: window.end,
-                rates: rates.clone(),
-            });
-            Ok(())
+    let mut items = measured(state, of, &info.namespace, &windows)?;
+    let (accept, now) = (&operation.accept, rfc3339(operation.now));
+    let body = if info.verb == registry::Verb::List {
+        items.retain(|item| {
+            let field = |name: &str| if name == "metadata.name" { item.of.name() } else { item.of.namespace() };
+            item.of.is_labelled(&labels) && fields.matches(field)
+        });
+        let kind = match of {
+            MetricsOf::Nodes => "NodeMetricsList",
+            MetricsOf::Pods => "PodMetricsList",
         };
+        let objects = || items.iter().map(|item| item.object(of, &now)).collect();
+        match is_table(accept) {
+            true => encoded(accept, &table(&items, &now))?,
+            false => {
+                encoded(accept, &List { kind, api_version: API_VERSION, metadata: BTreeMap::new(), items: objects() })?
+            }
+        }
+    } else {
+        items.retain(|item| item.of.name() == info.name);
+        let Some(item) = items.first() else { return Err(operation.not_found(&info.name)) };
+        let (kind, api_version) = (Some(&*operation.resource.kind), Some(API_VERSION));
+        match is_table(accept) {
+            true => encoded(accept, &table(&items, &now))?,
+            false => encoded(accept, &Object { kind, api_version, ..item.object(of, &now) })?,
+        }
+    };
+    Ok(response(StatusCode::OK, accept.content_type(), body))
+}
+
+/// Everything measured in a namespace, or in all, in the order of names. What has been deleted meanwhile is left out.
+fn measured<'w>(
+    state: &State,
+    of: MetricsOf,
+    namespace: &str,
+    windows: &'w BTreeMap<String, Window>,
+) -> Result<Vec<Item<'w>>, Status> {
+    let mut items = Vec::new();
+    for (node, window) in windows {
         match of {
             MetricsOf::Nodes => {
-                if let Some(rates) = &window.node {
-                    push("", node, rates)?;
-                }
+                let Some(rates) = &window.node else { continue };
+                let known = state.objects().entry::<Node>("", node)?;
+                items.extend(known.map(|known| Item { of: known, end: window.end, rates }));
             }
             MetricsOf::Pods => {
-                let wanted = &operation.info.namespace;
-                for ((namespace, name), rates) in &window.pods {
-                    if wanted.is_empty() || namespace == wanted {
-                        push(namespace, name, rates)?;
-                    }
+                let wanted = window.pods.iter().filter(|((own, _), _)| namespace.is_empty() || own == namespace);
+                for ((own, name), rates) in wanted {
+                    let known = state.objects().entry::<Pod>(own, name)?;
+                    // A node speaks for its own pods only.
+                    let known = known.filter(|known| is_on(known, node));
+                    items.extend(known.map(|known| Item { of: known, end: window.end, rates }));
                 }
             }
         }
     }
-    items.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+    items.sort_by(|a, b| (a.of.namespace(), a.of.name()).cmp(&(b.of.namespace(), b.of.name())));
     Ok(items)
+}
+
+/// Whether a pod is assigned to a node.
+pub(crate) fn is_on(pod: &Entry, node: &str) -> bool {
+    let found = crate::json::find(&pod.stored, &["spec", "nodeName"]);
+    found.is_some_and(|found| crate::json::text(&pod.stored[found]) == node)
 }
 
 /// For so long a pod that runs is new: whoever asks for it need not wait for the next round.
@@ -219,7 +254,7 @@ fn is_new(pod: &[u8], now: Timestamp) -> bool {
         && started.is_some_and(|started| now.duration_since(started).abs() < NEW_POD_AGE)
 }
 
-fn table(items: &[Item], now: Timestamp) -> Value {
+fn table(items: &[Item<'_>], now: &str) -> Value {
     let column = |name: &str, format: &str, description: &str| json!({"name": name, "type": "string", "format": format, "description": description, "priority": 0});
     let columns = [
         column("Name", "name", "Name of what was measured."),

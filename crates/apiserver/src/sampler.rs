@@ -7,6 +7,8 @@ use jiff::Timestamp;
 
 use crate::history::STEP;
 use crate::history::sample::{self, Counted};
+use crate::node_usage::{Question, Sampler};
+use crate::resource_metrics::is_on;
 use crate::state::State;
 
 /// Minutes between two writes of the file.
@@ -19,6 +21,8 @@ pub(crate) async fn run(state: Arc<State>) {
     if !state.history.is_kept() {
         return;
     }
+    // Its own, so that the figures of a minute are those of the whole minute, whoever else asks meanwhile.
+    let usage = Sampler::new(Question::AllButFiles);
     let mut before = Counted::now(state.metrics.totals());
     let mut unsaved = 0;
     loop {
@@ -32,7 +36,7 @@ pub(crate) async fn run(state: Arc<State>) {
         before = counted;
         let nodes = state.caches.get("minions").map_or(0, |cache| cache.snapshot().objects.len());
         if minute.is_multiple_of(nodes.div_ceil(NODES_A_MINUTE).max(1) as u64) {
-            let windows = state.resource_metrics.windows(&state.cluster, |_| true).await;
+            let windows = usage.windows(&state.cluster, |_| true).await;
             values.extend(sample::of_nodes(&windows, |node, namespace, pod| runs_on(&state, node, namespace, pod)));
         }
         let left_out = state.history.record(minute, values);
@@ -58,11 +62,8 @@ fn next_minute(now: Timestamp) -> (u64, Duration) {
 
 /// Whether a pod exists and is assigned to a node.
 fn runs_on(state: &State, node: &str, namespace: &str, pod: &str) -> bool {
-    let Some(entry) = state.caches.get("pods").and_then(|cache| cache.get(&format!("{namespace}/{pod}"))) else {
-        return false;
-    };
-    let object = entry.json();
-    crate::json::find(&object, &["spec", "nodeName"]).is_some_and(|found| crate::json::text(&object[found]) == node)
+    let pod = state.caches.get("pods").and_then(|cache| cache.get(&format!("{namespace}/{pod}")));
+    pod.is_some_and(|pod| is_on(&pod, node))
 }
 
 #[cfg(test)]

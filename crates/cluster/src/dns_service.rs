@@ -37,7 +37,9 @@ pub(crate) const USER: &str = "system:serviceaccount:kube-system:coredns";
 
 /// In a Node object: where the node's server answers, while it does.
 const ANNOTATION: &str = "cox.dev/dns";
-const PORTS: [(&str, &str); 2] = [("dns", "UDP"), ("dns-tcp", "TCP")];
+/// Under the names of the `kube-dns` service upstream: collectors find the metrics by theirs.
+const PORTS: [(&str, &str, u16); 3] =
+    [("dns", "UDP", PORT), ("dns-tcp", "TCP", PORT), ("metrics", "TCP", METRICS_PORT)];
 /// How long the end of a server may wait for its last word.
 const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -249,7 +251,7 @@ async fn write_slice(client: &Client, first: IpAddr, endpoints: &[Value]) -> Res
         },
         "addressType": if first.is_ipv4() { "IPv4" } else { "IPv6" },
         "endpoints": endpoints,
-        "ports": PORTS.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": PORT})),
+        "ports": PORTS.map(|(name, protocol, port)| json!({"name": name, "protocol": protocol, "port": port})),
     });
     let slices = client.namespaced::<EndpointSlice>(NAMESPACE);
     let written = slices.patch(&name, &Patch::apply(MANAGER, slice).force()).await;
@@ -268,7 +270,7 @@ pub(crate) async fn ensure(client: &Client, cluster_ip: IpAddr, first: (&str, Ip
         },
         "spec": {
             "clusterIP": cluster_ip.to_string(),
-            "ports": PORTS.map(|(name, protocol)| json!({"name": name, "protocol": protocol, "port": 53, "targetPort": PORT})),
+            "ports": PORTS.map(|(name, protocol, port)| json!({"name": name, "protocol": protocol, "port": port, "targetPort": port})),
         },
     });
     let services = client.namespaced::<Service>(NAMESPACE);

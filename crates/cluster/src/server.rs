@@ -120,7 +120,10 @@ async fn start(
         etcd::claim(&*shape.etcd.connect().await?, &read(&pki.certificate("ca"))?).await?;
         progress.done("etcd", &shape.etcd.etcd_servers.join(", "));
     }
-    let server = apiserver::Server::new(apiserver_config(options, shape, &pki, node_ip).await?).await?;
+    let summaries = kubelet::SummarySlot::default();
+    let mut config = apiserver_config(options, shape, &pki, node_ip).await?;
+    config.local_kubelet = Some(apiserver::LocalKubelet { node: node_name.clone(), summaries: summaries.clone() });
+    let server = apiserver::Server::new(config).await?;
     let (handler, trace) = (server.handler(), server.trace());
     let encryption_in_force = server.encryption_in_force();
     components.spawn("apiserver", {
@@ -216,7 +219,7 @@ async fn start(
         }
     }
     usual_place::ensure(options);
-    let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None };
+    let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None, summaries };
     let gateway = node.start(components).await?;
     progress.done("node", &format!("{node_name}, pods in {}", shape.cluster_cidr));
 

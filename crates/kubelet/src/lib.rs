@@ -62,6 +62,8 @@ mod volumes;
 mod worker;
 
 pub use certificates::{ask_renewal, bootstrap, client_of, renewed};
-pub use config::{Args, CgroupDriver, Config, CpuManagerPolicy, Settings, ShutdownPeriod, USUAL_ROOT};
+pub use config::{
+    Args, CgroupDriver, Config, CpuManagerPolicy, Settings, ShutdownPeriod, Summaries, SummarySlot, USUAL_ROOT,
+};
 pub use file_watch::{Change, FileWatch};
 pub use run::{main, run};

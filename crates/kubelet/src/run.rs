@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
-use crate::config::{Args, Config, Settings};
+use crate::config::{Args, Config, Settings, SummarySlot};
 use crate::cpu_manager::CpuManager;
 use crate::eviction::Eviction;
 use crate::housekeeping::Housekeeping;
@@ -67,7 +67,8 @@ async fn serve(args: &Args, settings: Settings, stop: CancellationToken) -> anyh
         let client = certificates::client_of(&kubeconfig)?;
         let client = settings.api_rate.map_or(client.clone(), |(qps, burst)| client.with_rate_limit(qps, burst));
         let until = stop.child_token();
-        let config = Config { client: client.traced_remotely(state::ACTOR), settings: settings.clone() };
+        let client_of_kubelet = client.traced_remotely(state::ACTOR);
+        let config = Config { client: client_of_kubelet, settings: settings.clone(), summaries: Arc::default() };
         let exporting = export(&config, until.clone());
         let running = run(config, until.clone());
         let renewed = async {
@@ -240,6 +241,7 @@ struct Running {
     changed: Arc<Notify>,
     parts: Parts,
     tasks: TaskTracker,
+    summaries: SummarySlot,
 }
 
 impl Running {
@@ -249,7 +251,7 @@ impl Running {
         machine: &Machine,
         stop: &CancellationToken,
     ) -> anyhow::Result<Self> {
-        let Config { client, settings } = config;
+        let Config { client, settings, summaries } = config;
         let client = client.with_metrics(runtime.metrics.all());
         let tasks = TaskTracker::new();
         let to_events = settings.event_rate.map_or(client.clone(), |(qps, burst)| client.with_rate_limit(qps, burst));
@@ -346,7 +348,7 @@ impl Running {
         // Set once, right here.
         let _ = late.set(Arc::downgrade(&workers));
         let parts = Parts::new(tasks.clone(), stop.clone());
-        Ok(Running { kubelet, workers, informers, wake, changed, parts, tasks })
+        Ok(Running { kubelet, workers, informers, wake, changed, parts, tasks, summaries })
     }
 
     /// Starts the kubelet's own API; the port that it is served on.
@@ -357,6 +359,7 @@ impl Running {
             .with_context(|| format!("listening on {}:{}", settings.address, settings.port))?;
         let port = listener.local_addr()?.port();
         let server = Server::new(self.kubelet.clone(), self.workers.clone())?;
+        *self.summaries.lock() = Some(server.summaries());
         if settings.server_tls_bootstrap {
             let renewing = server.clone();
             self.parts.spawn("kubelet certificates", move |stop| renewing.clone().renew_certificate(stop));

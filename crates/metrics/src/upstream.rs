@@ -217,7 +217,7 @@ const APISERVER: &str = "
     ALPHA  histogram  authorization_duration_seconds  result
     ALPHA  counter    apiserver_authorization_decisions_total  decision,name,type
     ALPHA  histogram  apiserver_client_certificate_expiration_seconds
-    ALPHA  counter    apiserver_audit_error_total
+    ALPHA  counter    apiserver_audit_error_total  plugin
     ALPHA  gauge      aggregator_unavailable_apiservice  name
     ALPHA  counter    aggregator_unavailable_apiservice_total?  name,reason
     ALPHA  counter    rest_client_requests_total  code,host,method
@@ -244,8 +244,8 @@ const CONTROLLER_MANAGER: &str = "
     BETA   gauge      endpoint_slice_controller_services_count_by_traffic_distribution?  traffic_distribution
     BETA   counter    job_controller_pod_failures_handled_by_failure_policy_total?  action
     BETA   counter    job_controller_terminated_pods_tracking_finalizer_total?  event
-    BETA   gauge      statefulset_controller_statefulset_max_unavailable?  pod_management_policy,statefulset_name,statefulset_namespace
-    BETA   gauge      statefulset_controller_statefulset_unavailable_replicas?  pod_management_policy,statefulset_name,statefulset_namespace
+    ALPHA  gauge      statefulset_controller_statefulset_max_unavailable?  pod_management_policy,statefulset_name,statefulset_namespace
+    ALPHA  gauge      statefulset_controller_statefulset_unavailable_replicas?  pod_management_policy,statefulset_name,statefulset_namespace
     ALPHA  gauge      horizontal_pod_autoscaler_controller_num_horizontal_pod_autoscalers
     ALPHA  gauge      horizontal_pod_autoscaler_controller_desired_replicas?  hpa_name,namespace
     ALPHA  gauge      node_collector_zone_health?  zone

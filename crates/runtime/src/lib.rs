@@ -12,6 +12,7 @@ mod container;
 mod container_spec;
 mod cpu_samples;
 mod device_filter;
+mod disk_usage;
 mod engine;
 mod error;
 mod exec;

@@ -7,6 +7,7 @@ use cgroup::{Version, keyed};
 use cri::v1;
 use files::Usage;
 
+use crate::disk_usage::Keep;
 use crate::engine::{Container, Engine, Sandbox};
 use crate::pod_config::{SHARED_FILES, cgroup_parent};
 use crate::record;
@@ -74,9 +75,10 @@ fn memory(engine: &Engine, cgroup: &str) -> Option<v1::MemoryUsage> {
 }
 
 /// What a container has on the disk: its own files, and those of its pod that it may write to.
-fn writable_layer(engine: &Engine, container: &Container) -> v1::FilesystemUsage {
+fn writable_layer(engine: &Engine, container: &Container, id: &str) -> v1::FilesystemUsage {
     let sandbox = engine.sandbox(&container.sandbox_id()).ok().map(|sandbox| sandbox.directory.clone());
-    let Usage { bytes, inodes } = writable(&container.directory, sandbox.as_deref());
+    let walk = || writable(&container.directory, sandbox.as_deref());
+    let Usage { bytes, inodes } = engine.walks.usage(id, Keep::ByCost, walk);
     v1::FilesystemUsage {
         timestamp: record::now(),
         fs_id: Some(v1::FilesystemIdentifier { mountpoint: engine.config.root.display().to_string() }),
@@ -106,7 +108,7 @@ pub(crate) fn of_container(engine: &Engine, container: &Container) -> v1::Contai
         }),
         cpu: running.then(|| cpu(engine, &record.cgroup)).flatten(),
         memory: running.then(|| memory(engine, &record.cgroup)).flatten(),
-        writable_layer: Some(writable_layer(engine, container)),
+        writable_layer: Some(writable_layer(engine, container, &record.id)),
         ..Default::default()
     }
 }

@@ -11,7 +11,6 @@ mod truncate;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use api::{Status, UserInfo};
 use bytes::Bytes;
@@ -62,9 +61,9 @@ impl Audit {
     }
 }
 
-/// Events that were lost because a sink had no room or failed.
-pub(crate) fn dropped() -> u64 {
-    sink::DROPPED.load(Ordering::Relaxed)
+/// Events that were lost because a sink had no room or failed, by plug-in.
+pub(crate) fn lost() -> [(&'static str, u64); 2] {
+    sink::lost()
 }
 
 /// The trail of one request; does nothing where nothing is recorded.

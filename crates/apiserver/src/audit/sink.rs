@@ -23,8 +23,12 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Batches on their way to the collector at the same time.
 const MAX_IN_FLIGHT: usize = 16;
 
-/// Events that found no room.
-pub(crate) static DROPPED: AtomicU64 = AtomicU64::new(0);
+/// Events that found no room or were not taken, by the name of the plug-in upstream.
+static LOST: [(&str, AtomicU64); 2] = [("log", AtomicU64::new(0)), ("webhook", AtomicU64::new(0))];
+
+pub(super) fn lost() -> [(&'static str, u64); 2] {
+    LOST.each_ref().map(|(plugin, count)| (*plugin, count.load(Ordering::Relaxed)))
+}
 
 /// Why an event is lost.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +58,14 @@ pub(super) struct Sink {
 }
 
 impl Backend {
+    fn lose(&self, events: usize) {
+        let (_, count) = match self {
+            Backend::Log(_) => &LOST[0],
+            Backend::Webhook(_) => &LOST[1],
+        };
+        count.fetch_add(events as u64, Ordering::Relaxed);
+    }
+
     async fn write(&self, events: &[Bytes]) -> Result<(), Lost> {
         match self {
             Backend::Log(log) => Ok(log.write(events)?),
@@ -112,7 +124,7 @@ impl Sink {
             (Ok(event), None) => self.backend.write(&[event]).await,
         }
         .inspect_err(|error| {
-            DROPPED.fetch_add(1, Ordering::Relaxed);
+            self.backend.lose(1);
             tracing::error!(%error, "audit event lost");
         })
     }
@@ -134,7 +146,7 @@ impl Sink {
                             Err(lost) => Err(lost),
                         };
                         if let Err(error) = written {
-                            DROPPED.fetch_add(1, Ordering::Relaxed);
+                            backend.lose(1);
                             tracing::error!(%error, "audit event lost");
                         }
                     });
@@ -204,7 +216,7 @@ async fn send_batches(
 
 async fn send(backend: &Backend, events: &[Bytes]) {
     if let Err(error) = backend.write(events).await {
-        DROPPED.fetch_add(events.len() as u64, Ordering::Relaxed);
+        backend.lose(events.len());
         tracing::error!(%error, count = events.len(), "audit events lost");
     }
 }

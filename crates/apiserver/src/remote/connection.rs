@@ -53,8 +53,8 @@ pub(crate) enum Problem {
     /// There was one that did not end.
     #[error("{}", text(.0))]
     Cut(hyper::Error),
-    #[error("the response is larger than {MAX_ANSWER} bytes")]
-    Large,
+    #[error("the response is larger than {0} bytes")]
+    Large(usize),
 }
 
 /// Why there is no connection. Texts are those of Go's HTTP client, which people and tests know.
@@ -88,9 +88,23 @@ impl Connections {
         C: Fn() -> F,
         F: Future<Output = Result<Sender, ConnectError>>,
     {
+        self.exchange_up_to(MAX_ANSWER, request, connect).await
+    }
+
+    /// As [`Self::exchange`], with a limit of its own for the answer.
+    pub(crate) async fn exchange_up_to<C, F>(
+        &self,
+        limit: usize,
+        request: Request<Full<Bytes>>,
+        connect: C,
+    ) -> Result<Response<Bytes>, Problem>
+    where
+        C: Fn() -> F,
+        F: Future<Output = Result<Sender, ConnectError>>,
+    {
         let (mut sender, response) = self.open(request, Lost::Repeat, connect).await?;
         let (parts, body) = response.into_parts();
-        let answer = read(body).await?;
+        let answer = read(body, limit).await?;
         if sender.ready().await.is_ok() {
             self.put_back(sender);
         }
@@ -152,13 +166,13 @@ async fn send(mut sender: Sender, request: Request<Full<Bytes>>) -> Result<(Send
     sent.map(|response| (sender, response)).map_err(Problem::Broken)
 }
 
-async fn read(mut body: Incoming) -> Result<Bytes, Problem> {
+async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Problem> {
     let mut kept = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(Problem::Cut)?;
         let Some(data) = frame.data_ref() else { continue };
-        if kept.len() + data.len() > MAX_ANSWER {
-            return Err(Problem::Large);
+        if kept.len() + data.len() > limit {
+            return Err(Problem::Large(limit));
         }
         kept.extend_from_slice(data);
     }

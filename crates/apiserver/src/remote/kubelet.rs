@@ -7,18 +7,20 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{Request, Response, header};
 use http_body_util::Full;
-use hyper::body::Incoming;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{NodeAddress, NodeCondition, NodeDaemonEndpoints};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tls::Reloading;
 use tokio_rustls::TlsConnector;
 
-use super::connection::{Connections, Lost, Problem, dial};
+use super::connection::{Connections, Problem, dial};
 
 /// A kubelet that was not asked for so long is connected to anew.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Kubelets that connections are kept to; others are connected to for each question.
 const MAX_KEPT: usize = 2048;
+/// More than the summary of a node with a thousand pods.
+const MAX_PAGE: usize = 64 << 20;
 
 /// How this server reaches kubelets.
 pub(crate) struct KubeletClient {
@@ -58,6 +60,32 @@ impl Kept {
     }
 }
 
+/// All that matters of a Node to those who ask its kubelet. Most of the rest is a list of images.
+#[derive(Deserialize)]
+pub(crate) struct Place {
+    status: Option<PlaceStatus>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PlaceStatus {
+    addresses: Option<Vec<NodeAddress>>,
+    conditions: Option<Vec<NodeCondition>>,
+    daemon_endpoints: Option<NodeDaemonEndpoints>,
+}
+
+impl Place {
+    pub(crate) fn addresses(&self) -> &[NodeAddress] {
+        self.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default()
+    }
+
+    /// Whether its kubelet says that it works.
+    pub(crate) fn is_ready(&self) -> bool {
+        let mut conditions = self.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    }
+}
+
 impl KubeletClient {
     pub(crate) fn new(tls: Reloading<TlsConnector>, address_types: Vec<String>) -> Self {
         let kept = Kept { by_address: HashMap::new(), swept: Instant::now(), made_with: None };
@@ -65,28 +93,22 @@ impl KubeletClient {
     }
 
     /// Asks a kubelet for a page of its own.
-    pub(crate) async fn ask(&self, host: &str, port: u16, path: &str) -> Result<Response<Incoming>, Problem> {
+    pub(crate) async fn ask(&self, host: &str, port: u16, path: &str) -> Result<Response<Bytes>, Problem> {
         let tls = self.tls.get();
         let connections = self.kept.lock().of(host, port, &tls, Instant::now());
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let request = Request::get(path).header(header::HOST, name).body(Full::<Bytes>::default())?;
         let connect = || dial(host, port, Some((&*tls, host)));
-        let (sender, response) = connections.open(request, Lost::Repeat, connect).await?;
-        connections.keep(sender);
-        Ok(response)
+        connections.exchange_up_to(MAX_PAGE, request, connect).await
     }
 
     /// Host and port of a node's kubelet, by the preferred kind of address.
-    pub(crate) fn address(&self, node: &Node) -> Option<(String, u16)> {
-        let status = node.status.as_ref()?;
-        let addresses = status.addresses.as_deref().unwrap_or_default();
+    pub(crate) fn address(&self, node: &Place) -> Option<(String, u16)> {
+        let addresses = node.addresses();
         let host =
             self.address_types.iter().find_map(|kind| addresses.iter().find(|address| address.type_ == *kind))?;
-        let port = status
-            .daemon_endpoints
-            .as_ref()
-            .and_then(|ends| ends.kubelet_endpoint.as_ref())
-            .map_or(10250, |end| end.port);
+        let ends = node.status.as_ref().and_then(|status| status.daemon_endpoints.as_ref());
+        let port = ends.and_then(|ends| ends.kubelet_endpoint.as_ref()).map_or(10250, |end| end.port);
         Some((host.address.clone(), u16::try_from(port).unwrap_or(10250)))
     }
 }
@@ -94,6 +116,34 @@ impl KubeletClient {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn nodes_are_ready_and_have_places_by_the_preferred_kind_of_address() {
+        let types = ["Hostname", "InternalIP"].map(str::to_owned).to_vec();
+        let load = |_: &[std::path::PathBuf]| Ok(TlsConnector::from(Arc::new(tls::unverified_client())));
+        let client = KubeletClient::new(Reloading::new(Vec::new(), load).unwrap(), types);
+        let address = |kind: &str, address: &str| json!({"type": kind, "address": address});
+        let ready =
+            |status: &str| json!([{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": status}]);
+        let both = json!([address("InternalIP", "10.0.0.1"), address("Hostname", "one")]);
+        for (node, place, is_ready) in [
+            (json!({}), None, false),
+            (json!({"status": {"conditions": ready("True")}}), None, true),
+            (json!({"status": {"addresses": both, "conditions": ready("Unknown")}}), Some(("one", 10250)), false),
+            (
+                json!({"status": {"addresses": [address("InternalIP", "10.0.0.1")],
+                    "daemonEndpoints": {"kubeletEndpoint": {"Port": 7}}, "images": [{"names": ["a"]}]}}),
+                Some(("10.0.0.1", 7)),
+                false,
+            ),
+        ] {
+            let node: Place = serde_json::from_value(node).unwrap();
+            let found = client.address(&node);
+            assert_eq!(found, place.map(|(host, port)| (host.to_owned(), port)));
+            assert_eq!(node.is_ready(), is_ready);
+        }
+    }
 
     #[test]
     fn connections_are_kept_to_those_who_are_asked() {

@@ -29,7 +29,7 @@ use tokio_rustls::TlsConnector;
 pub(crate) use connection::{ConnectError, Connections, Lost, Problem, Sender, dial};
 pub(crate) use kubeconfig::Identities;
 use kubeconfig::Kubeconfig;
-pub(crate) use kubelet::KubeletClient;
+pub(crate) use kubelet::{KubeletClient, Place};
 pub(crate) use service::Services;
 
 /// How often a question is put when the other side is in trouble, and the pause after the first time (upstream's
@@ -67,7 +67,7 @@ impl From<Problem> for RemoteError {
     fn from(problem: Problem) -> Self {
         match problem {
             Problem::Unreachable(_) | Problem::Broken(_) | Problem::Late => RemoteError::Unreachable(problem),
-            Problem::Request(_) | Problem::Cut(_) | Problem::Large => RemoteError::Garbage(problem.to_string()),
+            Problem::Request(_) | Problem::Cut(_) | Problem::Large(_) => RemoteError::Garbage(problem.to_string()),
         }
     }
 }

@@ -22,8 +22,8 @@ use super::connect_options::ConnectOptions;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
 use crate::remote::proxied_answer::{self, Links};
-use crate::remote::{passage, service};
-use crate::state::{Operation, State, own_operation};
+use crate::remote::{Place, passage, service};
+use crate::state::{Operation, State};
 use crate::verbs::websocket;
 
 /// How long a connection to a kubelet or a pod may take.
@@ -123,20 +123,28 @@ fn to_folder(operation: &Operation) -> Response<Body> {
 }
 
 /// A question of the server itself to a node's kubelet.
-pub(crate) async fn ask_kubelet(state: &Arc<State>, node: &str, path: &str) -> Result<Response<Body>, Status> {
-    let nodes = state.registry.find("", "v1", "nodes");
-    let nodes = nodes.ok_or_else(|| Status::internal("nodes are not served"))?;
-    let operation = own_operation(state, registry::Verb::Get, &nodes, "", node, "proxy");
-    let (host, port) = kubelet_address(&operation, node)?;
+pub(crate) async fn ask_kubelet(state: &State, node: &str, path: &str) -> Result<Bytes, Status> {
+    if let Some(text) = ask_inside(state, node, path).await {
+        return Ok(text);
+    }
+    let (host, port) = kubelet_address(state, node)?;
     let failed = |why: &dyn std::fmt::Display| {
         Status::service_unavailable(format!("error trying to reach the kubelet of {node}: {why}"))
     };
     let asked = tokio::time::timeout(DIAL_TIMEOUT, state.kubelet.ask(&host, port, path)).await;
     let response = asked.map_err(|_| failed(&"i/o timeout"))?.map_err(|problem| failed(&problem))?;
     if response.status().is_success() {
-        return Ok(response.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync()));
+        return Ok(response.into_body());
     }
     Err(Status::service_unavailable(format!("the kubelet of {node} answered {}", response.status())))
+}
+
+/// What the kubelet in this process says, if it is that of the node.
+async fn ask_inside(state: &State, node: &str, path: &str) -> Option<Bytes> {
+    let local = state.config.local_kubelet.as_ref().filter(|local| local.node == node)?;
+    let query = path.strip_prefix("/stats/summary?")?;
+    let ask = local.summaries.lock().clone()?;
+    ask(query).await
 }
 
 /// A stream is no write, but plug-ins may refuse it (`CONNECT`). They see its options as an object.
@@ -195,7 +203,7 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destin
         }
         return Err(Status::bad_request(format!("pod {name} does not have a host assigned")));
     }
-    let (host, port) = kubelet_address(operation, &node_name)?;
+    let (host, port) = kubelet_address(&operation.state, &node_name)?;
     let mut params: Vec<(&str, String)> = Vec::new();
     let path = match action {
         Action::Log => {
@@ -242,17 +250,14 @@ fn escape(text: &str) -> String {
     out
 }
 
-fn kubelet_address(operation: &Operation, node_name: &str) -> Result<(String, u16), Status> {
-    let node = operation
-        .state
+fn kubelet_address(state: &State, node_name: &str) -> Result<(String, u16), Status> {
+    let node = state
         .objects()
-        .get::<Node>("", node_name)?
+        .entry::<Node>("", node_name)?
         .ok_or_else(|| Status::not_found(&api::GroupResource::new("", "nodes"), node_name))?;
-    operation.state.kubelet.address(&node).ok_or_else(|| {
-        Status::internal(format!(
-            "no preferred addresses found; known addresses: {:?}",
-            node.status.as_ref().and_then(|status| status.addresses.as_ref())
-        ))
+    let place = node.read::<Place>()?;
+    state.kubelet.address(&place).ok_or_else(|| {
+        Status::internal(format!("no preferred addresses found; known addresses: {:?}", place.addresses()))
     })
 }
 
@@ -279,7 +284,7 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
     let number = |port: &str| port.parse::<u16>().ok();
     let (host, port, scheme) = match &*info.resource {
         "nodes" => {
-            let (host, kubelet_port) = kubelet_address(operation, name)?;
+            let (host, kubelet_port) = kubelet_address(&operation.state, name)?;
             let port = number(port).unwrap_or(kubelet_port);
             (host, port, if port == kubelet_port { Scheme::Kubelet } else { scheme })
         }

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Weak};
 
 use api::Status;
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderValue, Response, header};
+use http::{HeaderValue, header};
 use registry::{AnyObject, Resource, Verb};
 
 use super::connect::ask_kubelet;
-use crate::body::Body;
 use crate::cluster::{Change, OwnRequests};
 use crate::state::{State, own_operation};
 use crate::verbs::{Target, create_object, delete_object, modify};
@@ -58,7 +58,7 @@ impl OwnRequests for Own {
         })
     }
 
-    fn ask_kubelet<'a>(&'a self, node: &'a str, path: &'a str) -> BoxFuture<'a, Result<Response<Body>, Status>> {
+    fn ask_kubelet<'a>(&'a self, node: &'a str, path: &'a str) -> BoxFuture<'a, Result<Bytes, Status>> {
         Box::pin(async move { ask_kubelet(&self.state()?, node, path).await })
     }
 }

@@ -35,7 +35,9 @@ async fn kubelet(cluster: &Cluster, pods: &'static [&'static str]) -> u16 {
                     if !head.ends_with(b"\r\n\r\n") {
                         continue;
                     }
-                    assert!(head.starts_with(b"GET /stats/summary "), "{}", String::from_utf8_lossy(&head));
+                    // No more than is told: the rest would cost the node much more.
+                    let asked = b"GET /stats/summary?only_cpu_and_memory=true ";
+                    assert!(head.starts_with(asked), "{}", String::from_utf8_lossy(&head));
                     head.clear();
                     let used = seconds.fetch_add(1, Ordering::Relaxed) * 1_000_000_000;
                     let cpu = json!({"usageCoreNanoSeconds": used});
@@ -66,6 +68,41 @@ async fn table(cluster: &Cluster, path: &str) -> Value {
 fn names(list: &Value) -> Vec<&str> {
     let items = list["items"].as_array().unwrap_or_else(|| panic!("{list}"));
     items.iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect()
+}
+
+/// The node is said to be where nobody listens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kubelet_in_this_process_is_asked_by_a_call() {
+    let seconds = Arc::new(AtomicU64::new(1));
+    let asked = seconds.clone();
+    let summaries: apiserver::Summaries = Arc::new(move |query: &str| {
+        assert_eq!(query, "only_cpu_and_memory=true");
+        let used = asked.fetch_add(1, Ordering::Relaxed) * 1_000_000_000;
+        let cpu = json!({"usageCoreNanoSeconds": used});
+        let text = json!({"node": {"cpu": cpu, "memory": {"workingSetBytes": 1 << 30}}}).to_string();
+        Box::pin(async move { Some(Bytes::from(text)) })
+    });
+    let slot = apiserver::LocalKubelet { node: "n".to_owned(), summaries: Arc::default() };
+    *slot.summaries.lock() = Some(summaries);
+    let cluster = Cluster::with(|config| {
+        config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
+        config.local_kubelet = Some(slot.clone());
+    })
+    .await;
+    assert_eq!(cluster.send("POST", "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await.0, 201);
+    let since = "2026-01-01T00:00:00Z";
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": since, "lastTransitionTime": since}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}});
+    let patched = cluster.send_raw("PATCH", "/api/v1/nodes/n/status", "application/merge-patch+json", status).await;
+    assert_eq!(patched.0, 200);
+    let (code, nodes) = cluster.send("GET", &format!("{API}/nodes"), Value::Null).await;
+    assert_eq!((code, names(&nodes)), (200, vec!["n"]));
+    assert_eq!(seconds.load(Ordering::Relaxed), 3, "asked twice: a rate needs two counts");
+    // Once it is gone, its port is all that is left.
+    *slot.summaries.lock() = None;
+    let (code, _) = cluster.send("GET", &format!("{API}/nodes"), Value::Null).await;
+    assert_eq!(code, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -120,7 +120,8 @@ async fn start(
     let clients = Clients { kubelet: client.clone(), proxy: client.clone() };
     let pki = &Pki::open(&options.pki_dir());
     usual_place::ensure(options);
-    let node = Node { options, settings, pki, clients: clients.clone(), pulls: None };
+    let summaries = Default::default();
+    let node = Node { options, settings, pki, clients: clients.clone(), pulls: None, summaries };
     let gateway = node.start(components).await?;
     start_dns(settings, clients, gateway, components)?;
     progress.done("network", &format!("pods behind {gateway}"));

@@ -31,6 +31,8 @@ pub(crate) struct Node<'a> {
     pub clients: Clients,
     /// Where images are pulled, if not here.
     pub pulls: Option<tokio::runtime::Handle>,
+    /// Where the kubelet leaves its summaries for an API server in the same process.
+    pub summaries: kubelet::SummarySlot,
 }
 
 impl Node<'_> {
@@ -55,7 +57,8 @@ impl Node<'_> {
             Ok(())
         };
         components.until(is_listening).await?;
-        let kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone())?;
+        let mut kubelet = kubelet_config(options, settings, self.pki, self.clients.kubelet.clone())?;
+        kubelet.summaries = self.summaries;
         components.supervise("kubelet", move |stop| kubelet::run(kubelet.clone(), stop));
         let volumes = local_volumes::config(options, &settings.name, self.clients.kubelet.clone());
         components.supervise("local-volumes", move |stop| local_csi::run(volumes.clone(), stop));
@@ -163,5 +166,5 @@ fn kubelet_config(options: &Options, node: &Settings, pki: &Pki, client: Client)
         settings.tls_cert_file = Some(pki.certificate("kubelet"));
         settings.tls_private_key_file = Some(pki.key("kubelet"));
     }
-    Ok(kubelet::Config { client, settings })
+    Ok(kubelet::Config { client, settings, summaries: Default::default() })
 }

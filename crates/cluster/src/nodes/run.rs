@@ -71,6 +71,7 @@ async fn start(options: &Options, host_network: Option<&Path>, components: &mut 
         pki: &Pki::open(&options.pki_dir()),
         clients: clients.clone(),
         pulls: pulls.as_ref().map(Pulls::handle),
+        summaries: Default::default(),
     };
     let gateway = node.start(components).await?;
     start_dns(&settings, clients, gateway, components)?;

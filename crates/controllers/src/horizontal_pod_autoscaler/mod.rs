@@ -183,6 +183,7 @@ struct Look<'a> {
 const ABLE: &str = "AbleToScale";
 const ACTIVE: &str = "ScalingActive";
 const LIMITED: &str = "ScalingLimited";
+const TO_ZERO: &str = "ScaledToZero";
 
 impl Look<'_> {
     fn condition(&mut self, kind: &str, is_true: bool, reason: &str, message: impl Into<String>) {
@@ -250,13 +251,17 @@ impl Look<'_> {
         // Metrics that are not asked have no values: old ones would be taken for the present.
         let mut statuses = None;
         let mut partly = None;
-        let (desired, why) = if current == 0 && bounds.min != 0 {
+        let mut sources = spec.metrics.iter().flatten();
+        let reads_idle_targets = sources.any(|metric| matches!(metric.type_.as_str(), "Object" | "External"));
+        let told = self.conditions.iter().find(|condition| condition.type_ == TO_ZERO);
+        let (is_told, was_scaled) = (told.is_some(), told.is_some_and(|condition| condition.status == "True"));
+        let (desired, why) = if current == 0 && !normalize::can_wake(was_scaled, bounds, reads_idle_targets) {
             let message = "scaling is disabled since the replica count of the target is zero";
             self.condition(ACTIVE, false, "ScalingDisabled", message);
             (current, String::new())
         } else if current > bounds.max {
             (bounds.max, "Current number of replicas above Spec.MaxReplicas".to_owned())
-        } else if current < bounds.min {
+        } else if current < bounds.min && current > 0 {
             (bounds.min, "Current number of replicas below Spec.MinReplicas".to_owned())
         } else {
             let (answers, wanted) = self.ask(&scale, current).await;
@@ -280,7 +285,13 @@ impl Look<'_> {
                 std::cmp::Ordering::Less => "All metrics below target".to_owned(),
                 std::cmp::Ordering::Equal => String::new(),
             };
-            (self.normalize(current, wanted.replicas, bounds), why)
+            let desired = self.normalize(current, wanted.replicas, bounds);
+            // The minimum was raised since.
+            match current == 0 && desired < bounds.min {
+                true if why.is_empty() => (bounds.min, "Current number of replicas below Spec.MinReplicas".to_owned()),
+                true => (bounds.min, why),
+                false => (desired, why),
+            }
         };
         let rescales = desired != current;
         if rescales {
@@ -295,6 +306,12 @@ impl Look<'_> {
             }
             let message = format!("the HPA controller was able to update the target scale to {desired}");
             self.condition(ABLE, true, "SucceededRescale", message);
+            if current > 0 && desired == 0 && bounds.min == 0 && reads_idle_targets {
+                self.condition(TO_ZERO, true, "ScaledToZero", "the HPA controller scaled the workload to zero");
+            } else if is_told {
+                let message = "the HPA controller did not scale the workload to zero";
+                self.condition(TO_ZERO, false, "NotScaledToZero", message);
+            }
             let message = format!("New size: {desired}; reason: {why}");
             controller.recorder.normal(&client::reference(self.scaler), "SuccessfulRescale", message);
             self.resized = Some((current, desired));
@@ -367,7 +384,7 @@ impl Look<'_> {
             match answer {
                 Ok(answer) => {
                     statuses.push(answer.status);
-                    if best.as_ref().is_none_or(|(replicas, _)| answer.replicas > *replicas) {
+                    if best.as_ref().is_none_or(|(replicas, _)| *replicas == 0 || answer.replicas > *replicas) {
                         best = Some((answer.replicas, answer.name));
                     }
                 }

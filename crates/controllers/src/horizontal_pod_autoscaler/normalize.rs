@@ -40,6 +40,12 @@ const TOO_MANY: (&str, &str) = ("TooManyReplicas", "the desired replica count is
 const TOO_FEW: (&str, &str) = ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
 const WITHIN: (&str, &str) = ("DesiredWithinRange", "the desired count is within the acceptable range");
 
+/// Whether a target of size zero may grow: only if an autoscaler made it so small. Others are left alone: somebody has
+/// switched them off (`shouldComputeMetricsForZeroReplicas`, v1.36).
+pub(super) fn can_wake(was_scaled_to_zero: bool, bounds: Bounds, reads_idle_targets: bool) -> bool {
+    was_scaled_to_zero && (bounds.min != 0 || reads_idle_targets)
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Dated {
     at: Timestamp,
@@ -233,6 +239,21 @@ mod tests {
             let found = memory.plain("a", WINDOW, current, wanted, bounds, at(1000));
             let expected = Normalized { replicas, able, limited: (limited.0, limited.1.0, limited.1.1) };
             assert_eq!(found, expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn who_was_switched_off_stays_so() {
+        for (was_scaled, min, reads_idle_targets, expected) in [
+            (false, 0, true, false),
+            (false, 1, true, false),
+            (true, 0, true, true),
+            (true, 0, false, false),
+            (true, 1, false, true),
+        ] {
+            let bounds = Bounds { min, max: 5 };
+            let what = format!("{was_scaled} {min} {reads_idle_targets}");
+            assert_eq!(can_wake(was_scaled, bounds, reads_idle_targets), expected, "{what}");
         }
     }
 

@@ -37,6 +37,11 @@ pub(super) struct Start {
     pub(super) initial_readiness: Duration,
 }
 
+/// A shorter window counts as this long. Of a pod that has just started, this cluster's own API server tells more than
+/// a metrics-server would, over as little as two seconds. Beside the longer windows of the others, which still hold the
+/// load that it has taken from them, that load would count twice.
+const SHORTEST_WINDOW: Duration = Duration::from_secs(15);
+
 /// What one pod uses, in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Sample {
@@ -91,7 +96,7 @@ fn is_starting(pod: &Pod, sample: &Sample, start: Start, now: Timestamp) -> bool
     let is_unready = condition.status == "False";
     let Some(changed) = condition.last_transition_time.as_ref().map(|time| time.0) else { return is_unready };
     if now < later(started, start.cpu_initialization) {
-        is_unready || sample.timestamp < later(changed, sample.window)
+        is_unready || sample.timestamp < later(changed, sample.window.max(SHORTEST_WINDOW))
     } else {
         is_unready && changed < later(started, start.initial_readiness)
     }
@@ -396,6 +401,24 @@ mod tests {
         let one = pods("r");
         let found = measurement(&one, &[None, Some(100)], 1).utilization("cpu", None, 100);
         assert!(matches!(found, Err(Error::NoKnownPods)), "samples of other pods only");
+    }
+
+    /// A pod takes a third of the load from another. Until both are measured over the same time, that third is in both.
+    #[test]
+    fn load_that_moves_to_a_new_pod_counts_once() {
+        for (ready_for, window, expected) in [(3, 2, 2), (14, 2, 2), (15, 15, 3), (20, 30, 2), (30, 30, 3)] {
+            let mut pods = pods("rr");
+            let mut new = pods[1].as_ref().clone();
+            let status = new.status.get_or_insert_default();
+            status.start_time = Some(Time(at(NOW - ready_for - 1)));
+            let ready = status.conditions.iter_mut().flatten().find(|condition| condition.type_ == "Ready").unwrap();
+            ready.last_transition_time = Some(Time(at(NOW - ready_for)));
+            pods[1] = Arc::new(new);
+            let mut measured = measurement(&pods, &[Some(900), Some(300)], 2);
+            measured.samples.get_mut("p1").unwrap().window = Duration::from_secs(window);
+            let found = measured.utilization("cpu", None, 50).unwrap();
+            assert_eq!(found.replicas, expected, "ready for {ready_for} s, measured for {window} s");
+        }
     }
 
     #[test]

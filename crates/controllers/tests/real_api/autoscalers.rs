@@ -97,5 +97,20 @@ async fn security_an_adapter_that_talks_nonsense_scales_nothing() {
             web.spec.as_ref().and_then(|spec| spec.replicas).is_some_and(|replicas| replicas > 2)
         })
         .await;
+
+    // To zero and back: what is measured elsewhere says so while there is no pod. A change of the autoscaler is a look.
+    let scalers = cluster.client.namespaced::<HorizontalPodAutoscaler>("default");
+    orders.patch("a", &Patch::merge(json!({ "value": "0" }))).await.unwrap();
+    let at_once = json!({ "scaleDown": { "stabilizationWindowSeconds": 0 } });
+    scalers.patch("web", &Patch::merge(json!({ "spec": { "minReplicas": 0, "behavior": at_once } }))).await.unwrap();
+    let replicas = |web: &Deployment| web.spec.as_ref().and_then(|spec| spec.replicas);
+    cluster.until::<Deployment>("default", "web", "gone to zero", |web| replicas(web) == Some(0)).await;
+    let told = |scaler: &HorizontalPodAutoscaler| is(scaler, "ScaledToZero", "ScaledToZero");
+    cluster.until::<HorizontalPodAutoscaler>("default", "web", "said so", told).await;
+    orders.patch("a", &Patch::merge(json!({ "value": "3" }))).await.unwrap();
+    scalers.patch("web", &Patch::merge(json!({ "spec": { "maxReplicas": 9 } }))).await.unwrap();
+    cluster.until::<Deployment>("default", "web", "come back", |web| replicas(web) == Some(3)).await;
+    let told = |scaler: &HorizontalPodAutoscaler| is(scaler, "ScaledToZero", "NotScaledToZero");
+    cluster.until::<HorizontalPodAutoscaler>("default", "web", "said so", told).await;
     cluster.stop().await;
 }

@@ -8,10 +8,14 @@ mod shutdown;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use client::Client;
+use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Taint;
+use parking_lot::Mutex;
 
 pub use flags::Args;
 pub use shutdown::ShutdownPeriod;
@@ -21,7 +25,15 @@ pub use shutdown::ShutdownPeriod;
 pub struct Config {
     pub client: Client,
     pub settings: Settings,
+    /// Where it leaves how others in this process get its summary.
+    pub summaries: SummarySlot,
 }
+
+/// `/stats/summary` by a call, given the query. None once the kubelet has ended, or if it cannot tell.
+pub type Summaries = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Bytes>> + Send + Sync>;
+
+/// Filled as soon as there is a kubelet.
+pub type SummarySlot = Arc<Mutex<Option<Summaries>>>;
 
 /// Everything that is configurable, with upstream's defaults (but for `pod_pids_limit`).
 #[derive(Clone, Debug)]

@@ -207,7 +207,7 @@ pub(super) async fn resource(server: &Server) -> Response<Body> {
         Ok(stats) => stats,
         Err(error) => return failed(&error),
     };
-    let starts = match start_times(server).await {
+    let starts = match start_times(server, &stats).await {
         Ok(starts) => starts,
         Err(error) => return failed(&error),
     };
@@ -298,20 +298,26 @@ fn resource_families(pods: &Pods<'_>, starts: &BTreeMap<String, f64>, memory: u6
     metrics
 }
 
-/// When running containers started, in seconds, by id.
-async fn start_times(server: &Server) -> crate::runtime::Result<BTreeMap<String, f64>> {
+/// When running containers started, in seconds, by id. Each starts once, so the runtime is asked once for each.
+async fn start_times(server: &Server, stats: &[v1::ContainerStats]) -> crate::runtime::Result<BTreeMap<String, f64>> {
+    let known = server.starts.lock().clone();
     let mut times = BTreeMap::new();
-    for container in server.kubelet.runtime.containers(None).await? {
-        if container.state != v1::ContainerState::ContainerRunning as i32 {
+    let running = stats.iter().filter(|stat| stat.cpu.is_some());
+    for id in running.filter_map(|stat| Some(&stat.attributes.as_ref()?.id)) {
+        if let Some(time) = known.get(id) {
+            times.insert(id.clone(), *time);
             continue;
         }
-        match server.kubelet.runtime.container_status(&container.id).await {
-            Ok(status) => drop(times.insert(container.id, status.started_at as f64 / 1e9)),
-            // Removed since it was listed.
+        match server.kubelet.runtime.container_status(id).await {
+            // It has not begun yet.
+            Ok(status) if status.started_at <= 0 => {}
+            Ok(status) => drop(times.insert(id.clone(), status.started_at as f64 / 1e9)),
+            // Removed since it was measured.
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
     }
+    *server.starts.lock() = times.clone();
     Ok(times)
 }
 

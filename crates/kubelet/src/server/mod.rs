@@ -13,6 +13,7 @@ mod summary;
 mod system_logs;
 mod tls;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +30,14 @@ use hyper::body::{Body as _, Incoming};
 use jiff::Timestamp;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::certificates::{self, Purpose, RETRY_INTERVAL};
 use crate::cgroups::Cgroups;
+use crate::config::Summaries;
 use crate::kubelet::Kubelet;
 use crate::state;
 use crate::worker::Workers;
@@ -52,6 +55,8 @@ pub(crate) struct Server {
     started: Timestamp,
     /// Of health checks.
     slis: Slis,
+    /// When the containers that ran at the last scrape had started, in seconds, by id.
+    starts: Mutex<BTreeMap<String, f64>>,
 }
 
 /// What `/healthz` looks at. Who is answered is well, but may have stopped looking at its pods.
@@ -70,7 +75,28 @@ impl Server {
         let tls = tls::server_config(&kubelet.settings, &kubelet.host_ips, served.clone())?;
         let auth = auth::Auth::new(kubelet.client.clone(), &kubelet.settings);
         let started = Timestamp::from_second(kubelet.clock.now().as_second())?;
-        Ok(Arc::new(Server { kubelet, workers, auth, tls, served, started, slis: Slis::default() }))
+        Ok(Arc::new(Server {
+            kubelet,
+            workers,
+            auth,
+            tls,
+            served,
+            started,
+            slis: Slis::default(),
+            starts: Mutex::default(),
+        }))
+    }
+
+    /// What `/stats/summary` says, for others in this process. They are not asked who they are: they are us.
+    pub(crate) fn summaries(self: &Arc<Self>) -> Summaries {
+        let server = Arc::downgrade(self);
+        Arc::new(move |query: &str| {
+            let (server, query) = (server.upgrade(), query.to_owned());
+            Box::pin(async move {
+                let told = summary::tell(&server?, &query).await.ok()?;
+                serde_json::to_vec(&told).ok().map(Bytes::from)
+            })
+        })
     }
 
     /// Gets the certificate to serve with from the API, and a new one in time, until stopped.
@@ -195,7 +221,7 @@ impl Server {
             (&Method::POST, ["run", rest @ ..]) => {
                 stream::run_once(self, rest, request.uri().query().unwrap_or_default()).await
             }
-            (_, ["stats", "summary"]) => summary::serve(self).await,
+            (_, ["stats", "summary"]) => summary::serve(self, request.uri().query().unwrap_or_default()).await,
             (_, ["metrics"]) => metrics::own(self).await,
             (_, ["metrics", "resource"]) => metrics::resource(self).await,
             (_, ["metrics", "probes"]) => metrics::answer(self.kubelet.runtime.metrics.probes()),

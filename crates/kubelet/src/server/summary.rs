@@ -1,6 +1,9 @@
 //! `/stats/summary`: what the node, its pods and their containers use, in the shape of stats/v1alpha1.
+//!
+//! Most of its cost is a walk through the folders of every pod. Who does not need that says so (`Extent`).
 
 use std::collections::HashMap;
+use std::io;
 
 use client::{Body, Clock};
 use cri::v1;
@@ -12,8 +15,33 @@ use serde_json::{Value, json};
 use super::{Server, json as answer, text};
 use crate::node::machine::{disk, node_memory};
 use crate::state::{self, label};
-use crate::usage::{self, Space};
+use crate::usage::{self, PodUsage, Space};
 use crate::volumes::csi::Stats;
+
+/// How much of the summary is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    All,
+    /// Nothing that has to be looked for in folders: logs, volumes and writable layers. `without_files=true` is our own;
+    /// other kubelets answer in full.
+    WithoutFiles,
+    /// Upstream's `only_cpu_and_memory=true`.
+    CpuAndMemory,
+}
+
+impl Extent {
+    fn of(query: &str) -> Self {
+        // No other word for it counts upstream.
+        let is_set = |wanted: &str| query.split('&').any(|pair| pair.split_once('=') == Some((wanted, "true")));
+        if is_set("only_cpu_and_memory") {
+            Self::CpuAndMemory
+        } else if is_set("without_files") {
+            Self::WithoutFiles
+        } else {
+            Self::All
+        }
+    }
+}
 
 pub(super) fn number(value: &Option<v1::UInt64Value>) -> u64 {
     value.as_ref().map_or(0, |value| value.value)
@@ -111,34 +139,39 @@ fn network_json(now: &str, network: &v1::NetworkUsage) -> Value {
     value
 }
 
-pub(super) async fn serve(server: &Server) -> Response<Body> {
+pub(super) async fn serve(server: &Server, query: &str) -> Response<Body> {
+    match tell(server, query).await {
+        Ok(summary) => answer(StatusCode::OK, &summary),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+pub(super) async fn tell(server: &Server, query: &str) -> io::Result<Value> {
+    let extent = Extent::of(query);
     let kubelet = &server.kubelet;
     let now = second_of(&kubelet.clock);
-    let runtime = &kubelet.runtime;
-    let failed = |error: String| text(StatusCode::INTERNAL_SERVER_ERROR, error);
-    let (stats, info) = match tokio::try_join!(runtime.container_stats(), runtime.image_fs()) {
-        Ok(answers) => answers,
-        Err(error) => return failed(error.to_string()),
-    };
-    let sandboxes = sandbox_stats(server).await;
+    let stats = kubelet.runtime.container_stats().await.map_err(io::Error::other)?;
+    let sandboxes = if extent == Extent::CpuAndMemory { Vec::new() } else { sandbox_stats(server).await };
     let sandboxes: HashMap<String, v1::LinuxPodSandboxStats> =
         sandboxes.into_iter().filter_map(|stat| Some((stat.attributes?.metadata?.uid, stat.linux?))).collect();
+    let mut by_pod: HashMap<&str, Vec<&v1::ContainerStats>> = HashMap::new();
+    for stat in stats.iter().filter(|stat| stat.cpu.is_some()) {
+        let uid = stat.attributes.as_ref().and_then(|attributes| attributes.labels.get(label::POD_UID));
+        by_pod.entry(uid.map(String::as_str).unwrap_or_default()).or_default().push(stat);
+    }
     let mut pods = Vec::new();
     for pod in server.workers.pods() {
+        // Nothing of it runs.
+        let Some(own) = by_pod.get(state::uid(&pod)) else { continue };
+        let files = match extent {
+            Extent::All => Some(usage::of_pod(kubelet, &pod, &stats).await?),
+            Extent::WithoutFiles | Extent::CpuAndMemory => None,
+        };
         let sandbox = sandboxes.get(state::uid(&pod));
-        match pod_json(server, &now, &pod, &stats, sandbox).await {
-            Ok(value) => pods.extend(value),
-            Err(error) => return failed(error.to_string()),
-        }
+        pods.push(pod_json(server, &now, &pod, own, sandbox, files.as_ref()));
     }
-    let root = &kubelet.settings.root_dir;
     let (Some((total, available)), Some(cpu)) = (node_memory(), node_cpu_nanos()) else {
-        return failed("the kernel does not say what the node uses".into());
-    };
-    let used = |path: &std::path::Path| {
-        let (capacity, free) = disk(path).unwrap_or_default();
-        let stat = nix::sys::statvfs::statvfs(path).ok();
-        Space { bytes: capacity - free, inodes: stat.map_or(0, |stat| stat.files() - stat.files_available()) }
+        return Err(io::Error::other("the kernel does not say what the node uses"));
     };
     let mut node = json!({
         "nodeName": kubelet.settings.node_name,
@@ -148,22 +181,31 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
             "time": now, "availableBytes": available, "usageBytes": total - available,
             "workingSetBytes": total - available,
         },
-        "fs": fs_json(&now, root, used(root)),
     });
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    if let Some(network) = node_network(&now, &read("/proc/net/route"), &read("/proc/net/dev")) {
-        node["network"] = network;
+    if extent != Extent::CpuAndMemory {
+        let root = &kubelet.settings.root_dir;
+        let (capacity, free) = disk(root).unwrap_or_default();
+        let stat = nix::sys::statvfs::statvfs(root).ok();
+        let inodes = stat.map_or(0, |stat| stat.files() - stat.files_available());
+        node["fs"] = fs_json(&now, root, Space { bytes: capacity - free, inodes });
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        if let Some(network) = node_network(&now, &read("/proc/net/route"), &read("/proc/net/dev")) {
+            node["network"] = network;
+        }
     }
-    let fs = |list: &[v1::FilesystemUsage]| {
-        let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
-        let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
-        let inodes = list.iter().map(|fs| number(&fs.inodes_used)).sum();
-        Some(fs_json(&now, std::path::Path::new(&place), Space { bytes, inodes }))
-    };
-    let images = fs(&info.image_filesystems);
-    let containers = fs(&info.container_filesystems).or_else(|| images.clone());
-    node["runtime"] = json!({"imageFs": images, "containerFs": containers});
-    answer(StatusCode::OK, &json!({"node": node, "pods": pods}))
+    if extent == Extent::All {
+        let info = kubelet.runtime.image_fs().await.map_err(io::Error::other)?;
+        let fs = |list: &[v1::FilesystemUsage]| {
+            let place = list.first()?.fs_id.as_ref()?.mountpoint.clone();
+            let bytes = list.iter().map(|fs| number(&fs.used_bytes)).sum();
+            let inodes = list.iter().map(|fs| number(&fs.inodes_used)).sum();
+            Some(fs_json(&now, std::path::Path::new(&place), Space { bytes, inodes }))
+        };
+        let images = fs(&info.image_filesystems);
+        let containers = fs(&info.container_filesystems).or_else(|| images.clone());
+        node["runtime"] = json!({"imageFs": images, "containerFs": containers});
+    }
+    Ok(json!({"node": node, "pods": pods}))
 }
 
 /// Numbers per sandbox. A runtime fails them all when one sandbox is on its way out: they are left out then, and not zero.
@@ -198,27 +240,16 @@ fn volume_json(now: &str, stats: &Stats) -> Value {
     value
 }
 
-/// None for a pod of which nothing runs.
-async fn pod_json(
+/// A pod of which `own` runs, with its files if they were looked for.
+fn pod_json(
     server: &Server,
     now: &str,
     pod: &Pod,
-    stats: &[v1::ContainerStats],
+    own: &[&v1::ContainerStats],
     sandbox: Option<&v1::LinuxPodSandboxStats>,
-) -> std::io::Result<Option<Value>> {
+    files: Option<&PodUsage>,
+) -> Value {
     let kubelet = &server.kubelet;
-    let own: Vec<&v1::ContainerStats> = stats
-        .iter()
-        .filter(|stat| {
-            let labels = stat.attributes.as_ref().map(|attributes| &attributes.labels);
-            labels.and_then(|labels| labels.get(label::POD_UID)).map(String::as_str) == Some(state::uid(pod))
-        })
-        .filter(|stat| stat.cpu.is_some())
-        .collect();
-    if own.is_empty() {
-        return Ok(None);
-    }
-    let usage = usage::of_pod(kubelet, pod, stats).await?;
     let status = kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone()).unwrap_or_default();
     let started = |name: &str| {
         let all = status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten());
@@ -235,11 +266,16 @@ async fn pod_json(
             let (c, m) = (cpu_of(stat), memory_of(stat));
             cpu = (cpu.0 + c.0, cpu.1 + c.1);
             memory = (memory.0 + m.0, memory.1 + m.1, memory.2 + m.2);
-            let used = usage.containers.iter().find(|used| used.name == name).cloned().unwrap_or_default();
-            json!({
-                "name": name, "startTime": started(name), "cpu": cpu_json(now, c), "memory": memory_json(now, m, stat.memory.as_ref()),
-                "rootfs": fs_json(now, root, used.root), "logs": fs_json(now, &kubelet.settings.pod_logs_dir, used.logs),
-            })
+            let mut value = json!({
+                "name": name, "startTime": started(name), "cpu": cpu_json(now, c),
+                "memory": memory_json(now, m, stat.memory.as_ref()),
+            });
+            if let Some(files) = files {
+                let used = files.containers.iter().find(|used| used.name == name).cloned().unwrap_or_default();
+                value["rootfs"] = fs_json(now, root, used.root);
+                value["logs"] = fs_json(now, &kubelet.settings.pod_logs_dir, used.logs);
+            }
+            value
         })
         .collect();
     // The pod's own cgroup counts what belongs to no container, too.
@@ -249,37 +285,51 @@ async fn pod_json(
     if let Some(of_pod) = sandbox.and_then(|sandbox| sandbox.memory.as_ref()) {
         memory = (number(&of_pod.working_set_bytes), number(&of_pod.usage_bytes), number(&of_pod.rss_bytes));
     }
-    let mut volumes: Vec<Value> = usage
-        .volumes
-        .iter()
-        .map(|volume| {
-            json!({
-                "time": now, "name": volume.name, "capacityBytes": volume.capacity,
-                "availableBytes": volume.available, "usedBytes": volume.used.bytes, "inodesUsed": volume.used.inodes,
-            })
-        })
-        .collect();
-    let (of_drivers, uid) = (&kubelet.volumes.csi, state::uid(pod));
-    let measured = of_drivers.stats_of(uid).into_iter().chain(kubelet.volumes.file_systems.stats_of(uid));
-    volumes.extend(measured.map(|stats| volume_json(now, &stats)));
     let mut value = json!({
         "podRef": {"name": state::name(pod), "namespace": state::namespace(pod), "uid": state::uid(pod)},
         "startTime": status.start_time,
         "cpu": cpu_json(now, cpu), "memory": memory_json(now, memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
-        "containers": containers, "volume": volumes, "ephemeral-storage": fs_json(now, root, usage.ephemeral()),
+        "containers": containers,
     });
+    if let Some(files) = files {
+        let own = files.volumes.iter().map(|volume| {
+            json!({
+                "time": now, "name": volume.name, "capacityBytes": volume.capacity,
+                "availableBytes": volume.available, "usedBytes": volume.used.bytes, "inodesUsed": volume.used.inodes,
+            })
+        });
+        let (of_drivers, uid) = (&kubelet.volumes.csi, state::uid(pod));
+        let measured = of_drivers.stats_of(uid).into_iter().chain(kubelet.volumes.file_systems.stats_of(uid));
+        let volumes: Vec<Value> = own.chain(measured.map(|stats| volume_json(now, &stats))).collect();
+        value["volume"] = json!(volumes);
+        value["ephemeral-storage"] = fs_json(now, root, files.ephemeral());
+    }
     if let Some(network) = sandbox.and_then(|sandbox| sandbox.network.as_ref()) {
         value["network"] = network_json(now, network);
     }
     if let Some(processes) = sandbox.and_then(|sandbox| sandbox.process.as_ref()) {
         value["process_stats"] = json!({"process_count": number(&processes.process_count)});
     }
-    Ok(Some(value))
+    value
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_needs_less_is_told_less() {
+        for (query, expected) in [
+            ("", Extent::All),
+            ("only_cpu_and_memory=false", Extent::All),
+            ("only_cpu_and_memory", Extent::All),
+            ("other=true&without_files=true", Extent::WithoutFiles),
+            ("without_files=1", Extent::All),
+            ("without_files=true&only_cpu_and_memory=true", Extent::CpuAndMemory),
+        ] {
+            assert_eq!(Extent::of(query), expected, "{query}");
+        }
+    }
 
     #[test]
     fn the_network_of_a_node_is_that_of_its_default_route() {

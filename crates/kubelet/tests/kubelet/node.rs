@@ -80,7 +80,7 @@ impl Node {
         change(&mut settings);
         let stop = CancellationToken::new();
         let task = tokio::spawn(kubelet::run(
-            kubelet::Config { client: self.api.node_client(&self.name), settings },
+            kubelet::Config { client: self.api.node_client(&self.name), settings, summaries: Default::default() },
             stop.clone(),
         ));
         self.kubelet = Kubelet::Inside(stop, task);

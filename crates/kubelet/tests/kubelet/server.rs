@@ -1,6 +1,6 @@
 //! The kubelet's own API.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::node::{Node, is_ready, shell};
 
@@ -28,7 +28,19 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
             .contains("previous terminated container \"c\" in pod \"talks\" not found")
     );
     assert!(get(port, "pods").await.contains("\"talks\""));
-    assert!(get(port, "stats/summary").await.contains("\"podRef\""));
+    for (query, has) in
+        [("", [true, true]), ("?without_files=true", [true, false]), ("?only_cpu_and_memory=true", [false, false])]
+    {
+        let summary: Value = serde_json::from_str(&get(port, &format!("stats/summary{query}")).await).unwrap();
+        let pods = summary["pods"].as_array().unwrap();
+        let pod = pods.iter().find(|pod| pod["podRef"]["name"] == "talks").unwrap_or_else(|| panic!("{summary}"));
+        let container = &pod["containers"][0];
+        assert!(container["cpu"]["usageCoreNanoSeconds"].is_u64(), "{query}: {summary}");
+        assert!(container["memory"]["workingSetBytes"].is_u64(), "{query}: {summary}");
+        assert!(summary["node"]["cpu"]["usageCoreNanoSeconds"].is_u64(), "{query}: {summary}");
+        let found = [summary["node"]["fs"].is_object(), container["logs"].is_object()];
+        assert_eq!(found, has, "{query}: {summary}");
+    }
     assert!(get(port, "metrics/resource").await.contains("container_memory_working_set_bytes{container=\"c\""));
     let run = curl(&["-X", "POST", &format!("https://127.0.0.1:{port}/run/default/talks/c?cmd=echo%20hi")]).await;
     assert_eq!(run, "hi\n");

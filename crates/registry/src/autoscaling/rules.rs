@@ -34,7 +34,6 @@ enum ApiVersion {
 
 /// What is asked of a spec; an update may keep what is stored.
 struct Demands {
-    least_replicas: i32,
     target: ApiVersion,
     objects: ApiVersion,
 }
@@ -49,7 +48,6 @@ impl Demands {
         let stored = old.into_iter().flat_map(|old| items(&old.spec.metrics));
         let mut stored = stored.filter(|metric| metric.type_ == "Object").filter_map(|metric| metric.object.as_ref());
         Self {
-            least_replicas: if old.is_some_and(|old| old.spec.min_replicas == Some(0)) { 0 } else { 1 },
             target: match target.kind.as_str() {
                 _ if is_kept => ApiVersion::Unchecked,
                 "ReplicationController" => ApiVersion::Any,
@@ -99,9 +97,8 @@ pub(super) fn status(new: &HorizontalPodAutoscaler) -> FieldErrors {
 }
 
 fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &HorizontalPodAutoscalerSpec, demands: &Demands) {
-    let least = demands.least_replicas;
-    if let Some(min) = spec.min_replicas.filter(|min| *min < least) {
-        errors.invalid(path.child("minReplicas"), min, format!("must be greater than or equal to {least}"));
+    if let Some(min) = spec.min_replicas.filter(|min| *min < 0) {
+        errors.invalid(path.child("minReplicas"), min, "must be greater than or equal to 0");
     }
     if spec.max_replicas == 0 {
         errors.required(path.child("maxReplicas"), "must be set and greater than 0");
@@ -362,12 +359,22 @@ mod tests {
         check(vec![
             ("valid", json!({}), &[]),
             (
-                "zero at least",
+                "fewer than none at least",
+                json!({"minReplicas": -1}),
+                &["spec.minReplicas: Invalid value: -1: must be greater than or equal to 0"],
+            ),
+            (
+                "zero by what zero pods cannot tell",
                 json!({"minReplicas": 0}),
                 &[
-                    "spec.minReplicas: Invalid value: 0: must be greater than or equal to 1",
                     "spec.metrics: Forbidden: must specify at least one Object or External metric to support scaling to zero replicas",
                 ],
+            ),
+            (
+                "zero by what others tell",
+                json!({"minReplicas": 0, "metrics": [{"type": "External", "external": {"metric": {"name": "m"},
+                    "target": {"type": "Value", "value": "1"}}}]}),
+                &[],
             ),
             (
                 "fewer at most than at least",
@@ -623,13 +630,8 @@ mod tests {
             ("no group any more", json!({}), bare("web"), 1),
             ("a wrong version", json!({"metrics": object("a/b/c")}), json!({"metrics": object("d/e/f")}), 0),
             ("a new wrong version", json!({"metrics": object("v1")}), json!({"metrics": object("d/e/f")}), 1),
-            (
-                "zero",
-                json!({"minReplicas": 0, "metrics": object("v1")}),
-                json!({"minReplicas": 0, "metrics": object("v1")}),
-                0,
-            ),
-            ("zero now", json!({"metrics": object("v1")}), json!({"minReplicas": 0, "metrics": object("v1")}), 1),
+            ("zero now", json!({"metrics": object("v1")}), json!({"minReplicas": 0, "metrics": object("v1")}), 0),
+            ("zero, of pods", json!({}), json!({"minReplicas": 0}), 1),
         ] {
             let errors = HorizontalPodAutoscalerStrategy.validate_update(&scaler(&new), &scaler(&old));
             assert_eq!(errors.len(), count, "{what}: {errors}");

@@ -24,6 +24,7 @@ use crate::Config;
 use crate::blocking::blocking;
 use crate::cgroup::Cgroups;
 use crate::cpu_samples::Samples;
+use crate::disk_usage::Walks;
 use crate::error::{Error, Result, doing};
 use crate::image::{ImageStore, Mirrors};
 use crate::pod_config::cgroup_parent;
@@ -56,6 +57,7 @@ pub(crate) struct Engine {
     pub(crate) shims: Arc<Starter>,
     pub(crate) pod_cidr: Mutex<String>,
     pub(crate) cpu_samples: Samples,
+    pub(crate) walks: Walks,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -175,6 +177,7 @@ impl Engine {
             shims,
             pod_cidr: Mutex::default(),
             cpu_samples: Default::default(),
+            walks: Default::default(),
             tasks: TaskTracker::new(),
             stop,
             config,

@@ -2,20 +2,28 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use cri::tonic::{self, Request, Response, Status};
 use cri::v1;
 use cri::v1::image_service_server::ImageService;
+use files::Usage;
 use tokio_stream::Stream;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::blocking::blocking;
+use crate::disk_usage::Keep;
 use crate::engine::Engine;
 use crate::error::{Error, doing};
 use crate::image::{self, Credentials, store::Image};
 use crate::record;
+
+/// The images in the memory of what is on the disk. They change only with a pull or a removal, but for leftovers.
+const IMAGES: &str = "images";
+const IMAGES_GOOD_FOR: Duration = Duration::from_secs(600);
+const CONTAINERS_GOOD_FOR: Duration = Duration::from_secs(60);
 
 pub(crate) struct Images {
     pub(crate) engine: Arc<Engine>,
@@ -101,6 +109,7 @@ impl ImageService for Images {
             },
             None => pull.await,
         };
+        self.engine.walks.forget(IMAGES);
         let image = pulled.map_err(|source| Error::Pull { image: name, source: Box::new(source) })?;
         Ok(Response::new(v1::PullImageResponse { image_ref: image.id.clone() }))
     }
@@ -113,16 +122,22 @@ impl ImageService for Images {
             blocking(move || engine.images.remove(&id, &|| engine.used_layers()).map_err(std::io::Error::other))
                 .await
                 .map_err(doing(format!("removing image {name}")))?;
+            self.engine.walks.forget(IMAGES);
         }
         Ok(Response::new(v1::RemoveImageResponse {}))
     }
 
     async fn image_fs_info(&self, _: Request<v1::ImageFsInfoRequest>) -> Reply<v1::ImageFsInfoResponse> {
-        let root = self.engine.images.root().to_path_buf();
+        let engine = self.engine.clone();
         let usage = blocking(move || {
-            let of = |names: &[&str]| {
-                let sums = names.iter().map(|name| files::usage(&root.join(name)));
-                let (bytes, inodes) = sums.fold((0, 0), |sum, one| (sum.0 + one.bytes, sum.1 + one.inodes));
+            let root = engine.images.root();
+            let of = |what: &str, keep: Duration, names: &[&str]| {
+                let walk = || {
+                    let sums = names.iter().map(|name| files::usage(&root.join(name)));
+                    let plus = |a: Usage, b: Usage| Usage { bytes: a.bytes + b.bytes, inodes: a.inodes + b.inodes };
+                    sums.fold(Usage::default(), plus)
+                };
+                let Usage { bytes, inodes } = engine.walks.usage(what, Keep::For(keep), walk);
                 v1::FilesystemUsage {
                     timestamp: record::now(),
                     fs_id: Some(v1::FilesystemIdentifier { mountpoint: root.display().to_string() }),
@@ -130,7 +145,8 @@ impl ImageService for Images {
                     inodes_used: Some(v1::UInt64Value { value: inodes }),
                 }
             };
-            Ok((of(&["blobs", "layers", "images"]), of(&["containers"])))
+            let images = of(IMAGES, IMAGES_GOOD_FOR, &["blobs", "layers", "images"]);
+            Ok((images, of("containers", CONTAINERS_GOOD_FOR, &["containers"])))
         })
         .await
         .map_err(doing("measuring the image filesystem"))?;

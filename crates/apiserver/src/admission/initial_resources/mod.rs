@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
-use http_body_util::BodyExt;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::Deserialize;
@@ -117,8 +116,7 @@ impl Plugin for InitialResources {
 
 /// Remembers what the containers of one node use right now.
 async fn sample(cluster: &Arc<Cluster>, samples: &Samples, node: &str) -> Result<(), api::Status> {
-    let response = cluster.own()?.ask_kubelet(node, "/stats/summary").await?;
-    let body = response.into_body().collect().await.map_err(api::Status::internal)?.to_bytes();
+    let body = cluster.own()?.ask_kubelet(node, "/stats/summary?only_cpu_and_memory=true").await?;
     let summary = serde_json::from_slice(&body).map_err(api::Status::internal)?;
     let at = Instant::now();
     for used in samples::read_summary(&summary) {

@@ -17,7 +17,7 @@ use http::Response;
 use jiff::Timestamp;
 
 use self::processes::Processes;
-use self::sample::{Disk, Interface, Io, Sample, Traffic};
+use self::sample::{Disk, Interface, Io, IoCost, Sample, Traffic};
 use super::Server;
 use super::metrics::{answer, failed};
 use crate::cgroups::Cgroups;
@@ -314,6 +314,15 @@ const OF_DEVICES: &[OfDevice] = &[
     ("container_fs_writes_total", "Cumulative count of writes completed", |io| io.writes),
 ];
 
+type OfCost = (&'static str, &'static str, fn(&IoCost) -> u64);
+
+const OF_COSTS: &[OfCost] = &[
+    ("container_fs_io_cost_usage_seconds_total", "Cumulative IOCost usage in seconds", |cost| cost.usage),
+    ("container_fs_io_cost_wait_seconds_total", "Cumulative IOCost wait in seconds", |cost| cost.wait),
+    ("container_fs_io_cost_indebt_seconds_total", "Cumulative IOCost debt in seconds", |cost| cost.indebt),
+    ("container_fs_io_cost_indelay_seconds_total", "Cumulative IOCost delay in seconds", |cost| cost.indelay),
+];
+
 type OfInterface = (&'static str, &'static str, fn(&Interface) -> &Traffic, fn(&Traffic) -> u64);
 
 const OF_INTERFACES: &[OfInterface] = &[
@@ -466,6 +475,16 @@ fn devices(metrics: &Metrics, rows: &[Row]) {
                 for (number, io) in &row.sample.io {
                     let labels = row.subject.with(&[("device", &names[number.as_str()])]);
                     all.add(&labels, count(io) as f64);
+                }
+            }
+        });
+    }
+    for (name, help, spent) in OF_COSTS {
+        metrics.set_rows(Counter, name, help, |all| {
+            for row in rows {
+                for (number, io) in &row.sample.io {
+                    let labels = row.subject.with(&[("device", &names[number.as_str()])]);
+                    io.cost.iter().for_each(|cost| all.add(&labels, spent(cost) as f64 / 1e6));
                 }
             }
         });

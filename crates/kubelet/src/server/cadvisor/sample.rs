@@ -58,6 +58,17 @@ pub(super) struct Io {
     pub(super) write_bytes: u64,
     pub(super) reads: u64,
     pub(super) writes: u64,
+    /// Only where the kernel shares out the device by the cost of requests.
+    pub(super) cost: Option<IoCost>,
+}
+
+/// In millionths of a second.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(super) struct IoCost {
+    pub(super) usage: u64,
+    pub(super) wait: u64,
+    pub(super) indebt: u64,
+    pub(super) indelay: u64,
 }
 
 /// Seconds in which some, or all, waited for a resource.
@@ -164,6 +175,10 @@ fn v2(read: &Read<'_>) -> Sample {
                 "wbytes" => of.write_bytes = count,
                 "rios" => of.reads = count,
                 "wios" => of.writes = count,
+                "cost.usage" => of.cost.get_or_insert_default().usage = count,
+                "cost.wait" => of.cost.get_or_insert_default().wait = count,
+                "cost.indebt" => of.cost.get_or_insert_default().indebt = count,
+                "cost.indelay" => of.cost.get_or_insert_default().indelay = count,
                 _ => {}
             }
         }
@@ -362,7 +377,7 @@ mod tests {
         assert_eq!((sample.usage, sample.working_set, sample.cache), (Some(1000), Some(700), Some(400)));
         assert_eq!((sample.memory_limit, sample.swap_limit, sample.ooms), (Some(0), None, Some(2)));
         assert_eq!((sample.threads, sample.threads_max, sample.pids), (Some(3), Some(0), vec![7, 8]));
-        let io = Io { read_bytes: 4096, write_bytes: 8192, reads: 1, writes: 2 };
+        let io = Io { read_bytes: 4096, write_bytes: 8192, reads: 1, writes: 2, cost: None };
         assert_eq!(sample.io, BTreeMap::from([("254:0".to_owned(), io)]));
         assert!(sample.pressure.is_empty());
     }
@@ -382,7 +397,12 @@ mod tests {
             ("", "memory.stat", "anon 500\nfile 400\ninactive_file 300\npgfault 9\n"),
             ("", "memory.events", "low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\n"),
             ("", "memory.swap.max", "max\n"),
-            ("", "io.stat", "254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n"),
+            (
+                "",
+                "io.stat",
+                "254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n\
+                 254:1 rbytes=1 cost.vrate=100.00 cost.usage=7 cost.wait=6 cost.indebt=5 cost.indelay=4\n",
+            ),
             ("", "cpu.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0 total=500000\n"),
         ];
         let sample = Sample::read(true, &files(&table));
@@ -392,7 +412,9 @@ mod tests {
         assert_eq!((sample.usage, sample.working_set, sample.rss), (Some(1000), Some(700), Some(500)));
         assert_eq!((sample.limit_hits, sample.ooms, sample.page_faults), (Some(3), Some(1), Some(9)));
         assert_eq!((sample.memory_limit, sample.swap_limit, sample.max_usage), (Some(2000), Some(0), None));
-        assert_eq!(sample.io["254:0"], Io { read_bytes: 4096, write_bytes: 8192, reads: 1, writes: 2 });
+        assert_eq!(sample.io["254:0"], Io { read_bytes: 4096, write_bytes: 8192, reads: 1, writes: 2, cost: None });
+        let cost = IoCost { usage: 7, wait: 6, indebt: 5, indelay: 4 };
+        assert_eq!(sample.io["254:1"], Io { read_bytes: 1, cost: Some(cost), ..Io::default() });
         assert_eq!(sample.pressure, BTreeMap::from([("cpu", Pressure { some: 1.5, full: 0.5 })]));
     }
 
