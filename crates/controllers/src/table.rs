@@ -127,7 +127,7 @@ pub enum SelectionError {
 
 /// Whether every name in `--controllers` is one of upstream's. What there is none of can be left out, and not be asked for.
 pub fn check_selection(selection: &[String]) -> Result<(), SelectionError> {
-    for item in selection.iter().filter(|item| *item != "*") {
+    for item in selection.iter().filter(|item| !item.is_empty() && *item != "*") {
         let (text, removes) = item.strip_prefix('-').map_or((item.as_str(), false), |text| (text, true));
         if CONTROLLERS.iter().any(|descriptor| is_called(descriptor.name, text)) {
             continue;
@@ -135,7 +135,7 @@ pub fn check_selection(selection: &[String]) -> Result<(), SelectionError> {
         let absent = ABSENT.iter().find(|(name, older, _)| text == *name || (!older.is_empty() && text == *older));
         match absent {
             Some(_) if removes => {}
-            Some((name, _, why)) => return Err(SelectionError::Absent(*name, *why)),
+            Some(&(name, _, why)) => return Err(SelectionError::Absent(name, why)),
             None => return Err(SelectionError::Unknown(text.to_owned())),
         }
     }
@@ -238,7 +238,8 @@ mod tests {
             assert_eq!(check(older), Ok(()), "{older}");
         }
         assert!(matches!(check("ttl"), Err(SelectionError::Absent("ttl-controller", _))));
-        for mistake in ["deploymnt", "-deploymnt", "", "-"] {
+        assert_eq!(check(""), Ok(()));
+        for mistake in ["deploymnt", "-deploymnt", "-"] {
             assert!(matches!(check(mistake), Err(SelectionError::Unknown(_))), "{mistake}");
         }
         for (name, ..) in ABSENT {

@@ -46,6 +46,7 @@ enum Asks {
 const REFUSED: &[Row] = &[
     Row { field: "PodSpec.hostUsers", reason: "HostUsersNotSupported", asks: Asks::Pod(host_users) },
     Row { field: "PodSpec.resourceClaims", reason: "ResourceClaimsNotSupported", asks: Asks::Pod(resource_claims) },
+    Row { field: "PodSpec.schedulingGroup", reason: "SchedulingGroupNotSupported", asks: Asks::Pod(scheduling_group) },
     Row { field: "VolumeProjection.clusterTrustBundle", reason: "ClusterTrustBundleNotSupported", asks: Asks::Pod(cluster_trust_bundle) },
     Row { field: "VolumeProjection.podCertificate", reason: "PodCertificateNotSupported", asks: Asks::Pod(pod_certificate) },
     Row { field: "EmptyDirVolumeSource.medium", reason: "HugePagesNotSupported", asks: Asks::Pod(huge_pages) },
@@ -95,6 +96,12 @@ fn host_users(spec: &PodSpec) -> Option<String> {
 fn resource_claims(spec: &PodSpec) -> Option<String> {
     let claim = spec.resource_claims.as_ref()?.first()?;
     Some(format!("resourceClaims {:?}: this node does not prepare claimed devices", claim.name))
+}
+
+/// A pod of a group must not start without the others.
+fn scheduling_group(spec: &PodSpec) -> Option<String> {
+    let group = spec.scheduling_group.as_ref()?.pod_group_name.as_deref().unwrap_or_default();
+    Some(format!("schedulingGroup {group:?}: pods are placed one by one here"))
 }
 
 fn projected(spec: &PodSpec, asks: impl Fn(&VolumeProjection) -> bool) -> Option<&str> {
@@ -245,7 +252,7 @@ mod tests {
     /// What is not a kubelet's to do, and whose it is.
     #[rustfmt::skip]
     const OTHERS: &[(&str, &str, &str)] = &[
-        ("PodSpec", "preemptionPolicy schedulerName schedulingGates schedulingGroup topologySpreadConstraints", "the scheduler's"),
+        ("PodSpec", "preemptionPolicy schedulerName schedulingGates topologySpreadConstraints", "the scheduler's"),
         ("PodSpec", "automountServiceAccountToken priorityClassName serviceAccount", "admission's"),
         ("Affinity", "podAffinity podAntiAffinity", "the scheduler's"),
         ("NodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution", "the scheduler's"),
@@ -336,6 +343,11 @@ mod tests {
             (json!({"hostUsers": false, "containers": []}), none, Some("HostUsersNotSupported")),
             (json!({"resourceClaims": [{"name": "gpu"}], "containers": []}), none, Some("ResourceClaimsNotSupported")),
             (with(json!({"resources": {"claims": [{"name": "gpu"}]}})), none, Some("ResourceClaimsNotSupported")),
+            (
+                json!({"schedulingGroup": {"podGroupName": "g"}, "containers": []}),
+                none,
+                Some("SchedulingGroupNotSupported"),
+            ),
             (with(json!({"volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})), none, None),
             (
                 with(
