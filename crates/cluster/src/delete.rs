@@ -97,7 +97,8 @@ fn remove_rules() -> Result<()> {
 fn remove_links() -> Result<()> {
     let socket = Socket::open()?;
     let tunnel = cni::routes::VxlanConfig::default().link;
-    for name in [node_network::BRIDGE, node_address::OWN_LINK, &tunnel].into_iter().chain(wireguard::LINKS) {
+    let own = [node_network::BRIDGE, node_address::OWN_LINK, gateway::own_addresses::LINK, &tunnel];
+    for name in own.into_iter().chain(wireguard::LINKS) {
         if let Some(link) = socket.link(name)? {
             socket.del_link(link.index)?;
         }

@@ -1,6 +1,7 @@
 //! Follows the API, plans, swaps the table, opens ports and writes statuses.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,13 +24,14 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::Config;
 use crate::data_plane::{DataPlane, Ports};
 use crate::gateway_api::{
     BackendTLSPolicy, GROUP, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TLSRoute,
 };
 use crate::plan::{Kind, News, Plan, Settings, Status, plan};
+use crate::table::Table;
 use crate::world::{AuthorityMap, Objects, World, authority, certificate};
+use crate::{Config, own_addresses};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Versions of the Gateway API's kinds that are understood; the first that a cluster has is read.
@@ -57,6 +59,7 @@ struct Shared {
 }
 
 async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    config.check()?;
     let metrics = Metrics::new();
     let plane = DataPlane::new(config.limits.clone(), config.access_log.as_ref(), metrics.clone(), stop.clone())?;
     let mut tasks = JoinSet::new();
@@ -123,6 +126,9 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let workers = runner.ports.close().await;
     plane.finish(STOP_TIMEOUT).await;
     workers.end().await;
+    if !config.address_pool.is_empty() {
+        tokio::task::spawn_blocking(own_addresses::remove).await?.context("removing the addresses of Gateways")?;
+    }
     Ok(())
 }
 
@@ -158,18 +164,47 @@ impl Runner {
                 return false;
             };
             let table = Arc::new(table);
+            let missing = self.own_addresses(&table, own_addresses::add).await;
             self.plane.swap(table.clone());
-            let closed = self.ports.apply(&table).await;
+            let mut closed = self.ports.apply(&table).await;
+            for (bind, why) in &mut closed {
+                // Why there is no such address says more than that a port of it cannot be opened.
+                if let Some(said) = bind.address.and_then(|address| missing.get(&address)) {
+                    why.clone_from(said);
+                }
+            }
+            // Ports go before their addresses.
+            self.own_addresses(&table, release).await;
             if closed == self.settings.closed_ports {
                 record_events(&self.recorder, &mut self.recorded, news);
                 let versions = self.shared.definitions.lock().clone();
                 return write(&self.client, &versions, &mut self.written, statuses).await && closed.is_empty();
             }
-            for (port, why) in &closed {
-                tracing::warn!(port, why, "port cannot be opened");
+            for (bind, why) in &closed {
+                tracing::warn!(%bind, why, "port cannot be opened");
             }
             self.settings.closed_ports = closed;
         }
+    }
+
+    /// Has the kernel told of the addresses that single Gateways have, which only a gateway with a pool does.
+    async fn own_addresses<T: Default + Send + 'static>(
+        &self,
+        table: &Table,
+        tell: impl FnOnce(&BTreeSet<IpAddr>) -> T + Send + 'static,
+    ) -> T {
+        if self.settings.pool.is_empty() {
+            return T::default();
+        }
+        let wanted = table.own_addresses();
+        tokio::task::spawn_blocking(move || tell(&wanted)).await.unwrap_or_default()
+    }
+}
+
+/// Lets go of the addresses of Gateways that are gone; the next turn tries again.
+fn release(wanted: &BTreeSet<IpAddr>) {
+    if let Err(error) = own_addresses::keep_only(wanted) {
+        tracing::warn!(%error, link = own_addresses::LINK, "addresses of Gateways that are gone are still there");
     }
 }
 
@@ -177,6 +212,7 @@ fn settings(config: &Config) -> Settings {
     let addresses = if config.publish.is_empty() { &config.listen } else { &config.publish };
     Settings {
         addresses: addresses.iter().copied().filter(|address| !address.is_unspecified()).collect(),
+        pool: config.address_pool.clone(),
         node: config.node_name.clone(),
         http_port: config.http_port,
         https_port: config.https_port,

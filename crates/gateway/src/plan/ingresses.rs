@@ -7,10 +7,10 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass};
 use serde_json::{Value, json};
 
 use super::backends::{Backends, Missing, PortRef, Use};
-use super::builder::Builder;
+use super::builder::{Builder, Site};
 use super::{CLASS, INGRESS_CONTROLLER, Kind, News, Plan, Settings, Status};
 use crate::hostname::{Pattern, Wildcard};
-use crate::table::{Action, PathMatch, Protocol, Rank, Route, Rule, Weighted};
+use crate::table::{Action, Bind, PathMatch, Protocol, Rank, Route, Rule, Weighted};
 use crate::world::World;
 
 const LEGACY_CLASS: &str = "kubernetes.io/ingress.class";
@@ -143,12 +143,14 @@ impl Planner<'_, '_> {
             }
         }
         let (http, https) = (self.settings.http_port, self.settings.https_port);
-        let has_tls = self.builder.protocol(https).is_some();
+        let has_tls = self.builder.protocol(&Site::Shared, https).is_some();
         for (host, rule) in rules {
             if has_tls {
-                self.builder.listener(https, Protocol::Tls, Pattern::Any).rule(host.clone(), rule.clone());
+                self.builder
+                    .listener(&Site::Shared, https, Protocol::Tls, Pattern::Any)
+                    .rule(host.clone(), rule.clone());
             }
-            self.builder.listener(http, Protocol::Http, Pattern::Any).rule(host, rule);
+            self.builder.listener(&Site::Shared, http, Protocol::Http, Pattern::Any).rule(host, rule);
         }
     }
 
@@ -205,9 +207,9 @@ impl Planner<'_, '_> {
             };
             let hosts = tls.hosts.as_deref().unwrap_or_default();
             if hosts.is_empty() {
-                self.builder.default_certificate(port, certificate.clone());
+                self.builder.default_certificate(&Site::Shared, port, certificate.clone());
             }
-            let listener = self.builder.listener(port, Protocol::Tls, Pattern::Any);
+            let listener = self.builder.listener(&Site::Shared, port, Protocol::Tls, Pattern::Any);
             for host in hosts {
                 listener.certificate(Pattern::new(Some(host), Wildcard::OneLabel), certificate.clone());
             }
@@ -221,7 +223,7 @@ impl Planner<'_, '_> {
 
 /// Where clients find it, unless that is written there already.
 fn status(ingress: &Ingress, settings: &Settings) -> Option<Status> {
-    if settings.closed_ports.contains_key(&settings.http_port) {
+    if settings.closed_ports.contains_key(&Bind::shared(settings.http_port)) {
         return None;
     }
     let addresses: Vec<Value> =

@@ -319,7 +319,12 @@ pub(crate) async fn get(port: u16, host: &str, target: &str) -> Option<(u16, Val
 
 /// As [`get`], with further lines of headers, each ending as they do.
 pub(crate) async fn ask(port: u16, host: &str, target: &str, headers: &str) -> Option<(u16, Value)> {
-    let mut stream = TcpStream::connect(address(port)).await.ok()?;
+    ask_at(address(port), host, target, headers).await
+}
+
+/// As [`ask`], at another address than the gateway's.
+pub(crate) async fn ask_at(at: SocketAddr, host: &str, target: &str, headers: &str) -> Option<(u16, Value)> {
+    let mut stream = TcpStream::connect(at).await.ok()?;
     let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.ok()?;
     let mut answer = Vec::new();
