@@ -14,7 +14,6 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use parking_lot::Mutex;
 use proxy::endpoints::SERVICE_LABEL;
 use serde_json::json;
@@ -30,9 +29,10 @@ use crate::gateway_api::{
 };
 use crate::plan::{Kind, News, Plan, Settings, Status, plan};
 use crate::table::Table;
-use crate::world::{AuthorityMap, Objects, World, authority, certificate};
+use crate::world::{AuthorityMap, Definition, Objects, World, authority, certificate};
 use crate::{Config, own_addresses};
 
+const DEFINITIONS: &str = "customresourcedefinitions";
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Versions of the Gateway API's kinds that are understood; the first that a cluster has is read.
 const VERSIONS: [&str; 4] = ["v1", "v1beta1", "v1alpha3", "v1alpha2"];
@@ -75,10 +75,13 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let informers = InformerFactory::new(config.client.clone());
     let synced = follow_builtin(&informers, &shared, &config);
     informers.start(stop.child_token());
+    let definitions = follow_definitions(&config.client, &shared);
+    tasks.spawn(keep_following(definitions.clone(), DEFINITIONS, stop.child_token()));
     let mut kinds = Kinds { client: config.client.clone(), shared: shared.clone(), running: BTreeMap::new() };
     // A table made of half of the objects would turn requests away that have a route.
     let ready = async {
         synced.await;
+        definitions.synced().await;
         // Twice: what is followed depends on the policies that there are.
         for _ in 0..2 {
             for informer in kinds.start(&mut tasks, &stop) {
@@ -256,7 +259,6 @@ fn follow_builtin(
     let slices: Informer<EndpointSlice> = informers.informer();
     let namespaces: Informer<Namespace> = informers.informer();
     let secrets: Informer<Secret> = informers.filtered(ListParams::fields("type=kubernetes.io/tls"));
-    let definitions: Informer<CustomResourceDefinition> = informers.informer();
     follow(&ingresses, shared, |world, key, object| keep(&mut world.ingresses, key, object.cloned()));
     follow(&classes, shared, |world, key, object| keep(&mut world.ingress_classes, key, object.cloned()));
     follow(&services, shared, |world, key, object| keep(&mut world.services, key, object.cloned()));
@@ -268,7 +270,6 @@ fn follow_builtin(
         keep(&mut world.certificates, key, secret.map(|secret| certificate(secret)));
     });
     slices_by_service(&slices, shared);
-    follow_definitions(&definitions, shared);
     let node = (!config.node_name.is_empty()).then(|| {
         let one: Informer<Node> = informers.filtered(ListParams::fields(format!("metadata.name={}", config.node_name)));
         follow(&one, shared, |world, _, node| {
@@ -279,7 +280,7 @@ fn follow_builtin(
     });
     async move {
         tokio::join!(ingresses.synced(), classes.synced(), services.synced(), slices.synced());
-        tokio::join!(namespaces.synced(), secrets.synced(), definitions.synced());
+        tokio::join!(namespaces.synced(), secrets.synced());
         if let Some(node) = node {
             node.synced().await;
         }
@@ -316,21 +317,22 @@ fn slices_by_service(slices: &Informer<EndpointSlice>, shared: &Arc<Shared>) {
     });
 }
 
-fn follow_definitions(definitions: &Informer<CustomResourceDefinition>, shared: &Arc<Shared>) {
+/// The kinds of the Gateway API that the cluster has.
+fn follow_definitions(client: &Client, shared: &Arc<Shared>) -> Informer<Definition> {
+    let api = client.view::<Definition>(&Gvr::new("apiextensions.k8s.io", "v1", DEFINITIONS), None);
+    let definitions = Informer::new(api, ListParams::default());
     let shared = shared.clone();
     definitions.subscribe(move |event| {
         let definition = event.object();
         if definition.spec.group != GROUP {
             return;
         }
-        let conditions = definition.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        let mut established = conditions.filter(|it| it.type_ == "Established" && it.status == "True");
-        let is_there = !matches!(event, Event::Deleted(_)) && established.next().is_some();
-        let serves = |version: &&&str| definition.spec.versions.iter().any(|v| v.served && v.name == **version);
-        let version = VERSIONS.iter().find(serves).copied().filter(|_| is_there);
+        let is_there = !matches!(event, Event::Deleted(_)) && definition.is_established();
+        let version = VERSIONS.iter().find(|version| definition.serves(version)).copied().filter(|_| is_there);
         keep(&mut shared.definitions.lock(), definition.spec.names.plural.clone(), version);
         shared.changed.notify_one();
     });
+    definitions
 }
 
 /// Kinds that a cluster may have, followed while it has them.
