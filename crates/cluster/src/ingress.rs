@@ -35,6 +35,7 @@ pub(crate) async fn run(
 ) -> Result<()> {
     let prepare = async || {
         gateway::install::grant(&admin, USER).await?;
+        gateway::install::grant_ports(&admin).await?;
         gateway::install::install(&admin).await
     };
     while let Err(error) = prepare().await {

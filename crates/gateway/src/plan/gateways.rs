@@ -55,7 +55,7 @@ pub(super) fn plan<'w>(
         plan.statuses.extend(class_status(class, settings));
     }
     let mut attached: BTreeMap<String, Vec<Listener>> = BTreeMap::new();
-    let mut taken = Taken { claims, listeners: BTreeMap::new() };
+    let mut taken = Taken { claims, listeners: BTreeMap::new(), services: balanced_ports(world, settings) };
     for (gateway, assigned) in gateways {
         let listeners = listeners(gateway, &assigned.site, world, settings, builder, &mut taken);
         attached.insert(client::object_key(&***gateway), listeners);
@@ -120,11 +120,29 @@ pub(super) fn shared_ports(gateways: &[Placed<'_>], settings: &Settings) -> BTre
     ports.filter(|port| !settings.closed_ports.contains_key(&Bind::shared(*port))).collect()
 }
 
+/// The ports of TCP that services of type LoadBalancer have at the addresses of the gateway.
+fn balanced_ports(world: &World, settings: &Settings) -> BTreeMap<u16, String> {
+    let is_ours = |address: IpAddr| settings.addresses.iter().any(|ours| ours.to_canonical() == address.to_canonical());
+    let mut ports = BTreeMap::new();
+    for (key, service) in &world.services {
+        let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let mut addresses = balancer.into_iter().flat_map(|status| status.ingress.iter().flatten());
+        if addresses.any(|at| at.ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()).is_some_and(is_ours)) {
+            let all = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+            let of_tcp = all.filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
+            ports.extend(of_tcp.filter_map(|port| Some((u16::try_from(port.port).ok()?, key.clone()))));
+        }
+    }
+    ports
+}
+
 /// What is not to be had any more.
 struct Taken<'p> {
     claims: &'p [Claim],
     /// Ports and hosts of listeners at the addresses that all share, with the namespace that has them.
     listeners: BTreeMap<(u16, Pattern), String>,
+    /// Ports of the same addresses at which services of type LoadBalancer are reached: what comes there never gets to the gateway.
+    services: BTreeMap<u16, String>,
 }
 
 impl Taken<'_> {
@@ -280,6 +298,11 @@ fn listeners(
             continue;
         }
         let port = listener.spec.port;
+        if let Some(service) = taken.services.get(&port).filter(|_| *site == Site::Shared) {
+            let message = format!("service {service:?} of type LoadBalancer has this port");
+            listener.accepted = Err(("PortUnavailable".to_owned(), message));
+            continue;
+        }
         let is_new = builder.protocol(site, port).is_none();
         if is_new && builder.port_count() + site.binds(port).len() > MAX_PORTS {
             let message = format!("{MAX_PORTS} ports are open already");

@@ -305,3 +305,30 @@ fn a_gateway_has_the_addresses_that_it_asks_for() {
         assert_eq!(found, expected, "{asked}");
     }
 }
+
+#[test]
+fn a_port_that_a_load_balancer_has_is_not_served() {
+    let mut world = world();
+    gateway(&mut world, "gw", json!([{"name": "web", "port": 8080, "protocol": "HTTP"}]));
+    for (address, port, protocol, is_taken) in [
+        ("192.0.2.1", 8080, "TCP", true),
+        ("192.0.2.1", 8081, "TCP", false),
+        ("192.0.2.1", 8080, "UDP", false),
+        ("192.0.2.9", 8080, "TCP", false),
+    ] {
+        let spec = json!({"type": "LoadBalancer", "ports": [{"port": port, "protocol": protocol}]});
+        let status = json!({"loadBalancer": {"ingress": [{"ip": address}]}});
+        let service = json!({"metadata": named("other", "lb"), "spec": spec, "status": status});
+        world.services.insert("other/lb".into(), object(service));
+        let plan = plan(&world, &settings());
+        let expected = if is_taken { "0 !Accepted=PortUnavailable" } else { "0 Accepted=Accepted" };
+        assert!(of_listener(&plan, 0).starts_with(expected), "{address} {port} {protocol}");
+        assert_eq!(plan.table.ports.is_empty(), is_taken, "{address} {port} {protocol}");
+    }
+    // At an address of its own the port is its own.
+    let service = json!({"metadata": named("other", "lb"), "spec": {"type": "LoadBalancer", "ports": [{"port": 8080}]},
+        "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}});
+    world.services.insert("other/lb".into(), object(service));
+    let pool = vec!["198.51.100.0/30".parse().unwrap()];
+    assert_eq!(plan(&world, &Settings { pool, ..settings() }).table.ports.len(), 1);
+}
