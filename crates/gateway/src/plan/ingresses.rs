@@ -10,6 +10,7 @@ use super::backends::{Backends, Missing, PortRef, Use};
 use super::builder::{Builder, Site};
 use super::{CLASS, INGRESS_CONTROLLER, Kind, News, Plan, Settings, Status};
 use crate::hostname::{Pattern, Wildcard};
+use crate::metrics::RouteMetrics;
 use crate::table::{Action, Bind, PathMatch, Protocol, Rank, Route, Rule, Weighted};
 use crate::world::World;
 
@@ -117,9 +118,11 @@ impl Planner<'_, '_> {
     fn rules(&mut self, ingress: &Ingress) {
         let Some(spec) = &ingress.spec else { return };
         let everything = || PathMatch::Prefix("/".into());
+        let metrics: Arc<RouteMetrics> = Arc::default();
         let mut rules = Vec::new();
         if let Some(backend) = &spec.default_backend {
-            rules.push((Pattern::Any, self.rule(ingress, everything(), backend, rank(ingress, true, (0, 0)))));
+            rules
+                .push((Pattern::Any, self.rule(ingress, everything(), backend, rank(ingress, true, (0, 0)), &metrics)));
         }
         for (at, rule) in spec.rules.iter().flatten().enumerate() {
             let host = Pattern::new(rule.host.as_deref(), Wildcard::OneLabel);
@@ -132,12 +135,15 @@ impl Planner<'_, '_> {
                             _ => PathMatch::Prefix(text),
                         };
                         let rank = rank(ingress, false, (at, path_at));
-                        rules.push((host.clone(), self.rule(ingress, matcher, &path.backend, rank)));
+                        rules.push((host.clone(), self.rule(ingress, matcher, &path.backend, rank, &metrics)));
                     }
                 }
                 // A host without paths is all the default backend's.
                 (None, Some(backend)) => {
-                    rules.push((host, self.rule(ingress, everything(), backend, rank(ingress, false, (at, 0)))));
+                    rules.push((
+                        host,
+                        self.rule(ingress, everything(), backend, rank(ingress, false, (at, 0)), &metrics),
+                    ));
                 }
                 (None, None) => {}
             }
@@ -154,7 +160,14 @@ impl Planner<'_, '_> {
         }
     }
 
-    fn rule(&mut self, ingress: &Ingress, path: PathMatch, backend: &IngressBackend, rank: Rank) -> Rule {
+    fn rule(
+        &mut self,
+        ingress: &Ingress,
+        path: PathMatch,
+        backend: &IngressBackend,
+        rank: Rank,
+        metrics: &Arc<RouteMetrics>,
+    ) -> Rule {
         let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
         let found = match (&backend.service, &backend.resource) {
             (Some(service), _) => {
@@ -183,7 +196,7 @@ impl Planner<'_, '_> {
             action,
             timeout: None,
             backend_timeout: None,
-            metrics: Default::default(),
+            metrics: metrics.clone(),
         };
         Rule { path, method: None, headers: Vec::new(), query: Vec::new(), rank, route: Arc::new(route) }
     }

@@ -147,7 +147,8 @@ pub struct Route {
     /// For the whole exchange, and for the time until the backend begins to answer.
     pub timeout: Option<Duration>,
     pub backend_timeout: Option<Duration>,
-    pub metrics: RouteMetrics,
+    /// Of all that have this name.
+    pub metrics: Arc<RouteMetrics>,
 }
 
 pub enum Action {
