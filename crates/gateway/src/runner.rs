@@ -167,7 +167,7 @@ impl Runner {
                 return false;
             };
             let table = Arc::new(table);
-            let missing = self.own_addresses(&table, own_addresses::add).await;
+            let missing = tell_kernel(&self.settings, &table, own_addresses::add).await;
             self.plane.swap(table.clone());
             let mut closed = self.ports.apply(&table).await;
             for (bind, why) in &mut closed {
@@ -177,7 +177,7 @@ impl Runner {
                 }
             }
             // Ports go before their addresses.
-            self.own_addresses(&table, release).await;
+            tell_kernel(&self.settings, &table, release).await;
             if closed == self.settings.closed_ports {
                 record_events(&self.recorder, &mut self.recorded, news);
                 let versions = self.shared.definitions.lock().clone();
@@ -189,19 +189,19 @@ impl Runner {
             self.settings.closed_ports = closed;
         }
     }
+}
 
-    /// Has the kernel told of the addresses that single Gateways have, which only a gateway with a pool does.
-    async fn own_addresses<T: Default + Send + 'static>(
-        &self,
-        table: &Table,
-        tell: impl FnOnce(&BTreeSet<IpAddr>) -> T + Send + 'static,
-    ) -> T {
-        if self.settings.pool.is_empty() {
-            return T::default();
-        }
-        let wanted = table.own_addresses();
-        tokio::task::spawn_blocking(move || tell(&wanted)).await.unwrap_or_default()
+/// Has the kernel told of the addresses that single Gateways have, which only a gateway with a pool does.
+async fn tell_kernel<T: Default + Send + 'static>(
+    settings: &Settings,
+    table: &Table,
+    tell: impl FnOnce(&BTreeSet<IpAddr>) -> T + Send + 'static,
+) -> T {
+    if settings.pool.is_empty() {
+        return T::default();
     }
+    let wanted = table.own_addresses();
+    tokio::task::spawn_blocking(move || tell(&wanted)).await.unwrap_or_default()
 }
 
 /// Lets go of the addresses of Gateways that are gone; the next turn tries again.

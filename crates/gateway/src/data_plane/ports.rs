@@ -328,3 +328,47 @@ impl ResolvesServerCert for Certificates {
         port.certificate(name.as_deref()).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use client::metrics::Metrics;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::hostname::Hosts;
+
+    /// Asks for what is not there.
+    async fn ask(client: &mut TcpStream) {
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a.test\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"host and path\n") {
+            assert!(client.read_buf(&mut answer).await.unwrap() > 0, "closed");
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 404"));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_lasts_keeps_no_table() {
+        let stop = CancellationToken::new();
+        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let table = || {
+            let port = Port { protocol: Protocol::Http, listeners: Hosts::default(), default_certificate: None };
+            Arc::new(Table { ports: [(Bind::shared(free.port()), Arc::new(port))].into(), ..Table::default() })
+        };
+        let first = table();
+        let mut ports = Ports::new(plane.clone(), vec![free.ip()]).unwrap();
+        plane.swap(first.clone());
+        assert_eq!(ports.apply(&first).await, BTreeMap::new());
+        let mut client = TcpStream::connect(free).await.unwrap();
+        ask(&mut client).await;
+        let before = Arc::downgrade(&first);
+        drop(first);
+        plane.swap(table());
+        assert_eq!(before.strong_count(), 0, "the connection is still open, and its table is gone");
+        ask(&mut client).await;
+        stop.cancel();
+        ports.close().await.end().await;
+    }
+}
