@@ -108,3 +108,29 @@ impl Config {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_pool_is_of_addresses_that_nobody_else_has() {
+        let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
+        let client = client::Client::in_process(handler, api::UserInfo::default());
+        for (listen, pool, expected) in [
+            ("0.0.0.0", &[][..], ""),
+            ("192.0.2.1", &["192.0.2.0/24", "2001:db8::/64"], ""),
+            ("0.0.0.0", &["198.51.100.0/24"], "--listen names single addresses"),
+            ("192.0.2.1", &["198.51.100.0/24", "198.51.100.7/32"], "overlap"),
+            ("192.0.2.1", &["ff02::/16"], "not a range of addresses"),
+            ("192.0.2.1", &["0.0.0.0/0"], "not a range of addresses"),
+        ] {
+            let mut config = Config::new(client.clone(), "node-1", vec![listen.parse().unwrap()]);
+            config.address_pool = pool.iter().map(|range: &&str| range.parse().unwrap()).collect();
+            let said = config.check().err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(said.contains(expected) && said.is_empty() == expected.is_empty(), "{pool:?}: {said}");
+        }
+    }
+}
