@@ -120,8 +120,8 @@ mod tests {
         let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
         let client = client::Client::in_process(handler, api::UserInfo::default());
         for (listen, pool, expected) in [
-            ("0.0.0.0", &[][..], ""),
-            ("192.0.2.1", &["192.0.2.0/24", "2001:db8::/64"], ""),
+            ("192.0.2.1", &["192.0.2.0/24", "2001:db8::/64"][..], ""),
+            ("0.0.0.0", &[], ""),
             ("0.0.0.0", &["198.51.100.0/24"], "--listen names single addresses"),
             ("192.0.2.1", &["198.51.100.0/24", "198.51.100.7/32"], "overlap"),
             ("192.0.2.1", &["ff02::/16"], "not a range of addresses"),
