@@ -281,9 +281,11 @@ impl Flags {
             gateway: self.gateway.or(remembered.gateway),
             gateway_http_port: self.gateway_http_port.or(remembered.gateway_http_port),
             gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
-            gateway_address_pool: match self.gateway_address_pool.is_empty() {
-                true => remembered.gateway_address_pool,
-                false => self.gateway_address_pool,
+            gateway_address_pool: match (self.gateway_address_pool.is_empty(), self.gateway) {
+                // Whoever wants no gateway any more wants no addresses for it.
+                (true, Some(false)) => Vec::new(),
+                (true, _) => remembered.gateway_address_pool,
+                (false, _) => self.gateway_address_pool,
             },
             certificate_validity: self.certificate_validity.or(remembered.certificate_validity),
             load_balancer: self.load_balancer.or(remembered.load_balancer),
@@ -631,6 +633,11 @@ mod tests {
                 Ok(shape) => assert_eq!((shape.gateway_pool, why), (gateway_address_pool, "")),
                 Err(error) => assert!(!why.is_empty() && format!("{error:#}").contains(why), "{error:#}"),
             }
+        }
+        let pooled = Flags { gateway_address_pool: vec!["198.51.100.0/28".parse().unwrap()], ..Flags::default() };
+        for (gateway, expected) in [(None, 1), (Some(true), 1), (Some(false), 0)] {
+            let again = Flags { gateway, ..Flags::default() }.over(pooled.clone()).unwrap();
+            assert_eq!(again.gateway_address_pool.len(), expected, "{gateway:?}");
         }
 
         let labelled = |label: &str, taint: &str| {
