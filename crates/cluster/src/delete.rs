@@ -48,6 +48,8 @@ async fn run_main(args: Args) -> Result<()> {
     step("removing firewall rules", remove_rules());
     step("removing cgroups", remove_cgroups(&options.cgroup()));
     step("removing links", remove_links());
+    let pool = &flags.gateway_address_pool;
+    step("removing addresses of Gateways", gateway::own_addresses::remove(pool).map_err(anyhow::Error::from));
     step("removing routes", node_network::unseal(options));
     step("removing the link to the kubelet's directory", usual_place::remove(options));
     step("removing mounts", unmount_below(&options.data_dir).and_then(|()| unmount_below(&options.run_dir)));
@@ -97,8 +99,7 @@ fn remove_rules() -> Result<()> {
 fn remove_links() -> Result<()> {
     let socket = Socket::open()?;
     let tunnel = cni::routes::VxlanConfig::default().link;
-    let own = [node_network::BRIDGE, node_address::OWN_LINK, gateway::own_addresses::LINK, &tunnel];
-    for name in own.into_iter().chain(wireguard::LINKS) {
+    for name in [node_network::BRIDGE, node_address::OWN_LINK, &tunnel].into_iter().chain(wireguard::LINKS) {
         if let Some(link) = socket.link(name)? {
             socket.del_link(link.index)?;
         }

@@ -47,7 +47,9 @@ pub(crate) async fn run(
     }
     if !config.address_pool.is_empty() {
         // What one that was killed has left here may be another server's now.
-        tokio::task::spawn_blocking(gateway::own_addresses::remove).await?.context("addresses of Gateways")?;
+        let pool = config.address_pool.clone();
+        let removing = tokio::task::spawn_blocking(move || gateway::own_addresses::remove(&pool));
+        removing.await?.context("addresses of Gateways")?;
     }
     let Some(election) = election else { return gateway::run(config, stop).await };
     let mut ended = Ok(());

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use api::cidr::Cidr;
 use client::metrics::{Metrics, panics};
 use client::{
     Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key, plain_http,
@@ -130,7 +131,8 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     plane.finish(STOP_TIMEOUT).await;
     workers.end().await;
     if !config.address_pool.is_empty() {
-        tokio::task::spawn_blocking(own_addresses::remove).await?.context("removing the addresses of Gateways")?;
+        let removing = tokio::task::spawn_blocking(move || own_addresses::remove(&config.address_pool));
+        removing.await?.context("removing the addresses of Gateways")?;
     }
     Ok(())
 }
@@ -177,7 +179,8 @@ impl Runner {
                 }
             }
             // Ports go before their addresses.
-            tell_kernel(&self.settings, &table, release).await;
+            let pool = self.settings.pool.clone();
+            tell_kernel(&self.settings, &table, move |wanted| release(wanted, &pool)).await;
             if closed == self.settings.closed_ports {
                 record_events(&self.recorder, &mut self.recorded, news);
                 let versions = self.shared.definitions.lock().clone();
@@ -205,8 +208,8 @@ async fn tell_kernel<T: Default + Send + 'static>(
 }
 
 /// Lets go of the addresses of Gateways that are gone; the next turn tries again.
-fn release(wanted: &BTreeSet<IpAddr>) {
-    if let Err(error) = own_addresses::keep_only(wanted) {
+fn release(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) {
+    if let Err(error) = own_addresses::keep_only(wanted, pool) {
         tracing::warn!(%error, link = own_addresses::LINK, "addresses of Gateways that are gone are still there");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{ask, ask_at, echo, get, local, until, until_code, with_config, with_gateway};
+use crate::harness::{Neighbour, ask, ask_at, echo, get, local, until, until_code, with_config, with_gateway};
 
 const GATEWAY_API: &str = "gateway.networking.k8s.io/v1";
 
@@ -131,6 +131,7 @@ fn gateways_with_a_pool_have_addresses_of_their_own() {
         config.address_pool = vec![format!("{}/{length}", local(64)).parse().unwrap()];
     };
     with_config(with_pool, |world| async move {
+        let neighbour = Neighbour::new();
         let (one, two) = (echo("one").await, echo("two").await);
         for (at, name, backend) in [(64, "one", one), (65, "two", two)] {
             world.service(name, None, &[backend]).await;
@@ -158,13 +159,20 @@ fn gateways_with_a_pool_have_addresses_of_their_own() {
             .await;
         }
         assert_eq!(get(80, "any.test", "/").await, None);
+        // Whoever is on the same network finds them there.
+        until("an answer to a neighbour", || async {
+            neighbour.get((local(65), 80).into(), "any.test").ok().filter(|answer| answer.contains("two"))
+        })
+        .await;
         let gateways = client::Gvr::new("gateway.networking.k8s.io", "v1", "gateways");
         world.admin.dynamic(&gateways, Some("default")).delete("one", &client::DeleteParams::default()).await.unwrap();
         until("an address that is gone", || async {
             let socket = netlink::Socket::open().unwrap();
-            let held = socket.addresses().unwrap().into_iter().map(|held| held.cidr.addr).collect::<Vec<_>>();
+            let held: Vec<_> = socket.addresses().unwrap().into_iter().map(|held| held.cidr.addr).collect();
+            let answered: Vec<_> = socket.proxies().unwrap().into_iter().map(|(_, address)| address).collect();
             assert!(held.contains(&local(65)), "the other one stays");
-            (!held.contains(&local(64))).then_some(())
+            assert_eq!(answered.contains(&local(65)), local(65).is_ipv6());
+            (!held.contains(&local(64)) && !answered.contains(&local(64))).then_some(())
         })
         .await;
         let (code, _) = ask_at((local(65), 80).into(), "any.test", "/", "").await.unwrap();
