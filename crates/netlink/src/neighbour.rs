@@ -93,7 +93,7 @@ fn encode_proxy(kind: u16, index: u32, addr: IpAddr) -> Request {
     Request::new(kind, flags).body(&body).attr_ip(NDA_DST, addr)
 }
 
-fn parse_proxy(answer: &[u8]) -> Option<(u32, IpAddr)> {
+pub(crate) fn parse_proxy(answer: &[u8]) -> Option<(u32, IpAddr)> {
     if *answer.get(10)? & NTF_PROXY == 0 {
         return None;
     }
