@@ -53,7 +53,8 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow
 
 #[derive(Default)]
 struct Shared {
-    world: Mutex<World>,
+    /// A plan has the world as it was when it began; only what is told meanwhile is written into a copy.
+    world: Mutex<Arc<World>>,
     /// Plurals of the Gateway API that the cluster has, with the version to read.
     definitions: Mutex<BTreeMap<String, &'static str>>,
     changed: Notify,
@@ -238,7 +239,7 @@ fn follow<K: Object>(
     informer.subscribe(move |event| {
         let object = event.object();
         let present = (!matches!(event, Event::Deleted(_))).then_some(object);
-        apply(&mut shared.world.lock(), object_key(&**object), present);
+        apply(Arc::make_mut(&mut shared.world.lock()), object_key(&**object), present);
         shared.changed.notify_one();
     });
 }
@@ -297,7 +298,8 @@ fn slices_by_service(slices: &Informer<EndpointSlice>, shared: &Arc<Shared>) {
     };
     let shared = shared.clone();
     slices.subscribe(move |event| {
-        let mut world = shared.world.lock();
+        let mut guard = shared.world.lock();
+        let world = Arc::make_mut(&mut guard);
         let mut put = |slice: &Arc<EndpointSlice>, is_there: bool| {
             let Some(service) = service(slice) else { return };
             let of_service = world.slices.entry(service.clone()).or_default();
@@ -315,7 +317,7 @@ fn slices_by_service(slices: &Informer<EndpointSlice>, shared: &Arc<Shared>) {
             }
             Event::Deleted(slice) => put(slice, false),
         }
-        drop(world);
+        drop(guard);
         shared.changed.notify_one();
     });
 }
@@ -382,7 +384,7 @@ impl Kinds {
         }
         if let Some((_, token)) = self.running.remove(CONFIG_MAPS) {
             token.cancel();
-            self.shared.world.lock().authorities.clear();
+            Arc::make_mut(&mut self.shared.world.lock()).authorities.clear();
             return None;
         }
         let token = stop.child_token();
@@ -415,7 +417,7 @@ impl Kinds {
             token.cancel();
             // In another version they are still there: routes and policies hold until the new list is in.
             if version.is_none() {
-                objects(&mut self.shared.world.lock()).clear();
+                objects(Arc::make_mut(&mut self.shared.world.lock())).clear();
             }
         }
         let version = version?;
@@ -457,7 +459,7 @@ async fn forget_missing<K: Object>(
     let mut world = shared.world.lock();
     // Under the lock: whoever follows after us has not written anything yet if we are not cancelled.
     if !gone.is_cancelled() {
-        objects(&mut world).retain(|key, _| informer.get(key).is_some());
+        objects(Arc::make_mut(&mut world)).retain(|key, _| informer.get(key).is_some());
         shared.changed.notify_one();
     }
 }
@@ -582,7 +584,8 @@ mod tests {
             (is_new.is_some(), shared.world.lock().backend_tls_policies.len())
         };
         assert_eq!(follow(Some("v1alpha3")), (true, 0));
-        shared.world.lock().backend_tls_policies.insert("default/tls".into(), Arc::default());
+        let tls: Arc<BackendTLSPolicy> = Arc::default();
+        Arc::make_mut(&mut shared.world.lock()).backend_tls_policies.insert("default/tls".into(), tls);
         assert_eq!(follow(Some("v1alpha3")), (false, 1));
         assert_eq!(follow(Some("v1")), (true, 1));
         assert_eq!(follow(None), (false, 0));
