@@ -32,6 +32,11 @@ kind: Gateway
 metadata: {name: gw}
 spec: {gatewayClassName: cox, listeners: [{name: web, port: 8080, protocol: HTTP}]}
 ---
+apiVersion: v1
+kind: Service
+metadata: {name: balanced}
+spec: {type: LoadBalancer, selector: {app: web}, ports: [{port: 8080, targetPort: 80}]}
+---
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
 metadata: {name: web}
@@ -54,7 +59,7 @@ fn certificate(cluster: &Cluster) -> String {
 
 #[test]
 fn a_deployment_is_reached_by_name_and_with_tls() {
-    let cluster = Cluster::up(&[]);
+    let cluster = Cluster::up_with(&[], &["--gateway-address-pool=198.51.100.64/30"]);
     certificate(&cluster);
     cluster.apply(OBJECTS);
     let ip = cluster.wait("an address of the ingress", || {
@@ -70,7 +75,18 @@ fn a_deployment_is_reached_by_name_and_with_tls() {
         curl(&["--resolve", &plain, "http://web.test/"]).filter(|answer| answer.starts_with("Hello"))
     });
     assert_eq!(seen.len(), 2);
-    let route = format!("route.test:8080:{ip}");
+    // A Gateway has an address of its own, and so the port that a load balancer has at the node's.
+    let own = cluster.wait("an address of the gateway", || {
+        let own = cluster.kubectl("get gateway gw -o jsonpath={.status.addresses[*].value}");
+        (!own.is_empty()).then_some(own)
+    });
+    assert_eq!(own, "198.51.100.64");
+    let balanced = cluster.wait("an address of the load balancer", || {
+        let ip = cluster.kubectl("get service balanced -o jsonpath={.status.loadBalancer.ingress[0].ip}");
+        (!ip.is_empty()).then_some(ip)
+    });
+    assert_eq!(balanced, ip);
+    let route = format!("route.test:8080:{own}");
     cluster.answers("behind the route", 2, || {
         curl(&["--resolve", &route, "http://route.test:8080/"]).filter(|answer| answer.starts_with("Hello"))
     });

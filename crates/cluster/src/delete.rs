@@ -48,6 +48,8 @@ async fn run_main(args: Args) -> Result<()> {
     step("removing firewall rules", remove_rules());
     step("removing cgroups", remove_cgroups(&options.cgroup()));
     step("removing links", remove_links());
+    let pool = &flags.gateway_address_pool;
+    step("removing addresses of Gateways", gateway::own_addresses::remove(pool).map_err(anyhow::Error::from));
     step("removing routes", node_network::unseal(options));
     step("removing the link to the kubelet's directory", usual_place::remove(options));
     step("removing mounts", unmount_below(&options.data_dir).and_then(|()| unmount_below(&options.run_dir)));

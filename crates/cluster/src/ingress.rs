@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use client::{Client, Election, LeaderElector};
 use tokio_util::sync::CancellationToken;
 
@@ -19,6 +19,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> gateway::Config {
     let mut config = gateway::Config::new(client, &shape.node_name, shape.node_ips.clone());
     (config.http_port, config.https_port) = shape.gateway_ports;
+    config.address_pool = shape.gateway_pool.clone();
     config.reserved_ports = [shape.secure_port, shape.kubelet_port, METRICS_PORT, dns_service::METRICS_PORT].into();
     config.metrics_bind_address = Some(SocketAddr::new(pods_gateway, METRICS_PORT));
     config
@@ -34,6 +35,7 @@ pub(crate) async fn run(
 ) -> Result<()> {
     let prepare = async || {
         gateway::install::grant(&admin, USER).await?;
+        gateway::install::grant_ports(&admin).await?;
         gateway::install::install(&admin).await
     };
     while let Err(error) = prepare().await {
@@ -42,6 +44,12 @@ pub(crate) async fn run(
             () = tokio::time::sleep(RETRY_INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
+    }
+    if !config.address_pool.is_empty() {
+        // What one that was killed has left here may be another server's now.
+        let pool = config.address_pool.clone();
+        let removing = tokio::task::spawn_blocking(move || gateway::own_addresses::remove(&pool));
+        removing.await?.context("addresses of Gateways")?;
     }
     let Some(election) = election else { return gateway::run(config, stop).await };
     let mut ended = Ok(());

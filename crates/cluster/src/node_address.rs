@@ -7,7 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use api::cidr::Cidr;
-use netlink::{Address, LinkKind, Route, RouteKind, Socket};
+use netlink::{Address, Route, RouteKind, Socket};
 
 /// The link that holds the cluster's own address.
 pub(crate) const OWN_LINK: &str = "cox-own";
@@ -36,16 +36,7 @@ pub(crate) fn own(v6: bool, taken: &[Cidr]) -> io::Result<Option<IpAddr>> {
 /// Makes the link that holds the cluster's own address, or completes it.
 pub(crate) fn ensure_own(address: IpAddr) -> io::Result<()> {
     let socket = Socket::open()?;
-    if socket.link(OWN_LINK)?.is_none() {
-        match socket.add_link(OWN_LINK, LinkKind::Dummy, None, None) {
-            // A kernel without such links has bridges, which pods need anyway: one without ports is as good.
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                socket.add_link(OWN_LINK, LinkKind::Bridge { vlan_filtering: false }, None, None)?;
-            }
-            result => result?,
-        }
-    }
-    let link = socket.link(OWN_LINK)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+    let link = socket.ensure_holder(OWN_LINK)?;
     if address.is_ipv6() {
         // Nobody is there to be asked whether the address is free.
         cni::netns::set_sysctl(&format!("net/ipv6/conf/{OWN_LINK}/accept_dad"), "0")?;
@@ -101,6 +92,8 @@ fn free(routes: &[Route], own_link: Option<u32>, v6: bool, taken: &[Cidr]) -> Op
 
 #[cfg(test)]
 mod tests {
+    use netlink::LinkKind;
+
     use super::*;
 
     fn cidr(text: &str) -> Cidr {

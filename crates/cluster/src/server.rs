@@ -166,6 +166,7 @@ async fn start(
             .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
             .collect(),
         gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
+        gateway_controller: gateway::GATEWAY_CONTROLLER,
     };
     // Volumes of earlier versions: every node was on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };

@@ -95,6 +95,11 @@ pub(crate) struct Flags {
     pub gateway_http_port: Option<u16>,
     #[arg(long)]
     pub gateway_https_port: Option<u16>,
+    /// Ranges of addresses of which each Gateway gets one of each family for itself (default: none; Gateways share this
+    /// machine's address)
+    #[arg(long, value_delimiter = ',', value_name = "CIDR")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gateway_address_pool: Vec<Cidr>,
     /// How long certificates are good for; they are renewed while the cluster runs (default: 8760h)
     #[arg(long, value_name = "DURATION")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -188,6 +193,8 @@ pub(crate) struct Shape {
     /// Whether there is a gateway, and its ports without and with TLS.
     pub has_gateway: bool,
     pub gateway_ports: (u16, u16),
+    /// Addresses that single Gateways get.
+    pub gateway_pool: Vec<Cidr>,
     /// Where the objects are, if not in a store of this machine's.
     pub etcd: Etcd,
     /// Whether that is the cluster's own, with a member on this machine.
@@ -274,6 +281,12 @@ impl Flags {
             gateway: self.gateway.or(remembered.gateway),
             gateway_http_port: self.gateway_http_port.or(remembered.gateway_http_port),
             gateway_https_port: self.gateway_https_port.or(remembered.gateway_https_port),
+            gateway_address_pool: match (self.gateway_address_pool.is_empty(), self.gateway) {
+                // Whoever wants no gateway any more wants no addresses for it.
+                (true, Some(false)) => Vec::new(),
+                (true, _) => remembered.gateway_address_pool,
+                (false, _) => self.gateway_address_pool,
+            },
             certificate_validity: self.certificate_validity.or(remembered.certificate_validity),
             load_balancer: self.load_balancer.or(remembered.load_balancer),
             tracing_config_file: self.tracing_config_file.or(remembered.tracing_config_file),
@@ -344,6 +357,15 @@ impl Flags {
         Ok(!has_route(false)? && has_route(true)?)
     }
 
+    /// Addresses of Gateways are not those of pods, services or nodes.
+    fn check_gateway_pool(&self, taken: &[Cidr]) -> Result<()> {
+        let pool = &self.gateway_address_pool;
+        if !pool.is_empty() && self.gateway == Some(false) {
+            bail!("--gateway-address-pool: there is no gateway with --gateway=false");
+        }
+        gateway::Config::check_pool(pool, taken).context("--gateway-address-pool")
+    }
+
     pub(crate) fn shape(&self) -> Result<Shape> {
         self.etcd.check()?;
         self.ha.check()?;
@@ -360,14 +382,15 @@ impl Flags {
         });
         let mut node_ips = self.machine.addresses(&families(&cluster_cidr))?;
         let mut own_address = None;
+        // Ranges that are none are told of where they are used.
+        let taken: Vec<Cidr> = [&cluster_cidr, &service_cidr]
+            .into_iter()
+            .flat_map(|text| ranges(text).ok())
+            .flatten()
+            .chain([node_cidr])
+            .collect();
+        self.check_gateway_pool(&taken)?;
         if node_ips.is_empty() {
-            // Ranges that are none are told of where they are used.
-            let taken: Vec<Cidr> = [&cluster_cidr, &service_cidr]
-                .into_iter()
-                .flat_map(|text| ranges(text).ok())
-                .flatten()
-                .chain([node_cidr])
-                .collect();
             own_address = node_address::own(is_v6, &taken).context("reading the routing table")?;
             node_ips.extend(own_address);
         }
@@ -395,6 +418,7 @@ impl Flags {
             taints: self.machine.node_taint.clone(),
             has_gateway: self.gateway.unwrap_or(true),
             gateway_ports: (self.gateway_http_port.unwrap_or(80), self.gateway_https_port.unwrap_or(443)),
+            gateway_pool: self.gateway_address_pool.clone(),
             etcd: self.etcd.clone(),
             ha: self.ha.clone(),
             certificate_validity: self.validity()?,
@@ -595,6 +619,26 @@ mod tests {
             assert_eq!(found, expected, "{port:?} {rotation:?}");
         }
         assert_eq!(shape.encryption, None);
+
+        for (gateway, pool, why) in [
+            (None, &["198.51.100.0/28", "2001:db8::/64"][..], ""),
+            (None, &["10.42.7.0/24"][..], "overlap"),
+            (None, &["198.51.100.0/28", "198.51.100.8/29"][..], "overlap"),
+            (None, &["127.0.0.0/8"][..], "not a range of addresses that a machine can have"),
+            (Some(false), &["198.51.100.0/28"][..], "there is no gateway"),
+        ] {
+            let gateway_address_pool: Vec<Cidr> = pool.iter().map(|range| range.parse().unwrap()).collect();
+            let flags = Flags { gateway, gateway_address_pool: gateway_address_pool.clone(), ..Flags::default() };
+            match other(flags).unwrap().shape() {
+                Ok(shape) => assert_eq!((shape.gateway_pool, why), (gateway_address_pool, "")),
+                Err(error) => assert!(!why.is_empty() && format!("{error:#}").contains(why), "{error:#}"),
+            }
+        }
+        let pooled = Flags { gateway_address_pool: vec!["198.51.100.0/28".parse().unwrap()], ..Flags::default() };
+        for (gateway, expected) in [(None, 1), (Some(true), 1), (Some(false), 0)] {
+            let again = Flags { gateway, ..Flags::default() }.over(pooled.clone()).unwrap();
+            assert_eq!(again.gateway_address_pool.len(), expected, "{gateway:?}");
+        }
 
         let labelled = |label: &str, taint: &str| {
             let machine =

@@ -281,6 +281,10 @@ async fn over_tcp(server: SocketAddr, packet: &[u8], query: &Message) -> std::io
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::RData;
+    use hickory_proto::rr::rdata::NULL;
+    use tokio::net::TcpListener;
+
     use super::*;
 
     fn question(name: &str, checking_disabled: bool) -> Question {
@@ -300,11 +304,8 @@ mod tests {
     }
 
     fn reply(length: usize) -> Reply {
-        let record = Record::from_rdata(
-            Name::from_ascii("a.example.").unwrap(),
-            60,
-            hickory_proto::rr::RData::A(Ipv4Addr::LOCALHOST.into()),
-        );
+        let record =
+            Record::from_rdata(Name::from_ascii("a.example.").unwrap(), 60, RData::A(Ipv4Addr::LOCALHOST.into()));
         Reply { answers: vec![record], length, ..Reply::failure(ResponseCode::NoError) }
     }
 
@@ -350,6 +351,60 @@ mod tests {
             assert_eq!(answers(&answer(id, names), &query), expected, "{id} {names:?}");
         }
         assert!(!answers(&query, &query), "a question is no answer");
+    }
+
+    /// An address, signed for those who ask for that; datagrams hold no more than that there is one.
+    fn answered(packet: &[u8], is_whole: bool) -> Vec<u8> {
+        let query = Message::from_vec(packet).unwrap();
+        let is_signed = query.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok);
+        let mut answer = Message::response(query.metadata.id, OpCode::Query);
+        answer.metadata.truncation = !is_whole;
+        answer.metadata.authentic_data = is_signed && !query.metadata.checking_disabled;
+        if is_whole {
+            let name = || Name::from_ascii("a.example.").unwrap();
+            answer.add_answer(Record::from_rdata(name(), 60, RData::A(Ipv4Addr::LOCALHOST.into())));
+            if is_signed {
+                let signature = RData::Unknown { code: RecordType::RRSIG, rdata: NULL::with(vec![0, 1, 8, 2]) };
+                answer.add_answer(Record::from_rdata(name(), 60, signature));
+            }
+        }
+        answer.add_queries(query.queries.clone());
+        answer.to_vec().unwrap()
+    }
+
+    #[tokio::test]
+    async fn signatures_pass_through_and_what_does_not_fit_is_asked_for_over_tcp() {
+        let (udp, tcp) = loop {
+            let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            // Another may have the same number of the other protocol.
+            if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()).await {
+                break (udp, tcp);
+            }
+        };
+        let server = udp.local_addr().unwrap();
+        let resolver = tokio::spawn(async move {
+            let mut buffer = [0; 512];
+            loop {
+                let (length, from) = udp.recv_from(&mut buffer).await.unwrap();
+                udp.send_to(&answered(&buffer[..length], false), from).await.unwrap();
+                let (mut stream, _) = tcp.accept().await.unwrap();
+                let mut asked = vec![0; stream.read_u16().await.unwrap().into()];
+                stream.read_exact(&mut asked).await.unwrap();
+                let answer = answered(&asked, true);
+                stream.write_u16(answer.len() as u16).await.unwrap();
+                stream.write_all(&answer).await.unwrap();
+            }
+        });
+        for (dnssec_ok, checking_disabled, records, is_authentic) in
+            [(false, false, 1, false), (true, false, 2, true), (true, true, 2, false)]
+        {
+            let question = Question { dnssec_ok, ..question("a.example.", checking_disabled) };
+            let reply = ask(server, &question, false).await.unwrap();
+            assert_eq!((reply.answers.len(), reply.is_authentic), (records, is_authentic), "{question:?}");
+            let is_signed = reply.answers.iter().any(|record| record.record_type() == RecordType::RRSIG);
+            assert_eq!(is_signed, dnssec_ok, "{question:?}");
+        }
+        resolver.abort();
     }
 
     #[test]

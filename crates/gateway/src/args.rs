@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use api::cidr::Cidr;
 use client::Client;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +26,10 @@ pub struct Args {
     /// The addresses that clients use, written into statuses; if none are given, those of --listen
     #[arg(long, value_delimiter = ',')]
     publish_address: Vec<IpAddr>,
+    /// Ranges of addresses of which each Gateway gets one of each family for itself, on a link of this machine (default: none;
+    /// all Gateways share those of --listen)
+    #[arg(long, value_delimiter = ',', value_name = "CIDR")]
+    address_pool: Vec<Cidr>,
     /// The port of Ingresses
     #[arg(long, default_value_t = 80)]
     http_port: u16,
@@ -51,6 +56,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     let client = Client::from_flags(args.kubeconfig.as_deref(), args.master.clone())?.traced_remotely("gateway");
     let mut config = Config::new(client, args.node_name, args.listen);
     config.publish = args.publish_address;
+    config.address_pool = args.address_pool;
     config.http_port = args.http_port;
     config.https_port = args.https_port;
     config.limits.max_body = args.max_body_size;

@@ -14,6 +14,7 @@ use crate::gateway_api::{GROUP, GatewayClass, definitions};
 use crate::{CLASS, GATEWAY_CONTROLLER, INGRESS_CONTROLLER};
 
 const ROLE: &str = "cox:gateway";
+const PORTS_ROLE: &str = "cox:gateway-ports";
 const MANAGER: &str = "cox";
 const RBAC: &str = "rbac.authorization.k8s.io";
 /// A definition that was just made takes a moment to be served.
@@ -92,15 +93,35 @@ pub async fn grant(client: &Client, user: &str) -> Result<()> {
             {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
         ],
     });
+    bind(client, ROLE, role, json!({"apiGroup": RBAC, "kind": "User", "name": user})).await
+}
+
+/// Lets the controller of load balancers see which ports Gateways have.
+pub async fn grant_ports(client: &Client) -> Result<()> {
+    let role = json!({
+        "apiVersion": format!("{RBAC}/v1"),
+        "kind": "ClusterRole",
+        "metadata": {"name": PORTS_ROLE},
+        "rules": [{"apiGroups": [GROUP], "resources": ["gatewayclasses", "gateways"], "verbs": ["list"]}],
+    });
+    let account = json!({"kind": "ServiceAccount", "namespace": "kube-system", "name": "service-controller"});
+    bind(client, PORTS_ROLE, role, account).await
+}
+
+async fn bind(client: &Client, name: &str, role: Value, subject: Value) -> Result<()> {
     let binding = json!({
         "apiVersion": format!("{RBAC}/v1"),
         "kind": "ClusterRoleBinding",
-        "metadata": {"name": ROLE},
-        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": ROLE},
-        "subjects": [{"apiGroup": RBAC, "kind": "User", "name": user}],
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": name},
+        "subjects": [subject],
     });
     let (roles, bindings) = (client.all::<ClusterRole>(), client.all::<ClusterRoleBinding>());
-    roles.patch(ROLE, &Patch::apply(MANAGER, role).force()).await.context("writing the role of the gateway")?;
-    bindings.patch(ROLE, &Patch::apply(MANAGER, binding).force()).await.context("binding the role of the gateway")?;
+    roles
+        .patch(name, &Patch::apply(MANAGER, role).force())
+        .await
+        .with_context(|| format!("writing the role {name}"))?;
+    let bound = bindings.patch(name, &Patch::apply(MANAGER, binding).force()).await;
+    bound.with_context(|| format!("binding the role {name}"))?;
     Ok(())
 }

@@ -14,6 +14,7 @@ pub mod gateway_api;
 pub mod hostname;
 pub mod install;
 mod metrics;
+pub mod own_addresses;
 pub mod plan;
 mod runner;
 pub mod table;
@@ -28,6 +29,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use api::cidr::Cidr;
+
 /// What the gateway of one node needs to know.
 #[derive(Clone)]
 pub struct Config {
@@ -38,6 +41,8 @@ pub struct Config {
     pub listen: Vec<IpAddr>,
     /// What statuses say, if not where it listens.
     pub publish: Vec<IpAddr>,
+    /// Addresses of which each Gateway gets some for itself, put on a link of this machine. Without any, all share `listen`.
+    pub address_pool: Vec<Cidr>,
     /// The ports of Ingresses. Gateways name theirs.
     pub http_port: u16,
     pub https_port: u16,
@@ -50,19 +55,82 @@ pub struct Config {
     pub metrics_bind_address: Option<SocketAddr>,
 }
 
+/// Why a gateway cannot be as it is asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum BadPool {
+    #[error("{0}: not a range of addresses that a machine can have")]
+    NoMachines(Cidr),
+    #[error("{0} and {1} overlap")]
+    Overlap(Cidr, Cidr),
+    #[error("with a pool of addresses for Gateways, --listen names single addresses, not {0}")]
+    ListensEverywhere(IpAddr),
+}
+
 impl Config {
+    /// Refuses a pool that cannot be given out: with addresses that no machine can have or that others use. `taken` are ranges
+    /// of theirs.
+    pub fn check_pool(pool: &[Cidr], taken: &[Cidr]) -> Result<(), BadPool> {
+        for (at, range) in pool.iter().enumerate() {
+            if ![range.network().addr, range.last()].into_iter().all(api::cidr::is_of_a_machine) {
+                return Err(BadPool::NoMachines(*range));
+            }
+            let overlaps = |other: &&Cidr| other.contains(range.network().addr) || range.contains(other.network().addr);
+            if let Some(other) = pool[..at].iter().chain(taken).find(overlaps) {
+                return Err(BadPool::Overlap(*range, *other));
+            }
+        }
+        Ok(())
+    }
+
+    /// A port of all addresses leaves none of it for a single one.
+    fn check(&self) -> Result<(), BadPool> {
+        Self::check_pool(&self.address_pool, &[])?;
+        let everywhere = self.listen.iter().find(|address| address.is_unspecified());
+        match everywhere.filter(|_| !self.address_pool.is_empty()) {
+            Some(address) => Err(BadPool::ListensEverywhere(*address)),
+            None => Ok(()),
+        }
+    }
+
     pub fn new(client: client::Client, node_name: impl Into<String>, listen: Vec<IpAddr>) -> Self {
         Self {
             client,
             node_name: node_name.into(),
             listen,
             publish: Vec::new(),
+            address_pool: Vec::new(),
             http_port: 80,
             https_port: 443,
             reserved_ports: BTreeSet::new(),
             limits: Limits::default(),
             access_log: None,
             metrics_bind_address: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_pool_is_of_addresses_that_nobody_else_has() {
+        let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
+        let client = client::Client::in_process(handler, api::UserInfo::default());
+        for (listen, pool, expected) in [
+            ("192.0.2.1", &["192.0.2.0/24", "2001:db8::/64"][..], ""),
+            ("0.0.0.0", &[], ""),
+            ("0.0.0.0", &["198.51.100.0/24"], "--listen names single addresses"),
+            ("192.0.2.1", &["198.51.100.0/24", "198.51.100.7/32"], "overlap"),
+            ("192.0.2.1", &["ff02::/16"], "not a range of addresses"),
+            ("192.0.2.1", &["0.0.0.0/0"], "not a range of addresses"),
+        ] {
+            let mut config = Config::new(client.clone(), "node-1", vec![listen.parse().unwrap()]);
+            config.address_pool = pool.iter().map(|range: &&str| range.parse().unwrap()).collect();
+            let said = config.check().err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(said.contains(expected) && said.is_empty() == expected.is_empty(), "{pool:?}: {said}");
         }
     }
 }

@@ -10,7 +10,7 @@ const REQUESTS: &str = "cox_gateway_requests_total";
 const DURATION: &str = "cox_gateway_request_duration_seconds";
 const DURATIONS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-/// The counters of one route, looked up when it is first used.
+/// The counters of all routes of one name, looked up when one of them is first used.
 #[derive(Default)]
 pub struct RouteMetrics {
     duration: OnceLock<Histogram>,

@@ -1,10 +1,12 @@
 //! Follows the API, plans, swaps the table, opens ports and writes statuses.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use api::cidr::Cidr;
 use client::metrics::{Metrics, panics};
 use client::{
     Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key, plain_http,
@@ -13,7 +15,6 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use parking_lot::Mutex;
 use proxy::endpoints::SERVICE_LABEL;
 use serde_json::json;
@@ -23,14 +24,16 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::Config;
 use crate::data_plane::{DataPlane, Ports};
 use crate::gateway_api::{
     BackendTLSPolicy, GROUP, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TLSRoute,
 };
 use crate::plan::{Kind, News, Plan, Settings, Status, plan};
-use crate::world::{AuthorityMap, Objects, World, authority, certificate};
+use crate::table::Table;
+use crate::world::{AuthorityMap, Definition, Objects, World, authority, certificate};
+use crate::{Config, own_addresses};
 
+const DEFINITIONS: &str = "customresourcedefinitions";
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Versions of the Gateway API's kinds that are understood; the first that a cluster has is read.
 const VERSIONS: [&str; 4] = ["v1", "v1beta1", "v1alpha3", "v1alpha2"];
@@ -50,13 +53,15 @@ pub fn run(config: Config, stop: CancellationToken) -> BoxFuture<'static, anyhow
 
 #[derive(Default)]
 struct Shared {
-    world: Mutex<World>,
+    /// A plan has the world as it was when it began; only what is told meanwhile is written into a copy.
+    world: Mutex<Arc<World>>,
     /// Plurals of the Gateway API that the cluster has, with the version to read.
     definitions: Mutex<BTreeMap<String, &'static str>>,
     changed: Notify,
 }
 
 async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
+    config.check()?;
     let metrics = Metrics::new();
     let plane = DataPlane::new(config.limits.clone(), config.access_log.as_ref(), metrics.clone(), stop.clone())?;
     let mut tasks = JoinSet::new();
@@ -72,10 +77,13 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let informers = InformerFactory::new(config.client.clone());
     let synced = follow_builtin(&informers, &shared, &config);
     informers.start(stop.child_token());
+    let definitions = follow_definitions(&config.client, &shared);
+    tasks.spawn(keep_following(definitions.clone(), DEFINITIONS, stop.child_token()));
     let mut kinds = Kinds { client: config.client.clone(), shared: shared.clone(), running: BTreeMap::new() };
     // A table made of half of the objects would turn requests away that have a route.
     let ready = async {
         synced.await;
+        definitions.synced().await;
         // Twice: what is followed depends on the policies that there are.
         for _ in 0..2 {
             for informer in kinds.start(&mut tasks, &stop) {
@@ -123,6 +131,10 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let workers = runner.ports.close().await;
     plane.finish(STOP_TIMEOUT).await;
     workers.end().await;
+    if !config.address_pool.is_empty() {
+        let removing = tokio::task::spawn_blocking(move || own_addresses::remove(&config.address_pool));
+        removing.await?.context("removing the addresses of Gateways")?;
+    }
     Ok(())
 }
 
@@ -158,18 +170,48 @@ impl Runner {
                 return false;
             };
             let table = Arc::new(table);
+            let missing = tell_kernel(&self.settings, &table, own_addresses::add).await;
             self.plane.swap(table.clone());
-            let closed = self.ports.apply(&table).await;
+            let mut closed = self.ports.apply(&table).await;
+            for (bind, why) in &mut closed {
+                // Why there is no such address says more than that a port of it cannot be opened.
+                if let Some(said) = bind.address.and_then(|address| missing.get(&address)) {
+                    why.clone_from(said);
+                }
+            }
+            // Ports go before their addresses.
+            let pool = self.settings.pool.clone();
+            tell_kernel(&self.settings, &table, move |wanted| release(wanted, &pool)).await;
             if closed == self.settings.closed_ports {
                 record_events(&self.recorder, &mut self.recorded, news);
                 let versions = self.shared.definitions.lock().clone();
                 return write(&self.client, &versions, &mut self.written, statuses).await && closed.is_empty();
             }
-            for (port, why) in &closed {
-                tracing::warn!(port, why, "port cannot be opened");
+            for (bind, why) in &closed {
+                tracing::warn!(%bind, why, "port cannot be opened");
             }
             self.settings.closed_ports = closed;
         }
+    }
+}
+
+/// Has the kernel told of the addresses that single Gateways have, which only a gateway with a pool does.
+async fn tell_kernel<T: Default + Send + 'static>(
+    settings: &Settings,
+    table: &Table,
+    tell: impl FnOnce(&BTreeSet<IpAddr>) -> T + Send + 'static,
+) -> T {
+    if settings.pool.is_empty() {
+        return T::default();
+    }
+    let wanted = table.own_addresses();
+    tokio::task::spawn_blocking(move || tell(&wanted)).await.unwrap_or_default()
+}
+
+/// Lets go of the addresses of Gateways that are gone; the next turn tries again.
+fn release(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) {
+    if let Err(error) = own_addresses::keep_only(wanted, pool) {
+        tracing::warn!(%error, link = own_addresses::LINK, "addresses of Gateways that are gone are still there");
     }
 }
 
@@ -177,6 +219,7 @@ fn settings(config: &Config) -> Settings {
     let addresses = if config.publish.is_empty() { &config.listen } else { &config.publish };
     Settings {
         addresses: addresses.iter().copied().filter(|address| !address.is_unspecified()).collect(),
+        pool: config.address_pool.clone(),
         node: config.node_name.clone(),
         http_port: config.http_port,
         https_port: config.https_port,
@@ -196,7 +239,7 @@ fn follow<K: Object>(
     informer.subscribe(move |event| {
         let object = event.object();
         let present = (!matches!(event, Event::Deleted(_))).then_some(object);
-        apply(&mut shared.world.lock(), object_key(&**object), present);
+        apply(Arc::make_mut(&mut shared.world.lock()), object_key(&**object), present);
         shared.changed.notify_one();
     });
 }
@@ -220,7 +263,6 @@ fn follow_builtin(
     let slices: Informer<EndpointSlice> = informers.informer();
     let namespaces: Informer<Namespace> = informers.informer();
     let secrets: Informer<Secret> = informers.filtered(ListParams::fields("type=kubernetes.io/tls"));
-    let definitions: Informer<CustomResourceDefinition> = informers.informer();
     follow(&ingresses, shared, |world, key, object| keep(&mut world.ingresses, key, object.cloned()));
     follow(&classes, shared, |world, key, object| keep(&mut world.ingress_classes, key, object.cloned()));
     follow(&services, shared, |world, key, object| keep(&mut world.services, key, object.cloned()));
@@ -232,7 +274,6 @@ fn follow_builtin(
         keep(&mut world.certificates, key, secret.map(|secret| certificate(secret)));
     });
     slices_by_service(&slices, shared);
-    follow_definitions(&definitions, shared);
     let node = (!config.node_name.is_empty()).then(|| {
         let one: Informer<Node> = informers.filtered(ListParams::fields(format!("metadata.name={}", config.node_name)));
         follow(&one, shared, |world, _, node| {
@@ -243,7 +284,7 @@ fn follow_builtin(
     });
     async move {
         tokio::join!(ingresses.synced(), classes.synced(), services.synced(), slices.synced());
-        tokio::join!(namespaces.synced(), secrets.synced(), definitions.synced());
+        tokio::join!(namespaces.synced(), secrets.synced());
         if let Some(node) = node {
             node.synced().await;
         }
@@ -257,7 +298,8 @@ fn slices_by_service(slices: &Informer<EndpointSlice>, shared: &Arc<Shared>) {
     };
     let shared = shared.clone();
     slices.subscribe(move |event| {
-        let mut world = shared.world.lock();
+        let mut guard = shared.world.lock();
+        let world = Arc::make_mut(&mut guard);
         let mut put = |slice: &Arc<EndpointSlice>, is_there: bool| {
             let Some(service) = service(slice) else { return };
             let of_service = world.slices.entry(service.clone()).or_default();
@@ -275,26 +317,27 @@ fn slices_by_service(slices: &Informer<EndpointSlice>, shared: &Arc<Shared>) {
             }
             Event::Deleted(slice) => put(slice, false),
         }
-        drop(world);
+        drop(guard);
         shared.changed.notify_one();
     });
 }
 
-fn follow_definitions(definitions: &Informer<CustomResourceDefinition>, shared: &Arc<Shared>) {
+/// The kinds of the Gateway API that the cluster has.
+fn follow_definitions(client: &Client, shared: &Arc<Shared>) -> Informer<Definition> {
+    let api = client.view::<Definition>(&Gvr::new("apiextensions.k8s.io", "v1", DEFINITIONS), None);
+    let definitions = Informer::new(api, ListParams::default());
     let shared = shared.clone();
     definitions.subscribe(move |event| {
         let definition = event.object();
         if definition.spec.group != GROUP {
             return;
         }
-        let conditions = definition.status.iter().flat_map(|status| status.conditions.iter().flatten());
-        let mut established = conditions.filter(|it| it.type_ == "Established" && it.status == "True");
-        let is_there = !matches!(event, Event::Deleted(_)) && established.next().is_some();
-        let serves = |version: &&&str| definition.spec.versions.iter().any(|v| v.served && v.name == **version);
-        let version = VERSIONS.iter().find(serves).copied().filter(|_| is_there);
+        let is_there = !matches!(event, Event::Deleted(_)) && definition.is_established();
+        let version = VERSIONS.iter().find(|version| definition.serves(version)).copied().filter(|_| is_there);
         keep(&mut shared.definitions.lock(), definition.spec.names.plural.clone(), version);
         shared.changed.notify_one();
     });
+    definitions
 }
 
 /// Kinds that a cluster may have, followed while it has them.
@@ -341,7 +384,7 @@ impl Kinds {
         }
         if let Some((_, token)) = self.running.remove(CONFIG_MAPS) {
             token.cancel();
-            self.shared.world.lock().authorities.clear();
+            Arc::make_mut(&mut self.shared.world.lock()).authorities.clear();
             return None;
         }
         let token = stop.child_token();
@@ -374,7 +417,7 @@ impl Kinds {
             token.cancel();
             // In another version they are still there: routes and policies hold until the new list is in.
             if version.is_none() {
-                objects(&mut self.shared.world.lock()).clear();
+                objects(Arc::make_mut(&mut self.shared.world.lock())).clear();
             }
         }
         let version = version?;
@@ -416,7 +459,7 @@ async fn forget_missing<K: Object>(
     let mut world = shared.world.lock();
     // Under the lock: whoever follows after us has not written anything yet if we are not cancelled.
     if !gone.is_cancelled() {
-        objects(&mut world).retain(|key, _| informer.get(key).is_some());
+        objects(Arc::make_mut(&mut world)).retain(|key, _| informer.get(key).is_some());
         shared.changed.notify_one();
     }
 }
@@ -541,7 +584,8 @@ mod tests {
             (is_new.is_some(), shared.world.lock().backend_tls_policies.len())
         };
         assert_eq!(follow(Some("v1alpha3")), (true, 0));
-        shared.world.lock().backend_tls_policies.insert("default/tls".into(), Arc::default());
+        let tls: Arc<BackendTLSPolicy> = Arc::default();
+        Arc::make_mut(&mut shared.world.lock()).backend_tls_policies.insert("default/tls".into(), tls);
         assert_eq!(follow(Some("v1alpha3")), (false, 1));
         assert_eq!(follow(Some("v1")), (true, 1));
         assert_eq!(follow(None), (false, 0));

@@ -109,6 +109,73 @@ impl client::Object for AuthorityMap {
     }
 }
 
+/// Of a CustomResourceDefinition, what it serves. Schemas are long, and others' definitions many: neither is kept.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Definition {
+    pub metadata: ObjectMeta,
+    pub spec: DefinitionSpec,
+    pub status: DefinitionStatus,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DefinitionSpec {
+    pub group: String,
+    pub names: DefinitionNames,
+    pub versions: Vec<DefinitionVersion>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DefinitionNames {
+    pub plural: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DefinitionVersion {
+    pub name: String,
+    pub served: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DefinitionStatus {
+    pub conditions: Option<Vec<DefinitionCondition>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DefinitionCondition {
+    pub r#type: String,
+    pub status: String,
+}
+
+impl Definition {
+    /// Whether its objects can be asked for.
+    pub fn is_established(&self) -> bool {
+        let mut conditions = self.status.conditions.iter().flatten();
+        conditions.any(|condition| condition.r#type == "Established" && condition.status == "True")
+    }
+
+    pub fn serves(&self, version: &str) -> bool {
+        self.spec.versions.iter().any(|known| known.served && known.name == version)
+    }
+}
+
+impl client::Object for Definition {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+    fn kind() -> &'static str {
+        "CustomResourceDefinition"
+    }
+}
+
 /// Reads the pair of a TLS Secret.
 pub fn certificate(secret: &Secret) -> Certificate {
     let part = |name: &str| {
@@ -122,4 +189,34 @@ pub fn certificate(secret: &Secret) -> Certificate {
         CertifiedKey::from_der(chain, key, &tls::provider()).context("tls.crt and tls.key")
     };
     read().map(Arc::new).map_err(NoCertificate::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_a_definition_only_what_it_serves_is_kept() {
+        let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object"}}}});
+        let read = |conditions: serde_json::Value| -> Definition {
+            serde_json::from_value(json!({
+                "metadata": {"name": "gateways.gateway.networking.k8s.io"},
+                "spec": {"group": "gateway.networking.k8s.io", "scope": "Namespaced",
+                    "names": {"plural": "gateways", "kind": "Gateway"},
+                    "versions": [{"name": "v1", "served": true, "storage": true, "schema": schema},
+                        {"name": "v1beta1", "served": false, "storage": false, "schema": schema}]},
+                "status": {"conditions": conditions, "storedVersions": ["v1"]},
+            }))
+            .unwrap()
+        };
+        let established =
+            read(json!([{"type": "NamesAccepted", "status": "True"}, {"type": "Established", "status": "True"}]));
+        assert!(established.is_established() && established.serves("v1") && !established.serves("v1beta1"));
+        assert_eq!(established.spec.names.plural, "gateways");
+        assert!(!serde_json::to_string(&established).unwrap().contains("Schema"));
+        assert!(!read(json!(null)).is_established());
+        assert!(!read(json!([{"type": "Established", "status": "False"}])).is_established());
+    }
 }

@@ -10,6 +10,7 @@ pub fn answer(data: &[u8]) {
     let _ = crate::route::parse(data);
     let _ = crate::address::parse(data);
     let _ = crate::neighbour::parse(data);
+    let _ = crate::neighbour::parse_proxy(data);
     let _ = crate::Flow::parse(data);
     let _ = crate::generic::parse(data);
     let _ = crate::wireguard::parse(data, &mut crate::wireguard::Device::default());

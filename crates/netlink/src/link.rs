@@ -174,6 +174,20 @@ impl Socket {
         self.change(request)
     }
 
+    /// The link of this name that carries nothing and is there to hold addresses; made if it is not there.
+    pub fn ensure_holder(&self, name: &str) -> io::Result<Link> {
+        if self.link(name)?.is_none() {
+            match self.add_link(name, LinkKind::Dummy, None, None) {
+                // A kernel without such links has bridges, which pods need anyway: one without ports is as good.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    self.add_link(name, LinkKind::Bridge { vlan_filtering: false }, None, None)?;
+                }
+                result => result?,
+            }
+        }
+        self.link(name)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
+
     /// Quiet when it is already gone.
     pub fn del_link(&self, index: u32) -> io::Result<()> {
         match self.change(ifinfo(RTM_DELLINK, 0, index)) {

@@ -13,6 +13,7 @@ const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const NUD_PERMANENT: u16 = 0x80;
 const NTF_SELF: u8 = 0x02;
+const NTF_PROXY: u8 = 0x08;
 
 /// Who answers for an address on a link; in a forwarding table, which host a MAC address lives behind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,6 +51,24 @@ impl Socket {
         self.table(index, libc::AF_BRIDGE as u8)
     }
 
+    /// Has the kernel answer who looks on this link for an address of IPv6 that another link has. It does so on links that forward
+    /// and have the setting `proxy_ndp`.
+    pub fn add_proxy(&self, index: u32, addr: IpAddr) -> io::Result<()> {
+        self.change(encode_proxy(RTM_NEWNEIGH, index, addr))
+    }
+
+    pub fn del_proxy(&self, index: u32, addr: IpAddr) -> io::Result<()> {
+        quiet(self.change(encode_proxy(RTM_DELNEIGH, index, addr)))
+    }
+
+    /// The addresses of IPv6 that are answered for so, each with its link.
+    pub fn proxies(&self) -> io::Result<Vec<(u32, IpAddr)>> {
+        let mut body = [0; 12];
+        (body[0], body[10]) = (libc::AF_INET6 as u8, NTF_PROXY);
+        let answers = self.dump(|| Request::new(RTM_GETNEIGH, 0).body(&body))?;
+        Ok(answers.iter().filter_map(|answer| parse_proxy(answer)).collect())
+    }
+
     fn table(&self, index: u32, family: u8) -> io::Result<Vec<Neighbour>> {
         let mut body = [0; 12];
         body[0] = family;
@@ -63,6 +82,24 @@ fn quiet(result: io::Result<()>) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         result => result,
     }
+}
+
+fn encode_proxy(kind: u16, index: u32, addr: IpAddr) -> Request {
+    let mut body = [0; 12];
+    (body[0], body[10]) = (family(addr), NTF_PROXY);
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    body[8..10].copy_from_slice(&NUD_PERMANENT.to_ne_bytes());
+    let flags = if kind == RTM_NEWNEIGH { NLM_F_CREATE | NLM_F_REPLACE } else { 0 };
+    Request::new(kind, flags).body(&body).attr_ip(NDA_DST, addr)
+}
+
+pub(crate) fn parse_proxy(answer: &[u8]) -> Option<(u32, IpAddr)> {
+    if *answer.get(10)? & NTF_PROXY == 0 {
+        return None;
+    }
+    let addr =
+        attributes(answer.get(12..)?).find(|(kind, _)| *kind == NDA_DST).and_then(|(_, value)| read_ip(value))?;
+    Some((read_u32(answer, 4)?, addr))
 }
 
 fn encode(kind: u16, neighbour: &Neighbour, family: u8, flags: u8) -> Request {

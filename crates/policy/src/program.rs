@@ -1,6 +1,7 @@
 //! What is in the kernel, and the transaction that makes it what is planned. But for [`isolated`] pure: plans in, text out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 use std::io;
 use std::net::IpAddr;
@@ -10,6 +11,14 @@ use crate::plan::{CLOSED, Element, Plan, SUBJECTS, Touched, Was, next_of, self_s
 const TABLE: &str = "inet cox-policy";
 /// Elements per line, so that an error names few.
 const BATCH: usize = 500;
+
+/// The kernel finds a set by looking at all of them, one after the other. With more sets than this it would spend most of its time on that.
+pub(crate) const MANY_SETS: usize = 1000;
+/// A set of so few elements can be written into the rule that looks at it.
+const FEW: usize = 4;
+
+/// Sets that the kernel does not have, because their elements are in the only rule that looks at them; each with the chain of that rule.
+pub(crate) type Inlined = BTreeMap<String, String>;
 
 /// The addresses that the table in the kernel isolates; none without a table. Blocking.
 pub(crate) fn isolated() -> io::Result<BTreeSet<IpAddr>> {
@@ -25,35 +34,114 @@ pub(crate) fn isolated() -> io::Result<BTreeSet<IpAddr>> {
 }
 
 /// Takes whatever table is there away and builds what is planned, at once.
-pub(crate) fn afresh(plan: &Plan) -> String {
+pub(crate) fn afresh(plan: &Plan, inlined: &Inlined) -> String {
     let mut text = format!("add table {TABLE}\ndelete table {TABLE}\n");
     if plan.is_empty() {
         return text;
     }
     declare(&mut text);
-    write(&Touched::all(plan), plan, &mut text);
+    write(&Touched::all(plan), plan, inlined, &mut text);
     text
 }
 
-/// The way to a plan from the one that it was; empty where nothing differs.
-pub(crate) fn change(touched: &Touched, now: &Plan) -> String {
+/// The sets that [`afresh`] need not make, if there are more than `many`: those with a few elements that one rule looks at.
+pub(crate) fn inlined(plan: &Plan, many: usize) -> Inlined {
+    if plan.sets.len() <= many {
+        return Inlined::new();
+    }
+    let is_small = |name: &str| {
+        let elements = plan.sets.get(name).map(|set| &set.elements);
+        let is_plain = |element: &Element| matches!(element, Element::Address(_) | Element::Port(..));
+        elements.is_some_and(|all| !all.is_empty() && all.len() <= FEW && all.iter().all(is_plain))
+    };
+    let alone = uses(plan).into_iter().filter(|(name, (count, _))| *count == 1 && is_small(name));
+    alone.map(|(name, (_, chain))| (name.to_owned(), chain.to_owned())).collect()
+}
+
+/// How many rules look at each set, and the chain of one of them.
+fn uses(plan: &Plan) -> HashMap<&str, (usize, &str)> {
+    let mut uses: HashMap<&str, (usize, &str)> = HashMap::new();
+    let all = plan.chains.iter().flat_map(|(chain, rules)| rules.iter().map(move |rule| (chain.as_str(), rule)));
+    for (chain, rule) in all {
+        for set in sets_of(rule) {
+            uses.entry(set).or_insert((0, chain)).0 += 1;
+        }
+    }
+    uses
+}
+
+/// The sets that a rule looks at.
+fn sets_of(rule: &str) -> impl Iterator<Item = &str> {
+    rule.split(" @").skip(1).filter_map(|rest| rest.split(' ').next())
+}
+
+/// A rule without the sets that the kernel does not have: one for each of their elements.
+fn without_sets(rule: &str, plan: &Plan, inlined: &Inlined) -> Vec<String> {
+    let Some(name) = sets_of(rule).find(|set| inlined.contains_key(*set)) else { return vec![rule.to_owned()] };
+    let Some((before, after)) = rule.split_once(&format!("@{name} ")) else { return vec![rule.to_owned()] };
+    let elements = plan.sets.get(name).into_iter().flat_map(|set| &set.elements);
+    let one = |element: &Element| match element {
+        Element::Port(address, protocol, port) => {
+            let side = before.strip_suffix(". meta l4proto . th dport ").unwrap_or(before);
+            format!("{side}{address} {} dport {port} {after}", protocol.name())
+        }
+        other => format!("{before}{other} {after}"),
+    };
+    elements.map(one).collect()
+}
+
+/// The way to a plan from the one that it was; empty where nothing differs. `inlined` is what holds before it and, if it succeeds, after it.
+pub(crate) fn change(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> String {
     match (was_empty(touched, now), now.is_empty()) {
         (true, true) => String::new(),
         (false, false) => {
             let mut text = String::new();
-            write(touched, now, &mut text);
+            match with_sets(touched, now, inlined) {
+                Some(touched) => write(&touched, now, inlined, &mut text),
+                None => write(touched, now, inlined, &mut text),
+            }
             text
         }
-        _ => afresh(now),
+        _ => {
+            *inlined = self::inlined(now, MANY_SETS);
+            afresh(now, inlined)
+        }
     }
+}
+
+/// What is touched, if that is more than the plan says: a set that was in a rule, and is touched or looked at by another rule now, is
+/// made, and all rules of its chain are written again.
+fn with_sets(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> Option<Touched> {
+    if inlined.is_empty() {
+        return None;
+    }
+    let rules = touched.chains.keys().filter_map(|chain| now.chains.get(chain)).flatten();
+    let looked_at = rules.flat_map(|rule| sets_of(rule));
+    let meant = touched.sets.keys().map(String::as_str).chain(looked_at).filter_map(|set| inlined.get(set));
+    let chains: BTreeSet<String> = meant.chain(touched.chains.keys()).cloned().collect();
+    let made: BTreeSet<String> =
+        inlined.iter().filter(|(_, chain)| chains.contains(*chain)).map(|(set, _)| set.clone()).collect();
+    if made.is_empty() {
+        return None;
+    }
+    let mut more = touched.clone();
+    for set in made {
+        let chain = inlined.remove(&set);
+        match now.sets.contains_key(&set) {
+            true => drop(more.sets.insert(set, Was::Absent)),
+            false => drop(more.sets.remove(&set)),
+        }
+        if let Some(chain) = chain {
+            // Other rules than it has, whichever those are.
+            more.chains.insert(chain, Some(vec![String::new()]));
+        }
+    }
+    Some(more)
 }
 
 /// What is left to do when a change was refused: whoever it concerns is closed until it is not.
 pub(crate) fn closing(touched: &Touched, now: &Plan) -> String {
-    let is_touched = |rule: &String| {
-        let mut sets = rule.split(" @").skip(1).filter_map(|rest| rest.split(' ').next());
-        sets.any(|set| touched.sets.contains_key(set))
-    };
+    let is_touched = |rule: &String| sets_of(rule).any(|set| touched.sets.contains_key(set));
     let concerns = |verdict: &str| {
         let chain = verdict.strip_prefix("jump ").unwrap_or(verdict);
         [chain.to_owned(), next_of(chain)].iter().any(|chain| {
@@ -64,7 +152,7 @@ pub(crate) fn closing(touched: &Touched, now: &Plan) -> String {
     let mut text = String::new();
     let is_new = was_empty(touched, now);
     if is_new {
-        text.push_str(&afresh(&Plan::default()));
+        text.push_str(&afresh(&Plan::default(), &Inlined::new()));
         declare(&mut text);
         for (set, declaration) in self_sets() {
             line(&mut text, format_args!("add set {TABLE} {set} {declaration}"));
@@ -116,8 +204,14 @@ fn declare(text: &mut String) {
 }
 
 /// Declarations before their use; what is used no longer goes last.
-fn write(touched: &Touched, now: &Plan, text: &mut String) {
-    for (name, was) in &touched.sets {
+fn write(touched: &Touched, now: &Plan, inlined: &Inlined, text: &mut String) {
+    let mut sets: Vec<(&String, &Was)> = touched.sets.iter().filter(|(name, _)| !inlined.contains_key(*name)).collect();
+    if sets.len() > MANY_SETS {
+        // Those that most rules look at are found first.
+        let uses = uses(now);
+        sets.sort_by_key(|(name, _)| Reverse(uses.get(name.as_str()).map_or(0, |(count, _)| *count)));
+    }
+    for (name, was) in sets {
         let Some(set) = now.sets.get(name) else { continue };
         if matches!(was, Was::Absent) {
             line(text, format_args!("add set {TABLE} {name} {}", set.declaration));
@@ -147,7 +241,7 @@ fn write(touched: &Touched, now: &Plan, text: &mut String) {
             Some(_) => line(text, format_args!("flush chain {TABLE} {name}")),
             None => {}
         }
-        for rule in rules {
+        for rule in rules.iter().flat_map(|rule| without_sets(rule, now, inlined)) {
             line(text, format_args!("add rule {TABLE} {name} {rule}"));
         }
     }

@@ -22,7 +22,7 @@ use crate::Config;
 use crate::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use crate::conditions;
 use crate::plan::{Announced, Planner};
-use crate::program::{afresh, change, closing, isolated};
+use crate::program::{Inlined, MANY_SETS, afresh, change, closing, inlined, isolated};
 use crate::registration::{self, Call};
 use crate::world::{DNS, Labels, Node, Pod, Policy};
 
@@ -84,7 +84,8 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
     tasks.spawn(registration::serve(registration::listen(&config.socket)?, sender));
 
     let planner = Planner::new(&config.node_name, &config.bridge);
-    let mut enforcer = Enforcer { planner, has_inherited: false, is_programmed: false, waiting: Vec::new() };
+    let mut enforcer =
+        Enforcer { planner, has_inherited: false, is_programmed: false, inlined: Inlined::new(), waiting: Vec::new() };
     let (mut failures, mut fresh_at) = (0, Instant::now() + RESYNC_INTERVAL);
     loop {
         drop(cluster_policies.follow(has_cluster_policies.load(Ordering::Acquire), &shared, &mut tasks, &stop));
@@ -141,6 +142,11 @@ fn see_bridged_packets() {
             tracing::error!(name, "cannot be set: network policies do not reach packets between pods of this node");
         }
     }
+}
+
+/// Whether the kernel can tell connections of SCTP apart. It has this setting, in each network namespace, if it can.
+fn tracks_sctp() -> bool {
+    std::path::Path::new("/proc/sys/net/netfilter/nf_conntrack_sctp_timeout_closed").exists()
 }
 
 #[derive(Default)]
@@ -294,6 +300,8 @@ struct Enforcer {
     has_inherited: bool,
     /// Whether the kernel holds what the planner was last told that it does; otherwise everything is programmed afresh.
     is_programmed: bool,
+    /// What of it is in rules instead of sets.
+    inlined: Inlined,
     waiting: Vec<Waiting>,
 }
 
@@ -321,6 +329,8 @@ impl Enforcer {
     /// Brings the kernel in step with what is known. Blocking.
     fn program(&mut self, news: News) -> Result<(), netlink::nft::Error> {
         news.apply_to(&mut self.planner);
+        let is_sctp_tracked = tracks_sctp();
+        self.planner.set_sctp_tracking(is_sctp_tracked);
         if !self.has_inherited {
             self.planner.inherit(isolated()?);
             self.has_inherited = true;
@@ -328,8 +338,11 @@ impl Enforcer {
         self.planner.settle();
         let (touched, plan) = (self.planner.touched(), self.planner.plan());
         let text = match self.is_programmed {
-            true => change(touched, plan),
-            false => afresh(plan),
+            true => change(touched, plan, &mut self.inlined),
+            false => {
+                self.inlined = inlined(plan, MANY_SETS);
+                afresh(plan, &self.inlined)
+            }
         };
         if !text.is_empty()
             && let Err(error) = netlink::nft::apply(&text)
@@ -346,6 +359,10 @@ impl Enforcer {
         }
         self.is_programmed = true;
         self.planner.is_programmed();
+        // The first rule about connections has the kernel load what tells them apart.
+        if tracks_sctp() != is_sctp_tracked {
+            return self.program(News::default());
+        }
         self.answer();
         Ok(())
     }

@@ -375,6 +375,23 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn what_a_load_balancer_proxies_is_not_short_cut() {
+        for (ingress, expected) in [
+            (json!([{"ip": "192.0.2.1"}]), &["192.0.2.1"][..]),
+            (json!([{"ip": "192.0.2.1", "ipMode": "VIP"}]), &["192.0.2.1"]),
+            (json!([{"ip": "192.0.2.1", "ipMode": "Proxy"}, {"ip": "192.0.2.2", "ipMode": "VIP"}]), &["192.0.2.2"]),
+            (json!([{"ip": "192.0.2.1", "ports": [{"port": 81, "protocol": "TCP"}]}]), &[]),
+        ] {
+            let spec = json!({"clusterIP": "10.43.0.9", "type": "LoadBalancer", "ports": [{"port": 80}]});
+            let mut service = service("web", spec);
+            service.status = serde_json::from_value(json!({"loadBalancer": {"ingress": ingress}})).unwrap();
+            let ports = ports(&service, &[] as &[Arc<EndpointSlice>], &node());
+            let found: Vec<String> = ports[0].load_balancer_ips.iter().map(ToString::to_string).collect();
+            assert_eq!(found, expected, "{ingress}");
+        }
+    }
+
+    #[test]
     fn services_without_a_proxied_address_are_left_alone() {
         for spec in [
             json!({"clusterIP": "None", "ports": [{"port": 80}]}),

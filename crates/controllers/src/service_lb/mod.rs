@@ -4,9 +4,10 @@ mod plan;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::cidr::Cidr;
-use client::{Client, Event, EventRecorder, Informer};
+use client::{Client, Event, EventRecorder, Gvr, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -15,9 +16,13 @@ use k8s_openapi::api::networking::v1::Ingress;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::endpoints::SERVICE_NAME;
 use crate::node_ipam::Range;
-use crate::pods;
+use crate::{Error, pods};
 
 pub use plan::CLASS as LOAD_BALANCER_CLASS;
+
+const GATEWAY_API: &str = "gateway.networking.k8s.io";
+/// A Gateway that goes leaves ports behind, which nobody tells us of.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What load balancers must leave to others.
 #[derive(Debug, Clone)]
@@ -26,12 +31,14 @@ pub struct LoadBalancing {
     pub reserved_ports: BTreeSet<u16>,
     /// Ports of Ingresses, without and with TLS, if the cluster's gateway serves them at an address of a node.
     pub gateway_ports: Option<(u16, u16)>,
+    /// The controller that GatewayClasses of that gateway name: their Gateways have ports at the same address.
+    pub gateway_controller: &'static str,
 }
 
 impl Default for LoadBalancing {
     /// The ports of an API server and a kubelet.
     fn default() -> Self {
-        Self { reserved_ports: [6443, 10250].into(), gateway_ports: None }
+        Self { reserved_ports: [6443, 10250].into(), gateway_ports: None, gateway_controller: "" }
     }
 }
 
@@ -127,16 +134,40 @@ fn service_of(slice: &EndpointSlice) -> Option<String> {
 }
 
 impl Controller {
+    /// The ports of the nodes that Gateways have. Who was granted its ports keeps them, so only who wants others has to know.
+    async fn ports_of_gateways(&self, service: &Service) -> Result<BTreeSet<u16>, Error> {
+        if self.settings.gateway_ports.is_none() || plan::is_granted(service) {
+            return Ok(BTreeSet::new());
+        }
+        let mut found = Vec::new();
+        for plural in ["gatewayclasses", "gateways"] {
+            let api = self.client.dynamic(&Gvr::new(GATEWAY_API, "v1", plural), None);
+            match api.list(&ListParams::default()).await {
+                Ok(list) => found.push(list.items),
+                // The cluster does not have the kind.
+                Err(error) if error.is_not_found() => return Ok(BTreeSet::new()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let [classes, gateways] = found.as_slice() else { return Ok(BTreeSet::new()) };
+        let nodes = self.nodes.list();
+        let nodes = nodes.iter().map(|node| &**node);
+        Ok(plan::ports_of_gateways(classes, gateways, self.settings.gateway_controller, nodes))
+    }
+
     /// The status that the service is to have, or why it cannot be served.
-    fn wanted(&self, service: &Service, key: &str) -> Result<LoadBalancerStatus, plan::PortTaken> {
+    fn wanted(
+        &self,
+        service: &Service,
+        key: &str,
+        of_gateways: BTreeSet<u16>,
+    ) -> Result<LoadBalancerStatus, plan::PortTaken> {
         let ingresses = self.ingresses.list();
         let gateway = self.settings.gateway_ports;
-        let reserved = plan::Reserved {
-            ports: self.settings.reserved_ports.clone(),
-            gateway: gateway
-                .map(|ports| plan::gateway_ports(ports, ingresses.iter().map(|ingress| &**ingress)))
-                .unwrap_or_default(),
-        };
+        let of_ingresses = gateway.map(|ports| plan::gateway_ports(ports, ingresses.iter().map(|ingress| &**ingress)));
+        let mut gateway = of_ingresses.unwrap_or_default();
+        gateway.extend(of_gateways);
+        let reserved = plan::Reserved { ports: self.settings.reserved_ports.clone(), gateway };
         let services = self.services.list();
         if let Some(refusal) = plan::refusal(service, services.iter().map(|service| &**service), &reserved) {
             return Err(refusal);
@@ -158,10 +189,13 @@ impl Reconcile for Controller {
             let is_wanted = plan::is_wanted(&service);
             let mut refusal = None;
             let wanted = match is_wanted {
-                true => self.wanted(&service, key).unwrap_or_else(|why| {
-                    refusal = Some(why);
-                    LoadBalancerStatus::default()
-                }),
+                true => {
+                    let of_gateways = self.ports_of_gateways(&service).await?;
+                    self.wanted(&service, key, of_gateways).unwrap_or_else(|why| {
+                        refusal = Some(why);
+                        LoadBalancerStatus::default()
+                    })
+                }
                 false => LoadBalancerStatus::default(),
             };
             let present = service.status.as_ref().and_then(|status| status.load_balancer.clone()).unwrap_or_default();
@@ -177,6 +211,7 @@ impl Reconcile for Controller {
             if let Some(refusal) = refusal {
                 let message = format!("Error syncing load balancer: failed to ensure load balancer: {refusal}");
                 self.recorder.warning(&client::reference(&*service), "SyncLoadBalancerFailed", &message);
+                return Ok(self.settings.gateway_ports.map(|_| RETRY_INTERVAL).into());
             }
             Ok(Requeue::Never)
         })

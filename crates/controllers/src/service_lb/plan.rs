@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
 
 use crate::pods;
 
@@ -28,7 +29,7 @@ pub(super) type Claim = (bool, String, i32);
 pub(super) struct Reserved {
     /// Of the nodes: the API server's, the kubelet's.
     pub(super) ports: BTreeSet<u16>,
-    /// The gateway's, while it serves Ingresses.
+    /// The gateway's, while it serves Ingresses and Gateways.
     pub(super) gateway: BTreeSet<u16>,
 }
 
@@ -109,14 +110,7 @@ pub(super) fn refusal<'a>(
 ) -> Option<PortTaken> {
     let mut order: Vec<(bool, _, String, &Service)> = all
         .filter(|other| is_wanted(other))
-        .map(|other| {
-            (
-                !claims(other).is_subset(&granted(other)),
-                other.metadata.creation_timestamp.clone(),
-                pods::key(other),
-                other,
-            )
-        })
+        .map(|other| (!is_granted(other), other.metadata.creation_timestamp.clone(), pods::key(other), other))
         .collect();
     order.sort_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
     let key = pods::key(service);
@@ -167,6 +161,48 @@ pub(super) fn gateway_ports<'a>(
         ingress.spec.as_ref().is_some_and(|spec| spec.tls.as_ref().is_some_and(|tls| !tls.is_empty()))
     };
     ingresses.filter(is_served).flat_map(|ingress| [Some(plain), has_tls(ingress).then_some(tls)]).flatten().collect()
+}
+
+/// Ports that Gateways of the gateway's classes have at addresses of nodes, as their statuses say. One with addresses of its own is in
+/// nobody's way.
+pub(super) fn ports_of_gateways<'a>(
+    classes: &[Value],
+    gateways: &[Value],
+    controller: &str,
+    nodes: impl Iterator<Item = &'a Node>,
+) -> BTreeSet<u16> {
+    let is_ours = |class: &&Value| class["spec"]["controllerName"] == controller;
+    let classes: BTreeSet<&str> =
+        classes.iter().filter(is_ours).filter_map(|class| class["metadata"]["name"].as_str()).collect();
+    let nodes: BTreeSet<IpAddr> = nodes.flat_map(said).map(|(_, address)| address).collect();
+    let has_ours = |gateway: &&Value| {
+        gateway["spec"]["gatewayClassName"].as_str().is_some_and(|class| classes.contains(class))
+            && members(&gateway["status"]["addresses"])
+                .filter_map(|address| address["value"].as_str()?.parse::<IpAddr>().ok())
+                .any(|address| nodes.contains(&address))
+    };
+    let ports = gateways.iter().filter(has_ours).flat_map(|gateway| {
+        let is_served = |listener: &&Value| {
+            let mut conditions = members(&listener["conditions"]);
+            conditions.any(|condition| condition["type"] == "Programmed" && condition["status"] == "True")
+        };
+        let served: BTreeSet<&str> =
+            members(&gateway["status"]["listeners"]).filter(is_served).filter_map(|it| it["name"].as_str()).collect();
+        let listeners = members(&gateway["spec"]["listeners"]);
+        let listeners = listeners.filter(move |it| it["name"].as_str().is_some_and(|name| served.contains(name)));
+        listeners.filter_map(|listener| u16::try_from(listener["port"].as_u64()?).ok())
+    });
+    ports.collect()
+}
+
+/// The members of a list; none of what is no list.
+fn members(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// Whether a service was given all its ports.
+pub(super) fn is_granted(service: &Service) -> bool {
+    claims(service).is_subset(&granted(service))
 }
 
 pub(super) fn has_addresses(service: &Service) -> bool {
@@ -484,6 +520,36 @@ mod tests {
             (vec![ingress(json!({}), served.clone()), ingress(tls, json!({}))], vec![80]),
         ] {
             assert_eq!(gateway_ports((80, 443), ingresses.iter()).into_iter().collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
+    fn security_gateways_keep_their_ports_at_the_nodes() {
+        let classes = [
+            json!({"metadata": {"name": "cox"}, "spec": {"controllerName": "cox.dev/gateway"}}),
+            json!({"metadata": {"name": "other"}, "spec": {"controllerName": "example.com/gateway"}}),
+        ];
+        let gateway = |class: &str, address: &str, programmed: &str| {
+            let conditions =
+                json!([{"type": "Accepted", "status": "True"}, {"type": "Programmed", "status": programmed}]);
+            json!({
+                "spec": {"gatewayClassName": class, "listeners": [{"name": "web", "port": 8080}, {"name": "new", "port": 8081}]},
+                "status": {"addresses": [{"value": address}], "listeners": [{"name": "web", "conditions": conditions}]},
+            })
+        };
+        let nodes: Vec<Node> = vec![of(node("a", "True", internal(&["192.0.2.1", "2001:db8::1"])))];
+        for (class, address, programmed, expected) in [
+            ("cox", "192.0.2.1", "True", vec![8080]),
+            ("cox", "2001:db8:0::1", "True", vec![8080]),
+            ("cox", "192.0.2.1", "False", vec![]),
+            // An address of its own, another's class, and what is no address at all.
+            ("cox", "198.51.100.1", "True", vec![]),
+            ("other", "192.0.2.1", "True", vec![]),
+            ("cox", "gw.example", "True", vec![]),
+        ] {
+            let gateways = [gateway(class, address, programmed), json!({"spec": null})];
+            let found = ports_of_gateways(&classes, &gateways, "cox.dev/gateway", nodes.iter());
+            assert_eq!(found.into_iter().collect::<Vec<_>>(), expected, "{class} {address} {programmed}");
         }
     }
 }

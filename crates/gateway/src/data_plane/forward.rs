@@ -23,7 +23,8 @@ use super::workers::Turn;
 use super::{DataPlane, streams};
 use crate::metrics::count_unrouted;
 use crate::table::{
-    Action, Asked, Backend, BackendProtocol, Cors, Filter, Found, PathEdit, Port, Redirect, Route, Table, Weighted,
+    Action, Asked, Backend, BackendProtocol, Bind, Cors, Filter, Found, PathEdit, Port, Redirect, Route, Table,
+    Weighted,
 };
 
 /// Endpoints that are tried, as long as none was sent anything.
@@ -36,7 +37,7 @@ const MIRROR_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(crate) struct Arrival {
     pub(crate) client: SocketAddr,
-    pub(crate) port: u16,
+    pub(crate) bind: Bind,
     /// Of the worker that has it.
     pub(crate) turn: Arc<Turn>,
     pub(crate) is_secure: bool,
@@ -85,7 +86,6 @@ impl DataPlane {
         let began = Instant::now();
         let (mut parts, body) = request.into_parts();
         let is_head = parts.method == http::Method::HEAD;
-        let table = self.table.load_full();
         let checked = check(&parts);
         // What is used up on the way.
         let logged = self.log.is_on().then(|| {
@@ -98,13 +98,12 @@ impl DataPlane {
         let mut found_route = None;
         let mut response = match checked {
             Err((code, why)) => closing(text(code, why)),
-            Ok(target) => match find(&table, arrival, &target, &parts) {
+            Ok(target) => match self.find(arrival, &target, &parts) {
                 Err((code, why)) => text(code, why),
-                Ok(found) => {
-                    found_route = Some(found.route.clone());
-                    let deadline = found.route.timeout.map(|timeout| began + timeout);
-                    let (plane, matched) = (self, found.matched);
-                    let exchange = Exchange { plane, arrival, route: found.route, target, matched, deadline };
+                Ok((route, matched)) => {
+                    let route = &**found_route.insert(route);
+                    let deadline = route.timeout.map(|timeout| began + timeout);
+                    let exchange = Exchange { plane: self, arrival, route, target, matched, deadline };
                     exchange.run(&mut parts, body).await
                 }
             },
@@ -125,6 +124,18 @@ impl DataPlane {
         }
         response
     }
+
+    /// The route of a request, and how much of the path its prefix takes. What else is in the table is let go of: a request may
+    /// outlive many tables.
+    fn find(
+        &self,
+        arrival: &Arrival,
+        target: &Target,
+        parts: &request::Parts,
+    ) -> Result<(Arc<Route>, usize), (StatusCode, &'static str)> {
+        let table = self.table.load();
+        find(&table, arrival, target, parts).map(|found| (found.route.clone(), found.matched))
+    }
 }
 
 /// What a connection is no longer trusted after.
@@ -140,7 +151,7 @@ fn find<'a>(
     parts: &request::Parts,
 ) -> Result<Found<'a>, (StatusCode, &'static str)> {
     const NOWHERE: (StatusCode, &str) = (StatusCode::NOT_FOUND, "no route for this host and path");
-    let port: &Port = table.ports.get(&arrival.port).ok_or(NOWHERE)?;
+    let port: &Port = table.ports.get(&arrival.bind).ok_or(NOWHERE)?;
     let listener = port.listeners.best(&target.host).ok_or(NOWHERE)?;
     // A connection that was made for one listener's hosts says nothing about another's.
     if arrival.is_secure && port.named(arrival.server_name.as_deref()).is_none_or(|named| !Arc::ptr_eq(named, listener))
@@ -191,7 +202,7 @@ impl Exchange<'_> {
         let port = match (redirect.port, redirect.scheme) {
             (Some(port), _) => port,
             (None, Some(_)) => usual,
-            (None, None) => self.arrival.port,
+            (None, None) => self.arrival.bind.port,
         };
         let port = if port == usual { String::new() } else { format!(":{port}") };
         let path = redirect

@@ -1,4 +1,4 @@
-//! Open ports: as many as the table has, on every address of the gateway.
+//! Open ports: as many as the table has, on every address of the gateway or on those of single Gateways.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,7 +25,7 @@ use super::pool::MAX_BUFFER;
 use super::streams::{self, Replayed, client_hello};
 use super::workers::{Turn, Worker, Workers, least_busy};
 use crate::hostname::normalized;
-use crate::table::{Action, Protocol, StreamRoute, Table};
+use crate::table::{Action, Bind, Port, Protocol, StreamRoute, Table};
 
 /// Connections of clients, on all ports together.
 const PART_OF_DESCRIPTORS: usize = 4;
@@ -38,7 +38,7 @@ pub(crate) struct Ports {
     connections: Arc<Connections>,
     tls: Arc<ServerConfigs>,
     workers: Workers,
-    open: BTreeMap<u16, Open>,
+    open: BTreeMap<Bind, Open>,
 }
 
 struct Open {
@@ -54,42 +54,43 @@ impl Ports {
     }
 
     /// Opens and closes ports as the table has it; says which cannot be opened, and why.
-    pub(crate) async fn apply(&mut self, table: &Table) -> BTreeMap<u16, String> {
-        let gone: Vec<u16> = self.open.keys().filter(|port| !table.ports.contains_key(port)).copied().collect();
-        for port in gone {
-            if let Some(open) = self.open.remove(&port) {
-                tracing::info!(port, "port closed");
+    pub(crate) async fn apply(&mut self, table: &Table) -> BTreeMap<Bind, String> {
+        let gone: Vec<Bind> = self.open.keys().filter(|bind| !table.ports.contains_key(bind)).copied().collect();
+        for bind in gone {
+            if let Some(open) = self.open.remove(&bind) {
+                tracing::info!(%bind, "port closed");
                 open.close().await;
             }
         }
         let mut failed = BTreeMap::new();
-        for port in table.ports.keys() {
-            if self.open.contains_key(port) {
+        for bind in table.ports.keys() {
+            if self.open.contains_key(bind) {
                 continue;
             }
-            match self.bind(*port).await {
+            match self.bind(*bind).await {
                 Ok(open) => {
-                    tracing::info!(port, addresses = ?self.addresses, "port opened");
-                    self.open.insert(*port, open);
+                    tracing::info!(%bind, addresses = ?self.addresses, "port opened");
+                    self.open.insert(*bind, open);
                 }
                 Err(error) => {
-                    failed.insert(*port, error.to_string());
+                    failed.insert(*bind, error.to_string());
                 }
             }
         }
         failed
     }
 
-    async fn bind(&mut self, port: u16) -> io::Result<Open> {
+    async fn bind(&mut self, bind: Bind) -> io::Result<Open> {
         let workers: Arc<[Worker]> = self.workers.started()?.into();
         let mut listeners = Vec::new();
-        for address in &self.addresses {
-            listeners.push(TcpListener::bind(SocketAddr::new(*address, port)).await?);
+        let addresses = bind.address.as_ref().map_or(self.addresses.as_slice(), std::slice::from_ref);
+        for address in addresses {
+            listeners.push(TcpListener::bind(SocketAddr::new(*address, bind.port)).await?);
         }
         let closing = self.plane.stop.child_token();
-        let config = Arc::new(self.tls.of_port(port));
+        let config = Arc::new(self.tls.of_port(bind));
         // Both ends of a stream know what they speak: no protocol is negotiated for them.
-        let mut stream_config = self.tls.of_port(port);
+        let mut stream_config = self.tls.of_port(bind);
         stream_config.alpn_protocols.clear();
         let stream_config = Arc::new(stream_config);
         let tasks = listeners.into_iter().map(|listener| {
@@ -99,7 +100,7 @@ impl Ports {
                 tls: TlsAcceptor::from(config.clone()),
                 stream_tls: TlsAcceptor::from(stream_config.clone()),
                 workers: workers.clone(),
-                port,
+                bind,
                 closing: closing.clone(),
             };
             tokio::spawn(async move {
@@ -135,6 +136,14 @@ impl Open {
     }
 }
 
+/// What a client of TLS is there for.
+enum Arriving {
+    Stream(StreamRoute),
+    Requests,
+    /// Nothing that is served.
+    Nothing,
+}
+
 /// One address and port.
 #[derive(Clone)]
 struct Door {
@@ -144,7 +153,7 @@ struct Door {
     /// For connections that are not for requests of HTTP.
     stream_tls: TlsAcceptor,
     workers: Arc<[Worker]>,
-    port: u16,
+    bind: Bind,
     closing: CancellationToken,
 }
 
@@ -180,13 +189,15 @@ impl Door {
 
     async fn serve(self, stream: Detached, from: SocketAddr, turn: Turn) -> Result<(), client::BoxError> {
         let stream = stream.attach()?;
-        let table = self.plane.table.load_full();
-        let Some(port) = table.ports.get(&self.port) else { return Ok(()) };
         let place = stream.place();
-        let forwarded = Forwarded::new(from.ip(), false, self.port);
+        let forwarded = Forwarded::new(from.ip(), false, self.bind.port);
         let (turn, client) = (Arc::new(turn), from);
-        let arrival = Arrival { client, port: self.port, turn, is_secure: false, server_name: None, forwarded };
-        match (port.protocol, port.has_streams()) {
+        let arrival = Arrival { client, bind: self.bind, turn, is_secure: false, server_name: None, forwarded };
+        // Never more of the table than what this connection needs: it may outlive many of them.
+        let Some((protocol, has_streams)) = self.port(|port| (port.protocol, port.has_streams())) else {
+            return Ok(());
+        };
+        match (protocol, has_streams) {
             (Protocol::Http, _) => self.http(place, stream, arrival).await,
             (Protocol::Tls, false) => self.https(place, stream, arrival).await,
             (Protocol::Tls, true) => {
@@ -194,18 +205,28 @@ impl Door {
                 let (name, words) = place.handshake(client_hello(&mut stream)).await?;
                 let name = name.as_deref().map(normalized);
                 let stream = Replayed::new(words, stream);
-                match name.as_deref().and_then(|name| port.stream(name)).cloned() {
-                    Some(found) if found.is_terminated => {
+                let found = self.port(|port| match name.as_deref().and_then(|name| port.stream(name)) {
+                    Some(found) => Arriving::Stream(found.clone()),
+                    None if port.is_answered(name.as_deref()) => Arriving::Requests,
+                    None => Arriving::Nothing,
+                });
+                match found {
+                    Some(Arriving::Stream(found)) if found.is_terminated => {
                         let stream = place.handshake(self.stream_tls.accept(stream)).await?;
                         self.pass(stream, &found, arrival.turn.worker).await
                     }
-                    Some(found) => self.pass(stream, &found, arrival.turn.worker).await,
-                    None if port.is_answered(name.as_deref()) => self.https(place, stream, arrival).await,
+                    Some(Arriving::Stream(found)) => self.pass(stream, &found, arrival.turn.worker).await,
+                    Some(Arriving::Requests) => self.https(place, stream, arrival).await,
                     // There is no certificate to show it, so it is closed without an answer.
-                    None => Ok(()),
+                    Some(Arriving::Nothing) | None => Ok(()),
                 }
             }
         }
+    }
+
+    /// What the table says about this port now; none if it is closed.
+    fn port<T>(&self, read: impl FnOnce(&Port) -> T) -> Option<T> {
+        self.plane.table.load().ports.get(&self.bind).map(|port| read(port))
     }
 
     async fn https(
@@ -217,7 +238,7 @@ impl Door {
         let stream = place.handshake(self.tls.accept(stream)).await?;
         let session = stream.get_ref().1;
         arrival.is_secure = true;
-        arrival.forwarded = Forwarded::new(arrival.client.ip(), true, self.port);
+        arrival.forwarded = Forwarded::new(arrival.client.ip(), true, self.bind.port);
         arrival.server_name = session.server_name().map(|name| normalized(name).into());
         match session.alpn_protocol() {
             Some(b"h2") => self.http(place, tls::Gathered::new(stream), arrival).await,
@@ -279,8 +300,8 @@ struct ServerConfigs {
 }
 
 impl ServerConfigs {
-    fn of_port(&self, port: u16) -> ServerConfig {
-        let resolver = Certificates { plane: self.plane.clone(), port };
+    fn of_port(&self, bind: Bind) -> ServerConfig {
+        let resolver = Certificates { plane: self.plane.clone(), bind };
         let mut config = tls::server_builder().with_no_client_auth().with_cert_resolver(Arc::new(resolver));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         config.ticketer = self.ticketer.clone();
@@ -290,7 +311,7 @@ impl ServerConfigs {
 
 struct Certificates {
     plane: Arc<DataPlane>,
-    port: u16,
+    bind: Bind,
 }
 
 impl std::fmt::Debug for Certificates {
@@ -302,8 +323,52 @@ impl std::fmt::Debug for Certificates {
 impl ResolvesServerCert for Certificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let table = self.plane.table.load();
-        let port = table.ports.get(&self.port)?;
+        let port = table.ports.get(&self.bind)?;
         let name = hello.server_name().map(normalized);
         port.certificate(name.as_deref()).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use client::metrics::Metrics;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::hostname::Hosts;
+
+    /// Asks for what is not there.
+    async fn ask(client: &mut TcpStream) {
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a.test\r\n\r\n").await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"host and path\n") {
+            assert!(client.read_buf(&mut answer).await.unwrap() > 0, "closed");
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 404"));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_lasts_keeps_no_table() {
+        let stop = CancellationToken::new();
+        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let table = || {
+            let port = Port { protocol: Protocol::Http, listeners: Hosts::default(), default_certificate: None };
+            Arc::new(Table { ports: [(Bind::shared(free.port()), Arc::new(port))].into(), ..Table::default() })
+        };
+        let first = table();
+        let mut ports = Ports::new(plane.clone(), vec![free.ip()]).unwrap();
+        plane.swap(first.clone());
+        assert_eq!(ports.apply(&first).await, BTreeMap::new());
+        let mut client = TcpStream::connect(free).await.unwrap();
+        ask(&mut client).await;
+        let before = Arc::downgrade(&first);
+        drop(first);
+        plane.swap(table());
+        assert_eq!(before.strong_count(), 0, "the connection is still open, and its table is gone");
+        ask(&mut client).await;
+        stop.cancel();
+        ports.close().await.end().await;
     }
 }

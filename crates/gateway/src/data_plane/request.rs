@@ -19,7 +19,7 @@ const MAX_TARGET: usize = 8 << 10;
 pub(crate) struct Target {
     /// Empty where the client, of HTTP/1.0, named none.
     pub(crate) host: String,
-    /// The host as the client wrote it, for the backend.
+    /// The host as the client wrote it, for the backend; empty where a header says it, which goes there as it is.
     pub(crate) authority: String,
     pub(crate) path: String,
 }
@@ -54,7 +54,8 @@ pub(crate) fn check(parts: &Parts) -> Result<Target, Refusal> {
         authority => hostname::of_authority(authority).ok_or((BAD, "invalid host"))?,
     };
     let path = normalized(parts.uri.path()).ok_or((BAD, "invalid path"))?;
-    Ok(Target { host, authority: authority.to_owned(), path: path.into_owned() })
+    let authority = parts.uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
+    Ok(Target { host, authority, path: path.into_owned() })
 }
 
 /// The host as the client wrote it. One that is given twice must be given alike.

@@ -1,7 +1,10 @@
 //! What of the Gateway API works here, by the names that the standard has for it.
 
+/// That a Gateway can name addresses, which takes a pool of them.
+pub const STATIC_ADDRESSES: &str = "GatewayStaticAddresses";
+
 /// Sorted, as a GatewayClass has to list them. The Gateway API's conformance tests read from there what to test.
-pub const FEATURES: [&str; 37] = [
+pub const FEATURES: [&str; 38] = [
     "BackendTLSPolicy",
     "BackendTLSPolicySANValidation",
     "GRPCRoute",
@@ -11,6 +14,7 @@ pub const FEATURES: [&str; 37] = [
     "GatewayHTTPListenerIsolation",
     "GatewayHTTPSListenerDetectMisdirectedRequests",
     "GatewayPort8080",
+    STATIC_ADDRESSES,
     "HTTPRoute",
     "HTTPRoute303RedirectStatusCode",
     "HTTPRoute307RedirectStatusCode",

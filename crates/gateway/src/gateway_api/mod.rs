@@ -5,7 +5,7 @@ mod features;
 mod kinds;
 
 pub use definitions::definitions;
-pub use features::FEATURES;
+pub use features::{FEATURES, STATIC_ADDRESSES};
 pub use kinds::*;
 
 pub const GROUP: &str = "gateway.networking.k8s.io";

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use api::cidr::Cidr;
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use proxy::endpoints::{self, Place};
 
@@ -50,17 +51,20 @@ pub(super) struct Backends<'a> {
     place: Place<'a>,
     /// Where the gateway itself listens: a request must not come back to it.
     own: (&'a [IpAddr], BTreeSet<u16>),
+    /// Addresses that are its alone, whatever the port.
+    pool: &'a [Cidr],
     services: Virtual,
     pub(super) policies: Policies<'a>,
     known: HashMap<(String, PortRef, Use), Found>,
 }
 
 impl<'a> Backends<'a> {
-    pub(super) fn new(world: &'a World, settings: &'a Settings) -> Self {
+    /// `ports` are those that the gateway has at its addresses.
+    pub(super) fn new(world: &'a World, settings: &'a Settings, ports: BTreeSet<u16>) -> Self {
         let place = Place { node: &settings.node, zone: world.zone.as_deref() };
-        let own = (settings.addresses.as_slice(), super::gateways::ports(world, settings));
+        let (own, pool) = ((settings.addresses.as_slice(), ports), settings.pool.as_slice());
         let policies = Policies::new(world);
-        Self { world, place, own, services: Virtual::of(world), policies, known: HashMap::new() }
+        Self { world, place, own, pool, services: Virtual::of(world), policies, known: HashMap::new() }
     }
 
     /// A port of the Service `namespace/name`; its protocol is HTTP/2 if the Service or the route says so.
@@ -142,7 +146,8 @@ impl<'a> Backends<'a> {
     fn is_gateway(&self, endpoint: SocketAddr) -> bool {
         let (addresses, ports) = &self.own;
         let address = endpoint.ip().to_canonical();
-        ports.contains(&endpoint.port()) && addresses.iter().any(|own| own.to_canonical() == address)
+        self.pool.iter().any(|range| range.contains(address))
+            || (ports.contains(&endpoint.port()) && addresses.iter().any(|own| own.to_canonical() == address))
     }
 
     /// The ways in which backends are spoken to over TLS.

@@ -10,8 +10,9 @@ use rustls::sign::CertifiedKey;
 use serde::Serialize;
 use serde_json::json;
 
+use super::addresses::Assigned;
 use super::backends::Backends;
-use super::builder::Builder;
+use super::builder::{Builder, Site};
 use super::conditions::{Wanted, merge};
 use super::grants::{self, Reference};
 use super::ingresses::Claim;
@@ -19,14 +20,17 @@ use super::routes::{self, Converted, Problem, Resolver};
 use super::{GATEWAY_CONTROLLER, Kind, Plan, Settings, Status};
 use crate::gateway_api::{
     FEATURES, GROUP, Gateway, GatewayAddress, GatewayClass, ListenerSpec, ListenerStatus, ParentRef, RouteKind,
-    RouteParentStatus, RouteStatus,
+    RouteParentStatus, RouteStatus, STATIC_ADDRESSES,
 };
 use crate::hostname::{Pattern, Wildcard};
-use crate::table::{Protocol, StreamRoute};
+use crate::table::{Bind, Protocol, StreamRoute};
 use crate::world::World;
 
 /// Reason and message of a condition that is not met.
 type Outcome = Result<(), (String, String)>;
+
+/// A Gateway and its addresses.
+type Placed<'w> = (&'w Arc<Gateway>, Assigned);
 
 /// The type of addresses that there are.
 const IP_ADDRESS: &str = "IPAddress";
@@ -42,7 +46,7 @@ const MAX_PORTS: usize = 128;
 pub(super) fn plan<'w>(
     world: &'w World,
     settings: &Settings,
-    claims: &[Claim],
+    (gateways, claims): (&[Placed<'w>], &[Claim]),
     backends: &mut Backends<'w>,
     builder: &mut Builder,
     plan: &mut Plan,
@@ -50,14 +54,11 @@ pub(super) fn plan<'w>(
     for class in world.gateway_classes.values().filter(|class| is_ours(class)) {
         plan.statuses.extend(class_status(class, settings));
     }
-    let mut gateways: Vec<&Arc<Gateway>> =
-        world.gateways.values().filter(|gateway| has_our_class(gateway, world)).collect();
-    // The oldest has the first word about ports.
-    gateways.sort_by_key(|gateway| routes::rank(&***gateway, (0, 0)));
     let mut attached: BTreeMap<String, Vec<Listener>> = BTreeMap::new();
-    let mut taken = Taken { claims, listeners: BTreeMap::new() };
-    for gateway in &gateways {
-        attached.insert(client::object_key(&***gateway), listeners(gateway, world, settings, builder, &mut taken));
+    let mut taken = Taken { claims, listeners: BTreeMap::new(), services: balanced_ports(world, settings) };
+    for (gateway, assigned) in gateways {
+        let listeners = listeners(gateway, &assigned.site, world, settings, builder, &mut taken);
+        attached.insert(client::object_key(&***gateway), listeners);
     }
     let mut attacher = Attacher { world, settings, claims, gateways: &mut attached, builder };
     for route in world.http_routes.values() {
@@ -78,9 +79,9 @@ pub(super) fn plan<'w>(
         let spec = (&route.spec.parent_refs[..], &route.spec.hostnames[..]);
         plan.statuses.extend(attacher.attach(Kind::TlsRoute, &route.metadata, spec, &route.status, make));
     }
-    for gateway in gateways {
-        let listeners = attached.get(&client::object_key(&**gateway)).map(Vec::as_slice).unwrap_or_default();
-        plan.statuses.extend(gateway_status(gateway, listeners, settings));
+    for (gateway, assigned) in gateways {
+        let listeners = attached.get(&client::object_key(&***gateway)).map(Vec::as_slice).unwrap_or_default();
+        plan.statuses.extend(gateway_status(gateway, listeners, assigned, settings));
     }
 }
 
@@ -103,24 +104,54 @@ pub(super) fn has_our_class(gateway: &Gateway, world: &World) -> bool {
     class.is_some_and(|class| is_ours(class) && class.spec.parameters_ref.is_none())
 }
 
-/// The ports that are the gateway's own, as far as nobody else has them.
-pub(super) fn ports(world: &World, settings: &Settings) -> BTreeSet<u16> {
-    let gateways = world.gateways.values().filter(|gateway| has_our_class(gateway, world));
-    let ports = gateways.flat_map(|gateway| gateway.spec.listeners.iter().map(|listener| listener.port));
+/// Our Gateways. The oldest has the first word about ports and addresses.
+pub(super) fn ours(world: &World) -> Vec<&Arc<Gateway>> {
+    let mut gateways: Vec<&Arc<Gateway>> =
+        world.gateways.values().filter(|gateway| has_our_class(gateway, world)).collect();
+    gateways.sort_by_key(|gateway| routes::rank(&***gateway, (0, 0)));
+    gateways
+}
+
+/// The ports that the gateway has at the addresses that all share, as far as nobody else has them.
+pub(super) fn shared_ports(gateways: &[Placed<'_>], settings: &Settings) -> BTreeSet<u16> {
+    let shared = gateways.iter().filter(|(_, assigned)| assigned.site == Site::Shared);
+    let ports = shared.flat_map(|(gateway, _)| gateway.spec.listeners.iter().map(|listener| listener.port));
     let ports = ports.chain([settings.http_port, settings.https_port]);
-    ports.filter(|port| !settings.closed_ports.contains_key(port)).collect()
+    ports.filter(|port| !settings.closed_ports.contains_key(&Bind::shared(*port))).collect()
+}
+
+/// The ports of TCP that services of type LoadBalancer have at the addresses of the gateway.
+fn balanced_ports(world: &World, settings: &Settings) -> BTreeMap<u16, String> {
+    let is_ours = |address: IpAddr| settings.addresses.iter().any(|ours| ours.to_canonical() == address.to_canonical());
+    let mut ports = BTreeMap::new();
+    for (key, service) in &world.services {
+        let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let mut addresses = balancer.into_iter().flat_map(|status| status.ingress.iter().flatten());
+        if addresses.any(|at| at.ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()).is_some_and(is_ours)) {
+            let all = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+            let of_tcp = all.filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
+            ports.extend(of_tcp.filter_map(|port| Some((u16::try_from(port.port).ok()?, key.clone()))));
+        }
+    }
+    ports
 }
 
 /// What is not to be had any more.
 struct Taken<'p> {
     claims: &'p [Claim],
-    /// Ports and hosts of listeners, with the namespace that has them.
+    /// Ports and hosts of listeners at the addresses that all share, with the namespace that has them.
     listeners: BTreeMap<(u16, Pattern), String>,
+    /// Ports of the same addresses at which services of type LoadBalancer are reached: what comes there never gets to the gateway.
+    services: BTreeMap<u16, String>,
 }
 
 impl Taken<'_> {
     /// Why a listener cannot have its hosts: a namespace does not join in another's listener, nor stand before its Ingresses.
     fn conflict(&self, gateway: &Gateway, listener: &Listener, settings: &Settings) -> Option<(&'static str, String)> {
+        // At its own addresses a Gateway meets nobody.
+        if listener.site != Site::Shared {
+            return None;
+        }
         let namespace = &listener.namespace;
         let owner = self.listeners.get(&(listener.spec.port, listener.hosts.clone()));
         if owner.is_some_and(|owner| owner != namespace) {
@@ -151,7 +182,9 @@ fn class_status(class: &GatewayClass, settings: &Settings) -> Option<Status> {
     };
     let wanted = [Wanted::of("Accepted", "Accepted", &accepted)];
     let conditions = merge(&class.status.conditions, &wanted, class.metadata.generation, settings.now);
-    let features: Vec<serde_json::Value> = FEATURES.iter().map(|name| json!({"name": name})).collect();
+    // Without a pool the gateway's own addresses are the only ones that can be named.
+    let is_there = |name: &&&str| **name != STATIC_ADDRESSES || !settings.pool.is_empty();
+    let features: Vec<serde_json::Value> = FEATURES.iter().filter(is_there).map(|name| json!({"name": name})).collect();
     let value = json!({"conditions": conditions, "supportedFeatures": features});
     let present = (&class.status.conditions, &class.status.supported_features);
     status(Kind::GatewayClass, &class.metadata, &present, &(&conditions, &features), value)
@@ -182,6 +215,8 @@ struct Listener {
     protocol: Option<Protocol>,
     kinds: Vec<Kind>,
     namespace: String,
+    /// The addresses of its port.
+    site: Site,
     accepted: Outcome,
     resolved: Outcome,
     conflict: Option<(&'static str, String)>,
@@ -195,8 +230,13 @@ impl Listener {
         self.accepted.is_ok() && self.conflict.is_none()
     }
 
-    fn is_served(&self) -> bool {
+    /// Whether nothing stands in its way, unless its Gateway has no address.
+    fn is_valid(&self) -> bool {
         self.can_serve() && self.resolved.is_ok() && self.closed.is_none()
+    }
+
+    fn is_served(&self) -> bool {
+        self.is_valid() && self.site.has_address()
     }
 }
 
@@ -214,13 +254,14 @@ fn kind_name(kind: Kind) -> &'static str {
 
 fn listeners(
     gateway: &Gateway,
+    site: &Site,
     world: &World,
     settings: &Settings,
     builder: &mut Builder,
     taken: &mut Taken<'_>,
 ) -> Vec<Listener> {
     let mut found: Vec<(Listener, Vec<Arc<CertifiedKey>>)> =
-        gateway.spec.listeners.iter().map(|spec| listener(gateway, spec, world, settings)).collect();
+        gateway.spec.listeners.iter().map(|spec| listener(gateway, site, spec, world, settings)).collect();
     if refusal(gateway).is_some() {
         for (listener, _) in &mut found {
             listener.accepted = Err(("Invalid".to_owned(), "the gateway is not accepted".to_owned()));
@@ -244,7 +285,7 @@ fn listeners(
             })
         };
         let with_others = found[at].0.protocol.and_then(|protocol| {
-            let of_others = builder.protocol(found[at].0.spec.port).filter(|theirs| *theirs != protocol);
+            let of_others = builder.protocol(site, found[at].0.spec.port).filter(|theirs| *theirs != protocol);
             let message = || ("ProtocolConflict", "the port is taken with another protocol".to_owned());
             of_others.map(|_| message()).or_else(|| taken.conflict(gateway, &found[at].0, settings))
         });
@@ -252,18 +293,31 @@ fn listeners(
     }
     for (listener, certificates) in &mut found {
         let Some(protocol) = listener.protocol.filter(|_| listener.can_serve()) else { continue };
-        if builder.protocol(listener.spec.port).is_none() && builder.port_count() >= MAX_PORTS {
+        // What has no address is opened nowhere.
+        if !site.has_address() {
+            continue;
+        }
+        let port = listener.spec.port;
+        if let Some(service) = taken.services.get(&port).filter(|_| *site == Site::Shared) {
+            let message = format!("service {service:?} of type LoadBalancer has this port");
+            listener.accepted = Err(("PortUnavailable".to_owned(), message));
+            continue;
+        }
+        let is_new = builder.protocol(site, port).is_none();
+        if is_new && builder.port_count() + site.binds(port).len() > MAX_PORTS {
             let message = format!("{MAX_PORTS} ports are open already");
             listener.accepted = Err(("PortUnavailable".to_owned(), message));
             continue;
         }
-        taken.listeners.insert((listener.spec.port, listener.hosts.clone()), listener.namespace.clone());
-        let built = builder.listener(listener.spec.port, protocol, listener.hosts.clone());
+        if *site == Site::Shared {
+            taken.listeners.insert((port, listener.hosts.clone()), listener.namespace.clone());
+        }
+        let built = builder.listener(site, port, protocol, listener.hosts.clone());
         for certificate in certificates.iter() {
             built.certificate(listener.hosts.clone(), certificate.clone());
         }
         if let (Pattern::Any, Some(certificate)) = (&listener.hosts, certificates.first()) {
-            builder.default_certificate(listener.spec.port, certificate.clone());
+            builder.default_certificate(site, port, certificate.clone());
         }
     }
     found.into_iter().map(|(listener, _)| listener).collect()
@@ -271,6 +325,7 @@ fn listeners(
 
 fn listener(
     gateway: &Gateway,
+    site: &Site,
     spec: &ListenerSpec,
     world: &World,
     settings: &Settings,
@@ -305,7 +360,7 @@ fn listener(
         accepted = fault("PortUnavailable", format!("port {} is one of the cluster's own", spec.port));
     }
     // It is planned all the same: the port may be free the next time.
-    let closed = settings.closed_ports.get(&spec.port).cloned();
+    let closed = site.binds(spec.port).iter().find_map(|bind| settings.closed_ports.get(bind)).cloned();
     let mut resolved: Outcome = Ok(());
     let asked = &spec.allowed_routes.kinds;
     let is_asked = |kind: &&Kind| {
@@ -330,8 +385,10 @@ fn listener(
     }
     let hosts = Pattern::new(spec.hostname.as_deref(), Wildcard::Labels);
     let (conflict, attached) = (None, 0);
-    let spec = spec.clone();
-    (Listener { spec, hosts, protocol, kinds, namespace, accepted, resolved, conflict, closed, attached }, certificates)
+    let (spec, site) = (spec.clone(), site.clone());
+    let listener =
+        Listener { spec, hosts, protocol, kinds, namespace, site, accepted, resolved, conflict, closed, attached };
+    (listener, certificates)
 }
 
 /// What becomes of TLS, where a listener has any.
@@ -463,14 +520,18 @@ impl Attacher<'_> {
                 names => names.iter().map(|name| Pattern::new(Some(name), Wildcard::Labels)).collect(),
             };
             let mut hosts: Vec<Pattern> = wanted.iter().filter_map(|name| name.intersection(&listener.hosts)).collect();
-            if is_of_ingresses(listener.spec.port, self.settings) {
+            if listener.site == Site::Shared && is_of_ingresses(listener.spec.port, self.settings) {
                 hosts.retain(|host| !is_claimed(self.claims, kind, namespace, host, converted));
             }
             let Some(protocol) = listener.protocol.filter(|_| !hosts.is_empty()) else { continue };
             is_attached = true;
             listener.attached += 1;
+            if !listener.site.has_address() {
+                continue;
+            }
             let is_terminated = tls_mode(&listener.spec) == TERMINATE;
-            let built = self.builder.listener(listener.spec.port, protocol, listener.hosts.clone());
+            let (site, port) = (&listener.site, listener.spec.port);
+            let built = self.builder.listener(site, port, protocol, listener.hosts.clone());
             for host in hosts {
                 for rule in &converted.rules {
                     match kind {
@@ -529,7 +590,7 @@ fn is_allowed_from(listener: &Listener, namespace: &str, world: &World) -> bool 
 }
 
 /// Why a Gateway is not served at all.
-fn refusal(gateway: &Gateway) -> Option<(String, String)> {
+pub(super) fn refusal(gateway: &Gateway) -> Option<(String, String)> {
     if gateway.spec.infrastructure.as_ref().is_some_and(|of| of.parameters_ref.is_some()) {
         return Some(("InvalidParameters".to_owned(), "gateways of this class have no parameters".to_owned()));
     }
@@ -542,12 +603,12 @@ fn refusal(gateway: &Gateway) -> Option<(String, String)> {
     Some(("UnsupportedAddress".to_owned(), message))
 }
 
-/// Whether an address is the one that a Gateway asks for.
-fn asks_for(asked: &GatewayAddress, address: &IpAddr) -> bool {
-    asked.value.parse::<IpAddr>().is_ok_and(|asked| asked.to_canonical() == address.to_canonical())
-}
-
-fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings) -> Option<Status> {
+fn gateway_status(
+    gateway: &Gateway,
+    listeners: &[Listener],
+    assigned: &Assigned,
+    settings: &Settings,
+) -> Option<Status> {
     let (generation, now) = (gateway.metadata.generation, settings.now);
     let before = |name: &str| -> &[Condition] {
         let known = gateway.status.listeners.iter().find(|listener| listener.name == name);
@@ -592,17 +653,13 @@ fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings
         }
         None => Ok(()),
     };
-    let asked: Vec<&GatewayAddress> = gateway.spec.addresses.iter().filter(|asked| !asked.value.is_empty()).collect();
-    let unusable = asked.iter().find(|asked| !settings.addresses.iter().any(|ours| asks_for(asked, ours)));
-    let programmed = match (&accepted, unusable, count) {
-        (Ok(()), Some(address), _) => {
-            Err(("AddressNotUsable".to_owned(), format!("address {:?} is not the gateway's", address.value)))
-        }
+    let programmed = match (&accepted, &assigned.problem, count) {
+        (Ok(()), Some((reason, message)), _) => Err(((*reason).to_owned(), message.clone())),
         (Ok(()), None, 1..) => Ok(()),
         _ => Err(("Invalid".to_owned(), "no listener is served".to_owned())),
     };
     let mut first = Wanted::of("Accepted", "Accepted", &accepted);
-    if first.is_true && count < listeners.len() {
+    if first.is_true && !listeners.iter().all(Listener::is_valid) {
         first.reason = "ListenersNotValid".to_owned();
         first.message = "some listeners are not served".to_owned();
     }
@@ -612,8 +669,7 @@ fn gateway_status(gateway: &Gateway, listeners: &[Listener], settings: &Settings
         r#type: Some(IP_ADDRESS.to_owned()),
         value: address.to_canonical().to_string(),
     };
-    let is_wanted = |ours: &&IpAddr| asked.is_empty() || asked.iter().any(|asked| asks_for(asked, ours));
-    let addresses: Vec<GatewayAddress> = settings.addresses.iter().filter(is_wanted).map(address).collect();
+    let addresses: Vec<GatewayAddress> = assigned.published.iter().map(address).collect();
     let present = (&gateway.status.addresses, &gateway.status.conditions, &gateway.status.listeners);
     let value = json!({
         "addresses": to_json(&addresses),

@@ -7,10 +7,11 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass};
 use serde_json::{Value, json};
 
 use super::backends::{Backends, Missing, PortRef, Use};
-use super::builder::Builder;
+use super::builder::{Builder, Site};
 use super::{CLASS, INGRESS_CONTROLLER, Kind, News, Plan, Settings, Status};
 use crate::hostname::{Pattern, Wildcard};
-use crate::table::{Action, PathMatch, Protocol, Rank, Route, Rule, Weighted};
+use crate::metrics::RouteMetrics;
+use crate::table::{Action, Bind, PathMatch, Protocol, Rank, Route, Rule, Weighted};
 use crate::world::World;
 
 const LEGACY_CLASS: &str = "kubernetes.io/ingress.class";
@@ -117,9 +118,11 @@ impl Planner<'_, '_> {
     fn rules(&mut self, ingress: &Ingress) {
         let Some(spec) = &ingress.spec else { return };
         let everything = || PathMatch::Prefix("/".into());
+        let metrics: Arc<RouteMetrics> = Arc::default();
         let mut rules = Vec::new();
         if let Some(backend) = &spec.default_backend {
-            rules.push((Pattern::Any, self.rule(ingress, everything(), backend, rank(ingress, true, (0, 0)))));
+            rules
+                .push((Pattern::Any, self.rule(ingress, everything(), backend, rank(ingress, true, (0, 0)), &metrics)));
         }
         for (at, rule) in spec.rules.iter().flatten().enumerate() {
             let host = Pattern::new(rule.host.as_deref(), Wildcard::OneLabel);
@@ -132,27 +135,39 @@ impl Planner<'_, '_> {
                             _ => PathMatch::Prefix(text),
                         };
                         let rank = rank(ingress, false, (at, path_at));
-                        rules.push((host.clone(), self.rule(ingress, matcher, &path.backend, rank)));
+                        rules.push((host.clone(), self.rule(ingress, matcher, &path.backend, rank, &metrics)));
                     }
                 }
                 // A host without paths is all the default backend's.
                 (None, Some(backend)) => {
-                    rules.push((host, self.rule(ingress, everything(), backend, rank(ingress, false, (at, 0)))));
+                    rules.push((
+                        host,
+                        self.rule(ingress, everything(), backend, rank(ingress, false, (at, 0)), &metrics),
+                    ));
                 }
                 (None, None) => {}
             }
         }
         let (http, https) = (self.settings.http_port, self.settings.https_port);
-        let has_tls = self.builder.protocol(https).is_some();
+        let has_tls = self.builder.protocol(&Site::Shared, https).is_some();
         for (host, rule) in rules {
             if has_tls {
-                self.builder.listener(https, Protocol::Tls, Pattern::Any).rule(host.clone(), rule.clone());
+                self.builder
+                    .listener(&Site::Shared, https, Protocol::Tls, Pattern::Any)
+                    .rule(host.clone(), rule.clone());
             }
-            self.builder.listener(http, Protocol::Http, Pattern::Any).rule(host, rule);
+            self.builder.listener(&Site::Shared, http, Protocol::Http, Pattern::Any).rule(host, rule);
         }
     }
 
-    fn rule(&mut self, ingress: &Ingress, path: PathMatch, backend: &IngressBackend, rank: Rank) -> Rule {
+    fn rule(
+        &mut self,
+        ingress: &Ingress,
+        path: PathMatch,
+        backend: &IngressBackend,
+        rank: Rank,
+        metrics: &Arc<RouteMetrics>,
+    ) -> Rule {
         let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
         let found = match (&backend.service, &backend.resource) {
             (Some(service), _) => {
@@ -181,7 +196,7 @@ impl Planner<'_, '_> {
             action,
             timeout: None,
             backend_timeout: None,
-            metrics: Default::default(),
+            metrics: metrics.clone(),
         };
         Rule { path, method: None, headers: Vec::new(), query: Vec::new(), rank, route: Arc::new(route) }
     }
@@ -205,9 +220,9 @@ impl Planner<'_, '_> {
             };
             let hosts = tls.hosts.as_deref().unwrap_or_default();
             if hosts.is_empty() {
-                self.builder.default_certificate(port, certificate.clone());
+                self.builder.default_certificate(&Site::Shared, port, certificate.clone());
             }
-            let listener = self.builder.listener(port, Protocol::Tls, Pattern::Any);
+            let listener = self.builder.listener(&Site::Shared, port, Protocol::Tls, Pattern::Any);
             for host in hosts {
                 listener.certificate(Pattern::new(Some(host), Wildcard::OneLabel), certificate.clone());
             }
@@ -221,7 +236,7 @@ impl Planner<'_, '_> {
 
 /// Where clients find it, unless that is written there already.
 fn status(ingress: &Ingress, settings: &Settings) -> Option<Status> {
-    if settings.closed_ports.contains_key(&settings.http_port) {
+    if settings.closed_ports.contains_key(&Bind::shared(settings.http_port)) {
         return None;
     }
     let addresses: Vec<Value> =

@@ -1,5 +1,6 @@
 //! Decides: objects -> routing table, statuses and news. Pure: the same objects always make the same plan.
 
+mod addresses;
 mod backend_tls;
 mod backends;
 mod builder;
@@ -15,10 +16,11 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use api::cidr::Cidr;
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::Value;
 
-use crate::table::Table;
+use crate::table::{Bind, Table};
 use crate::world::World;
 
 /// Who we are to IngressClasses, and to GatewayClasses.
@@ -32,6 +34,8 @@ pub const CLASS: &str = "cox";
 pub struct Settings {
     /// Where clients reach the gateway; written into statuses.
     pub addresses: Vec<IpAddr>,
+    /// Addresses of which each Gateway gets some for itself; without any, Gateways share those of the gateway.
+    pub pool: Vec<Cidr>,
     pub node: String,
     /// The ports of Ingresses.
     pub http_port: u16,
@@ -39,7 +43,7 @@ pub struct Settings {
     /// Ports that no Gateway gets, free or not.
     pub reserved_ports: BTreeSet<u16>,
     /// Ports that could not be opened, and why.
-    pub closed_ports: BTreeMap<u16, String>,
+    pub closed_ports: BTreeMap<Bind, String>,
     /// Stands in for the time in conditions that change.
     pub now: jiff::Timestamp,
 }
@@ -85,9 +89,10 @@ pub struct News {
 pub fn plan(world: &World, settings: &Settings) -> Plan {
     let mut plan = Plan::default();
     let mut builder = builder::Builder::default();
-    let mut backends = backends::Backends::new(world, settings);
+    let gateways = addresses::assign(gateways::ours(world), settings);
+    let mut backends = backends::Backends::new(world, settings, gateways::shared_ports(&gateways, settings));
     let claims = ingresses::plan(world, settings, &mut backends, &mut builder, &mut plan);
-    gateways::plan(world, settings, &claims, &mut backends, &mut builder, &mut plan);
+    gateways::plan(world, settings, (&gateways[..], &claims[..]), &mut backends, &mut builder, &mut plan);
     plan.table = builder.finish();
     plan.statuses.extend(backends.policies.statuses(world, settings));
     plan.table.endpoints = backends.endpoints();

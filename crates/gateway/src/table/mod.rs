@@ -7,7 +7,7 @@ mod cors;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ pub use rules::{Asked, Found, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
 use crate::hostname::{Hosts, Pattern};
 use crate::metrics::RouteMetrics;
 
-/// Everything, by port.
+/// Everything, by where clients come in.
 #[derive(Clone, Default)]
 pub struct Table {
-    pub ports: BTreeMap<u16, Arc<Port>>,
+    pub ports: BTreeMap<Bind, Arc<Port>>,
     /// All that routes lead to.
     pub endpoints: HashSet<SocketAddr>,
     /// The ways in which they are spoken to over TLS, by [`BackendTls::id`].
@@ -33,6 +33,11 @@ pub struct Table {
 }
 
 impl Table {
+    /// The addresses that single Gateways have for themselves, as far as anything is served there.
+    pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
+        self.ports.keys().filter_map(|bind| bind.address).collect()
+    }
+
     /// The names of all routes.
     pub fn route_names(&self) -> BTreeSet<&str> {
         let listeners = self.ports.values().flat_map(|port| port.listeners.values());
@@ -41,6 +46,29 @@ impl Table {
             listener.hosts.values().flat_map(Rules::routes).chain(streams)
         });
         routes.map(|route| route.name.as_str()).collect()
+    }
+}
+
+/// A port of the addresses that Ingresses and Gateways share, or of an address that one Gateway has for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bind {
+    /// None: those that are shared.
+    pub address: Option<IpAddr>,
+    pub port: u16,
+}
+
+impl Bind {
+    pub fn shared(port: u16) -> Self {
+        Self { address: None, port }
+    }
+}
+
+impl std::fmt::Display for Bind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.address {
+            Some(address) => write!(f, "{}", SocketAddr::new(address, self.port)),
+            None => write!(f, ":{}", self.port),
+        }
     }
 }
 
@@ -119,7 +147,8 @@ pub struct Route {
     /// For the whole exchange, and for the time until the backend begins to answer.
     pub timeout: Option<Duration>,
     pub backend_timeout: Option<Duration>,
-    pub metrics: RouteMetrics,
+    /// Of all that have this name.
+    pub metrics: Arc<RouteMetrics>,
 }
 
 pub enum Action {

@@ -4,8 +4,11 @@
 
 use std::cell::Cell;
 use std::convert::Infallible;
+use std::fs::File;
 use std::future::Future;
+use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,7 +21,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use nix::sched::{CloneFlags, unshare};
+use netlink::LinkKind;
+use nix::sched::{CloneFlags, setns, unshare};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -121,6 +125,55 @@ fn in_world<F: Future<Output = ()>>(
         running.await.unwrap().unwrap();
         serving.await.unwrap().unwrap();
     });
+}
+
+/// Another machine, on a link with this one, where this one has `local(100)` and the other `local(200)`.
+pub(crate) struct Neighbour(File);
+
+impl Neighbour {
+    pub(crate) fn new() -> Self {
+        let inside = || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            File::open("/proc/thread-self/ns/net").unwrap()
+        };
+        let this = Self(std::thread::spawn(inside).join().unwrap());
+        let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(this.0.as_fd()), peer_mtu: None };
+        netlink::Socket::open().unwrap().add_link("near", kind, None, None).unwrap();
+        let length = if IS_V6.get() { 64 } else { 24 };
+        let [here, there]: [api::cidr::Cidr; 2] =
+            [100, 200].map(|number| format!("{}/{length}", local(number)).parse().unwrap());
+        let up = |name: &str, address| {
+            let socket = netlink::Socket::open().unwrap();
+            let link = socket.link(name).unwrap().unwrap();
+            socket.set_up(link.index).unwrap();
+            socket.add_own_address(link.index, address).unwrap();
+        };
+        up("near", here);
+        this.run(|| up("eth0", there));
+        // As on a node: only who forwards answers for addresses of other links.
+        std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+        this
+    }
+
+    /// Runs something there.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
+    }
+
+    /// What is answered there to a GET, whole.
+    pub(crate) fn get(&self, at: SocketAddr, host: &str) -> std::io::Result<String> {
+        self.run(|| {
+            let mut stream = std::net::TcpStream::connect_timeout(&at, Duration::from_secs(5))?;
+            write!(stream, "GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })
+    }
 }
 
 /// Group, version and plural of a kind.
@@ -319,7 +372,12 @@ pub(crate) async fn get(port: u16, host: &str, target: &str) -> Option<(u16, Val
 
 /// As [`get`], with further lines of headers, each ending as they do.
 pub(crate) async fn ask(port: u16, host: &str, target: &str, headers: &str) -> Option<(u16, Value)> {
-    let mut stream = TcpStream::connect(address(port)).await.ok()?;
+    ask_at(address(port), host, target, headers).await
+}
+
+/// As [`ask`], at another address than the gateway's.
+pub(crate) async fn ask_at(at: SocketAddr, host: &str, target: &str, headers: &str) -> Option<(u16, Value)> {
+    let mut stream = TcpStream::connect(at).await.ok()?;
     let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n");
     stream.write_all(request.as_bytes()).await.ok()?;
     let mut answer = Vec::new();

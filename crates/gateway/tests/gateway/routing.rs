@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{ask, echo, get, until, until_code, with_gateway};
+use crate::harness::{Neighbour, ask, ask_at, echo, get, local, until, until_code, with_config, with_gateway};
 
 const GATEWAY_API: &str = "gateway.networking.k8s.io/v1";
 
@@ -121,5 +121,61 @@ fn a_bad_reference_is_told_by_an_event() {
             (reasons == ["BackendNotFound", "SecretNotFound"]).then_some(())
         })
         .await;
+    });
+}
+
+#[test]
+fn gateways_with_a_pool_have_addresses_of_their_own() {
+    let with_pool = |config: &mut gateway::Config| {
+        let length = if local(64).is_ipv6() { 126 } else { 30 };
+        config.address_pool = vec![format!("{}/{length}", local(64)).parse().unwrap()];
+    };
+    with_config(with_pool, |world| async move {
+        let neighbour = Neighbour::new();
+        let (one, two) = (echo("one").await, echo("two").await);
+        for (at, name, backend) in [(64, "one", one), (65, "two", two)] {
+            world.service(name, None, &[backend]).await;
+            world
+                .create(json!({"apiVersion": GATEWAY_API, "kind": "Gateway", "metadata": {"name": name},
+                    "spec": {"gatewayClassName": "cox", "listeners": [{"name": "web", "port": 80, "protocol": "HTTP"}]}}))
+                .await;
+            world
+                .create(json!({"apiVersion": GATEWAY_API, "kind": "HTTPRoute", "metadata": {"name": name},
+                    "spec": {"parentRefs": [{"name": name}], "rules": [{"backendRefs": [{"name": name, "port": 80}]}]}}))
+                .await;
+            until("an address in the status", || async {
+                let gateway = world.get(GATEWAY_API, "Gateway", name).await;
+                (gateway["status"]["addresses"] == json!([{"type": "IPAddress", "value": format!("192.0.2.{at}")}]))
+                    .then_some(())
+            })
+            .await;
+        }
+        // The same port and no host: each address has the routes of its Gateway, and the gateway's own has none.
+        for (at, name) in [(64, "one"), (65, "two")] {
+            until("an answer at the address", || async {
+                let (code, seen) = ask_at((local(at), 80).into(), "any.test", "/", "").await?;
+                (code == 200 && seen["backend"] == name).then_some(())
+            })
+            .await;
+        }
+        assert_eq!(get(80, "any.test", "/").await, None);
+        // Whoever is on the same network finds them there.
+        until("an answer to a neighbour", || async {
+            neighbour.get((local(65), 80).into(), "any.test").ok().filter(|answer| answer.contains("two"))
+        })
+        .await;
+        let gateways = client::Gvr::new("gateway.networking.k8s.io", "v1", "gateways");
+        world.admin.dynamic(&gateways, Some("default")).delete("one", &client::DeleteParams::default()).await.unwrap();
+        until("an address that is gone", || async {
+            let socket = netlink::Socket::open().unwrap();
+            let held: Vec<_> = socket.addresses().unwrap().into_iter().map(|held| held.cidr.addr).collect();
+            let answered: Vec<_> = socket.proxies().unwrap().into_iter().map(|(_, address)| address).collect();
+            assert!(held.contains(&local(65)), "the other one stays");
+            assert_eq!(answered.contains(&local(65)), local(65).is_ipv6());
+            (!held.contains(&local(64)) && !answered.contains(&local(64))).then_some(())
+        })
+        .await;
+        let (code, _) = ask_at((local(65), 80).into(), "any.test", "/", "").await.unwrap();
+        assert_eq!(code, 200);
     });
 }

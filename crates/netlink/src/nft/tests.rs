@@ -155,9 +155,13 @@ fn policies_are_the_same_either_way() {
          add rule inet t pod meta l4proto . th dport @open return\n\
          add rule inet t pod ip6 saddr @blocks return\n\
          add rule inet t pod ip daddr . meta l4proto . th dport @ranges accept\n\
+         add rule inet t pod ip saddr 10.42.0.7 tcp dport 80 return\n\
+         add rule inet t pod ip6 saddr fd42::7 sctp dport 5000 return\n\
+         add rule inet t pod ip6 daddr fd42::7 return\n\
          add rule inet t pod drop\n\
          add chain inet t forward { type filter hook forward priority 0 ; }\n\
          add rule inet t forward ct direction reply ct state established,related accept\n\
+         add rule inet t forward meta l4proto != sctp ct direction reply ct state established,related accept\n\
          add rule inet t forward icmpv6 type { 133, 135, 136 } accept\n\
          add rule inet t forward ip daddr vmap @ingress4\n",
         "add element inet t ingress4 { 10.42.0.2 : jump pod }\n\

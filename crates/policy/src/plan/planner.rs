@@ -59,9 +59,12 @@ fn outliving(pod: &str, uid: &str) -> String {
 #[derive(Default)]
 pub(crate) struct Planner {
     node: String,
+    bridge: String,
     forward: Vec<String>,
     /// Pods as the API server shows them. Those of `world` have the addresses that were announced.
     shown: BTreeMap<String, Arc<Pod>>,
+    /// How many of them have an address.
+    shown_addresses: HashMap<IpAddr, usize>,
     world: World,
     /// By pod.
     announced: BTreeMap<String, Announced>,
@@ -137,7 +140,14 @@ struct Chain {
 
 impl Planner {
     pub(crate) fn new(node: &str, bridge: &str) -> Self {
-        Self { node: node.to_owned(), forward: forward_rules(bridge), ..Self::default() }
+        let forward = forward_rules(bridge, true);
+        Self { node: node.to_owned(), bridge: bridge.to_owned(), forward, ..Self::default() }
+    }
+
+    /// Whether the kernel tells connections of SCTP apart by their ports. Where it does not, whatever goes between two addresses is one
+    /// connection to it, and what one side may ask for is no reason to let the other begin something else.
+    pub(crate) fn set_sctp_tracking(&mut self, is_tracked: bool) {
+        self.forward = forward_rules(&self.bridge, is_tracked);
     }
 
     #[cfg(test)]
@@ -173,6 +183,17 @@ impl Planner {
             Some(pod) => self.shown.insert(key.to_owned(), pod),
             None => self.shown.remove(key),
         };
+        for address in pod.iter().filter(|pod| pod.has_network).flat_map(|pod| &pod.addresses) {
+            *self.shown_addresses.entry(*address).or_default() += 1;
+        }
+        for address in before.iter().filter(|pod| pod.has_network).flat_map(|pod| &pod.addresses) {
+            if let Some(count) = self.shown_addresses.get_mut(address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.shown_addresses.remove(address);
+                }
+            }
+        }
         if let Some(before) = before
             && pod.is_none_or(|now| now.uid != before.uid)
         {
@@ -208,7 +229,7 @@ impl Planner {
     }
 
     fn is_shown_with(&self, address: IpAddr) -> bool {
-        self.shown.values().any(|pod| pod.has_network && pod.addresses.contains(&address))
+        self.shown_addresses.contains_key(&address)
     }
 
     pub(crate) fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
@@ -688,10 +709,11 @@ pub(crate) fn self_sets() -> [(&'static str, String); 2] {
         .map(|(set, address)| (set, format!("{{ type {address} . {address} ; }}")))
 }
 
-fn forward_rules(bridge: &str) -> Vec<String> {
+fn forward_rules(bridge: &str, is_sctp_tracked: bool) -> Vec<String> {
+    let tracked = if is_sctp_tracked { "" } else { "meta l4proto != sctp " };
     vec![
         // Every packet of whoever began is judged, so that a change of policy ends what it forbids; answers follow.
-        "ct direction reply ct state established,related accept".to_owned(),
+        format!("{tracked}ct direction reply ct state established,related accept"),
         // Neighbour discovery and multicast groups: without them nobody has an address to be judged by. Not advertisements
         // of routers and redirects: pods are none.
         "icmpv6 type { 130, 131, 132, 135, 136, 143 } accept".to_owned(),

@@ -179,7 +179,7 @@ fn what_a_table_isolates_can_be_read() {
         assert!(isolated().unwrap().is_empty());
         let web = pod("default", "web", NODE, json!({}), &["10.42.0.9", "fd42::9"], json!([]));
         let plan = planned(&world(vec![web], vec![policy("default", "deny", json!({"podSelector": {}}))]));
-        netlink::nft::apply(&afresh(&plan)).unwrap();
+        netlink::nft::apply(&afresh(&plan, &Inlined::new())).unwrap();
         assert_eq!(isolated().unwrap(), [ip("10.42.0.9"), ip("fd42::9")].into());
     };
     std::thread::spawn(inside).join().unwrap();
@@ -204,7 +204,7 @@ fn security_a_refused_change_leaves_closed_whom_it_concerns() {
     let mut planner = Planner::new(NODE, "cox0");
     tell(&mut planner, &world(pods.clone(), vec![isolating("web")]));
     planner.settle();
-    let first = afresh(planner.plan());
+    let first = afresh(planner.plan(), &Inlined::new());
     // The first of all is refused: all that were to be isolated are closed.
     let closed = listed_after(vec![closing(planner.touched(), planner.plan())]).join("\n");
     assert!(closed.contains("10.42.0.2 : jump closed") && closed.contains("ip daddr vmap @ingress4"), "{closed}");
@@ -213,7 +213,8 @@ fn security_a_refused_change_leaves_closed_whom_it_concerns() {
     // A later one: those whom it concerns, and again if that happens again.
     planner.set_policy("default/db", Some(Arc::new(isolating("db"))));
     planner.settle();
-    let (second, again) = (change(planner.touched(), planner.plan()), closing(planner.touched(), planner.plan()));
+    let (second, again) =
+        (change(planner.touched(), planner.plan(), &mut Inlined::new()), closing(planner.touched(), planner.plan()));
     let found = listed_after(vec![first.clone(), again.clone(), again]).join("\n");
     assert!(found.contains("10.42.0.3 : jump closed") && !found.contains("10.42.0.2 : jump closed"), "{found}");
     // A friend is one no more: the set that said so is touched.

@@ -285,11 +285,21 @@ fn the_kernel_decides_as_policies_say() {
         let mut random = Random(7);
         let mut counts = [0, 0];
         let mut planner = Planner::new(NODE, "cox0");
+        let (mut in_rules, mut most) = (Inlined::new(), 0);
         for round in 0..25 {
             let world = random_world(&mut random);
             tell(&mut planner, &world);
             planner.settle();
-            netlink::nft::apply(&change(planner.touched(), planner.plan())).unwrap();
+            // Now and then everything anew, with small sets written into rules: those are made when a change needs them.
+            let text = match round % 3 {
+                0 => {
+                    in_rules = inlined(planner.plan(), 0);
+                    most = most.max(in_rules.len());
+                    afresh(planner.plan(), &in_rules)
+                }
+                _ => change(planner.touched(), planner.plan(), &mut in_rules),
+            };
+            netlink::nft::apply(&text).unwrap();
             planner.is_programmed();
             let pods: BTreeMap<u8, &Arc<Pod>> =
                 world.pods.values().map(|pod| (pod.name[1..].parse::<u8>().unwrap() + 2, pod)).collect();
@@ -327,6 +337,7 @@ fn the_kernel_decides_as_policies_say() {
             }
         }
         assert!(counts.iter().all(|count| *count > 300), "{counts:?}");
+        assert!(most > 0, "no set was written into a rule");
     };
     std::thread::spawn(inside).join().unwrap();
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cluster_policy::ClusterPolicy;
 use crate::decision::{Decision, End, decide};
 use crate::plan::{Announced, Plan, Planner};
-use crate::program::{afresh, change, closing, isolated};
+use crate::program::{Inlined, MANY_SETS, afresh, change, closing, inlined, isolated};
 use crate::world::{Direction, Node, Pod, Policy, Protocol, World};
 
 mod closed;
@@ -151,7 +151,7 @@ fn a_plan_is_a_few_sets_for_all_policies_of_a_pod() {
         add chain inet cox-policy forward { type filter hook forward priority 0 ; }
     "#]]
     .assert_eq(
-        &afresh(&planned(&world(pods.clone(), policies.clone())))
+        &afresh(&planned(&world(pods.clone(), policies.clone())), &Inlined::new())
             .lines()
             .take(8)
             .map(|l| format!("{l}\n"))
@@ -492,13 +492,13 @@ fn the_kernel_takes_every_change() {
             tell(&mut planner, &random_world(&mut random));
             planner.settle();
             all.push(match step {
-                0 => afresh(planner.plan()),
-                _ => change(planner.touched(), planner.plan()),
+                0 => afresh(planner.plan(), &Inlined::new()),
+                _ => change(planner.touched(), planner.plan(), &mut Inlined::new()),
             });
             planner.is_programmed();
         }
-        assert_eq!(listed_after(all), listed_after(vec![afresh(planner.plan())]));
-        assert_eq!(change(planner.touched(), planner.plan()), "");
+        assert_eq!(listed_after(all), listed_after(vec![afresh(planner.plan(), &Inlined::new())]));
+        assert_eq!(change(planner.touched(), planner.plan(), &mut Inlined::new()), "");
     }
 }
 
@@ -513,8 +513,61 @@ fn a_pod_that_comes_is_an_element() {
     let come = pod("default", "new", "b", json!({}), &["10.42.1.9"], json!([]));
     planner.set_pod("default/new", Some(Arc::new(come)));
     planner.settle();
-    let text = without_hashes(&change(planner.touched(), planner.plan()));
+    let text = without_hashes(&change(planner.touched(), planner.plan(), &mut Inlined::new()));
     assert_eq!(text, "add element inet cox-policy pods4-* { 10.42.1.9 }\n");
+}
+
+#[test]
+fn a_set_that_was_written_into_a_rule_is_made_when_a_change_needs_it() {
+    let from = json!([{"podSelector": {"matchLabels": {"app": "db"}}}]);
+    let spec =
+        json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": from, "ports": [{"port": 80}]}]});
+    let web = pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([]));
+    let db = |name: &str, address: &str| pod("default", name, "b", json!({"app": "db"}), &[address], json!([]));
+    let mut planner = Planner::new(NODE, "cox0");
+    tell(&mut planner, &world(vec![web, db("one", "10.42.1.2")], vec![policy("default", "p", spec)]));
+    planner.settle();
+    assert_eq!(inlined(planner.plan(), MANY_SETS), Inlined::new(), "few sets are found soon enough");
+    let mut in_rules = inlined(planner.plan(), 0);
+    let first = afresh(planner.plan(), &in_rules);
+    assert!(first.contains(" ip saddr 10.42.1.2 tcp dport 80 return\n") && !first.contains("ports4"), "{first}");
+    planner.is_programmed();
+    assert_eq!(change(planner.touched(), planner.plan(), &mut in_rules), "");
+    planner.set_pod("default/two", Some(Arc::new(db("two", "10.42.1.3"))));
+    planner.settle();
+    let second = change(planner.touched(), planner.plan(), &mut in_rules);
+    let said = without_hashes(&second.replace('\n', " \n"));
+    for part in [
+        "add set inet cox-policy ports4-* ",
+        "add element inet cox-policy ports4-* { 10.42.1.2 . tcp . 80, 10.42.1.3 . tcp . 80 }",
+        "flush chain inet cox-policy in-*",
+        " ip saddr . meta l4proto . th dport @ports4-* return",
+    ] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    assert_eq!(in_rules, Inlined::new());
+    planner.is_programmed();
+    let anew = afresh(planner.plan(), &Inlined::new());
+    assert_eq!(listed_after(vec![first, second]), listed_after(vec![anew]));
+}
+
+#[test]
+fn security_answers_of_sctp_are_told_by_their_ports_or_not_at_all() {
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    let web = pod("default", "web", NODE, json!({}), &["10.42.0.2"], json!([]));
+    let mut planner = Planner::new(NODE, "cox0");
+    tell(&mut planner, &world(vec![web], vec![policy("default", "p", spec)]));
+    planner.settle();
+    planner.is_programmed();
+    for (is_tracked, expected) in [(false, true), (true, false)] {
+        planner.set_sctp_tracking(is_tracked);
+        planner.settle();
+        let text = change(planner.touched(), planner.plan(), &mut Inlined::new());
+        assert_eq!(text.contains("meta l4proto != sctp ct direction reply"), expected, "{text}");
+        let listed = listed_after(vec![afresh(planner.plan(), &Inlined::new())]);
+        assert_eq!(listed.iter().any(|part| part.contains("meta l4proto !=")), expected, "{listed:?}");
+        planner.is_programmed();
+    }
 }
 
 #[test]

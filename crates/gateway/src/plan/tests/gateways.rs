@@ -120,7 +120,7 @@ fn listeners_in_conflict_are_not_served() {
             {"name": "closed", "port": 8084, "protocol": "HTTP"},
         ]),
     );
-    let closed_ports = [(8084, "Address already in use".to_owned())].into();
+    let closed_ports = [(Bind::shared(8084), "Address already in use".to_owned())].into();
     let plan = plan(&world, &Settings { closed_ports, ..settings() });
     let conflict = |reason: &str| {
         format!("0 !Accepted={reason} !Programmed=Invalid ResolvedRefs=ResolvedRefs Conflicted={reason}")
@@ -145,7 +145,7 @@ fn listeners_in_conflict_are_not_served() {
     ] {
         assert_eq!(of_listener(&plan, at), expected, "{at}");
     }
-    let ports: Vec<u16> = plan.table.ports.keys().copied().collect();
+    let ports: Vec<u16> = plan.table.ports.keys().map(|bind| bind.port).collect();
     assert_eq!(ports, [80, 8083, 8084], "a port that is taken is tried again");
     assert!(leads_to(&plan, 80, "x", "/").starts_with("default/a"));
 }
@@ -213,7 +213,7 @@ fn grpc_and_tls_routes_attach_to_their_listeners() {
     let Action::Forward(backends) = &grpc.action else { panic!("forwards") };
     assert_eq!(backends[0].backend.as_ref().unwrap().protocol, crate::table::BackendProtocol::Http2);
     assert_eq!(leads_to(&plan, 80, "h", "/pkg.Svc/Other"), "nowhere");
-    let raw = &plan.table.ports[&443];
+    let raw = &plan.table.ports[&Bind::shared(443)];
     assert!(!raw.stream("x.raw.test").unwrap().is_terminated && raw.stream("y.raw.test").is_none());
     assert!(of_listener(&plan, 1).starts_with("1 Accepted"), "{}", of_listener(&plan, 1));
 }
@@ -241,7 +241,7 @@ fn tls_ends_here_or_at_the_backend_as_the_listener_says() {
     world.tls_routes.insert("default/t".into(), value(json!(["ends.test", "raw.test", "some.test"])));
     let plan = plan(&world, &settings());
     assert_eq!(of_route(&plan, "t"), GOOD);
-    let port = &plan.table.ports[&443];
+    let port = &plan.table.ports[&Bind::shared(443)];
     let (ends, raw) = (port.stream("ends.test").unwrap(), port.stream("raw.test").unwrap());
     assert!(ends.is_terminated && !raw.is_terminated);
     assert!(port.certificate(Some("ends.test")).is_some() && port.certificate(Some("raw.test")).is_none());
@@ -281,7 +281,7 @@ fn gateways_that_ask_for_what_is_not_there_say_so() {
         let plan = plan(&world, &settings());
         let status = &plan.statuses.iter().find(|status| status.kind == Kind::Gateway).unwrap().status;
         assert_eq!(said(&status["conditions"]), expected, "{what}");
-        assert_eq!(plan.table.ports.contains_key(&8080), is_served, "{what}");
+        assert_eq!(plan.table.ports.contains_key(&Bind::shared(8080)), is_served, "{what}");
     }
 }
 
@@ -304,4 +304,31 @@ fn a_gateway_has_the_addresses_that_it_asks_for() {
             status["addresses"].as_array().unwrap().iter().map(|it| it["value"].as_str().unwrap()).collect();
         assert_eq!(found, expected, "{asked}");
     }
+}
+
+#[test]
+fn a_port_that_a_load_balancer_has_is_not_served() {
+    let mut world = world();
+    gateway(&mut world, "gw", json!([{"name": "web", "port": 8080, "protocol": "HTTP"}]));
+    for (address, port, protocol, is_taken) in [
+        ("192.0.2.1", 8080, "TCP", true),
+        ("192.0.2.1", 8081, "TCP", false),
+        ("192.0.2.1", 8080, "UDP", false),
+        ("192.0.2.9", 8080, "TCP", false),
+    ] {
+        let spec = json!({"type": "LoadBalancer", "ports": [{"port": port, "protocol": protocol}]});
+        let status = json!({"loadBalancer": {"ingress": [{"ip": address}]}});
+        let service = json!({"metadata": named("other", "lb"), "spec": spec, "status": status});
+        world.services.insert("other/lb".into(), object(service));
+        let plan = plan(&world, &settings());
+        let expected = if is_taken { "0 !Accepted=PortUnavailable" } else { "0 Accepted=Accepted" };
+        assert!(of_listener(&plan, 0).starts_with(expected), "{address} {port} {protocol}");
+        assert_eq!(plan.table.ports.is_empty(), is_taken, "{address} {port} {protocol}");
+    }
+    // At an address of its own the port is its own.
+    let service = json!({"metadata": named("other", "lb"), "spec": {"type": "LoadBalancer", "ports": [{"port": 8080}]},
+        "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}});
+    world.services.insert("other/lb".into(), object(service));
+    let pool = vec!["198.51.100.0/30".parse().unwrap()];
+    assert_eq!(plan(&world, &Settings { pool, ..settings() }).table.ports.len(), 1);
 }

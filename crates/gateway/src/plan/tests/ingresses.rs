@@ -29,7 +29,11 @@ fn an_ingress_leads_to_ready_endpoints() {
     ] {
         assert_eq!(leads_to(&plan, 80, host, target), expected, "{host}{target}");
     }
-    assert_eq!(plan.table.ports.keys().copied().collect::<Vec<_>>(), [80], "without certificates there is no 443");
+    assert_eq!(
+        plan.table.ports.keys().map(|bind| bind.port).collect::<Vec<_>>(),
+        [80],
+        "without certificates there is no 443"
+    );
     assert_eq!(plan.news.len(), 1);
     assert_eq!(plan.news[0].message, "service \"default/c\" not found");
     let statuses: Vec<&Value> =
@@ -91,7 +95,7 @@ fn certificates_of_ingresses_are_found_by_name() {
         json!({"tls": tls, "rules": [{"host": "a.test", "http": {"paths": [path("/", "Prefix", "a")]}}]}),
     );
     let plan = plan(&world, &settings());
-    let port = &plan.table.ports[&443];
+    let port = &plan.table.ports[&Bind::shared(443)];
     assert_eq!(port.protocol, Protocol::Tls);
     let listener = port.listeners.best("a.test").unwrap();
     for (name, expected) in

@@ -1,5 +1,6 @@
 //! Plans of small clusters.
 
+mod addresses;
 mod gateways;
 mod ingresses;
 mod security;
@@ -18,6 +19,7 @@ use crate::world::certificate;
 fn settings() -> Settings {
     Settings {
         addresses: vec!["192.0.2.1".parse().unwrap()],
+        pool: Vec::new(),
         node: "node-1".into(),
         http_port: 80,
         https_port: 443,
@@ -97,7 +99,7 @@ fn route(plan: &Plan, port: u16, host: &str, target: &str) -> Option<Arc<Route>>
     let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
     let (method, headers) = (Method::GET, HeaderMap::new());
     let asked = Asked { path, query, method: &method, headers: &headers };
-    let listener = plan.table.ports.get(&port)?.listeners.best(host)?;
+    let listener = plan.table.ports.get(&Bind::shared(port))?.listeners.best(host)?;
     let found = listener.hosts.matching(host).find_map(|rules| rules.find(&asked))?;
     Some(found.route.clone())
 }

@@ -43,7 +43,13 @@ fn security_other_namespaces_are_reached_by_grants_only() {
         let plan = plan(&world, &settings());
         assert!(of_route(&plan, "r").contains(&format!("ResolvedRefs={route}")), "{}", of_route(&plan, "r"));
         assert!(of_listener(&plan, 0).contains(&format!("ResolvedRefs={listener}")), "{}", of_listener(&plan, 0));
-        let is_shown = plan.table.ports[&443].listeners.best("a.test").unwrap().certificates.best("a.test").is_some();
+        let is_shown = plan.table.ports[&Bind::shared(443)]
+            .listeners
+            .best("a.test")
+            .unwrap()
+            .certificates
+            .best("a.test")
+            .is_some();
         assert_eq!(is_shown, listener == "ResolvedRefs");
     }
 }
@@ -63,7 +69,7 @@ fn security_a_stream_knows_that_its_backend_wants_tls() {
         world.tls_routes.insert("default/t".into(), object(json!({"metadata": named("default", "t"), "spec": spec})));
         let plan = plan(&world, &settings());
         assert_eq!(of_route(&plan, "t"), GOOD);
-        let stream = plan.table.ports[&443].stream("a.test").unwrap();
+        let stream = plan.table.ports[&Bind::shared(443)].stream("a.test").unwrap();
         let Action::Forward(backends) = &stream.route.action else { panic!("forwards") };
         let backend = backends[0].backend.as_ref().unwrap();
         assert_eq!((backend.wants_tls, backend.tls.is_some()), (expected, false));
@@ -85,7 +91,7 @@ fn security_a_listener_without_a_certificate_borrows_none() {
         json!([{"name": "t", "port": 8443, "protocol": "HTTPS", "hostname": "pay.shop.test", "tls": tls("none")}]);
     gateway_of(&mut world, "other", "thief", NEW, thief);
     let plan = plan(&world, &settings());
-    let port = &plan.table.ports[&8443];
+    let port = &plan.table.ports[&Bind::shared(8443)];
     for (name, expected) in
         [(Some("www.shop.test"), true), (Some("pay.shop.test"), false), (Some("unknown.test"), true), (None, true)]
     {
@@ -124,7 +130,7 @@ fn security_a_gateway_that_asks_for_what_is_not_there_is_not_served() {
         let plan = plan(&world, &settings());
         let status = plan.statuses.iter().find(|status| status.kind == Kind::Gateway).unwrap();
         assert_eq!(said(&status.status["conditions"]), expected, "{spec}");
-        assert_eq!(plan.table.ports.contains_key(&8443), expected == SERVED, "{spec}");
+        assert_eq!(plan.table.ports.contains_key(&Bind::shared(8443)), expected == SERVED, "{spec}");
     }
 }
 
@@ -192,7 +198,7 @@ fn security_the_host_of_an_older_ingress_stays_with_its_namespace() {
             if listener["port"] == port {
                 assert_eq!(leads_to(&plan, port, &asked, "/").starts_with(name), is_taken, "{what}");
             }
-            assert!(plan.table.ports[&port].stream(&asked).is_none(), "{what}");
+            assert!(plan.table.ports[&Bind::shared(port)].stream(&asked).is_none(), "{what}");
         }
         assert_eq!(of_route(&plan, "thief").starts_with("Accepted"), is_taken, "{what}");
     }
@@ -215,11 +221,11 @@ fn security_gateways_open_neither_the_ports_of_the_cluster_nor_all_others() {
     ingress(&mut world, "i", json!({"defaultBackend": backend("a")}));
     let plan = plan(&world, &settings());
     for port in cluster {
-        assert!(!plan.table.ports.contains_key(&port), "{port}");
+        assert!(!plan.table.ports.contains_key(&Bind::shared(port)), "{port}");
         assert!(of_gateway(&plan, &format!("gw-{port}")).starts_with("!Accepted=PortUnavailable"));
     }
     assert_eq!(plan.table.ports.len(), 128);
-    assert!(plan.table.ports.contains_key(&80));
+    assert!(plan.table.ports.contains_key(&Bind::shared(80)));
     assert!(of_gateway(&plan, "many-0").starts_with("Accepted=Accepted"));
     assert!(of_gateway(&plan, "many-4").starts_with("!Accepted=PortUnavailable"));
 }
@@ -240,7 +246,7 @@ fn security_no_endpoint_is_the_gateway_itself() {
     }
     // What another program listens on is not the gateway's.
     world.slices.insert("default/a".into(), [("default/a".to_owned(), slice(8081))].into());
-    let closed_ports = [(8081, "Address already in use".to_owned())].into();
+    let closed_ports = [(Bind::shared(8081), "Address already in use".to_owned())].into();
     assert!(!plan(&world, &Settings { closed_ports, ..settings() }).table.endpoints.is_empty());
 }
 

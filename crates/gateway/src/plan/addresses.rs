@@ -1,0 +1,163 @@
+//! Which addresses a Gateway has: those that all share or, where there is a pool, some of it for itself.
+//!
+//! What a Gateway has it keeps, as its status says, and nobody who comes later gets it. Without a pool all have the same.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use api::cidr;
+
+use super::Settings;
+use super::builder::Site;
+use super::gateways::refusal;
+use crate::gateway_api::{Gateway, GatewayAddress};
+
+/// What a Gateway got.
+pub(super) struct Assigned {
+    pub(super) site: Site,
+    /// What its status says.
+    pub(super) published: Vec<IpAddr>,
+    /// Why that is not what it asks for: reason and message of a condition.
+    pub(super) problem: Option<(&'static str, String)>,
+}
+
+/// What each Gateway got. The first of them choose first, after what any of them has already.
+pub(super) fn assign<'w>(gateways: Vec<&'w Arc<Gateway>>, settings: &Settings) -> Vec<(&'w Arc<Gateway>, Assigned)> {
+    let mut owners = Owners { settings, by_address: BTreeMap::new() };
+    for gateway in &gateways {
+        owners.confirm(gateway);
+    }
+    gateways.into_iter().map(|gateway| (gateway, owners.assign(gateway))).collect()
+}
+
+/// Whose each address of the pool is.
+struct Owners<'s> {
+    settings: &'s Settings,
+    by_address: BTreeMap<IpAddr, String>,
+}
+
+impl Owners<'_> {
+    /// What its status says that a Gateway has, as far as it still asks for it: of each family one, or those that it names.
+    fn confirm(&mut self, gateway: &Gateway) {
+        if refusal(gateway).is_some() {
+            return;
+        }
+        let (key, named) = (client::object_key(gateway), named(gateway));
+        let mut families = [false; 2];
+        for address in gateway.status.addresses.iter().filter_map(parsed) {
+            let family = &mut families[usize::from(address.is_ipv6())];
+            let is_wanted = match named.is_empty() {
+                true => !std::mem::replace(family, true),
+                false => named.iter().any(|named| parsed(named) == Some(address)),
+            };
+            if is_wanted && self.is_in_pool(address) {
+                self.by_address.entry(address).or_insert_with(|| key.clone());
+            }
+        }
+    }
+
+    fn assign(&mut self, gateway: &Gateway) -> Assigned {
+        if self.settings.pool.is_empty() {
+            return self.shared(gateway);
+        }
+        if refusal(gateway).is_some() {
+            return Assigned { site: Site::Own(Vec::new()), published: Vec::new(), problem: None };
+        }
+        match named(gateway).as_slice() {
+            [] => self.any(gateway),
+            named => self.these(gateway, named),
+        }
+    }
+
+    /// One address of each family of the pool.
+    fn any(&mut self, gateway: &Gateway) -> Assigned {
+        let key = client::object_key(gateway);
+        let mut found = Vec::new();
+        for is_v6 in [false, true] {
+            let is_it = |(address, owner): &(&IpAddr, &String)| address.is_ipv6() == is_v6 && **owner == key;
+            let held = self.by_address.iter().find(is_it).map(|(address, _)| *address);
+            if let Some(address) = held.or_else(|| self.free(is_v6)) {
+                self.by_address.insert(address, key.clone());
+                found.push(address);
+            }
+        }
+        let none = || ("AddressNotAssigned", "every address of the pool is another gateway's".to_owned());
+        let problem = found.is_empty().then(none);
+        Assigned { site: Site::Own(found.clone()), published: found, problem }
+    }
+
+    /// The lowest that nobody has. Whoever has one is passed over, so this takes no longer than there are Gateways.
+    fn free(&self, is_v6: bool) -> Option<IpAddr> {
+        let is_free = |address: &IpAddr| !self.by_address.contains_key(address) && !self.is_ours(*address);
+        self.settings.pool.iter().filter(|range| range.is_v6() == is_v6).find_map(|range| {
+            let last = range.last();
+            let next = |address: &IpAddr| cidr::next(*address).filter(|_| *address != last);
+            std::iter::successors(Some(range.network().addr), next).find(is_free)
+        })
+    }
+
+    /// Those that it names, as far as they can be had.
+    fn these(&mut self, gateway: &Gateway, named: &[&GatewayAddress]) -> Assigned {
+        let key = client::object_key(gateway);
+        let (mut shared, mut own, mut problem) = (Vec::new(), Vec::new(), None);
+        for asked in named {
+            let address = parsed(asked);
+            let refused = match address {
+                Some(address) if self.is_ours(address) => {
+                    shared.push(address);
+                    continue;
+                }
+                Some(address) if self.is_in_pool(address) => {
+                    let owner = self.by_address.entry(address).or_insert_with(|| key.clone());
+                    if *owner == key {
+                        own.push(address);
+                        continue;
+                    }
+                    "is another gateway's"
+                }
+                _ => "is neither the gateway's nor one of its pool",
+            };
+            problem.get_or_insert_with(|| ("AddressNotUsable", format!("address {:?} {refused}", asked.value)));
+        }
+        if own.is_empty() && !shared.is_empty() {
+            return Assigned { site: Site::Shared, published: shared, problem };
+        }
+        if let Some(address) = shared.first() {
+            let text = format!("address \"{address}\" is shared with others and cannot be had with those of the pool");
+            problem.get_or_insert(("AddressNotUsable", text));
+        }
+        own.sort();
+        own.dedup();
+        Assigned { site: Site::Own(own.clone()), published: own, problem }
+    }
+
+    /// What all have, of which it may name some.
+    fn shared(&self, gateway: &Gateway) -> Assigned {
+        let (named, ours) = (named(gateway), &self.settings.addresses);
+        let is_named = |address: &&IpAddr| {
+            named.is_empty() || named.iter().any(|named| parsed(named) == Some(address.to_canonical()))
+        };
+        let unusable = named.iter().find(|named| parsed(named).is_none_or(|address| !self.is_ours(address)));
+        let problem =
+            unusable.map(|named| ("AddressNotUsable", format!("address {:?} is not the gateway's", named.value)));
+        Assigned { site: Site::Shared, published: ours.iter().filter(is_named).copied().collect(), problem }
+    }
+
+    fn is_ours(&self, address: IpAddr) -> bool {
+        self.settings.addresses.iter().any(|ours| ours.to_canonical() == address)
+    }
+
+    fn is_in_pool(&self, address: IpAddr) -> bool {
+        self.settings.pool.iter().any(|range| range.contains(address)) && !self.is_ours(address)
+    }
+}
+
+/// The addresses that a Gateway asks for by value.
+fn named(gateway: &Gateway) -> Vec<&GatewayAddress> {
+    gateway.spec.addresses.iter().filter(|asked| !asked.value.is_empty()).collect()
+}
+
+fn parsed(address: &GatewayAddress) -> Option<IpAddr> {
+    address.value.parse::<IpAddr>().ok().map(|address| address.to_canonical())
+}
