@@ -67,10 +67,15 @@ impl Expectations {
 
     /// True when the cache has caught up with what was asked for (or never will).
     pub fn satisfied(&self, key: &str) -> bool {
-        self.entries
-            .lock()
-            .get(key)
-            .is_none_or(|entry| (entry.creations <= 0 && entry.deletions.is_empty()) || entry.since.elapsed() > TIMEOUT)
+        self.timeout(key).is_none()
+    }
+
+    /// How long an unsatisfied key still waits for its events; `None` once it is satisfied. An object that comes and goes while
+    /// no watch runs has no event, so whoever waits has to look again after this.
+    pub fn timeout(&self, key: &str) -> Option<Duration> {
+        let entries = self.entries.lock();
+        let entry = entries.get(key).filter(|entry| entry.creations > 0 || !entry.deletions.is_empty())?;
+        TIMEOUT.checked_sub(entry.since.elapsed()).filter(|left| !left.is_zero())
     }
 
     /// The owner is gone.
@@ -98,7 +103,10 @@ mod tests {
         expectations.deletion_observed("k", "a");
         expectations.deletion_observed("k", "a");
         assert!(!expectations.satisfied("k"), "the same deletion seen twice counts once");
-        tokio::time::advance(TIMEOUT + Duration::from_secs(1)).await;
+        tokio::time::advance(TIMEOUT - Duration::from_secs(1)).await;
+        assert_eq!(expectations.timeout("k"), Some(Duration::from_secs(1)));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(expectations.timeout("k"), None);
         assert!(expectations.satisfied("k"));
     }
 }

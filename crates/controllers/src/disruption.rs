@@ -63,6 +63,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                         pods::is_terminating(pod),
                         pods::phase(pod).to_owned(),
                         pod.metadata.labels.clone(),
+                        // How many pods are expected is the word of their controllers.
+                        controller_of(&pod.metadata).map(|owner| owner.uid.clone()),
                     )
                 };
                 if same(old) == same(new) {
@@ -86,7 +88,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         ($kind:ty, $replicas:expr) => {{
             let (budgets, replicas) = (budgets.clone(), $replicas);
             context.on::<$kind, _>(move |event| match event {
-                Event::Modified { old, new } if replicas(old) == replicas(new) => Vec::new(),
+                Event::Modified { old, new }
+                    if replicas(old) == replicas(new)
+                        && controller_of(&old.metadata) == controller_of(&new.metadata) =>
+                {
+                    Vec::new()
+                }
                 _ => all(&budgets, event.object().metadata.namespace.as_ref()),
             })
         }};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use client::{Api, Client, DeleteParams, Informer, Resource};
+use client::{Api, Client, DeleteParams, Event, Informer, Resource};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::owners::{controller_of, controller_reference, is_controlled_by};
+use crate::owners::{controller_key, controller_of, controller_reference, is_controlled_by};
 
 /// The label on pods that tells which revision they are of.
 pub(crate) const REVISION_LABEL: &str = "controller-revision-hash";
@@ -24,6 +24,18 @@ pub(crate) fn of<K: Resource>(informer: &Informer<ControllerRevision>, owner: &K
         (left.revision, &left.metadata.creation_timestamp).cmp(&(right.revision, &right.metadata.creation_timestamp))
     });
     revisions
+}
+
+/// Whom a change of a revision concerns. One that goes may have stood in the way of a set that only has the name of its owner:
+/// the set of that name was deleted and made anew.
+pub(crate) fn keys<K: Resource>(event: &Event<ControllerRevision>, owners: &Informer<K>) -> Option<String> {
+    let meta = &event.object().metadata;
+    if !matches!(event, Event::Deleted(_)) {
+        return controller_key(meta, owners);
+    }
+    let owner = controller_of(meta).filter(|owner| owner.kind == K::KIND)?;
+    let key = format!("{}/{}", meta.namespace.as_deref().unwrap_or_default(), owner.name);
+    owners.get(&key).map(|_| key)
 }
 
 pub(crate) fn name(revision: &ControllerRevision) -> &str {

@@ -16,10 +16,11 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job};
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{controller_key, controller_reference, is_controlled_by};
+use crate::owners::{controller_key, controller_reference, former_controller, is_controlled_by};
 use crate::{Error, pods};
 use schedule::due;
 
@@ -38,7 +39,10 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let cron_jobs = context.on_self::<CronJob>();
     let owners = cron_jobs.clone();
-    let jobs = context.on::<Packed<Job>, _>(move |event| controller_key(&event.object().metadata, &owners));
+    let jobs = context.on::<Packed<Job>, _>(move |event| {
+        let owner = controller_key(&event.object().metadata, &owners);
+        owner.into_iter().chain(former_controller(event, &owners)).collect::<Vec<_>>()
+    });
     let skew = context.config.metrics.histogram(
         "cronjob_controller_job_creation_skew_duration_seconds",
         "From the scheduled time to the creation of the Job",
@@ -115,6 +119,16 @@ impl Controller {
             }
         }
         Ok(())
+    }
+
+    /// Deletes a Job that runs and that the cache does not show yet.
+    async fn delete_unseen(&self, cron_job: &CronJob, reference: &ObjectReference) -> Result<(), Error> {
+        let api = self.client.namespaced::<Job>(cron_job.metadata.namespace.as_deref().unwrap_or_default());
+        let job = api.get_opt(reference.name.as_deref().unwrap_or_default()).await?;
+        match job.filter(|job| job.metadata.uid == reference.uid) {
+            Some(job) => self.delete(cron_job, &job).await,
+            None => Ok(()),
+        }
     }
 
     /// The active list without what has finished or is gone.
@@ -245,8 +259,9 @@ impl Controller {
             }
             Some("Replace") if running => {
                 for reference in status.active.take().into_iter().flatten() {
-                    if let Some(job) = jobs.iter().find(|job| job.metadata.uid == reference.uid) {
-                        self.delete(cron_job, job).await?;
+                    match jobs.iter().find(|job| job.metadata.uid == reference.uid) {
+                        Some(job) => self.delete(cron_job, job).await?,
+                        None => self.delete_unseen(cron_job, &reference).await?,
                     }
                 }
             }

@@ -13,8 +13,8 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::measure::{COUNT_BOUNDS, Changes, count_slices};
-use super::selector;
 use super::slice_plan::{MANAGED_BY, SERVICE_NAME};
+use super::{selector, services_of_slice};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::controller_reference;
 
@@ -49,11 +49,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let slices = {
         let expectations = expectations.clone();
         context.on::<EndpointSlice, _>(move |event| {
-            let key = mirrored(event.object())?;
-            if let Event::Added(_) = event {
+            if let Event::Added(slice) = event
+                && let Some(key) = mirrored(slice)
+            {
                 expectations.creation_observed(&key);
             }
-            Some(key)
+            services_of_slice(event, mirrored)
         })
     };
     slices.add_index(BY_SERVICE, |slice| mirrored(slice).into_iter().collect());
@@ -170,8 +171,8 @@ impl Reconcile for Controller {
 
 impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
-        if !self.expectations.satisfied(key) {
-            return Ok(Requeue::Never);
+        if let Some(timeout) = self.expectations.timeout(key) {
+            return Ok(Requeue::After(timeout));
         }
         let (namespace, _) = client::split_key(key);
         let api = self.client.namespaced::<EndpointSlice>(namespace);
@@ -221,7 +222,7 @@ impl Controller {
             }
             self.changed("create");
         }
-        Ok(Requeue::Never)
+        Ok(self.expectations.timeout(key).into())
     }
 
     fn note(&self, endpoints: &Endpoints, mirror: &Mirror, present: &[Arc<EndpointSlice>]) {

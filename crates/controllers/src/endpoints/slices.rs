@@ -15,7 +15,7 @@ use super::slice_plan::{
     CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan, spreads_by_zone, traffic_distribution, zone_of,
 };
 use super::topology::{Facts, Zones};
-use super::{selected, selector, services_of, watch};
+use super::{selected, selector, services_of, services_of_slice, watch};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
 
@@ -50,11 +50,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let slices = {
         let expectations = expectations.clone();
         context.on::<EndpointSlice, _>(move |event| {
-            let key = service_key(event.object())?;
-            if let Event::Added(_) = event {
+            if let Event::Added(slice) = event
+                && let Some(key) = service_key(slice)
+            {
                 expectations.creation_observed(&key);
             }
-            Some(key)
+            services_of_slice(event, service_key)
         })
     };
     slices.add_index(BY_SERVICE, |slice| service_key(slice).into_iter().collect());
@@ -139,7 +140,7 @@ impl Controller {
         }
         if !self.expectations.satisfied(key) {
             self.synced("stale");
-            return Ok(Requeue::Never);
+            return Ok(self.expectations.timeout(key).into());
         }
         let present = self.slices.by_index(BY_SERVICE, key);
         let zones = match spreads_by_zone(&service) {
@@ -155,7 +156,7 @@ impl Controller {
         }
         self.synced(if done.is_ok() { "success" } else { "error" });
         match done {
-            Ok(()) => Ok(Requeue::Never),
+            Ok(()) => Ok(self.expectations.timeout(key).into()),
             Err(error) if error.is_namespace_terminating() => Ok(Requeue::Never),
             Err(error) => {
                 if !error.is_conflict() {

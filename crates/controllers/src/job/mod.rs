@@ -21,7 +21,9 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
-use crate::owners::{candidates, claim, controller_key, controller_of, controller_reference, index_orphans};
+use crate::owners::{
+    candidates, claim, controller_key, controller_of, controller_reference, former_controller, index_orphans,
+};
 use crate::{Error, pods, slow_start};
 use metrics::Metrics;
 pub(crate) use plan::is_finished;
@@ -89,11 +91,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             {
                 queue.add(format!("{POD}{}", pods::key(&**pod)));
             }
-            if let Event::Modified { old, .. } = event
-                && controller_of(&old.metadata) != controller_of(&pod.metadata)
-            {
-                controller_key(&old.metadata, &jobs).into_iter().for_each(|key| queue.add(key));
-            }
+            former_controller(event, &jobs).into_iter().for_each(|key| queue.add(key));
             match key {
                 Some(key) => queue.add(key),
                 None if !gone && controller_of(&pod.metadata).is_none() => {
@@ -135,10 +133,23 @@ impl Controller {
     async fn relieve(&self, key: &str) -> Outcome {
         let Some(pod) = self.pods.get(key).filter(|pod| has_finalizer(pod)) else { return Ok(Requeue::Never) };
         let job = controller_key(&pod.metadata, &self.jobs).and_then(|key| self.jobs.get(&key));
-        if job.is_none_or(|job| is_packed_finished(&job)) {
+        let is_counted = match job {
+            Some(job) => !is_packed_finished(&job),
+            None => self.has_job_now(&pod).await?,
+        };
+        if !is_counted {
             self.release(&pod).await?;
         }
         Ok(Requeue::Never)
+    }
+
+    /// Whether the Job of a pod is there after all. A pod that was let go is never counted, and the cache of Jobs may be behind
+    /// that of pods, so the server is asked. The event of the Job brings the pod back.
+    async fn has_job_now(&self, pod: &Pod) -> Result<bool, Error> {
+        let Some(owner) = controller_of(&pod.metadata).filter(|owner| owner.kind == "Job") else { return Ok(false) };
+        let api = self.client.namespaced::<Job>(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let job = api.get_opt(&owner.name).await?.filter(|job| job.metadata.uid.as_ref() == Some(&owner.uid));
+        Ok(job.is_some_and(|job| !is_finished(&job)))
     }
 
     async fn release(&self, pod: &Pod) -> Result<(), Error> {
@@ -229,7 +240,10 @@ impl Controller {
         }
         match failure {
             Some(error) => Err(error.into()),
-            None => Ok(plan.recheck.map(|delay| delay.max(Duration::from_millis(100))).into()),
+            None => {
+                let recheck = plan.recheck.map(|delay| delay.max(Duration::from_millis(100)));
+                Ok(recheck.into_iter().chain(self.expectations.timeout(key)).min().into())
+            }
         }
     }
 }

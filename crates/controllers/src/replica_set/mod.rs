@@ -121,15 +121,15 @@ fn subscribe<K: Replicated>(
             None => {}
         },
         Event::Modified { old, new } => {
-            if pods::is_terminating(new) {
-                gone(new);
-                return;
-            }
             let (before, after) = (controller_of(&old.metadata), controller_of(&new.metadata));
             if before != after
                 && let Some(key) = controller_key(&old.metadata, &owners)
             {
                 queue.add(key);
+            }
+            if pods::is_terminating(new) {
+                gone(new);
+                return;
             }
             match controller_key(&new.metadata, &owners) {
                 Some(key) => look_soon(key),
@@ -188,7 +188,8 @@ impl<K: Replicated> Controller<K> {
         let pending = new.ready != new.available && new.replicas == owner.replicas();
         let delay = next_available(&mine, owner.min_ready_seconds(), now).filter(|_| pending);
         // Times have whole seconds: look a little later rather than a little early.
-        Ok(delay.map(|delay| delay + Duration::from_secs(1)).into())
+        let delay = delay.map(|delay| delay + Duration::from_secs(1));
+        Ok(delay.into_iter().chain(self.expectations.timeout(key)).min().into())
     }
 
     async fn act(&self, key: &str, owner: &K, mine: &[Arc<Pod>]) -> Option<Failure> {

@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
-use api::quota::{DEVICES_SUFFIX, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes};
+use api::quota::{
+    DEVICES_SUFFIX, is_terminating, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes,
+};
 use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, Owned, WorkQueue};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota, ResourceQuotaStatus, Service};
@@ -30,6 +32,8 @@ use usage::{Usage, selects_claim, selects_pod, sum};
 
 /// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
 const RECOUNT_INTERVAL: Duration = Duration::from_secs(300);
+/// A kind that could not be counted is asked for again after this: no event tells that somebody serves it now.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// Before the namespace and name of a quota whose count may only be raised.
 const ADDED: &str = "added/";
 /// A server that lists a kind for the first time gets this long.
@@ -81,8 +85,10 @@ enum Count {
     Known(api::quantity::Quantity),
     /// The server of the kind cannot be asked at present: what was counted last still holds.
     Unknown,
-    /// Nobody serves the kind, or it is counted elsewhere.
+    /// It is counted elsewhere.
     Elsewhere,
+    /// Nobody serves the kind at present.
+    NotServed,
 }
 
 /// What an event says about the quotas of its namespace.
@@ -116,7 +122,12 @@ impl Change {
 
     fn of_pod(event: &Event<Pod>) -> Self {
         match event {
-            Event::Modified { old, new } if pods::is_finished(old) != pods::is_finished(new) => Change::Less,
+            // What ends counts for nothing, and what gets a deadline counts for other quotas.
+            Event::Modified { old, new }
+                if pods::is_finished(old) != pods::is_finished(new) || is_terminating(old) != is_terminating(new) =>
+            {
+                Change::Less
+            }
             _ => Change::of_usage(event, |pod| &pod.spec, of_pod),
         }
     }
@@ -235,6 +246,7 @@ impl Controller {
         let claims = self.claims.by_namespace(namespace);
         parts.extend(claims.iter().filter(|claim| selects_claim(&spec, claim)).map(|claim| of_volume_claim(claim)));
         let last = quota.status.as_ref().and_then(|status| status.used.as_ref());
+        let mut recount = RECOUNT_INTERVAL;
         if !scoped {
             parts.extend(self.services.by_namespace(namespace).iter().map(|service| of_service(service)));
             let devices = || hard.keys().filter(|name| name.ends_with(DEVICES_SUFFIX));
@@ -251,7 +263,14 @@ impl Controller {
                 let known = match self.count(name, namespace).await? {
                     Count::Known(count) => Some(count),
                     Count::Elsewhere => None,
-                    Count::Unknown => last.and_then(|used| used.get(name)).and_then(|amount| amount.try_into().ok()),
+                    Count::NotServed => {
+                        recount = DISCOVERY_INTERVAL;
+                        None
+                    }
+                    Count::Unknown => {
+                        recount = DISCOVERY_INTERVAL;
+                        last.and_then(|used| used.get(name)).and_then(|amount| amount.try_into().ok())
+                    }
                 };
                 parts.extend(known.map(|count| Usage::from([(name.clone(), count)])));
             }
@@ -270,7 +289,7 @@ impl Controller {
             self.client.all::<ResourceQuota>().update_status(&changed).await?;
         }
         Ok(match lower {
-            Lower::Yes => Requeue::After(RECOUNT_INTERVAL),
+            Lower::Yes => Requeue::After(recount),
             Lower::No => Requeue::Never,
         })
     }
@@ -295,7 +314,7 @@ impl Controller {
                     None if failed.iter().any(|(path, _)| path.starts_with(&format!("/apis/{group}/"))) => {
                         return Ok(Count::Unknown);
                     }
-                    None => return Ok(Count::Elsewhere),
+                    None => return Ok(Count::NotServed),
                 }
             }
         };
@@ -360,6 +379,23 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::tests::Builder;
+
+    /// A deadline takes a pod from quotas of the scope NotTerminating to those of Terminating.
+    #[test]
+    fn a_pod_that_gets_a_deadline_is_counted_again() {
+        let pod = |deadline: Option<i64>| {
+            let mut pod = Builder::new("a").0;
+            pod.spec.get_or_insert_default().active_deadline_seconds = deadline;
+            Arc::new(Pod::from(pod))
+        };
+        for (old, new, expected) in
+            [(None, Some(10), Change::Less), (Some(20), Some(10), Change::None), (None, None, Change::None)]
+        {
+            let event = Event::Modified { old: pod(old), new: pod(new) };
+            assert_eq!(Change::of_pod(&event), expected, "{old:?} {new:?}");
+        }
+    }
 
     #[test]
     fn names_say_what_is_counted() {

@@ -1,12 +1,12 @@
 //! Disruption budgets and eviction (conformance area 22).
 
 use client::Patch;
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, deployment, is_rolled_out};
+use crate::harness::{Cluster, deployment, is_rolled_out, template};
 
 fn status(budget: &PodDisruptionBudget) -> Option<(i32, i32, i32, i32)> {
     let status = budget.status.as_ref()?;
@@ -54,5 +54,32 @@ async fn a_budget_counts_and_holds_evictions_back() {
     api.patch("web", &Patch::merge(json!({ "spec": { "minAvailable": 2 } }))).await.unwrap();
     let budget = until("roomier", (3, 2, 3, 1)).await;
     assert_eq!(allowed(&budget), ("True".into(), "SufficientPods".into()));
+
+    // A share of what controllers want: a pod that is adopted later counts from then on.
+    let labels = json!({ "app": "lone" });
+    let spec = template("lone", "nginx:1", "Always")["spec"].clone();
+    let meta = json!({ "name": "lone", "namespace": "default", "labels": labels });
+    cluster.apply::<Pod>(json!({ "metadata": meta, "spec": spec })).await;
+    let until = async |what: &str, wanted: i32| {
+        cluster
+            .until::<PodDisruptionBudget>("default", "lone", what, |budget| {
+                status(budget).is_some_and(|(healthy, _, expected, _)| (healthy, expected) == (1, wanted))
+            })
+            .await
+    };
+    cluster
+        .apply::<PodDisruptionBudget>(json!({
+            "metadata": { "name": "lone", "namespace": "default" },
+            "spec": { "maxUnavailable": 1, "selector": { "matchLabels": labels } },
+        }))
+        .await;
+    until("without a controller", 0).await;
+    cluster
+        .apply::<ReplicaSet>(json!({
+            "metadata": { "name": "lone", "namespace": "default" },
+            "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": template("lone", "nginx:1", "Always") },
+        }))
+        .await;
+    until("adopted", 1).await;
     cluster.stop().await;
 }
