@@ -144,7 +144,10 @@ pub(crate) async fn truncate(
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::apps::v1::DaemonSet;
+
     use super::*;
+    use crate::pods::tests::informer_of;
 
     #[test]
     fn a_template_survives_its_record() {
@@ -152,5 +155,28 @@ mod tests {
         present.metadata.get_or_insert_default().labels = Some([("app".to_owned(), "db".to_owned())].into());
         let revision = ControllerRevision { data: Some(RawExtension(data(&present))), ..ControllerRevision::default() };
         assert_eq!(template(&revision), Some(present));
+    }
+
+    /// A set that was made anew may have found the revision of its predecessor, which then goes.
+    #[tokio::test]
+    async fn a_set_hears_of_the_end_of_its_predecessors_revision() {
+        let set = json!({ "metadata": { "name": "agent", "namespace": "default", "uid": "new" } });
+        let sets = informer_of::<DaemonSet>(vec![set.clone()]).await;
+        let revision = |uid: &str| {
+            let mut owner: DaemonSet = serde_json::from_value(set.clone()).unwrap();
+            owner.metadata.uid = Some(uid.into());
+            let mut revision = ControllerRevision::default();
+            revision.metadata.namespace = Some("default".into());
+            revision.metadata.owner_references = Some(vec![controller_reference(&owner)]);
+            Arc::new(revision)
+        };
+        for (event, expected) in [
+            (Event::Deleted(revision("old")), Some("default/agent")),
+            (Event::Deleted(revision("new")), Some("default/agent")),
+            (Event::Added(revision("new")), Some("default/agent")),
+            (Event::Added(revision("old")), None),
+        ] {
+            assert_eq!(keys(&event, &sets).as_deref(), expected, "{event:?}");
+        }
     }
 }

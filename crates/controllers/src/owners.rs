@@ -161,47 +161,13 @@ pub(crate) async fn claim<O: Resource, K: Resource>(
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use api::cached::Pod;
-    use client::{Body, BoxError, ListParams};
-    use http::{Request, Response, StatusCode};
-    use http_body_util::{BodyExt, Full, StreamBody};
-    use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
+    use k8s_openapi::api::apps::v1::DaemonSet;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-    use serde_json::Value;
-    use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::history;
-    use crate::pods::tests::Builder;
-
-    /// An informer that has seen these objects.
-    pub(crate) async fn informer_of<K: Resource>(items: Vec<Value>) -> Informer<K> {
-        let list = json!({ "metadata": { "resourceVersion": "5" }, "items": items }).to_string();
-        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
-            let query = request.uri().query().unwrap_or_default();
-            let (code, body): (_, Body) = if query.contains("sendInitialEvents") {
-                (StatusCode::BAD_REQUEST, whole("{}".to_owned()))
-            } else if query.contains("watch=") {
-                let silence = futures_util::stream::pending::<Result<http_body::Frame<bytes::Bytes>, BoxError>>();
-                (StatusCode::OK, StreamBody::new(silence).boxed_unsync())
-            } else {
-                (StatusCode::OK, whole(list.clone()))
-            };
-            let response = Response::builder().status(code).body(body).unwrap();
-            Box::pin(async move { response })
-        });
-        let client = Client::in_process(handler, api::UserInfo::default());
-        let informer: Informer<K> = Informer::new(client.all::<K>(), ListParams::default());
-        let running = informer.clone();
-        tokio::spawn(async move { running.run(CancellationToken::new()).await });
-        informer.synced().await;
-        informer
-    }
-
-    fn whole(text: String) -> Body {
-        Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
-    }
+    use crate::pods::tests::{Builder, informer_of};
 
     fn controlled_by(uid: Option<&str>) -> Option<Vec<OwnerReference>> {
         let reference = |uid: &str| OwnerReference {
@@ -215,16 +181,11 @@ pub(crate) mod tests {
         uid.map(|uid| vec![reference(uid)])
     }
 
-    fn agent() -> Vec<Value> {
-        let template = json!({ "metadata": { "labels": { "app": "agent" } }, "spec": { "containers": [] } });
-        let spec = json!({ "selector": { "matchLabels": { "app": "agent" } }, "template": template });
-        vec![json!({ "metadata": { "name": "agent", "namespace": "default", "uid": "new" }, "spec": spec })]
-    }
-
     /// Whoever loses an object is told, although it does not name its owner any more.
     #[tokio::test]
     async fn a_former_controller_hears_of_its_loss() {
-        let sets = informer_of::<DaemonSet>(agent()).await;
+        let set = json!({ "metadata": { "name": "agent", "namespace": "default", "uid": "new" } });
+        let sets = informer_of::<DaemonSet>(vec![set]).await;
         let pod = |uid: Option<&str>| {
             let mut pod = Builder::new("p").0;
             pod.metadata.owner_references = controlled_by(uid);
@@ -241,26 +202,6 @@ pub(crate) mod tests {
             assert_eq!(former_controller(&event, &sets).as_deref(), expected, "{old:?} {new:?}");
         }
         assert_eq!(former_controller(&Event::Deleted(pod(Some("new"))), &sets), None);
-    }
-
-    /// A set that was made anew may have found the revision of its predecessor, which then goes.
-    #[tokio::test]
-    async fn a_set_hears_of_the_end_of_its_predecessors_revision() {
-        let sets = informer_of::<DaemonSet>(agent()).await;
-        let revision = |uid: &str| {
-            let mut revision = ControllerRevision::default();
-            revision.metadata.namespace = Some("default".into());
-            revision.metadata.owner_references = controlled_by(Some(uid));
-            Arc::new(revision)
-        };
-        for (event, expected) in [
-            (Event::Deleted(revision("old")), Some("default/agent")),
-            (Event::Deleted(revision("new")), Some("default/agent")),
-            (Event::Added(revision("new")), Some("default/agent")),
-            (Event::Added(revision("old")), None),
-        ] {
-            assert_eq!(history::keys(&event, &sets).as_deref(), expected, "{event:?}");
-        }
     }
 
     #[test]
