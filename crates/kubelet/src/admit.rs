@@ -17,6 +17,7 @@ use crate::thresholds::Pressure;
 use crate::{containers, eviction, names, pod_fields, qos, state, static_pods};
 
 const NODE_AFFINITY: &str = "NodeAffinity";
+const TAINTS: &str = "TaintToleration";
 
 impl Kubelet {
     /// Lets a pod in, or says why not. One that has started before is in already, and may be wished larger or smaller.
@@ -24,8 +25,8 @@ impl Kubelet {
         let name = &self.settings.node_name;
         let known = self.node.get(name);
         let refused = self.admit_to(known.as_deref(), pod);
-        // The scheduler may have seen labels that did not get here yet.
-        if refused.as_ref().is_err_and(|ended| ended.reason == NODE_AFFINITY)
+        // The scheduler may have seen labels and taints that did not get here yet.
+        if refused.as_ref().is_err_and(|ended| [NODE_AFFINITY, TAINTS].contains(&ended.reason.as_str()))
             && let Ok(newest) = self.client.all::<Node>().get(name).await
         {
             return self.admit_to(Some(&newest), pod);
@@ -187,7 +188,7 @@ fn misplaced(pod: &Pod, others: &[Arc<Pod>], node: Option<&Node>) -> Option<Refu
     let taints = node.and_then(|node| node.spec.as_ref()?.taints.as_deref()).unwrap_or_default();
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
     if !static_pods::is_static(pod) && untolerated(taints, tolerations, &["NoExecute"]).is_some() {
-        return refusal("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+        return refusal(TAINTS, "node(s) had taints that the pod didn't tolerate");
     }
     None
 }
