@@ -18,8 +18,9 @@ use api::cached::Pod;
 use api::quota::{
     DEVICES_SUFFIX, is_terminating, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes,
 };
-use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, Owned, WorkQueue};
+use client::{ApiResource, Client, Clock, Event, Gvr, Informer, ListParams, Owned, WorkQueue};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota, ResourceQuotaStatus, Service};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
@@ -28,7 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue, gather};
 use crate::{Error, pods};
-use usage::{Usage, selects_claim, selects_pod, sum};
+use usage::{Usage, charged_until, of_pod_at, selects_claim, selects_pod, sum};
 
 /// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
 const RECOUNT_INTERVAL: Duration = Duration::from_secs(300);
@@ -42,6 +43,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 struct Controller {
     client: Client,
     waker: Waker,
+    clock: Clock,
     pods: Informer<Pod>,
     services: Informer<Service>,
     claims: Informer<PersistentVolumeClaim>,
@@ -145,6 +147,22 @@ impl Change {
     }
 }
 
+/// How long until a pod that is being deleted is charged no more; none when that was so before.
+fn overdue_in(pod: &Pod, now: Timestamp) -> Option<Duration> {
+    // Times have whole seconds: a little later rather than a little early.
+    let left = Duration::try_from(charged_until(pod)?.duration_since(now)).ok()?;
+    Some(left + Duration::from_secs(1))
+}
+
+/// The pod, if it is being deleted and was not before.
+fn begins_to_go(event: &Event<Pod>) -> Option<&Arc<Pod>> {
+    match event {
+        Event::Added(pod) => Some(pod),
+        Event::Modified { old, new } if !pods::is_terminating(old) => Some(new),
+        _ => None,
+    }
+}
+
 /// Wakes the quotas that count a kind, for each of its objects that comes, goes or changes.
 #[derive(Clone)]
 struct Waker {
@@ -153,6 +171,12 @@ struct Waker {
 }
 
 impl Waker {
+    fn wake_in(&self, namespace: &str, delay: Duration) {
+        for quota in self.quotas.by_namespace(namespace) {
+            self.queue.add_after(pods::key(&*quota), delay);
+        }
+    }
+
     /// `count` says how many objects of the kind are looked at each time.
     fn wake<K: client::Object>(&self, event: &Event<K>, change: Change, count: usize) {
         if change == Change::None {
@@ -176,8 +200,13 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let waker = Waker { quotas, queue: context.queue.clone() };
     let pods = {
         let (pods, waker) = (context.informer::<Pod>(), waker.clone());
-        let all = pods.shared();
-        pods.wakes(move |event| waker.wake(event, Change::of_pod(event), all.len()))
+        let (all, clock) = (pods.shared(), context.config.clock.clone());
+        pods.wakes(move |event| {
+            waker.wake(event, Change::of_pod(event), all.len());
+            if let Some(delay) = begins_to_go(event).and_then(|pod| overdue_in(pod, clock.now())) {
+                waker.wake_in(event.object().metadata.namespace.as_deref().unwrap_or_default(), delay);
+            }
+        })
     };
     let services = {
         let waker = waker.clone();
@@ -191,6 +220,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     Arc::new(Controller {
         client: context.client.clone(),
+        clock: context.config.clock.clone(),
         waker,
         pods,
         services,
@@ -241,12 +271,13 @@ impl Controller {
         let spec = quota.spec.clone().unwrap_or_default();
         let hard = spec.hard.clone().unwrap_or_default();
         let scoped = spec.scopes.as_ref().is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some();
+        let (all, now) = (self.pods.by_namespace(namespace), self.clock.now());
         let mut parts: Vec<Usage> =
-            self.pods.by_namespace(namespace).iter().filter(|pod| selects_pod(&spec, pod)).map(of_pod).collect();
+            all.iter().filter(|pod| selects_pod(&spec, pod)).map(|pod| of_pod_at(pod, now)).collect();
         let claims = self.claims.by_namespace(namespace);
         parts.extend(claims.iter().filter(|claim| selects_claim(&spec, claim)).map(|claim| of_volume_claim(claim)));
         let last = quota.status.as_ref().and_then(|status| status.used.as_ref());
-        let mut recount = RECOUNT_INTERVAL;
+        let mut recount = all.iter().filter_map(|pod| overdue_in(pod, now)).fold(RECOUNT_INTERVAL, Duration::min);
         if !scoped {
             parts.extend(self.services.by_namespace(namespace).iter().map(|service| of_service(service)));
             let devices = || hard.keys().filter(|name| name.ends_with(DEVICES_SUFFIX));
