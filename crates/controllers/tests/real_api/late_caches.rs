@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use http::{Request, Response};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Pod, ResourceQuota, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Pod, ReplicationController, ResourceQuota, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -275,5 +275,30 @@ async fn a_service_range_stays_for_an_address_that_is_seen_late() {
     gate.open();
     cluster.client.all::<IPAddress>().delete("10.77.0.5", &client::DeleteParams::default()).await.unwrap();
     cluster.until_gone::<ServiceCIDR>("", "more").await;
+    cluster.stop().await;
+}
+
+/// Pods that the collector has not seen when their controller is deleted without them stay all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_are_seen_late_outlive_an_owner_that_leaves_them() {
+    let (cluster, gate) = start("/api/v1/pods", 0).await;
+    cluster.namespace("settled").await;
+    gate.close();
+    let labels = json!({ "app": "web" });
+    let spec = json!({ "containers": [{ "name": "c", "image": "nginx:1" }] });
+    let template = json!({ "metadata": { "labels": labels }, "spec": spec });
+    let spec = json!({ "replicas": 2, "selector": labels, "template": template });
+    let controller = json!({ "metadata": { "name": "web", "namespace": "default" }, "spec": spec });
+    cluster.apply::<ReplicationController>(controller).await;
+    let owned = async || {
+        let pods = cluster.list::<Pod>("default").await;
+        pods.iter().map(|pod| pod.metadata.owner_references.as_ref().map_or(0, Vec::len)).collect::<Vec<_>>()
+    };
+    patiently(async || (owned().await == [1, 1]).then_some(())).await.expect("two pods");
+    let api = cluster.client.namespaced::<ReplicationController>("default");
+    api.delete("web", &client::DeleteParams::orphan()).await.unwrap();
+    cluster.until_gone::<ReplicationController>("default", "web").await;
+    assert_eq!(owned().await, [0, 0]);
+    gate.open();
     cluster.stop().await;
 }
