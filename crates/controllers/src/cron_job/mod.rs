@@ -334,3 +334,54 @@ fn new_job(cron_job: &CronJob, name: &str, scheduled: Timestamp, zone: &TimeZone
         status: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use client::metrics::Metrics;
+    use client::{Body, InformerFactory};
+    use http::{Method, Request, Response, StatusCode};
+    use http_body_util::{BodyExt, Full};
+    use parking_lot::Mutex;
+    use serde_json::json;
+
+    use super::*;
+
+    /// What runs is replaced although no watch has shown it yet. Another Job of its name is not what is meant.
+    #[tokio::test]
+    async fn a_job_that_the_cache_does_not_show_is_replaced_as_well() {
+        let deleted: Arc<Mutex<usize>> = Arc::default();
+        let count = deleted.clone();
+        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            let is_job = request.uri().path().ends_with("/namespaces/default/jobs/nightly-1");
+            if is_job && request.method() == Method::DELETE {
+                *count.lock() += 1;
+            }
+            let job = json!({ "metadata": { "name": "nightly-1", "namespace": "default", "uid": "u" } });
+            let body: Body = Full::new(job.to_string().into()).map_err(|never| match never {}).boxed_unsync();
+            let code = if is_job { StatusCode::OK } else { StatusCode::NOT_FOUND };
+            let response = Response::builder().status(code).body(body).unwrap();
+            Box::pin(async move { response })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let informers = InformerFactory::new(client.clone());
+        let controller = Controller {
+            recorder: EventRecorder::new(client.clone(), "cronjob-controller", ""),
+            clock: Clock::default(),
+            cron_jobs: informers.informer(),
+            jobs: informers.informer(),
+            skew: Metrics::new().histogram("skew", "", &[1.0], &[]),
+            client,
+        };
+        let cron_job: CronJob = serde_json::from_value(json!({
+            "metadata": { "name": "nightly", "namespace": "default" },
+            "spec": { "schedule": "0 0 * * *", "jobTemplate": {} },
+        }))
+        .unwrap();
+        for (uid, expected) in [("another", 0), ("u", 1)] {
+            let name = Some("nightly-1".to_owned());
+            let reference = ObjectReference { name, uid: Some(uid.into()), ..ObjectReference::default() };
+            controller.delete_unseen(&cron_job, &reference).await.unwrap();
+            assert_eq!(*deleted.lock(), expected, "{uid}");
+        }
+    }
+}
