@@ -40,7 +40,7 @@ struct Controller {
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let sets = {
         let expectations = expectations.clone();
         context.on::<DaemonSet, _>(move |event| {
@@ -160,7 +160,7 @@ impl Controller {
         history::truncate(&self.client, &recorded, is_live, spec.revision_history_limit.unwrap_or(10)).await?;
         match failure {
             Some(error) => Err(error.into()),
-            None => Ok(recheck.into_iter().chain(self.expectations.timeout(key)).min().into()),
+            None => Ok(recheck.into()),
         }
     }
 

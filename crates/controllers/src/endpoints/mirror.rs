@@ -45,7 +45,7 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let services = context.on_self::<Service>();
     let endpoints = context.on_self::<Packed<Endpoints>>();
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let slices = {
         let expectations = expectations.clone();
         context.on::<EndpointSlice, _>(move |event| {
@@ -171,8 +171,8 @@ impl Reconcile for Controller {
 
 impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
-        if let Some(timeout) = self.expectations.timeout(key) {
-            return Ok(Requeue::After(timeout));
+        if !self.expectations.satisfied(key) {
+            return Ok(Requeue::Never);
         }
         let (namespace, _) = client::split_key(key);
         let api = self.client.namespaced::<EndpointSlice>(namespace);
@@ -222,7 +222,7 @@ impl Controller {
             }
             self.changed("create");
         }
-        Ok(self.expectations.timeout(key).into())
+        Ok(Requeue::Never)
     }
 
     fn note(&self, endpoints: &Endpoints, mirror: &Mirror, present: &[Arc<EndpointSlice>]) {

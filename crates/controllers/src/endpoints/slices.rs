@@ -46,7 +46,7 @@ struct Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (services, pods) = watch(context);
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let slices = {
         let expectations = expectations.clone();
         context.on::<EndpointSlice, _>(move |event| {
@@ -140,7 +140,7 @@ impl Controller {
         }
         if !self.expectations.satisfied(key) {
             self.synced("stale");
-            return Ok(self.expectations.timeout(key).into());
+            return Ok(Requeue::Never);
         }
         let present = self.slices.by_index(BY_SERVICE, key);
         let zones = match spreads_by_zone(&service) {
@@ -156,7 +156,7 @@ impl Controller {
         }
         self.synced(if done.is_ok() { "success" } else { "error" });
         match done {
-            Ok(()) => Ok(self.expectations.timeout(key).into()),
+            Ok(()) => Ok(Requeue::Never),
             Err(error) if error.is_namespace_terminating() => Ok(Requeue::Never),
             Err(error) => {
                 if !error.is_conflict() {

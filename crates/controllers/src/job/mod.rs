@@ -43,7 +43,7 @@ struct Controller {
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let pods = context.informer::<Pod>();
     index_orphans(&pods);
     let metrics = Metrics::new(&context.config.metrics);
@@ -240,10 +240,7 @@ impl Controller {
         }
         match failure {
             Some(error) => Err(error.into()),
-            None => {
-                let recheck = plan.recheck.map(|delay| delay.max(Duration::from_millis(100)));
-                Ok(recheck.into_iter().chain(self.expectations.timeout(key)).min().into())
-            }
+            None => Ok(plan.recheck.map(|delay| delay.max(Duration::from_millis(100))).into()),
         }
     }
 }

@@ -45,7 +45,7 @@ struct Controller<K> {
 }
 
 fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let owners = {
         let expectations = expectations.clone();
         context.on::<Packed<K>, _>(move |event| {
@@ -188,8 +188,7 @@ impl<K: Replicated> Controller<K> {
         let pending = new.ready != new.available && new.replicas == owner.replicas();
         let delay = next_available(&mine, owner.min_ready_seconds(), now).filter(|_| pending);
         // Times have whole seconds: look a little later rather than a little early.
-        let delay = delay.map(|delay| delay + Duration::from_secs(1));
-        Ok(delay.into_iter().chain(self.expectations.timeout(key)).min().into())
+        Ok(delay.map(|delay| delay + Duration::from_secs(1)).into())
     }
 
     async fn act(&self, key: &str, owner: &K, mine: &[Arc<Pod>]) -> Option<Failure> {
