@@ -13,10 +13,12 @@ here=$(dirname "$0")
 for word in "$@"; do
   case $word in
     --version) echo v1.36.4; exit ;;
+    --list-images) printf 'example.com/%s\n' a:1 b:2; echo invalid.example.com/c:3; exit ;;
     --report-dir=*) dir=${word#*=} ;;
     *dry-run) part=plan ;;
-    *'&& !Serial') part=${part:-parallel} ;;
-    *'&& Serial') part=${part:-serial} ;;
+    *'!Serial') part=${part:-parallel} ;;
+    *Serial) part=${part:-serial} ;;
+    *focus=*) echo "$word" ;;
   esac
 done
 echo "ran $part"
@@ -24,8 +26,8 @@ echo "ran $part"
 ! grep -q 'status="failed"' "$dir/junit_01.xml"
 "#;
 
-const DOCUMENT: &str =
-    "# Conformance\n\n<!-- scripts/conformance: begin -->\nold\n<!-- scripts/conformance: end -->\nafter\n";
+const DOCUMENT: &str = "# Conformance\n\n<!-- scripts/conformance: begin -->\nold\n<!-- scripts/conformance: end -->\nbetween\n\
+    <!-- scripts/conformance repeat: begin -->\nolder\n<!-- scripts/conformance repeat: end -->\nafter\n";
 
 struct Bench {
     dir: tempfile::TempDir,
@@ -48,10 +50,16 @@ impl Bench {
     }
 
     fn run(&self, command: &str) -> Output {
-        let mut words = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/conformance"));
-        words.arg(command).env("E2E", self.path("e2e.test")).env("GINKGO", self.path("e2e.test"));
-        words.env("OUT", self.path("out")).env("DOC", self.path("document.md")).env("KUBECONFIG", "/dev/null");
-        words.output().unwrap()
+        self.run_with(&[command], &[])
+    }
+
+    fn run_with(&self, words: &[&str], settings: &[(&str, &str)]) -> Output {
+        let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/conformance"));
+        script.args(words).env("E2E", self.path("e2e.test")).env("GINKGO", self.path("e2e.test"));
+        script.env("OUT", self.path("out")).env("DOC", self.path("document.md")).env("KUBECONFIG", "/dev/null");
+        script.env("FAILED", self.path("failed.txt")).env("IMAGES", "").env("BUSY", "no");
+        script.envs(settings.iter().copied());
+        script.output().unwrap()
     }
 
     fn read(&self, name: &str) -> String {
@@ -86,17 +94,13 @@ fn a_run_becomes_a_table_and_a_bundle() {
     assert!(output.status.success(), "{}", describe(&output));
 
     let document = bench.read("document.md");
-    for line in [
-        "| test program | v1.36.4 |",
-        "| passed | 2 of 2 |",
-        "| failed | 0 |",
-        "| not run | 0 |",
-        "| wall time, parallel | 2 min in 4 processes |",
-        "| wall time, serial | 2 min |",
-    ] {
+    for line in ["| test program | v1.36.4 |", "| processes | 4 |", "| 1 | 2 of 2 | 0 | 0 | 2 min | 2 min |"] {
         assert!(document.contains(line), "{line}: {document}");
     }
-    assert!(!document.contains("old") && document.ends_with("end -->\nafter\n"), "{document}");
+    assert!(
+        !document.contains("old\n") && document.contains("older\n") && document.ends_with("end -->\nafter\n"),
+        "{document}"
+    );
     assert!(!document.contains("Failed:"), "{document}");
 
     assert_eq!(bench.read("out/bundle/e2e.log"), "ran parallel\nran serial\n");
@@ -105,7 +109,7 @@ fn a_run_becomes_a_table_and_a_bundle() {
     assert_eq!(report.matches("</testsuites>").count(), 1, "{report}");
     assert_eq!(report.matches("<testsuite ").count(), 2, "{report}");
     assert!(bench.read("out/bundle/PRODUCT.yaml").contains("type: distribution\n"));
-    assert!(bench.read("out/bundle/README.md").contains("| passed | 2 of 2 |"));
+    assert!(bench.read("out/bundle/README.md").contains("| 1 | 2 of 2 | 0 |"));
 }
 
 #[test]
@@ -121,13 +125,71 @@ fn failures_are_named_and_missing_tests_are_counted() {
     assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
     let document = bench.read("document.md");
     for line in [
-        "| passed | 1 of 4 |",
-        "| failed | 2 |",
-        "| not run | 1 |",
-        "- `[sig-apps] a <b> & 'c' [Conformance]`",
-        "- `[sig-apps] slow [Conformance]`",
+        "| 1 | 1 of 4 | 2 | 1 | 2 min | 2 min |",
+        "\nFailed:\n\n- `[sig-apps] a <b> & 'c' [Conformance]` (run 1)\n- `[sig-apps] slow [Conformance]` (run 1)\n<!--",
     ] {
         assert!(document.contains(line), "{line}: {document}");
+    }
+    assert_eq!(bench.read("failed.txt"), "[sig-apps] a <b> & 'c' [Conformance]\n[sig-apps] slow [Conformance]\n");
+}
+
+#[test]
+fn several_runs_have_a_line_each_and_names_once() {
+    let parallel = [("[sig-apps] a [Conformance]", "failed"), ("[sig-apps] b [Conformance]", "passed")];
+    let bench = Bench::new(&[("plan", &parallel), ("parallel", &parallel), ("serial", &[])]);
+    let output = bench.run_with(&["run"], &[("RUNS", "3"), ("PROCS", "8")]);
+    assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
+    let document = bench.read("document.md");
+    for line in ["| processes | 8 |", "| 1 | 1 of 2 | 1 | 0 |", "| 2 | 1 of 2 | 1 | 0 |", "| 3 | 1 of 2 | 1 | 0 |"] {
+        assert!(document.contains(line), "{line}: {document}");
+    }
+    assert_eq!(document.matches("- `[sig-apps] a [Conformance]` (run 1, 2, 3)\n").count(), 1, "{document}");
+}
+
+#[test]
+fn tests_that_failed_are_repeated() {
+    let parallel = [("[sig-apps] a (b) [Conformance]", "passed"), ("[sig-apps] c [Conformance]", "failed")];
+    let serial = [("[sig-node] d [Serial] [Conformance]", "passed")];
+    let bench = Bench::new(&[("parallel", &parallel), ("serial", &serial)]);
+    fs::write(bench.path("failed.txt"), "[sig-apps] a (b) [Conformance]\n[sig-node] d [Serial] [Conformance]\n")
+        .unwrap();
+    let times = [("TIMES", "2")];
+    let output = bench.run_with(&["repeat"], &times);
+    assert!(output.status.success(), "{}", describe(&output));
+    let document = bench.read("document.md");
+    assert!(document.contains("| passed 2 times of 2 | 2 of 2 tests |\n<!--"), "{document}");
+    assert!(document.contains("\nold\n") && !document.contains("older"), "{document}");
+    assert!(bench.read("out/repeat/2/parallel/e2e.log").contains(r"--focus=\[sig-apps\] a \(b\) \[Conformance\]"));
+    assert!(
+        bench.read("out/repeat/2/serial/e2e.log").contains(r"--ginkgo.focus=\[sig-node\] d \[Serial\] \[Conformance\]")
+    );
+
+    let output = bench.run_with(&["repeat", "[sig-apps] c [Conformance]", "[sig-apps] no such"], &times);
+    assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
+    let document = bench.read("document.md");
+    for line in [
+        "| passed 2 times of 2 | 0 of 2 tests |",
+        "- `[sig-apps] c [Conformance]`: 0 of 2",
+        "- `[sig-apps] no such`: 0 of 2",
+    ] {
+        assert!(document.contains(line), "{line}: {document}");
+    }
+}
+
+#[test]
+fn images_that_no_archive_has_are_named() {
+    let bench = Bench::new(&[]);
+    fs::create_dir(bench.path("images")).unwrap();
+    fs::write(bench.path("manifest.json"), r#"[{"Config":"x","RepoTags":["example.com/a:1","other:2"]}]"#).unwrap();
+    let archive = bench.path("images/a.tar");
+    let made =
+        Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(bench.dir.path()).arg("manifest.json").status();
+    assert!(made.unwrap().success());
+    for (images, missing) in [("", "example.com/a:1\nexample.com/b:2\n"), ("images", "example.com/b:2\n")] {
+        let images = if images.is_empty() { String::new() } else { bench.path(images).display().to_string() };
+        let output = bench.run_with(&["images"], &[("IMAGES", images.as_str())]);
+        assert!(output.status.success(), "{}", describe(&output));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), missing);
     }
 }
 

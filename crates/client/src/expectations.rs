@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// An event that never comes must not stop a controller for ever (`ExpectationsTimeout`, v1.36).
@@ -17,6 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(5 * 60);
 #[derive(Debug, Default)]
 pub struct Expectations {
     entries: Mutex<HashMap<String, Entry>>,
+    /// Something is expected.
+    begun: Notify,
 }
 
 #[derive(Debug)]
@@ -24,6 +27,12 @@ struct Entry {
     creations: i64,
     deletions: HashSet<String>,
     since: Instant,
+}
+
+impl Entry {
+    fn waits(&self) -> bool {
+        self.creations > 0 || !self.deletions.is_empty()
+    }
 }
 
 impl Expectations {
@@ -46,6 +55,7 @@ impl Expectations {
 
     fn set(&self, key: &str, creations: i64, deletions: HashSet<String>) {
         self.entries.lock().insert(key.into(), Entry { creations, deletions, since: Instant::now() });
+        self.begun.notify_one();
     }
 
     /// A creation came back, or failed and never will.
@@ -67,10 +77,29 @@ impl Expectations {
 
     /// True when the cache has caught up with what was asked for (or never will).
     pub fn satisfied(&self, key: &str) -> bool {
-        self.entries
-            .lock()
-            .get(key)
-            .is_none_or(|entry| (entry.creations <= 0 && entry.deletions.is_empty()) || entry.since.elapsed() > TIMEOUT)
+        self.entries.lock().get(key).is_none_or(|entry| !entry.waits() || entry.since.elapsed() >= TIMEOUT)
+    }
+
+    /// Waits until events are overdue and gives these keys up. An object that comes and goes while no watch runs has no event, so
+    /// that nothing else would lead back to its controller.
+    pub async fn overdue(&self) -> Vec<String> {
+        loop {
+            let next = {
+                let mut entries = self.entries.lock();
+                let late = |entry: &Entry| entry.waits() && entry.since.elapsed() >= TIMEOUT;
+                let keys: Vec<String> =
+                    entries.iter().filter(|(_, entry)| late(entry)).map(|(key, _)| key.clone()).collect();
+                if !keys.is_empty() {
+                    entries.retain(|_, entry| !late(entry));
+                    return keys;
+                }
+                entries.values().filter(|entry| entry.waits()).map(|entry| entry.since + TIMEOUT).min()
+            };
+            match next {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => self.begun.notified().await,
+            }
+        }
     }
 
     /// The owner is gone.
@@ -100,5 +129,24 @@ mod tests {
         assert!(!expectations.satisfied("k"), "the same deletion seen twice counts once");
         tokio::time::advance(TIMEOUT + Duration::from_secs(1)).await;
         assert!(expectations.satisfied("k"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_never_comes_is_given_up_in_time() {
+        let expectations = std::sync::Arc::new(Expectations::new());
+        let waiting = tokio::spawn({
+            let expectations = expectations.clone();
+            async move { (expectations.overdue().await, Instant::now()) }
+        });
+        let start = Instant::now();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        expectations.expect_creations("met", 1);
+        expectations.creation_observed("met");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        expectations.expect_creations("never", 2);
+        expectations.creation_observed("never");
+        let (keys, at) = waiting.await.unwrap();
+        assert_eq!((keys, (at - start).as_secs()), (vec!["never".to_owned()], TIMEOUT.as_secs() + 20));
+        assert!(expectations.satisfied("never"));
     }
 }

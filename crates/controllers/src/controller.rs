@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use client::metrics::panics;
 use client::{
-    Client, Event, EventRecorder, Informer, InformerFactory, ListParams, Resource, Taken, WorkQueue, outlive_panics,
+    Client, Event, EventRecorder, Expectations, Informer, InformerFactory, ListParams, Resource, Taken, WorkQueue,
+    outlive_panics,
 };
 use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
@@ -78,6 +79,8 @@ pub(crate) struct Context {
     syncs: Mutex<Vec<BoxFuture<'static, ()>>>,
     /// The informers that the controller reads, and what brings it back when they change.
     reads: Reads,
+    /// What brings it back when an event never comes.
+    expectations: Mutex<Vec<Arc<Expectations>>>,
 }
 
 type Reads = Arc<Mutex<Vec<Read>>>;
@@ -152,7 +155,23 @@ impl Context {
         config: Arc<Config>,
     ) -> Self {
         let queue = WorkQueue::named(name, &config.metrics);
-        Self { client, recorder, informers, queue, config, syncs: Mutex::default(), reads: Reads::default() }
+        Self {
+            client,
+            recorder,
+            informers,
+            queue,
+            config,
+            syncs: Mutex::default(),
+            reads: Reads::default(),
+            expectations: Mutex::default(),
+        }
+    }
+
+    /// What the controller has asked for and not seen yet. Keys whose events are overdue are looked at again.
+    pub(crate) fn expectations(&self) -> Arc<Expectations> {
+        let expectations = Arc::new(Expectations::new());
+        self.expectations.lock().push(expectations.clone());
+        expectations
     }
 
     /// The shared informer of `K`; workers start only after it has synced.
@@ -236,11 +255,25 @@ pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop:
         }
     };
     workers.spawn(background);
+    let expected = std::mem::take(&mut *context.expectations.lock());
+    for expectations in expected {
+        workers.spawn(look_at_overdue(expectations, queue.clone(), stop.clone()));
+    }
     stop.cancelled().await;
     queue.shut_down();
     while let Some(ended) = workers.join_next().await {
         if let Err(error) = ended {
             tracing::error!(controller = descriptor.name, %error, "worker ended badly");
+        }
+    }
+}
+
+/// Until `stop`: enqueues keys whose events do not come.
+async fn look_at_overdue(expectations: Arc<Expectations>, queue: WorkQueue<String>, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            keys = expectations.overdue() => keys.into_iter().for_each(|key| queue.add(key)),
         }
     }
 }

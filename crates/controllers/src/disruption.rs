@@ -1,6 +1,6 @@
 //! Disruption: how many pods of a PodDisruptionBudget may be evicted now. The eviction API spends what this computes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,14 +11,16 @@ use client::{Client, Clock, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::autoscaling::v1::Scale as AnyScale;
 use k8s_openapi::api::core::v1::ReplicationController;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::json;
 
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::horizontal_pod_autoscaler::{self, Resources};
 use crate::int_or_percent::{Round, resolve};
 use crate::pods;
 
@@ -30,10 +32,15 @@ const TARGET: &str = "DisruptionTarget";
 /// Keys of pods rather than of budgets, which have no empty part.
 const POD: &str = "pod//";
 
-/// A pod whose controller cannot be scaled.
+/// Why nobody can say how many pods there should be.
 #[derive(Debug, thiserror::Error)]
-#[error("found no controllers for pod {0:?}")]
-struct NoController(String);
+enum Uncountable {
+    /// A pod whose controller is not there, or cannot be scaled.
+    #[error("found no controllers for pod {0:?}")]
+    NoController(String),
+    #[error(transparent)]
+    Target(#[from] horizontal_pod_autoscaler::Error),
+}
 
 struct Controller {
     client: Client,
@@ -45,6 +52,8 @@ struct Controller {
     sets: Informer<Packed<ReplicaSet>>,
     stateful_sets: Informer<StatefulSet>,
     controllers: Informer<Packed<ReplicationController>>,
+    /// Of kinds that others define, and that can be scaled.
+    resources: Resources,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -63,6 +72,8 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                         pods::is_terminating(pod),
                         pods::phase(pod).to_owned(),
                         pod.metadata.labels.clone(),
+                        // How many pods are expected is the word of their controllers.
+                        pod.metadata.controller().map(|owner| owner.uid.clone()),
                     )
                 };
                 if same(old) == same(new) {
@@ -86,7 +97,11 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         ($kind:ty, $replicas:expr) => {{
             let (budgets, replicas) = (budgets.clone(), $replicas);
             context.on::<$kind, _>(move |event| match event {
-                Event::Modified { old, new } if replicas(old) == replicas(new) => Vec::new(),
+                Event::Modified { old, new }
+                    if replicas(old) == replicas(new) && old.metadata.controller() == new.metadata.controller() =>
+                {
+                    Vec::new()
+                }
                 _ => all(&budgets, event.object().metadata.namespace.as_ref()),
             })
         }};
@@ -105,6 +120,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         sets,
         stateful_sets,
         controllers,
+        resources: Resources::default(),
     })
 }
 
@@ -178,7 +194,7 @@ impl Controller {
         });
         let healthy = i32::try_from(healthy.count()).unwrap_or(i32::MAX);
         let old = budget.status.clone().unwrap_or_default();
-        let scale = if needs_scale(&spec) { self.scale(&pods) } else { Ok(Scale::default()) };
+        let scale = if needs_scale(&spec) { self.scale(&pods).await } else { Ok(Scale::default()) };
         let scale = match scale {
             Ok(scale) => scale,
             Err(why) => return self.fail_safe(&budget, &why.to_string(), now).await,
@@ -230,18 +246,29 @@ impl Controller {
     }
 
     /// The sizes of all controllers of these pods together, or the pod whose controller cannot be scaled.
-    fn scale(&self, pods: &[Arc<Pod>]) -> Result<Scale, NoController> {
+    async fn scale(&self, pods: &[Arc<Pod>]) -> Result<Scale, Uncountable> {
         let mut scale = Scale::default();
         let mut sizes: BTreeMap<String, i32> = BTreeMap::new();
+        let mut asked: BTreeSet<&String> = BTreeSet::new();
         for pod in pods {
             let Some(owner) = pod.metadata.controller() else {
                 scale.has_unmanaged = true;
                 continue;
             };
-            let key = format!("{}/{}", pod.metadata.namespace(), owner.name);
-            let Some((uid, replicas)) = self.size_of(&owner.kind, &key) else {
+            if !asked.insert(&owner.uid) {
+                continue;
+            }
+            let namespace = pod.metadata.namespace();
+            let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+            let size = match (group, owner.kind.as_str()) {
+                ("apps", "ReplicaSet" | "StatefulSet") | ("", "ReplicationController") => {
+                    self.size_of(&owner.kind, &format!("{namespace}/{}", owner.name))
+                }
+                _ => self.size_of_other(owner, namespace).await?,
+            };
+            let Some((uid, replicas)) = size else {
                 let name = pod.metadata.name();
-                return Err(NoController(name.to_owned()));
+                return Err(Uncountable::NoController(name.to_owned()));
             };
             sizes.insert(uid, replicas);
         }
@@ -274,6 +301,24 @@ impl Controller {
             _ => return None,
         };
         Some((uid.unwrap_or_default(), replicas.unwrap_or(1)))
+    }
+
+    /// The same of a controller of any kind that can be scaled.
+    async fn size_of_other(
+        &self,
+        owner: &OwnerReference,
+        namespace: &str,
+    ) -> Result<Option<(String, i32)>, Uncountable> {
+        let found = self.resources.find(&self.client, &owner.api_version, &owner.kind).await?;
+        let api = self.client.dynamic(&found.gvr, Some(namespace));
+        let scale: AnyScale = match api.get_subresource(&owner.name, "scale").await {
+            Ok(scale) => scale,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(horizontal_pod_autoscaler::Error::from(error).into()),
+        };
+        let is_its = scale.metadata.uid.as_ref() == Some(&owner.uid);
+        let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or_default();
+        Ok(is_its.then(|| (owner.uid.clone(), replicas)))
     }
 
     /// A pod that was to be disrupted but lives on is not about to be disrupted any more.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::meta::Meta as _;
-use client::{Api, Client, DeleteParams, Informer, Resource};
+use client::{Api, Client, DeleteParams, Event, Informer, Resource};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::owners::controller_reference;
+use crate::owners::{controller_key, controller_reference};
 
 /// The label on pods that tells which revision they are of.
 pub(crate) const REVISION_LABEL: &str = "controller-revision-hash";
@@ -25,6 +25,18 @@ pub(crate) fn of<K: Resource>(informer: &Informer<ControllerRevision>, owner: &K
         (left.revision, &left.metadata.creation_timestamp).cmp(&(right.revision, &right.metadata.creation_timestamp))
     });
     revisions
+}
+
+/// Whom a change of a revision concerns. One that goes may have stood in the way of a set that only has the name of its owner:
+/// the set of that name was deleted and made anew.
+pub(crate) fn keys<K: Resource>(event: &Event<ControllerRevision>, owners: &Informer<K>) -> Option<String> {
+    let meta = &event.object().metadata;
+    if !matches!(event, Event::Deleted(_)) {
+        return controller_key(meta, owners);
+    }
+    let owner = meta.controller().filter(|owner| owner.kind == K::KIND)?;
+    let key = format!("{}/{}", meta.namespace(), owner.name);
+    owners.get(&key).map(|_| key)
 }
 
 pub(crate) fn name(revision: &ControllerRevision) -> &str {
@@ -133,7 +145,10 @@ pub(crate) async fn truncate(
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::apps::v1::DaemonSet;
+
     use super::*;
+    use crate::pods::tests::informer_of;
 
     #[test]
     fn a_template_survives_its_record() {
@@ -141,5 +156,28 @@ mod tests {
         present.metadata.get_or_insert_default().labels = Some([("app".to_owned(), "db".to_owned())].into());
         let revision = ControllerRevision { data: Some(RawExtension(data(&present))), ..ControllerRevision::default() };
         assert_eq!(template(&revision), Some(present));
+    }
+
+    /// A set that was made anew may have found the revision of its predecessor, which then goes.
+    #[tokio::test]
+    async fn a_set_hears_of_the_end_of_its_predecessors_revision() {
+        let set = json!({ "metadata": { "name": "agent", "namespace": "default", "uid": "new" } });
+        let sets = informer_of::<DaemonSet>(vec![set.clone()]).await;
+        let revision = |uid: &str| {
+            let mut owner: DaemonSet = serde_json::from_value(set.clone()).unwrap();
+            owner.metadata.uid = Some(uid.into());
+            let mut revision = ControllerRevision::default();
+            revision.metadata.namespace = Some("default".into());
+            revision.metadata.owner_references = Some(vec![controller_reference(&owner)]);
+            Arc::new(revision)
+        };
+        for (event, expected) in [
+            (Event::Deleted(revision("old")), Some("default/agent")),
+            (Event::Deleted(revision("new")), Some("default/agent")),
+            (Event::Added(revision("new")), Some("default/agent")),
+            (Event::Added(revision("old")), None),
+        ] {
+            assert_eq!(keys(&event, &sets).as_deref(), expected, "{event:?}");
+        }
     }
 }

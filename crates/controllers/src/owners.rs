@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use api::meta::Meta as _;
 use api::selector::Selector;
-use client::{Client, Informer, Object, Patch, Resource};
+use client::{Client, Event, Informer, Object, Patch, Resource};
 use futures_util::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde_json::json;
@@ -37,6 +37,13 @@ pub(crate) fn controller_key<K: Resource>(meta: &ObjectMeta, owners: &Informer<K
         None => reference.name.clone(),
     };
     owners.get(&key).filter(|owner| owner.metadata().uid.as_deref() == Some(&reference.uid)).map(|_| key)
+}
+
+/// The key of the controller that a changed object does not have any more.
+pub(crate) fn former_controller<K: Resource, O: Object>(event: &Event<O>, owners: &Informer<K>) -> Option<String> {
+    let Event::Modified { old, new } = event else { return None };
+    let has_another = old.meta().controller() != new.meta().controller();
+    has_another.then(|| controller_key(old.meta(), owners)).flatten()
 }
 
 /// Keys of those who may adopt an object: none if it has a controller, else all of its namespace whose selector matches it.
@@ -150,9 +157,47 @@ pub(crate) async fn claim<O: Resource, K: Resource>(
 
 #[cfg(test)]
 mod tests {
+    use api::cached::Pod;
+    use k8s_openapi::api::apps::v1::DaemonSet;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
+    use crate::pods::tests::{Builder, informer_of};
+
+    fn controlled_by(uid: Option<&str>) -> Option<Vec<OwnerReference>> {
+        let reference = |uid: &str| OwnerReference {
+            api_version: "apps/v1".into(),
+            kind: "DaemonSet".into(),
+            name: "agent".into(),
+            uid: uid.into(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        };
+        uid.map(|uid| vec![reference(uid)])
+    }
+
+    /// Whoever loses an object is told, although it does not name its owner any more.
+    #[tokio::test]
+    async fn a_former_controller_hears_of_its_loss() {
+        let set = json!({ "metadata": { "name": "agent", "namespace": "default", "uid": "new" } });
+        let sets = informer_of::<DaemonSet>(vec![set]).await;
+        let pod = |uid: Option<&str>| {
+            let mut pod = Builder::new("p").0;
+            pod.metadata.owner_references = controlled_by(uid);
+            Arc::new(Pod::from(pod))
+        };
+        for (old, new, expected) in [
+            (Some("new"), None, Some("default/agent")),
+            (Some("new"), Some("another"), Some("default/agent")),
+            (Some("new"), Some("new"), None),
+            (None, Some("new"), None),
+            (Some("old"), None, None),
+        ] {
+            let event = Event::Modified { old: pod(old), new: pod(new) };
+            assert_eq!(former_controller(&event, &sets).as_deref(), expected, "{old:?} {new:?}");
+        }
+        assert_eq!(former_controller(&Event::Deleted(pod(Some("new"))), &sets), None);
+    }
 
     #[test]
     fn one_controller_wins_and_the_dying_do_not_claim() {

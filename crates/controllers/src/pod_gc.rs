@@ -59,7 +59,7 @@ struct Controller {
     threshold: usize,
     metrics: Metrics,
     /// Since when each missing node has been missed.
-    missing: Mutex<HashMap<String, Instant>>,
+    missing: Arc<Mutex<HashMap<String, Instant>>>,
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -87,10 +87,13 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    let missing: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
     let nodes = {
-        let (pods, queue) = (pods.clone(), context.queue.clone());
+        let (pods, queue, missing) = (pods.clone(), context.queue.clone(), missing.clone());
         nodes.wakes(move |event| {
             let node = event.object();
+            // One that comes back, and goes once more, is missed from then on.
+            missing.lock().remove(node.metadata.name.as_deref().unwrap_or_default());
             if matches!(event, Event::Deleted(_)) || is_out_of_service(node) {
                 for pod in pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
                     queue.add(pods::key(&*pod));
@@ -99,15 +102,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     let (client, metrics) = (context.client.clone(), context.config.metrics.clone());
-    Arc::new(Controller {
-        clock: context.config.clock.clone(),
-        client,
-        nodes,
-        pods,
-        threshold,
-        metrics,
-        missing: Mutex::default(),
-    })
+    Arc::new(Controller { clock: context.config.clock.clone(), client, nodes, pods, threshold, metrics, missing })
 }
 
 impl Reconcile for Controller {

@@ -210,8 +210,13 @@ pub(crate) fn key<K: Resource>(object: &K) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use client::{Body, BoxError, Informer, ListParams};
+    use http::{Request, Response, StatusCode};
+    use http_body_util::{BodyExt, Full, StreamBody};
     use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodSpec, PodStatus};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use serde_json::{Value, json};
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
 
@@ -305,5 +310,33 @@ pub(crate) mod tests {
             assert_eq!(is_available(&pod, min_ready, at(now)), expected, "{min_ready} at {now}");
         }
         assert!(!is_available(&Builder::new("a").build(), 0, at(0)));
+    }
+
+    /// An informer that has seen these objects.
+    pub(crate) async fn informer_of<K: Resource>(items: Vec<Value>) -> Informer<K> {
+        let list = json!({ "metadata": { "resourceVersion": "5" }, "items": items }).to_string();
+        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            let query = request.uri().query().unwrap_or_default();
+            let (code, body): (_, Body) = if query.contains("sendInitialEvents") {
+                (StatusCode::BAD_REQUEST, whole("{}".to_owned()))
+            } else if query.contains("watch=") {
+                let silence = futures_util::stream::pending::<Result<http_body::Frame<bytes::Bytes>, BoxError>>();
+                (StatusCode::OK, StreamBody::new(silence).boxed_unsync())
+            } else {
+                (StatusCode::OK, whole(list.clone()))
+            };
+            let response = Response::builder().status(code).body(body).unwrap();
+            Box::pin(async move { response })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let informer: Informer<K> = Informer::new(client.all::<K>(), ListParams::default());
+        let running = informer.clone();
+        tokio::spawn(async move { running.run(CancellationToken::new()).await });
+        informer.synced().await;
+        informer
+    }
+
+    fn whole(text: String) -> Body {
+        Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
     }
 }

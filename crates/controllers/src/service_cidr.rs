@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::cidr::Cidr;
-use client::{Client, Clock, Informer};
+use client::{Client, Clock, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
@@ -14,6 +14,8 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 const READY: &str = "Ready";
+/// How many objects the server is asked for at a time.
+const PAGE: u32 = 500;
 
 struct Controller {
     client: Client,
@@ -42,7 +44,15 @@ impl Reconcile for Controller {
         Box::pin(async move {
             let Some(range) = self.ranges.get(key) else { return Ok(Requeue::Never) };
             let api = self.client.all::<ServiceCIDR>();
-            let written = match plan(&range, &self.ranges.list(), &self.addresses.list(), self.clock.now()) {
+            let now = self.clock.now();
+            let mut step = plan(&range, &self.ranges.list(), &self.addresses.list(), now);
+            if range.metadata.deletion_timestamp.is_some() && matches!(step, Step::Update(_)) {
+                // Letting a range go cannot be taken back, so the server is asked: the caches may not show the latest Service.
+                let ranges = shared(api.list_all(&ListParams::default(), PAGE).await?.items);
+                let addresses = self.client.all::<IPAddress>().list_all(&ListParams::default(), PAGE).await?;
+                step = plan(&range, &ranges, &shared(addresses.items), now);
+            }
+            let written = match step {
                 Step::Nothing => return Ok(Requeue::Never),
                 Step::Update(new) => api.update(&new).await,
                 Step::UpdateStatus(new) => api.update_status(&new).await,
@@ -54,6 +64,10 @@ impl Reconcile for Controller {
             }
         })
     }
+}
+
+fn shared<K>(items: Vec<K>) -> Vec<Arc<K>> {
+    items.into_iter().map(Arc::new).collect()
 }
 
 #[derive(Debug, PartialEq)]

@@ -97,18 +97,24 @@ fn tolerations(pod: &Pod) -> &[Toleration] {
     pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
 }
 
-/// How long a pod may stay that was first met with these taints at `met`: `None` for ever, zero not at all.
-fn tolerated_for(taints: &[Taint], tolerations: &[Toleration], met: Timestamp, now: Timestamp) -> Option<Duration> {
+/// Since when a pod is there, and when it was first met with the taints of its node.
+#[derive(Debug, Clone, Copy)]
+struct Stay {
+    created: Timestamp,
+    met: Timestamp,
+}
+
+/// How long a pod may stay with these taints: `None` for ever, zero not at all. Of the tolerations of a taint the first one counts
+/// (`GetMatchingTolerations`, v1.36).
+fn tolerated_for(taints: &[Taint], tolerations: &[Toleration], stay: Stay, now: Timestamp) -> Option<Duration> {
     let mut shortest = None;
     for taint in taints {
-        let matching: Vec<&Toleration> = tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
-        if matching.is_empty() {
+        let Some(toleration) = tolerations.iter().find(|toleration| tolerates(toleration, taint)) else {
             return Some(Duration::ZERO);
-        }
-        let Some(seconds) = matching.iter().filter_map(|toleration| toleration.toleration_seconds).min() else {
-            continue;
         };
-        let since = taint.time_added.as_ref().map_or(met, |time| time.0);
+        let Some(seconds) = toleration.toleration_seconds else { continue };
+        // A pod that comes to a node with an old taint has all of its time before it.
+        let since = taint.time_added.as_ref().map_or(stay.met, |time| time.0.max(stay.created));
         let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
         let left = Duration::from_secs(seconds.max(0).unsigned_abs()).saturating_sub(waited);
         shortest = Some(shortest.map_or(left, |other: Duration| other.min(left)));
@@ -127,7 +133,8 @@ impl Reconcile for Controller {
             };
             let now = self.clock.now();
             let met = self.waiting.lock().get(key).copied().unwrap_or(now);
-            match tolerated_for(&evicting(&node), tolerations(&pod), met, now) {
+            let created = pod.metadata.creation_timestamp.as_ref().map_or(met, |time| time.0);
+            match tolerated_for(&evicting(&node), tolerations(&pod), Stay { created, met }, now) {
                 Some(left) if !left.is_zero() => {
                     self.waiting.lock().insert(key.to_owned(), met);
                     Ok(Requeue::After(left + Duration::from_millis(500)))
@@ -197,15 +204,29 @@ mod tests {
             (vec![taint("a")], vec![toleration("a", Some(5))], Some(0)),
             (vec![taint("a"), taint("b")], vec![toleration("a", Some(300)), toleration("b", Some(60))], Some(50)),
             (vec![taint("a"), taint("b")], vec![toleration("a", None)], Some(0)),
+            (vec![taint("a")], vec![toleration("a", None), toleration("a", Some(60))], None),
+            (vec![taint("a")], vec![toleration("a", Some(60)), toleration("a", None)], Some(50)),
         ] {
+            let stay = Stay { created: at(0), met: at(0) };
             assert_eq!(
-                tolerated_for(&taints, &tolerations, at(0), at(10)).map(|left| left.as_secs()),
+                tolerated_for(&taints, &tolerations, stay, at(10)).map(|left| left.as_secs()),
                 expected,
                 "{taints:?} {tolerations:?}"
             );
         }
         let timeless = Taint { time_added: None, ..taint("a") };
-        let left = tolerated_for(&[timeless], &[toleration("a", Some(30))], at(4), at(10));
-        assert_eq!(left, Some(Duration::from_secs(24)), "a taint without a time counts from when it was met");
+        let left = |taint, stay| tolerated_for(&[taint], &[toleration("a", Some(30))], stay, at(10));
+        let stay = Stay { created: at(0), met: at(4) };
+        assert_eq!(
+            left(timeless, stay),
+            Some(Duration::from_secs(24)),
+            "a taint without a time counts from when it was met"
+        );
+        let late = Stay { created: at(8), met: at(9) };
+        assert_eq!(
+            left(taint("a"), late),
+            Some(Duration::from_secs(28)),
+            "an old taint counts from when the pod was made"
+        );
     }
 }

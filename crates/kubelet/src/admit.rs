@@ -17,6 +17,7 @@ use crate::thresholds::Pressure;
 use crate::{containers, eviction, names, pod_fields, qos, state, static_pods};
 
 const NODE_AFFINITY: &str = "NodeAffinity";
+const TAINTS: &str = "TaintToleration";
 
 impl Kubelet {
     /// Lets a pod in, or says why not. One that has started before is in already, and may be wished larger or smaller.
@@ -24,8 +25,8 @@ impl Kubelet {
         let name = &self.settings.node_name;
         let known = self.node.get(name);
         let refused = self.admit_to(known.as_deref(), pod);
-        // The scheduler may have seen labels that did not get here yet.
-        if refused.as_ref().is_err_and(|ended| ended.reason == NODE_AFFINITY)
+        // The scheduler may have seen labels and taints that did not get here yet.
+        if refused.as_ref().is_err_and(|ended| [NODE_AFFINITY, TAINTS].contains(&ended.reason.as_str()))
             && let Ok(newest) = self.client.all::<Node>().get(name).await
         {
             return self.admit_to(Some(&newest), pod);
@@ -41,14 +42,27 @@ impl Kubelet {
         if let Some(granted) = before.or_else(|| has_started.then(|| resize::with_reported(pod))) {
             let is_wished = Arc::ptr_eq(&granted, pod);
             let mut admission = Admission { pod: granted, wait: None, is_resized: false };
+            let mut deferred = self.deferred.lock();
             if !is_wished {
                 let others = others(&admitted, &uid, |other| self.status.is_terminal(other));
-                admission.wait = self.refuse_resize(pod, &admission.pod, &others);
+                let first = deferred.before(pod, self.clock.now());
+                admission.wait = self.refuse_resize(pod, &admission.pod, others, &first);
                 admission.is_resized = admission.wait.is_none();
                 if admission.is_resized {
                     admission.pod = pod.clone();
-                    self.freed.send_modify(|count| *count += 1);
                 }
+            }
+            let waits = admission.wait.as_ref().is_some_and(|wait| wait.reason == resize::DEFERRED);
+            let has_left = match waits {
+                true => {
+                    deferred.note(pod, self.clock.now());
+                    false
+                }
+                false => deferred.forget(&uid),
+            };
+            drop(deferred);
+            if admission.is_resized || has_left {
+                self.freed.send_modify(|count| *count += 1);
             }
             admitted.insert(uid, admission.pod.clone());
             return Ok(admission);
@@ -76,16 +90,42 @@ impl Kubelet {
         Ok(Admission { pod: pod.clone(), wait: None, is_resized: false })
     }
 
-    /// Why a pod that runs cannot have what it wishes.
-    fn refuse_resize(&self, wish: &Pod, granted: &Pod, others: &[Arc<Pod>]) -> Option<Wait> {
+    /// Why a pod that runs cannot have what it wishes. `first` are the wishes that come before its own.
+    fn refuse_resize(&self, wish: &Pod, granted: &Arc<Pod>, others: Vec<Arc<Pod>>, first: &[Arc<Pod>]) -> Option<Wait> {
         let cpu = |pod: &Pod| resources::pod_request(pod, "cpu");
         if self.cpu_manager.is_some() && qos::class(wish) == qos::Class::Guaranteed && cpu(wish) != cpu(granted) {
             let message = "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"".into();
             return Some(Wait { reason: resize::INFEASIBLE, message });
         }
-        let (_, message) = too_large(wish, others, &self.allocatable)?;
+        let others = match is_larger(wish, granted) {
+            true => with_wishes(others, granted, first, &self.allocatable),
+            false => others,
+        };
+        let (_, message) = too_large(wish, &others, &self.allocatable)?;
         Some(Wait { reason: resize::DEFERRED, message })
     }
+}
+
+fn is_larger(wish: &Pod, granted: &Pod) -> bool {
+    ["cpu", "memory"].iter().any(|name| resources::pod_request(wish, name) > resources::pod_request(granted, name))
+}
+
+/// What the others hold once those of their wishes are granted that come first and fit.
+fn with_wishes(
+    mut others: Vec<Arc<Pod>>,
+    granted: &Arc<Pod>,
+    first: &[Arc<Pod>],
+    allocatable: &ResourceList,
+) -> Vec<Arc<Pod>> {
+    for wish in first {
+        let Some(at) = others.iter().position(|other| state::uid(other) == state::uid(wish)) else { continue };
+        let mut beside = others.clone();
+        beside[at] = granted.clone();
+        if too_large(wish, &beside, allocatable).is_none() {
+            others[at] = wish.clone();
+        }
+    }
+    others
 }
 
 /// A pod that runs here.
@@ -187,7 +227,7 @@ fn misplaced(pod: &Pod, others: &[Arc<Pod>], node: Option<&Node>) -> Option<Refu
     let taints = node.and_then(|node| node.spec.as_ref()?.taints.as_deref()).unwrap_or_default();
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
     if !static_pods::is_static(pod) && untolerated(taints, tolerations, &["NoExecute"]).is_some() {
-        return refusal("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+        return refusal(TAINTS, "node(s) had taints that the pod didn't tolerate");
     }
     None
 }
@@ -299,6 +339,37 @@ mod tests {
         assert_eq!(refused("new", "cpu=900m", &["ended"]), None);
         assert_eq!(refused("new", "cpu=1", &["ended"]).as_deref(), Some("OutOfcpu"), "the other one still runs");
         assert_eq!(refused("runs", "cpu=1", &["ended"]), None, "no pod is beside itself");
+    }
+
+    #[test]
+    fn room_goes_to_the_wish_that_comes_first() {
+        let node = list("cpu=16,memory=16Gi,pods=9").unwrap();
+        let named = |uid: &str, requests: &str| {
+            let mut pod = pod(requests);
+            pod.metadata.uid = Some(uid.into());
+            Arc::new(pod)
+        };
+        let granted = ["a", "b", "c"].map(|uid| named(uid, "cpu=1"));
+        let is_refused = |wish: &str, first: &[(&str, &str)]| {
+            let first: Vec<_> = first.iter().map(|(uid, requests)| named(uid, requests)).collect();
+            let others = vec![granted[1].clone(), granted[2].clone()];
+            let others = with_wishes(others, &granted[0], &first, &node);
+            too_large(&named("a", wish), &others, &node).is_some()
+        };
+        for (wish, first, expected) in [
+            ("cpu=10", vec![], false),
+            ("cpu=10", vec![("b", "cpu=10")], true),
+            ("cpu=5", vec![("b", "cpu=10")], false),
+            ("cpu=10", vec![("b", "cpu=20")], false),
+            ("cpu=5", vec![("b", "cpu=10"), ("c", "cpu=10")], false),
+            ("cpu=10", vec![("gone", "cpu=10")], false),
+        ] {
+            assert_eq!(is_refused(wish, &first), expected, "{wish} after {first:?}");
+        }
+        assert!(
+            is_larger(&pod("cpu=2"), &pod("cpu=1")) && is_larger(&pod("cpu=1,memory=2Gi"), &pod("cpu=2,memory=1Gi"))
+        );
+        assert!(!is_larger(&pod("cpu=1"), &pod("cpu=2")));
     }
 
     #[test]

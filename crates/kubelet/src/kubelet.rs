@@ -45,6 +45,8 @@ pub(crate) struct Kubelet {
     pub(crate) allocatable: ResourceList,
     /// The pods that were taken in, by UID, as they were granted.
     pub(crate) admitted: Mutex<HashMap<String, Arc<Pod>>>,
+    /// Whose wish for more waits for room. Taken after `admitted`.
+    pub(crate) deferred: Mutex<resize::Deferred>,
     /// Counts whenever a pod leaves room for others.
     pub(crate) freed: watch::Sender<u64>,
     /// What the eviction manager sees running short.

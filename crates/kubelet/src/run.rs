@@ -329,6 +329,7 @@ impl Running {
             node: informers.own_node.clone(),
             allocatable: node_status::allocatable(&settings, machine),
             admitted: Default::default(),
+            deferred: Default::default(),
             freed: Default::default(),
             pressure: Default::default(),
             shutdown: Arc::new(Shutdown::open(&settings.root_dir)),

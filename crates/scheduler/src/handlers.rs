@@ -143,7 +143,11 @@ fn names<K: Object>(event: &Seen<K>) -> (&str, &str) {
 impl Scheduler {
     fn see_namespace(&self, event: &Seen<Namespace>) {
         let labels = present(event).map(|namespace| namespace.metadata.labels.clone().unwrap_or_default());
-        self.core.lock().cluster.set_namespace(names(event).1, labels);
+        // A pod may have been judged before the labels were seen that its terms go by.
+        let is_news = self.core.lock().cluster.set_namespace(names(event).1, labels);
+        if is_news {
+            self.queue.happened(&Event::NamespaceChanged);
+        }
     }
 
     fn see_workload<K: Object>(&self, kind: OwnerKind, event: &Seen<K>, selector: Option<api::selector::Selector>) {

@@ -17,10 +17,11 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job};
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{controller_key, controller_reference};
+use crate::owners::{controller_key, controller_reference, former_controller};
 use crate::{Error, pods};
 use schedule::due;
 
@@ -39,7 +40,10 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let cron_jobs = context.on_self::<CronJob>();
     let owners = cron_jobs.clone();
-    let jobs = context.on::<Packed<Job>, _>(move |event| controller_key(&event.object().metadata, &owners));
+    let jobs = context.on::<Packed<Job>, _>(move |event| {
+        let owner = controller_key(&event.object().metadata, &owners);
+        owner.into_iter().chain(former_controller(event, &owners)).collect::<Vec<_>>()
+    });
     let skew = context.config.metrics.histogram(
         "cronjob_controller_job_creation_skew_duration_seconds",
         "From the scheduled time to the creation of the Job",
@@ -116,6 +120,16 @@ impl Controller {
             }
         }
         Ok(())
+    }
+
+    /// Deletes a Job that runs and that the cache does not show yet.
+    async fn delete_unseen(&self, cron_job: &CronJob, reference: &ObjectReference) -> Result<(), Error> {
+        let api = self.client.namespaced::<Job>(cron_job.metadata.namespace.as_deref().unwrap_or_default());
+        let job = api.get_opt(reference.name.as_deref().unwrap_or_default()).await?;
+        match job.filter(|job| job.metadata.uid == reference.uid) {
+            Some(job) => self.delete(cron_job, &job).await,
+            None => Ok(()),
+        }
     }
 
     /// The active list without what has finished or is gone.
@@ -246,8 +260,9 @@ impl Controller {
             }
             Some("Replace") if running => {
                 for reference in status.active.take().into_iter().flatten() {
-                    if let Some(job) = jobs.iter().find(|job| job.metadata.uid == reference.uid) {
-                        self.delete(cron_job, job).await?;
+                    match jobs.iter().find(|job| job.metadata.uid == reference.uid) {
+                        Some(job) => self.delete(cron_job, job).await?,
+                        None => self.delete_unseen(cron_job, &reference).await?,
                     }
                 }
             }
@@ -318,5 +333,56 @@ fn new_job(cron_job: &CronJob, name: &str, scheduled: Timestamp, zone: &TimeZone
         },
         spec: template.spec,
         status: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use client::metrics::Metrics;
+    use client::{Body, InformerFactory};
+    use http::{Method, Request, Response, StatusCode};
+    use http_body_util::{BodyExt, Full};
+    use parking_lot::Mutex;
+    use serde_json::json;
+
+    use super::*;
+
+    /// What runs is replaced although no watch has shown it yet. Another Job of its name is not what is meant.
+    #[tokio::test]
+    async fn a_job_that_the_cache_does_not_show_is_replaced_as_well() {
+        let deleted: Arc<Mutex<usize>> = Arc::default();
+        let count = deleted.clone();
+        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            let is_job = request.uri().path().ends_with("/namespaces/default/jobs/nightly-1");
+            if is_job && request.method() == Method::DELETE {
+                *count.lock() += 1;
+            }
+            let job = json!({ "metadata": { "name": "nightly-1", "namespace": "default", "uid": "u" } });
+            let body: Body = Full::new(job.to_string().into()).map_err(|never| match never {}).boxed_unsync();
+            let code = if is_job { StatusCode::OK } else { StatusCode::NOT_FOUND };
+            let response = Response::builder().status(code).body(body).unwrap();
+            Box::pin(async move { response })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let informers = InformerFactory::new(client.clone());
+        let controller = Controller {
+            recorder: EventRecorder::new(client.clone(), "cronjob-controller", ""),
+            clock: Clock::default(),
+            cron_jobs: informers.informer(),
+            jobs: informers.informer(),
+            skew: Metrics::new().histogram("skew", "", &[1.0], &[]),
+            client,
+        };
+        let cron_job: CronJob = serde_json::from_value(json!({
+            "metadata": { "name": "nightly", "namespace": "default" },
+            "spec": { "schedule": "0 0 * * *", "jobTemplate": {} },
+        }))
+        .unwrap();
+        for (uid, expected) in [("another", 0), ("u", 1)] {
+            let name = Some("nightly-1".to_owned());
+            let reference = ObjectReference { name, uid: Some(uid.into()), ..ObjectReference::default() };
+            controller.delete_unseen(&cron_job, &reference).await.unwrap();
+            assert_eq!(*deleted.lock(), expected, "{uid}");
+        }
     }
 }

@@ -17,7 +17,9 @@ use k8s_openapi::api::core::v1::{Node, Pod as NewPod};
 use parking_lot::Mutex;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{adopters, candidates, claim, controller_key, controller_reference, index_orphans};
+use crate::owners::{
+    adopters, candidates, claim, controller_key, controller_reference, former_controller, index_orphans,
+};
 use crate::{Error, history, pods, slow_start};
 use plan::{placement, plan, tolerations};
 
@@ -38,7 +40,7 @@ struct Controller {
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let sets = {
         let expectations = expectations.clone();
         context.on::<DaemonSet, _>(move |event| {
@@ -76,7 +78,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                     _ => expectations.deletion_observed(key, &pods::key(&**pod)),
                 }
             }
-            let mut keys: Vec<String> = key.into_iter().collect();
+            let mut keys: Vec<String> = key.into_iter().chain(former_controller(event, &sets)).collect();
             if !matches!(event, Event::Deleted(_)) {
                 keys.extend(adopters(&pod.metadata, &sets, selector));
             }
@@ -87,7 +89,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     // A revision that someone takes away is recorded again.
     let revisions = {
         let sets = sets.clone();
-        context.on::<ControllerRevision, _>(move |event| controller_key(&event.object().metadata, &sets))
+        context.on::<ControllerRevision, _>(move |event| history::keys(event, &sets))
     };
     Arc::new(Controller {
         clock: context.config.clock.clone(),

@@ -105,6 +105,7 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
     let mut plan = Plan::default();
     let is_new = |pod: &Pod| pod.metadata.label(REVISION_LABEL) == Some(revision);
     let available = |pod: &Pod| pods::is_available(pod, min_ready, now) && !pods::is_terminating(pod);
+    let surges = surge(&spec, 1) > 0;
     let mut wanted_nodes = Vec::new();
     let mut counts = [0i32; 5]; // scheduled, misplaced, ready, updated, available
     for node in nodes {
@@ -123,8 +124,8 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
         } else {
             plan.delete.extend(living.iter().map(|pod| Arc::clone(pod)));
         }
-        // A terminating pod's place is taken only once it is gone.
-        if starts && here.is_empty() {
+        // A terminating pod's place is taken only once it is gone, unless two may be there for a while.
+        if starts && (here.is_empty() || surges && here.iter().all(|pod| pods::is_terminating(pod))) {
             plan.create.push(name.to_owned());
         }
         if starts {
@@ -139,7 +140,8 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
         }
     }
     let desired = i32::try_from(wanted_nodes.len()).unwrap_or(i32::MAX);
-    if plan.create.is_empty() && plan.delete.is_empty() && plan.failed.is_empty() {
+    // A node where pods fail again and again holds up its own pod only.
+    if plan.create.is_empty() && plan.delete.is_empty() {
         roll(&spec, &wanted_nodes, &by_node, is_new, available, &mut plan);
     }
     let nonzero = |number: i32| (number != 0).then_some(number);
@@ -164,7 +166,7 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
     plan
 }
 
-/// Of several pods on one node one stays: while surging the old one, too, until the new one is available.
+/// Of several pods on one node one stays: while surging the old one, too, until the new one is available or itself is not ready.
 fn keep_best(
     living: &[&Arc<Pod>],
     is_new: impl Fn(&Pod) -> bool,
@@ -187,7 +189,7 @@ fn keep_best(
         let surging = surge(spec, 1) > 0;
         if !surging {
             delete.push(new.clone());
-        } else if available(new) {
+        } else if available(new) || !pods::is_ready(old) {
             delete.push(old.clone());
         }
     }
@@ -221,17 +223,19 @@ fn roll(
     let mut candidates = Vec::new();
     for node in wanted {
         let here = by_node.get(node).map(Vec::as_slice).unwrap_or_default();
-        let living: Vec<&Arc<Pod>> = here.iter().filter(|pod| !pods::is_terminating(pod)).copied().collect();
+        let is_living = |pod: &Pod| !pods::is_terminating(pod) && !pods::is_finished(pod);
+        let living: Vec<&Arc<Pod>> = here.iter().filter(|pod| is_living(pod)).copied().collect();
         let works = living.iter().any(|pod| available(pod));
         unavailable += i32::from(!works);
         let old = living.iter().find(|pod| !is_new(pod)).copied();
         let has_new = living.iter().any(|pod| is_new(pod));
         surging += i32::from(old.is_some() && has_new);
         if let Some(old) = old.filter(|_| !has_new) {
-            if works {
-                candidates.push((*node, old.clone()));
-            } else {
-                plan.delete.push(old.clone());
+            match works {
+                true => candidates.push((*node, old.clone())),
+                // `keep_best` takes it away once the new one is there.
+                false if max_surge > 0 => plan.create.push((*node).to_owned()),
+                false => plan.delete.push(old.clone()),
             }
         }
     }
@@ -252,6 +256,7 @@ fn roll(
 mod tests {
     use k8s_openapi::api::apps::v1::{DaemonSetUpdateStrategy, RollingUpdateDaemonSet};
     use k8s_openapi::api::core::v1::NodeSpec;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
     use super::*;
@@ -322,6 +327,11 @@ mod tests {
             (0, 1, "rpr", 1, 0),
             (0, 1, "RRR", 0, 0),
             (2, 0, "rrr", 0, 2),
+            // What does not work is replaced beside the others.
+            (2, 0, "rpr", 0, 3),
+            // One that failed is replaced by itself, and holds up no other.
+            (0, 2, "frr", 1, 0),
+            (0, 1, "frr", 0, 0),
         ] {
             let pods: Vec<_> = states
                 .chars()
@@ -330,6 +340,33 @@ mod tests {
                 .collect();
             let plan = plan(&set(surge, unavailable), &nodes, &pods, "new", at(10));
             assert_eq!((plan.delete.len(), plan.create.len()), (deleted, created), "{states} +{surge} -{unavailable}");
+        }
+    }
+
+    #[test]
+    fn two_are_on_a_node_while_both_are_of_use() {
+        let nodes = [node("a", None)];
+        for (surge, states, deleted, created) in [
+            (1, "rP", vec![], 0),
+            (1, "rR", vec!["p0"], 0),
+            (1, "pP", vec!["p0"], 0),
+            (0, "rP", vec!["p1"], 0),
+            // `t` is an old one on its way out.
+            (1, "t", vec![], 1),
+            (0, "t", vec![], 0),
+        ] {
+            let of = |(number, state): (usize, char)| match state {
+                't' => {
+                    let mut builder = Builder::new("gone").on("a");
+                    builder.0.metadata.deletion_timestamp = Some(Time(at(0)));
+                    builder.build()
+                }
+                state => pod(&format!("p{number}"), "a", state),
+            };
+            let pods: Vec<_> = states.chars().enumerate().map(of).collect();
+            let plan = plan(&set(surge, 1 - surge), &nodes, &pods, "new", at(10));
+            assert_eq!(names(&plan.delete), deleted, "{states} +{surge}");
+            assert_eq!(plan.create.len(), created, "{states} +{surge}");
         }
     }
 

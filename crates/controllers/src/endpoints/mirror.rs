@@ -13,8 +13,8 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::measure::{COUNT_BOUNDS, Changes, count_slices};
-use super::selector;
 use super::slice_plan::{MANAGED_BY, SERVICE_NAME};
+use super::{selector, services_of_slice};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::controller_reference;
 
@@ -45,15 +45,16 @@ struct Controller {
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let services = context.on_self::<Service>();
     let endpoints = context.on_self::<Packed<Endpoints>>();
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let slices = {
         let expectations = expectations.clone();
         context.on::<EndpointSlice, _>(move |event| {
-            let key = mirrored(event.object())?;
-            if let Event::Added(_) = event {
+            if let Event::Added(slice) = event
+                && let Some(key) = mirrored(slice)
+            {
                 expectations.creation_observed(&key);
             }
-            Some(key)
+            services_of_slice(event, mirrored)
         })
     };
     slices.add_index(BY_SERVICE, |slice| mirrored(slice).into_iter().collect());

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use api::cached::Pod;
 use client::{Event, Informer};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 pub(crate) use self::slice_plan::SERVICE_NAME;
@@ -81,6 +82,17 @@ fn services_of(services: &Informer<Service>, pod: &Pod) -> Vec<String> {
     found.filter(|service| selects(service, pod)).map(|service| pods::key(&*service)).collect()
 }
 
+/// The Services that a slice belongs to, and belonged to before it changed; `service` says which one that is.
+pub(crate) fn services_of_slice(
+    event: &Event<EndpointSlice>,
+    service: fn(&EndpointSlice) -> Option<String>,
+) -> Vec<String> {
+    let former = if let Event::Modified { old, .. } = event { service(old) } else { None };
+    let present = service(event.object());
+    let former = former.filter(|former| present.as_ref() != Some(former));
+    present.into_iter().chain(former).collect()
+}
+
 /// All of a pod that endpoints depend on.
 fn facts(pod: &Pod) -> impl PartialEq + '_ {
     let status = pod.status.as_ref();
@@ -138,6 +150,33 @@ fn target_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
                 port.name.as_ref() == Some(wanted) && port.protocol.as_deref().unwrap_or("TCP") == protocol
             });
             found.map(|port| port.container_port)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A slice that is given to another Service is missed by the one that had it.
+    #[test]
+    fn a_slice_concerns_the_services_before_and_after_a_change() {
+        let slice = |service: &str| -> Arc<EndpointSlice> {
+            let labels = json!({ SERVICE_NAME: service });
+            let slice =
+                json!({ "metadata": { "name": "s", "labels": labels }, "addressType": "IPv4", "endpoints": [] });
+            Arc::new(serde_json::from_value(slice).unwrap())
+        };
+        let service = |slice: &EndpointSlice| slice.metadata.labels.as_ref()?.get(SERVICE_NAME).cloned();
+        for (event, expected) in [
+            (Event::Added(slice("a")), vec!["a"]),
+            (Event::Deleted(slice("a")), vec!["a"]),
+            (Event::Modified { old: slice("a"), new: slice("a") }, vec!["a"]),
+            (Event::Modified { old: slice("a"), new: slice("b") }, vec!["b", "a"]),
+        ] {
+            assert_eq!(services_of_slice(&event, service), expected);
         }
     }
 }

@@ -15,7 +15,7 @@ use super::slice_plan::{
     CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME, plan, spreads_by_zone, traffic_distribution, zone_of,
 };
 use super::topology::{Facts, Zones};
-use super::{selected, selector, services_of, watch};
+use super::{selected, selector, services_of, services_of_slice, watch};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
 
@@ -46,15 +46,16 @@ struct Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (services, pods) = watch(context);
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let slices = {
         let expectations = expectations.clone();
         context.on::<EndpointSlice, _>(move |event| {
-            let key = service_key(event.object())?;
-            if let Event::Added(_) = event {
+            if let Event::Added(slice) = event
+                && let Some(key) = service_key(slice)
+            {
                 expectations.creation_observed(&key);
             }
-            Some(key)
+            services_of_slice(event, service_key)
         })
     };
     slices.add_index(BY_SERVICE, |slice| service_key(slice).into_iter().collect());

@@ -33,6 +33,8 @@ use graph::{FOREGROUND, Graph, ORPHAN, Place, Work, same_place};
 const DISCOVER: &str = "discover";
 /// Dependents cut loose at a time.
 const PARALLEL: usize = 16;
+/// How many objects the server is asked for at a time.
+const PAGE: u32 = 500;
 /// A uid never comes back, so this is only as long as a search through it should be.
 const ABSENT: usize = 64;
 /// Discovery answers a moment after a CRD is established.
@@ -263,10 +265,37 @@ impl Controller {
             Ok::<_, Error>(())
         };
         stream::iter(dependents.into_iter().map(Ok)).try_for_each_concurrent(PARALLEL, cut_loose).await?;
+        if let Some(namespace) = &place.namespace {
+            self.orphan_unseen(uid, namespace).await?;
+        }
         if let Some(live) = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(uid)) {
             self.remove_finalizer(&place, &live, ORPHAN).await?;
         }
         Ok(Requeue::Never)
+    }
+
+    /// Cuts loose what the watches have not shown yet: it would be taken for garbage once its owner is gone.
+    async fn orphan_unseen(&self, uid: &str, namespace: &str) -> Result<(), Error> {
+        let kinds: Vec<Gvr> = {
+            let resources = self.resources.lock();
+            let kept = resources.iter().filter(|resource| resource.namespaced && is_collected(resource));
+            kept.map(|resource| resource.gvr.clone()).collect()
+        };
+        for gvr in kinds {
+            // What a server had that cannot be asked now, its watch has shown.
+            let api = self.client.metadata(&gvr, Some(namespace));
+            let Ok(found) = api.list_all(&ListParams::default(), PAGE).await else { continue };
+            for live in found.items {
+                let owners = live.metadata.owner_references.clone().unwrap_or_default();
+                let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();
+                if kept.len() != owners.len() {
+                    let name = live.metadata.name.clone().unwrap_or_default();
+                    let place = Place { gvr: Arc::new(gvr.clone()), namespace: Some(namespace.to_owned()), name };
+                    self.patch_owners(&place, &live, &kept).await?;
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn state_of(&self, owner: &OwnerReference, namespace: Option<&String>) -> Result<OwnerState, Error> {

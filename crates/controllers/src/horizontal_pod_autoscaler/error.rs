@@ -3,7 +3,7 @@
 use api::{quantity, selector};
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Error {
+pub(crate) enum Error {
     #[error("unable to fetch metrics from {api}: {source}")]
     Fetch { api: &'static str, source: client::Error },
     #[error("no metrics returned from {0}")]
@@ -41,7 +41,7 @@ pub(super) enum Error {
     While { doing: String, source: Box<Error> },
 }
 
-pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// For `map_err`: what was tried.

@@ -33,11 +33,11 @@ use parking_lot::Mutex;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
-use error::Error;
+pub(crate) use error::Error;
 use monitor::{Fault, Monitor};
 use normalize::{Bounds, Memory};
 use replicas::{Measurement, Proposal, Samples, Start, Tolerances};
-use target::Resources;
+pub(crate) use target::Resources;
 
 /// As the flags of the controller manager say.
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! What an autoscaler scales: any resource with a `scale`, found by its kind.
+//! What an autoscaler scales, and what a disruption budget counts by: any resource with a `scale`, found by its kind.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ const DISCOVERY_TTL: Duration = Duration::from_secs(30);
 
 /// Resources by group, version and kind, as discovery says.
 #[derive(Default)]
-pub(super) struct Resources(Mutex<HashMap<(String, String), (Instant, ApiResource)>>);
+pub(crate) struct Resources(Mutex<HashMap<(String, String), (Instant, ApiResource)>>);
 
 impl Resources {
     /// The version of a reference is where the search begins: any version of the group that is served will do.
-    pub(super) async fn find(&self, client: &Client, api_version: &str, kind: &str) -> Result<ApiResource> {
+    pub(crate) async fn find(&self, client: &Client, api_version: &str, kind: &str) -> Result<ApiResource> {
         let key = (api_version.to_owned(), kind.to_owned());
         if let Some((since, found)) = self.0.lock().get(&key)
             && since.elapsed() < DISCOVERY_TTL

@@ -23,7 +23,9 @@ use tokio::time::Instant;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
-use crate::owners::{adopters, candidates, claim, controller_key, controller_reference, index_orphans};
+use crate::owners::{
+    adopters, candidates, claim, controller_key, controller_reference, former_controller, index_orphans,
+};
 use crate::{Error, pods, slow_start};
 use metrics::Metrics;
 pub(crate) use plan::is_finished;
@@ -43,7 +45,7 @@ struct Controller {
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let pods = context.informer::<Pod>();
     index_orphans(&pods);
     let metrics = Metrics::new(&context.config.metrics);
@@ -91,11 +93,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             {
                 queue.add(format!("{POD}{}", pods::key(&**pod)));
             }
-            if let Event::Modified { old, .. } = event
-                && old.metadata.controller() != pod.metadata.controller()
-            {
-                controller_key(&old.metadata, &jobs).into_iter().for_each(|key| queue.add(key));
-            }
+            former_controller(event, &jobs).into_iter().for_each(|key| queue.add(key));
             match key {
                 Some(key) => queue.add(key),
                 None if gone => {}
@@ -134,10 +132,23 @@ impl Controller {
     async fn relieve(&self, key: &str) -> Outcome {
         let Some(pod) = self.pods.get(key).filter(|pod| has_finalizer(pod)) else { return Ok(Requeue::Never) };
         let job = controller_key(&pod.metadata, &self.jobs).and_then(|key| self.jobs.get(&key));
-        if job.is_none_or(|job| is_packed_finished(&job)) {
+        let is_counted = match job {
+            Some(job) => !is_packed_finished(&job),
+            None => self.has_job_now(&pod).await?,
+        };
+        if !is_counted {
             self.release(&pod).await?;
         }
         Ok(Requeue::Never)
+    }
+
+    /// Whether the Job of a pod is there after all. A pod that was let go is never counted, and the cache of Jobs may be behind
+    /// that of pods, so the server is asked. The event of the Job brings the pod back.
+    async fn has_job_now(&self, pod: &Pod) -> Result<bool, Error> {
+        let Some(owner) = pod.metadata.controller().filter(|owner| owner.kind == "Job") else { return Ok(false) };
+        let api = self.client.namespaced::<Job>(pod.metadata.namespace());
+        let job = api.get_opt(&owner.name).await?.filter(|job| job.metadata.uid.as_ref() == Some(&owner.uid));
+        Ok(job.is_some_and(|job| !is_finished(&job)))
     }
 
     async fn release(&self, pod: &Pod) -> Result<(), Error> {

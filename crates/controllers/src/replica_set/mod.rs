@@ -46,7 +46,7 @@ struct Controller<K> {
 }
 
 fn build<K: Replicated>(context: &Context) -> Arc<dyn Reconcile> {
-    let expectations = Arc::new(Expectations::new());
+    let expectations = context.expectations();
     let owners = {
         let expectations = expectations.clone();
         context.on::<Packed<K>, _>(move |event| {
@@ -112,15 +112,15 @@ fn subscribe<K: Replicated>(
             None => adopters(&pod.metadata, &owners, K::packed_selector).into_iter().for_each(|key| queue.add(key)),
         },
         Event::Modified { old, new } => {
-            if pods::is_terminating(new) {
-                gone(new);
-                return;
-            }
             let (before, after) = (old.metadata.controller(), new.metadata.controller());
             if before != after
                 && let Some(key) = controller_key(&old.metadata, &owners)
             {
                 queue.add(key);
+            }
+            if pods::is_terminating(new) {
+                gone(new);
+                return;
             }
             match controller_key(&new.metadata, &owners) {
                 Some(key) => look_soon(key),

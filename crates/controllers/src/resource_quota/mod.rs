@@ -15,9 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
-use api::quota::{DEVICES_SUFFIX, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes};
-use client::{ApiResource, Client, Event, Gvr, Informer, ListParams, Owned, WorkQueue};
+use api::quota::{
+    DEVICES_SUFFIX, is_terminating, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes,
+};
+use client::{ApiResource, Client, Clock, Event, Gvr, Informer, ListParams, Owned, WorkQueue};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota, ResourceQuotaStatus, Service};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
@@ -26,10 +29,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue, gather};
 use crate::{Error, pods};
-use usage::{Usage, selects_claim, selects_pod, sum};
+use usage::{Usage, charged_until, of_pod_at, selects_claim, selects_pod, sum};
 
 /// Admission counts before an object is written, and a write can still fail: what is used drifts, and is counted anew.
 const RECOUNT_INTERVAL: Duration = Duration::from_secs(300);
+/// A kind that could not be counted is asked for again after this: no event tells that somebody serves it now.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(30);
 /// Before the namespace and name of a quota whose count may only be raised.
 const ADDED: &str = "added/";
 /// A server that lists a kind for the first time gets this long.
@@ -38,6 +43,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 struct Controller {
     client: Client,
     waker: Waker,
+    clock: Clock,
     pods: Informer<Pod>,
     services: Informer<Service>,
     claims: Informer<PersistentVolumeClaim>,
@@ -81,8 +87,10 @@ enum Count {
     Known(api::quantity::Quantity),
     /// The server of the kind cannot be asked at present: what was counted last still holds.
     Unknown,
-    /// Nobody serves the kind, or it is counted elsewhere.
+    /// It is counted elsewhere.
     Elsewhere,
+    /// Nobody serves the kind at present.
+    NotServed,
 }
 
 /// What an event says about the quotas of its namespace.
@@ -116,7 +124,12 @@ impl Change {
 
     fn of_pod(event: &Event<Pod>) -> Self {
         match event {
-            Event::Modified { old, new } if pods::is_finished(old) != pods::is_finished(new) => Change::Less,
+            // What ends counts for nothing, and what gets a deadline counts for other quotas.
+            Event::Modified { old, new }
+                if pods::is_finished(old) != pods::is_finished(new) || is_terminating(old) != is_terminating(new) =>
+            {
+                Change::Less
+            }
             _ => Change::of_usage(event, |pod| &pod.spec, of_pod),
         }
     }
@@ -134,6 +147,22 @@ impl Change {
     }
 }
 
+/// How long until a pod that is being deleted is charged no more; none when that was so before.
+fn overdue_in(pod: &Pod, now: Timestamp) -> Option<Duration> {
+    // Times have whole seconds: a little later rather than a little early.
+    let left = Duration::try_from(charged_until(pod)?.duration_since(now)).ok()?;
+    Some(left + Duration::from_secs(1))
+}
+
+/// The pod, if it is being deleted and was not before.
+fn begins_to_go(event: &Event<Pod>) -> Option<&Arc<Pod>> {
+    match event {
+        Event::Added(pod) => Some(pod),
+        Event::Modified { old, new } if !pods::is_terminating(old) => Some(new),
+        _ => None,
+    }
+}
+
 /// Wakes the quotas that count a kind, for each of its objects that comes, goes or changes.
 #[derive(Clone)]
 struct Waker {
@@ -142,6 +171,12 @@ struct Waker {
 }
 
 impl Waker {
+    fn wake_in(&self, namespace: &str, delay: Duration) {
+        for quota in self.quotas.by_namespace(namespace) {
+            self.queue.add_after(pods::key(&*quota), delay);
+        }
+    }
+
     /// `count` says how many objects of the kind are looked at each time.
     fn wake<K: client::Object>(&self, event: &Event<K>, change: Change, count: usize) {
         if change == Change::None {
@@ -165,8 +200,13 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let waker = Waker { quotas, queue: context.queue.clone() };
     let pods = {
         let (pods, waker) = (context.informer::<Pod>(), waker.clone());
-        let all = pods.shared();
-        pods.wakes(move |event| waker.wake(event, Change::of_pod(event), all.len()))
+        let (all, clock) = (pods.shared(), context.config.clock.clone());
+        pods.wakes(move |event| {
+            waker.wake(event, Change::of_pod(event), all.len());
+            if let Some(delay) = begins_to_go(event).and_then(|pod| overdue_in(pod, clock.now())) {
+                waker.wake_in(event.object().metadata.namespace.as_deref().unwrap_or_default(), delay);
+            }
+        })
     };
     let services = {
         let waker = waker.clone();
@@ -180,6 +220,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     Arc::new(Controller {
         client: context.client.clone(),
+        clock: context.config.clock.clone(),
         waker,
         pods,
         services,
@@ -230,11 +271,13 @@ impl Controller {
         let spec = quota.spec.clone().unwrap_or_default();
         let hard = spec.hard.clone().unwrap_or_default();
         let scoped = spec.scopes.as_ref().is_some_and(|scopes| !scopes.is_empty()) || spec.scope_selector.is_some();
+        let (all, now) = (self.pods.by_namespace(namespace), self.clock.now());
         let mut parts: Vec<Usage> =
-            self.pods.by_namespace(namespace).iter().filter(|pod| selects_pod(&spec, pod)).map(of_pod).collect();
+            all.iter().filter(|pod| selects_pod(&spec, pod)).map(|pod| of_pod_at(pod, now)).collect();
         let claims = self.claims.by_namespace(namespace);
         parts.extend(claims.iter().filter(|claim| selects_claim(&spec, claim)).map(|claim| of_volume_claim(claim)));
         let last = quota.status.as_ref().and_then(|status| status.used.as_ref());
+        let mut recount = all.iter().filter_map(|pod| overdue_in(pod, now)).fold(RECOUNT_INTERVAL, Duration::min);
         if !scoped {
             parts.extend(self.services.by_namespace(namespace).iter().map(|service| of_service(service)));
             let devices = || hard.keys().filter(|name| name.ends_with(DEVICES_SUFFIX));
@@ -251,7 +294,14 @@ impl Controller {
                 let known = match self.count(name, namespace).await? {
                     Count::Known(count) => Some(count),
                     Count::Elsewhere => None,
-                    Count::Unknown => last.and_then(|used| used.get(name)).and_then(|amount| amount.try_into().ok()),
+                    Count::NotServed => {
+                        recount = DISCOVERY_INTERVAL;
+                        None
+                    }
+                    Count::Unknown => {
+                        recount = DISCOVERY_INTERVAL;
+                        last.and_then(|used| used.get(name)).and_then(|amount| amount.try_into().ok())
+                    }
                 };
                 parts.extend(known.map(|count| Usage::from([(name.clone(), count)])));
             }
@@ -270,7 +320,7 @@ impl Controller {
             self.client.all::<ResourceQuota>().update_status(&changed).await?;
         }
         Ok(match lower {
-            Lower::Yes => Requeue::After(RECOUNT_INTERVAL),
+            Lower::Yes => Requeue::After(recount),
             Lower::No => Requeue::Never,
         })
     }
@@ -295,7 +345,7 @@ impl Controller {
                     None if failed.iter().any(|(path, _)| path.starts_with(&format!("/apis/{group}/"))) => {
                         return Ok(Count::Unknown);
                     }
-                    None => return Ok(Count::Elsewhere),
+                    None => return Ok(Count::NotServed),
                 }
             }
         };
@@ -360,6 +410,23 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::tests::Builder;
+
+    /// A deadline takes a pod from quotas of the scope NotTerminating to those of Terminating.
+    #[test]
+    fn a_pod_that_gets_a_deadline_is_counted_again() {
+        let pod = |deadline: Option<i64>| {
+            let mut pod = Builder::new("a").0;
+            pod.spec.get_or_insert_default().active_deadline_seconds = deadline;
+            Arc::new(Pod::from(pod))
+        };
+        for (old, new, expected) in
+            [(None, Some(10), Change::Less), (Some(20), Some(10), Change::None), (None, None, Change::None)]
+        {
+            let event = Event::Modified { old: pod(old), new: pod(new) };
+            assert_eq!(Change::of_pod(&event), expected, "{old:?} {new:?}");
+        }
+    }
 
     #[test]
     fn names_say_what_is_counted() {

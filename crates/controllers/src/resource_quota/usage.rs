@@ -1,10 +1,12 @@
 //! What the objects of a namespace use, in the terms of a quota.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use api::cached::Pod;
 use api::quantity::{Format, Quantity};
 use api::quota;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuotaSpec};
 
 pub(super) type Usage = BTreeMap<String, Quantity>;
@@ -12,6 +14,23 @@ pub(super) type Usage = BTreeMap<String, Quantity>;
 /// Whether a quota looks at this pod.
 pub(super) fn selects_pod(spec: &ResourceQuotaSpec, pod: &Pod) -> bool {
     quota::scopes(spec).iter().all(|scope| quota::matches_pod(scope, pod))
+}
+
+/// Until when a pod that is being deleted is charged. After that its node is perhaps lost, and whoever waits for its place must
+/// not wait for ever (`QuotaV1Pod`, v1.36).
+pub(super) fn charged_until(pod: &Pod) -> Option<Timestamp> {
+    let deletion = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let grace = pod.metadata.deletion_grace_period_seconds?.max(0).unsigned_abs();
+    deletion.checked_add(Duration::from_secs(grace)).ok()
+}
+
+/// What a pod uses now.
+pub(super) fn of_pod_at(pod: &Pod, now: Timestamp) -> Usage {
+    let mut usage = quota::of_pod(pod);
+    if charged_until(pod).is_some_and(|until| until < now) {
+        usage.retain(|name, _| name == "count/pods");
+    }
+    usage
 }
 
 /// Whether a quota looks at this claim.
@@ -72,6 +91,18 @@ mod tests {
                 "secrets=0"
             ]
         );
+    }
+
+    #[test]
+    fn a_pod_that_does_not_go_is_not_charged_for_ever() {
+        let metadata = json!({ "deletionTimestamp": "1970-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30 });
+        let going = pod(json!({ "metadata": metadata, "spec": { "containers": [] } }));
+        let staying = pod(json!({ "metadata": {}, "spec": { "containers": [] } }));
+        for (pod, now, pods) in [(&staying, 999, 1), (&going, 60, 1), (&going, 90, 1), (&going, 91, 0)] {
+            let now = Timestamp::from_second(now).unwrap();
+            let used = sum(["pods", "count/pods"].map(str::to_owned), [of_pod_at(pod, now)]);
+            assert_eq!((used["pods"].value(), used["count/pods"].value()), (pods, 1), "at {now}");
+        }
     }
 
     #[test]

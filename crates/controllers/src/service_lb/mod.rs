@@ -14,7 +14,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::endpoints::SERVICE_NAME;
+use crate::endpoints::{SERVICE_NAME, services_of_slice};
 use crate::node_ipam::Range;
 use crate::{Error, pods};
 
@@ -76,10 +76,11 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let slices = {
         let services = services.clone();
         context.on::<EndpointSlice, _>(move |event| {
-            let key = service_of(event.object());
-            key.filter(|key| {
+            let mut keys = services_of_slice(event, service_of);
+            keys.retain(|key| {
                 services.get(key).is_some_and(|service| plan::is_wanted(&service) && plan::is_local(&service))
-            })
+            });
+            keys
         })
     };
     let ingresses = {

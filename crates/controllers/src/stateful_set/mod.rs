@@ -21,7 +21,9 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{adopters, candidates, claim, controller_key, controller_reference, index_orphans};
+use crate::owners::{
+    adopters, candidates, claim, controller_key, controller_reference, former_controller, index_orphans,
+};
 use crate::{Error, history, pods};
 use plan::{Availability, Plan, Revisions, ordinal, plan};
 
@@ -44,11 +46,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let pods = context.on::<Pod, _>(move |event| {
         let pod = event.object();
         let mut keys: Vec<String> = controller_key(&pod.metadata, &owners).into_iter().collect();
-        if let Event::Modified { old, .. } = event
-            && old.metadata.controller() != pod.metadata.controller()
-        {
-            keys.extend(controller_key(&old.metadata, &owners));
-        }
+        keys.extend(former_controller(event, &owners));
         if !matches!(event, Event::Deleted(_)) {
             keys.extend(adopters(&pod.metadata, &owners, selector));
         }
@@ -66,7 +64,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         _ => sets_of(&owners, event.object()),
     });
     let owners = sets.clone();
-    let revisions = context.on::<ControllerRevision, _>(move |event| controller_key(&event.object().metadata, &owners));
+    let revisions = context.on::<ControllerRevision, _>(move |event| history::keys(event, &owners));
     measure(&context.config.metrics, context.config.clock.clone(), sets.clone(), pods.clone());
     Arc::new(Controller {
         clock: context.config.clock.clone(),

@@ -78,6 +78,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                         .map(|claim| format!("claim/{}", pods::key(&**claim))),
                 ),
             }
+            keys.extend(former_claim(event).map(|claim| format!("claim/{claim}")));
             keys
         })
     };
@@ -131,6 +132,12 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         operations,
         giving: tokio::sync::Mutex::default(),
     })
+}
+
+/// The claim that a changed volume does not name any more: it has lost its volume, or names it still and gets it back.
+fn former_claim(event: &Event<PersistentVolume>) -> Option<String> {
+    let Event::Modified { old, new } = event else { return None };
+    claim_key(old).filter(|former| claim_key(new).as_ref() != Some(former))
 }
 
 fn is_bound(claim: &PersistentVolumeClaim) -> bool {
@@ -417,5 +424,31 @@ impl Controller {
             self.client.all::<PersistentVolume>().update_status(&changed).await?;
         }
         Ok(Requeue::Never)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A claim whose volume is taken from it finds out, although nothing about the claim itself has changed.
+    #[test]
+    fn a_claim_hears_of_the_volume_that_names_it_no_more() {
+        let volume = |claim: Option<&str>| -> Arc<PersistentVolume> {
+            let reference = claim.map(|name| json!({ "namespace": "default", "name": name }));
+            let spec = json!({ "claimRef": reference, "hostPath": { "path": "/v" } });
+            Arc::new(serde_json::from_value(json!({ "metadata": { "name": "v" }, "spec": spec })).unwrap())
+        };
+        for (old, new, expected) in [
+            (Some("a"), None, Some("default/a")),
+            (Some("a"), Some("b"), Some("default/a")),
+            (Some("a"), Some("a"), None),
+            (None, Some("a"), None),
+        ] {
+            let event = Event::Modified { old: volume(old), new: volume(new) };
+            assert_eq!(former_claim(&event).as_deref(), expected, "{old:?} {new:?}");
+        }
     }
 }

@@ -10,8 +10,9 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::owners::{controller_key, controller_reference};
+use super::protection::{BY_CLAIM, claims_of};
+use crate::controller::{CATCH_UP_TIMEOUT, Context, Outcome, Reconcile, Requeue};
+use crate::owners::controller_reference;
 use crate::{Error, pods};
 
 struct Controller {
@@ -33,12 +34,16 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             volumes.into_iter().flatten().any(|volume| volume.ephemeral.is_some()).then(|| pods::key(&**pod))
         }
     });
-    // A claim that somebody takes away from a pod is made again.
+    pods.add_index(BY_CLAIM, claims_of);
+    // A claim that somebody takes away from a pod is made again, and one of that name that was not the pod's made it wait.
     let claims = {
         let pods = pods.clone();
         context.on::<PersistentVolumeClaim, _>(move |event| match event {
-            Event::Deleted(claim) => controller_key(&claim.metadata, &pods),
-            _ => None,
+            Event::Deleted(claim) => {
+                let waiting = pods.by_index(BY_CLAIM, &pods::key(&**claim));
+                waiting.iter().map(|pod| pods::key(&**pod)).collect::<Vec<_>>()
+            }
+            _ => Vec::new(),
         })
     };
     let counter = |name, help| context.config.metrics.counter(name, help, &[]);
@@ -65,6 +70,7 @@ impl Reconcile for Controller {
                 return Ok(Requeue::Never);
             };
             let namespace = pod.metadata.namespace();
+            let mut requeue = Requeue::Never;
             for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
                 let Some(template) = volume.ephemeral.as_ref().and_then(|source| source.volume_claim_template.as_ref())
                 else {
@@ -99,9 +105,9 @@ impl Reconcile for Controller {
                 }
                 match created {
                     Ok(_) => {}
+                    // Whose it is, the cache will show.
+                    Err(error) if error.is_already_exists() => requeue = Requeue::After(CATCH_UP_TIMEOUT),
                     Err(error) if error.is_namespace_terminating() => {}
-                    // Whose it is says the cache, once it shows it.
-                    Err(error) if error.is_already_exists() => return Err(error.into()),
                     Err(error) => {
                         let name = claim.metadata.name();
                         self.report(&pod, &volume.name, &format!("create PVC {name}: {error}"));
@@ -109,7 +115,7 @@ impl Reconcile for Controller {
                     }
                 }
             }
-            Ok(Requeue::Never)
+            Ok(requeue)
         })
     }
 }

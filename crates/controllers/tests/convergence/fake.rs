@@ -28,6 +28,8 @@ struct State {
     revision: u64,
     /// One write in so many fails, some of them after they took effect.
     fault_every: u32,
+    /// What is created in this collection goes at once, and no watch shows it.
+    fleeting: Option<&'static str>,
     random: StdRng,
 }
 
@@ -51,6 +53,7 @@ impl Fake {
             log: Vec::new(),
             revision: 1,
             fault_every: 0,
+            fleeting: None,
             random: StdRng::seed_from_u64(seed),
         };
         Arc::new(Self { state: Mutex::new(state), revision: watch::channel(1).0 })
@@ -67,6 +70,10 @@ impl Fake {
 
     pub(crate) fn set_faults(&self, one_in: u32) {
         self.state.lock().fault_every = one_in;
+    }
+
+    pub(crate) fn set_fleeting(&self, collection: Option<&'static str>) {
+        self.state.lock().fleeting = collection;
     }
 
     /// All objects of a collection.
@@ -126,6 +133,9 @@ impl Fake {
         object["metadata"]["creationTimestamp"] = json!(
             jiff::Timestamp::from_second(1_700_000_000 + i64::try_from(state.revision).unwrap()).unwrap().to_string()
         );
+        if state.fleeting == Some(key.0.as_str()) {
+            return reply(201, &object);
+        }
         let stored = state.put(key, object);
         self.revision.send_replace(state.revision);
         if fault == Fault::After { failure(500, "InternalError") } else { reply(201, &stored) }

@@ -288,6 +288,24 @@ async fn pods_are_released_and_adopted() {
     manager.kill().await;
 }
 
+/// Pods that come and go while nobody watches have no events. They are waited for, and then made again.
+#[tokio::test(start_paused = true)]
+async fn pods_that_no_watch_has_shown_are_made_again() {
+    let fake = Fake::new(9);
+    let mut random = StdRng::seed_from_u64(9);
+    fake.set_fleeting(Some(PODS));
+    fake.client().all::<Deployment>().create(&deployment(2, json!(1), json!(0))).await.unwrap();
+    let manager = Manager::start(&fake);
+    settle(10_000).await;
+    assert_eq!(sizes(&fake).iter().map(|(_, size)| size).sum::<i64>(), 2, "the ReplicaSet was told");
+    fake.set_fleeting(None);
+    settle(60_000).await;
+    assert!(fake.all(PODS).is_empty(), "made twice while the first may still show up");
+    settle(300_000).await;
+    until("made again", 9, &fake, &mut random, || is_converged(&fake, 2, "v1")).await;
+    manager.kill().await;
+}
+
 /// An ordered set gives up at most one pod at a time, however often its template changes and its manager dies.
 #[tokio::test(start_paused = true)]
 async fn ordered_sets_change_one_pod_at_a_time() {

@@ -5,7 +5,7 @@ use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, image, template};
+use crate::harness::{Cluster, image, patiently, template};
 
 fn set() -> Value {
     json!({
@@ -49,6 +49,16 @@ async fn one_daemon_runs_on_every_node_that_wants_it() {
         let labels = pod.metadata.labels.unwrap();
         assert!(labels.contains_key("controller-revision-hash") && labels["pod-template-generation"] == "1");
     }
+
+    // A daemon that somebody takes away from the set, labels and owner in one, is replaced.
+    let stray = cluster.list::<Pod>("default").await.remove(0).metadata.name.unwrap();
+    let api = cluster.client.namespaced::<Pod>("default");
+    let patch = Patch::merge(json!({ "metadata": { "labels": { "app": "mine" }, "ownerReferences": null } }));
+    api.patch(&stray, &patch).await.unwrap();
+    patiently(async || (cluster.list::<Pod>("default").await.len() == 4).then_some(())).await.expect("another daemon");
+    api.delete(&stray, &DeleteParams::default()).await.unwrap();
+    cluster.until_gone::<Pod>("default", &stray).await;
+    until(&cluster, "whole", (3, 3, 3)).await;
 
     // A daemon that failed is replaced.
     let failed = cluster.list::<Pod>("default").await.remove(0);

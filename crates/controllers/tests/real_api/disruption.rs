@@ -1,12 +1,13 @@
 //! Disruption budgets and eviction (conformance area 22).
 
-use client::Patch;
-use k8s_openapi::api::apps::v1::Deployment;
+use client::{Gvr, Patch};
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, deployment, is_rolled_out};
+use crate::harness::{Cluster, deployment, is_rolled_out, patiently, template};
 
 fn status(budget: &PodDisruptionBudget) -> Option<(i32, i32, i32, i32)> {
     let status = budget.status.as_ref()?;
@@ -54,5 +55,70 @@ async fn a_budget_counts_and_holds_evictions_back() {
     api.patch("web", &Patch::merge(json!({ "spec": { "minAvailable": 2 } }))).await.unwrap();
     let budget = until("roomier", (3, 2, 3, 1)).await;
     assert_eq!(allowed(&budget), ("True".into(), "SufficientPods".into()));
+
+    // A share of what controllers want: a pod that is adopted later counts from then on.
+    let labels = json!({ "app": "lone" });
+    let spec = template("lone", "nginx:1", "Always")["spec"].clone();
+    let meta = json!({ "name": "lone", "namespace": "default", "labels": labels });
+    cluster.apply::<Pod>(json!({ "metadata": meta, "spec": spec })).await;
+    let until = async |what: &str, wanted: i32| {
+        cluster
+            .until::<PodDisruptionBudget>("default", "lone", what, |budget| {
+                status(budget).is_some_and(|(healthy, _, expected, _)| (healthy, expected) == (1, wanted))
+            })
+            .await
+    };
+    cluster
+        .apply::<PodDisruptionBudget>(json!({
+            "metadata": { "name": "lone", "namespace": "default" },
+            "spec": { "maxUnavailable": 1, "selector": { "matchLabels": labels } },
+        }))
+        .await;
+    until("without a controller", 0).await;
+    cluster
+        .apply::<ReplicaSet>(json!({
+            "metadata": { "name": "lone", "namespace": "default" },
+            "spec": { "replicas": 1, "selector": { "matchLabels": labels }, "template": template("lone", "nginx:1", "Always") },
+        }))
+        .await;
+    until("adopted", 1).await;
+    a_budget_of_a_kind_that_others_define(&cluster).await;
     cluster.stop().await;
+}
+
+/// Whatever can be scaled says how many pods there should be.
+async fn a_budget_of_a_kind_that_others_define(cluster: &Cluster) {
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    let scale = json!({ "specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas" });
+    cluster
+        .apply::<CustomResourceDefinition>(json!({
+            "metadata": { "name": "crews.example.com" },
+            "spec": { "group": "example.com", "scope": "Namespaced", "names": { "plural": "crews", "kind": "Crew" },
+                "versions": [{ "name": "v1", "served": true, "storage": true, "subresources": { "scale": scale, "status": {} },
+                    "schema": { "openAPIV3Schema": schema } }] },
+        }))
+        .await;
+    let crews = cluster.client.dynamic(&Gvr::new("example.com", "v1", "crews"), Some("default"));
+    let crew = json!({ "apiVersion": "example.com/v1", "kind": "Crew", "metadata": { "name": "crew" },
+        "spec": { "replicas": 3 } });
+    let crew = patiently(async || crews.create(&crew).await.ok()).await.expect("the kind is served");
+    let owner = json!({ "apiVersion": "example.com/v1", "kind": "Crew", "name": "crew", "controller": true,
+        "uid": crew["metadata"]["uid"] });
+    let labels = json!({ "app": "crew" });
+    cluster
+        .apply::<Pod>(json!({
+            "metadata": { "name": "crew-0", "namespace": "default", "labels": labels, "ownerReferences": [owner] },
+            "spec": template("crew", "nginx:1", "Always")["spec"],
+        }))
+        .await;
+    cluster
+        .apply::<PodDisruptionBudget>(json!({
+            "metadata": { "name": "crew", "namespace": "default" },
+            "spec": { "maxUnavailable": 1, "selector": { "matchLabels": labels } },
+        }))
+        .await;
+    let is_counted = |budget: &PodDisruptionBudget| {
+        status(budget).is_some_and(|(_, desired, expected, _)| (desired, expected) == (2, 3))
+    };
+    cluster.until::<PodDisruptionBudget>("default", "crew", "counted by its scale", is_counted).await;
 }

@@ -7,8 +7,10 @@ use client::{Body, BoxError, Client, Handler};
 use futures_util::StreamExt;
 use http::{Request, Response};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
-use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Pod, ResourceQuota, Service};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Pod, ReplicationController, ResourceQuota, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 use tokio::sync::watch;
@@ -204,5 +206,99 @@ async fn endpoints_follow_a_pod_though_their_own_cache_is_late() {
     .expect("a slice that follows");
     gate.open();
     cluster.until::<Endpoints>("default", "web", "is not ready", not_ready).await;
+    cluster.stop().await;
+}
+
+fn has_finalizer(pod: &Pod) -> bool {
+    pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
+}
+
+/// A pod as the manager before this one made it for a Job. A pod that nobody holds is never counted.
+async fn job_pod(cluster: &Cluster, name: &str, job: &str, uid: &str) {
+    let owner = json!({
+        "apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid, "controller": true,
+    });
+    let labels = json!({ "batch.kubernetes.io/controller-uid": uid, "batch.kubernetes.io/job-name": job });
+    let pod = json!({
+        "metadata": {
+            "name": name, "namespace": "default", "labels": labels, "ownerReferences": [owner],
+            "finalizers": ["batch.kubernetes.io/job-tracking"],
+        },
+        "spec": { "restartPolicy": "Never", "containers": [{ "name": "c", "image": "nginx:1" }] },
+    });
+    cluster.apply::<Pod>(pod).await;
+}
+
+/// A pod of a Job that the cache does not show yet is not taken for one that nobody counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_a_job_that_is_seen_late_are_counted() {
+    let (cluster, gate) = start("/apis/batch/v1/jobs", 0).await;
+    cluster.namespace("settled").await;
+    gate.close();
+    let template = json!({ "spec": { "restartPolicy": "Never", "containers": [{ "name": "c", "image": "nginx:1" }] } });
+    let job = json!({ "metadata": { "name": "late", "namespace": "default" }, "spec": { "template": template } });
+    let job = cluster.apply::<Job>(job).await;
+    job_pod(&cluster, "counted", "late", job.metadata.uid.as_deref().unwrap()).await;
+    // Pods of Jobs that are not there are let go: once this one is, the one before it was looked at.
+    job_pod(&cluster, "free", "none", "no-such-uid").await;
+    let is_let_go = async || {
+        let pod = cluster.client.namespaced::<Pod>("default").get_opt("free").await.unwrap();
+        pod.is_none_or(|pod| !has_finalizer(&pod)).then_some(())
+    };
+    patiently(is_let_go).await.expect("let go");
+    gate.open();
+    let is_active = |job: &Job| job.status.as_ref().and_then(|status| status.active) == Some(1);
+    cluster.until::<Job>("default", "late", "counts its pod", is_active).await;
+    let pods = cluster.list::<Pod>("default").await;
+    let held: Vec<_> = pods.iter().filter(|pod| has_finalizer(pod)).map(|pod| pod.metadata.name.as_deref()).collect();
+    assert_eq!(held, [Some("counted")]);
+    cluster.stop().await;
+}
+
+/// A range of Service addresses is not let go while an address of it is in use that the cache does not show yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_range_stays_for_an_address_that_is_seen_late() {
+    let (cluster, gate) = start("/apis/networking.k8s.io/v1/ipaddresses", 0).await;
+    let range = json!({ "metadata": { "name": "more" }, "spec": { "cidrs": ["10.77.0.0/24"] } });
+    cluster.apply::<ServiceCIDR>(range).await;
+    let ready = |range: &ServiceCIDR| {
+        let mut conditions = range.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        conditions.find(|condition| condition.type_ == "Ready").map(|condition| condition.status.clone())
+    };
+    cluster.until::<ServiceCIDR>("", "more", "is ready", |range| ready(range).as_deref() == Some("True")).await;
+    gate.close();
+    let parent = json!({ "resource": "services", "namespace": "default", "name": "web" });
+    cluster.apply::<IPAddress>(json!({ "metadata": { "name": "10.77.0.5" }, "spec": { "parentRef": parent } })).await;
+    let api = cluster.client.all::<ServiceCIDR>();
+    api.delete("more", &client::DeleteParams::default()).await.unwrap();
+    cluster.until::<ServiceCIDR>("", "more", "is in use", |range| ready(range).as_deref() == Some("False")).await;
+    gate.open();
+    cluster.client.all::<IPAddress>().delete("10.77.0.5", &client::DeleteParams::default()).await.unwrap();
+    cluster.until_gone::<ServiceCIDR>("", "more").await;
+    cluster.stop().await;
+}
+
+/// Pods that the collector has not seen when their controller is deleted without them stay all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_are_seen_late_outlive_an_owner_that_leaves_them() {
+    let (cluster, gate) = start("/api/v1/pods", 0).await;
+    cluster.namespace("settled").await;
+    gate.close();
+    let labels = json!({ "app": "web" });
+    let spec = json!({ "containers": [{ "name": "c", "image": "nginx:1" }] });
+    let template = json!({ "metadata": { "labels": labels }, "spec": spec });
+    let spec = json!({ "replicas": 2, "selector": labels, "template": template });
+    let controller = json!({ "metadata": { "name": "web", "namespace": "default" }, "spec": spec });
+    cluster.apply::<ReplicationController>(controller).await;
+    let owned = async || {
+        let pods = cluster.list::<Pod>("default").await;
+        pods.iter().map(|pod| pod.metadata.owner_references.as_ref().map_or(0, Vec::len)).collect::<Vec<_>>()
+    };
+    patiently(async || (owned().await == [1, 1]).then_some(())).await.expect("two pods");
+    let api = cluster.client.namespaced::<ReplicationController>("default");
+    api.delete("web", &client::DeleteParams::orphan()).await.unwrap();
+    cluster.until_gone::<ReplicationController>("default", "web").await;
+    assert_eq!(owned().await, [0, 0]);
+    gate.open();
     cluster.stop().await;
 }

@@ -4,6 +4,8 @@
 //! granted here is compared with what each running container has, which gives the [`Change`]s to make. Nothing of
 //! this is kept on disk: after a restart the API tells what was granted, the runtime and the API what containers have.
 
+mod deferred;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -18,6 +20,8 @@ use crate::plan::{Actions, Kill, KillReason};
 use crate::resources::{self, PodResources, ResourceList};
 use crate::runtime::bare_id;
 use crate::state::{ContainerState, PodState};
+
+pub(crate) use deferred::Deferred;
 
 pub(crate) const PENDING: &str = "PodResizePending";
 pub(crate) const IN_PROGRESS: &str = "PodResizeInProgress";

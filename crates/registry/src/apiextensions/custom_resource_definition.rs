@@ -481,6 +481,22 @@ mod tests {
     }
 
     #[test]
+    fn formats_that_nobody_knows_are_warned_of_once() {
+        let with = |format: &str| {
+            definition(|object| {
+                let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+                *object.pointer_mut(spec).unwrap() = json!({"type": "string", "format": format});
+            })
+        };
+        let (known, unknown) = (with("date-time"), with("dat-time"));
+        let warnings = |old| CustomResourceDefinitionStrategy.warnings(&unknown, old);
+        assert_eq!(warnings(None), ["unrecognized format \"dat-time\""]);
+        assert_eq!(warnings(Some(&known)).len(), 1);
+        assert_eq!(warnings(Some(&unknown)), Vec::<String>::new());
+        assert!(CustomResourceDefinitionStrategy.warnings(&known, None).is_empty());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let at = |pointer: &'static str, value: Value| {
             move |object: &mut Value| {

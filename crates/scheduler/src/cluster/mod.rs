@@ -194,14 +194,17 @@ impl Cluster {
     }
 
     /// Remembers a namespace's labels, or forgets the namespace.
-    pub(crate) fn set_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) {
-        if self.namespaces.get(name) != labels.as_ref() {
+    /// Returns whether that is news.
+    pub(crate) fn set_namespace(&mut self, name: &str, labels: Option<BTreeMap<String, String>>) -> bool {
+        let is_news = self.namespaces.get(name) != labels.as_ref();
+        if is_news {
             self.namespaces_generation += 1;
         }
         match labels {
             Some(labels) => self.namespaces.insert(name.to_owned(), labels),
             None => self.namespaces.remove(name),
         };
+        is_news
     }
 
     pub(crate) fn set_node(&mut self, node: Arc<Node>) {

@@ -31,6 +31,8 @@ pub(crate) enum Event {
         change: PodChange,
         gates_gone: bool,
     },
+    /// The labels of a namespace changed, or it came or went.
+    NamespaceChanged,
     ClaimAdded(Arc<PersistentVolumeClaim>),
     ClaimChanged(Arc<PersistentVolumeClaim>),
     VolumeAdded,
@@ -119,6 +121,7 @@ impl Event {
             Event::PodChanged { .. } => "AssignedPodUpdate",
             Event::PodDeleted(_) => "AssignedPodDelete",
             Event::SelfChanged { .. } => "UnschedulablePodUpdate",
+            Event::NamespaceChanged => "NamespaceUpdate",
             Event::ClaimAdded(_) => "PersistentVolumeClaimAdd",
             Event::ClaimChanged(_) => "PersistentVolumeClaimUpdate",
             Event::VolumeAdded => "PersistentVolumeAdd",

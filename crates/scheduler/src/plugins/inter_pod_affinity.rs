@@ -44,16 +44,19 @@ impl Plugin for InterPodAffinity {
 
     fn may_help(&self, pod: &PodInfo, event: &Event) -> bool {
         let me = &pod.group;
-        // Without namespaces at hand a namespace selector is taken to match nothing, as upstream does here.
-        let near = |other: &PodInfo| selects_all(&me.near, &other.group);
-        let far = |other: &PodInfo| selects_all(&me.far, &other.group);
+        // A pod that is near counts for all terms together, one to keep away from for each by itself, as in `filter`.
+        let near = |other: &PodInfo| !me.near.is_empty() && me.near.iter().all(|term| may_mean(term, &other.group));
+        let far = |other: &PodInfo| me.far.iter().any(|term| may_mean(term, &other.group));
+        let goes_by_namespaces = || me.near.iter().chain(&me.far).any(|term| term.namespace_selector.is_some());
         match event {
             Event::SelfChanged { change, .. } => change.labels,
             Event::PodAdded(added) => near(added),
             Event::PodChanged { old, new, change } => {
-                change.labels && (!near(old) && near(new) || far(old) && !far(new))
+                change.labels && (!near(old) && near(new) || far(old) && !far(new) || goes_by_namespaces())
             }
-            Event::PodDeleted(gone) => far(gone) || selects_all(&gone.group.far, me),
+            Event::PodDeleted(gone) => far(gone) || gone.group.far.iter().any(|term| may_mean(term, me)),
+            // Terms of placed pods may go by namespaces as well.
+            Event::NamespaceChanged => true,
             Event::NodeAdded(node) => !me.far.is_empty() || me.near.iter().any(|term| label(node, term).is_some()),
             Event::NodeChanged { old, new, change } if change.labels => {
                 let moved = |term: &Term| label(old, term).is_some() && label(old, term) != label(new, term);
@@ -66,8 +69,9 @@ impl Plugin for InterPodAffinity {
     }
 }
 
-fn selects_all(terms: &[Term], group: &Group) -> bool {
-    !terms.is_empty() && terms.iter().all(|term| term.selects_placed(group, None))
+/// Namespaces are not at hand here, so a term that goes by their labels may mean any pod.
+fn may_mean(term: &Term, group: &Group) -> bool {
+    term.namespace_selector.is_some() || term.selects_placed(group, None)
 }
 
 fn label<'a>(node: &'a Node, term: &Term) -> Option<&'a String> {
@@ -341,5 +345,51 @@ impl State for Affinity {
             *score = (MAX_SCORE as f64 * ((*score - min) as f64 / (max - min) as f64)) as i64;
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use api::cached::Pod;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::config::Configuration;
+    use crate::offline::Offline;
+
+    #[test]
+    fn events_that_make_a_place_wake_the_pod() {
+        let term = |app: &str| json!({ "topologyKey": "kubernetes.io/hostname", "labelSelector": { "matchLabels": { "app": app } } });
+        let anywhere = |app: &str| {
+            let mut term = term(app);
+            term["namespaceSelector"] = json!({ "matchLabels": { "team": "x" } });
+            term
+        };
+        let catalogue = Offline::new(&Configuration::default(), 1).unwrap().cluster.catalogue;
+        let info = |app: &str, near: Vec<Value>, far: Vec<Value>| {
+            let terms = |terms| json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms });
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": { "name": app, "namespace": "default", "labels": { "app": app } },
+                "spec": { "containers": [], "affinity": { "podAffinity": terms(near), "podAntiAffinity": terms(far) } },
+            }))
+            .unwrap();
+            Arc::new(PodInfo::pending(Arc::new(pod), &catalogue))
+        };
+        let plain = |app: &str| info(app, vec![], vec![]);
+        let plugin = InterPodAffinity { hard_weight: 1, ignore_preferred_terms_of_existing_pods: false };
+        for (waiting, event, expected) in [
+            (info("w", vec![term("a")], vec![]), Event::PodAdded(plain("a")), true),
+            (info("w", vec![term("a"), term("b")], vec![]), Event::PodAdded(plain("a")), false),
+            (info("w", vec![anywhere("a")], vec![]), Event::PodAdded(plain("a")), true),
+            // It blocked one node, another pod blocks another.
+            (info("w", vec![], vec![term("a"), term("b")]), Event::PodDeleted(plain("a")), true),
+            (info("w", vec![], vec![term("a")]), Event::PodDeleted(plain("c")), false),
+            (info("w", vec![], vec![anywhere("a")]), Event::PodDeleted(plain("a")), true),
+            (plain("w"), Event::PodDeleted(info("a", vec![], vec![term("w"), term("b")])), true),
+            (plain("w"), Event::PodDeleted(plain("a")), false),
+            (info("w", vec![anywhere("a")], vec![]), Event::NamespaceChanged, true),
+        ] {
+            assert_eq!(plugin.may_help(&waiting, &event), expected, "{waiting:?} {event:?}");
+        }
     }
 }

@@ -298,6 +298,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_negative_grace_period_becomes_a_second() {
+        for (wished, expected) in [(-7, 1), (0, 0), (5, 5)] {
+            let spec = json!({"terminationGracePeriodSeconds": wished, "containers": []});
+            let mut object: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+            pod(&mut object);
+            assert_eq!(object.spec.unwrap().termination_grace_period_seconds, Some(expected), "{wished}");
+        }
+    }
+
+    #[test]
     fn a_minimal_pod_gets_upstreams_defaults() {
         let mut object: Pod = serde_json::from_value(json!({
             "metadata": {"name": "a"},
