@@ -398,7 +398,7 @@ fn request(
 }
 
 fn encode(body: &impl Serialize) -> Result<Bytes, Error> {
-    serde_json::to_vec(body).map(Bytes::from).map_err(|error| Error::Encode(error.to_string()))
+    api::schema::encode_plain(body).map(Bytes::from).map_err(|error| Error::Encode(error.to_string()))
 }
 
 #[cfg(test)]

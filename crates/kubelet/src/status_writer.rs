@@ -148,7 +148,7 @@ impl StatusWriter {
         let work = {
             let entries = self.entries.lock();
             let Some(entry) = entries.get(key) else { return Ok(()) };
-            let wanted = entry.wanted.as_ref().and_then(|status| serde_json::to_value(status).ok());
+            let wanted = entry.wanted.as_ref().and_then(|status| api::codec::to_value(status).ok());
             (
                 entry.namespace.clone(),
                 entry.name.clone(),
@@ -208,13 +208,13 @@ impl Entry {
             name: state::name(pod).to_string(),
             api_uid: state::uid(pod).to_string(),
             wanted: None,
-            sent: pod.status.as_ref().and_then(|status| serde_json::to_value(status).ok()).unwrap_or_else(|| json!({})),
+            sent: pod.status.as_ref().and_then(|status| api::codec::to_value(status).ok()).unwrap_or_else(|| json!({})),
             delete: false,
         }
     }
 
     fn latest(&self) -> Option<PodStatus> {
-        self.wanted.clone().or_else(|| serde_json::from_value(self.sent.clone()).ok())
+        self.wanted.clone().or_else(|| api::codec::from_value(&self.sent).ok())
     }
 
     fn is_terminal(&self) -> bool {
