@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use client::kubeconfig::Kubeconfig;
 use client::{Client, Clock, Event, EventRecorder, Informer, InformerFactory, ListParams};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -103,7 +104,7 @@ fn export(config: &Config, stop: CancellationToken) -> impl Future<Output = ()> 
     let tracing = config.settings.tracing.clone();
     let task = tracing.zip(config.client.recorder()).map(|(tracing, recorder)| {
         let exporting = recorder.export(tracing.rate());
-        tokio::spawn(otlp::run(exporting, tracing, config.settings.node_name.clone(), stop))
+        tokio::spawn(FutureExt::boxed(otlp::run(exporting, tracing, config.settings.node_name.clone(), stop)))
     });
     async move {
         if let Some(task) = task {
@@ -419,12 +420,12 @@ impl Running {
             };
             if let Some(cidr) = new {
                 let (runtime, changed) = (runtime.clone(), changed.clone());
-                tasks.spawn(async move {
+                tasks.spawn(FutureExt::boxed(async move {
                     if let Err(error) = runtime.set_pod_cidr(&cidr).await {
                         tracing::warn!(%error, cidr, "pod range not given to the runtime");
                     }
                     changed.notify_one();
-                });
+                }));
             }
         });
     }

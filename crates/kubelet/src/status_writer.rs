@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use client::metrics::panics;
 use client::{Api, Client, DeleteParams, Patch, Taken, WorkQueue};
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -110,7 +111,7 @@ impl StatusWriter {
         let mut writers = tokio::task::JoinSet::new();
         for _ in 0..WRITERS {
             let writer = self.clone();
-            writers.spawn(async move {
+            writers.spawn(FutureExt::boxed(async move {
                 while let Some(Taken { key, context }) = writer.queue.take().await {
                     let mut work = Work::caused(&context, Stage::Status, state::ACTOR, writer.traced_name(&key));
                     // A status that cannot be written must not keep others from being.
@@ -132,7 +133,7 @@ impl StatusWriter {
                     }
                     writer.queue.done(&key);
                 }
-            });
+            }));
         }
         stop.cancelled().await;
         self.queue.shut_down();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -126,11 +127,11 @@ impl Connections {
     /// Keeps a connection for the next question as soon as its answer has been read to the end.
     pub(crate) fn keep(&self, mut sender: Sender) {
         let connections = self.clone();
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             if sender.ready().await.is_ok() {
                 connections.put_back(sender);
             }
-        });
+        }));
     }
 
     fn put_back(&self, sender: Sender) {
@@ -182,7 +183,7 @@ pub(crate) async fn dial(host: &str, port: u16, tls: Option<(&TlsConnector, &str
 async fn handshake(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Sender, ConnectError> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(ConnectError::Http)?;
     // Ends when the sender is dropped or the other side closes; errors surface on the request.
-    tokio::spawn(connection.with_upgrades());
+    tokio::spawn(FutureExt::boxed(connection.with_upgrades()));
     Ok(sender)
 }
 

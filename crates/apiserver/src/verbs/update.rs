@@ -2,6 +2,7 @@
 
 use api::Status;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::{Action, AnyObject, Object, Resource};
@@ -182,7 +183,7 @@ async fn attempt(
         if refused {
             // Whoever waits for it has seen the result; the object goes, even if this client goes first.
             let (state, key) = (operation.state.clone(), key.clone());
-            let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
+            let removal = tokio::spawn(FutureExt::boxed(async move { state.store().delete(&key, revision).await }));
             let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
             operation.state.caches.wrote(removed);
             hooks::after_delete(operation, &*new).await;

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use client::metrics::panics;
+use futures_util::FutureExt;
 use http::StatusCode;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -102,10 +103,10 @@ impl Ports {
                 port,
                 closing: closing.clone(),
             };
-            tokio::spawn(async move {
+            tokio::spawn(FutureExt::boxed(async move {
                 let closing = door.closing.clone();
                 client::outlive_panics("gateway", "port", &closing, || door.clone().open(&listener)).await;
-            })
+            }))
         });
         Ok(Open { tasks: tasks.collect(), closing })
     }
@@ -175,7 +176,7 @@ impl Door {
         }
         clients.close();
         // Their owner from now on; they end by themselves within the time that `Place::serve` gives them.
-        self.plane.tasks.spawn(async move { clients.wait().await });
+        self.plane.tasks.spawn(FutureExt::boxed(async move { clients.wait().await }));
     }
 
     async fn serve(self, stream: Detached, from: SocketAddr, turn: Turn) -> Result<(), client::BoxError> {

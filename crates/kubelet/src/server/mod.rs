@@ -23,6 +23,7 @@ use bytes::Bytes;
 use client::Body;
 use client::metrics::panics;
 use client::metrics::slis::Slis;
+use futures_util::FutureExt;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
@@ -122,7 +123,7 @@ impl Server {
                 () = stop.cancelled() => break,
             };
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
-            connections.spawn(async move {
+            connections.spawn(FutureExt::boxed(async move {
                 let place = stream.place();
                 let stream = match place.handshake(acceptor.accept(stream)).await {
                     Ok(stream) => stream,
@@ -143,7 +144,7 @@ impl Server {
                     },
                     () = stop.cancelled() => {}
                 }
-            });
+            }));
         }
         connections.close();
         connections.wait().await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, USER_AGENT, WWW_AUTHENTICATE};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
@@ -164,7 +165,7 @@ where
 {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
     // Lives exactly as long as the response body is read or dropped.
-    tokio::spawn(connection);
+    tokio::spawn(FutureExt::boxed(connection));
     sender.send_request(request).await
 }
 
