@@ -146,7 +146,7 @@ impl Port {
                             response
                         }
                     };
-                    place.serve(stream, &stop, answer).await
+                    place.serve_boxed(stream, &stop, answer).await
                 };
                 tokio::select! {
                     () = stop.cancelled() => {}

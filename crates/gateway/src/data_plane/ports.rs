@@ -11,7 +11,7 @@ use http::StatusCode;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use tls::{Connections, Detached, Limits, Place};
+use tls::{Connections, Detached, Limits, Place, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -188,8 +188,8 @@ impl Door {
         let (turn, client) = (Arc::new(turn), from);
         let arrival = Arrival { client, port: self.port, turn, is_secure: false, server_name: None, forwarded };
         match (port.protocol, port.has_streams()) {
-            (Protocol::Http, _) => self.http(place, stream, arrival).await,
-            (Protocol::Tls, false) => self.https(place, stream, arrival).await,
+            (Protocol::Http, _) => self.http(place, Box::new(stream), arrival).await,
+            (Protocol::Tls, false) => self.https(place, Box::new(stream), arrival).await,
             (Protocol::Tls, true) => {
                 let mut stream = stream;
                 let (name, words) = place.handshake(client_hello(&mut stream)).await?;
@@ -201,7 +201,7 @@ impl Door {
                         self.pass(stream, &found, arrival.turn.worker).await
                     }
                     Some(found) => self.pass(stream, &found, arrival.turn.worker).await,
-                    None if port.is_answered(name.as_deref()) => self.https(place, stream, arrival).await,
+                    None if port.is_answered(name.as_deref()) => self.https(place, Box::new(stream), arrival).await,
                     // There is no certificate to show it, so it is closed without an answer.
                     None => Ok(()),
                 }
@@ -212,7 +212,7 @@ impl Door {
     async fn https(
         &self,
         place: Arc<Place>,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        stream: Box<dyn Stream>,
         mut arrival: Arrival,
     ) -> Result<(), client::BoxError> {
         let stream = place.handshake(self.tls.accept(stream)).await?;
@@ -221,17 +221,12 @@ impl Door {
         arrival.forwarded = Forwarded::new(arrival.client.ip(), true, self.port);
         arrival.server_name = session.server_name().map(|name| normalized(name).into());
         match session.alpn_protocol() {
-            Some(b"h2") => self.http(place, tls::Gathered::new(stream), arrival).await,
-            _ => self.http(place, stream, arrival).await,
+            Some(b"h2") => self.http(place, Box::new(tls::Gathered::new(stream)), arrival).await,
+            _ => self.http(place, Box::new(stream), arrival).await,
         }
     }
 
-    async fn http(
-        &self,
-        place: Arc<Place>,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        arrival: Arrival,
-    ) -> Result<(), client::BoxError> {
+    async fn http(&self, place: Arc<Place>, stream: Box<dyn Stream>, arrival: Arrival) -> Result<(), client::BoxError> {
         let (plane, arrival) = (self.plane.clone(), Arc::new(arrival));
         let answer = move |request| {
             let (plane, arrival) = (plane.clone(), arrival.clone());

@@ -139,7 +139,7 @@ impl Server {
                     Box::pin(async move { server.answer(request).await })
                 };
                 tokio::select! {
-                    result = place.serve(stream, &stop, answer) => if let Err(error) = result {
+                    result = place.serve_boxed(stream, &stop, answer) => if let Err(error) = result {
                         tracing::debug!(%from, %error, "connection ended");
                     },
                     () = stop.cancelled() => {}

@@ -144,16 +144,14 @@ impl Registry {
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let work = async {
             let stream = TcpStream::connect((host, port)).await.map_err(|e| unreachable(&e))?;
-            if tls {
+            let stream: Box<dyn tls::Stream> = if tls {
                 let name = ServerName::try_from(host.to_string()).map_err(|e| unreachable(&e))?;
-                let stream = tokio_rustls::TlsConnector::from(self.tls.clone())
-                    .connect(name, stream)
-                    .await
-                    .map_err(|e| unreachable(&e))?;
-                exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
+                let connector = tokio_rustls::TlsConnector::from(self.tls.clone());
+                Box::new(connector.connect(name, stream).await.map_err(|e| unreachable(&e))?)
             } else {
-                exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
-            }
+                Box::new(stream)
+            };
+            exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
         };
         tokio::time::timeout(CONNECT_TIMEOUT, work).await.map_err(|_| unreachable(&"no answer in time"))?
     }

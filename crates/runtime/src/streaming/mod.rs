@@ -96,7 +96,7 @@ impl Server {
                 connections.spawn(FutureExt::boxed(async move {
                     let place = stream.place();
                     let answer = |request| server.clone().handle(request, stop.clone());
-                    if let Err(error) = place.serve(stream, &stop, answer).await {
+                    if let Err(error) = place.serve_boxed(stream, &stop, answer).await {
                         tracing::debug!(%error, "stream connection failed");
                     }
                 }));
