@@ -415,6 +415,23 @@ mod tests {
     }
 
     #[test]
+    fn the_way_through_text_is_not_seen() {
+        use k8s_openapi::api::core::v1::Pod;
+        let value = json!({
+            "metadata": {"name": "p", "creationTimestamp": "2026-01-02T03:04:05Z", "labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}], "activeDeadlineSeconds": 7},
+        });
+        let pod: Pod = from_value(&value).unwrap();
+        assert_eq!(pod, serde_json::from_value(value).unwrap());
+        assert_eq!(to_value(&pod).unwrap(), serde_json::to_value(&pod).unwrap());
+        for wrong in [json!(5), json!({"metadata": {"creationTimestamp": "soon"}}), json!({"spec": {"containers": 5}})]
+        {
+            let error = from_value::<Pod>(&wrong).unwrap_err();
+            assert_eq!(error.to_string(), serde_json::from_value::<Pod>(wrong).unwrap_err().to_string());
+        }
+    }
+
+    #[test]
     fn yaml_reads_like_json() {
         let decoded = from_yaml(b"a: 1\nb:\n- x: yes please\n  8080: true\nb2: \"1\"\nc: null\n").unwrap();
         assert_eq!(decoded.value, json!({"a": 1, "b": [{"x": "yes please", "8080": true}], "b2": "1", "c": null}));
