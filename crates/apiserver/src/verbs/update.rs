@@ -116,7 +116,7 @@ async fn modify_by(operation: &Operation, target: Target, make: &mut Make<'_>) -
     let dry_run = operation.dry_run()?;
     let mut candidate = Candidate::find(operation, &operation.info.namespace, name).await?;
     for _ in 0..ATTEMPTS {
-        let attempt = attempt(operation, target, &candidate, &mut *make, dry_run).await;
+        let attempt = attempt(operation, target, &candidate, make, dry_run).await;
         if let Some(written) = candidate.result(attempt).await? {
             return Ok(written);
         }
