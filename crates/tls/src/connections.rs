@@ -141,8 +141,15 @@ impl Connections {
         Arc::new(Self { limits: limits(), buffer, began: Instant::now(), places: Mutex::default() })
     }
 
-    /// The next connection that has a place.
-    pub async fn accept(self: &Arc<Self>, listener: &TcpListener) -> (Accepted, SocketAddr) {
+    /// The next connection that has a place. Boxed: what an `async fn` does is compiled again by every crate that waits for it.
+    pub fn accept<'a>(
+        self: &'a Arc<Self>,
+        listener: &'a TcpListener,
+    ) -> Pin<Box<dyn Future<Output = (Accepted, SocketAddr)> + Send + 'a>> {
+        Box::pin(self.next(listener))
+    }
+
+    async fn next(self: &Arc<Self>, listener: &TcpListener) -> (Accepted, SocketAddr) {
         loop {
             let (stream, from) = accept(listener, || self.make_room(None)).await;
             // The lowest free number is given out: one so high says that nearly all are taken, by whomever.
