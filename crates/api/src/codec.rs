@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::Serialize;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
 use crate::yaml::{self, EXCESSIVE, Expansion, Meaning, PlainWords, Rules};
@@ -143,9 +144,33 @@ pub fn line_of_key(yaml: &[u8], path: &str, time: usize) -> Option<usize> {
 }
 
 /// Encodes as YAML, keys sorted, as upstream prints it.
-pub fn to_yaml(value: &impl serde::Serialize) -> Result<String, DecodeError> {
+pub fn to_yaml(value: &impl Serialize) -> Result<String, DecodeError> {
     // By way of a JSON value: struct order would differ from upstream's sorted keys.
     Ok(yaml::to_string(&serde_json::to_value(value)?))
+}
+
+/// The typed form of a value, by way of its text. What reads a kind is large: where speed does not count, a binary should have
+/// it once, for text, and not a second time for values.
+pub fn from_value<T: DeserializeOwned>(value: &Value) -> serde_json::Result<T> {
+    through_text(value, |text| serde_json::from_slice(text))
+}
+
+/// The same with a reader of one's own.
+pub fn through_text<T>(value: &Value, read: impl FnOnce(&[u8]) -> serde_json::Result<T>) -> serde_json::Result<T> {
+    read(&serde_json::to_vec(value)?).map_err(|error| unplaced(&error))
+}
+
+/// The value of a typed object, by way of its text, for the same reason.
+pub fn to_value<T: Serialize + ?Sized>(object: &T) -> serde_json::Result<Value> {
+    serde_json::from_slice(&crate::schema::encode_plain(object)?)
+}
+
+/// An error without its place in a text that nobody has seen.
+#[cold]
+fn unplaced(error: &serde_json::Error) -> serde_json::Error {
+    let message = error.to_string();
+    let end = message.rfind(" at line ").unwrap_or(message.len());
+    serde::de::Error::custom(&message[..end])
 }
 
 /// Joins a field name or an index with the path below it.
@@ -387,6 +412,23 @@ mod tests {
         let decoded = from_json(body).unwrap();
         assert_eq!(decoded.value, json!({"a": 3, "spec": {"x": 2, "list": [{"y": 2}]}}));
         assert_eq!(decoded.duplicates, ["spec.x", "spec.list[0].y", "a"]);
+    }
+
+    #[test]
+    fn the_way_through_text_is_not_seen() {
+        use k8s_openapi::api::core::v1::Pod;
+        let value = json!({
+            "metadata": {"name": "p", "creationTimestamp": "2026-01-02T03:04:05Z", "labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "ports": [{"containerPort": 80}]}], "activeDeadlineSeconds": 7},
+        });
+        let pod: Pod = from_value(&value).unwrap();
+        assert_eq!(pod, serde_json::from_value(value).unwrap());
+        assert_eq!(to_value(&pod).unwrap(), serde_json::to_value(&pod).unwrap());
+        for wrong in [json!(5), json!({"metadata": {"creationTimestamp": "soon"}}), json!({"spec": {"containers": 5}})]
+        {
+            let error = from_value::<Pod>(&wrong).unwrap_err();
+            assert_eq!(error.to_string(), serde_json::from_value::<Pod>(wrong).unwrap_err().to_string());
+        }
     }
 
     #[test]

@@ -127,28 +127,31 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    fn new(error_type: ErrorType, field: impl Display, value: Option<String>, detail: impl Into<String>) -> Self {
-        Self { error_type, field: field.to_string(), value, detail: detail.into() }
+    /// Not generic, and never inlined: validation names a field in a thousand places, and hardly ever gets there.
+    #[cold]
+    #[inline(never)]
+    fn new(error_type: ErrorType, field: &dyn Display, value: Option<String>, detail: String) -> Self {
+        Self { error_type, field: field.to_string(), value, detail }
     }
 
     pub fn invalid(field: impl Display, value: impl Serialize, detail: impl Into<String>) -> Self {
-        Self::new(ErrorType::Invalid, field, Some(show(&value)), detail)
+        Self::new(ErrorType::Invalid, &field, Some(show(&value)), detail.into())
     }
 
     pub fn type_invalid(field: impl Display, value: impl Serialize, detail: impl Into<String>) -> Self {
-        Self::new(ErrorType::TypeInvalid, field, Some(show(&value)), detail)
+        Self::new(ErrorType::TypeInvalid, &field, Some(show(&value)), detail.into())
     }
 
     pub fn required(field: impl Display, detail: impl Into<String>) -> Self {
-        Self::new(ErrorType::Required, field, None, detail)
+        Self::new(ErrorType::Required, &field, None, detail.into())
     }
 
     pub fn duplicate(field: impl Display, value: impl Serialize) -> Self {
-        Self::new(ErrorType::Duplicate, field, Some(show(&value)), "")
+        Self::new(ErrorType::Duplicate, &field, Some(show(&value)), String::new())
     }
 
     pub fn not_found(field: impl Display, value: impl Serialize) -> Self {
-        Self::new(ErrorType::NotFound, field, Some(show(&value)), "")
+        Self::new(ErrorType::NotFound, &field, Some(show(&value)), String::new())
     }
 
     /// `supported` is shown in the order given.
@@ -158,25 +161,25 @@ impl FieldError {
             detail.push_str(if i == 0 { "supported values: " } else { ", " });
             detail.push_str(&quote(value));
         }
-        Self::new(ErrorType::NotSupported, field, Some(show(&value)), detail)
+        Self::new(ErrorType::NotSupported, &field, Some(show(&value)), detail)
     }
 
     pub fn forbidden(field: impl Display, detail: impl Into<String>) -> Self {
-        Self::new(ErrorType::Forbidden, field, None, detail)
+        Self::new(ErrorType::Forbidden, &field, None, detail.into())
     }
 
     pub fn too_long(field: impl Display, max: usize) -> Self {
         let unit = if max == 1 { "byte" } else { "bytes" };
-        Self::new(ErrorType::TooLong, field, None, format!("may not be more than {max} {unit}"))
+        Self::new(ErrorType::TooLong, &field, None, format!("may not be more than {max} {unit}"))
     }
 
     pub fn too_many(field: impl Display, actual: usize, max: usize) -> Self {
         let unit = if max == 1 { "item" } else { "items" };
-        Self::new(ErrorType::TooMany, field, Some(actual.to_string()), format!("must have at most {max} {unit}"))
+        Self::new(ErrorType::TooMany, &field, Some(actual.to_string()), format!("must have at most {max} {unit}"))
     }
 
     pub fn internal(field: impl Display, detail: impl Into<String>) -> Self {
-        Self::new(ErrorType::Internal, field, None, detail)
+        Self::new(ErrorType::Internal, &field, None, detail.into())
     }
 
     /// The text without the field name.
@@ -319,7 +322,13 @@ pub fn aggregate<S: AsRef<str>>(messages: &[S]) -> String {
 
 /// A value as upstream shows it: strings quoted the way Go does, everything else as JSON.
 fn show(value: &impl Serialize) -> String {
-    match serde_json::to_value(value) {
+    show_json(crate::schema::encode_plain(value))
+}
+
+#[cold]
+#[inline(never)]
+fn show_json(json: serde_json::Result<Vec<u8>>) -> String {
+    match json.and_then(|json| serde_json::from_slice(&json)) {
         Ok(serde_json::Value::String(text)) => quote(&text),
         Ok(other) => other.to_string(),
         Err(_) => "<unprintable>".to_owned(),

@@ -9,7 +9,6 @@ use std::any::Any;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 /// Calls a macro with the list, for other crates that have something to compile once per kind.
 #[macro_export]
@@ -50,20 +49,25 @@ macro_rules! shared_kinds {
     };
 }
 
-/// The four ways between an object and JSON.
+/// The two ways between an object and the text of JSON, and those between it and a value, which only tests take
+/// ([`crate::codec::from_value`] says why).
 struct Codec {
     _read: fn(&[u8]) -> serde_json::Result<Box<dyn Any>>,
-    _take: fn(Value) -> serde_json::Result<Box<dyn Any>>,
     _write: fn(&dyn Any) -> Option<serde_json::Result<Vec<u8>>>,
-    _give: fn(&dyn Any) -> Option<serde_json::Result<Value>>,
+    #[cfg(debug_assertions)]
+    _take: fn(serde_json::Value) -> serde_json::Result<Box<dyn Any>>,
+    #[cfg(debug_assertions)]
+    _give: fn(&dyn Any) -> Option<serde_json::Result<serde_json::Value>>,
 }
 
 impl Codec {
     const fn of<K: Serialize + DeserializeOwned + 'static>() -> Codec {
         Codec {
             _read: |json| Ok(Box::new(serde_json::from_slice::<K>(json)?)),
+            _write: |object| Some(crate::schema::encode_plain(object.downcast_ref::<K>()?)),
+            #[cfg(debug_assertions)]
             _take: |value| Ok(Box::new(serde_json::from_value::<K>(value)?)),
-            _write: |object| Some(serde_json::to_vec(object.downcast_ref::<K>()?)),
+            #[cfg(debug_assertions)]
             _give: |object| Some(serde_json::to_value(object.downcast_ref::<K>()?)),
         }
     }
@@ -71,7 +75,7 @@ impl Codec {
 
 macro_rules! codecs {
     ($($kind:ty),* $(,)?) => {
-        #[used]
+        #[allow(dead_code, reason = "it is compiled for what it names; what nobody calls, the linker takes out")]
         static CODECS: &[Codec] = &[$(Codec::of::<$kind>()),*];
     };
 }

@@ -85,6 +85,7 @@ pub mod rbac {
     pub use crate::authz::rbac::{Index, NotAllowed, allows};
 }
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
@@ -97,13 +98,13 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let signals = stop.clone();
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    let waiter = tokio::spawn(async move {
+    let waiter = tokio::spawn(FutureExt::boxed(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = tokio::signal::ctrl_c() => {}
         }
         signals.cancel();
-    });
+    }));
     let outcome = run(Config::try_from(args)?, stop).await;
     waiter.abort();
     outcome

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -89,7 +90,7 @@ impl Server {
         let (store, sealed) = seal(&config, &registry, Arc::new(timed)).await?;
         let caches = watch_cache::start(store, &registry.prefixes()).await?;
         let stop = CancellationToken::new();
-        let dispatcher = tokio::spawn(watch_cache::run(caches.clone(), stop.clone()));
+        let dispatcher = tokio::spawn(FutureExt::boxed(watch_cache::run(caches.clone(), stop.clone())));
 
         let audiences = config.audiences();
         let signer = external_signer(&mut config, metrics.all()).await?;
@@ -148,12 +149,12 @@ impl Server {
         let state = Arc::new(state);
         drop(state.own.set(Box::new(Own(Arc::downgrade(&state)))));
         let mut housekeeping = JoinSet::new();
-        housekeeping.spawn(crate::custom::run(state.clone()));
-        housekeeping.spawn(crate::integrity::run(state.clone()));
+        housekeeping.spawn(FutureExt::boxed(crate::custom::run(state.clone())));
+        housekeeping.spawn(FutureExt::boxed(crate::integrity::run(state.clone())));
         if let Some(tracing) = state.config.tracing.clone() {
             let exporting = state.trace.export(tracing.rate());
             let instance = state.config.advertise_address.map_or_else(String::new, |address| address.to_string());
-            housekeeping.spawn(otlp::run(exporting, tracing, instance, state.stop.clone()));
+            housekeeping.spawn(FutureExt::boxed(otlp::run(exporting, tracing, instance, state.stop.clone())));
         }
         if let Some(url) = &state.config.history_remote_write_url {
             let remote = crate::remote::Remote::from_url(url, None).context("--history-remote-write-url")?;
@@ -162,18 +163,22 @@ impl Server {
                 async move { crate::history::remote_write::run(&state.history, remote, state.stop.clone()).await };
             housekeeping.spawn(writing);
         }
-        housekeeping.spawn(crate::sampler::run(state.clone()));
+        housekeeping.spawn(FutureExt::boxed(crate::sampler::run(state.clone())));
         if let Some(signer) = signer {
-            housekeeping.spawn(signer.follow(state.stop.clone()));
+            housekeeping.spawn(FutureExt::boxed(signer.follow(state.stop.clone())));
         }
-        housekeeping.spawn(crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()));
+        housekeeping.spawn(FutureExt::boxed(crate::seal::run(
+            state.sealed.clone(),
+            state.caches.clone(),
+            state.stop.clone(),
+        )));
         begin(&state, &mut housekeeping).await?;
-        housekeeping.spawn(crate::api_services::local::run(state.clone()));
-        housekeeping.spawn(crate::api_services::run(state.clone()));
-        housekeeping.spawn(crate::api_services::trust::run(state.clone()));
-        housekeeping.spawn(crate::bootstrap::flow_control::run(state.clone()));
-        housekeeping.spawn(crate::bootstrap::legacy_tokens::run(state.clone()));
-        housekeeping.spawn(crate::admission::check_types(state.cluster.clone()));
+        housekeeping.spawn(FutureExt::boxed(crate::api_services::local::run(state.clone())));
+        housekeeping.spawn(FutureExt::boxed(crate::api_services::run(state.clone())));
+        housekeeping.spawn(FutureExt::boxed(crate::api_services::trust::run(state.clone())));
+        housekeeping.spawn(FutureExt::boxed(crate::bootstrap::flow_control::run(state.clone())));
+        housekeeping.spawn(FutureExt::boxed(crate::bootstrap::legacy_tokens::run(state.clone())));
+        housekeeping.spawn(FutureExt::boxed(crate::admission::check_types(state.cluster.clone())));
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, housekeeping, stop })
     }
 
@@ -222,11 +227,11 @@ impl Server {
         let places = Connections::new(|| limits.unwrap_or_else(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS)));
         let closing = CancellationToken::new();
         let mut connections = JoinSet::new();
-        housekeeping.spawn(compact(state.clone()));
-        housekeeping.spawn(allocation::repair::run(state.cluster.clone(), inner.clone()));
+        housekeeping.spawn(FutureExt::boxed(compact(state.clone())));
+        housekeeping.spawn(FutureExt::boxed(allocation::repair::run(state.cluster.clone(), inner.clone())));
         let serving = stop.child_token();
-        let leases = tokio::spawn(crate::server_leases::run(state.clone(), serving.clone()));
-        let identity = tokio::spawn(crate::identity_lease::run(state.clone(), serving.clone()));
+        let leases = tokio::spawn(FutureExt::boxed(crate::server_leases::run(state.clone(), serving.clone())));
+        let identity = tokio::spawn(FutureExt::boxed(crate::identity_lease::run(state.clone(), serving.clone())));
         for task in state.admission.background(&state.cluster) {
             housekeeping.spawn(task);
         }
@@ -243,7 +248,7 @@ impl Server {
                 Some(_) = connections.join_next() => {}
                 (tcp, address) = places.accept(&listener) => {
                     let (state, acceptor, closing) = (state.clone(), acceptor.clone(), closing.clone());
-                    connections.spawn(async move {
+                    connections.spawn(FutureExt::boxed(async move {
                         let place = tcp.place();
                         let Ok(tls) = place.handshake(acceptor.get().accept(tcp)).await else { return };
                         let certificates = tls.get_ref().1.peer_certificates().map(PeerCertificates::new);
@@ -257,7 +262,7 @@ impl Server {
                         let answer = |request| Box::pin(receive(state.clone(), request, peer.clone()));
                         // An error here is the client's: it went away or does not speak HTTP.
                         let _ = place.serve(stream, &closing, answer).await;
-                    });
+                    }));
                 }
             }
         };
@@ -396,7 +401,7 @@ async fn begin(state: &Arc<State>, housekeeping: &mut JoinSet<()>) -> anyhow::Re
     }
     tracing::error!("{error:#}");
     let state = state.clone();
-    housekeeping.spawn(async move {
+    housekeeping.spawn(FutureExt::boxed(async move {
         while !state.stop.is_cancelled() {
             tokio::time::sleep(BEGIN_INTERVAL).await;
             match once(&state).await {
@@ -404,7 +409,7 @@ async fn begin(state: &Arc<State>, housekeeping: &mut JoinSet<()>) -> anyhow::Re
                 Err(error) => tracing::warn!("{error:#}"),
             }
         }
-    });
+    }));
     Ok(())
 }
 

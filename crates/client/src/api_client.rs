@@ -3,6 +3,7 @@
 use std::any::TypeId;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{Method, Request, header};
 use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
@@ -310,33 +311,38 @@ impl<K: DeserializeOwned> Api<K> {
     }
 }
 
+/// What a request comes to. Boxed: what an `async fn` does is compiled again by every crate that waits for it.
+type Coming<'a, T> = BoxFuture<'a, Result<T, Error>>;
+
 impl Collection {
     /// Sends a request about one object and reads the answer.
-    async fn call(&self, method: Method, uri: String, body: Option<Bytes>) -> Result<Answer, Error> {
+    fn call(&self, method: Method, uri: String, body: Option<Bytes>) -> Coming<'_, Answer> {
         let content_type = body.is_some().then_some(JSON);
-        self.send(method, uri, self.accept.0, content_type, body.unwrap_or_default()).await
+        self.send(method, uri, self.accept.0, content_type, body.unwrap_or_default())
     }
 
-    async fn list(&self, params: &ListParams) -> Result<Answer, Error> {
+    fn list<'a>(&'a self, params: &ListParams) -> Coming<'a, Answer> {
         let mut query = Query::new(self.own_path(None, None));
         params.query(&mut query);
-        self.send(Method::GET, query.finish(), self.accept.1, None, Bytes::new()).await
+        self.send(Method::GET, query.finish(), self.accept.1, None, Bytes::new())
     }
 
-    async fn watch(&self, params: &ListParams, resource_version: &str) -> Result<crate::Body, Error> {
+    fn watch<'a>(&'a self, params: &ListParams, resource_version: &str) -> Coming<'a, crate::Body> {
         let mut query = Query::new(self.own_path(None, None));
         query.pair("watch", "true");
         let resource_version = (!resource_version.is_empty()).then(|| resource_version.to_owned());
         ListParams { resource_version, ..params.clone() }.query(&mut query);
-        let request = request(Method::GET, query.finish(), self.accept.0, None, Bytes::new())?;
-        self.client.send_checked(request).await.map(http::Response::into_body)
+        let request = request(Method::GET, query.finish(), self.accept.0, None, Bytes::new());
+        Box::pin(async move { self.client.send_checked(request?).await.map(http::Response::into_body) })
     }
 
-    async fn patch(&self, name: &str, subresource: Option<&str>, patch: &Patch) -> Result<Answer, Error> {
+    fn patch<'a>(&'a self, name: &str, subresource: Option<&str>, patch: &Patch) -> Coming<'a, Answer> {
         let mut query = Query::new(self.own_path(Some(name), subresource));
         patch.params.query(&mut query);
-        let body = encode(&patch.body)?;
-        self.send(Method::PATCH, query.finish(), self.accept.0, Some(patch.content_type), body).await
+        match encode(&patch.body) {
+            Ok(body) => self.send(Method::PATCH, query.finish(), self.accept.0, Some(patch.content_type), body),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
     }
 
     async fn delete(&self, uri: String, params: &DeleteParams) -> Result<(), Error> {
@@ -346,19 +352,22 @@ impl Collection {
         Ok(())
     }
 
-    async fn send(
+    fn send(
         &self,
         method: Method,
         uri: String,
         accept: &str,
         content_type: Option<&str>,
         body: Bytes,
-    ) -> Result<Answer, Error> {
-        let response = self.client.send_checked(request(method, uri.clone(), accept, content_type, body)?).await?;
-        match response.into_body().collect().await {
-            Ok(body) => Ok(Answer { uri, body: body.to_bytes() }),
-            Err(source) => Err(Error::Transport { method: Method::GET, uri, source }),
-        }
+    ) -> Coming<'_, Answer> {
+        let request = request(method, uri.clone(), accept, content_type, body);
+        Box::pin(async move {
+            let response = self.client.send_checked(request?).await?;
+            match response.into_body().collect().await {
+                Ok(body) => Ok(Answer { uri, body: body.to_bytes() }),
+                Err(source) => Err(Error::Transport { method: Method::GET, uri, source }),
+            }
+        })
     }
 
     /// In the namespace of these verbs.
@@ -398,7 +407,7 @@ fn request(
 }
 
 fn encode(body: &impl Serialize) -> Result<Bytes, Error> {
-    serde_json::to_vec(body).map(Bytes::from).map_err(|error| Error::Encode(error.to_string()))
+    api::schema::encode_plain(body).map(Bytes::from).map_err(|error| Error::Encode(error.to_string()))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::InformerFactory;
 
 macro_rules! informers {
     ($($kind:ty),* $(,)?) => {
-        #[used]
+        #[allow(dead_code, reason = "it is compiled for what it names; what nobody calls, the linker takes out")]
         static INFORMERS: &[fn(&InformerFactory)] = &[
             $(|informers| drop(informers.informer::<$kind>())),*,
             |informers| drop(informers.informer::<Pod>()),

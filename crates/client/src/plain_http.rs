@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use tls::{Accepted, Connections, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,11 +24,11 @@ pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> (u16, String)
         tokio::select! {
             (stream, _) = places.accept(&listener) => {
                 let answer = answer.clone();
-                connections.spawn(async move {
+                connections.spawn(FutureExt::boxed(async move {
                     let place = stream.place();
                     // A client that goes away or dawdles has no one to tell.
                     let _ = place.handshake(respond(stream, &*answer)).await;
-                });
+                }));
             }
             Some(_) = connections.join_next() => {}
         }

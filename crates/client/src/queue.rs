@@ -10,6 +10,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -172,7 +173,7 @@ impl<K: Clone + Eq + Hash + Display + Send + 'static> WorkQueue<K> {
         }
         let shared = Arc::downgrade(&self.shared);
         // Bounded by the delay; it holds no reference, so a dropped queue lets it end quietly.
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             tokio::time::sleep_until(at).await;
             if let Some(shared) = shared.upgrade() {
                 let queue = Self { shared };
@@ -185,7 +186,7 @@ impl<K: Clone + Eq + Hash + Display + Send + 'static> WorkQueue<K> {
                     queue.add_caused(key, context);
                 }
             }
-        });
+        }));
     }
 
     /// Adds `key` after a delay that doubles with each failure since the last `forget`.

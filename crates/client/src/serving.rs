@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use api::zpages::{self, About};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -130,7 +131,7 @@ impl Port {
                 accepted = places.accept(&self.listener) => accepted,
             };
             let (tls, routes, stop) = (self.tls.clone(), routes.clone(), stop.clone());
-            connections.spawn(async move {
+            connections.spawn(FutureExt::boxed(async move {
                 let serve = async {
                     let place = tcp.place();
                     let stream = place.handshake(tls.accept(tcp)).await?;
@@ -145,7 +146,7 @@ impl Port {
                             response
                         }
                     };
-                    place.serve(stream, &stop, answer).await
+                    place.serve_boxed(stream, &stop, answer).await
                 };
                 tokio::select! {
                     () = stop.cancelled() => {}
@@ -153,7 +154,7 @@ impl Port {
                         tracing::debug!(%error, "connection ended");
                     }
                 }
-            });
+            }));
         }
         connections.close();
         connections.wait().await;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Method, Request, header};
 use http_body_util::BodyExt;
 use trace::{Recorder, Span, Walk};
@@ -33,7 +34,7 @@ impl Traced {
 
     pub(crate) fn remote(client: Client, actor: &str) -> Self {
         let recorder = Recorder::new(BUFFER_BYTES);
-        let sender = tokio::spawn(send(client, recorder.clone()));
+        let sender = tokio::spawn(FutureExt::boxed(send(client, recorder.clone())));
         Self { recorder, actor: actor.into(), sender: Some(sender) }
     }
 }

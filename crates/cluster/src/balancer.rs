@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use client::kubeconfig::Kubeconfig;
 use client::{Client, Informer, ListParams};
+use futures_util::FutureExt;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpStream};
@@ -60,7 +61,7 @@ impl Balancer {
         let mut serving = JoinSet::new();
         Ok(Arc::new_cyclic(|this: &std::sync::Weak<Balancer>| {
             let this = this.clone();
-            serving.spawn(async move {
+            serving.spawn(FutureExt::boxed(async move {
                 let mut connections = JoinSet::new();
                 loop {
                     let accepted = tokio::select! {
@@ -71,14 +72,16 @@ impl Balancer {
                         (_, None) => return,
                         // Dropped: a node has few clients, and they share their connections.
                         (Ok(_), Some(_)) if connections.len() >= MAX_CONNECTIONS => {}
-                        (Ok((client, _)), Some(balancer)) => drop(connections.spawn(balancer.carry(client))),
+                        (Ok((client, _)), Some(balancer)) => {
+                            drop(connections.spawn(FutureExt::boxed(balancer.carry(client))))
+                        }
                         (Err(error), _) => {
                             tracing::warn!(%error, "connection not accepted");
                             tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
                         }
                     }
                 }
-            });
+            }));
             Balancer { servers: watch::Sender::new(servers), next, address, file, _serving: serving }
         }))
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use client::backoff::exponential;
 use client::metrics::panics;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
@@ -53,7 +54,7 @@ impl Components {
     /// Boxed, so that a task is compiled once and not for each component.
     fn spawn_boxed(&mut self, name: &'static str, component: BoxFuture<'static, Result<()>>) {
         self.running.push(name);
-        self.tasks.spawn(async move { (name, component.await) });
+        self.tasks.spawn(FutureExt::boxed(async move { (name, component.await) }));
     }
 
     /// Starts a component that is started again when it ends. What it left behind is told to stop by its own token.

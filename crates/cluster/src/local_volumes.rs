@@ -42,7 +42,7 @@ pub(crate) async fn ensure(client: &Client) -> Result<()> {
 }
 
 fn class() -> serde_json::Result<StorageClass> {
-    serde_json::from_value(json!({
+    api::codec::from_value(&json!({
         "metadata": {"name": CLASS, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
         "provisioner": local_csi::NAME,
         "reclaimPolicy": "Delete",

@@ -18,7 +18,7 @@ pub(crate) async fn ensure(client: &Client) -> Result<()> {
         },
         "rules": [{"apiGroups": ["metrics.k8s.io"], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]}],
     });
-    let role: ClusterRole = serde_json::from_value(role).context("the role that reads metrics")?;
+    let role: ClusterRole = api::codec::from_value(&role).context("the role that reads metrics")?;
     match client.all::<ClusterRole>().create(&role).await {
         Err(error) if !error.is_already_exists() => Err(error).context("making the role that reads metrics"),
         _ => Ok(()),

@@ -9,6 +9,7 @@ use client::{
     Client, Event, EventRecorder, Expectations, Informer, InformerFactory, ListParams, Resource, Taken, WorkQueue,
     outlive_panics,
 };
+use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -238,10 +239,10 @@ pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop:
     let mut workers = JoinSet::new(); // dropping it aborts what is left
     for _ in 0..descriptor.workers {
         let (controller, queue, stop) = (controller.clone(), queue.clone(), stop.clone());
-        workers.spawn(async move {
+        workers.spawn(FutureExt::boxed(async move {
             let working = || work(descriptor.name, controller.clone(), queue.clone());
             outlive_panics(descriptor.name, "", &stop, working).await;
-        });
+        }));
     }
     let background = {
         let (controller, stop) = (controller.clone(), stop.clone());
@@ -254,10 +255,10 @@ pub(crate) async fn run(descriptor: &'static Descriptor, context: Context, stop:
             outlive_panics(descriptor.name, "background", &stop, working).await;
         }
     };
-    workers.spawn(background);
+    workers.spawn(FutureExt::boxed(background));
     let expected = std::mem::take(&mut *context.expectations.lock());
     for expectations in expected {
-        workers.spawn(look_at_overdue(expectations, queue.clone(), stop.clone()));
+        workers.spawn(FutureExt::boxed(look_at_overdue(expectations, queue.clone(), stop.clone())));
     }
     stop.cancelled().await;
     queue.shut_down();

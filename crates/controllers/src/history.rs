@@ -45,7 +45,7 @@ pub(crate) fn name(revision: &ControllerRevision) -> &str {
 
 /// What a revision remembers of a template: a patch that replaces it.
 fn data(template: &PodTemplateSpec) -> Value {
-    let mut template = serde_json::to_value(template).unwrap_or_default();
+    let mut template = api::codec::to_value(template).unwrap_or_default();
     template["$patch"] = json!("replace");
     json!({ "spec": { "template": template } })
 }
@@ -53,7 +53,7 @@ fn data(template: &PodTemplateSpec) -> Value {
 pub(crate) fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let mut template = revision.data.as_ref()?.0.pointer("/spec/template")?.clone();
     template.as_object_mut()?.remove("$patch");
-    serde_json::from_value(template).ok()
+    api::codec::from_value(&template).ok()
 }
 
 /// The revision of the present template, recorded if it is new and moved to the front if it is an old one again.

@@ -7,6 +7,7 @@ use client::metrics::Metrics;
 use client::review::Reviews;
 use client::serving::{Port, Routes};
 use client::{Client, EventRecorder, InformerFactory, LeaderElector, outlive_panics};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -94,7 +95,7 @@ async fn run_controllers(config: Config, stop: CancellationToken) {
     let informers = InformerFactory::new(config.client.clone());
     let mut running = JoinSet::new();
     for descriptor in CONTROLLERS.iter().filter(|descriptor| is_enabled(descriptor.name, &config.controllers)) {
-        running.spawn(keep_running(descriptor, config.clone(), informers.clone(), stop.clone()));
+        running.spawn(FutureExt::boxed(keep_running(descriptor, config.clone(), informers.clone(), stop.clone())));
     }
     informers.start(stop.clone());
     while let Some(ended) = running.join_next().await {

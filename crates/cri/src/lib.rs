@@ -12,6 +12,9 @@
 //!     .compile_fds(files)
 //! ```
 //!
+//! and then `grpc::Caller` in the place of `tonic::client::Grpc`, and `grpc::Responder` in that of `tonic::server::Grpc` where a
+//! method is unary.
+//!
 //! Not here: the streaming protocols behind the URLs of Exec, Attach and PortForward (`runtime::streaming`).
 
 pub mod client;

@@ -2389,7 +2389,7 @@ pub mod runtime_service_client {
     use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
     pub struct RuntimeServiceClient<T> {
-        inner: tonic::client::Grpc<T>,
+        inner: grpc::Caller<T>,
     }
     impl RuntimeServiceClient<tonic::transport::Channel> {
         /// Attempt to create a new client by connecting to a given endpoint.
@@ -2410,11 +2410,11 @@ pub mod runtime_service_client {
         <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
     {
         pub fn new(inner: T) -> Self {
-            let inner = tonic::client::Grpc::new(inner);
+            let inner = grpc::Caller::new(inner);
             Self { inner }
         }
         pub fn with_origin(inner: T, origin: Uri) -> Self {
-            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            let inner = grpc::Caller::with_origin(inner, origin);
             Self { inner }
         }
         pub fn with_interceptor<F>(
@@ -3754,7 +3754,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = VersionSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -3800,7 +3800,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = RunPodSandboxSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -3846,7 +3846,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = StopPodSandboxSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -3892,7 +3892,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = RemovePodSandboxSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -3938,7 +3938,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = PodSandboxStatusSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -3984,7 +3984,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ListPodSandboxSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4078,7 +4078,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = CreateContainerSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4124,7 +4124,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = StartContainerSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4169,7 +4169,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = StopContainerSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4215,7 +4215,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = RemoveContainerSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4261,7 +4261,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ListContainersSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4355,7 +4355,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ContainerStatusSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4406,7 +4406,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = UpdateContainerResourcesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4452,7 +4452,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ReopenContainerLogSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4497,7 +4497,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ExecSyncSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4541,7 +4541,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ExecSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4586,7 +4586,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = AttachSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4631,7 +4631,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = PortForwardSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4677,7 +4677,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ContainerStatsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4723,7 +4723,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ListContainerStatsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4820,7 +4820,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = PodSandboxStatsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4869,7 +4869,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ListPodSandboxStatsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -4969,7 +4969,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = UpdateRuntimeConfigSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5014,7 +5014,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = StatusSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5060,7 +5060,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = CheckpointContainerSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5156,7 +5156,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ListMetricDescriptorsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5205,7 +5205,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = ListPodSandboxMetricsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5303,7 +5303,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = RuntimeConfigSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5355,7 +5355,7 @@ pub mod runtime_service_server {
                     let fut = async move {
                         let method = UpdatePodSandboxResourcesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5422,7 +5422,7 @@ pub mod image_service_client {
     use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
     pub struct ImageServiceClient<T> {
-        inner: tonic::client::Grpc<T>,
+        inner: grpc::Caller<T>,
     }
     impl ImageServiceClient<tonic::transport::Channel> {
         /// Attempt to create a new client by connecting to a given endpoint.
@@ -5443,11 +5443,11 @@ pub mod image_service_client {
         <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
     {
         pub fn new(inner: T) -> Self {
-            let inner = tonic::client::Grpc::new(inner);
+            let inner = grpc::Caller::new(inner);
             Self { inner }
         }
         pub fn with_origin(inner: T, origin: Uri) -> Self {
-            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            let inner = grpc::Caller::with_origin(inner, origin);
             Self { inner }
         }
         pub fn with_interceptor<F>(
@@ -5815,7 +5815,7 @@ pub mod image_service_server {
                     let fut = async move {
                         let method = ListImagesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5906,7 +5906,7 @@ pub mod image_service_server {
                     let fut = async move {
                         let method = ImageStatusSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5951,7 +5951,7 @@ pub mod image_service_server {
                     let fut = async move {
                         let method = PullImageSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -5996,7 +5996,7 @@ pub mod image_service_server {
                     let fut = async move {
                         let method = RemoveImageSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,
@@ -6041,7 +6041,7 @@ pub mod image_service_server {
                     let fut = async move {
                         let method = ImageFsInfoSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
+                        let mut grpc = grpc::Responder::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
                                 send_compression_encodings,

@@ -100,7 +100,7 @@ macro_rules! service {
                                     }
                                 });
                                 let codec = tonic_prost::ProstCodec::<$response, $request>::default();
-                                let mut server = tonic::server::Grpc::new(codec)
+                                let mut server = grpc::Responder::new(codec)
                                     .max_decoding_message_size($crate::MAX_MESSAGE_SIZE)
                                     .max_encoding_message_size($crate::MAX_MESSAGE_SIZE);
                                 Ok(server.unary(method, request).await)
@@ -133,7 +133,7 @@ where
     // The driver hears how long anyone waits for it.
     request.set_timeout(timeout);
     let answer = async {
-        let mut client = tonic::client::Grpc::new(channel)
+        let mut client = grpc::Caller::new(channel)
             .max_decoding_message_size(crate::MAX_MESSAGE_SIZE)
             .max_encoding_message_size(crate::MAX_MESSAGE_SIZE);
         client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;

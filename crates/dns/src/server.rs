@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use client::{InformerFactory, plain_http};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use hickory_proto::op::Message;
 use nix::sys::socket::sockopt::ReusePort;
@@ -46,13 +47,13 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     for address in [config.health_bind_address, config.metrics_bind_address].into_iter().flatten() {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
         let (index, responder) = (index.clone(), responder.clone());
-        tasks.spawn(plain_http::serve(listener, move |path| match path {
+        tasks.spawn(FutureExt::boxed(plain_http::serve(listener, move |path| match path {
             "/health" => (200, "OK".to_owned()),
             "/ready" if index.has_synced() => (200, "OK".to_owned()),
             "/ready" => (503, "kubernetes".to_owned()),
             "/metrics" => (200, responder.metrics.render()),
             _ => (404, "404 page not found\n".to_owned()),
-        }));
+        })));
     }
     // An empty index would deny names that exist: nobody is answered before it is full.
     let until_ready = async {
@@ -66,18 +67,28 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
         () = stop.cancelled() => return Ok(()),
     }
     if let Some(configuration) = configuration {
-        tasks.spawn(configuration.follow(config.clone(), responder.clone(), index.clone(), stop.child_token()));
+        tasks.spawn(FutureExt::boxed(configuration.follow(
+            config.clone(),
+            responder.clone(),
+            index.clone(),
+            stop.child_token(),
+        )));
     }
     let sockets = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_SOCKETS);
     for address in &config.listen {
         for _ in 0..sockets {
             let udp = shared_socket(*address).with_context(|| format!("listening on {address}/udp"))?;
             let metrics = responder.metrics.listener(*address, Transport::Udp);
-            tasks.spawn(serve_udp(responder.clone(), index.clone(), Arc::new(udp), Arc::new(metrics)));
+            tasks.spawn(FutureExt::boxed(serve_udp(
+                responder.clone(),
+                index.clone(),
+                Arc::new(udp),
+                Arc::new(metrics),
+            )));
         }
         let tcp = TcpListener::bind(address).await.with_context(|| format!("listening on {address}/tcp"))?;
         let metrics = responder.metrics.listener(*address, Transport::Tcp);
-        tasks.spawn(serve_tcp(responder.clone(), tcp, Arc::new(metrics)));
+        tasks.spawn(FutureExt::boxed(serve_tcp(responder.clone(), tcp, Arc::new(metrics))));
         tracing::info!(%address, domain = config.domain, "serving");
     }
     config.serving.notify_one();
@@ -152,7 +163,7 @@ async fn serve_udp(
                     let (responder, socket, metrics) = (responder.clone(), socket.clone(), metrics.clone());
                     let client = datagrams::address_of(client);
                     let packet = packet.to_vec();
-                    forwards.spawn(async move {
+                    forwards.spawn(FutureExt::boxed(async move {
                         if let (Reaction::Answer(answer), Some(client)) = (responder.forward(*pending).await, client) {
                             send(&socket, &answer.bytes, client).await;
                             metrics.count(answer.exchange, length, answer.bytes.len(), began.elapsed());
@@ -160,7 +171,7 @@ async fn serve_udp(
                                 log(&packet, Some(client), "udp", &answer.bytes, began.elapsed());
                             }
                         }
-                    });
+                    }));
                     false
                 }
                 // Zones go over TCP only.
@@ -215,10 +226,10 @@ async fn serve_tcp(responder: Arc<Responder>, listener: TcpListener, metrics: Ar
         tokio::select! {
             (stream, _) = plain_http::accept(&listener), if connections.len() < MAX_CONNECTIONS => {
                 let (responder, metrics) = (responder.clone(), metrics.clone());
-                connections.spawn(async move {
+                connections.spawn(FutureExt::boxed(async move {
                     // A client that goes away has no one to tell.
                     let _ = converse(&responder, &metrics, stream).await;
-                });
+                }));
             }
             Some(_) = connections.join_next() => {}
         }

@@ -38,7 +38,7 @@ async fn ingress_class(client: &Client) -> Result<()> {
     if !classes.list(&ListParams { limit: Some(1), ..ListParams::default() }).await?.items.is_empty() {
         return Ok(());
     }
-    let class: IngressClass = serde_json::from_value(json!({
+    let class: IngressClass = api::codec::from_value(&json!({
         "metadata": {"name": CLASS, "annotations": {"ingressclass.kubernetes.io/is-default-class": "true"}},
         "spec": {"controller": INGRESS_CONTROLLER},
     }))?;

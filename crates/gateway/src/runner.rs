@@ -11,6 +11,7 @@ use client::metrics::{Metrics, panics};
 use client::{
     Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key, plain_http,
 };
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -67,11 +68,11 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     if let Some(address) = config.metrics_bind_address {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listening on {address}"))?;
-        tasks.spawn(plain_http::serve(listener, move |path| match path {
+        tasks.spawn(FutureExt::boxed(plain_http::serve(listener, move |path| match path {
             "/healthz" | "/readyz" | "/livez" => (200, "ok".to_owned()),
             "/metrics" => (200, metrics.render()),
             _ => (404, "404 page not found\n".to_owned()),
-        }));
+        })));
     }
     let shared = Arc::new(Shared::default());
     let informers = InformerFactory::new(config.client.clone());
@@ -397,7 +398,7 @@ impl Kinds {
             }
         });
         self.running.insert(CONFIG_MAPS, ("v1", token.clone()));
-        tasks.spawn(keep_following(informer.clone(), CONFIG_MAPS, token));
+        tasks.spawn(FutureExt::boxed(keep_following(informer.clone(), CONFIG_MAPS, token)));
         Some(Box::pin(async move { informer.synced().await }))
     }
 
@@ -433,9 +434,14 @@ impl Kinds {
         });
         self.running.insert(plural, (version, token.clone()));
         if running.is_some() {
-            tasks.spawn(forget_missing(informer.clone(), self.shared.clone(), token.clone(), objects));
+            tasks.spawn(FutureExt::boxed(forget_missing(
+                informer.clone(),
+                self.shared.clone(),
+                token.clone(),
+                objects,
+            )));
         }
-        tasks.spawn(keep_following(informer.clone(), plural, token));
+        tasks.spawn(FutureExt::boxed(keep_following(informer.clone(), plural, token)));
         Some(Box::pin(async move { informer.synced().await }))
     }
 }

@@ -5,10 +5,12 @@
 
 mod client;
 mod measured;
+mod messages;
 mod server;
 
 pub use client::{connect, lazy, lazy_host, socket_path};
 pub use measured::{Measured, Observer};
+pub use messages::{Caller, Responder};
 pub use server::Socket;
 pub use tonic;
 

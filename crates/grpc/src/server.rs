@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxFuture;
 use tonic::transport::server::Router;
 
 use crate::{Error, socket_path};
@@ -25,16 +26,19 @@ impl Socket {
         }
     }
 
-    /// Serves until `stop`. Open calls end with their connections when this returns.
-    pub async fn serve(self, services: Router, stop: CancellationToken) -> Result<(), Error> {
-        let Socket { listener, path } = self;
-        let server = services.serve_with_incoming(UnixListenerStream::new(listener));
-        let served = tokio::select! {
-            served = server => served,
-            () = stop.cancelled() => Ok(()),
-        };
-        // The file stays: a successor may have bound the same path already, and then it is its.
-        served.map_err(|source| Error::Transport { path: path.display().to_string(), source })
+    /// Serves until `stop`. Open calls end with their connections when this returns. Boxed: what an `async fn` does is compiled by
+    /// every crate that waits for it, and here that is a whole server of HTTP/2.
+    pub fn serve(self, services: Router, stop: CancellationToken) -> BoxFuture<(), Error> {
+        Box::pin(async move {
+            let Socket { listener, path } = self;
+            let server = services.serve_with_incoming(UnixListenerStream::new(listener));
+            let served = tokio::select! {
+                served = server => served,
+                () = stop.cancelled() => Ok(()),
+            };
+            // The file stays: a successor may have bound the same path already, and then it is its.
+            served.map_err(|source| Error::Transport { path: path.display().to_string(), source })
+        })
     }
 }
 

@@ -6,7 +6,6 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 /// A request without a body.
@@ -39,18 +38,14 @@ pub(crate) async fn exchange(
     request: Request,
     limit: usize,
 ) -> Result<Answer, ExchangeError> {
-    let Some(config) = tls else { return talk(stream, request, limit).await };
+    let Some(config) = tls else { return talk(Box::new(stream), request, limit).await };
     let name = ServerName::try_from(host.to_string())?;
     let connector = tokio_rustls::TlsConnector::from(config);
-    talk(connector.connect(name, stream).await?, request, limit).await
+    talk(Box::new(connector.connect(name, stream).await?), request, limit).await
 }
 
 /// The connection lives exactly as long as this.
-async fn talk(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    request: Request,
-    limit: usize,
-) -> Result<Answer, ExchangeError> {
+async fn talk(stream: Box<dyn tls::Stream>, request: Request, limit: usize) -> Result<Answer, ExchangeError> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let talk = async {
         let (head, body) = sender.send_request(request).await?.into_parts();

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::{Client, Informer, ListParams, Resource};
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -83,9 +84,9 @@ impl<K: Resource> Objects<K> {
             });
             let stop = self.stop.child_token();
             let (running, until) = (informer.clone(), stop.clone());
-            self.tasks.spawn(async move {
+            self.tasks.spawn(FutureExt::boxed(async move {
                 client::outlive_panics("kubelet objects", K::KIND, &until, || running.run(until.clone())).await;
-            });
+            }));
             Watched { informer, stop, users }
         });
         watched.users.lock().insert(uid.to_string());

@@ -1,5 +1,6 @@
 //! The parts of a kubelet beside the workers of its pods: each runs until the kubelet stops, whatever befalls it.
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,7 +31,7 @@ impl Parts {
     /// Boxed, so that a task is compiled once and not for each part.
     fn spawn_boxed(&self, name: &'static str, part: Part) {
         let stop = self.stop.clone();
-        self.tasks.spawn(async move {
+        self.tasks.spawn(FutureExt::boxed(async move {
             let run = || {
                 let own = stop.child_token();
                 let ends_with_the_try = own.clone().drop_guard();
@@ -41,7 +42,7 @@ impl Parts {
                 }
             };
             client::outlive_panics(name, "", &stop, run).await;
-        });
+        }));
     }
 }
 

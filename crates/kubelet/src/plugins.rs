@@ -14,6 +14,7 @@ use client::EventRecorder;
 use csi::registration::{CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationClient, RegistrationStatus};
 use csi::tonic::{Code, Status};
 use csi::v1;
+use futures_util::FutureExt;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -136,13 +137,13 @@ impl Plugins {
                 });
                 let (this, gone, place) = (self.clone(), stop.child_token(), path.clone());
                 let (until, is_over) = (gone.clone(), stop.clone());
-                let task = self.tasks.spawn(async move {
+                let task = self.tasks.spawn(FutureExt::boxed(async move {
                     if let Some(previous) = previous {
                         // Its successor comes after it has left.
                         let _ = previous.await;
                     }
                     this.serve(&place, until, is_over).await;
-                });
+                }));
                 known.insert(path, Known { identity, gone, task });
             }
             tokio::select! {

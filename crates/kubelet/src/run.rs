@@ -8,6 +8,7 @@ use anyhow::Context;
 use api::quantity::Quantity;
 use client::kubeconfig::Kubeconfig;
 use client::{Client, Clock, Event, EventRecorder, Informer, InformerFactory, ListParams};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -105,7 +106,7 @@ fn export(config: &Config, stop: CancellationToken) -> impl Future<Output = ()> 
     let tracing = config.settings.tracing.clone();
     let task = tracing.zip(config.client.recorder()).map(|(tracing, recorder)| {
         let exporting = recorder.export(tracing.rate());
-        tokio::spawn(otlp::run(exporting, tracing, config.settings.node_name.clone(), stop))
+        tokio::spawn(FutureExt::boxed(otlp::run(exporting, tracing, config.settings.node_name.clone(), stop)))
     });
     async move {
         if let Some(task) = task {
@@ -442,12 +443,12 @@ impl Running {
             };
             if let Some(cidr) = new {
                 let (runtime, changed) = (runtime.clone(), changed.clone());
-                tasks.spawn(async move {
+                tasks.spawn(FutureExt::boxed(async move {
                     if let Err(error) = runtime.set_pod_cidr(&cidr).await {
                         tracing::warn!(%error, cidr, "pod range not given to the runtime");
                     }
                     changed.notify_one();
-                });
+                }));
             }
         });
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use client::metrics::panics;
 use client::{Api, Client, DeleteParams, Patch, Taken, WorkQueue};
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -110,7 +111,7 @@ impl StatusWriter {
         let mut writers = tokio::task::JoinSet::new();
         for _ in 0..WRITERS {
             let writer = self.clone();
-            writers.spawn(async move {
+            writers.spawn(FutureExt::boxed(async move {
                 while let Some(Taken { key, context }) = writer.queue.take().await {
                     let mut work = Work::caused(&context, Stage::Status, state::ACTOR, writer.traced_name(&key));
                     // A status that cannot be written must not keep others from being.
@@ -132,7 +133,7 @@ impl StatusWriter {
                     }
                     writer.queue.done(&key);
                 }
-            });
+            }));
         }
         stop.cancelled().await;
         self.queue.shut_down();
@@ -148,7 +149,7 @@ impl StatusWriter {
         let work = {
             let entries = self.entries.lock();
             let Some(entry) = entries.get(key) else { return Ok(()) };
-            let wanted = entry.wanted.as_ref().and_then(|status| serde_json::to_value(status).ok());
+            let wanted = entry.wanted.as_ref().and_then(|status| api::codec::to_value(status).ok());
             (
                 entry.namespace.clone(),
                 entry.name.clone(),
@@ -208,13 +209,13 @@ impl Entry {
             name: state::name(pod).to_string(),
             api_uid: state::uid(pod).to_string(),
             wanted: None,
-            sent: pod.status.as_ref().and_then(|status| serde_json::to_value(status).ok()).unwrap_or_else(|| json!({})),
+            sent: pod.status.as_ref().and_then(|status| api::codec::to_value(status).ok()).unwrap_or_else(|| json!({})),
             delete: false,
         }
     }
 
     fn latest(&self) -> Option<PodStatus> {
-        self.wanted.clone().or_else(|| serde_json::from_value(self.sent.clone()).ok())
+        self.wanted.clone().or_else(|| api::codec::from_value(&self.sent).ok())
     }
 
     fn is_terminal(&self) -> bool {

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::Mutex;
@@ -184,7 +185,7 @@ impl Workers {
             has_ended: has_ended.clone(),
         };
         let workers = self.clone();
-        self.tasks.spawn(async move {
+        self.tasks.spawn(FutureExt::boxed(async move {
             let work = || worker().run();
             let is_done = tokio::select! {
                 is_done = client::outlive_panics(PANICKING, &uid, &workers.stop, work) => is_done,
@@ -195,7 +196,7 @@ impl Workers {
                 workers.kubelet.status.forget(&uid);
                 workers.left.notify_one();
             }
-        });
+        }));
     }
 }
 

@@ -27,7 +27,7 @@ pub const NAME: &str = api::node_volumes::DRIVER;
 
 /// What the cluster is told about the driver.
 pub fn object() -> serde_json::Result<CSIDriver> {
-    serde_json::from_value(serde_json::json!({"metadata": {"name": NAME}, "spec": {
+    api::codec::from_value(&serde_json::json!({"metadata": {"name": NAME}, "spec": {
         "attachRequired": false, "podInfoOnMount": false, "storageCapacity": true, "fsGroupPolicy": "File",
         "volumeLifecycleModes": ["Persistent"],
     }}))

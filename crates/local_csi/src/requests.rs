@@ -16,6 +16,7 @@ use csi::v1::{
     CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest, GetCapacityRequest, ListSnapshotsRequest,
     Snapshot, SnapshotSource, VolumeContentSource, VolumeSource,
 };
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, Semaphore};
@@ -140,7 +141,7 @@ impl Worker {
                 let (all, node) = (self.object.clone(), self.node.clone());
                 let work = Work::caused(&cause, Stage::Provision, ACTOR, format_args!("nodevolumes/{node}"));
                 let work = work.with_detail(&key.1).announce();
-                self.tasks.spawn(async move {
+                self.tasks.spawn(FutureExt::boxed(async move {
                     let is_wanted = || {
                         let same = |(other, known): (Key, &Request)| other == key && known.token == request.token;
                         all.get(&node).is_some_and(|object| requests(&object).any(same))
@@ -152,7 +153,7 @@ impl Worker {
                         Some(error) => work.fail(error),
                     }
                     (key, answer, done)
-                });
+                }));
             }
         }
         let free = self.driver.get_capacity(GetCapacityRequest::default()).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use grpc::tonic::client::Grpc;
+use grpc::Caller;
 use grpc::tonic::codegen::http::uri::PathAndQuery;
 use grpc::tonic::transport::Channel;
 use grpc::tonic::{Code, Request, Status};
@@ -115,7 +115,7 @@ fn channel(config: &TracingConfiguration) -> Result<Channel, grpc::Error> {
 /// Returns how many spans the collector did not want.
 async fn send(channel: Channel, request: ExportTraceServiceRequest, limit: Duration) -> Result<i64, Status> {
     let calling = async {
-        let mut client = Grpc::new(channel).max_decoding_message_size(MAX_ANSWER);
+        let mut client = Caller::new(channel).max_decoding_message_size(MAX_ANSWER);
         client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         let codec: ProstCodec<ExportTraceServiceRequest, ExportTraceServiceResponse> = ProstCodec::default();
         client.unary(Request::new(request), PathAndQuery::from_static(EXPORT), codec).await

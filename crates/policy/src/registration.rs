@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures_util::FutureExt;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -63,7 +64,7 @@ pub(crate) async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(conversations.spawn(converse(stream, calls.clone()))),
+                Ok((stream, _)) => drop(conversations.spawn(FutureExt::boxed(converse(stream, calls.clone())))),
                 Err(error) => {
                     tracing::warn!(%error, "cannot hear of new pods");
                     tokio::time::sleep(Duration::from_secs(1)).await;

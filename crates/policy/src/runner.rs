@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use api::cached::Pod as PodObject;
 use client::{Client, Event, Gvr, Informer, InformerFactory, ListParams, Object, object_key};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node as NodeObject};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -81,7 +82,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
         () = synced => {}
         () = stop.cancelled() => return Ok(()),
     }
-    tasks.spawn(registration::serve(registration::listen(&config.socket)?, sender));
+    tasks.spawn(FutureExt::boxed(registration::serve(registration::listen(&config.socket)?, sender)));
 
     let planner = Planner::new(&config.node_name, &config.bridge);
     let mut enforcer =
@@ -266,7 +267,7 @@ impl ClusterPolicies {
             }
         });
         let (known, until) = (nodes.clone(), token.clone());
-        tasks.spawn(async move { nodes.run(until).await });
+        tasks.spawn(FutureExt::boxed(async move { nodes.run(until).await }));
         let api = self.client.view::<ClusterNetworkPolicy>(&Gvr::new(GROUP, VERSION, PLURAL), None);
         let informer = Informer::new(api.clone(), ListParams::default());
         let gone = token.clone();
@@ -279,17 +280,17 @@ impl ClusterPolicies {
             }
         });
         let reported = token.clone();
-        tasks.spawn(async move {
+        tasks.spawn(FutureExt::boxed(async move {
             reported.run_until_cancelled(conditions::report(api, objects)).await;
-        });
+        }));
         self.following = Some(token.clone());
         let followed = informer.clone();
-        tasks.spawn(async move {
+        tasks.spawn(FutureExt::boxed(async move {
             // What is denied by nodes is denied once they are known.
             if token.run_until_cancelled(known.synced()).await.is_some() {
                 followed.run(token).await;
             }
-        });
+        }));
         Some(informer)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -42,7 +43,9 @@ impl HealthChecks {
                 let local_endpoints = Arc::new(Mutex::new(check.local_endpoints));
                 let (counter, name) = (local_endpoints.clone(), service.to_owned());
                 let mut task = JoinSet::new();
-                task.spawn(client::plain_http::serve(socket, move |_| answer(&name, *counter.lock())));
+                task.spawn(FutureExt::boxed(client::plain_http::serve(socket, move |_| {
+                    answer(&name, *counter.lock())
+                })));
                 self.open.insert(service.to_owned(), Listener { port: check.port, local_endpoints, _task: task });
             }
             Err(error) => tracing::error!(service, port = check.port, %error, "cannot open the health check node port"),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use api::endpoint::service_key;
 use client::metrics::panics;
 use client::{Informer, InformerFactory, ListParams, object_key};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Service};
@@ -91,7 +92,7 @@ async fn run_mode<B: Backend>(mut config: Config, stop: CancellationToken) -> an
     }
     let mut failures = 0;
     let mut fresh_at = Instant::now();
-    servers.spawn(remove_leftovers(proxy.config.mode));
+    servers.spawn(FutureExt::boxed(remove_leftovers(proxy.config.mode)));
     loop {
         if Instant::now() >= fresh_at {
             proxy.programmed = None;
@@ -151,17 +152,17 @@ fn families(settings: &Settings) -> Vec<&'static str> {
 async fn serve_status(servers: &mut JoinSet<()>, config: &Config, dirty: &Arc<Dirty>) {
     if let Some(listener) = listen(config.healthz_bind_address, "health").await {
         let dirty = dirty.clone();
-        servers.spawn(client::plain_http::serve(listener, move |path| {
+        servers.spawn(FutureExt::boxed(client::plain_http::serve(listener, move |path| {
             let answer = dirty.health.answer(path);
             if answer.0 != 404 {
                 dirty.metrics.asked(path, answer.0);
             }
             answer
-        }));
+        })));
     }
     if let Some(listener) = listen(config.metrics_bind_address, "metrics").await {
         let (dirty, mode, more) = (dirty.clone(), config.mode, config.more_metrics.clone());
-        servers.spawn(client::plain_http::serve(listener, move |path| match path {
+        servers.spawn(FutureExt::boxed(client::plain_http::serve(listener, move |path| match path {
             "/metrics" => {
                 let more = more.as_ref().map(|more| more.render()).unwrap_or_default();
                 (200, dirty.metrics.render() + &more)
@@ -169,7 +170,7 @@ async fn serve_status(servers: &mut JoinSet<()>, config: &Config, dirty: &Arc<Di
             "/healthz" => (200, "ok".into()),
             "/proxyMode" => (200, mode.name().into()),
             _ => (404, "404 page not found\n".into()),
-        }));
+        })));
     }
 }
 

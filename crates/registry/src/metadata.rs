@@ -136,7 +136,7 @@ pub fn pruned(value: &impl Serialize) -> Value {
             other => Some(other),
         }
     }
-    serde_json::to_value(value).ok().and_then(prune).unwrap_or(Value::Null)
+    api::codec::to_value(value).ok().and_then(prune).unwrap_or(Value::Null)
 }
 
 #[cfg(test)]

@@ -45,6 +45,12 @@ impl<K> Typed for K where
 {
 }
 
+/// The typed form of a value, by way of its text: a second reader of every kind would be as large as the first, and nearly
+/// everything is read from text.
+pub(crate) fn read_value<K: Parts>(value: &Value) -> serde_json::Result<K> {
+    api::codec::through_text(value, K::read_json)
+}
+
 /// An object whose concrete type only its strategy knows.
 pub trait Object: Send + Sync {
     fn meta(&self) -> &ObjectMeta;
@@ -93,11 +99,12 @@ impl<K: Typed> Object for K {
     }
 
     fn to_json(&self) -> serde_json::Result<Vec<u8>> {
-        api::schema::encode(self, &api::schema::of::<K>())
+        self.write_json()
     }
 
     fn to_value(&self) -> serde_json::Result<Value> {
-        api::schema::encode_value(self, &api::schema::of::<K>())
+        // By way of text: a second writer of every kind would be as large as the first, and is seldom asked.
+        serde_json::from_slice(&self.write_json()?)
     }
 
     #[cfg(test)]
@@ -110,7 +117,7 @@ impl<K: Typed> Object for K {
     }
 
     fn decode_like(&self, value: Value) -> serde_json::Result<AnyObject> {
-        Ok(Box::new(serde_json::from_value::<K>(value)?))
+        Ok(Box::new(read_value::<K>(&value)?))
     }
 
     fn same(&self, other: &dyn Object) -> bool {

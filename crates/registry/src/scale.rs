@@ -6,13 +6,14 @@ use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
+use crate::object::read_value;
 use crate::scale_paths::at;
 use crate::{AnyObject, Object, Resource};
 
 /// The scale of a workload, for admission.
 pub fn of(resource: &Resource, object: &dyn Object) -> Result<Scale, Status> {
     let value = scale_of(resource, &object.to_value().map_err(Status::internal)?)?;
-    serde_json::from_value(value).map_err(Status::internal)
+    read_value(&value).map_err(Status::internal)
 }
 
 /// Writes the replicas of a scale that admission may have changed into the workload.
@@ -82,7 +83,7 @@ pub fn scale_of(resource: &Resource, object: &Value) -> Result<Value, Status> {
 /// A selector of a workload as text.
 fn selector(selector: &Value) -> Result<String, Status> {
     if selector.get("matchLabels").is_some() || selector.get("matchExpressions").is_some() {
-        let selector: LabelSelector = serde_json::from_value(selector.clone()).map_err(Status::internal)?;
+        let selector: LabelSelector = api::codec::from_value(selector).map_err(Status::internal)?;
         return Ok(Selector::from_label_selector(Some(&selector)).map(|text| text.to_string()).unwrap_or_default());
     }
     let labels = serde_json::from_value(selector.clone()).unwrap_or_default();

@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use super::action::Action;
 use super::column::{Column, NAME_AND_AGE};
-use super::object::{AnyObject, Object, Typed};
+use super::object::{AnyObject, Object, Typed, read_value};
+use super::parts::Parts;
 
 /// Who asks, and when: all that a strategy may know of a request beyond the objects.
 #[derive(Clone, Copy)]
@@ -195,7 +196,7 @@ pub trait Strategy: Send + Sync + 'static {
     }
     /// The same of an encoded object. Kinds of which there are many read no more of it than they show.
     fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
-        let object = serde_json::from_slice(&api::trim::without_managed_fields(json))?;
+        let object = <Self::Object as Parts>::read_json(&api::trim::without_managed_fields(json))?;
         Ok(self.cells(&object, now))
     }
 
@@ -285,11 +286,11 @@ fn typed_mut<K: Typed>(object: &mut dyn Object) -> &mut K {
 
 impl<S: Strategy> AnyStrategy for S {
     fn decode(&self, json: &[u8]) -> Result<AnyObject, serde_json::Error> {
-        Ok(Box::new(serde_json::from_slice::<S::Object>(json)?))
+        Ok(Box::new(<S::Object as Parts>::read_json(json)?))
     }
 
     fn decode_value(&self, value: Value) -> Result<AnyObject, serde_json::Error> {
-        Ok(Box::new(serde_json::from_value::<S::Object>(value)?))
+        Ok(Box::new(read_value::<S::Object>(&value)?))
     }
 
     fn check(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError> {
@@ -315,7 +316,7 @@ impl<S: Strategy> AnyStrategy for S {
     fn prepare_for_create(&self, call: &Call<'_>, object: &mut dyn Object) {
         let object: &mut S::Object = typed_mut(object);
         if !S::KEEPS_STATUS_ON_CREATE {
-            super::parts::Parts::clear_status(object);
+            Parts::clear_status(object);
         }
         if S::COUNTS_GENERATIONS {
             object.metadata_mut().generation = Some(1);
@@ -329,7 +330,7 @@ impl<S: Strategy> AnyStrategy for S {
 
     fn prepare_for_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object) {
         let (new, old): (&mut S::Object, &S::Object) = (typed_mut(new), typed(old));
-        super::parts::Parts::copy_status(new, old);
+        Parts::copy_status(new, old);
         Strategy::prepare_for_update(self, call, new, old);
         if S::COUNTS_GENERATIONS {
             let generation = old.metadata().generation;
@@ -347,7 +348,7 @@ impl<S: Strategy> AnyStrategy for S {
     fn prepare_for_status_update(&self, call: &Call<'_>, new: &mut dyn Object, old: &dyn Object) {
         let (new, old): (&mut S::Object, &S::Object) = (typed_mut(new), typed(old));
         let mut kept = old.clone();
-        super::parts::Parts::copy_status(&mut kept, new);
+        Parts::copy_status(&mut kept, new);
         *kept.metadata_mut() = std::mem::take(new.metadata_mut());
         *new = kept;
         Strategy::prepare_for_status_update(self, call, new, old);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use api::cached::Pod;
 use client::metrics::panics;
 use client::{Client, Clock, EventRecorder, Informer};
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -122,7 +123,7 @@ impl Scheduler {
         let Some(profile) = self.profiles.of(&pod.pod).cloned() else { return self.queue.done(&pod.uid) };
         let attempt = Try { queued, profile, began: Instant::now(), context: Default::default() };
         let (scheduler, failure) = (self.clone(), Failure::Error("the scheduling cycle panicked".into()));
-        tasks.spawn(async move { scheduler.give_up(attempt, failure.into()).await });
+        tasks.spawn(FutureExt::boxed(async move { scheduler.give_up(attempt, failure.into()).await }));
     }
 
     async fn schedule(self: &Arc<Self>, queued: Queued, tasks: &mut JoinSet<()>) {
@@ -151,14 +152,14 @@ impl Scheduler {
                 cycle.detail(format_args!("chose {}", placement.node));
                 cycle.end();
                 let pending = self.metrics.pending_call(POD_BINDING);
-                tasks.spawn(async move { scheduler.bind(attempt, placement, permit, pending).await });
+                tasks.spawn(FutureExt::boxed(async move { scheduler.bind(attempt, placement, permit, pending).await }));
             }
             Err(unplaced) => {
                 // Whatever brings the pod back, this was a reason why it waited.
                 attempt.queued.context = cycle.context().waiting();
                 cycle.fail(&unplaced.failure);
                 let context = attempt.context.clone();
-                tasks.spawn(async move { context.run(scheduler.give_up(attempt, unplaced)).await });
+                tasks.spawn(FutureExt::boxed(async move { context.run(scheduler.give_up(attempt, unplaced)).await }));
             }
         }
     }

@@ -19,8 +19,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -138,8 +141,15 @@ impl Connections {
         Arc::new(Self { limits: limits(), buffer, began: Instant::now(), places: Mutex::default() })
     }
 
-    /// The next connection that has a place.
-    pub async fn accept(self: &Arc<Self>, listener: &TcpListener) -> (Accepted, SocketAddr) {
+    /// The next connection that has a place. Boxed: what an `async fn` does is compiled again by every crate that waits for it.
+    pub fn accept<'a>(
+        self: &'a Arc<Self>,
+        listener: &'a TcpListener,
+    ) -> Pin<Box<dyn Future<Output = (Accepted, SocketAddr)> + Send + 'a>> {
+        Box::pin(self.next(listener))
+    }
+
+    async fn next(self: &Arc<Self>, listener: &TcpListener) -> (Accepted, SocketAddr) {
         loop {
             let (stream, from) = accept(listener, || self.make_room(None)).await;
             // The lowest free number is given out: one so high says that nearly all are taken, by whomever.
@@ -278,6 +288,17 @@ fn keep_alive(stream: &TcpStream) {
         .and_then(|()| setsockopt(stream, sockopt::TcpKeepCount, &count));
 }
 
+/// What HTTP is spoken over. Boxed, it is compiled once, and not for each kind of stream.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// How [`Place::serve`] ends.
+type Served<'a> = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send + 'a>>;
+/// The answer to a request with everything in it boxed.
+type Answered = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, BoxError>>> + Send>>;
+
 /// The place of one connection; whoever holds its stream holds it.
 pub struct Place {
     connections: Arc<Connections>,
@@ -355,6 +376,39 @@ impl Place {
                 }
             }
         }
+    }
+
+    /// As [`Self::serve`], for ports that are not asked all the time: with everything boxed, the code that speaks HTTP is
+    /// compiled once for all of them.
+    pub fn serve_boxed<'a, F, R, B>(
+        self: Arc<Self>,
+        stream: impl Stream + 'static,
+        closing: &'a CancellationToken,
+        answer: F,
+    ) -> Served<'a>
+    where
+        F: Fn(Request<Incoming>) -> R + Send + Sync + 'a,
+        R: Future<Output = Response<B>> + Send + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let boxed = move |request: Request<Incoming>| -> Answered {
+            let response = answer(request);
+            Box::pin(async move {
+                let boxed = |body: B| body.map_err(|error| -> BoxError { error.into() }).boxed_unsync();
+                response.await.map(boxed)
+            })
+        };
+        self.serve_any(Box::new(stream), closing, Box::new(boxed))
+    }
+
+    fn serve_any<'a>(
+        self: Arc<Self>,
+        stream: Box<dyn Stream>,
+        closing: &'a CancellationToken,
+        answer: Box<dyn Fn(Request<Incoming>) -> Answered + Send + Sync + 'a>,
+    ) -> Served<'a> {
+        Box::pin(self.serve(stream, closing, answer))
     }
 
     /// Returns when there was no request for too long.
@@ -648,8 +702,8 @@ mod tests {
             loop {
                 let (stream, _) = connections.accept(&listener).await;
                 tokio::spawn(async move {
-                    let answer = |_| async { Response::new("hello".to_owned()) };
-                    let _ = stream.place().serve(stream, &CancellationToken::new(), answer).await;
+                    let answer = |_| async { Response::new(http_body_util::Full::from("hello")) };
+                    let _ = stream.place().serve_boxed(stream, &CancellationToken::new(), answer).await;
                 });
             }
         };

@@ -45,7 +45,7 @@ impl<K: k8s_openapi::Resource> Metadata for Packed<K> {
 impl<'de, K: Metadata<Ty = ObjectMeta> + DeserializeOwned> Deserialize<'de> for Packed<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let mut object: K = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+        let mut object: K = serde_json::from_slice(text.get().as_bytes()).map_err(D::Error::custom)?;
         let mut metadata = std::mem::take(object.metadata_mut());
         shrink(&mut metadata.owner_references);
         shrink(&mut metadata.finalizers);

@@ -14,19 +14,22 @@ static DEFINITIONS: LazyLock<Mutex<HashMap<String, StructRef>>> = LazyLock::new(
 /// The schema of a kind. The first call for a kind generates and reduces it; the full text with its
 /// descriptions is dropped again.
 pub fn of<K: JsonSchema>() -> StructRef {
-    let name = K::schema_name();
+    named(&K::schema_name(), |generator| drop(generator.subschema_for::<K>()))
+}
+
+fn named(name: &str, describe: fn(&mut SchemaGenerator)) -> StructRef {
     let mut known = DEFINITIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(definition) = known.get(&*name) {
+    if let Some(definition) = known.get(name) {
         return definition.clone();
     }
     let mut generator = SchemaGenerator::default();
-    generator.subschema_for::<K>();
+    describe(&mut generator);
     let definitions = generator.take_definitions(false);
     let mut builder = Builder { definitions: &definitions, known: &mut known };
-    match builder.definition(&name) {
+    match builder.definition(name) {
         Type::Struct(definition) => definition,
         // Only aliases (Time, Quantity...) end here, and nobody decodes those alone.
-        _ => StructRef::from(Struct::new(&name, Vec::new())),
+        _ => StructRef::from(Struct::new(name, Vec::new())),
     }
 }
 

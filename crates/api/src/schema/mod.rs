@@ -17,7 +17,7 @@ mod zero;
 pub use build::of;
 pub use check::{TypeError, check, normalize};
 pub(crate) use encode::tidy_fields;
-pub use encode::{encode, encode_value};
+pub use encode::{encode, encode_plain};
 pub use fit::fit;
 pub use intern::{interned, interned_keys};
 pub use zero::{MESSAGES, Zero};

@@ -2,7 +2,7 @@
 
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::de::DeserializeOwned;
+use registry::parts::Parts;
 
 use crate::cluster::Cluster;
 use crate::watch_cache::Unreadable;
@@ -10,7 +10,7 @@ use crate::watch_cache::Unreadable;
 /// The newest of the classes that carry one of the annotations, then the first by name.
 pub(super) fn newest_default<K>(cluster: &Cluster, annotations: &[&str]) -> Result<Option<String>, Unreadable>
 where
-    K: Metadata<Ty = ObjectMeta> + DeserializeOwned,
+    K: Metadata<Ty = ObjectMeta> + Parts,
 {
     let classes = cluster.objects().list::<K>(None)?;
     let is_default = |meta: &&ObjectMeta| {

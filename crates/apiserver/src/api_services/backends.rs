@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -31,7 +32,7 @@ pub(crate) async fn run(state: Arc<State>) {
             stays
         });
         for backend in &fresh {
-            let follower = tasks.spawn(availability::follow(state.clone(), backend.clone()));
+            let follower = tasks.spawn(FutureExt::boxed(availability::follow(state.clone(), backend.clone())));
             if let Some(old) = followers.insert(backend.name(), follower) {
                 old.abort();
             }

@@ -105,7 +105,13 @@ impl Sink {
         let queue = match mode {
             Mode::Batch(batching) => {
                 let (sender, receiver) = mpsc::channel(batching.buffer.max(1));
-                tasks.spawn(send_batches(backend.clone(), receiver, batching, truncation, stop.clone()));
+                tasks.spawn(FutureExt::boxed(send_batches(
+                    backend.clone(),
+                    receiver,
+                    batching,
+                    truncation,
+                    stop.clone(),
+                )));
                 Some(sender)
             }
             Mode::Blocking | Mode::BlockingStrict => None,
@@ -140,7 +146,7 @@ impl Sink {
             (None, Backend::Webhook(_)) => {
                 let (backend, event) = (self.backend.clone(), self.fit(event));
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                    runtime.spawn(async move {
+                    runtime.spawn(FutureExt::boxed(async move {
                         let written = match event {
                             Ok(event) => backend.write(&[event]).await,
                             Err(lost) => Err(lost),
@@ -149,7 +155,7 @@ impl Sink {
                             backend.lose(1);
                             tracing::error!(%error, "audit event lost");
                         }
-                    });
+                    }));
                 }
             }
             _ => {
@@ -201,7 +207,7 @@ async fn send_batches(
                         in_flight.join_next().await;
                     }
                     let (backend, events) = (backend.clone(), events.to_vec());
-                    in_flight.spawn(async move { send(&backend, &events).await });
+                    in_flight.spawn(FutureExt::boxed(async move { send(&backend, &events).await }));
                 }
             }
         }

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use ::metrics::Metrics;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use grpc::Caller;
 use jwt::Key;
 use parking_lot::RwLock;
 use prost::Message;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
-use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
@@ -203,7 +203,7 @@ where
     let asked = async {
         // A signer that is not there yet, or no longer, is waited for as long as the call may take.
         loop {
-            let mut grpc = Grpc::new(channel.clone());
+            let mut grpc = Caller::new(channel.clone());
             let answer = match grpc.ready().await {
                 Ok(()) => {
                     grpc.unary(

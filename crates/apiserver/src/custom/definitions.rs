@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
+use futures_util::FutureExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionNames,
 };
@@ -202,10 +203,10 @@ impl Keeper {
         let uid = or_empty(&definition.metadata.uid).to_owned();
         if finalize::is_ending(definition) && self.ending.insert(uid.clone()) {
             let (state, definition) = (self.state.clone(), definition.clone());
-            self.tasks.spawn(async move {
+            self.tasks.spawn(FutureExt::boxed(async move {
                 finalize::run(&state, &definition).await;
                 uid
-            });
+            }));
         }
         true
     }

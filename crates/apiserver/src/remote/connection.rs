@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -10,7 +11,6 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::pki_types::{InvalidDnsNameError, ServerName};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -140,11 +140,11 @@ impl Connections {
     /// Keeps a connection for the next question as soon as its answer has been read to the end.
     pub(crate) fn keep(&self, mut sender: Sender) {
         let connections = self.clone();
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             if sender.ready().await.is_ok() {
                 connections.put_back(sender);
             }
-        });
+        }));
     }
 
     fn put_back(&self, sender: Sender) {
@@ -187,16 +187,16 @@ pub(crate) async fn dial(host: &str, port: u16, tls: Option<(&TlsConnector, &str
         source,
     })?;
     tcp.set_nodelay(true).map_err(ConnectError::Socket)?;
-    let Some((connector, name)) = tls else { return handshake(tcp).await };
+    let Some((connector, name)) = tls else { return handshake(Box::new(tcp)).await };
     let name = ServerName::try_from(name.to_owned())?;
     let tls = connector.connect(name, tcp).await.map_err(ConnectError::Tls)?;
-    handshake(tls).await
+    handshake(Box::new(tls)).await
 }
 
-async fn handshake(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Sender, ConnectError> {
+async fn handshake(io: Box<dyn tls::Stream>) -> Result<Sender, ConnectError> {
     let (sender, connection) = http1::handshake(TokioIo::new(io)).await.map_err(ConnectError::Http)?;
     // Ends when the sender is dropped or the other side closes; errors surface on the request.
-    tokio::spawn(connection.with_upgrades());
+    tokio::spawn(FutureExt::boxed(connection.with_upgrades()));
     Ok(sender)
 }
 

@@ -3,6 +3,7 @@
 //! An upgrade (SPDY or WebSocket) is tunnelled byte for byte, but only after the other side answered 101: otherwise a
 //! client could keep a raw connection to a server that never agreed to one (CVE-2018-1002105).
 
+use futures_util::FutureExt;
 use http::{HeaderMap, Response, StatusCode, header};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -37,14 +38,14 @@ pub(crate) fn came_back(response: &mut Response<Incoming>) {
 /// Joins the two connections of an upgrade that the backend agreed to, until either side ends or the server stops.
 pub(crate) fn tunnel(mut response: Response<Incoming>, client: OnUpgrade, stop: CancellationToken) -> Response<Body> {
     let backend = hyper::upgrade::on(&mut response);
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         let Ok((client, backend)) = tokio::try_join!(client, backend) else { return };
         let (mut client, mut backend) = (TokioIo::new(client), TokioIo::new(backend));
         tokio::select! {
             _ = tokio::io::copy_bidirectional(&mut client, &mut backend) => {}
             () = stop.cancelled() => {}
         }
-    });
+    }));
     let mut answer = Response::new(crate::body::empty());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *answer.headers_mut() = response.headers().clone();

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use grpc::Caller;
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
-use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
@@ -251,7 +251,7 @@ impl Kms {
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
     {
-        let mut grpc = Grpc::new(self.channel.clone());
+        let mut grpc = Caller::new(self.channel.clone());
         let call = async {
             grpc.ready().await.map_err(|error| self.error(&chain(&error)))?;
             let path = PathAndQuery::from_static(path);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use parking_lot::{Mutex, RwLock};
 use ring::digest::{SHA256, digest};
 use tokio::sync::watch;
@@ -187,7 +188,7 @@ impl Rules {
     /// With a task that follows each key service for as long as the rules are in force.
     fn followed(mut self) -> Self {
         for service in &self.services {
-            self._following.spawn(service.clone().follow());
+            self._following.spawn(FutureExt::boxed(service.clone().follow()));
         }
         self
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use api::Status;
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::ready;
+use futures_util::{FutureExt, StreamExt};
 use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
@@ -388,13 +388,13 @@ async fn forward(
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(io)).await.map_err(Status::internal)?;
     let stop = operation.state.stop.clone();
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         // Ends with the connection or the server; errors surface on the request itself.
         tokio::select! {
             _ = connection.with_upgrades() => {}
             () = stop.cancelled() => {}
         }
-    });
+    }));
     let uri: Uri = destination.path_and_query.parse().map_err(|_| Status::bad_request("invalid path"))?;
     let mut request = Request::builder()
         .method(operation.method.clone())

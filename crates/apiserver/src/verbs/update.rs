@@ -2,6 +2,7 @@
 
 use api::Status;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::{Action, AnyObject, Object, Resource};
@@ -103,11 +104,19 @@ pub(crate) async fn modify(
     target: Target,
     mut make: impl FnMut(&Current<'_>, &dyn Object) -> Result<AnyObject, Status> + Send,
 ) -> Result<Written, Status> {
+    modify_by(operation, target, &mut make).await
+}
+
+/// Builds the new object from the present one.
+type Make<'a> = dyn FnMut(&Current<'_>, &dyn Object) -> Result<AnyObject, Status> + Send + 'a;
+
+/// Not generic: a write is a lot of code, and a dozen callers have something to change.
+async fn modify_by(operation: &Operation, target: Target, make: &mut Make<'_>) -> Result<Written, Status> {
     let name = &operation.info.name;
     let dry_run = operation.dry_run()?;
     let mut candidate = Candidate::find(operation, &operation.info.namespace, name).await?;
     for _ in 0..ATTEMPTS {
-        let attempt = attempt(operation, target, &candidate, &mut make, dry_run).await;
+        let attempt = attempt(operation, target, &candidate, make, dry_run).await;
         if let Some(written) = candidate.result(attempt).await? {
             return Ok(written);
         }
@@ -119,7 +128,7 @@ async fn attempt(
     operation: &Operation,
     target: Target,
     candidate: &Candidate<'_>,
-    make: &mut (impl FnMut(&Current<'_>, &dyn Object) -> Result<AnyObject, Status> + Send),
+    make: &mut Make<'_>,
     dry_run: bool,
 ) -> Result<Attempt<Written>, Status> {
     let (resource, key) = (&operation.resource, &candidate.key);
@@ -182,7 +191,7 @@ async fn attempt(
         if refused {
             // Whoever waits for it has seen the result; the object goes, even if this client goes first.
             let (state, key) = (operation.state.clone(), key.clone());
-            let removal = tokio::spawn(async move { state.store().delete(&key, revision).await });
+            let removal = tokio::spawn(FutureExt::boxed(async move { state.store().delete(&key, revision).await }));
             let removed = removal.await.map_err(Status::internal)?.map_err(crate::status::from_store)?;
             operation.state.caches.wrote(removed);
             hooks::after_delete(operation, &*new).await;

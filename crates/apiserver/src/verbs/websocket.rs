@@ -5,7 +5,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt};
+use futures_util::{FutureExt, Stream, StreamExt};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -63,7 +63,7 @@ where
     S: Stream<Item = Bytes> + Send + 'static,
 {
     let accepted = websocket::handshake::accept_key(key.as_bytes());
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         // Ends with the connection, the watch or the server.
         if let Ok(io) = upgrade.await {
             tokio::select! {
@@ -71,7 +71,7 @@ where
                 () = stop.cancelled() => {}
             }
         }
-    });
+    }));
     let mut response = Response::new(empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use api::selector::{FieldSelector, Selector};
 use bytes::Bytes;
+use registry::parts::Parts;
 use registry::strategy::Selectable;
 use serde::de::DeserializeOwned;
 
@@ -72,10 +73,19 @@ impl Entry {
         if self.is_unreadable() { Err(self.prefix.unreadable(&self.key)) } else { Ok(self) }
     }
 
-    /// The typed form.
-    pub(crate) fn decode<K: DeserializeOwned>(&self) -> Result<K, Unreadable> {
+    /// The typed form, by the one reader of its kind.
+    pub(crate) fn object<K: Parts>(&self) -> Result<K, Unreadable> {
+        self.decode_by(K::read_json)
+    }
+
+    /// As much of it as another type takes.
+    pub(crate) fn decode<T: DeserializeOwned>(&self) -> Result<T, Unreadable> {
+        self.decode_by(|json| serde_json::from_slice(json))
+    }
+
+    fn decode_by<T>(&self, read: impl FnOnce(&[u8]) -> serde_json::Result<T>) -> Result<T, Unreadable> {
         let json = self.readable()?.json();
-        serde_json::from_slice(&json).map_err(|error| self.refuse(&error))
+        read(&json).map_err(|error| self.refuse(&error))
     }
 
     /// The resource version as it stands in the metadata.
@@ -102,11 +112,11 @@ impl Entry {
     }
 
     /// The typed form, kept with the object: for the few that decisions about others look at again and again.
-    pub(crate) fn read<K: DeserializeOwned + Send + Sync + 'static>(&self) -> Result<Arc<K>, Unreadable> {
+    pub(crate) fn read<K: Parts + Send + Sync + 'static>(&self) -> Result<Arc<K>, Unreadable> {
         if let Some(kept) = self.read.get().and_then(|read| read.clone().downcast().ok()) {
             return Ok(kept);
         }
-        let read: Arc<K> = Arc::new(self.decode()?);
+        let read: Arc<K> = Arc::new(self.object()?);
         // The first type that is asked for stays.
         let _ = self.read.set(read.clone());
         Ok(read)
@@ -270,6 +280,8 @@ impl Filter {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+
     use super::*;
 
     #[test]
@@ -286,10 +298,10 @@ mod tests {
         entry.write_frame("DELETED", 9, &mut frame);
         let frame: serde_json::Value = serde_json::from_slice(&frame).unwrap();
         assert_eq!((&frame["type"], &frame["object"]["metadata"]["resourceVersion"]), (&"DELETED".into(), &"9".into()));
-        let read = entry.read::<serde_json::Value>().unwrap();
-        assert_eq!(read["metadata"]["resourceVersion"], "7");
+        let read = entry.read::<Pod>().unwrap();
+        assert_eq!(read.metadata.resource_version.as_deref(), Some("7"));
         assert!(Arc::ptr_eq(&read, &entry.read().unwrap()));
-        assert!(entry.read::<k8s_openapi::api::core::v1::Pod>().is_ok());
+        assert!(entry.read::<ConfigMap>().is_ok());
         let bare = Entry::new(&prefix, "a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7);
         assert_eq!(bare.json(), &br#"{"metadata":{"resourceVersion":"7"}}"#[..]);
     }
@@ -299,16 +311,16 @@ mod tests {
         for damaged in [&b"{}"[..], b"[]", br#"{"metadata":5}"#, b""] {
             let entry = Entry::new(&Prefix::new("pods"), "a/b".into(), &Bytes::from_static(damaged), 7);
             assert!(entry.is_unreadable() && entry.readable().is_err());
-            let error = entry.read::<serde_json::Value>().unwrap_err().to_string();
+            let error = entry.read::<Pod>().unwrap_err().to_string();
             assert_eq!(error, "stored object /registry/pods/a/b cannot be read");
         }
         // Objects to the eye, which only their type shows to be none: known to all once one has tried.
         for damaged in [&br#"{"metadata":{"name":"b"},"spec":5}"#[..], br#"{"metadata":{"name":"b"},"spec":{"#] {
             let entry = Entry::new(&Prefix::new("pods"), "a/b".into(), &Bytes::from_static(damaged), 7);
             assert!(!entry.is_unreadable());
-            let error = entry.decode::<k8s_openapi::api::core::v1::Pod>().unwrap_err().to_string();
+            let error = entry.object::<Pod>().unwrap_err().to_string();
             assert_eq!(error, "stored object /registry/pods/a/b cannot be read");
-            assert!(entry.is_unreadable() && entry.read::<serde_json::Value>().is_err());
+            assert!(entry.is_unreadable() && entry.decode::<serde_json::Value>().is_err());
         }
     }
 }

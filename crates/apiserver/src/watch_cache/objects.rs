@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use k8s_openapi::Resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use registry::parts::Parts;
 use registry::table::store_prefix;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -36,12 +37,12 @@ impl<'c> Objects<'c> {
     /// An object; the namespace of kinds without one is empty.
     pub(crate) fn get<K>(self, namespace: &str, name: &str) -> Result<Option<Arc<K>>, Unreadable>
     where
-        K: Resource + DeserializeOwned + Send + Sync + 'static,
+        K: Resource + Parts + Send + Sync + 'static,
     {
         let Some(entry) = self.entry::<K>(namespace, name)? else { return Ok(None) };
         match KEPT.contains(&K::URL_PATH_SEGMENT) {
             true => entry.read().map(Some),
-            false => entry.decode().map(|object| Some(Arc::new(object))),
+            false => entry.object().map(|object| Some(Arc::new(object))),
         }
     }
 
@@ -72,7 +73,7 @@ impl<'c> Objects<'c> {
     /// All objects of a kind, of one namespace if given.
     pub(crate) fn list<K>(self, namespace: Option<&str>) -> Result<Vec<K>, Unreadable>
     where
-        K: Resource + DeserializeOwned,
+        K: Resource + Parts,
     {
         let Some(cache) = self.0.get(store_prefix::<K>()) else { return Ok(Vec::new()) };
         let snapshot = cache.snapshot();
@@ -80,7 +81,7 @@ impl<'c> Objects<'c> {
         if snapshot.objects.is_empty() {
             return Ok(Vec::new());
         }
-        snapshot.range(namespace, None).map(|entry| entry.decode()).collect()
+        snapshot.range(namespace, None).map(|entry| entry.object()).collect()
     }
 }
 

@@ -8,6 +8,7 @@ mod correlator;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -57,7 +58,7 @@ impl EventRecorder {
         let (sender, receiver) = mpsc::channel(BUFFER);
         let client = client.with_rate_limit(PER_SECOND, AT_ONCE);
         let source = Source { component: component.to_owned(), host: host.to_owned() };
-        Self { sender, _writer: Arc::new(Writer(tokio::spawn(write(client, source, receiver)))) }
+        Self { sender, _writer: Arc::new(Writer(tokio::spawn(FutureExt::boxed(write(client, source, receiver))))) }
     }
 
     pub fn normal(&self, object: &ObjectReference, reason: &str, message: impl Into<String>) {

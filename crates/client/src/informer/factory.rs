@@ -4,6 +4,7 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -116,5 +117,5 @@ impl InformerFactory {
 }
 
 fn spawn<K: Object>(tasks: &TaskTracker, informer: Informer<K>, stop: CancellationToken) {
-    tasks.spawn(async move { informer.run(stop).await });
+    tasks.spawn(FutureExt::boxed(async move { informer.run(stop).await }));
 }

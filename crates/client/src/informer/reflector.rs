@@ -56,6 +56,11 @@ impl<K: Object> Follower for Informer<K> {
     }
 }
 
+/// Boxed, because what an `async fn` does is compiled again by every crate that waits for it.
+fn follow(stop: CancellationToken, follower: &dyn Follower) -> BoxFuture<'_, ()> {
+    Box::pin(follow_until(stop, follower))
+}
+
 /// Follows the server until `stop`. A function of its own, because methods of `Informer` are compiled anew for every kind.
 async fn follow_until(stop: CancellationToken, follower: &dyn Follower) {
     let kind = follower.kind();
@@ -117,7 +122,7 @@ impl<K: Object> Initial<K> {
 impl<K: Object> Informer<K> {
     /// Follows the server until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        follow_until(stop, self).await;
+        follow(stop, self).await;
     }
 
     async fn follow_once(&self, progress: &mut Progress) -> Result<(), Error> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ::tls::Gathered;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::uri::Scheme;
 use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
@@ -170,11 +171,11 @@ impl Https {
             .await
             .map_err(|error| transport(error.into()))?;
         // Ends with the exchange: once upgraded the stream belongs to the caller, otherwise it is closed.
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             if let Err(error) = connection.with_upgrades().await {
                 tracing::debug!(%error, "connection for an upgrade ended");
             }
-        });
+        }));
         if let Some(authority) = full.authority() {
             let host = authority.as_str().parse().map_err(|_| Error::config("server host is not a header value"))?;
             request.headers_mut().insert(header::HOST, host);

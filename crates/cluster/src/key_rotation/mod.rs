@@ -322,7 +322,7 @@ async fn migrate(client: &Client, name: &str) -> Result<()> {
     let (group, resource) = resource(name);
     let called = format!("cox-rotate-keys-{}-{:08x}", resource.to_lowercase(), rand::rng().random::<u32>());
     let wanted = json!({"metadata": {"name": called, "labels": {LABEL: resource}}, "spec": {"resource": {"group": group, "resource": resource}}});
-    migrations.create(&serde_json::from_value(wanted)?).await?;
+    migrations.create(&api::codec::from_value(&wanted)?).await?;
     let wait = async {
         loop {
             let found = migrations.get(&called).await?;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use client::backoff::{Backoff, exponential};
+use futures_util::FutureExt;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use store::etcd::Members;
@@ -110,7 +111,7 @@ impl Member {
         });
         let (sender, failed) = watch::channel(None);
         let stop = CancellationToken::new();
-        let task = tokio::spawn(spec.clone().run(stop.clone(), sender));
+        let task = tokio::spawn(FutureExt::boxed(spec.clone().run(stop.clone(), sender)));
         Ok(Member { spec, stop, task, failed })
     }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use cni::netns::Netns;
 use cri::v1::{ListPodSandboxRequest, PodSandboxState, RemovePodSandboxRequest, StopPodSandboxRequest};
+use futures_util::FutureExt;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -130,7 +131,7 @@ pub(crate) async fn clear_pods(options: &Options, chore: Chore) -> Result<()> {
     let stop = CancellationToken::new();
     let config = runtime_config(options, None);
     let listening = config.listening.clone();
-    let mut runtime = tokio::spawn(runtime::run(config, stop.clone()));
+    let mut runtime = tokio::spawn(FutureExt::boxed(runtime::run(config, stop.clone())));
     tokio::select! {
         () = listening.notified() => {}
         ended = &mut runtime => {
@@ -144,7 +145,7 @@ pub(crate) async fn clear_pods(options: &Options, chore: Chore) -> Result<()> {
         let mut pods = JoinSet::new();
         for sandbox in sandboxes {
             let mut runtime = client.runtime.clone();
-            pods.spawn(async move {
+            pods.spawn(FutureExt::boxed(async move {
                 let pod_sandbox_id = sandbox.id;
                 if sandbox.state == PodSandboxState::SandboxReady as i32 || chore == Chore::RemovePods {
                     runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() }).await?;
@@ -153,7 +154,7 @@ pub(crate) async fn clear_pods(options: &Options, chore: Chore) -> Result<()> {
                     runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id }).await?;
                 }
                 anyhow::Ok(())
-            });
+            }));
         }
         let mut results = pods.join_all().await.into_iter();
         results.find(Result::is_err).unwrap_or(Ok(()))

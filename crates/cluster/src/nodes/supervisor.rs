@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use client::{Client, DeleteParams, Patch};
 use cni::netns::Netns;
+use futures_util::FutureExt;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::json;
@@ -56,7 +57,7 @@ impl Supervisor {
         loop {
             for record in record::all(&supervisor.cluster)? {
                 if kept.insert(record.name.clone()) {
-                    keepers.spawn(supervisor.clone().keep(record, changes.clone(), stop.clone()));
+                    keepers.spawn(FutureExt::boxed(supervisor.clone().keep(record, changes.clone(), stop.clone())));
                 }
             }
             changed.send_replace(());

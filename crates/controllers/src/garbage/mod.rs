@@ -15,6 +15,7 @@ use client::{
     ApiResource, Client, DeleteParams, Event, Gvr, Informer, InformerFactory, ListParams, MetadataEvent,
     MetadataHandler, Owned, PartialObject, Patch, Propagation, WorkQueue,
 };
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, TryStreamExt};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -165,7 +166,7 @@ impl Controller {
         let informer: Informer<Owned> = Informer::new(self.client.owned(gvr, None), ListParams::default());
         informer.subscribe(move |event| handler(event.metadata()));
         let token = stop.clone();
-        self.tasks.spawn(async move { informer.run(token).await });
+        self.tasks.spawn(FutureExt::boxed(async move { informer.run(token).await }));
         stop
     }
 

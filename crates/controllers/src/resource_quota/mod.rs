@@ -19,6 +19,7 @@ use api::quota::{
     DEVICES_SUFFIX, is_terminating, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes,
 };
 use client::{ApiResource, Client, Clock, Event, Gvr, Informer, ListParams, Owned, WorkQueue};
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota, ResourceQuotaStatus, Service};
@@ -374,7 +375,7 @@ impl Controller {
                     waker.wake(event, change, 0);
                 });
                 let (running, stop) = (informer.clone(), self.stop.clone());
-                self.tasks.spawn(async move { running.run(stop).await });
+                self.tasks.spawn(FutureExt::boxed(async move { running.run(stop).await }));
                 informer
             };
             claims.get_or_insert_with(start).clone()
@@ -401,7 +402,7 @@ impl Controller {
         let waker = self.waker.clone();
         informer.subscribe(move |event| waker.wake(event, Change::of_number(event), 0));
         let (running, stop) = (informer.clone(), self.stop.clone());
-        self.tasks.spawn(async move { running.run(stop).await });
+        self.tasks.spawn(FutureExt::boxed(async move { running.run(stop).await }));
         counted.insert(resource.gvr.clone(), informer.clone());
         informer
     }

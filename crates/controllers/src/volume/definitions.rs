@@ -30,7 +30,7 @@ pub(super) async fn install(
 ) -> Result<(), Error> {
     let make = async |definition: Value| {
         let definition: CustomResourceDefinition =
-            serde_json::from_value(definition).map_err(|error| Error::object(error.to_string()))?;
+            api::codec::from_value(&definition).map_err(|error| Error::object(error.to_string()))?;
         if known.get(definition.metadata.name.as_deref().unwrap_or_default()).is_some() {
             return Ok(());
         }

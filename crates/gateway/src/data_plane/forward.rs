@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version, header, request};
 use http_body::Body;
@@ -373,13 +374,13 @@ impl Exchange<'_> {
                 let (stop, turn) = (self.plane.stop.clone(), self.arrival.turn.clone());
                 // The connection is not one of requests any more.
                 drop(lease);
-                self.plane.tasks.spawn(async move {
+                self.plane.tasks.spawn(FutureExt::boxed(async move {
                     tokio::select! {
                         () = join(client, backend) => {}
                         () = stop.cancelled() => {}
                     }
                     drop(turn);
-                });
+                }));
                 let headers = response.headers_mut();
                 remove_of_connection(headers);
                 headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -419,7 +420,7 @@ impl Exchange<'_> {
             let Some(head) = self.head(parts, headers, backend, None, filters.clone()) else { continue };
             let request = Request::from_parts(head, RequestBody::whole(bytes.clone()));
             let (plane, backend, worker) = (self.plane.clone(), backend.clone(), self.arrival.turn.worker);
-            self.plane.tasks.spawn(async move {
+            self.plane.tasks.spawn(FutureExt::boxed(async move {
                 let endpoint = backend.endpoints[rand::random_range(0..backend.endpoints.len())];
                 let exchange = async {
                     if let Ok((response, lease)) = plane.pool(worker).send(endpoint, &backend, request).await {
@@ -428,7 +429,7 @@ impl Exchange<'_> {
                     }
                 };
                 let _ = tokio::time::timeout(MIRROR_TIMEOUT, exchange).await;
-            });
+            }));
         }
         Ok(RequestBody::whole(bytes))
     }

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use client::metrics::Metrics;
+use futures_util::FutureExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -77,7 +78,7 @@ impl DataPlane {
             tasks,
             stop,
         });
-        plane.tasks.spawn(sweep(Arc::downgrade(&plane), plane.stop.clone()));
+        plane.tasks.spawn(FutureExt::boxed(sweep(Arc::downgrade(&plane), plane.stop.clone())));
         Ok(plane)
     }
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
@@ -130,11 +131,11 @@ impl Lease {
     /// Has a task drive the connection from now on.
     pub(crate) fn entrust(&mut self, tasks: &TaskTracker) {
         if let Some(driver) = self.connection.driver.take() {
-            tasks.spawn(async move {
+            tasks.spawn(FutureExt::boxed(async move {
                 if let Err(error) = driver.await {
                     tracing::debug!(%error, "connection to an endpoint ended");
                 }
-            });
+            }));
         }
     }
 
@@ -308,11 +309,11 @@ impl Pool {
             .max_header_list_size(MAX_HEADERS);
         let made = builder.handshake(TokioIo::new(stream)).await;
         let (sender, connection) = made.map_err(|error| ConnectError::Http(Arc::new(error)))?;
-        self.tasks.spawn(async move {
+        self.tasks.spawn(FutureExt::boxed(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%to, %error, "connection to an endpoint ended");
             }
-        });
+        }));
         Ok(sender)
     }
 

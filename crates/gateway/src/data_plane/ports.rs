@@ -6,11 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use client::metrics::panics;
+use futures_util::FutureExt;
 use http::StatusCode;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use tls::{Connections, Detached, Limits, Place};
+use tls::{Connections, Detached, Limits, Place, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -103,10 +104,10 @@ impl Ports {
                 bind,
                 closing: closing.clone(),
             };
-            tokio::spawn(async move {
+            tokio::spawn(FutureExt::boxed(async move {
                 let closing = door.closing.clone();
                 client::outlive_panics("gateway", "port", &closing, || door.clone().open(&listener)).await;
-            })
+            }))
         });
         Ok(Open { tasks: tasks.collect(), closing })
     }
@@ -184,7 +185,7 @@ impl Door {
         }
         clients.close();
         // Their owner from now on; they end by themselves within the time that `Place::serve` gives them.
-        self.plane.tasks.spawn(async move { clients.wait().await });
+        self.plane.tasks.spawn(FutureExt::boxed(async move { clients.wait().await }));
     }
 
     async fn serve(self, stream: Detached, from: SocketAddr, turn: Turn) -> Result<(), client::BoxError> {
@@ -198,8 +199,8 @@ impl Door {
             return Ok(());
         };
         match (protocol, has_streams) {
-            (Protocol::Http, _) => self.http(place, stream, arrival).await,
-            (Protocol::Tls, false) => self.https(place, stream, arrival).await,
+            (Protocol::Http, _) => self.http(place, Box::new(stream), arrival).await,
+            (Protocol::Tls, false) => self.https(place, Box::new(stream), arrival).await,
             (Protocol::Tls, true) => {
                 let mut stream = stream;
                 let (name, words) = place.handshake(client_hello(&mut stream)).await?;
@@ -216,7 +217,7 @@ impl Door {
                         self.pass(stream, &found, arrival.turn.worker).await
                     }
                     Some(Arriving::Stream(found)) => self.pass(stream, &found, arrival.turn.worker).await,
-                    Some(Arriving::Requests) => self.https(place, stream, arrival).await,
+                    Some(Arriving::Requests) => self.https(place, Box::new(stream), arrival).await,
                     // There is no certificate to show it, so it is closed without an answer.
                     Some(Arriving::Nothing) | None => Ok(()),
                 }
@@ -232,7 +233,7 @@ impl Door {
     async fn https(
         &self,
         place: Arc<Place>,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        stream: Box<dyn Stream>,
         mut arrival: Arrival,
     ) -> Result<(), client::BoxError> {
         let stream = place.handshake(self.tls.accept(stream)).await?;
@@ -241,17 +242,12 @@ impl Door {
         arrival.forwarded = Forwarded::new(arrival.client.ip(), true, self.bind.port);
         arrival.server_name = session.server_name().map(|name| normalized(name).into());
         match session.alpn_protocol() {
-            Some(b"h2") => self.http(place, tls::Gathered::new(stream), arrival).await,
-            _ => self.http(place, stream, arrival).await,
+            Some(b"h2") => self.http(place, Box::new(tls::Gathered::new(stream)), arrival).await,
+            _ => self.http(place, Box::new(stream), arrival).await,
         }
     }
 
-    async fn http(
-        &self,
-        place: Arc<Place>,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        arrival: Arrival,
-    ) -> Result<(), client::BoxError> {
+    async fn http(&self, place: Arc<Place>, stream: Box<dyn Stream>, arrival: Arrival) -> Result<(), client::BoxError> {
         let (plane, arrival) = (self.plane.clone(), Arc::new(arrival));
         let answer = move |request| {
             let (plane, arrival) = (plane.clone(), arrival.clone());

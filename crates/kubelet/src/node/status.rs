@@ -250,7 +250,7 @@ pub(crate) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
 
 /// The status as a strategic merge patch; lists with a merge key are replaced as a whole.
 pub(crate) fn patch(status: &NodeStatus) -> Value {
-    let mut value = serde_json::to_value(status).unwrap_or_else(|_| json!({}));
+    let mut value = api::codec::to_value(status).unwrap_or_else(|_| json!({}));
     if let Some(addresses) = value.get_mut("addresses").and_then(Value::as_array_mut) {
         addresses.insert(0, json!({"$patch": "replace"}));
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use client::{Clock, EventRecorder};
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Probe};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -216,12 +217,12 @@ impl Prober {
                 probe,
                 context: trace::current(),
             };
-            self.tasks.spawn(async move {
+            self.tasks.spawn(FutureExt::boxed(async move {
                 tokio::select! {
                     _ = client::outlive_panics("kubelet probes", &task.uid, &stop, || task.run(adopted)) => {}
                     () = stop.cancelled() => {}
                 }
-            });
+            }));
         }
     }
 

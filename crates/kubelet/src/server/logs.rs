@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use client::Body;
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
@@ -70,7 +70,7 @@ pub(super) async fn serve(
     let (sender, receiver) = mpsc::channel::<Vec<u8>>(CHUNKS);
     let (runtime, id) = (server.kubelet.runtime.clone(), record.id.clone());
     // Ends when the reader goes away: the channel closes.
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         let is_running = || async {
             match runtime.container_status(&id).await {
                 Ok(status) => status.state == cri::v1::ContainerState::ContainerRunning as i32,
@@ -81,7 +81,7 @@ pub(super) async fn serve(
         if let Err(error) = logs::stream(path.clone(), options, is_running, sender).await {
             tracing::debug!(path = %path.display(), %error, "log not read to its end");
         }
-    });
+    }));
     let chunks = tokio_stream::wrappers::ReceiverStream::new(receiver)
         .map(|chunk| Ok::<_, client::BoxError>(Frame::data(Bytes::from(chunk))));
     let mut response = Response::new(StreamBody::new(chunks).boxed_unsync());

@@ -24,6 +24,7 @@ use bytes::Bytes;
 use client::Body;
 use client::metrics::panics;
 use client::metrics::slis::Slis;
+use futures_util::FutureExt;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
@@ -148,7 +149,7 @@ impl Server {
                 () = stop.cancelled() => break,
             };
             let (server, acceptor, stop) = (self.clone(), acceptor.clone(), stop.clone());
-            connections.spawn(async move {
+            connections.spawn(FutureExt::boxed(async move {
                 let place = stream.place();
                 let stream = match place.handshake(acceptor.accept(stream)).await {
                     Ok(stream) => stream,
@@ -164,12 +165,12 @@ impl Server {
                     Box::pin(async move { server.answer(request).await })
                 };
                 tokio::select! {
-                    result = place.serve(stream, &stop, answer) => if let Err(error) = result {
+                    result = place.serve_boxed(stream, &stop, answer) => if let Err(error) = result {
                         tracing::debug!(%from, %error, "connection ended");
                     },
                     () = stop.cancelled() => {}
                 }
-            });
+            }));
         }
         connections.close();
         connections.wait().await;

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use client::Body;
 use cri::v1;
+use futures_util::FutureExt;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
@@ -150,11 +151,11 @@ async fn hand_through(url: &str, mut request: Request<Incoming>) -> Response<Bod
         Err(error) => return failed(&error),
     };
     // Ends with the stream it carries.
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "stream to the runtime ended");
         }
-    });
+    }));
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let mut onward = Request::builder().method(request.method().clone()).uri(path);
     if let Some(headers) = onward.headers_mut() {
@@ -180,7 +181,7 @@ async fn hand_through(url: &str, mut request: Request<Incoming>) -> Response<Bod
         return response.body(body).unwrap_or_else(|error| failed(&error));
     }
     let (theirs, ours) = (hyper::upgrade::on(&mut answer), hyper::upgrade::on(&mut request));
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         let (theirs, ours) = match tokio::try_join!(theirs, ours) {
             Ok(both) => both,
             Err(error) => {
@@ -192,7 +193,7 @@ async fn hand_through(url: &str, mut request: Request<Incoming>) -> Response<Bod
         if let Err(error) = tokio::io::copy_bidirectional(&mut theirs, &mut ours).await {
             tracing::debug!(%error, "stream ended");
         }
-    });
+    }));
     response.body(super::boxed(Bytes::new())).unwrap_or_else(|error| failed(&error))
 }
 

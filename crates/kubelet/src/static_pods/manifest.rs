@@ -54,7 +54,7 @@ fn make(value: Value, origin: Origin<'_>, node: &str) -> Result<Pod, ManifestErr
         Origin::Url(url) => ("http", url),
     };
     let hash = content_hash(&[node.as_bytes(), place.as_bytes(), value.to_string().as_bytes()]);
-    let mut pod: Pod = serde_json::from_value(value)?;
+    let mut pod: Pod = api::codec::from_value(&value)?;
     let given = pod.metadata.name.clone().filter(|name| !name.is_empty());
     let name = given.ok_or(ManifestError::Missing("name"))?;
     if let Some(resource) = api_reference(&pod) {

@@ -563,6 +563,8 @@ where
     T: Send + 'static,
     F: FnOnce() -> std::io::Result<T> + Send + 'static,
 {
+    // Boxed, so that a task is compiled once for what is answered and not for each work.
+    let work: Box<dyn FnOnce() -> std::io::Result<T> + Send> = Box::new(work);
     tokio::task::spawn_blocking(work).await.map_err(std::io::Error::other)?
 }
 

@@ -11,7 +11,7 @@ use k8s_openapi::schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::Strategy;
-use crate::parts::Parts;
+use crate::parts::{Parts, codec};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -74,6 +74,7 @@ impl k8s_openapi::Metadata for InitializerConfiguration {
 }
 
 impl Parts for InitializerConfiguration {
+    codec!();
     fn copy_status(&mut self, _: &Self) {}
     fn clear_status(&mut self) {}
 }

@@ -163,7 +163,7 @@ impl Strategy for JobStrategy {
             ("successPolicy", new.success_policy != old_spec.success_policy),
         ] {
             if changed {
-                let value = serde_json::to_value(new).ok().and_then(|spec| spec.get(name).cloned());
+                let value = api::codec::to_value(new).ok().and_then(|spec| spec.get(name).cloned());
                 errors.invalid(format!("spec.{name}"), value, IMMUTABLE);
             }
         }

@@ -145,7 +145,7 @@ const NOT_SOURCES: &[&str] = &[
 ];
 
 fn source(spec: &PersistentVolumeSpec) -> Value {
-    let mut value = serde_json::to_value(spec).unwrap_or_default();
+    let mut value = api::codec::to_value(spec).unwrap_or_default();
     if let Value::Object(fields) = &mut value {
         fields.retain(|name, _| !NOT_SOURCES.contains(&name.as_str()));
     }

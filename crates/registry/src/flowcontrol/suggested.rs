@@ -3,6 +3,9 @@
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use serde_json::{Value, json};
 
+use crate::object::read_value;
+use crate::parts::Parts;
+
 pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 pub const SCHEMAS: &str = "flowschemas";
 pub const LEVELS: &str = "prioritylevelconfigurations";
@@ -109,8 +112,8 @@ pub fn schemas() -> Vec<Suggestion> {
 
 /// What a cluster begins with, for the time before anything is written.
 pub fn suggested() -> (Vec<FlowSchema>, Vec<PriorityLevelConfiguration>) {
-    fn typed<T: serde::de::DeserializeOwned>(suggestions: Vec<Suggestion>) -> Vec<T> {
-        suggestions.into_iter().filter_map(|suggestion| serde_json::from_value(suggestion.object).ok()).collect()
+    fn typed<T: Parts>(suggestions: Vec<Suggestion>) -> Vec<T> {
+        suggestions.into_iter().filter_map(|suggestion| read_value(&suggestion.object).ok()).collect()
     }
     (typed(schemas()), typed(levels()))
 }

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cri::v1;
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
@@ -191,7 +192,7 @@ impl Engine {
     /// plug-ins that were gone have left in networks.
     pub(crate) fn start_sweeping(self: &Arc<Self>) {
         let engine = self.clone();
-        self.tasks.spawn(async move {
+        self.tasks.spawn(FutureExt::boxed(async move {
             loop {
                 tokio::select! {
                     () = engine.stop.cancelled() => return,
@@ -204,7 +205,7 @@ impl Engine {
                 }
                 crate::network::release_left(&engine.config).await;
             }
-        });
+        }));
     }
 
     /// Makes a change even if the caller leaves half-way: half a sandbox would be nobody's.
@@ -213,7 +214,7 @@ impl Engine {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let ended = self.tasks.spawn(change(self.clone())).await;
+        let ended = self.tasks.spawn(FutureExt::boxed(change(self.clone()))).await;
         ended.unwrap_or_else(|error| Err(Error::Shim(format!("a change was broken off: {error}"))))
     }
 
@@ -296,7 +297,7 @@ impl Engine {
     pub(crate) async fn watch_shim(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
         let mut events = self.open_watch(sandbox).await?;
         let (engine, sandbox) = (self.clone(), sandbox.clone());
-        self.tasks.spawn(async move {
+        self.tasks.spawn(FutureExt::boxed(async move {
             loop {
                 let event = tokio::select! {
                     () = engine.stop.cancelled() => return,
@@ -317,7 +318,7 @@ impl Engine {
                 }
             }
             engine.shim_lost(&sandbox);
-        });
+        }));
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use http::StatusCode;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
@@ -92,14 +93,14 @@ async fn pull_from(
     let slots = Arc::new(tokio::sync::Semaphore::new(PARALLEL_LAYERS));
     for layer in layers.clone() {
         let (store, registry, slots) = (store.clone(), registry.clone(), slots.clone());
-        tasks.spawn(async move {
+        tasks.spawn(FutureExt::boxed(async move {
             let _slot = slots.acquire().await;
             if !store.layer_path(&layer.diff_id).exists() {
                 fetch(&store, &registry, &layer.blob).await?;
                 unpack_layer(&store, &layer).await?;
             }
             Ok(())
-        });
+        }));
     }
     while let Some(done) = tasks.join_next().await {
         done.unwrap_or_else(|error| Err(PullError::Content(error.to_string())))?;

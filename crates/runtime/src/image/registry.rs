@@ -6,6 +6,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, USER_AGENT, WWW_AUTHENTICATE};
 use http::{Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
@@ -143,16 +144,14 @@ impl Registry {
         let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
         let work = async {
             let stream = TcpStream::connect((host, port)).await.map_err(|e| unreachable(&e))?;
-            if tls {
+            let stream: Box<dyn tls::Stream> = if tls {
                 let name = ServerName::try_from(host.to_string()).map_err(|e| unreachable(&e))?;
-                let stream = tokio_rustls::TlsConnector::from(self.tls.clone())
-                    .connect(name, stream)
-                    .await
-                    .map_err(|e| unreachable(&e))?;
-                exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
+                let connector = tokio_rustls::TlsConnector::from(self.tls.clone());
+                Box::new(connector.connect(name, stream).await.map_err(|e| unreachable(&e))?)
             } else {
-                exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
-            }
+                Box::new(stream)
+            };
+            exchange(TokioIo::new(stream), request).await.map_err(|e| unreachable(&e))
         };
         tokio::time::timeout(CONNECT_TIMEOUT, work).await.map_err(|_| unreachable(&"no answer in time"))?
     }
@@ -164,7 +163,7 @@ where
 {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
     // Lives exactly as long as the response body is read or dropped.
-    tokio::spawn(connection);
+    tokio::spawn(FutureExt::boxed(connection));
     sender.send_request(request).await
 }
 

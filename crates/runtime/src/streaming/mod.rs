@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cri::v1;
+use futures_util::FutureExt;
 use http::header::{CONNECTION, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
@@ -85,22 +86,22 @@ impl Server {
             let Limits { total, .. } = Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS);
             Limits { total, per_address: total }
         });
-        engine.tasks.spawn(async move {
+        engine.tasks.spawn(FutureExt::boxed(async move {
             loop {
                 let (stream, _) = tokio::select! {
                     () = stop.cancelled() => return,
                     accepted = places.accept(&listener) => accepted,
                 };
                 let (server, stop) = (accepting.clone(), stop.clone());
-                connections.spawn(async move {
+                connections.spawn(FutureExt::boxed(async move {
                     let place = stream.place();
                     let answer = |request| server.clone().handle(request, stop.clone());
-                    if let Err(error) = place.serve(stream, &stop, answer).await {
+                    if let Err(error) = place.serve_boxed(stream, &stop, answer).await {
                         tracing::debug!(%error, "stream connection failed");
                     }
-                });
+                }));
             }
-        });
+        }));
         Ok(server)
     }
 
@@ -147,7 +148,7 @@ impl Server {
         };
         let query = request.uri().query().unwrap_or_default().to_string();
         let upgrade = hyper::upgrade::on(&mut request);
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             let io = match upgrade.await {
                 Ok(upgraded) => TokioIo::new(upgraded),
                 Err(error) => {
@@ -168,7 +169,7 @@ impl Server {
                     tracing::debug!(%error, "stream ended");
                 },
             }
-        });
+        }));
         let mut response = Response::new(Full::default());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         *response.headers_mut() = headers;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cri::v1;
+use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
@@ -116,7 +117,7 @@ where
                 Some("error") => drop(errors.insert(id, stream)),
                 Some("data") => {
                     let error = errors.remove(&id).map(|s| s.id);
-                    forwards.spawn(forward_spdy(sandbox.clone(), writer.clone(), stream, error));
+                    forwards.spawn(FutureExt::boxed(forward_spdy(sandbox.clone(), writer.clone(), stream, error)));
                 }
                 _ => writer.reset(stream.id).await?,
             }
@@ -225,7 +226,13 @@ where
     for (index, port) in ports.into_iter().take(127).enumerate() {
         let (sender, receiver) = mpsc::channel(QUEUE);
         inputs.push(sender);
-        forwards.spawn(forward_channel(sandbox.clone(), frames.clone(), receiver, port, (index * 2) as u8));
+        forwards.spawn(FutureExt::boxed(forward_channel(
+            sandbox.clone(),
+            frames.clone(),
+            receiver,
+            port,
+            (index * 2) as u8,
+        )));
     }
     let incoming = async move {
         let mut channels = websocket::Channels::new(Side::Server, read);

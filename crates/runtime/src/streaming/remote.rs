@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
@@ -152,7 +153,7 @@ where
     let (frames, frames_out) = mpsc::channel(QUEUE);
     let gone = CancellationToken::new();
     let (pongs, ended) = (frames.clone(), gone.clone());
-    let driver = tokio::spawn(async move {
+    let driver = tokio::spawn(FutureExt::boxed(async move {
         let reading = read_channels(read, Some(stdin_sender), resize_sender, pongs);
         tokio::select! {
             result = reading => if let Err(error) = result {
@@ -163,7 +164,7 @@ where
             },
         }
         ended.cancel();
-    });
+    }));
     Remote { stdin, resize, output: Output::Channels { frames, version }, gone, driver }
 }
 
@@ -240,12 +241,12 @@ where
     let (mut streams, writer, connection) = spdy::serve(io);
     let gone = CancellationToken::new();
     let ended = gone.clone();
-    let driver = tokio::spawn(async move {
+    let driver = tokio::spawn(FutureExt::boxed(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "SPDY client failed");
         }
         ended.cancel();
-    });
+    }));
     let expected = 1 + wanted.iter().filter(|w| **w).count() + usize::from(tty);
     let (stdin_sender, stdin) = mpsc::channel(QUEUE);
     let (resize_sender, resize) = mpsc::channel(QUEUE);
@@ -277,7 +278,7 @@ where
         let is_stdin = stream.header("streamtype") == Some("stdin");
         let (stdin_sender, resize_sender) = (stdin_sender.clone(), resize_sender.clone());
         // Ends with its stream, which ends with the connection.
-        tokio::spawn(async move {
+        tokio::spawn(FutureExt::boxed(async move {
             while let Some(bytes) = stream.data.recv().await {
                 let sent = if is_stdin {
                     stdin_sender.send(bytes).await.is_ok()
@@ -290,14 +291,14 @@ where
                     return;
                 }
             }
-        });
+        }));
     }
     // The receiver of new streams must live: its end would end the connection.
     let keep = gone.clone();
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         keep.cancelled().await;
         drop(streams);
-    });
+    }));
     Ok(Remote { stdin, resize, output: Output::Spdy { writer, stdout, stderr, error }, gone, driver })
 }
 

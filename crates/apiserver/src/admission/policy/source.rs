@@ -11,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use parking_lot::RwLock;
 use registry::admissionregistration::environment::{Compiler, Names, mutation_type};
-use serde::de::DeserializeOwned;
+use registry::parts::Parts;
 
 use super::super::expressions::{self, Compiled, Conditions};
 use super::super::matching::Criteria;
@@ -83,8 +83,8 @@ pub(super) struct Bound {
 
 /// A kind of policy.
 pub(super) trait Kind {
-    type Policy: DeserializeOwned;
-    type Binding: DeserializeOwned;
+    type Policy: Parts;
+    type Binding: Parts;
     const POLICIES: &'static str;
     const BINDINGS: &'static str;
     fn declared(policy: Self::Policy) -> Declared;
@@ -197,14 +197,14 @@ impl Source {
         }
         let mut bindings: BTreeMap<String, Vec<Binding>> = BTreeMap::new();
         for entry in snapshots[1].range(None, None) {
-            let bound = K::bound(entry.decode()?);
+            let bound = K::bound(entry.object()?);
             bindings.entry(bound.policy.clone()).or_default().push(Binding::new(bound));
         }
         let mut policies = Vec::new();
         for entry in snapshots[0].range(None, None) {
             // A policy that nothing binds says nothing.
             let Some(bindings) = bindings.remove(entry.name()) else { continue };
-            policies.push(Policy::compiled(K::declared(entry.decode()?), bindings));
+            policies.push(Policy::compiled(K::declared(entry.object()?), bindings));
         }
         *built = Built { revisions, policies: Arc::new(policies) };
         Ok(built.policies.clone())

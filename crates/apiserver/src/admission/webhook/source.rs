@@ -11,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::RwLock;
-use serde::de::DeserializeOwned;
+use registry::parts::Parts;
 
 use super::super::config::{self, Setting};
 use super::super::expressions::Conditions;
@@ -42,7 +42,7 @@ pub(super) struct Hook {
 }
 
 /// A kind of configuration.
-pub(super) trait Configuration: DeserializeOwned {
+pub(super) trait Configuration: Parts {
     const PREFIX: &'static str;
     fn hooks(self) -> (String, Vec<Declared>);
 }
@@ -157,7 +157,7 @@ impl Source {
         let mut hooks = Vec::new();
         // In the order of names: that is the order in which mutating webhooks run.
         for entry in snapshot.range(None, None) {
-            let (name, declared) = entry.decode::<C>()?.hooks();
+            let (name, declared) = entry.object::<C>()?.hooks();
             let mut seen: HashMap<String, usize> = HashMap::new();
             for declared in declared {
                 let number = seen.entry(declared.name.clone()).or_default();

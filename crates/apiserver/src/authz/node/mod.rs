@@ -12,6 +12,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use parking_lot::Mutex;
 use registry::Verb;
+use registry::parts::Parts;
 
 use graph::{Graph, Kind};
 
@@ -285,8 +286,8 @@ impl Followed {
 }
 
 /// The object as it is now; one that cannot be read leads nowhere.
-fn object<K: serde::de::DeserializeOwned>(change: &Change<'_>) -> Option<K> {
-    change.new.and_then(|entry| entry.decode().ok())
+fn object<K: Parts>(change: &Change<'_>) -> Option<K> {
+    change.new.and_then(|entry| entry.object().ok())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use api::UserInfo;
 use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use serde::de::DeserializeOwned;
+use registry::parts::Parts;
 
 pub use index::{Index, NotAllowed};
 pub use rules::allows;
@@ -116,6 +116,6 @@ impl Followed {
 }
 
 /// The object as it is now; one that cannot be read grants nothing.
-fn object<K: DeserializeOwned>(change: &Change<'_>) -> Option<K> {
-    change.new.and_then(|entry| entry.decode().ok())
+fn object<K: Parts>(change: &Change<'_>) -> Option<K> {
+    change.new.and_then(|entry| entry.object().ok())
 }

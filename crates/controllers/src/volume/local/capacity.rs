@@ -52,7 +52,7 @@ impl Controller {
                         "nodeTopology": { "matchLabels": { TOPOLOGY_KEY: name } },
                     });
                     let capacity: CSIStorageCapacity =
-                        serde_json::from_value(capacity).map_err(|error| Error::object(error.to_string()))?;
+                        api::codec::from_value(&capacity).map_err(|error| Error::object(error.to_string()))?;
                     match api.create(&capacity).await {
                         Err(error) if !error.is_already_exists() => return Err(error.into()),
                         _ => {}

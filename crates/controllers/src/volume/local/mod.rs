@@ -599,7 +599,7 @@ impl Controller {
             },
         });
         let volume: PersistentVolume =
-            serde_json::from_value(volume).map_err(|error| Error::object(error.to_string()))?;
+            api::codec::from_value(&volume).map_err(|error| Error::object(error.to_string()))?;
         match self.client.all::<PersistentVolume>().create(&volume).await {
             Err(error) if !error.is_already_exists() => Err(error.into()),
             _ => {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use client::{Body, Client};
+use futures_util::FutureExt;
 use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -150,7 +151,7 @@ fn client(cx: &Context) -> Result<Client> {
 
 /// Until the other side closes. The task ends with the process at the latest: nothing outlives a proxy.
 fn serve(proxy: Arc<Proxy>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         let service = service_fn(move |request| {
             let proxy = proxy.clone();
             async move { Ok::<_, std::convert::Infallible>(answer(&proxy, request).await) }
@@ -158,7 +159,7 @@ fn serve(proxy: Arc<Proxy>, stream: impl AsyncRead + AsyncWrite + Unpin + Send +
         let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
         // A client that goes away in the middle is not our failure.
         let _ = connection.with_upgrades().await;
-    });
+    }));
 }
 
 async fn answer(proxy: &Proxy, mut request: Request<Incoming>) -> Response<Body> {
@@ -291,11 +292,11 @@ async fn upgrade(proxy: &Proxy, mut request: Request<Incoming>, target: String) 
     }
     let (response, mut server) = proxy.client.upgrade(onward).await.map_err(|e| Failure::message(e.to_string()))?;
     let ours = hyper::upgrade::on(&mut request);
-    tokio::spawn(async move {
+    tokio::spawn(FutureExt::boxed(async move {
         if let Ok(client) = ours.await {
             let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut server).await;
         }
-    });
+    }));
     Ok(response.map(|()| empty()))
 }
 

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use client::{Client, Clock, EventRecorder, Informer};
 use csi::tonic::{Code, Status};
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use parking_lot::Mutex;
@@ -415,7 +416,7 @@ impl Csi {
         for (record, mode) in &unused {
             let Some(held) = self.try_lock(&record.unique_name()) else { continue };
             let (this, record, mode, stop) = (self.clone(), record.clone(), *mode, self.stop.clone());
-            self.tasks.spawn(async move {
+            self.tasks.spawn(FutureExt::boxed(async move {
                 let unstaged = tokio::select! {
                     () = stop.cancelled() => return,
                     unstaged = this.unstage_if_unused(&record, mode) => unstaged,
@@ -424,7 +425,7 @@ impl Csi {
                 if let Err(error) = unstaged {
                     tracing::warn!(volume = record.spec_name, %error, "volume not unstaged, will retry");
                 }
-            });
+            }));
         }
         unused.is_empty()
     }
@@ -436,12 +437,12 @@ impl Csi {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Unfinished> {
         let stop = self.stop.clone();
-        let task = self.tasks.spawn(async move {
+        let task = self.tasks.spawn(FutureExt::boxed(async move {
             tokio::select! {
                 () = stop.cancelled() => None,
                 done = work => Some(done),
             }
-        });
+        }));
         task.await?.ok_or(Unfinished::Stopping)
     }
 

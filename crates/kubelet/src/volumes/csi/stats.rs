@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use api::attachable::csi_name;
 use csi::v1::{self, NodeRpc, Unit};
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -86,7 +87,7 @@ impl Csi {
                 let volume = csi_name(&published.wanted.driver, &published.wanted.handle);
                 let Some(held) = self.try_lock(&volume) else { continue };
                 let (this, stop) = (self.clone(), self.stop.clone());
-                self.tasks.spawn(async move {
+                self.tasks.spawn(FutureExt::boxed(async move {
                     let _held = held;
                     let request = v1::NodeGetVolumeStatsRequest {
                         volume_id: published.wanted.handle.clone(),
@@ -107,7 +108,7 @@ impl Csi {
                             tracing::debug!(volume, error = csi::describe(&status), "volume not measured");
                         }
                     }
-                });
+                }));
             }
         }
     }

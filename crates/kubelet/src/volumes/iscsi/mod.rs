@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::ISCSIPersistentVolumeSource;
 use nix::mount::{MntFlags, MsFlags};
 use parking_lot::Mutex;
@@ -285,13 +286,13 @@ impl<M: Machine> Iscsi<M> {
         let held = held.map_err(|_| late(Operation::WaitForAttach))?;
         let (this, stop) = (self.clone(), self.stop.clone());
         // To its end even if nobody waits for it: what has begun is not begun again beside it.
-        let task = self.tasks.spawn(async move {
+        let task = self.tasks.spawn(FutureExt::boxed(async move {
             let _held = held;
             tokio::select! {
                 () = stop.cancelled() => None,
                 mounted = this.mount(request) => Some(mounted),
             }
-        });
+        }));
         let ended = tokio::time::timeout(self.call_timeout, task).await.map_err(|_| late(Operation::WaitForAttach))?;
         let ended = ended.map_err(|error| VolumeError::of(operation, &name, Unfinished::from(error)))?;
         ended.unwrap_or_else(|| Err(VolumeError::of(operation, &name, Unfinished::Stopping)))
@@ -423,7 +424,7 @@ impl<M: Machine> Iscsi<M> {
         for left in &unused {
             let Ok(held) = self.lock_of(&left.disk.iqn).try_lock_owned() else { continue };
             let (this, left, stop) = (self.clone(), left.clone(), self.stop.clone());
-            self.tasks.spawn(async move {
+            self.tasks.spawn(FutureExt::boxed(async move {
                 let _held = held;
                 let released = tokio::select! {
                     () = stop.cancelled() => return,
@@ -432,7 +433,7 @@ impl<M: Machine> Iscsi<M> {
                 if let Err(error) = released {
                     tracing::warn!(iqn = left.disk.iqn, lun = left.disk.lun, %error, "an iSCSI disk not let go, will retry");
                 }
-            });
+            }));
         }
         unused.is_empty()
     }
