@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use api::meta::Meta as _;
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -149,7 +150,7 @@ async fn give_back(state: &Arc<State>) -> anyhow::Result<()> {
 
 /// Removes a lease as it was seen; one that was renewed since stays.
 async fn remove(state: &Arc<State>, lease: &Lease) -> anyhow::Result<()> {
-    let url = format!("{LEASES}/{}", lease.metadata.name.as_deref().unwrap_or_default());
+    let url = format!("{LEASES}/{}", lease.metadata.name());
     let seen = json!({"kind": "DeleteOptions", "apiVersion": "v1", "preconditions":
         {"uid": lease.metadata.uid, "resourceVersion": lease.metadata.resource_version}});
     let (code, answer) = send(state, Method::DELETE, &url, &seen).await?;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::metrics::Metrics;
 use client::{Client, Clock, DeleteParams, Event, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -93,9 +94,9 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         nodes.wakes(move |event| {
             let node = event.object();
             // One that comes back, and goes once more, is missed from then on.
-            missing.lock().remove(node.metadata.name.as_deref().unwrap_or_default());
+            missing.lock().remove(node.metadata.name());
             if matches!(event, Event::Deleted(_)) || is_out_of_service(node) {
-                for pod in pods.by_index(BY_NODE, node.metadata.name.as_deref().unwrap_or_default()) {
+                for pod in pods.by_index(BY_NODE, node.metadata.name()) {
                     queue.add(pods::key(&*pod));
                 }
             }
@@ -153,7 +154,7 @@ impl Controller {
     /// Deletes at once: no kubelet is left to do it. A pod that had not finished is marked failed first, for its controller.
     async fn delete(&self, pod: &Pod, why: Why) -> Result<(), Error> {
         let deleted = self.delete_now(pod, why).await;
-        let labels = [("namespace", pod.metadata.namespace.as_deref().unwrap_or_default()), ("reason", why.as_str())];
+        let labels = [("namespace", pod.metadata.namespace()), ("reason", why.as_str())];
         match &deleted {
             Ok(()) => self.metrics.counter("pod_gc_collector_force_delete_pods_total", "Pods deleted at once", &labels),
             Err(_) => self.metrics.counter(
@@ -173,17 +174,17 @@ impl Controller {
     }
 
     async fn patch_status(&self, pod: &Pod, status: serde_json::Value) -> Result<(), Error> {
-        let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let api = self.client.namespaced::<Pod>(pod.metadata.namespace());
         let patch = Patch::strategic(json!({ "metadata": { "uid": pod.metadata.uid }, "status": status }));
-        match api.patch_status(pod.metadata.name.as_deref().unwrap_or_default(), &patch).await {
+        match api.patch_status(pod.metadata.name(), &patch).await {
             Err(error) if !error.is_not_found() => Err(error.into()),
             _ => Ok(()),
         }
     }
 
     async fn delete_now(&self, pod: &Pod, why: Why) -> Result<(), Error> {
-        let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let api = self.client.namespaced::<Pod>(pod.metadata.namespace());
+        let name = pod.metadata.name();
         if why != Why::Terminated && !pods::is_finished(pod) {
             let mut status = json!({ "phase": "Failed" });
             if why == Why::Orphaned {

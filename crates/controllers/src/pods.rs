@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::{Condition, Pod};
+use api::meta::Meta as _;
 use api::selector::Selector;
 use client::{Client, DeleteParams, EventRecorder, Resource, Written};
 use jiff::Timestamp;
@@ -162,7 +163,7 @@ pub(crate) async fn create(
     owner: &ObjectReference,
     pod: &NewPod,
 ) -> Result<(), client::Error> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace();
     match client.namespaced::<NewPod>(namespace).create_as::<Written>(pod).await {
         Ok(created) => {
             recorder.normal(owner, "SuccessfulCreate", format!("Created pod: {}", created.name()));
@@ -185,8 +186,8 @@ pub(crate) async fn delete(
     owner: &ObjectReference,
     pod: &Pod,
 ) -> Result<(), client::Error> {
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let name = pod.metadata.name();
+    let namespace = pod.metadata.namespace();
     let params = DeleteParams { uid: pod.metadata.uid.clone(), ..DeleteParams::default() };
     match client.namespaced::<Pod>(namespace).delete(name, &params).await {
         Ok(()) => {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::placement::tolerates;
 use client::metrics::{Counter, Histogram};
 use client::{Client, Clock, Event, EventRecorder, Informer, Patch};
@@ -59,7 +60,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             Event::Deleted(_) => false,
         };
         if changed {
-            for pod in all.by_index(BY_NODE, event.object().metadata.name.as_deref().unwrap_or_default()) {
+            for pod in all.by_index(BY_NODE, event.object().metadata.name()) {
                 queue.add(pods::key(&*pod));
             }
         }
@@ -155,8 +156,8 @@ impl Controller {
             "TaintManagerEviction",
             format!("Marking for deletion Pod {key}"),
         );
-        let api = self.client.namespaced::<Pod>(pod.metadata.namespace.as_deref().unwrap_or_default());
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let api = self.client.namespaced::<Pod>(pod.metadata.namespace());
+        let name = pod.metadata.name();
         let condition = json!({
             "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
             "message": "Taint manager: deleting due to NoExecute taint",

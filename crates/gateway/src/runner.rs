@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use api::cidr::Cidr;
+use api::endpoint::service_key;
 use client::metrics::{Metrics, panics};
 use client::{
     Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key, plain_http,
@@ -17,7 +18,6 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use parking_lot::Mutex;
-use proxy::endpoints::SERVICE_LABEL;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -293,16 +293,12 @@ fn follow_builtin(
 }
 
 fn slices_by_service(slices: &Informer<EndpointSlice>, shared: &Arc<Shared>) {
-    let service = |slice: &EndpointSlice| {
-        let name = slice.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
-        Some(format!("{}/{name}", slice.metadata.namespace.as_deref()?))
-    };
     let shared = shared.clone();
     slices.subscribe(move |event| {
         let mut guard = shared.world.lock();
         let world = Arc::make_mut(&mut guard);
         let mut put = |slice: &Arc<EndpointSlice>, is_there: bool| {
-            let Some(service) = service(slice) else { return };
+            let Some(service) = service_key(slice) else { return };
             let of_service = world.slices.entry(service.clone()).or_default();
             keep(of_service, object_key(&**slice), is_there.then(|| slice.clone()));
             if of_service.is_empty() {

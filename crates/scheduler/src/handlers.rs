@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::cached::{Packed, Pod};
+use api::meta::Meta as _;
 use client::{Event as Seen, InformerFactory, Object};
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{
@@ -137,7 +138,7 @@ fn present<K>(event: &Seen<K>) -> Option<&Arc<K>> {
 
 fn names<K: Object>(event: &Seen<K>) -> (&str, &str) {
     let metadata = event.object().meta();
-    (metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
+    (metadata.namespace(), metadata.name())
 }
 
 impl Scheduler {
@@ -201,7 +202,7 @@ impl Scheduler {
         if pod::node_name(pod).is_none() {
             return self.keep_pending(old, pod);
         }
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let uid = pod.metadata.uid();
         let mut core = self.core.lock();
         let before = core.cluster.placed(uid).map(|(info, _)| info.clone());
         let observed = core.cluster.observe(pod);
@@ -253,7 +254,7 @@ impl Scheduler {
 
     fn lose_pod(&self, pod: &Arc<Pod>) {
         let began = Instant::now();
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let uid = pod.metadata.uid();
         self.queue.remove(uid);
         let mut core = self.core.lock();
         let was_nominated = core.cluster.nominated.node_of(uid).is_some();

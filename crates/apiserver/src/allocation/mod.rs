@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::field::FieldErrors;
+use api::meta::Meta as _;
 use api::{GroupKind, Status};
 use k8s_openapi::api::core::v1::Service;
 
@@ -79,7 +80,7 @@ pub(crate) async fn allocate(
         return Ok(taken);
     }
     release(cluster, service, &taken).await;
-    let name = service.metadata.name.as_deref().unwrap_or_default();
+    let name = service.metadata.name();
     Err(Status::invalid(&GroupKind::new("", "Service"), name, errors))
 }
 

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -90,11 +91,11 @@ async fn roles(state: &Arc<State>) -> anyhow::Result<()> {
         wanted.push((format!("{BASE}/clusterrolebindings"), serde_json::to_value(binding)?, "subjects"));
     }
     for role in &policy.roles {
-        let namespace = role.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = role.metadata.namespace();
         wanted.push((format!("{BASE}/namespaces/{namespace}/roles"), serde_json::to_value(role)?, "rules"));
     }
     for binding in &policy.role_bindings {
-        let namespace = binding.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = binding.metadata.namespace();
         wanted.push((
             format!("{BASE}/namespaces/{namespace}/rolebindings"),
             serde_json::to_value(binding)?,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
+use api::percent::{encode_except, is_unreserved};
 use bytes::Bytes;
 use futures_util::future::ready;
 use futures_util::{FutureExt, StreamExt};
@@ -234,20 +235,10 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destin
             format!("/{what}/{namespace}/{name}/{container}")
         }
     };
-    let query: Vec<String> = params.iter().map(|(key, value)| format!("{key}={}", escape(value))).collect();
+    let query: Vec<String> =
+        params.iter().map(|(key, value)| format!("{key}={}", encode_except(value, is_unreserved))).collect();
     let path_and_query = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
     Ok(Some(Destination { host, port, scheme: Scheme::Kubelet, path_and_query, is_restricted: false }))
-}
-
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(byte as char),
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
 }
 
 fn kubelet_address(state: &State, node_name: &str) -> Result<(String, u16), Status> {

@@ -1,5 +1,6 @@
 //! `pods/eviction`: a delete that asks the disruption budgets first.
 
+use api::meta::Meta as _;
 use api::selector::Selector;
 use api::{GroupResource, Status};
 use http::{Response, StatusCode};
@@ -153,7 +154,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
         ));
     }
-    let name = budget.metadata.name.clone().unwrap_or_default();
+    let name = budget.metadata.name().to_owned();
     let policy = budget.spec.as_ref().and_then(|spec| spec.unhealthy_pod_eviction_policy.as_deref());
     let healthy = budget
         .status

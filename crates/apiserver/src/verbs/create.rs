@@ -1,6 +1,7 @@
 //! `create`: decode -> default -> admit (mutate) -> prepare -> validate -> admit (validate) -> encode once -> put if absent.
 
 use api::Status;
+use api::meta::Meta as _;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -41,7 +42,7 @@ pub(super) async fn create_instead(operation: &Operation, object: AnyObject) -> 
 pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) -> Result<Bytes, Status> {
     let meta = object.meta_mut();
     ensure_namespace(operation, meta)?;
-    if !operation.info.name.is_empty() && meta.name.as_deref().unwrap_or_default() != operation.info.name {
+    if !operation.info.name.is_empty() && meta.name() != operation.info.name {
         meta.name = Some(operation.info.name.clone());
     }
     wipe_system_fields(meta);
@@ -51,13 +52,12 @@ pub(crate) async fn create_object(operation: &Operation, mut object: AnyObject) 
     operation.resource.strategy.apply_defaults(&mut *object);
     let mut managed_fields = super::managed_fields::track(operation, &mut *object, None)?;
     trace::lap(Stage::Default);
-    let name = object.meta().name.clone().unwrap_or_default();
+    let name = object.meta().name().to_owned();
     let mut attributes = attributes(operation, &name, dry_run, (&mut object, &managed_fields));
     operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
     managed_fields.take_over(&mut *object)?;
     let meta = object.meta_mut();
-    let generated = meta.name.as_deref().unwrap_or_default().is_empty()
-        && meta.generate_name.as_deref().is_some_and(|prefix| !prefix.is_empty());
+    let generated = meta.name().is_empty() && meta.generate_name.as_deref().is_some_and(|prefix| !prefix.is_empty());
     let mut attempt = 1;
     loop {
         let copy = if generated { Some(object.boxed_clone()) } else { None };
@@ -115,7 +115,7 @@ async fn create_once(
     }
     meta.creation_timestamp = Some(Time(operation.now));
     meta.uid = Some(unique_id());
-    let name = meta.name.clone().unwrap_or_default();
+    let name = meta.name().to_owned();
 
     // Admission may have left fields unset that have defaults.
     strategy.apply_defaults(&mut *object);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::Status;
+use api::meta::Meta as _;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use jiff::Timestamp;
@@ -220,7 +221,7 @@ pub(crate) fn check_preconditions(
         let message = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
         Err(Status::conflict(&operation.group_resource(), name, message))
     };
-    let found = meta.uid.as_deref().unwrap_or_default();
+    let found = meta.uid();
     match options.uid.as_deref() {
         Some(wanted) if wanted != found => return refuse("UID", wanted, found),
         _ => {}

@@ -12,6 +12,7 @@ mod shared;
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
@@ -116,7 +117,7 @@ pub type MetadataHandler = Box<dyn Fn(MetadataEvent<'_>) + Send + Sync>;
 /// `namespace/name`, or `name` for cluster-scoped objects.
 pub fn object_key<K: Object>(object: &K) -> String {
     let meta = object.meta();
-    let name = meta.name.as_deref().unwrap_or_default();
+    let name = meta.name();
     match meta.namespace.as_deref().filter(|namespace| !namespace.is_empty()) {
         Some(namespace) => format!("{namespace}/{name}"),
         None => name.to_owned(),

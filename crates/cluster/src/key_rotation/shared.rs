@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use api::meta::Meta as _;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use client::{Client, DeleteParams};
@@ -92,13 +93,13 @@ pub(super) fn sum(text: &[u8]) -> [u8; 32] {
 }
 
 pub(super) fn said_by(node: &Node) -> Option<&str> {
-    node.metadata.annotations.as_ref()?.get(ANNOTATION).map(String::as_str)
+    node.metadata.annotation(ANNOTATION)
 }
 
 /// The servers that do not say that they have a file.
 pub(super) fn behind(servers: &[Node], mark: &str) -> Vec<String> {
     let late = servers.iter().filter(|node| said_by(node) != Some(mark));
-    late.map(|node| node.metadata.name.clone().unwrap_or_default()).collect()
+    late.map(|node| node.metadata.name().to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use api::meta::Meta as _;
 use client::{Client, DeleteParams, Patch};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use serde_json::json;
@@ -46,7 +47,7 @@ fn machines(nodes: &[Node], own: &str, force: bool) -> Result<Machines, NotReady
     let (mut found, mut away) = (Machines::default(), Vec::new());
     let mut known: Vec<(bool, String, &Node)> = nodes
         .iter()
-        .map(|node| (!skew::is_server(node), node.metadata.name.clone().unwrap_or_default(), node))
+        .map(|node| (!skew::is_server(node), node.metadata.name().to_owned(), node))
         .filter(|(_, name, _)| name != own)
         .collect();
     known.sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));

@@ -124,7 +124,7 @@ impl Controller {
 
     /// Deletes a Job that runs and that the cache does not show yet.
     async fn delete_unseen(&self, cron_job: &CronJob, reference: &ObjectReference) -> Result<(), Error> {
-        let api = self.client.namespaced::<Job>(cron_job.metadata.namespace.as_deref().unwrap_or_default());
+        let api = self.client.namespaced::<Job>(cron_job.metadata.namespace());
         let job = api.get_opt(reference.name.as_deref().unwrap_or_default()).await?;
         match job.filter(|job| job.metadata.uid == reference.uid) {
             Some(job) => self.delete(cron_job, &job).await,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::selector::Selector;
 use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, RateLimiter};
 use futures_util::future::{BoxFuture, join_all};
@@ -215,8 +216,7 @@ impl Controller {
 
 fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> NewPod {
     let template = set.spec.clone().unwrap_or_default().template;
-    let (namespace, name) =
-        (set.metadata.namespace.as_deref().unwrap_or_default(), set.metadata.name.as_deref().unwrap_or_default());
+    let (namespace, name) = (set.metadata.namespace(), set.metadata.name());
     let mut pod = pods::from_template(&template, namespace, name, controller_reference(set));
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(history::REVISION_LABEL.into(), hash.into());

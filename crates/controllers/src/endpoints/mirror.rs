@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::cached::Packed;
+use api::meta::Meta as _;
 use client::metrics::{Metrics, exponential};
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
@@ -74,7 +75,7 @@ fn mirrored(slice: &EndpointSlice) -> Option<String> {
     let labels = slice.metadata.labels.as_ref()?;
     let service =
         labels.get(SERVICE_NAME).filter(|_| labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER))?;
-    Some(format!("{}/{service}", slice.metadata.namespace.as_deref().unwrap_or_default()))
+    Some(format!("{}/{service}", slice.metadata.namespace()))
 }
 
 fn is_mirrored(service: &Service, endpoints: &ObjectMeta) -> bool {
@@ -134,7 +135,7 @@ fn slice(endpoints: &Endpoints, subset: &EndpointSubset, ipv6: bool, addresses: 
         protocol: port.protocol.clone(),
         app_protocol: port.app_protocol.clone(),
     });
-    let name = endpoints.metadata.name.clone().unwrap_or_default();
+    let name = endpoints.metadata.name().to_owned();
     let mut labels = endpoints.metadata.labels.clone().unwrap_or_default();
     labels.insert(SERVICE_NAME.into(), name.clone());
     labels.insert(MANAGED_BY.into(), MANAGER.into());
@@ -203,13 +204,10 @@ impl Controller {
                     api.update(&changed).await?;
                     self.changed("update");
                 }
-                None => {
-                    match api.delete(slice.metadata.name.as_deref().unwrap_or_default(), &DeleteParams::default()).await
-                    {
-                        Err(error) if !error.is_not_found() => return Err(error.into()),
-                        _ => self.changed("delete"),
-                    }
-                }
+                None => match api.delete(slice.metadata.name(), &DeleteParams::default()).await {
+                    Err(error) if !error.is_not_found() => return Err(error.into()),
+                    _ => self.changed("delete"),
+                },
             }
         }
         if !wanted.is_empty() {

@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::{Event, Informer};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-pub(crate) use self::slice_plan::SERVICE_NAME;
 use crate::controller::Context;
 use crate::pods;
 
@@ -36,7 +36,7 @@ const BY_SELECTOR_PAIR: &str = "selector-pair";
 fn watch(context: &Context) -> (Informer<Service>, Informer<Pod>) {
     let services = context.on_self::<Service>();
     services.add_index(BY_SELECTOR_PAIR, |service| {
-        let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = service.metadata.namespace();
         selector(service)
             .and_then(|selector| selector.iter().next())
             .map(|pair| pair_key(namespace, pair))
@@ -76,7 +76,7 @@ fn selects(service: &Service, pod: &Pod) -> bool {
 }
 
 fn services_of(services: &Informer<Service>, pod: &Pod) -> Vec<String> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace();
     let pairs = pod.metadata.labels.iter().flatten().map(|pair| pair_key(namespace, pair));
     let found = pairs.flat_map(|pair| services.by_index(BY_SELECTOR_PAIR, &pair));
     found.filter(|service| selects(service, pod)).map(|service| pods::key(&*service)).collect()
@@ -109,7 +109,7 @@ fn facts(pod: &Pod) -> impl PartialEq + '_ {
 
 /// The pods a Service selects, in a stable order.
 fn selected(pods: &Informer<Pod>, service: &Service) -> Vec<Arc<Pod>> {
-    let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
+    let namespace = service.metadata.namespace();
     let mut found: Vec<_> = pods.by_namespace(namespace).into_iter().filter(|pod| selects(service, pod)).collect();
     found.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
     found
@@ -158,6 +158,7 @@ fn target_port(pod: &Pod, port: &ServicePort) -> Option<i32> {
 mod tests {
     use serde_json::json;
 
+    use super::slice_plan::SERVICE_NAME;
     use super::*;
 
     /// A slice that is given to another Service is missed by the one that had it.

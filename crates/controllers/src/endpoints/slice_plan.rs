@@ -20,7 +20,7 @@ use super::{HEADLESS, hostname, ip_of, is_headless, target_port};
 use crate::owners::controller_reference;
 use crate::pods;
 
-pub(crate) const SERVICE_NAME: &str = api::endpoint::SERVICE_LABEL;
+pub(super) const SERVICE_NAME: &str = api::endpoint::SERVICE_LABEL;
 pub(super) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const MANAGER: &str = "endpointslice-controller.k8s.io";
 const ZONE: &str = "topology.kubernetes.io/zone";

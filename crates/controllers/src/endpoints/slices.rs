@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::metrics::Metrics;
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
@@ -76,7 +77,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
                 Event::Added(node) if zone_of(node).is_none() => return spread.collect(),
                 _ => {}
             }
-            let name = node.metadata.name.as_deref().unwrap_or_default();
+            let name = node.metadata.name();
             let own = pods.by_index(BY_NODE, name);
             own.iter().flat_map(|pod| services_of(&services, pod)).chain(spread).collect()
         })
@@ -118,7 +119,7 @@ fn service_key(slice: &EndpointSlice) -> Option<String> {
     let labels = slice.metadata.labels.as_ref()?;
     let ours = labels.get(MANAGED_BY).is_some_and(|manager| manager == MANAGER);
     let service = labels.get(SERVICE_NAME).filter(|_| ours)?;
-    Some(format!("{}/{service}", slice.metadata.namespace.as_deref().unwrap_or_default()))
+    Some(format!("{}/{service}", slice.metadata.namespace()))
 }
 
 impl Reconcile for Controller {
@@ -169,7 +170,7 @@ impl Controller {
     }
 
     async fn carry_out(&self, key: &str, service: &Service, plan: Plan) -> Result<(), client::Error> {
-        let api = self.client.namespaced::<EndpointSlice>(service.metadata.namespace.as_deref().unwrap_or_default());
+        let api = self.client.namespaced::<EndpointSlice>(service.metadata.namespace());
         if !plan.create.is_empty() {
             self.expectations.expect_creations(key, plan.create.len());
         }

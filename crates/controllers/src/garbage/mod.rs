@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use client::metrics::Counter;
 use client::{
     ApiResource, Client, DeleteParams, Event, Gvr, Informer, InformerFactory, ListParams, MetadataEvent,
@@ -157,7 +158,7 @@ impl Controller {
             let Some(graph) = graph.upgrade() else { return };
             let work = match event {
                 MetadataEvent::Present(meta) => graph.lock().observe(&resource, meta),
-                MetadataEvent::Deleted(meta) => graph.lock().remove(meta.uid.as_deref().unwrap_or_default()),
+                MetadataEvent::Deleted(meta) => graph.lock().remove(meta.uid()),
             };
             work.into_iter().for_each(|work| queue.add(key(work)));
         });
@@ -290,7 +291,7 @@ impl Controller {
                 let owners = live.metadata.owner_references.clone().unwrap_or_default();
                 let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();
                 if kept.len() != owners.len() {
-                    let name = live.metadata.name.clone().unwrap_or_default();
+                    let name = live.metadata.name().to_owned();
                     let place = Place { gvr: Arc::new(gvr.clone()), namespace: Some(namespace.to_owned()), name };
                     self.patch_owners(&place, &live, &kept).await?;
                 }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::quantity::{Format, Quantity};
 use api::selector::Selector;
 use client::{Client, Clock, Event, EventRecorder, Informer};
@@ -210,7 +211,7 @@ impl Look<'_> {
     }
 
     fn namespace(&self) -> &str {
-        self.scaler.metadata.namespace.as_deref().unwrap_or_default()
+        self.scaler.metadata.namespace()
     }
 
     async fn run(&mut self) -> Result<Result<(), Unfinished>, crate::Error> {
@@ -326,7 +327,7 @@ impl Look<'_> {
             last_scale_time: if rescales { Some(Time(self.now)) } else { old.last_scale_time },
             ..HorizontalPodAutoscalerStatus::default()
         };
-        let name = self.scaler.metadata.name.as_deref().unwrap_or_default();
+        let name = self.scaler.metadata.name();
         controller.monitor.desires(self.namespace(), name, desired);
         self.write(status).await?;
         Ok(partly.map_or(Ok(()), |why| Err(unfinished(why))))

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::pod::resources::{self, Side};
 use api::quantity::Quantity;
 use jiff::Timestamp;
@@ -73,7 +74,7 @@ struct Groups<'a> {
 fn group<'a>(pods: &'a [Arc<Pod>], samples: &Samples, is_cpu: bool, start: Start, now: Timestamp) -> Groups<'a> {
     let mut groups = Groups::default();
     for pod in pods {
-        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let name = pod.metadata.name();
         if pods::is_terminating(pod) || pods::phase(pod) == "Failed" {
             groups.ignored.insert(name);
         } else if pods::phase(pod) == "Pending" {
@@ -110,7 +111,7 @@ fn later(time: Timestamp, by: Duration) -> Timestamp {
 fn requests(pods: &[Arc<Pod>], resource: &str, container: Option<&str>) -> Result<BTreeMap<String, i64>> {
     let mut requests = BTreeMap::new();
     for pod in pods {
-        let name = pod.metadata.name.clone().unwrap_or_default();
+        let name = pod.metadata.name().to_owned();
         let Some(spec) = &pod.spec else { continue };
         let whole = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
         let is_set_for_whole = whole.is_some_and(|whole| whole.keys().any(|name| resources::is_pod_level(name)));

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use api::quota::{
     DEVICES_SUFFIX, is_terminating, of_pod, of_resource_claim, of_service, of_volume_claim, volume_attributes_classes,
 };
@@ -183,7 +184,7 @@ impl Waker {
         if change == Change::None {
             return;
         }
-        let namespace = event.object().meta().namespace.as_deref().unwrap_or_default();
+        let namespace = event.object().meta().namespace();
         for quota in self.quotas.by_namespace(namespace) {
             let key = pods::key(&*quota);
             let key = if change == Change::More { format!("{ADDED}{key}") } else { key };
@@ -205,7 +206,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         pods.wakes(move |event| {
             waker.wake(event, Change::of_pod(event), all.len());
             if let Some(delay) = begins_to_go(event).and_then(|pod| overdue_in(pod, clock.now())) {
-                waker.wake_in(event.object().metadata.namespace.as_deref().unwrap_or_default(), delay);
+                waker.wake_in(event.object().metadata.namespace(), delay);
             }
         })
     };

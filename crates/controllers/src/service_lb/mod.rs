@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::cidr::Cidr;
+use api::endpoint::service_key;
 use client::{Client, Event, EventRecorder, Gvr, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
@@ -14,7 +15,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
 
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use crate::endpoints::{SERVICE_NAME, services_of_slice};
+use crate::endpoints::services_of_slice;
 use crate::node_ipam::Range;
 use crate::{Error, pods};
 
@@ -76,7 +77,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let slices = {
         let services = services.clone();
         context.on::<EndpointSlice, _>(move |event| {
-            let mut keys = services_of_slice(event, service_of);
+            let mut keys = services_of_slice(event, service_key);
             keys.retain(|key| {
                 services.get(key).is_some_and(|service| plan::is_wanted(&service) && plan::is_local(&service))
             });
@@ -128,12 +129,6 @@ fn gives_up_ports(event: &Event<Service>) -> bool {
     }
 }
 
-/// The key of the service that a slice belongs to.
-fn service_of(slice: &EndpointSlice) -> Option<String> {
-    let name = slice.metadata.labels.as_ref()?.get(SERVICE_NAME)?;
-    Some(format!("{}/{name}", slice.metadata.namespace.as_deref().unwrap_or_default()))
-}
-
 impl Controller {
     /// The ports of the nodes that Gateways have. Who was granted its ports keeps them, so only who wants others has to know.
     async fn ports_of_gateways(&self, service: &Service) -> Result<BTreeSet<u16>, Error> {
@@ -175,7 +170,7 @@ impl Controller {
         }
         let (nodes, slices) =
             (self.nodes.list(), if plan::is_local(service) { self.slices.list() } else { Vec::new() });
-        let own = slices.iter().filter(|slice| service_of(slice).as_deref() == Some(key));
+        let own = slices.iter().filter(|slice| service_key(slice).as_deref() == Some(key));
         Ok(plan::status(service, nodes.iter().map(|node| &**node), own.map(|slice| &**slice), &self.inside))
     }
 }

@@ -1,6 +1,7 @@
 //! Kinds that are custom resources and that controllers here bring along: made when they are wanted, followed once they are
 //! served.
 
+use api::meta::Meta as _;
 use client::{Client, Informer};
 use futures_util::future::join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -31,7 +32,7 @@ pub(super) async fn install(
     let make = async |definition: Value| {
         let definition: CustomResourceDefinition =
             api::codec::from_value(&definition).map_err(|error| Error::object(error.to_string()))?;
-        if known.get(definition.metadata.name.as_deref().unwrap_or_default()).is_some() {
+        if known.get(definition.metadata.name()).is_some() {
             return Ok(());
         }
         match client.all::<CustomResourceDefinition>().create(&definition).await {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use rustls::sign::CertifiedKey;
 use serde::Serialize;
@@ -91,7 +92,7 @@ fn resolver<'p, 'w>(
     kind: &'static str,
     metadata: &ObjectMeta,
 ) -> Resolver<'p, 'w> {
-    let namespace = metadata.namespace.clone().unwrap_or_default();
+    let namespace = metadata.namespace().to_owned();
     Resolver { world, backends, kind, namespace, problem: None }
 }
 
@@ -201,7 +202,7 @@ fn status<T: PartialEq>(
     (present != wanted).then(|| Status {
         kind,
         namespace: metadata.namespace.clone(),
-        name: metadata.name.clone().unwrap_or_default(),
+        name: metadata.name().to_owned(),
         resource_version: metadata.resource_version.clone(),
         status,
     })
@@ -330,7 +331,7 @@ fn listener(
     world: &World,
     settings: &Settings,
 ) -> (Listener, Vec<Arc<CertifiedKey>>) {
-    let namespace = gateway.metadata.namespace.clone().unwrap_or_default();
+    let namespace = gateway.metadata.namespace().to_owned();
     let fault = |reason: &str, message: String| Err((reason.to_owned(), message));
     let mode = tls_mode(spec);
     let (protocol, served, mut accepted): (_, &[Kind], Outcome) = match (spec.protocol.as_str(), mode) {
@@ -452,7 +453,7 @@ impl Attacher<'_> {
         present: &RouteStatus,
         convert: impl FnOnce() -> Converted,
     ) -> Option<Status> {
-        let namespace = metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = metadata.namespace();
         let is_gateway = |parent: &&ParentRef| {
             parent.group.as_deref().unwrap_or(GROUP) == GROUP
                 && parent.kind.as_deref().unwrap_or("Gateway") == "Gateway"

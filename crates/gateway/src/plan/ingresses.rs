@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::meta::Meta as _;
 use client::reference;
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass};
 use serde_json::{Value, json};
@@ -72,7 +73,7 @@ fn claims(ingress: &Ingress) -> impl Iterator<Item = Claim> {
     rules.map(|rule| Claim {
         host: Pattern::new(rule.host.as_deref(), Wildcard::OneLabel),
         rank: rank(ingress, false, (0, 0)),
-        namespace: ingress.metadata.namespace.clone().unwrap_or_default(),
+        namespace: ingress.metadata.namespace().to_owned(),
     })
 }
 
@@ -168,7 +169,7 @@ impl Planner<'_, '_> {
         rank: Rank,
         metrics: &Arc<RouteMetrics>,
     ) -> Rule {
-        let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = ingress.metadata.namespace();
         let found = match (&backend.service, &backend.resource) {
             (Some(service), _) => {
                 let port = service.port.as_ref();
@@ -191,7 +192,7 @@ impl Planner<'_, '_> {
             }
         };
         let route = Route {
-            name: format!("ingress {namespace}/{}", ingress.metadata.name.as_deref().unwrap_or_default()),
+            name: format!("ingress {namespace}/{}", ingress.metadata.name()),
             filters: Vec::new(),
             action,
             timeout: None,
@@ -202,7 +203,7 @@ impl Planner<'_, '_> {
     }
 
     fn certificates(&mut self, ingress: &Ingress) {
-        let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = ingress.metadata.namespace();
         let port = self.settings.https_port;
         for tls in ingress.spec.iter().flat_map(|spec| spec.tls.iter().flatten()) {
             let Some(name) = &tls.secret_name else { continue };
@@ -250,7 +251,7 @@ fn status(ingress: &Ingress, settings: &Settings) -> Option<Status> {
     Some(Status {
         kind: Kind::Ingress,
         namespace: ingress.metadata.namespace.clone(),
-        name: ingress.metadata.name.clone().unwrap_or_default(),
+        name: ingress.metadata.name().to_owned(),
         resource_version: ingress.metadata.resource_version.clone(),
         status: json!({"loadBalancer": {"ingress": addresses}}),
     })

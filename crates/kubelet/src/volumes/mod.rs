@@ -183,7 +183,7 @@ impl Volumes {
         let name = claim.metadata.name.as_deref();
         let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
         if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
-            let name = bound.metadata.name.as_deref().unwrap_or_default();
+            let name = bound.metadata.name();
             return Err(VolumeError::of(Operation::CheckMountOptions, name, Cause::MountOptions));
         }
         match Wanted::of_claim(&volume.name, claim, &bound, read_only).map_err(|error| fail(error.into()))? {
@@ -191,7 +191,7 @@ impl Volumes {
             None => {
                 let plugin = plugin_of_volume(&bound);
                 if let Some((spec, source)) = bound.spec.as_ref().and_then(|spec| Some((spec, spec.iscsi.as_ref()?))) {
-                    let bound_name = bound.metadata.name.as_deref().unwrap_or_default();
+                    let bound_name = bound.metadata.name();
                     let read_only = read_only || source.read_only == Some(true);
                     let request = iscsi::Request::new(state::uid(pod), bound_name, source, read_only);
                     let is_block = spec.volume_mode.as_deref() == Some("Block");
@@ -540,12 +540,12 @@ fn named_volume(claim: &PersistentVolumeClaim) -> Result<&str, UnusableClaim> {
 /// A claim may name any volume. Only the volume says whose it is, and whoever may make claims cannot make it say so: a name can be
 /// taken again, a uid cannot.
 fn check_volume(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), UnusableClaim> {
-    let name = volume.metadata.name.clone().unwrap_or_default();
+    let name = volume.metadata.name().to_owned();
     let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
         return Err(UnusableClaim::NoReference(name));
     };
     let given = reference.uid.clone().unwrap_or_default();
-    let own = claim.metadata.uid.clone().unwrap_or_default();
+    let own = claim.metadata.uid().to_owned();
     match given == own && !own.is_empty() {
         true => Ok(()),
         false => Err(UnusableClaim::AnotherClaim { name, given, own }),

@@ -1,6 +1,7 @@
 //! Job: pods that run until enough of them succeeded.
 
 use api::field::{FieldErrors, IMMUTABLE, Path};
+use api::meta::Meta as _;
 use api::selector::Selector;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
@@ -82,7 +83,7 @@ impl Strategy for JobStrategy {
     }
 
     fn prepare_for_create(&self, _: &Call<'_>, job: &mut Job) {
-        let (name, uid) = (job.metadata.name.clone().unwrap_or_default(), job.metadata.uid.clone().unwrap_or_default());
+        let (name, uid) = (job.metadata.name().to_owned(), job.metadata.uid().to_owned());
         let Some(spec) = &mut job.spec else { return };
         if spec.manual_selector == Some(true) {
             return;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::field::{FieldErrors, Path};
+use api::meta::Meta as _;
 use api::quantity::Quantity;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec};
@@ -62,7 +63,7 @@ impl Strategy for PersistentVolumeStrategy {
 
     fn validate_create(&self, volume: &PersistentVolume) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        let context = Context::Volume { name: volume.metadata.name.as_deref().unwrap_or_default() };
+        let context = Context::Volume { name: volume.metadata.name() };
         validate_spec(&mut errors, &Path::new("spec"), &volume.spec.clone().unwrap_or_default(), context);
         errors
     }

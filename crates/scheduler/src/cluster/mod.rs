@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::Node;
 
 pub(crate) use budgets::Budgets;
@@ -261,7 +262,7 @@ impl Cluster {
     pub(crate) fn observe(&mut self, pod: &Arc<Pod>) -> Option<Observed> {
         let node = pod::node_name(pod)?;
         if pod::is_terminal(pod) {
-            self.forget(pod.metadata.uid.as_deref().unwrap_or_default());
+            self.forget(pod.metadata.uid());
             return None;
         }
         let info = PodInfo::placed(pod.clone(), &self.catalogue);

@@ -1,5 +1,6 @@
 //! The room that nodes have: what schedulers read as CSIStorageCapacity, from what each node says of itself.
 
+use api::meta::Meta as _;
 use api::node_volumes::{DRIVER, NodeVolumes, PLURAL, TOPOLOGY_KEY};
 use api::quantity::Quantity;
 use client::{DeleteParams, Informer, Patch};
@@ -72,7 +73,7 @@ impl Controller {
 
 /// The node whose free room an object shows.
 pub(super) fn node_of(capacity: &CSIStorageCapacity) -> Option<&str> {
-    capacity.metadata.labels.as_ref()?.get(TOPOLOGY_KEY).map(String::as_str)
+    capacity.metadata.label(TOPOLOGY_KEY)
 }
 
 fn capacity_name(class: &str, node: &str) -> String {

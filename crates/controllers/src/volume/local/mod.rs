@@ -19,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use api::claim::is_growth_condition;
+use api::meta::Meta as _;
 use api::node_volumes::{Action, Answer, DRIVER, NodeVolumes, PLURAL, Request, Source, TOPOLOGY_KEY, is_id};
 use api::quantity::{Format, Quantity};
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, ListParams, Patch, WorkQueue};
@@ -75,7 +76,7 @@ struct Controller {
 
 /// The id of the volume that is made for a claim.
 fn id_for(claim: &PersistentVolumeClaim) -> String {
-    format!("pvc-{}", claim.metadata.uid.as_deref().unwrap_or_default())
+    format!("pvc-{}", claim.metadata.uid())
 }
 
 /// Whether a claim's volumes are ours to make.
@@ -92,7 +93,7 @@ fn quantity(bytes: i64) -> String {
 }
 
 fn name_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> &str {
-    meta.name.as_deref().unwrap_or_default()
+    meta.name()
 }
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
@@ -639,8 +640,7 @@ impl Controller {
             "capacity": { "storage": quantity(size) }, "allocatedResources": { "storage": quantity(size) },
             "conditions": left, "allocatedResourceStatuses": null,
         } }));
-        let claims =
-            self.client.namespaced::<PersistentVolumeClaim>(&claim.metadata.namespace.clone().unwrap_or_default());
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(claim.metadata.namespace());
         claims.patch_status(name_of(&claim.metadata), &patch).await?;
         self.recorder.normal(&client::reference(claim), "VolumeResizeSuccessful", "Resize volume succeeded");
         Ok(())
@@ -655,8 +655,7 @@ impl Controller {
         let patch = Patch::json(json!([
             { "op": "test", "path": path, "value": node }, { "op": "remove", "path": path },
         ]));
-        let claims =
-            self.client.namespaced::<PersistentVolumeClaim>(&claim.metadata.namespace.clone().unwrap_or_default());
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(claim.metadata.namespace());
         match claims.patch(name_of(&claim.metadata), &patch).await {
             Err(error) if !error.is_not_found() && !error.is_invalid() => Err(error.into()),
             _ => Ok(()),
@@ -711,7 +710,7 @@ impl Controller {
 
     /// What a claim is to be a copy of, and the node that has it.
     async fn source(&self, claim: &PersistentVolumeClaim) -> Result<Result<(String, Source), NoVolume>, Error> {
-        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = claim.metadata.namespace();
         let Some(spec) = &claim.spec else { return Ok(Err(NoVolume::NoSpec)) };
         let Some(source) = &spec.data_source else {
             let kind = spec.data_source_ref.as_ref().map(|source| source.kind.clone()).unwrap_or_default();

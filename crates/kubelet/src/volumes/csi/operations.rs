@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::attachable::csi_name;
+use api::meta::Meta as _;
 use client::Patch;
 use csi::tonic::{Code, Status};
 use csi::v1::{self, NodeRpc};
@@ -290,9 +291,9 @@ impl Csi {
     /// Changes the status of a claim, unless somebody else has meanwhile.
     async fn tell(&self, claim: &PersistentVolumeClaim, change: Value) -> Result<(), client::Error> {
         let meta = &claim.metadata;
-        let claims = self.client.namespaced::<PersistentVolumeClaim>(meta.namespace.as_deref().unwrap_or_default());
+        let claims = self.client.namespaced::<PersistentVolumeClaim>(meta.namespace());
         let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": change});
-        claims.patch_status(meta.name.as_deref().unwrap_or_default(), &Patch::merge(patch)).await.map(drop)
+        claims.patch_status(meta.name(), &Patch::merge(patch)).await.map(drop)
     }
 
     /// A volume that did not grow is still the volume that it was.

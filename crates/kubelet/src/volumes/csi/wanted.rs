@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::meta::Meta as _;
 use api::volume_migration::{self, MigrationError};
 use csi::v1::{self, AccessMode, MountVolume, NodeRpc, VolumeCapability};
 use k8s_openapi::api::core::v1::{
@@ -92,7 +93,7 @@ impl Wanted {
         let Some(spec) = bound.spec.as_ref() else { return Ok(None) };
         Ok(Some(Wanted {
             volume: volume.into(),
-            spec_name: bound.metadata.name.clone().unwrap_or_default(),
+            spec_name: bound.metadata.name().to_owned(),
             driver: source.driver.clone(),
             handle: source.volume_handle.clone(),
             is_inline: false,

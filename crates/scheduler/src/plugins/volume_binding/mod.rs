@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::meta::Meta as _;
 use client::{Client, Informer};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -119,12 +120,12 @@ fn is_done(
     let reachable = |volume: &PersistentVolume| match find::is_reachable(volume, node.metadata.labels.as_ref()) {
         true => Ok(()),
         false => Err(VolumeError::Unreachable {
-            volume: volume.metadata.name.clone().unwrap_or_default(),
-            node: node.metadata.name.clone().unwrap_or_default(),
+            volume: volume.metadata.name().to_owned(),
+            node: node.metadata.name().to_owned(),
         }),
     };
     for (volume, _) in &bindings.volumes {
-        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        let name = volume.metadata.name();
         let now =
             volume_of(name).ok_or_else(|| VolumeError::Gone { kind: "PersistentVolume", key: name.to_owned() })?;
         // The cache does not show yet what was written.
@@ -148,7 +149,7 @@ fn is_done(
             let annotations = now.metadata.annotations.as_ref();
             let selected = annotations.and_then(|annotations| annotations.get(find::SELECTED_NODE));
             if selected != node.metadata.name.as_ref() && !find::is_fully_bound(&now) {
-                return Err(VolumeError::Provisioning(claim.metadata.name.clone().unwrap_or_default()));
+                return Err(VolumeError::Provisioning(claim.metadata.name().to_owned()));
             }
             // One that is not there yet comes, or the claim is lost.
             match find::volume_name(&now) {
@@ -202,7 +203,7 @@ impl Plugin for VolumeBinding {
     fn unreserve(&self, placement: &Placement, cluster: &mut Cluster) {
         let Some((bindings, _)) = self.reserved.lock().remove(&placement.pod.uid) else { return };
         for (volume, _) in &bindings.volumes {
-            cluster.volumes.break_volume_promise(volume.metadata.name.as_deref().unwrap_or_default());
+            cluster.volumes.break_volume_promise(volume.metadata.name());
         }
         for claim in &bindings.provisions {
             cluster.volumes.break_claim_promise(&client::object_key(&**claim));
@@ -249,7 +250,7 @@ pub(crate) fn uses(pod: &PodInfo, claim: &PersistentVolumeClaim) -> bool {
 
 fn promise(volumes: &mut Volumes, bindings: &Bindings, node: &str) {
     for (volume, claim) in &bindings.volumes {
-        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        let name = volume.metadata.name();
         volumes.promise_volume(name, Arc::new(promised_volume(volume, claim)));
     }
     for claim in &bindings.provisions {
