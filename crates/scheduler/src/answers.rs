@@ -86,6 +86,10 @@ mod tests {
         let refused = crate::config::Configuration::parse(placed).map_err(|error| error.to_string());
         assert!(refused.is_err_and(|error| error.contains("plugins.placementScore is not supported")));
         assert!(crate::config::Configuration::parse("enableContentionProfiling: true").is_err());
+        for (text, burst) in [("{qps: 5}", 100), ("{qps: 5, burst: 7}", 7), ("{qps: 5, burst: 0}", 100)] {
+            let read = crate::config::Configuration::parse(&format!("clientConnection: {text}")).unwrap();
+            assert_eq!(read.client_connection.burst(), burst, "{text}");
+        }
         assert!(crate::config::Configuration::parse("enableProfiling: false").is_ok_and(|read| !read.enable_profiling));
         assert!(
             crate::config::Configuration::parse("leaderElection: {leaderElect: true, resourceLock: leases}").is_ok()

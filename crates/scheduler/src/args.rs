@@ -103,7 +103,7 @@ impl Args {
         let connection = &configuration.client_connection;
         let client = match (self.kube_api_qps, connection.qps > 0.0) {
             (Some(qps), _) => client.with_rate_limit(qps, self.kube_api_burst),
-            (None, true) => client.with_rate_limit(connection.qps, u32::try_from(connection.burst).unwrap_or(0).max(1)),
+            (None, true) => client.with_rate_limit(connection.qps, connection.burst()),
             (None, false) => client,
         };
         let client = client.traced_remotely(crate::scheduler::ACTOR);

@@ -68,6 +68,14 @@ pub(crate) struct ClientConnection {
     pub(crate) burst: i32,
 }
 
+impl ClientConnection {
+    /// Of requests at once, where there is a rate (`RecommendedDefaultClientConnectionConfiguration`, v1.36).
+    pub(crate) fn burst(&self) -> u32 {
+        const USUAL: u32 = 100;
+        u32::try_from(self.burst).ok().filter(|burst| *burst > 0).unwrap_or(USUAL)
+    }
+}
+
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct SchedulerProfile {
