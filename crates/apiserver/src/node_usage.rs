@@ -1,8 +1,8 @@
 //! Samples of what nodes and containers have used, and the rates between two of them. The kubelet in this process is asked
 //! by a call, others over connections that are kept.
 //!
-//! Invariant: nothing is sampled unless somebody asks (the history does so once a minute, with a sampler of its own), and
-//! however many ask, each node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started.
+//! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
+//! node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started or more is asked for.
 //! Invariant: a window is shorter than [`MIN_WINDOW`] only for what is known for less than that. A round that comes early
 //! because of one new pod does not shorten the windows of the others.
 
@@ -116,12 +116,18 @@ struct Track {
     start: Option<Point>,
     /// The beginning of the window after it.
     next: Point,
+    /// The last point with a network: most questions are not about it.
+    heard: Option<Point>,
 }
 
 impl Track {
+    fn new(first: Point) -> Self {
+        Self { start: None, heard: Some(first.clone()).filter(|first| first.counts.network.is_some()), next: first }
+    }
+
     /// Goes on to a new point, with what was used until then. A count that began anew begins a new track.
     fn advance(before: Option<Self>, new: Point) -> (Self, Option<Rates>) {
-        let Some(Self { start, next }) = before else { return (Self { start: None, next: new }, None) };
+        let Some(Self { start, next, heard }) = before else { return (Self::new(new), None) };
         let age = |point: &Point| new.taken.saturating_duration_since(point.taken);
         let (start, next) = if age(&next) >= MIN_WINDOW {
             (Some(next), new.clone())
@@ -129,13 +135,25 @@ impl Track {
             (start.filter(|start| age(start) <= MAX_WINDOW), next)
         };
         match rates(start.as_ref().unwrap_or(&next), &new) {
-            Some(rates) => (Self { start, next }, Some(rates)),
-            None => (Self { start: None, next: new }, None),
+            Some(rates) => {
+                let network = heard.as_ref().and_then(|heard| traffic(heard, &new));
+                let heard = if new.counts.network.is_some() { Some(new) } else { heard };
+                (Self { start, next, heard }, Some(Rates { network, ..rates }))
+            }
+            None => (Self::new(new), None),
         }
     }
 }
 
-/// None if a pod has taken the place of another, or if a count began anew in between.
+/// Bytes received and sent per second.
+fn traffic(old: &Point, new: &Point) -> Option<(f64, f64)> {
+    let length = new.taken.checked_duration_since(old.taken).filter(|length| !length.is_zero())?;
+    let (old, new) = old.counts.network.zip(new.counts.network)?;
+    let per_second = |old: u64, new: u64| Some(new.checked_sub(old)? as f64 / length.as_secs_f64());
+    Some((per_second(old.0, new.0)?, per_second(old.1, new.1)?))
+}
+
+/// Without the network. None if a pod has taken the place of another, or if a count began anew in between.
 fn rates(old: &Point, new: &Point) -> Option<Rates> {
     let length = new.taken.checked_duration_since(old.taken).filter(|length| !length.is_zero())?;
     let (old, new) = (&old.counts, &new.counts);
@@ -145,10 +163,7 @@ fn rates(old: &Point, new: &Point) -> Option<Rates> {
     // A pod of which a container was not measured yet would seem to use less than it does.
     let usage = new.used.iter().map(|(name, used)| Some((name.clone(), rate(old.used.get(name)?, used, length)?)));
     let containers: BTreeMap<String, Usage> = usage.collect::<Option<_>>()?;
-    let per_second = |old: u64, new: u64| Some(new.checked_sub(old)? as f64 / length.as_secs_f64());
-    let network = old.network.zip(new.network);
-    let network = network.and_then(|(old, new)| Some((per_second(old.0, new.0)?, per_second(old.1, new.1)?)));
-    (!containers.is_empty()).then_some(Rates { length, containers, network })
+    (!containers.is_empty()).then_some(Rates { length, containers, network: None })
 }
 
 #[derive(Debug)]
@@ -174,8 +189,8 @@ impl NodePast {
 
 #[derive(Default)]
 struct Past {
-    /// When the latest round ended.
-    latest: Option<Instant>,
+    /// When the latest round ended, and what it asked for.
+    latest: Option<(Instant, Question)>,
     nodes: BTreeMap<String, NodePast>,
     windows: Arc<BTreeMap<String, Window>>,
 }
@@ -211,43 +226,43 @@ impl Question {
             Self::AllButFiles => "/stats/summary?without_files=true",
         }
     }
+
+    /// Whether an answer to this one is also one to the other.
+    fn covers(self, other: Self) -> bool {
+        self == Self::AllButFiles || other == Self::CpuAndMemory
+    }
 }
 
-pub(crate) struct Sampler {
-    question: Question,
-    past: Mutex<Past>,
-}
+#[derive(Default)]
+pub(crate) struct Sampler(Mutex<Past>);
 
 impl Sampler {
-    pub(crate) fn new(question: Question) -> Self {
-        Self { question, past: Mutex::default() }
-    }
-
     /// What every node used of late, by name of node.
     pub(crate) async fn windows(
         &self,
         cluster: &Arc<Cluster>,
+        question: Question,
         is_complete: impl Fn(&BTreeMap<String, Window>) -> bool,
     ) -> Arc<BTreeMap<String, Window>> {
-        let mut past = self.past.lock().await;
-        let first = match past.latest.map(|at| at.elapsed()) {
-            Some(age) if age < NEW_POD_INTERVAL => return past.windows.clone(),
-            Some(age) if age < SAMPLE_INTERVAL && is_complete(&past.windows) => return past.windows.clone(),
-            Some(age) if age < MAX_WINDOW => None,
+        let mut past = self.0.lock().await;
+        let first = match past.latest.map(|(at, asked)| (at.elapsed(), asked.covers(question))) {
+            Some((age, true)) if age < NEW_POD_INTERVAL => return past.windows.clone(),
+            Some((age, true)) if age < SAMPLE_INTERVAL && is_complete(&past.windows) => return past.windows.clone(),
+            Some((age, _)) if age < MAX_WINDOW => None,
             _ => {
-                let first = sample(cluster, self.question).await;
+                let first = sample(cluster, question).await;
                 tokio::time::sleep(FIRST_WINDOW).await;
                 Some(first)
             }
         };
-        let latest = sample(cluster, self.question).await;
+        let latest = sample(cluster, question).await;
         // Nothing is changed before the last round is done: a caller that leaves earlier takes nothing from the others.
         if let Some(first) = first {
             past.nodes.clear();
             past.advance(first);
         }
         past.advance(latest);
-        past.latest = Some(Instant::now());
+        past.latest = Some((Instant::now(), question));
         past.windows.clone()
     }
 }
@@ -444,6 +459,24 @@ mod tests {
             let pod = pod.map(|pod| pod.containers.iter().map(|(name, u)| (name.as_str(), u.cpu, u.memory)).collect());
             assert_eq!(pod, expected, "{what}");
         }
+    }
+
+    #[test]
+    fn questions_about_less_leave_the_network_to_those_about_more() {
+        use Question::{AllButFiles, CpuAndMemory};
+        assert!(AllButFiles.covers(CpuAndMemory) && CpuAndMemory.covers(CpuAndMemory));
+        assert!(!CpuAndMemory.covers(AllButFiles) && AllButFiles.covers(AllButFiles));
+        let (start, mut past, mut told) = (Instant::now(), None, Vec::new());
+        for (second, network) in [(0, Some(1000)), (15, None), (30, None), (60, Some(7000)), (75, None)] {
+            let mut node = container("", second * 10, 7);
+            if let Some(bytes) = network {
+                node["network"] = json!({"rxBytes": bytes, "txBytes": 2 * bytes});
+            }
+            let (next, window) = NodePast::advance(past, at(json!({"node": node}), second, start));
+            past = Some(next);
+            told.push(window.node.and_then(|node| node.network));
+        }
+        assert_eq!(told, [None, None, None, Some((100.0, 200.0)), None]);
     }
 
     /// Rounds at these seconds, of pods that are there from a second on; what each round says of the length of each window.

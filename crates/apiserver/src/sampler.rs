@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use crate::history::STEP;
 use crate::history::sample::{self, Counted};
-use crate::node_usage::{Question, Sampler};
+use crate::node_usage::Question;
 use crate::resource_metrics::is_on;
 use crate::state::State;
 
@@ -21,8 +21,6 @@ pub(crate) async fn run(state: Arc<State>) {
     if !state.history.is_kept() {
         return;
     }
-    // Its own, so that the figures of a minute are those of the whole minute, whoever else asks meanwhile.
-    let usage = Sampler::new(Question::AllButFiles);
     let mut before = Counted::now(state.metrics.totals());
     let mut unsaved = 0;
     loop {
@@ -36,7 +34,7 @@ pub(crate) async fn run(state: Arc<State>) {
         before = counted;
         let nodes = state.caches.get("minions").map_or(0, |cache| cache.snapshot().objects.len());
         if minute.is_multiple_of(nodes.div_ceil(NODES_A_MINUTE).max(1) as u64) {
-            let windows = usage.windows(&state.cluster, |_| true).await;
+            let windows = state.resource_metrics.windows(&state.cluster, Question::AllButFiles, |_| true).await;
             values.extend(sample::of_nodes(&windows, |node, namespace, pod| runs_on(&state, node, namespace, pod)));
         }
         let left_out = state.history.record(minute, values);

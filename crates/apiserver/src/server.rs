@@ -37,7 +37,6 @@ use crate::flow_control::FlowControl;
 use crate::history::History;
 use crate::in_flight::InFlight;
 use crate::metrics::{RequestMetrics, Timed};
-use crate::node_usage::{Question, Sampler};
 use crate::remote::{KubeletClient, Services};
 use crate::seal::{Foreign, Sealed, Seals};
 use crate::serving_certificate;
@@ -138,7 +137,7 @@ impl Server {
             definitions: Default::default(),
             published: Default::default(),
             aggregation: Default::default(),
-            resource_metrics: Sampler::new(Question::CpuAndMemory),
+            resource_metrics: Default::default(),
             event_leases: EventLeases::new(config.event_ttl),
             trace: trace::Recorder::new(config.trace_bytes),
             bootstrapped: Default::default(),

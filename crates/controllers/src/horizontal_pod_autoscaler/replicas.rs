@@ -42,6 +42,8 @@ pub(super) struct Start {
 /// a metrics-server would, over as little as two seconds. Beside the longer windows of the others, which still hold the
 /// load that it has taken from them, that load would count twice.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(15);
+/// A shorter window says nothing about load at all: it is told where nobody had asked before.
+const LEAST_WINDOW: Duration = Duration::from_secs(5);
 
 /// What one pod uses, in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -82,6 +84,7 @@ fn group<'a>(pods: &'a [Arc<Pod>], samples: &Samples, is_cpu: bool, start: Start
         } else {
             match samples.get(name) {
                 None => _ = groups.missing.insert(name),
+                Some(sample) if is_cpu && sample.window < LEAST_WINDOW => _ = groups.missing.insert(name),
                 Some(sample) if is_cpu && is_starting(pod, sample, start, now) => _ = groups.unready.insert(name),
                 Some(_) => groups.ready += 1,
             }
@@ -222,8 +225,8 @@ impl Measurement<'_> {
             return Err(Error::NoPods);
         }
         let groups = group(self.pods, &self.samples, is_cpu, self.start, self.now);
-        self.samples
-            .retain(|name, _| !groups.ignored.contains(name.as_str()) && !groups.unready.contains(name.as_str()));
+        let left_out = [&groups.ignored, &groups.unready, &groups.missing];
+        self.samples.retain(|name, _| !left_out.iter().any(|group| group.contains(name.as_str())));
         if self.samples.is_empty() {
             return Err(Error::NoSamples);
         }
@@ -407,7 +410,7 @@ mod tests {
     /// A pod takes a third of the load from another. Until both are measured over the same time, that third is in both.
     #[test]
     fn load_that_moves_to_a_new_pod_counts_once() {
-        for (ready_for, window, expected) in [(3, 2, 2), (14, 2, 2), (15, 15, 3), (20, 30, 2), (30, 30, 3)] {
+        for (ready_for, window, expected) in [(3, 6, 2), (14, 8, 2), (15, 15, 3), (20, 30, 2), (30, 30, 3)] {
             let mut pods = pods("rr");
             let mut new = pods[1].as_ref().clone();
             let status = new.status.get_or_insert_default();
@@ -419,6 +422,19 @@ mod tests {
             measured.samples.get_mut("p1").unwrap().window = Duration::from_secs(window);
             let found = measured.utilization("cpu", None, 50).unwrap();
             assert_eq!(found.replicas, expected, "ready for {ready_for} s, measured for {window} s");
+        }
+    }
+
+    #[test]
+    fn nothing_is_decided_by_a_moment() {
+        let pods = pods("rr");
+        for (windows, expected) in [([30, 30], Some(4)), ([30, 1], Some(2)), ([1, 1], None)] {
+            let mut measured = measurement(&pods, &[Some(900), Some(900)], 2);
+            for (sample, window) in measured.samples.values_mut().zip(windows) {
+                sample.window = Duration::from_secs(window);
+            }
+            let found = measured.utilization("cpu", None, 50).ok();
+            assert_eq!(found.map(|found| found.replicas), expected, "{windows:?}");
         }
     }
 
