@@ -1,5 +1,5 @@
 //! Removing and measuring what others have filled: a tree of theirs may be deeper than any stack, may hold links, and may
-//! have other file systems mounted in it, which the kernel's table of mounts tells ([`mounts`]).
+//! have other file systems mounted in it, which the kernel's table of mounts tells ([`mounts()`]).
 
 mod mounts;
 mod usage;

@@ -73,8 +73,8 @@ pub(crate) struct Volumes {
     pub(crate) iscsi: Arc<Iscsi>,
     pub(crate) local_devices: LocalDevices,
     pub(crate) file_systems: Arc<FileSystems>,
-    /// What pods have by their claims, and the group that it is for: by uid and name.
-    pub(crate) claimed: Mutex<HashMap<(String, String), (Mounted, Option<i64>)>>,
+    /// What pods have by their claims: by uid and name.
+    pub(crate) claimed: Mutex<HashMap<(String, String), Claimed>>,
     /// How long a server has until its share is mounted.
     pub(crate) call_timeout: Duration,
     pub(crate) metrics: KubeletMetrics,
@@ -97,6 +97,12 @@ pub(crate) enum Mounted {
         reference: String,
         policy: Option<String>,
     },
+}
+
+/// What a pod has by a claim, and the group that it is for.
+pub(crate) struct Claimed {
+    mounted: Mounted,
+    group: Option<i64>,
 }
 
 /// The volumes of a pod once they are ready.
@@ -156,10 +162,10 @@ impl Volumes {
             Ok(both) => both,
             // A pod that has its volume goes on with it, whatever becomes of the claim, and also while nobody can be asked.
             Err(error) => match self.claimed.lock().get(&key) {
-                Some((mounted, group)) => {
+                Some(claimed) => {
                     tracing::warn!(pod = key.0, volume = key.1, %error, "the volume stays as it is");
-                    groups.lock().extend(*group);
-                    return Ok(mounted.clone());
+                    groups.lock().extend(claimed.group);
+                    return Ok(claimed.mounted.clone());
                 }
                 None => return Err(VolumeError::of(Operation::Process, &volume.name, error)),
             },
@@ -167,7 +173,7 @@ impl Volumes {
         let group = group_of(&bound);
         groups.lock().extend(group);
         let mounted = self.set_up_bound(pod, volume, (&claim, bound), read_only).await?;
-        self.claimed.lock().insert(key, (mounted.clone(), group));
+        self.claimed.lock().insert(key, Claimed { mounted: mounted.clone(), group });
         Ok(mounted)
     }
 

@@ -31,8 +31,15 @@ pub(crate) struct VolumeBinding {
     pub(crate) timeout: Duration,
     /// None where nothing is ever bound: decisions alone.
     pub(crate) api: Option<Api>,
-    /// By the pod's uid, with the node that was chosen.
-    reserved: Mutex<HashMap<Arc<str>, (Bindings, Arc<Node>)>>,
+    /// By the pod's uid.
+    reserved: Mutex<HashMap<Arc<str>, Reserved>>,
+}
+
+/// What was promised to a pod, and on which node.
+#[derive(Clone)]
+struct Reserved {
+    bindings: Bindings,
+    node: Arc<Node>,
 }
 
 /// What PreBind writes through and watches.
@@ -70,7 +77,7 @@ impl VolumeBinding {
             return Ok(());
         }
         promise(&mut cluster.volumes, &bindings, &placement.node);
-        self.reserved.lock().insert(placement.pod.uid.clone(), (bindings, node));
+        self.reserved.lock().insert(placement.pod.uid.clone(), Reserved { bindings, node });
         Ok(())
     }
 
@@ -201,7 +208,7 @@ impl Plugin for VolumeBinding {
     }
 
     fn unreserve(&self, placement: &Placement, cluster: &mut Cluster) {
-        let Some((bindings, _)) = self.reserved.lock().remove(&placement.pod.uid) else { return };
+        let Some(Reserved { bindings, .. }) = self.reserved.lock().remove(&placement.pod.uid) else { return };
         for (volume, _) in &bindings.volumes {
             cluster.volumes.break_volume_promise(volume.metadata.name());
         }
@@ -212,7 +219,9 @@ impl Plugin for VolumeBinding {
 
     fn pre_bind<'a>(&'a self, placement: &'a Placement) -> Outcome<'a> {
         let reserved = self.reserved.lock().get(&placement.pod.uid).cloned();
-        let (Some((bindings, node)), Some(api)) = (reserved, &self.api) else { return Box::pin(async { Ok(()) }) };
+        let (Some(Reserved { bindings, node }), Some(api)) = (reserved, &self.api) else {
+            return Box::pin(async { Ok(()) });
+        };
         Box::pin(async move { Ok(self.note("bind", self.write(api, placement, bindings, &node).await)?) })
     }
 
