@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use client::Patch;
+use client::{DeleteParams, Patch};
 use csi::tonic::Code;
 use csi::v1::{AccessMode, AccessType, NodeRpc};
 use k8s_openapi::api::core::v1::{
@@ -320,6 +320,19 @@ pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
         assert!(tokio::time::Instant::now() < deadline, "{:?}", in_use().await);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    // As long as nobody has seen its object, a driver is taken for one with an attacher.
+    let objects = node.api.client().all::<CSIDriver>();
+    objects.delete(NAME, &DeleteParams::default()).await.unwrap();
+    claim(node, "near", NAME, json!({})).await;
+    node.create("early", using("near", "sleep 1000")).await;
+    while in_use().await.is_empty() {
+        assert!(tokio::time::Instant::now() < deadline, "never waited for an attacher");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let object = json!({"metadata": {"name": NAME}, "spec": {"attachRequired": false}});
+    objects.create(&serde_json::from_value(object).unwrap()).await.unwrap();
+    node.wait("early", "ready", is_ready).await;
+    node.delete("early").await;
     assert_clean(node, driver);
 }
 

@@ -23,6 +23,9 @@ const NO_ROOM: i32 = Code::ResourceExhausted as i32;
 pub(crate) enum AttachError {
     #[error("timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}")]
     TimedOut { driver: String, handle: String },
+    /// The object of the driver came later than the pod.
+    #[error("CSI driver {driver} says by now that its volumes need no attachment")]
+    NotNeeded { driver: String },
     /// Nobody attaches it but the attach-detach controller, which has not said so.
     #[error("volume not attached according to node status")]
     NotReported,
@@ -62,6 +65,11 @@ impl Csi {
         let mut retry = client::backoff::Backoff::new(LOOK_FIRST, LOOK_MAX);
         let mut changes = self.attached.changes();
         loop {
+            // Nobody attaches it then, and the next attempt goes by what the object says.
+            if !wanted.needs_attachment(self.objects.get(driver).as_deref()) {
+                self.attached.in_use.release(&volume, uid);
+                return Err(AttachError::NotNeeded { driver: driver.clone() });
+            }
             let found = self.client.all::<VolumeAttachment>().get(&name).await;
             match found {
                 Ok(attachment) => {
