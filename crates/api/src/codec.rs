@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
+use crate::go::join_path;
 use crate::yaml::{self, EXCESSIVE, Expansion, Meaning, PlainWords, Rules};
 
 /// A decoded body.
@@ -89,18 +90,6 @@ fn go_words(error: &yaml_serde::Error) -> String {
     place.unwrap_or_default() + message
 }
 
-/// What Go's decoder calls a value.
-pub fn go_kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
 /// The line on which a key stands for the second time, in block style, where lines have meaning.
 pub fn line_of_repeated_key(yaml: &[u8], path: &str) -> Option<usize> {
     line_of_key(yaml, path, 2)
@@ -171,16 +160,6 @@ fn unplaced(error: &serde_json::Error) -> serde_json::Error {
     let message = error.to_string();
     let end = message.rfind(" at line ").unwrap_or(message.len());
     serde::de::Error::custom(&message[..end])
-}
-
-/// Joins a field name or an index with the path below it.
-pub(crate) fn join_path(head: &str, rest: &str) -> String {
-    match (head.is_empty(), rest.is_empty()) {
-        (true, _) => rest.to_owned(),
-        (_, true) => head.to_owned(),
-        _ if rest.starts_with('[') => format!("{head}{rest}"),
-        _ => format!("{head}.{rest}"),
-    }
 }
 
 /// In JSON every string is itself.

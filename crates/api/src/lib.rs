@@ -17,6 +17,7 @@ pub mod endpoint;
 pub mod features;
 pub mod field;
 pub mod flags;
+pub mod go;
 pub mod gvk;
 pub mod hex;
 mod kinds;

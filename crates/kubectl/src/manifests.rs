@@ -64,7 +64,7 @@ pub(crate) fn flatten(value: Value, source: &str, out: &mut Vec<Manifest>) -> Re
     if !value.is_object() {
         return Err(Failure::message(format!(
             "unable to decode \"{source}\": json: cannot unmarshal {} into Go value of type unstructured.detector",
-            api::codec::go_kind(&value)
+            api::go::kind(&value)
         )));
     }
     out.push(Manifest { object: value, source: source.to_owned() });

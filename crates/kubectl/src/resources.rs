@@ -287,7 +287,7 @@ async fn file_info(cx: &Context, manifest: Manifest, namespace: &str, explicit: 
         if !value.is_null() && !value.is_string() {
             return Err(decode(format!(
                 "json: cannot unmarshal {} into Go struct field ObjectMeta.metadata.{field} of type string",
-                api::codec::go_kind(value)
+                api::go::kind(value)
             )));
         }
     }

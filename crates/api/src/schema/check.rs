@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Field, Struct, Type};
-use crate::codec::{go_kind, join_path};
+use crate::go::{self, join_path};
 use crate::quantity::Quantity;
 
 /// What Go's clients read as no time; upstream writes null.
@@ -32,7 +32,7 @@ fn run(value: &mut Value, definition: &Struct, drops_empty: bool) -> Result<Vec<
         other => {
             return Err(TypeError(format!(
                 "json: cannot unmarshal {} into Go value of type {}",
-                go_kind(other),
+                go::kind(other),
                 go_struct(definition)
             )));
         }
@@ -153,7 +153,7 @@ impl<'a> Checker<'a> {
             Value::Number(number) if matches!(ty, Type::Int32 | Type::Int64 | Type::IntOrString) => {
                 format!("number {number}")
             }
-            other => go_kind(other).to_owned(),
+            other => go::kind(other).to_owned(),
         };
         TypeError(format!(
             "json: cannot unmarshal {shown} into Go struct field {structure}.{} of type {}",
@@ -210,7 +210,7 @@ fn quantity(value: &mut Value) -> Result<(), TypeError> {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
         other => {
-            return Err(TypeError(format!("json: cannot unmarshal {} into Go value of type string", go_kind(other))));
+            return Err(TypeError(format!("json: cannot unmarshal {} into Go value of type string", go::kind(other))));
         }
     };
     let quantity = Quantity::parse(&text).map_err(|error| TypeError(error.to_string()))?;
