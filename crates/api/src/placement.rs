@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
     Toleration,
 };
 
+use crate::meta::Meta as _;
 use crate::selector::{Operator, Requirement};
 
 type Labels = BTreeMap<String, String>;
@@ -56,7 +57,7 @@ impl Preferences {
 
 /// Whether the node selector and the required node affinity allow the node.
 pub fn is_selected(spec: &PodSpec, node: &Node) -> bool {
-    let (name, labels) = (node.metadata.name.as_deref().unwrap_or_default(), node.metadata.labels.as_ref());
+    let (name, labels) = (node.metadata.name(), node.metadata.labels.as_ref());
     let label = |key: &String| labels.and_then(|labels| labels.get(key));
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());

@@ -10,6 +10,8 @@ use k8s_openapi::api::core::v1::{
     PersistentVolumeSpec, SecretReference, Volume,
 };
 
+use crate::meta::Meta as _;
+
 const ZONES: [&str; 2] = ["topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"];
 /// The only kind of Azure's disks that its CSI driver has.
 const MANAGED: &str = "Managed";
@@ -144,7 +146,7 @@ fn translated(
         let of_claim = spec.claim_ref.as_ref().and_then(|claim| claim.namespace.as_ref());
         let namespace = share.secret_namespace.as_ref().or(of_claim).filter(|namespace| !namespace.is_empty());
         let namespace = namespace.ok_or_else(|| MigrationError::AzureNamespace(share.secret_name.clone()))?;
-        let name = volume.metadata.name.as_deref().unwrap_or_default();
+        let name = volume.metadata.name();
         let handle = format!("{group}#{account}#{}#{name}#{namespace}", share.share_name);
         let secret = SecretReference { name: Some(share.secret_name.clone()), namespace: Some(namespace.clone()) };
         let source = made("file.csi.azure.com", handle, &None, share.read_only);

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher;
 
+use api::meta::Meta as _;
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, ContainerRestartRule, Pod, Volume};
 
@@ -217,16 +218,16 @@ pub(crate) fn container_labels(pod: &Pod, container: &str) -> HashMap<String, St
 }
 
 pub(crate) fn name(pod: &Pod) -> &str {
-    pod.metadata.name.as_deref().unwrap_or_default()
+    pod.metadata.name()
 }
 
 pub(crate) fn namespace(pod: &Pod) -> &str {
-    pod.metadata.namespace.as_deref().unwrap_or_default()
+    pod.metadata.namespace()
 }
 
 /// The identity the node knows a pod by. A mirror pod answers with the identity of its static pod.
 pub(crate) fn uid(pod: &Pod) -> &str {
-    pod.metadata.uid.as_deref().unwrap_or_default()
+    pod.metadata.uid()
 }
 
 /// What the kubelet is called in traces.
