@@ -146,6 +146,82 @@ fn facts(node: &Node) -> impl PartialEq + '_ {
     )
 }
 
+/// Keys of volumes, by the objects that lead to them.
+#[derive(Clone)]
+struct Keys {
+    claims: Informer<PersistentVolumeClaim>,
+    volumes: Informer<PersistentVolume>,
+    memory: Arc<Mutex<Memory>>,
+}
+
+impl Keys {
+    /// By the name of a PersistentVolume, which may be gone.
+    fn of_volume(&self, name: &str) -> Option<String> {
+        let present = self.volumes.get(name).and_then(|volume| VolumeId::of(&volume));
+        present.or_else(|| self.memory.lock().deleted_volumes.get(name).cloned()).map(|id| id.key())
+    }
+
+    fn of_claim(&self, claim: &PersistentVolumeClaim) -> Option<String> {
+        self.of_volume(claim.spec.as_ref()?.volume_name.as_deref()?)
+    }
+
+    fn of_attachment(&self, attachment: &VolumeAttachment) -> Option<String> {
+        match inline_source(attachment) {
+            Some(id) => Some(id.key()),
+            None => self.of_volume(source_of(attachment)),
+        }
+    }
+
+    fn of_pod(&self, pod: &Pod) -> Vec<String> {
+        let claims = claims_of(pod).into_iter().filter_map(|key| self.claims.get(&key));
+        claims.filter_map(|claim| self.of_claim(&claim)).chain(inline_keys(pod)).collect()
+    }
+}
+
+/// Nodes wake themselves, the volumes that they have, and those that their pods wait for. `pods` has the index by node.
+fn watch_nodes(
+    context: &Context,
+    keys: Keys,
+    attachments: Informer<VolumeAttachment>,
+    pods: Informer<Pod>,
+) -> Informer<Node> {
+    let (queue, memory) = (context.queue.clone(), keys.memory.clone());
+    context.informer::<Node>().wakes(move |event| {
+        let node = event.object();
+        let name = node.metadata.name();
+        if let Event::Modified { old, new } = event
+            && facts(old) == facts(new)
+        {
+            return;
+        }
+        if matches!(event, Event::Deleted(_)) {
+            let used = node.status.as_ref().and_then(|status| status.volumes_in_use.clone()).unwrap_or_default();
+            let (used, mut memory) = (used.into_iter().collect(), memory.lock());
+            memory.disks.of_node(name).into_iter().for_each(|disk| queue.add(disk.key()));
+            memory.disks.node_gone(name, &used);
+            memory.last_in_use.insert(name.to_owned(), used);
+        } else {
+            let mut memory = memory.lock();
+            memory.last_in_use.remove(name);
+            memory.disks.read(name, node);
+            memory.disks.of_node(name).into_iter().for_each(|disk| queue.add(disk.key()));
+        }
+        queue.add(node_key(name));
+        for attachment in attachments.by_index(BY_NODE, name) {
+            keys.of_attachment(&attachment).into_iter().for_each(|key| queue.add(key));
+        }
+        // A node that comes, or comes under our care, may have pods already.
+        let is_news = match event {
+            Event::Modified { old, new } => is_managed(old) != is_managed(new),
+            _ => true,
+        };
+        if is_news {
+            let own = pods.by_index(BY_NODE, name);
+            own.iter().flat_map(|pod| keys.of_pod(pod)).for_each(|key| queue.add(key));
+        }
+    })
+}
+
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let memory: Arc<Mutex<Memory>> = Arc::default();
     let volumes = context.informer::<PersistentVolume>();
@@ -156,87 +232,22 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     attachments.add_index(BY_VOLUME, |it| inline_source(it).map(|id| id.key()).into_iter().collect());
     attachments.add_index(BY_NODE, |it| vec![it.spec.node_name.clone()]);
 
-    let volume_key = {
-        let (volumes, memory) = (volumes.shared(), memory.clone());
-        move |name: &str| {
-            let present = volumes.get(name).and_then(|volume| VolumeId::of(&volume));
-            present.or_else(|| memory.lock().deleted_volumes.get(name).cloned()).map(|id| id.key())
-        }
-    };
-    // Of the volume that an attachment is for.
-    let attached_key = {
-        let volume_key = volume_key.clone();
-        move |attachment: &VolumeAttachment| match inline_source(attachment) {
-            Some(id) => Some(id.key()),
-            None => volume_key(source_of(attachment)),
-        }
-    };
+    let keys = Keys { claims: claims.shared(), volumes: volumes.shared(), memory: memory.clone() };
     let pods = {
-        let (claims, volume_key) = (claims.shared(), volume_key.clone());
+        let keys = keys.clone();
         context.on::<Pod, _>(move |event| {
             let pod = event.object();
-            let keys = claims_of(pod).into_iter().filter_map(|key| {
-                let claim = claims.get(&key)?;
-                volume_key(claim.spec.as_ref()?.volume_name.as_deref()?)
-            });
-            if pods::node_name(pod).is_empty() { Vec::new() } else { keys.chain(inline_keys(pod)).collect() }
+            if pods::node_name(pod).is_empty() { Vec::new() } else { keys.of_pod(pod) }
         })
     };
     pods.add_index(BY_CLAIM, claims_of);
     pods.add_index(BY_VOLUME, |pod| inline_keys(pod).collect());
     let claims = {
-        let (queue, volume_key) = (context.queue.clone(), volume_key.clone());
-        claims.wakes(move |event| {
-            let volume = event.object().spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
-            if let Some(key) = volume.and_then(&volume_key) {
-                queue.add(key);
-            }
-        })
+        let (queue, keys) = (context.queue.clone(), keys.clone());
+        claims.wakes(move |event| keys.of_claim(event.object()).into_iter().for_each(|key| queue.add(key)))
     };
-    let nodes = {
-        let (attachments, volume_key, queue) = (attachments.shared(), volume_key.clone(), context.queue.clone());
-        let attached_key = attached_key.clone();
-        let (memory, pods, claims) = (memory.clone(), pods.clone(), claims.clone());
-        pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
-        context.informer::<Node>().wakes(move |event| {
-            let node = event.object();
-            let name = node.metadata.name();
-            if let Event::Modified { old, new } = event
-                && facts(old) == facts(new)
-            {
-                return;
-            }
-            if matches!(event, Event::Deleted(_)) {
-                let used = node.status.as_ref().and_then(|status| status.volumes_in_use.clone()).unwrap_or_default();
-                let (used, mut memory) = (used.into_iter().collect(), memory.lock());
-                memory.disks.of_node(name).into_iter().for_each(|disk| queue.add(disk.key()));
-                memory.disks.node_gone(name, &used);
-                memory.last_in_use.insert(name.to_owned(), used);
-            } else {
-                let mut memory = memory.lock();
-                memory.last_in_use.remove(name);
-                memory.disks.read(name, node);
-                memory.disks.of_node(name).into_iter().for_each(|disk| queue.add(disk.key()));
-            }
-            queue.add(node_key(name));
-            for attachment in attachments.by_index(BY_NODE, name) {
-                attached_key(&attachment).into_iter().for_each(|key| queue.add(key));
-            }
-            // A node that comes, or comes under our care, may have pods already.
-            let is_news = match event {
-                Event::Modified { old, new } => is_managed(old) != is_managed(new),
-                _ => true,
-            };
-            if is_news {
-                for pod in pods.by_index(BY_NODE, name) {
-                    let bound = claims_of(&pod).into_iter().filter_map(|key| claims.get(&key));
-                    let names = bound.filter_map(|claim| claim.spec.as_ref()?.volume_name.clone());
-                    names.filter_map(|name| volume_key(&name)).for_each(|key| queue.add(key));
-                    inline_keys(&pod).for_each(|key| queue.add(key));
-                }
-            }
-        })
-    };
+    pods.add_index(BY_NODE, |pod| vec![pods::node_name(pod).to_owned()]);
+    let nodes = watch_nodes(context, keys.clone(), attachments.shared(), pods.clone());
     let drivers = {
         let (volumes, pods) = (volumes.shared(), pods.clone());
         context.on::<CSIDriver, _>(move |event| {
@@ -273,7 +284,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             let attachment = event.object();
             memory.lock().saw(event);
             queue.add(node_key(&attachment.spec.node_name));
-            attached_key(attachment).into_iter().for_each(|key| queue.add(key));
+            keys.of_attachment(attachment).into_iter().for_each(|key| queue.add(key));
         })
     };
     Arc::new(Controller {
