@@ -149,27 +149,8 @@ async fn start(
     };
     components.until(authority.catch_up()).await?;
     let manager = as_user("system:kube-controller-manager", &["system:authenticated"]);
-    let controllers = shape.components.controllers(manager).await?;
-    let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?.with_service_cidr(&shape.service_cidr)?;
-    // The cluster file may say that it is less.
-    controllers.signing_duration = controllers.signing_duration.min(shape.certificate_validity);
-    controllers.service_account_key = Some(read(&pki.key("sa"))?);
-    controllers.controllers.extend(CONTROLLERS.map(str::to_owned));
+    let mut controllers = controllers_config(options, shape, &pki, manager).await?;
     controllers.election = election("kube-controller-manager");
-    controllers.serving = Some(own_port(shape, CONTROLLER_MANAGER_PORT));
-    if shape.has_load_balancer {
-        controllers.controllers.push("service-lb-controller".into());
-    }
-    controllers.load_balancing = controllers::LoadBalancing {
-        reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port]
-            .into_iter()
-            .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
-            .collect(),
-        gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
-        gateway_controller: gateway::GATEWAY_CONTROLLER,
-    };
-    // Volumes of earlier versions: every node was on this machine.
-    controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     let keys = pki.clone();
     components.supervise("controllers", move |stop| {
         run_controllers(controllers.clone(), keys.clone(), authority_changes.clone(), stop)
@@ -183,20 +164,7 @@ async fn start(
     components.supervise("scheduler", move |stop| scheduler::run(scheduler.clone(), stop));
     progress.done("control loops", "controllers, scheduler");
 
-    let settings = Settings {
-        name: node_name.clone(),
-        address: node_ip,
-        second_address: shape.node_ips.get(1).copied(),
-        kubelet_port: shape.kubelet_port,
-        cluster: ClusterSettings::new(shape)?,
-        registries: shape.registries.clone(),
-        images_dir: options.images_dir(),
-        also_behind: vec![network.range.to_string()],
-        asks_for_certificate: false,
-        resolvers: None,
-        labels: shape.labels.clone(),
-        taints: shape.taints.clone(),
-    };
+    let settings = own_settings(options, shape, &network)?;
     let clients = nodes::Clients {
         kubelet: as_user(&format!("system:node:{node_name}"), &["system:nodes", "system:authenticated"]),
         proxy: as_user("system:kube-proxy", &["system:authenticated"]),
@@ -208,17 +176,7 @@ async fn start(
     if let Err(error) = components.until(network_policy::ensure_role(&admin)).await {
         tracing::warn!("{error:#}");
     }
-    match shape.encryption {
-        Some(_) => {
-            let (keeper, period) = (admin.clone(), shape.encryption_rotation);
-            components.supervise("wireguard keys", move |stop| wireguard_keys::keep(keeper.clone(), period, stop));
-        }
-        None => {
-            if let Err(error) = components.until(wireguard_keys::forget(&admin)).await {
-                tracing::warn!("{error:#}");
-            }
-        }
-    }
+    start_encryption(shape, &admin, components).await;
     usual_place::ensure(options);
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None, summaries };
     let gateway = node.start(components).await?;
@@ -311,6 +269,69 @@ async fn start(
     }
     progress.ready();
     Ok(())
+}
+
+/// The configuration of the controllers, but for their election.
+async fn controllers_config(
+    options: &Options,
+    shape: &Shape,
+    pki: &Pki,
+    manager: Client,
+) -> Result<controllers::Config> {
+    let controllers = shape.components.controllers(manager).await?;
+    let mut controllers = controllers.with_cluster_cidr(&shape.cluster_cidr)?.with_service_cidr(&shape.service_cidr)?;
+    // The cluster file may say that it is less.
+    controllers.signing_duration = controllers.signing_duration.min(shape.certificate_validity);
+    controllers.service_account_key = Some(read(&pki.key("sa"))?);
+    controllers.controllers.extend(CONTROLLERS.map(str::to_owned));
+    controllers.serving = Some(own_port(shape, CONTROLLER_MANAGER_PORT));
+    if shape.has_load_balancer {
+        controllers.controllers.push("service-lb-controller".into());
+    }
+    controllers.load_balancing = controllers::LoadBalancing {
+        reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port]
+            .into_iter()
+            .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
+            .collect(),
+        gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
+        gateway_controller: gateway::GATEWAY_CONTROLLER,
+    };
+    // Volumes of earlier versions: every node was on this machine.
+    controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
+    Ok(controllers)
+}
+
+/// The settings of this machine's node.
+fn own_settings(options: &Options, shape: &Shape, network: &nodes::Network) -> Result<Settings> {
+    Ok(Settings {
+        name: shape.node_name.clone(),
+        address: shape.node_ip()?,
+        second_address: shape.node_ips.get(1).copied(),
+        kubelet_port: shape.kubelet_port,
+        cluster: ClusterSettings::new(shape)?,
+        registries: shape.registries.clone(),
+        images_dir: options.images_dir(),
+        also_behind: vec![network.range.to_string()],
+        asks_for_certificate: false,
+        resolvers: None,
+        labels: shape.labels.clone(),
+        taints: shape.taints.clone(),
+    })
+}
+
+/// Keys for the traffic between nodes, or an end of them.
+async fn start_encryption(shape: &Shape, admin: &Client, components: &mut Components) {
+    match shape.encryption {
+        Some(_) => {
+            let (keeper, period) = (admin.clone(), shape.encryption_rotation);
+            components.supervise("wireguard keys", move |stop| wireguard_keys::keep(keeper.clone(), period, stop));
+        }
+        None => {
+            if let Err(error) = components.until(wireguard_keys::forget(admin)).await {
+                tracing::warn!("{error:#}");
+            }
+        }
+    }
 }
 
 /// Runs the controllers with the authority that signs; once more, when that is another.
