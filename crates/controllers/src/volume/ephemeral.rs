@@ -76,7 +76,7 @@ impl Reconcile for Controller {
                 else {
                     continue;
                 };
-                let name = format!("{}-{}", pod.metadata.name(), volume.name);
+                let name = api::claim::made_for(pod.metadata.name(), &volume.name);
                 if let Some(claim) = self.claims.get(&format!("{namespace}/{name}")) {
                     if !claim.metadata.is_controlled_by(pod.metadata.uid()) {
                         let why = format!("PVC {namespace}/{name} was not created for pod {key} (pod is not owner)");
