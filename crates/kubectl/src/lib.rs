@@ -64,7 +64,11 @@ pub(crate) fn user_agent() -> String {
 
 /// Runs one command line; the first argument is the program's name.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let argv: Vec<String> = args.skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+    command_line(args.skip(1).map(|a| a.to_string_lossy().into_owned()).collect())
+}
+
+/// Not generic: it names all commands, which would be compiled again with it by whoever calls it.
+fn command_line(argv: Vec<String>) -> ExitCode {
     let (argv, plugin_policy) = match kuberc::apply(&commands::ROOT, argv) {
         Ok(rewritten) => rewritten,
         Err(failure) => return report(&failure),
