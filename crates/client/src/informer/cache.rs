@@ -4,6 +4,8 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
 use super::{Event, Object, object_key};
 
 pub(super) type IndexFn<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
@@ -159,15 +161,17 @@ impl<K: Object> Cache<K> {
     /// Moves `key` from where its present object is found to where `new` will be. Most changes move nothing.
     fn reindex(&mut self, key: &Key, new: Option<&Arc<K>>) {
         let old = self.objects.get(key);
-        let namespace = |object: &K| object.meta().namespace.iter().cloned().collect();
-        move_key(&mut self.namespaces, key, old.map(|old| namespace(old)), new.map(|new| namespace(new)));
-        move_key(&mut self.owners, key, old.map(|old| owners(&**old)), new.map(|new| owners(&**new)));
+        let (old_meta, new_meta) = (old.map(|old| old.meta()), new.map(|new| new.meta()));
+        move_key(&mut self.namespaces, key, old_meta.map(namespaces), new_meta.map(namespaces));
+        move_key(&mut self.owners, key, old_meta.map(owners), new_meta.map(owners));
         for Index { values, entries } in self.indexes.values_mut() {
             move_key(entries, key, old.map(|old| values(old)), new.map(|new| values(new)));
         }
     }
 }
 
+/// This and what follows depends on no kind, and stands once.
+#[inline(never)]
 fn move_key(entries: &mut Entries, key: &Key, old: Option<Vec<String>>, new: Option<Vec<String>>) {
     if old != new {
         withdraw(entries, old.unwrap_or_default(), key);
@@ -175,8 +179,12 @@ fn move_key(entries: &mut Entries, key: &Key, old: Option<Vec<String>>, new: Opt
     }
 }
 
-fn owners<K: Object>(object: &K) -> Vec<String> {
-    object.meta().owner_references.iter().flatten().map(|owner| owner.uid.clone()).collect()
+fn namespaces(meta: &ObjectMeta) -> Vec<String> {
+    meta.namespace.iter().cloned().collect()
+}
+
+fn owners(meta: &ObjectMeta) -> Vec<String> {
+    meta.owner_references.iter().flatten().map(|owner| owner.uid.clone()).collect()
 }
 
 fn insert(entries: &mut Entries, values: impl IntoIterator<Item = String>, key: &Key) {

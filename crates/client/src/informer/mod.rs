@@ -116,7 +116,10 @@ pub type MetadataHandler = Box<dyn Fn(MetadataEvent<'_>) + Send + Sync>;
 
 /// `namespace/name`, or `name` for cluster-scoped objects.
 pub fn object_key<K: Object>(object: &K) -> String {
-    let meta = object.meta();
+    key_of(object.meta())
+}
+
+fn key_of(meta: &ObjectMeta) -> String {
     let name = meta.name();
     match meta.namespace.as_deref().filter(|namespace| !namespace.is_empty()) {
         Some(namespace) => format!("{namespace}/{name}"),
