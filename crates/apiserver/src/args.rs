@@ -648,6 +648,7 @@ impl TryFrom<Args> for Config {
             history_remote_write_url: args.history_remote_write_url,
             programs_dir: None,
             connections: None,
+            local_kubelet: None,
         })
     }
 }
