@@ -280,7 +280,7 @@ async fn sample(cluster: &Arc<Cluster>, question: Question) -> Samples {
             let snapshot = cache.snapshot();
             // A node that its kubelet does not report is not asked: it would only be waited for.
             let ready =
-                snapshot.range(None, None).filter(|entry| entry.read::<Place>().is_ok_and(|node| node.is_ready()));
+                snapshot.range(None, None).filter(|entry| entry.read_part::<Place>().is_ok_and(|node| node.is_ready()));
             ready.map(|node| node.name().to_owned()).collect()
         }
         None => Vec::new(),

@@ -142,7 +142,7 @@ pub(crate) async fn announce(client: Client, name: String, address: IpAddr, stop
         stop.cancelled().await;
     };
     tokio::select! {
-        () = announce => {}
+        () = announcing => {}
         () = stop.cancelled() => {}
     }
     // The API server may be gone with the rest of the cluster.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -159,7 +160,6 @@ impl Sink {
                 }
             }
             _ => {
-                use futures_util::FutureExt;
                 // Neither a queue nor a file makes this wait; errors have been reported.
                 drop(self.accept(event).now_or_never());
             }

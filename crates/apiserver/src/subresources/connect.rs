@@ -246,7 +246,7 @@ fn kubelet_address(state: &State, node_name: &str) -> Result<(String, u16), Stat
         .objects()
         .entry::<Node>("", node_name)?
         .ok_or_else(|| Status::not_found(&api::GroupResource::new("", "nodes"), node_name))?;
-    let place = node.read::<Place>()?;
+    let place = node.read_part::<Place>()?;
     state.kubelet.address(&place).ok_or_else(|| {
         Status::internal(format!("no preferred addresses found; known addresses: {:?}", place.addresses()))
     })

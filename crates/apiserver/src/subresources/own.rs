@@ -59,6 +59,9 @@ impl OwnRequests for Own {
     }
 
     fn ask_kubelet<'a>(&'a self, node: &'a str, path: &'a str) -> BoxFuture<'a, Result<Bytes, Status>> {
-        Box::pin(async move { ask_kubelet(&self.state()?, node, path).await })
+        Box::pin(async move {
+            let state = self.state()?;
+            ask_kubelet(&state, node, path).await
+        })
     }
 }

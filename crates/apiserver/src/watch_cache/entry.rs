@@ -113,10 +113,22 @@ impl Entry {
 
     /// The typed form, kept with the object: for the few that decisions about others look at again and again.
     pub(crate) fn read<K: Parts + Send + Sync + 'static>(&self) -> Result<Arc<K>, Unreadable> {
+        self.kept(|| self.object())
+    }
+
+    /// As [`Self::read`], of a part of the object.
+    pub(crate) fn read_part<P: DeserializeOwned + Send + Sync + 'static>(&self) -> Result<Arc<P>, Unreadable> {
+        self.kept(|| self.decode())
+    }
+
+    fn kept<T: Send + Sync + 'static>(
+        &self,
+        read: impl FnOnce() -> Result<T, Unreadable>,
+    ) -> Result<Arc<T>, Unreadable> {
         if let Some(kept) = self.read.get().and_then(|read| read.clone().downcast().ok()) {
             return Ok(kept);
         }
-        let read: Arc<K> = Arc::new(self.object()?);
+        let read: Arc<T> = Arc::new(read()?);
         // The first type that is asked for stays.
         let _ = self.read.set(read.clone());
         Ok(read)

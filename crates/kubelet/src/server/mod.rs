@@ -94,7 +94,8 @@ impl Server {
         Arc::new(move |query: &str| {
             let (server, query) = (server.upgrade(), query.to_owned());
             Box::pin(async move {
-                let told = summary::tell(&server?, &query).await.ok()?;
+                let server = server?;
+                let told = summary::tell(&server, &query).await.ok()?;
                 serde_json::to_vec(&told).ok().map(Bytes::from)
             })
         })

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::io;
 
-use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -276,13 +275,13 @@ pub(crate) async fn fuzz_frames(data: &[u8]) {
     let accepting = async {
         let mut readers = tokio::task::JoinSet::new();
         while let Some(mut stream) = streams.recv().await {
-            readers.spawn(FutureExt::boxed(async move {
+            readers.spawn(async move {
                 let mut received = 0;
                 while let Some(piece) = stream.data.recv().await {
                     received += piece.len();
                 }
                 received
-            }));
+            });
         }
         readers.join_all().await.into_iter().sum::<usize>()
     };

@@ -1,7 +1,5 @@
 //! Real etcd processes on loopback, with data in a temporary directory, ended with the test.
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -69,16 +67,17 @@ impl Cluster {
 
     /// The member stands still, with its connections open, until it is told to go on.
     pub(crate) fn pause(&self, n: usize) {
-        self.signal(n, Signal::SIGSTOP);
+        self.signal(n, "-STOP");
     }
 
     pub(crate) fn resume(&self, n: usize) {
-        self.signal(n, Signal::SIGCONT);
+        self.signal(n, "-CONT");
     }
 
-    fn signal(&self, n: usize, signal: Signal) {
+    fn signal(&self, n: usize, signal: &str) {
         let process = self.members[n].process.as_ref().expect("the member runs");
-        kill(Pid::from_raw(process.id().cast_signed()), signal).unwrap();
+        let sent = Command::new("kill").arg(signal).arg(process.id().to_string()).status().unwrap();
+        assert!(sent.success());
     }
 
     pub(crate) fn endpoints(&self) -> Vec<String> {
