@@ -87,6 +87,11 @@ const NAMED_BY_UPSTREAM: &[&str] = &[
     "endpoint_slice_controller_changes",
     "endpoint_slice_controller_syncs",
     "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+    "node_ipam_controller_cidrset_allocation_tries_per_request",
+    "node_ipam_controller_cidrset_cidrs_allocations_total",
+    "node_ipam_controller_cidrset_cidrs_releases_total",
+    "node_ipam_controller_cidrset_usage_cidrs",
+    "node_ipam_controller_cirdset_max_cidrs",
 ];
 
 #[test]

@@ -122,7 +122,7 @@ impl<A: Message + 'static, Q: Message + Default + 'static> Responder<A, Q> {
         B: HttpBody + Send + 'static,
         B::Error: Into<StdError> + Send,
     {
-        let method = move |request: Request<Bytes>| -> BoxFuture<Response<Bytes>, Status> {
+        let method = move |request: Request<Bytes>| -> Answering {
             let (metadata, extensions, message) = request.into_parts();
             let answering =
                 Q::decode(message).map(|message| service.call(Request::from_parts(metadata, extensions, message)));
@@ -135,12 +135,15 @@ impl<A: Message + 'static, Q: Message + Default + 'static> Responder<A, Q> {
     }
 }
 
+/// What a method of any service answers, to come.
+type Answering = BoxFuture<Response<Bytes>, Status>;
+
 /// A method of any service.
-struct Method(Box<dyn FnMut(Request<Bytes>) -> BoxFuture<Response<Bytes>, Status> + Send>);
+struct Method(Box<dyn FnMut(Request<Bytes>) -> Answering + Send>);
 
 impl UnaryService<Bytes> for Method {
     type Response = Bytes;
-    type Future = BoxFuture<Response<Bytes>, Status>;
+    type Future = Answering;
 
     fn call(&mut self, request: Request<Bytes>) -> Self::Future {
         (self.0)(request)

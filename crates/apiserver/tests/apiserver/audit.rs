@@ -193,7 +193,8 @@ async fn a_collector_that_answers_nothing_loses_events_and_holds_up_nobody() {
     }
     let (_, page) = cluster.send_raw("GET", "/metrics", "application/json", Value::Null).await;
     let page = String::from_utf8(page.to_vec()).unwrap();
-    let lost = page.lines().find_map(|line| line.strip_prefix("apiserver_audit_error_total ")).unwrap();
+    let series = "apiserver_audit_error_total{plugin=\"webhook\"} ";
+    let lost = page.lines().find_map(|line| line.strip_prefix(series)).unwrap();
     assert!(lost.parse::<usize>().unwrap() >= REQUESTS / 2, "{lost}");
     assert!(server.count() < REQUESTS / 2, "{}", server.count());
 }
