@@ -316,8 +316,17 @@ impl Node {
 
     /// Where the kubelet's server listens, as the Node says.
     pub(crate) async fn port(&self) -> u16 {
-        let node: ApiNode = self.api.client().all().get(&self.name).await.unwrap();
-        node.status.unwrap().daemon_endpoints.unwrap().kubelet_endpoint.unwrap().port as u16
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
+        loop {
+            // The kubelet may not have registered it yet.
+            let found: Option<ApiNode> = self.api.client().all().get_opt(&self.name).await.unwrap();
+            let endpoint = found.and_then(|node| node.status?.daemon_endpoints?.kubelet_endpoint);
+            if let Some(endpoint) = endpoint.filter(|endpoint| endpoint.port > 0) {
+                return endpoint.port as u16;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "the node never said where its kubelet listens");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     pub(crate) async fn delete(&self, name: &str) {
