@@ -24,18 +24,24 @@ const PREFIX: &str = "/registry/masterleases/";
 const TTL: Duration = Duration::from_secs(15);
 /// How often a server renews its lease and looks at the others.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// After a failure: what is not renewed once must not have ended by the next time.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Keeps this server's lease, and the endpoints equal to the servers that have one, until `stop`.
 pub(crate) async fn run(state: Arc<State>, stop: CancellationToken) {
     let Some(address) = state.endpoint().filter(|_| matches!(state.config.storage, Storage::Etcd(_))) else { return };
     let mut held = None;
     loop {
-        if let Err(error) = renew(&state, address, &mut held).await {
-            tracing::warn!(error = format!("{error:#}"), "the lease of this server was not renewed");
-        }
+        let interval = match renew(&state, address, &mut held).await {
+            Ok(()) => INTERVAL,
+            Err(error) => {
+                tracing::warn!(error = format!("{error:#}"), "the lease of this server was not renewed");
+                RETRY_INTERVAL
+            }
+        };
         tokio::select! {
             () = stop.cancelled() => break,
-            () = tokio::time::sleep(INTERVAL) => {}
+            () = tokio::time::sleep(interval) => {}
         }
     }
     if let Some(lease) = held
@@ -70,7 +76,14 @@ async fn renew(state: &Arc<State>, address: IpAddr, held: &mut Option<LeaseId>) 
         state.store().txn(Txn::new().then(put)).await?;
         *held = Some(lease);
     }
-    write_endpoints(state, &alive(state, address).await?).await
+    let alive = alive(state, address).await?;
+    if !alive.contains(&address) {
+        // It was taken away, or a put that was late has tied it to a lease from before, which has ended. The lease that is
+        // held says nothing about it.
+        *held = None;
+        anyhow::bail!("the key of this server is gone, and is written again");
+    }
+    write_endpoints(state, &alive).await
 }
 
 /// The servers that have a lease, as far as they are of the family of `own`: endpoints do not mix families.

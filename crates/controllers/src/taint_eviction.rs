@@ -98,11 +98,18 @@ fn tolerations(pod: &Pod) -> &[Toleration] {
     pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
 }
 
-/// Since when a pod is there, and when it was first met with the taints of its node.
+/// Since when a pod is on its node, and when it was first met with the taints of the node.
 #[derive(Debug, Clone, Copy)]
 struct Stay {
-    created: Timestamp,
+    placed: Timestamp,
     met: Timestamp,
+}
+
+/// Since when a pod is on its node. It may have waited for a place, and another pod may have had its name before.
+fn placed(pod: &Pod) -> Option<Timestamp> {
+    let scheduled = pods::condition(pod, "PodScheduled").filter(|scheduled| scheduled.status == "True");
+    let scheduled = scheduled.and_then(|scheduled| scheduled.last_transition_time.as_ref()).map(|time| time.0);
+    scheduled.max(pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
 }
 
 /// How long a pod may stay with these taints: `None` for ever, zero not at all. Of the tolerations of a taint the first one counts
@@ -115,7 +122,7 @@ fn tolerated_for(taints: &[Taint], tolerations: &[Toleration], stay: Stay, now: 
         };
         let Some(seconds) = toleration.toleration_seconds else { continue };
         // A pod that comes to a node with an old taint has all of its time before it.
-        let since = taint.time_added.as_ref().map_or(stay.met, |time| time.0.max(stay.created));
+        let since = taint.time_added.as_ref().map_or(stay.met, |time| time.0).max(stay.placed);
         let waited = Duration::try_from(now.duration_since(since)).unwrap_or_default();
         let left = Duration::from_secs(seconds.max(0).unsigned_abs()).saturating_sub(waited);
         shortest = Some(shortest.map_or(left, |other: Duration| other.min(left)));
@@ -134,8 +141,8 @@ impl Reconcile for Controller {
             };
             let now = self.clock.now();
             let met = self.waiting.lock().get(key).copied().unwrap_or(now);
-            let created = pod.metadata.creation_timestamp.as_ref().map_or(met, |time| time.0);
-            match tolerated_for(&evicting(&node), tolerations(&pod), Stay { created, met }, now) {
+            let stay = Stay { placed: placed(&pod).unwrap_or(met), met };
+            match tolerated_for(&evicting(&node), tolerations(&pod), stay, now) {
                 Some(left) if !left.is_zero() => {
                     self.waiting.lock().insert(key.to_owned(), met);
                     Ok(Requeue::After(left + Duration::from_millis(500)))
@@ -208,7 +215,7 @@ mod tests {
             (vec![taint("a")], vec![toleration("a", None), toleration("a", Some(60))], None),
             (vec![taint("a")], vec![toleration("a", Some(60)), toleration("a", None)], Some(50)),
         ] {
-            let stay = Stay { created: at(0), met: at(0) };
+            let stay = Stay { placed: at(0), met: at(0) };
             assert_eq!(
                 tolerated_for(&taints, &tolerations, stay, at(10)).map(|left| left.as_secs()),
                 expected,
@@ -217,17 +224,27 @@ mod tests {
         }
         let timeless = Taint { time_added: None, ..taint("a") };
         let left = |taint, stay| tolerated_for(&[taint], &[toleration("a", Some(30))], stay, at(10));
-        let stay = Stay { created: at(0), met: at(4) };
+        let stay = Stay { placed: at(0), met: at(4) };
         assert_eq!(
             left(timeless, stay),
             Some(Duration::from_secs(24)),
             "a taint without a time counts from when it was met"
         );
-        let late = Stay { created: at(8), met: at(9) };
-        assert_eq!(
-            left(taint("a"), late),
-            Some(Duration::from_secs(28)),
-            "an old taint counts from when the pod was made"
-        );
+        let late = Stay { placed: at(8), met: at(9) };
+        assert_eq!(left(taint("a"), late), Some(Duration::from_secs(28)), "an old taint counts from when the pod came");
+    }
+
+    #[test]
+    fn a_pod_is_there_from_when_it_was_given_its_node() {
+        for (status, expected) in [("True", at(8)), ("False", at(2))] {
+            let since = at(8).to_string();
+            let scheduled = json!({ "type": "PodScheduled", "status": status, "lastTransitionTime": since });
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": { "name": "p", "creationTimestamp": at(2).to_string() },
+                "status": { "conditions": [scheduled] },
+            }))
+            .unwrap();
+            assert_eq!(placed(&pod), Some(expected), "{status}");
+        }
     }
 }

@@ -59,6 +59,24 @@ fn answer_neighbours(socket: &Socket, own: u32, address: IpAddr) -> io::Result<(
     Ok(())
 }
 
+/// The addresses of the pool that no Gateway can have: those that other links of this machine have, and those that mean all of a
+/// network of theirs.
+pub(crate) fn taken(pool: &[Cidr]) -> io::Result<BTreeSet<IpAddr>> {
+    let socket = Socket::open()?;
+    let own = socket.link(LINK)?.map(|link| link.index);
+    let of_others = socket.addresses()?.into_iter().filter(|held| Some(held.index) != own);
+    let addresses = of_others.flat_map(|held| with_network(held.cidr));
+    Ok(addresses.filter(|address| pool.iter().any(|range| range.contains(*address))).collect())
+}
+
+/// An address with the first one of its network, which is every router's in IPv6, and in IPv4 with the last one, which is everybody's.
+fn with_network(held: Cidr) -> impl Iterator<Item = IpAddr> {
+    let is_network = held.prefix < if held.is_v6() { 127 } else { 31 };
+    let first = is_network.then(|| held.network().addr);
+    let last = (is_network && !held.is_v6()).then(|| held.last());
+    [Some(held.addr), first, last].into_iter().flatten()
+}
+
 /// Takes all others of the pool off the link.
 pub(crate) fn keep_only(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) -> io::Result<()> {
     let socket = Socket::open()?;
@@ -77,10 +95,30 @@ pub(crate) fn keep_only(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) -> io::Result<
 
 /// Takes the link away, whoever left it there, with all that the kernel was told about the pool.
 pub fn remove(pool: &[Cidr]) -> io::Result<()> {
-    keep_only(&BTreeSet::new(), pool)?;
+    // Whatever is left of the rest, this machine must not go on answering where another serves.
+    let kept = keep_only(&BTreeSet::new(), pool);
     let socket = Socket::open()?;
-    match socket.link(LINK)? {
-        Some(link) => socket.del_link(link.index),
-        None => Ok(()),
+    if let Some(link) = socket.link(LINK)? {
+        socket.del_link(link.index)?;
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_addresses_that_are_no_machines() {
+        for (held, expected) in [
+            ("192.0.2.7/24", &["192.0.2.7", "192.0.2.0", "192.0.2.255"][..]),
+            ("192.0.2.7/31", &["192.0.2.7"]),
+            ("192.0.2.7/32", &["192.0.2.7"]),
+            ("2001:db8:1::7/64", &["2001:db8:1::7", "2001:db8:1::"]),
+            ("2001:db8:1::7/128", &["2001:db8:1::7"]),
+        ] {
+            let found: Vec<String> = with_network(held.parse().unwrap()).map(|address| address.to_string()).collect();
+            assert_eq!(found, expected, "{held}");
+        }
     }
 }

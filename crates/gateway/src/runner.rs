@@ -103,7 +103,7 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
         shared: shared.clone(),
         kinds,
         tasks,
-        ports: Ports::new(plane.clone(), config.listen.clone())?,
+        ports: Ports::new(plane.clone(), config.listen.clone()),
         plane: plane.clone(),
         settings: settings(&config),
         recorder,
@@ -161,6 +161,10 @@ impl Runner {
     async fn turn(&mut self) -> bool {
         // Those that the cluster has only now are followed as they come.
         drop(self.kinds.start(&mut self.tasks, &self.stop));
+        if let Err(error) = self.look_for_taken().await {
+            tracing::error!(%error, "whose the addresses of the pool are is not known; the table that is served stays");
+            return false;
+        }
         loop {
             let world = self.shared.world.lock().clone();
             self.settings.now = jiff::Timestamp::now();
@@ -172,6 +176,7 @@ impl Runner {
             };
             let table = Arc::new(table);
             let missing = tell_kernel(&self.settings, &table, own_addresses::add).await;
+            self.ports.close_gone(&table).await;
             self.plane.swap(table.clone());
             let mut closed = self.ports.apply(&table).await;
             for (bind, why) in &mut closed {
@@ -193,6 +198,15 @@ impl Runner {
             }
             self.settings.closed_ports = closed;
         }
+    }
+
+    /// Whoever has an address of this machine's own would stand where its other programs are reached.
+    async fn look_for_taken(&mut self) -> std::io::Result<()> {
+        if !self.settings.pool.is_empty() {
+            let pool = self.settings.pool.clone();
+            self.settings.taken = tokio::task::spawn_blocking(move || own_addresses::taken(&pool)).await??;
+        }
+        Ok(())
     }
 }
 
@@ -221,6 +235,7 @@ fn settings(config: &Config) -> Settings {
     Settings {
         addresses: addresses.iter().copied().filter(|address| !address.is_unspecified()).collect(),
         pool: config.address_pool.clone(),
+        taken: BTreeSet::new(),
         node: config.node_name.clone(),
         http_port: config.http_port,
         https_port: config.https_port,
@@ -613,7 +628,7 @@ mod tests {
             shared: shared.clone(),
             kinds: Kinds { client: client.clone(), shared, running: BTreeMap::new() },
             tasks: JoinSet::new(),
-            ports: Ports::new(plane.clone(), vec!["127.0.0.1".parse().unwrap()]).unwrap(),
+            ports: Ports::new(plane.clone(), vec!["127.0.0.1".parse().unwrap()]),
             plane: plane.clone(),
             settings: settings(&Config::new(client.clone(), "node-1", Vec::new())),
             recorder: EventRecorder::new(client, "gateway", "node-1"),

@@ -525,8 +525,6 @@ async fn connect(endpoint: &std::path::Path, stop: &CancellationToken) -> Option
 mod tests {
     use super::*;
 
-    /// What pods have in their volumes is not for every user of the machine: secrets, and files that are root's and run as
-    /// root whoever starts them (CVE-2021-41103).
     #[test]
     fn pods_get_the_memory_that_is_not_reserved() {
         let mut settings = Settings::new("n");
@@ -539,6 +537,8 @@ mod tests {
         assert_eq!(memory_for_pods(&settings, Some(40)).unwrap(), None);
     }
 
+    /// What pods have in their volumes is not for every user of the machine: secrets, and files that are root's and run as
+    /// root whoever starts them (CVE-2021-41103).
     #[test]
     fn security_volumes_of_pods_are_not_for_other_users() {
         use std::os::unix::fs::PermissionsExt;

@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::connect_options::ConnectOptions;
+use super::log_options;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
 use crate::remote::proxied_answer::{self, Links};
@@ -62,7 +63,9 @@ pub(crate) async fn connect(
         attributes.verb = registry::Verb::Create;
         operation.state.authz.require_fresh(&operation.state.caches, &operation.user, &attributes).await?;
     }
-    if action != Action::Log {
+    if action == Action::Log {
+        log_options::check(&operation.info.name, &operation.info.query)?;
+    } else {
         admit(operation).await?;
     }
     let destination = match action {

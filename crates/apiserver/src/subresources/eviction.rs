@@ -41,13 +41,24 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     check_options(&operation.info.name, &options)?;
     let eviction: Eviction = serde_json::from_value(eviction)
         .map_err(|error| Status::bad_request(format!("Eviction cannot be handled: {error}")))?;
-    admit_body(operation, eviction, options.dry_run).await?;
+    let eviction = admit_body(operation, eviction, options.dry_run).await?;
+    // Plug-ins may have changed how the pod goes.
+    options.read(&api::codec::to_value(&eviction.delete_options).map_err(Status::internal)?);
+    check_options(&operation.info.name, &options)?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
+    // The pod that a disruption was spent on. Nobody pays twice for one that could not be deleted at once.
+    let mut paid_for: Option<String> = None;
     for _ in 0..ATTEMPTS {
         operation.state.caches.fresh().await?;
         let pod = operation.state.objects().get::<Pod>(namespace, name)?.ok_or_else(|| operation.not_found(name))?;
         check_preconditions(operation, name, &*pod, &options)?;
-        let grounds = grounds(operation, &pod, options.dry_run).await?;
+        let grounds = match paid_for.is_some() && paid_for == pod.metadata.uid {
+            true => Grounds::Allowed,
+            false => grounds(operation, &pod, options.dry_run).await?,
+        };
+        if matches!(grounds, Grounds::Allowed) {
+            paid_for.clone_from(&pod.metadata.uid);
+        }
         // The pod that this was decided about, and no later one of its name.
         let mut pinned = DeleteOptions { uid: pod.metadata.uid.clone(), ..options.clone() };
         if matches!(grounds, Grounds::Pending | Grounds::Unready(_)) && pinned.resource_version.is_none() {

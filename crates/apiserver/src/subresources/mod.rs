@@ -7,6 +7,7 @@ mod binding;
 mod connect;
 mod connect_options;
 mod eviction;
+mod log_options;
 mod own;
 mod review;
 mod scale;

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::harness::Cluster;
 use crate::lifecycle::MERGE;
+use crate::webhook_server::{Reply, WebhookServer, patched};
 
 const POD: &str = "/api/v1/namespaces/default/pods/p";
 const BUDGET: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/b";
@@ -89,5 +90,45 @@ async fn a_budget_that_counts_too_many_as_going_lets_nobody_go() {
     let (code, answer) = evict(&cluster, json!({})).await;
     assert_eq!(code, 403, "{answer}");
     assert!(answer["message"].as_str().unwrap().contains("DisruptedPods map too big"), "{answer}");
+    cluster.stop().await;
+}
+
+/// Creates a webhook configuration of one hook, about one subresource of pods.
+async fn configure(cluster: &Cluster, kind: &str, server: &WebhookServer, operation: &str, resource: &str) {
+    let rule = json!({"operations": [operation], "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource]});
+    let hook = json!({"name": "w.example.com", "clientConfig": server.client_config("/x"), "sideEffects": "None",
+        "admissionReviewVersions": ["v1"], "rules": [rule]});
+    let path = format!("/apis/admissionregistration.k8s.io/v1/{kind}");
+    let (code, answer) = cluster.send("POST", &path, json!({"metadata": {"name": "v"}, "webhooks": [hook]})).await;
+    assert_eq!(code, 201, "{answer}");
+    get(cluster, &format!("{path}/v")).await;
+}
+
+/// A webhook may refuse the mark on the pod in any words, also in those of a conflict.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_cannot_be_deleted_is_paid_for_once() {
+    let cluster = start().await;
+    let status = json!({"status": {"disruptionsAllowed": 3}});
+    let (code, answer) = cluster.send_raw("PATCH", &format!("{BUDGET}/status"), MERGE, status).await;
+    assert_eq!(code, 200, "{}", String::from_utf8_lossy(&answer));
+    let refusal = json!({"message": "not now", "code": 409, "reason": "Conflict"});
+    let server = WebhookServer::start(move |_, _| Reply::Deny(refusal.clone())).await;
+    configure(&cluster, "validatingwebhookconfigurations", &server, "UPDATE", "pods/status").await;
+    let (code, answer) = evict(&cluster, json!({})).await;
+    assert_eq!(code, 409, "{answer}");
+    assert!(!server.take().is_empty());
+    assert_eq!(get(&cluster, BUDGET).await["status"]["disruptionsAllowed"], 2);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn webhooks_may_say_how_a_pod_goes() {
+    let cluster = start().await;
+    let options = json!([{"op": "add", "path": "/deleteOptions", "value": {"gracePeriodSeconds": 7}}]);
+    let server = WebhookServer::start(move |_, _| patched(&options)).await;
+    configure(&cluster, "mutatingwebhookconfigurations", &server, "CREATE", "pods/eviction").await;
+    let (code, answer) = evict(&cluster, json!({"gracePeriodSeconds": 20})).await;
+    assert_eq!(code, 201, "{answer}");
+    assert_eq!(get(&cluster, POD).await["metadata"]["deletionGracePeriodSeconds"], 7);
     cluster.stop().await;
 }

@@ -31,14 +31,35 @@ pub(super) async fn without_pods(
     let Some(patience) = patience else { return what.await };
     let was_closed = is_closed(options, node).await?;
     let done = match drain(options, node, patience).await {
-        Ok(()) => what.await,
+        Ok(()) => to_its_end(what).await,
         Err(error) => Err(error.context("its pods do not leave")),
     };
     if was_closed {
+        // Perhaps by a command like this one that was killed: nobody can tell, so a person is told.
+        println!(" - {node:<14} was closed to pods before and stays so: 'kubectl uncordon {node}' opens it");
         return done;
     }
-    let opened = open(options, node).await.with_context(|| format!("'kubectl uncordon {node}' is still to be done"));
-    done.and(opened)
+    match open(options, node).await {
+        Ok(()) => done,
+        Err(error) => {
+            let left = format!("'kubectl uncordon {node}' is still to be done");
+            Err(done.err().unwrap_or(error).context(left))
+        }
+    }
+}
+
+/// A machine is not left half-way, and whoever interrupts meanwhile is heard afterwards: since drain has listened for signals,
+/// they end nothing by themselves.
+async fn to_its_end(what: impl Future<Output = Result<()>>) -> Result<()> {
+    let mut what = std::pin::pin!(what);
+    let stopped = tokio::select! {
+        biased;
+        done = &mut what => return done,
+        stopped = interrupted() => stopped,
+    };
+    what.await?;
+    stopped?;
+    bail!("interrupted, after the program was replaced");
 }
 
 async fn is_closed(options: &Options, node: &str) -> Result<bool> {
@@ -80,5 +101,17 @@ async fn open(options: &Options, node: &str) -> Result<()> {
             Err(_) => tokio::time::sleep(RETURN_INTERVAL).await,
             Ok(()) => return Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_ends_by_itself_ends_as_it_does() {
+        to_its_end(async { Ok(()) }).await.unwrap();
+        let error = to_its_end(async { Err(anyhow::anyhow!("no room")) }).await.unwrap_err();
+        assert_eq!(error.to_string(), "no room");
     }
 }

@@ -259,11 +259,13 @@ impl Controller {
                 return later;
             }
             Some("Replace") if running => {
-                for reference in status.active.take().into_iter().flatten() {
+                for reference in status.active.clone().into_iter().flatten() {
                     match jobs.iter().find(|job| job.metadata.uid == reference.uid) {
                         Some(job) => self.delete(cron_job, job).await?,
                         None => self.delete_unseen(cron_job, &reference).await?,
                     }
+                    // One that could not be deleted is still active, and the next try begins with it.
+                    status.active.iter_mut().for_each(|active| active.retain(|other| other.uid != reference.uid));
                 }
             }
             _ => {}

@@ -284,9 +284,13 @@ impl Controller {
             kept.map(|resource| resource.gvr.clone()).collect()
         };
         for gvr in kinds {
-            // What a server had that cannot be asked now, its watch has shown.
             let api = self.client.metadata(&gvr, Some(namespace));
-            let Ok(found) = api.list_all(&ListParams::default(), PAGE).await else { continue };
+            let found = match api.list_all(&ListParams::default(), PAGE).await {
+                Ok(found) => found,
+                // What a server had that is gone, its watch has shown. One that is only busy may have more.
+                Err(error) if !error.is_retriable() || matches!(error.code(), Some(502..=504)) => continue,
+                Err(error) => return Err(error.into()),
+            };
             for live in found.items {
                 let owners = live.metadata.owner_references.clone().unwrap_or_default();
                 let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();

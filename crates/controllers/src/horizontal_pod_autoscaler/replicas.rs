@@ -42,7 +42,8 @@ pub(super) struct Start {
 /// a metrics-server would, over as little as two seconds. Beside the longer windows of the others, which still hold the
 /// load that it has taken from them, that load would count twice.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(15);
-/// A shorter window says nothing about load at all: it is told where nobody had asked before.
+/// A shorter window says nothing about load at all: it is told where nobody had asked before. Zero is the window of servers
+/// of others that do not tell how long it was.
 const LEAST_WINDOW: Duration = Duration::from_secs(5);
 
 /// What one pod uses, in thousandths.
@@ -84,13 +85,17 @@ fn group<'a>(pods: &'a [Arc<Pod>], samples: &Samples, is_cpu: bool, start: Start
         } else {
             match samples.get(name) {
                 None => _ = groups.missing.insert(name),
-                Some(sample) if is_cpu && sample.window < LEAST_WINDOW => _ = groups.missing.insert(name),
+                Some(sample) if is_cpu && is_moment(sample.window) => _ = groups.missing.insert(name),
                 Some(sample) if is_cpu && is_starting(pod, sample, start, now) => _ = groups.unready.insert(name),
                 Some(_) => groups.ready += 1,
             }
         }
     }
     groups
+}
+
+fn is_moment(window: Duration) -> bool {
+    !window.is_zero() && window < LEAST_WINDOW
 }
 
 /// Whether what `pod` uses now is the work of its start rather than load.
@@ -428,7 +433,7 @@ mod tests {
     #[test]
     fn nothing_is_decided_by_a_moment() {
         let pods = pods("rr");
-        for (windows, expected) in [([30, 30], Some(4)), ([30, 1], Some(2)), ([1, 1], None)] {
+        for (windows, expected) in [([30, 30], Some(4)), ([30, 1], Some(2)), ([1, 1], None), ([0, 0], Some(4))] {
             let mut measured = measurement(&pods, &[Some(900), Some(900)], 2);
             for (sample, window) in measured.samples.values_mut().zip(windows) {
                 sample.window = Duration::from_secs(window);

@@ -297,11 +297,11 @@ impl Controller {
                     Count::Known(count) => Some(count),
                     Count::Elsewhere => None,
                     Count::NotServed => {
-                        recount = DISCOVERY_INTERVAL;
+                        recount = recount.min(DISCOVERY_INTERVAL);
                         None
                     }
                     Count::Unknown => {
-                        recount = DISCOVERY_INTERVAL;
+                        recount = recount.min(DISCOVERY_INTERVAL);
                         last.and_then(|used| used.get(name)).and_then(|amount| amount.try_into().ok())
                     }
                 };

@@ -37,7 +37,6 @@ pub(crate) struct Ports {
     plane: Arc<DataPlane>,
     addresses: Vec<IpAddr>,
     connections: Arc<Connections>,
-    tls: Arc<ServerConfigs>,
     workers: Workers,
     open: BTreeMap<Bind, Open>,
 }
@@ -45,31 +44,41 @@ pub(crate) struct Ports {
 struct Open {
     closing: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
+    /// The Gateway that has the address for itself.
+    owner: Option<String>,
 }
 
 impl Ports {
-    pub(crate) fn new(plane: Arc<DataPlane>, addresses: Vec<IpAddr>) -> anyhow::Result<Self> {
+    pub(crate) fn new(plane: Arc<DataPlane>, addresses: Vec<IpAddr>) -> Self {
         let connections = Connections::with_buffer(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS), MAX_BUFFER);
-        let tls = Arc::new(ServerConfigs { plane: plane.clone(), ticketer: rustls::crypto::ring::Ticketer::new()? });
-        Ok(Self { plane, addresses, connections, tls, workers: Workers::default(), open: BTreeMap::new() })
+        Self { plane, addresses, connections, workers: Workers::default(), open: BTreeMap::new() }
     }
 
-    /// Opens and closes ports as the table has it; says which cannot be opened, and why.
-    pub(crate) async fn apply(&mut self, table: &Table) -> BTreeMap<Bind, String> {
-        let gone: Vec<Bind> = self.open.keys().filter(|bind| !table.ports.contains_key(bind)).copied().collect();
+    /// Closes ports that a table has no more, or has for another Gateway: a connection that was made to the one is not the other's.
+    pub(crate) async fn close_gone(&mut self, table: &Table) {
+        let is_gone = |(bind, open): &(&Bind, &Open)| {
+            !table.ports.contains_key(*bind) || open.owner.as_ref() != table.owner(bind)
+        };
+        let gone: Vec<Bind> = self.open.iter().filter(is_gone).map(|(bind, _)| *bind).collect();
         for bind in gone {
             if let Some(open) = self.open.remove(&bind) {
                 tracing::info!(%bind, "port closed");
                 open.close().await;
             }
         }
+    }
+
+    /// Opens and closes ports as the table has it; says which cannot be opened, and why.
+    pub(crate) async fn apply(&mut self, table: &Table) -> BTreeMap<Bind, String> {
+        self.close_gone(table).await;
         let mut failed = BTreeMap::new();
         for bind in table.ports.keys() {
             if self.open.contains_key(bind) {
                 continue;
             }
             match self.bind(*bind).await {
-                Ok(open) => {
+                Ok(mut open) => {
+                    open.owner = table.owner(bind).cloned();
                     tracing::info!(%bind, addresses = ?self.addresses, "port opened");
                     self.open.insert(*bind, open);
                 }
@@ -89,9 +98,9 @@ impl Ports {
             listeners.push(TcpListener::bind(SocketAddr::new(*address, bind.port)).await?);
         }
         let closing = self.plane.stop.child_token();
-        let config = Arc::new(self.tls.of_port(bind));
+        let config = Arc::new(server_config(&self.plane, bind)?);
         // Both ends of a stream know what they speak: no protocol is negotiated for them.
-        let mut stream_config = self.tls.of_port(bind);
+        let mut stream_config = server_config(&self.plane, bind)?;
         stream_config.alpn_protocols.clear();
         let stream_config = Arc::new(stream_config);
         let tasks = listeners.into_iter().map(|listener| {
@@ -109,7 +118,7 @@ impl Ports {
                 client::outlive_panics("gateway", "port", &closing, || door.clone().open(&listener)).await;
             }))
         });
-        Ok(Open { tasks: tasks.collect(), closing })
+        Ok(Open { tasks: tasks.collect(), closing, owner: None })
     }
 
     /// Stops accepting connections. The workers that are returned may still be serving some.
@@ -289,20 +298,14 @@ impl Door {
     }
 }
 
-/// How TLS is spoken on each port; which certificate is shown is looked up in the table at each handshake.
-struct ServerConfigs {
-    plane: Arc<DataPlane>,
-    ticketer: Arc<dyn rustls::server::ProducesTickets>,
-}
-
-impl ServerConfigs {
-    fn of_port(&self, bind: Bind) -> ServerConfig {
-        let resolver = Certificates { plane: self.plane.clone(), bind };
-        let mut config = tls::server_builder().with_no_client_auth().with_cert_resolver(Arc::new(resolver));
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        config.ticketer = self.ticketer.clone();
-        config
-    }
+/// How TLS is spoken on a port; which certificate is shown is looked up in the table at each handshake. Whoever comes back with a ticket
+/// is shown none, so a ticket is good for one port of one Gateway's addresses: elsewhere the same host may be another's.
+fn server_config(plane: &Arc<DataPlane>, bind: Bind) -> io::Result<ServerConfig> {
+    let resolver = Certificates { plane: plane.clone(), bind };
+    let mut config = tls::server_builder().with_no_client_auth().with_cert_resolver(Arc::new(resolver));
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(io::Error::other)?;
+    Ok(config)
 }
 
 struct Certificates {
@@ -354,7 +357,7 @@ mod tests {
             Arc::new(Table { ports: [(Bind::shared(free.port()), Arc::new(port))].into(), ..Table::default() })
         };
         let first = table();
-        let mut ports = Ports::new(plane.clone(), vec![free.ip()]).unwrap();
+        let mut ports = Ports::new(plane.clone(), vec![free.ip()]);
         plane.swap(first.clone());
         assert_eq!(ports.apply(&first).await, BTreeMap::new());
         let mut client = TcpStream::connect(free).await.unwrap();
@@ -366,5 +369,48 @@ mod tests {
         ask(&mut client).await;
         stop.cancel();
         ports.close().await.end().await;
+    }
+
+    #[tokio::test]
+    async fn security_an_address_that_another_gateway_gets_keeps_no_connection() {
+        let stop = CancellationToken::new();
+        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let table = |owner: &str| {
+            let port = Port { protocol: Protocol::Http, listeners: Hosts::default(), default_certificate: None };
+            let bind = Bind { address: Some(free.ip()), port: free.port() };
+            let (ports, owners) = ([(bind, Arc::new(port))].into(), [(free.ip(), owner.to_owned())].into());
+            Arc::new(Table { ports, owners, ..Table::default() })
+        };
+        let mut ports = Ports::new(plane.clone(), Vec::new());
+        let mut clients = Vec::new();
+        for (owner, is_kept) in [("first", true), ("first", true), ("second", false)] {
+            let now = table(owner);
+            ports.close_gone(&now).await;
+            plane.swap(now.clone());
+            assert_eq!(ports.apply(&now).await, BTreeMap::new());
+            for client in &mut clients {
+                match is_kept {
+                    true => ask(client).await,
+                    false => assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "closed"),
+                }
+            }
+            let mut client = TcpStream::connect(free).await.unwrap();
+            ask(&mut client).await;
+            clients.push(client);
+        }
+        stop.cancel();
+        ports.close().await.end().await;
+    }
+
+    #[tokio::test]
+    async fn security_a_ticket_is_good_for_one_port() {
+        let stop = CancellationToken::new();
+        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let [one, other] = [8443, 8444].map(|port| server_config(&plane, Bind::shared(port)).unwrap().ticketer);
+        let ticket = one.encrypt(b"session").unwrap();
+        assert_eq!(one.decrypt(&ticket).as_deref(), Some(&b"session"[..]));
+        assert_eq!(other.decrypt(&ticket), None);
+        stop.cancel();
     }
 }

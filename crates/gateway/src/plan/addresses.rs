@@ -31,6 +31,18 @@ pub(super) fn assign<'w>(gateways: Vec<&'w Arc<Gateway>>, settings: &Settings) -
     gateways.into_iter().map(|gateway| (gateway, owners.assign(gateway))).collect()
 }
 
+/// The addresses that Gateways got for themselves, with the uids of those.
+pub(super) fn owners(gateways: &[(&Arc<Gateway>, Assigned)]) -> BTreeMap<IpAddr, String> {
+    let mut owners = BTreeMap::new();
+    for (gateway, assigned) in gateways {
+        if let Site::Own(addresses) = &assigned.site {
+            let uid = gateway.metadata.uid.clone().unwrap_or_default();
+            owners.extend(addresses.iter().map(|address| (*address, uid.clone())));
+        }
+    }
+    owners
+}
+
 /// Whose each address of the pool is.
 struct Owners<'s> {
     settings: &'s Settings,
@@ -89,7 +101,7 @@ impl Owners<'_> {
 
     /// The lowest that nobody has. Whoever has one is passed over, so this takes no longer than there are Gateways.
     fn free(&self, is_v6: bool) -> Option<IpAddr> {
-        let is_free = |address: &IpAddr| !self.by_address.contains_key(address) && !self.is_ours(*address);
+        let is_free = |address: &IpAddr| !self.by_address.contains_key(address) && self.is_in_pool(*address);
         self.settings.pool.iter().filter(|range| range.is_v6() == is_v6).find_map(|range| {
             let last = range.last();
             let next = |address: &IpAddr| cidr::next(*address).filter(|_| *address != last);
@@ -116,6 +128,7 @@ impl Owners<'_> {
                     }
                     "is another gateway's"
                 }
+                Some(address) if self.settings.taken.contains(&address) => "is one that the machine has for itself",
                 _ => "is neither the gateway's nor one of its pool",
             };
             problem.get_or_insert_with(|| ("AddressNotUsable", format!("address {:?} {refused}", asked.value)));
@@ -149,7 +162,8 @@ impl Owners<'_> {
     }
 
     fn is_in_pool(&self, address: IpAddr) -> bool {
-        self.settings.pool.iter().any(|range| range.contains(address)) && !self.is_ours(address)
+        let is_taken = self.is_ours(address) || self.settings.taken.contains(&address);
+        !is_taken && self.settings.pool.iter().any(|range| range.contains(address))
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Settings {
     pub addresses: Vec<IpAddr>,
     /// Addresses of which each Gateway gets some for itself; without any, Gateways share those of the gateway.
     pub pool: Vec<Cidr>,
+    /// Addresses of the pool that no Gateway gets, because this machine has them for something else.
+    pub taken: BTreeSet<IpAddr>,
     pub node: String,
     /// The ports of Ingresses.
     pub http_port: u16,
@@ -94,6 +96,7 @@ pub fn plan(world: &World, settings: &Settings) -> Plan {
     let claims = ingresses::plan(world, settings, &mut backends, &mut builder, &mut plan);
     gateways::plan(world, settings, (&gateways[..], &claims[..]), &mut backends, &mut builder, &mut plan);
     plan.table = builder.finish();
+    plan.table.owners = addresses::owners(&gateways);
     plan.statuses.extend(backends.policies.statuses(world, settings));
     plan.table.endpoints = backends.endpoints();
     plan.table.tls = backends.tls_ids();

@@ -26,6 +26,8 @@ use crate::metrics::RouteMetrics;
 #[derive(Clone, Default)]
 pub struct Table {
     pub ports: BTreeMap<Bind, Arc<Port>>,
+    /// The addresses that single Gateways have for themselves, with the uids of those.
+    pub owners: BTreeMap<IpAddr, String>,
     /// All that routes lead to.
     pub endpoints: HashSet<SocketAddr>,
     /// The ways in which they are spoken to over TLS, by [`BackendTls::id`].
@@ -36,6 +38,11 @@ impl Table {
     /// The addresses that single Gateways have for themselves, as far as anything is served there.
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
         self.ports.keys().filter_map(|bind| bind.address).collect()
+    }
+
+    /// The Gateway that alone has a port's address.
+    pub fn owner(&self, bind: &Bind) -> Option<&String> {
+        bind.address.and_then(|address| self.owners.get(&address))
     }
 
     /// The names of all routes.

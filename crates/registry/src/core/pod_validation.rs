@@ -428,6 +428,38 @@ mod tests {
     }
 
     #[test]
+    fn rules_for_the_end_of_a_container_are_in_known_words() {
+        let codes = |operator: &str, count: i32| json!({"operator": operator, "values": Vec::from_iter(0..count)});
+        let at = "spec.containers[0].restartPolicyRules[0]";
+        for (rule, expected) in [
+            (json!({"action": "Restart", "exitCodes": codes("In", 255)}), "[]".to_owned()),
+            (json!({"action": "RestartAllContainers", "exitCodes": codes("NotIn", 1)}), "[]".to_owned()),
+            (
+                json!({"action": "RestartAll", "exitCodes": codes("In", 1)}),
+                format!(
+                    "{at}.action: Unsupported value: \"RestartAll\": supported values: \"Restart\", \
+                     \"RestartAllContainers\""
+                ),
+            ),
+            (json!({"action": "Restart"}), format!("{at}.exitCodes: Required value: must be specified")),
+            (
+                json!({"action": "Restart", "exitCodes": codes("Near", 1)}),
+                format!("{at}.exitCodes.operator: Unsupported value: \"Near\": supported values: \"In\", \"NotIn\""),
+            ),
+            (
+                json!({"action": "Restart", "exitCodes": codes("In", 256)}),
+                format!("{at}.exitCodes.values: Too many: 256: must have at most 255 items"),
+            ),
+        ] {
+            let pod = pod(|pod| {
+                pod["spec"]["containers"][0]["restartPolicy"] = json!("Never");
+                pod["spec"]["containers"][0]["restartPolicyRules"] = json!([rule]);
+            });
+            assert_eq!(create(&pod).to_string(), expected);
+        }
+    }
+
+    #[test]
     fn security_what_was_decided_by_stays_on_a_pod() {
         let annotated = |key: &str, value: &str| pod(|pod| pod["metadata"]["annotations"] = json!({key: value}));
         let plain = pod(|_| {});

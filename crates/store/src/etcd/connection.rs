@@ -161,17 +161,18 @@ impl Connection {
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        Ok(self.call_counting(path, message, repeat).await?.0)
+        self.call_noting(path, message, repeat, &mut false).await
     }
 
-    /// The same; also says whether an answer was lost before this one came, so that the request may have been carried out
-    /// before.
-    pub(super) async fn call_counting<Q, A>(
+    /// The same; also notes whether an answer was lost before this one came, good or bad, so that the request may have been
+    /// carried out before.
+    pub(super) async fn call_noting<Q, A>(
         &self,
         path: &'static str,
         message: Q,
         repeat: Repeat,
-    ) -> Result<(A, bool), Failure>
+        was_lost: &mut bool,
+    ) -> Result<A, Failure>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,
@@ -179,7 +180,7 @@ impl Connection {
         let deadline = Instant::now() + self.timeout;
         self.authenticate(deadline, false).await?;
         let mut failures = Failures::default();
-        let (mut renewed, mut was_lost) = (false, false);
+        let mut renewed = false;
         loop {
             for _ in 0..self.count() {
                 let (at, peer) = self.pick(deadline).await;
@@ -190,7 +191,7 @@ impl Connection {
                     return Err(failures.timed_out(self, name));
                 };
                 let status = match answer {
-                    Ok(answer) => return Ok((answer, was_lost)),
+                    Ok(answer) => return Ok(answer),
                     Err(status) => status,
                 };
                 if status.code() == Code::Unauthenticated && self.credentials.is_some() && !renewed {
@@ -207,7 +208,7 @@ impl Connection {
                 if repeat == Repeat::IfUnsent && sent {
                     return Err(Failure::Down(failures.describe()));
                 }
-                was_lost |= sent;
+                *was_lost |= sent;
             }
             if Instant::now() + ROUND_INTERVAL >= deadline {
                 return Err(Failure::Down(failures.describe()));
@@ -288,7 +289,12 @@ impl Connection {
             return;
         }
         let round: Vec<_> = endpoints.iter().map(|peer| peer.name.as_str()).zip(seen).collect();
-        let Some(verdicts) = health.judge(&round, Instant::now()) else { return };
+        let Some(verdicts) = health.judge(&round, Instant::now()) else {
+            // Nothing is known of anybody. Who was lost may be the only one left, and slower than those are given time for:
+            // all are worth a request, and have the whole time for their next answer.
+            endpoints.iter().for_each(|peer| *peer.standing.lock() = Verdict::Serves);
+            return;
+        };
         for (peer, verdict) in endpoints.iter().zip(verdicts) {
             let before = std::mem::replace(&mut *peer.standing.lock(), verdict);
             if verdict == Verdict::Lost && before != Verdict::Lost {
@@ -691,5 +697,25 @@ impl Pem {
             config = config.identity(Identity::from_pem(certificate, key));
         }
         config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn while_nobody_answers_nobody_is_passed_over() {
+        // Nobody listens there any more.
+        let closed = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let options = Options::new([closed(), closed()].map(|address| format!("http://{address}")));
+        let connection = Connection::new(&options).unwrap();
+        *connection.endpoints.load()[1].standing.lock() = Verdict::Lost;
+        connection.move_on(0);
+        assert_eq!(connection.current().0, 0, "the other one is lost");
+        connection.look(&mut Health::default()).await;
+        assert!(connection.all_serve());
+        connection.move_on(0);
+        assert_eq!(connection.current().0, 1);
     }
 }

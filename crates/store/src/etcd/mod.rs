@@ -163,9 +163,15 @@ impl EtcdStore {
             _ => None,
         });
         let asked = asked.max().unwrap_or_default();
-        let answer = self.connection.call_counting("/etcdserverpb.KV/Txn", txn_request(&txn)?, repeat).await;
-        let (response, was_lost): (pb::TxnResponse, bool) = match answer {
+        let (request, mut was_lost) = (txn_request(&txn)?, false);
+        let answer = self.connection.call_noting("/etcdserverpb.KV/Txn", request, repeat, &mut was_lost).await;
+        let response: pb::TxnResponse = match answer {
             Ok(response) => response,
+            Err(Failure::Refused(status, endpoint)) if is_change && was_lost => {
+                // Of this attempt only: another one may have been carried out.
+                let what = "the answer to a write was lost, and it is refused since";
+                return Err(StoreError::Unavailable(format!("{endpoint}: {what}: {}", status.message())));
+            }
             Err(failure) => {
                 return Err(match (lease_not_found(&failure), lease) {
                     (true, Some(lease)) => StoreError::LeaseNotFound(lease),

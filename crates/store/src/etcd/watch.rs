@@ -96,7 +96,7 @@ impl Cursor {
             };
             match answer {
                 Some(answer) => self.take(answer)?,
-                None => self.ask_for_progress().await,
+                None => self.ask_for_progress(),
             }
         }
     }
@@ -227,13 +227,15 @@ impl Cursor {
         Ok(())
     }
 
-    async fn ask_for_progress(&mut self) {
+    /// Never waits: a member that stands still takes no requests, and it must be noticed when that one is lost.
+    fn ask_for_progress(&mut self) {
         if !self.progress.is_reliable() {
             return;
         }
         if let Some((requests, _)) = &self.stream {
             let action = Some(pb::WatchAction::Progress(pb::Empty {}));
-            if requests.send(pb::WatchRequest { action }).await.is_err() {
+            // Where there is no room, requests before this one are still to be sent, and their answers do as well.
+            if let Err(mpsc::error::TrySendError::Closed(_)) = requests.try_send(pb::WatchRequest { action }) {
                 self.stream = None;
             }
         }

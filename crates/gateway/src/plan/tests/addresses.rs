@@ -58,6 +58,7 @@ fn each_gateway_has_an_address_of_each_family() {
     let expected = [":80", "198.51.100.0:80", "198.51.100.1:80", "[2001:db8:1::]:80", "[2001:db8:1::1]:80"];
     assert_eq!(binds(&plan), expected, "Ingresses stay where all are");
     assert_eq!(plan.table.own_addresses().len(), 4);
+    assert_eq!(plan.table.owners.values().collect::<Vec<_>>(), ["old", "new", "old", "new"]);
     // The same port and the same host, and each has its own routes.
     for (address, expected) in [("198.51.100.0", "a"), ("2001:db8:1::", "a"), ("198.51.100.1", "b")] {
         let bind = Bind { address: Some(address.parse().unwrap()), port: 80 };
@@ -121,6 +122,22 @@ fn addresses_that_cannot_be_had_are_named() {
     let class = plan.statuses.iter().find(|status| status.kind == Kind::GatewayClass).unwrap();
     let features = class.status["supportedFeatures"].as_array().unwrap();
     assert!(features.contains(&json!({"name": "GatewayStaticAddresses"})), "{features:?}");
+}
+
+#[test]
+fn security_what_the_machine_has_for_itself_is_no_gateways() {
+    let mut world = world();
+    add(&mut world, "any", OLD, json!([]));
+    add(&mut world, "named", NEW, json!([{"value": "198.51.100.1"}]));
+    // One of them had it before.
+    let first = plan(&world, &pooled());
+    assert_eq!(status(&first, "named").0, ["198.51.100.1"]);
+    written(&mut world, &first);
+    let taken = ["198.51.100.0", "198.51.100.1", "2001:db8:1::"].map(|address| address.parse::<IpAddr>().unwrap());
+    let second = plan(&world, &Settings { taken: taken.into(), ..pooled() });
+    assert_eq!(status(&second, "any").0, ["198.51.100.2", "2001:db8:1::1"]);
+    assert_eq!(status(&second, "named"), (vec![], "Accepted=Accepted !Programmed=AddressNotUsable".to_owned()));
+    assert_eq!(binds(&second), ["198.51.100.2:80", "[2001:db8:1::1]:80"]);
 }
 
 #[test]

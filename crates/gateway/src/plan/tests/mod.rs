@@ -20,6 +20,7 @@ fn settings() -> Settings {
     Settings {
         addresses: vec!["192.0.2.1".parse().unwrap()],
         pool: Vec::new(),
+        taken: BTreeSet::new(),
         node: "node-1".into(),
         http_port: 80,
         https_port: 443,

@@ -164,10 +164,32 @@ fn restart_rules(errors: &mut FieldErrors, path: &Path<'_>, container: &Containe
             errors.not_supported(path.child("restartPolicy"), other, &["Always", "Never", "OnFailure"]);
         }
     }
+    let path = path.child("restartPolicyRules");
     if restart_rules.len() > 20 {
-        errors.too_many(path.child("restartPolicyRules"), restart_rules.len(), 20);
+        errors.too_many(path, restart_rules.len(), 20);
+    }
+    for (i, rule) in restart_rules.iter().enumerate() {
+        let path = path.index(i);
+        if !RESTART_ACTIONS.contains(&rule.action.as_str()) {
+            errors.not_supported(path.child("action"), &rule.action, RESTART_ACTIONS);
+        }
+        let place = path.child("exitCodes");
+        let Some(codes) = &rule.exit_codes else {
+            errors.required(place, "must be specified");
+            continue;
+        };
+        if !matches!(codes.operator.as_str(), "In" | "NotIn") {
+            errors.not_supported(place.child("operator"), &codes.operator, &["In", "NotIn"]);
+        }
+        let values = items(&codes.values);
+        if values.len() > 255 {
+            errors.too_many(place.child("values"), values.len(), 255);
+        }
     }
 }
+
+/// What may follow when a container ends.
+const RESTART_ACTIONS: &[&str] = &["Restart", "RestartAllContainers"];
 
 fn resize_policy(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, restart_policy: &str) {
     let mut seen = BTreeSet::new();
