@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::cidr;
+use api::meta::Meta as _;
 
 use super::Settings;
 use super::builder::Site;
@@ -36,7 +37,7 @@ pub(super) fn owners(gateways: &[(&Arc<Gateway>, Assigned)]) -> BTreeMap<IpAddr,
     let mut owners = BTreeMap::new();
     for (gateway, assigned) in gateways {
         if let Site::Own(addresses) = &assigned.site {
-            let uid = gateway.metadata.uid.clone().unwrap_or_default();
+            let uid = gateway.metadata.uid().to_owned();
             owners.extend(addresses.iter().map(|address| (*address, uid.clone())));
         }
     }
