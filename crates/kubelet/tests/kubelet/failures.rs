@@ -55,7 +55,10 @@ pub(crate) async fn a_missing_resolver_file_is_told_and_waited_for(node: &mut No
         assert!(tokio::time::Instant::now() < deadline, "{told} not in {:?}", node.messages().await);
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
-    std::fs::write(&file, "nameserver 192.0.2.53\n").unwrap();
+    // At once: an empty file names no server, and containerd then takes the host's.
+    let whole = file.with_extension("new");
+    std::fs::write(&whole, "nameserver 192.0.2.53\n").unwrap();
+    std::fs::rename(&whole, &file).unwrap();
     let pod = node.wait("asks", "ready", is_ready).await;
     node.wait_log(&pod, "c", |log| log.contains("nameserver 192.0.2.53")).await;
 }
