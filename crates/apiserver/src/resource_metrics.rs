@@ -159,6 +159,8 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
         return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
     }
     let state = &operation.state;
+    // A node that became ready a moment ago is asked as well.
+    state.caches.fresh().await?;
     let is_complete = |windows: &BTreeMap<String, Window>| match of {
         MetricsOf::Nodes => true,
         MetricsOf::Pods => !lacks_new_pod(state, &info.namespace, operation.now, windows),
