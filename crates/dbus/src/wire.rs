@@ -22,6 +22,8 @@ pub enum Malformed {
     NoType,
     #[error("a structure does not end")]
     OpenStruct,
+    #[error("a structure of nothing")]
+    EmptyStruct,
     #[error("an entry does not end")]
     OpenEntry,
     #[error("an array of nothing")]
@@ -372,6 +374,10 @@ impl Reader<'_> {
                     fields.push(self.nested(types, depth + 1)?);
                 }
                 types.next().ok_or(Malformed::OpenStruct)?;
+                if fields.is_empty() {
+                    // Few bytes would hold any number of them.
+                    return Err(Malformed::EmptyStruct);
+                }
                 Value::Struct(fields)
             }
             '{' => {
@@ -487,12 +493,15 @@ mod tests {
     #[test]
     fn security_damaged_messages_do_no_harm() {
         let good = message().encode();
-        // An array of nothing, of which a few bytes hold any number.
         let mut empty = good.clone();
         empty.extend_from_slice(b"a()\0\xff\xff\xff\x7f");
         for input in testkit::mutate::inputs(&[&good, &empty], 20_000) {
             fuzz_message(&input);
         }
+        // An array of structures without fields, of which a few bytes hold any number.
+        let bytes = [[8, 0, 0, 0, 0, 0, 0, 0], [0; 8]].concat();
+        let mut reader = Reader { bytes: &bytes, at: 0, is_big: false };
+        assert_eq!(reader.value(&mut "a()".chars().peekable()), Err(Malformed::EmptyStruct));
         for signature in ["a()", "aa()", "(", "()", "a{}", "a{s", "v", &"a".repeat(200), &"(".repeat(200)] {
             let bytes = [0u8; 64].map(|_| 8);
             let mut reader = Reader { bytes: &bytes, at: 0, is_big: false };
