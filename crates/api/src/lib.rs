@@ -21,6 +21,7 @@ pub mod go;
 pub mod gvk;
 pub mod hex;
 mod kinds;
+pub mod load_balancer;
 pub mod meta;
 pub mod node;
 pub mod node_volumes;

@@ -71,7 +71,7 @@ impl Config {
     /// of theirs.
     pub fn check_pool(pool: &[Cidr], taken: &[Cidr]) -> Result<(), BadPool> {
         for (at, range) in pool.iter().enumerate() {
-            if ![range.network().addr, range.last()].into_iter().all(api::cidr::is_of_a_machine) {
+            if ![range.network().addr, range.last()].into_iter().all(api::cidr::is_global_unicast) {
                 return Err(BadPool::NoMachines(*range));
             }
             let overlaps = |other: &&Cidr| other.contains(range.network().addr) || range.contains(other.network().addr);

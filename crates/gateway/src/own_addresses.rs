@@ -1,14 +1,14 @@
 //! Addresses that single Gateways have, on a link of this machine that carries nothing.
 //!
 //! For one of IPv4 the kernel answers its neighbours on whichever link they ask. For one of IPv6 it is told to, on links whose network
-//! the address is of.
+//! the address is of. Neighbours on these are told of a new address at once: another machine may have had it until now.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
 use api::cidr::Cidr;
-use netlink::Socket;
+use netlink::{Address, Socket};
 
 pub const LINK: &str = "cox-gateway";
 /// The scope of addresses that others can use; that of the link itself is not ours to remove.
@@ -19,44 +19,66 @@ pub(crate) fn add(wanted: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, String> {
     if wanted.is_empty() {
         return BTreeMap::new();
     }
-    let link = link();
-    let added = |address: &IpAddr| match &link {
-        Ok((socket, index)) => match socket.add_own_address(*index, Cidr::host(*address)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Some((*address, error.to_string())),
-            _ => {
-                if let Err(error) = answer_neighbours(socket, *index, *address) {
-                    tracing::warn!(%address, %error, "neighbours are not told where this address is");
-                }
-                None
-            }
-        },
-        Err(error) => Some((*address, format!("link {LINK}: {error}"))),
+    let link = match Holder::open() {
+        Ok(link) => link,
+        Err(error) => return wanted.iter().map(|address| (*address, format!("link {LINK}: {error}"))).collect(),
     };
-    wanted.iter().filter_map(added).collect()
+    let failed = |address: &IpAddr| Some((*address, link.add(*address).err()?.to_string()));
+    wanted.iter().filter_map(failed).collect()
 }
 
-fn link() -> io::Result<(Socket, u32)> {
-    let socket = Socket::open()?;
-    let link = socket.ensure_holder(LINK)?;
-    socket.set_up(link.index)?;
-    Ok((socket, link.index))
+/// The link that has the addresses.
+struct Holder {
+    socket: Socket,
+    index: u32,
+    /// What all links of the machine had before.
+    held: Vec<Address>,
 }
 
-/// Has neighbours find this machine behind an address of IPv6.
-fn answer_neighbours(socket: &Socket, own: u32, address: IpAddr) -> io::Result<()> {
-    if !address.is_ipv6() {
-        return Ok(());
+impl Holder {
+    fn open() -> io::Result<Self> {
+        let socket = Socket::open()?;
+        let index = socket.ensure_holder(LINK)?.index;
+        socket.set_up(index)?;
+        let held = socket.addresses()?;
+        Ok(Self { socket, index, held })
     }
-    for held in socket.addresses()? {
-        let is_near = held.index != own && held.scope == GLOBAL && held.cidr.prefix < 128;
-        if !is_near || !held.cidr.contains(address) {
-            continue;
+
+    fn add(&self, address: IpAddr) -> io::Result<()> {
+        let is_new = match self.socket.add_own_address(self.index, Cidr::host(address)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            added => added.map(|()| true)?,
+        };
+        for link in near(&self.held, self.index, address) {
+            let result = self.answer_neighbours(link, address).and_then(|()| match is_new {
+                true => netlink::announce(link, address),
+                false => Ok(()),
+            });
+            if let Err(error) = result {
+                tracing::warn!(%address, %error, "neighbours are not told where this address is");
+            }
         }
-        let Some(link) = socket.link_by_index(held.index)? else { continue };
-        std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/proxy_ndp", link.name), "1")?;
-        socket.add_proxy(link.index, address)?;
+        Ok(())
     }
-    Ok(())
+
+    /// Has neighbours on another link find this machine behind an address of IPv6.
+    fn answer_neighbours(&self, link: u32, address: IpAddr) -> io::Result<()> {
+        if !address.is_ipv6() {
+            return Ok(());
+        }
+        let Some(link) = self.socket.link_by_index(link)? else { return Ok(()) };
+        std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/proxy_ndp", link.name), "1")?;
+        self.socket.add_proxy(link.index, address)
+    }
+}
+
+/// The links, other than our own, whose network an address is of.
+fn near(held: &[Address], own: u32, address: IpAddr) -> BTreeSet<u32> {
+    let is_near = |held: &&Address| {
+        let is_network = held.cidr != Cidr::host(held.cidr.addr);
+        held.index != own && held.scope == GLOBAL && is_network && held.cidr.contains(address)
+    };
+    held.iter().filter(is_near).map(|held| held.index).collect()
 }
 
 /// The addresses of the pool that no Gateway can have: those that other links of this machine have, and those that mean all of a
@@ -77,18 +99,20 @@ fn with_network(held: Cidr) -> impl Iterator<Item = IpAddr> {
     [Some(held.addr), first, last].into_iter().flatten()
 }
 
-/// Takes all others of the pool off the link.
+/// Takes all others off the link. What the kernel was told about an address is known by the link or the pool: either may have been
+/// changed since.
 pub(crate) fn keep_only(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) -> io::Result<()> {
     let socket = Socket::open()?;
+    let link = socket.link(LINK)?;
+    let held = link.as_ref().map_or_else(|| Ok(Vec::new()), |link| socket.addresses_of(link.index))?;
     for (index, address) in socket.proxies()? {
-        if !wanted.contains(&address) && pool.iter().any(|range| range.contains(address)) {
+        let is_held = held.iter().any(|held| held.cidr.addr == address);
+        if !wanted.contains(&address) && (is_held || pool.iter().any(|range| range.contains(address))) {
             socket.del_proxy(index, address)?;
         }
     }
-    let Some(link) = socket.link(LINK)? else { return Ok(()) };
-    let held = socket.addresses_of(link.index)?;
     for other in held.iter().filter(|held| held.scope == GLOBAL && !wanted.contains(&held.cidr.addr)) {
-        socket.del_address(link.index, other.cidr)?;
+        socket.del_address(other.index, other.cidr)?;
     }
     Ok(())
 }
@@ -107,6 +131,34 @@ pub fn remove(pool: &[Cidr]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_are_on_links_whose_network_it_is() {
+        let held = |index, cidr: &str| Address {
+            index,
+            cidr: cidr.parse().unwrap(),
+            scope: GLOBAL,
+            is_tentative: false,
+            dad_failed: false,
+        };
+        let all = [
+            held(1, "127.0.0.1/8"),
+            held(2, "192.0.2.1/24"),
+            held(2, "192.0.2.2/24"),
+            held(3, "192.0.2.3/16"),
+            held(4, "192.0.2.77/32"),
+            held(5, "2001:db8:1::1/64"),
+            held(6, "2001:db8:1::77/128"),
+            Address { scope: 253, ..held(7, "192.0.2.9/24") },
+            held(9, "192.0.2.8/24"),
+        ];
+        for (address, expected) in
+            [("192.0.2.77", &[2u32, 3][..]), ("2001:db8:1::77", &[5]), ("198.51.100.1", &[]), ("2001:db8:2::1", &[])]
+        {
+            let found: Vec<u32> = near(&all, 9, address.parse().unwrap()).into_iter().collect();
+            assert_eq!(found, expected, "{address}");
+        }
+    }
 
     #[test]
     fn a_network_has_addresses_that_are_no_machines() {

@@ -187,11 +187,12 @@ impl Runner {
             }
             // Ports go before their addresses.
             let pool = self.settings.pool.clone();
-            tell_kernel(&self.settings, &table, move |wanted| release(wanted, &pool)).await;
+            let is_left = tell_kernel(&self.settings, &table, move |wanted| release(wanted, &pool)).await;
             if closed == self.settings.closed_ports {
                 record_events(&self.recorder, &mut self.recorded, news);
                 let versions = self.shared.definitions.lock().clone();
-                return write(&self.client, &versions, &mut self.written, statuses).await && closed.is_empty();
+                let is_written = write(&self.client, &versions, &mut self.written, statuses).await;
+                return is_written && closed.is_empty() && !is_left;
             }
             for (bind, why) in &closed {
                 tracing::warn!(%bind, why, "port cannot be opened");
@@ -223,11 +224,13 @@ async fn tell_kernel<T: Default + Send + 'static>(
     tokio::task::spawn_blocking(move || tell(&wanted)).await.unwrap_or_default()
 }
 
-/// Lets go of the addresses of Gateways that are gone; the next turn tries again.
-fn release(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) {
-    if let Err(error) = own_addresses::keep_only(wanted, pool) {
+/// Lets go of the addresses of Gateways that are gone; whether some are left, which is tried again.
+fn release(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) -> bool {
+    let kept = own_addresses::keep_only(wanted, pool);
+    if let Err(error) = &kept {
         tracing::warn!(%error, link = own_addresses::LINK, "addresses of Gateways that are gone are still there");
     }
+    kept.is_err()
 }
 
 fn settings(config: &Config) -> Settings {

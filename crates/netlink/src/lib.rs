@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
+mod announce;
 mod flow;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
@@ -19,6 +20,7 @@ mod socket;
 pub mod wireguard;
 
 pub use address::{Address, settle};
+pub use announce::announce;
 pub use flow::Flow;
 pub use link::{Link, LinkKind, is_valid_ifname, mac_text, parse_mac};
 pub use neighbour::Neighbour;

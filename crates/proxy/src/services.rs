@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use api::cidr::Cidr;
+use api::load_balancer::is_answered;
 use api::meta::Meta as _;
-use k8s_openapi::api::core::v1::{LoadBalancerIngress, PortStatus, Service};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use crate::endpoints::{self, Endpoint};
@@ -119,8 +120,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
     }
     let external_ips = parse(spec.external_ips.as_deref().unwrap_or_default());
     let ingress = service.status.iter().filter_map(|s| s.load_balancer.as_ref()).filter_map(|l| l.ingress.as_ref());
-    // `Proxy` means that packets arrive with another destination: they must not be short-cut here.
-    let ingress: Vec<_> = ingress.flatten().filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy")).collect();
+    let ingress: Vec<_> = ingress.flatten().collect();
     let affinity = (spec.session_affinity.as_deref() == Some("ClientIP")).then(|| {
         let configured = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref()?.timeout_seconds);
         configured.and_then(|seconds| u32::try_from(seconds).ok()).unwrap_or(DEFAULT_AFFINITY_SECONDS)
@@ -135,17 +135,10 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
             continue;
         };
         let port_name = port.name.as_deref().unwrap_or_default();
-        // An address that names its ports has no others.
-        let has_port = |ingress: &&&LoadBalancerIngress| {
-            let is_this = |known: &PortStatus| {
-                known.port == port.port
-                    && known.error.is_none()
-                    && Protocol::parse(Some(&known.protocol)) == Some(protocol)
-            };
-            ingress.ports.as_ref().is_none_or(|ports| ports.is_empty() || ports.iter().any(is_this))
-        };
+        let asked = port.protocol.as_deref().unwrap_or("TCP");
+        let answered = ingress.iter().filter(|ingress| is_answered(ingress, asked, port.port));
         let load_balancer_ips: Vec<IpAddr> =
-            ingress.iter().filter(has_port).filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect();
+            answered.filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect();
         for is_v6 in families.iter().copied() {
             let of_family = |addrs: &[IpAddr]| addrs.iter().copied().filter(|a| a.is_ipv6() == is_v6).collect();
             let found = endpoints_of(slices, port_name, protocol, is_v6);

@@ -79,7 +79,6 @@ impl Ports {
             match self.bind(*bind).await {
                 Ok(mut open) => {
                     open.owner = table.owner(bind).cloned();
-                    tracing::info!(%bind, addresses = ?self.addresses, "port opened");
                     self.open.insert(*bind, open);
                 }
                 Err(error) => {
@@ -118,6 +117,7 @@ impl Ports {
                 client::outlive_panics("gateway", "port", &closing, || door.clone().open(&listener)).await;
             }))
         });
+        tracing::info!(%bind, ?addresses, "port opened");
         Ok(Open { tasks: tasks.collect(), closing, owner: None })
     }
 

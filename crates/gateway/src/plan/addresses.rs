@@ -6,13 +6,17 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use api::cidr;
+use api::cidr::{self, Cidr};
 use api::meta::Meta as _;
 
 use super::Settings;
 use super::builder::Site;
 use super::gateways::refusal;
 use crate::gateway_api::{Gateway, GatewayAddress};
+
+/// Whoever comes first has an address: how many one namespace can have is for a quota to say.
+const USED_UP: &str = "every address of the pool is another gateway's; a ResourceQuota of \
+    count/gateways.gateway.networking.k8s.io limits how many a namespace has";
 
 /// What a Gateway got.
 pub(super) struct Assigned {
@@ -25,7 +29,7 @@ pub(super) struct Assigned {
 
 /// What each Gateway got. The first of them choose first, after what any of them has already.
 pub(super) fn assign<'w>(gateways: Vec<&'w Arc<Gateway>>, settings: &Settings) -> Vec<(&'w Arc<Gateway>, Assigned)> {
-    let mut owners = Owners { settings, by_address: BTreeMap::new() };
+    let mut owners = Owners { settings, by_address: BTreeMap::new(), held: BTreeMap::new(), lowest: [None; 2] };
     for gateway in &gateways {
         owners.confirm(gateway);
     }
@@ -48,6 +52,10 @@ pub(super) fn owners(gateways: &[(&Arc<Gateway>, Assigned)]) -> BTreeMap<IpAddr,
 struct Owners<'s> {
     settings: &'s Settings,
     by_address: BTreeMap<IpAddr, String>,
+    /// What a Gateway that names none has already, of IPv6 or not.
+    held: BTreeMap<(String, bool), IpAddr>,
+    /// Of each family, one that no free one is before.
+    lowest: [Option<IpAddr>; 2],
 }
 
 impl Owners<'_> {
@@ -65,7 +73,10 @@ impl Owners<'_> {
                 false => named.iter().any(|named| parsed(named) == Some(address)),
             };
             if is_wanted && self.is_in_pool(address) {
-                self.by_address.entry(address).or_insert_with(|| key.clone());
+                let owner = self.by_address.entry(address).or_insert_with(|| key.clone());
+                if *owner == key && named.is_empty() {
+                    self.held.insert((key.clone(), address.is_ipv6()), address);
+                }
             }
         }
     }
@@ -88,26 +99,31 @@ impl Owners<'_> {
         let key = client::object_key(gateway);
         let mut found = Vec::new();
         for is_v6 in [false, true] {
-            let is_it = |(address, owner): &(&IpAddr, &String)| address.is_ipv6() == is_v6 && **owner == key;
-            let held = self.by_address.iter().find(is_it).map(|(address, _)| *address);
+            let held = self.held.get(&(key.clone(), is_v6)).copied();
             if let Some(address) = held.or_else(|| self.free(is_v6)) {
                 self.by_address.insert(address, key.clone());
                 found.push(address);
             }
         }
-        let none = || ("AddressNotAssigned", "every address of the pool is another gateway's".to_owned());
-        let problem = found.is_empty().then(none);
+        let problem = found.is_empty().then(|| ("AddressNotAssigned", USED_UP.to_owned()));
         Assigned { site: Site::Own(found.clone()), published: found, problem }
     }
 
-    /// The lowest that nobody has. Whoever has one is passed over, so this takes no longer than there are Gateways.
-    fn free(&self, is_v6: bool) -> Option<IpAddr> {
+    /// The lowest that nobody has. Each that somebody has is passed over once, so all together take no longer than there are Gateways.
+    fn free(&mut self, is_v6: bool) -> Option<IpAddr> {
+        let from = self.lowest[usize::from(is_v6)];
         let is_free = |address: &IpAddr| !self.by_address.contains_key(address) && self.is_in_pool(*address);
-        self.settings.pool.iter().filter(|range| range.is_v6() == is_v6).find_map(|range| {
+        let ranges = || self.settings.pool.iter().filter(move |range| range.is_v6() == is_v6);
+        let mut left = ranges().skip_while(|range| from.is_some_and(|from| !range.contains(from)));
+        let found = left.find_map(|range| {
+            let first = from.filter(|from| range.contains(*from)).unwrap_or(range.network().addr);
             let last = range.last();
             let next = |address: &IpAddr| cidr::next(*address).filter(|_| *address != last);
-            std::iter::successors(Some(range.network().addr), next).find(is_free)
-        })
+            std::iter::successors(Some(first), next).find(is_free)
+        });
+        let end = ranges().next_back().map(Cidr::last);
+        self.lowest[usize::from(is_v6)] = found.or(end);
+        found
     }
 
     /// Those that it names, as far as they can be had.

@@ -205,5 +205,5 @@ impl Virtual {
 
 /// Slices can be written by hand. None of them gets at what only this machine should reach.
 fn is_elsewhere(address: IpAddr) -> bool {
-    api::cidr::is_of_a_machine(address)
+    api::cidr::is_global_unicast(address)
 }

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use api::load_balancer::is_answered;
 use api::meta::Meta as _;
+use k8s_openapi::api::core::v1::LoadBalancerIngress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use rustls::sign::CertifiedKey;
 use serde::Serialize;
@@ -121,18 +123,20 @@ pub(super) fn shared_ports(gateways: &[Placed<'_>], settings: &Settings) -> BTre
     ports.filter(|port| !settings.closed_ports.contains_key(&Bind::shared(*port))).collect()
 }
 
-/// The ports of TCP that services of type LoadBalancer have at the addresses of the gateway.
+/// The ports of TCP that services of type LoadBalancer have at the addresses of the gateway. One that a service only asks for is not its
+/// own yet.
 fn balanced_ports(world: &World, settings: &Settings) -> BTreeMap<u16, String> {
     let is_ours = |address: IpAddr| settings.addresses.iter().any(|ours| ours.to_canonical() == address.to_canonical());
     let mut ports = BTreeMap::new();
     for (key, service) in &world.services {
         let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-        let mut addresses = balancer.into_iter().flat_map(|status| status.ingress.iter().flatten());
-        if addresses.any(|at| at.ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok()).is_some_and(is_ours)) {
-            let all = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
-            let of_tcp = all.filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
-            ports.extend(of_tcp.filter_map(|port| Some((u16::try_from(port.port).ok()?, key.clone()))));
-        }
+        let all = balancer.into_iter().flat_map(|status| status.ingress.iter().flatten());
+        let address = |at: &LoadBalancerIngress| at.ip.as_deref()?.parse::<IpAddr>().ok();
+        let here: Vec<&LoadBalancerIngress> = all.filter(|at| address(at).is_some_and(is_ours)).collect();
+        let asked = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+        let of_tcp = asked.filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
+        let answered = of_tcp.filter(|port| here.iter().any(|at| is_answered(at, "TCP", port.port)));
+        ports.extend(answered.filter_map(|port| Some((u16::try_from(port.port).ok()?, key.clone()))));
     }
     ports
 }

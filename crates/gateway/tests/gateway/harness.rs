@@ -4,7 +4,6 @@
 
 use std::cell::Cell;
 use std::convert::Infallible;
-use std::fs::File;
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -22,8 +21,9 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use netlink::LinkKind;
-use nix::sched::{CloneFlags, setns, unshare};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
+use testkit::netns::Namespace;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -128,15 +128,11 @@ fn in_world<F: Future<Output = ()>>(
 }
 
 /// Another machine, on a link with this one, where this one has `local(100)` and the other `local(200)`.
-pub(crate) struct Neighbour(File);
+pub(crate) struct Neighbour(Namespace);
 
 impl Neighbour {
     pub(crate) fn new() -> Self {
-        let inside = || {
-            unshare(CloneFlags::CLONE_NEWNET).unwrap();
-            File::open("/proc/thread-self/ns/net").unwrap()
-        };
-        let this = Self(std::thread::spawn(inside).join().unwrap());
+        let this = Self(Namespace::new());
         let kind = LinkKind::Veth { peer: "eth0", peer_netns: Some(this.0.as_fd()), peer_mtu: None };
         netlink::Socket::open().unwrap().add_link("near", kind, None, None).unwrap();
         let length = if IS_V6.get() { 64 } else { 24 };
@@ -149,24 +145,15 @@ impl Neighbour {
             socket.add_own_address(link.index, address).unwrap();
         };
         up("near", here);
-        this.run(|| up("eth0", there));
+        this.0.run(|| up("eth0", there));
         // As on a node: only who forwards answers for addresses of other links.
         std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
         this
     }
 
-    /// Runs something there.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let inside = || {
-            setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
-            work()
-        };
-        std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
-    }
-
     /// What is answered there to a GET, whole.
     pub(crate) fn get(&self, at: SocketAddr, host: &str) -> std::io::Result<String> {
-        self.run(|| {
+        self.0.run(|| {
             let mut stream = std::net::TcpStream::connect_timeout(&at, Duration::from_secs(5))?;
             write!(stream, "GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
             let mut answer = String::new();

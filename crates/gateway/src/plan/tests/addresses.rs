@@ -162,3 +162,23 @@ fn a_closed_port_is_told_to_the_gateway_that_has_it() {
     assert_eq!(status(&plan, "one").1, PROGRAMMED);
     assert!(of_gateway(&plan, "two").starts_with("!Accepted=PortUnavailable !Programmed=Invalid"));
 }
+
+#[test]
+fn many_gateways_get_the_lowest_addresses_of_several_ranges() {
+    let mut world = world();
+    for number in 0..5 {
+        add(&mut world, &format!("gw-{number}"), OLD, json!([]));
+    }
+    let pool = ["198.51.100.8/31", "2001:db8:1::/64", "198.51.100.0/31"].map(|range| range.parse().unwrap());
+    let taken = ["198.51.100.9", "2001:db8:1::"].map(|address| address.parse::<IpAddr>().unwrap());
+    let plan = plan(&world, &Settings { pool: pool.to_vec(), taken: taken.into(), ..settings() });
+    let found: Vec<Vec<String>> = (0..5).map(|number| status(&plan, &format!("gw-{number}")).0).collect();
+    let expected = [
+        &["198.51.100.8", "2001:db8:1::1"][..],
+        &["198.51.100.0", "2001:db8:1::2"],
+        &["198.51.100.1", "2001:db8:1::3"],
+        &["2001:db8:1::4"],
+        &["2001:db8:1::5"],
+    ];
+    assert_eq!(found, expected);
+}

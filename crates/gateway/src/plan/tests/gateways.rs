@@ -332,3 +332,22 @@ fn a_port_that_a_load_balancer_has_is_not_served() {
     let pool = vec!["198.51.100.0/30".parse().unwrap()];
     assert_eq!(plan(&world, &Settings { pool, ..settings() }).table.ports.len(), 1);
 }
+
+#[test]
+fn security_a_service_that_asks_for_the_port_of_a_gateway_does_not_get_it() {
+    let mut world = world();
+    gateway(&mut world, "gw", json!([{"name": "web", "port": 8080, "protocol": "HTTP"}]));
+    let tcp = |port: u16| json!({"port": port, "protocol": "TCP"});
+    for (granted, is_taken) in [
+        (json!([tcp(9000)]), false),
+        (json!([{"port": 8080, "protocol": "UDP"}]), false),
+        (json!([tcp(9000), tcp(8080)]), true),
+    ] {
+        // What it was given, and what it asks for since.
+        let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ports": granted}]}});
+        let service = json!({"metadata": named("other", "lb"), "status": status,
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 8080, "protocol": "TCP"}]}});
+        world.services.insert("other/lb".into(), object(service));
+        assert_eq!(plan(&world, &settings()).table.ports.is_empty(), is_taken, "{granted}");
+    }
+}
