@@ -34,10 +34,31 @@ impl Kubelet {
         refused
     }
 
+    /// Counts the pods that a kubelet before this one let in, before the first of them or another pod asks for room.
+    pub(crate) fn count_started(&self, pods: &[Arc<Pod>]) {
+        let now = self.clock.now();
+        let mut admitted = self.admitted.lock();
+        let mut deferred = self.deferred.lock();
+        for (wish, granted) in started(pods) {
+            let is_ending = wish.metadata.deletion_timestamp.is_some();
+            if !is_ending && is_larger(wish, &granted) {
+                deferred.note(wish, now);
+            }
+            admitted.insert(state::uid(wish).to_owned(), granted);
+        }
+    }
+
+    /// A pod holds no part of the node any more: others may have it.
+    pub(crate) fn uncount(&self, uid: &str) {
+        self.admitted.lock().remove(uid);
+        self.deferred.lock().forget(uid);
+        self.freed.send_modify(|count| *count += 1);
+    }
+
     fn admit_to(&self, node: Option<&Node>, pod: &Arc<Pod>) -> Result<Admission, Ended> {
         let uid = state::uid(pod).to_string();
         let mut admitted = self.admitted.lock();
-        let has_started = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
+        let has_started = has_started(pod);
         let before = admitted.get(&uid).map(|before| resize::with_granted(pod, before));
         if let Some(granted) = before.or_else(|| has_started.then(|| resize::with_reported(pod))) {
             let is_wished = Arc::ptr_eq(&granted, pod);
@@ -104,6 +125,16 @@ impl Kubelet {
         let (_, message) = too_large(wish, &others, &self.allocatable)?;
         Some(Wait { reason: resize::DEFERRED, message })
     }
+}
+
+fn has_started(pod: &Pod) -> bool {
+    pod.status.as_ref().is_some_and(|status| status.start_time.is_some())
+}
+
+/// The pods that hold a part of the node since before this kubelet, each with what it was granted, as its status says.
+fn started(pods: &[Arc<Pod>]) -> impl Iterator<Item = (&Arc<Pod>, Arc<Pod>)> {
+    let holds = |pod: &Pod| has_started(pod) && !static_pods::is_mirror(pod) && !api::pod::is_terminal(pod);
+    pods.iter().filter(move |pod| holds(pod)).map(|pod| (pod, resize::with_reported(pod)))
 }
 
 fn is_larger(wish: &Pod, granted: &Pod) -> bool {
@@ -370,6 +401,45 @@ mod tests {
             is_larger(&pod("cpu=2"), &pod("cpu=1")) && is_larger(&pod("cpu=1,memory=2Gi"), &pod("cpu=2,memory=1Gi"))
         );
         assert!(!is_larger(&pod("cpu=1"), &pod("cpu=2")));
+    }
+
+    #[test]
+    fn pods_that_ran_before_a_restart_count_with_what_they_were_granted() {
+        let node = list("cpu=16,memory=16Gi,pods=9").unwrap();
+        let pod = |uid: &str, wish: &str, granted: &str, phase: &str, annotations: serde_json::Value| -> Arc<Pod> {
+            let requests = |cpu: &str| json!({"requests": {"cpu": cpu}});
+            let of_container =
+                json!({"name": "c", "allocatedResources": {"cpu": granted}, "resources": requests(granted)});
+            let pod = json!({
+                "metadata": {"uid": uid, "annotations": annotations},
+                "spec": {"containers": [{"name": "c", "resources": requests(wish)}]},
+                "status": {
+                    "phase": phase, "startTime": "2026-01-01T00:00:00Z", "containerStatuses": [of_container],
+                },
+            });
+            let mut pod: Pod = serde_json::from_value(pod).unwrap();
+            if phase.is_empty() {
+                pod.status = None;
+            }
+            Arc::new(pod)
+        };
+        let none = json!({});
+        let pods = [
+            pod("wishes", "10", "1", "Running", none.clone()),
+            pod("runs", "8", "8", "Running", none.clone()),
+            pod("new", "8", "8", "", none.clone()),
+            pod("over", "8", "8", "Succeeded", none),
+            pod("mirror", "8", "8", "Running", json!({"kubernetes.io/config.mirror": "x"})),
+        ];
+        let counted: Vec<_> = started(&pods).collect();
+        let shown: Vec<_> = counted
+            .iter()
+            .map(|(wish, granted)| (state::uid(wish), resources::pod_request(granted, "cpu").to_string()))
+            .collect();
+        assert_eq!(shown, [("wishes", "1".to_owned()), ("runs", "8".to_owned())]);
+        assert!(is_larger(counted[0].0, &counted[0].1) && !is_larger(counted[1].0, &counted[1].1));
+        let others = [counted[1].1.clone()];
+        assert!(too_large(counted[0].0, &others, &node).is_some(), "no room beside the one that runs");
     }
 
     #[test]

@@ -41,9 +41,10 @@ impl Housekeeping {
         }
         loop {
             let is_clean = clean_orphans(&self.kubelet, &self.workers, &self.pods).await;
+            let interval = if is_clean { IDLE_HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_INTERVAL };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(if is_clean { IDLE_HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_INTERVAL }) => continue,
+                () = tokio::time::sleep(interval) => continue,
                 () = self.some_left.notified() => {}
             }
             // What a pod leaves behind goes with its worker, a moment later.

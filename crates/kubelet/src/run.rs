@@ -296,10 +296,9 @@ impl Running {
         .context("reading what iSCSI disks are in use")?;
         let prober =
             Prober::new(clock.clone(), runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
-        let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
         let kubelet = Arc::new(Kubelet {
             clock: clock.clone(),
-            images: Images::new(runtime.clone(), recorder.clone(), parallel, &settings.root_dir),
+            images: Images::new(runtime.clone(), recorder.clone(), &settings),
             volumes: Volumes {
                 clock: clock.clone(),
                 root: settings.root_dir.clone(),
@@ -477,6 +476,9 @@ impl Running {
     /// Hands the node's pods to their workers, and ends what no source knows.
     fn follow_pods(&self, mirrors: Arc<Notify>, all_read: CancellationToken) {
         let (updates, pods) = (self.workers.clone(), self.informers.pods.clone());
+        // A worker may be at its pod before the others have theirs.
+        let listed = pods.list();
+        self.kubelet.count_started(&listed);
         let some_left = Arc::new(Notify::new());
         let gone = some_left.clone();
         pods.subscribe(move |event| match event {
@@ -493,6 +495,9 @@ impl Running {
                 gone.notify_one();
             }
         });
+        // Whoever went meanwhile, or was refused for its name, has no worker that would give back what it holds.
+        let without_worker = listed.iter().map(|pod| state::uid(pod)).filter(|uid| !self.workers.has(uid));
+        without_worker.for_each(|uid| self.kubelet.uncount(uid));
         let (kubelet, workers) = (self.kubelet.clone(), self.workers.clone());
         let keeper = Arc::new(Housekeeping { kubelet, workers, pods, all_read, some_left });
         self.parts.spawn("kubelet housekeeping", move |stop| keeper.clone().run(stop));

@@ -168,9 +168,7 @@ impl Kubelet {
         self.volumes.tear_down(uid).await?;
         let owned = uid.to_string();
         self.change_cgroup(move |cgroups| cgroups.remove_pod(&owned)).await.map_err(ReleaseError::Cgroup)?;
-        self.admitted.lock().remove(uid);
-        self.deferred.lock().forget(uid);
-        self.freed.send_modify(|count| *count += 1);
+        self.uncount(uid);
         if let Some(cpus) = &self.cpu_manager {
             cpus.release(uid);
         }

@@ -103,7 +103,8 @@ impl Cgroups {
 
     fn limit_memory(&self, path: &Path, memory: Option<i64>) -> io::Result<()> {
         let limits = Limits { memory_limit: memory.unwrap_or(-1), ..Default::default() };
-        if let (Some(systemd), Some(_)) = (&self.systemd, memory) {
+        // Also where there is none: systemd would bring back one that a kubelet before this one had told it.
+        if let Some(systemd) = &self.systemd {
             systemd.limit(&Names::unit(path), &limits)?;
         }
         let missing = if memory.is_some() { Missing::Refused } else { Missing::Skipped };

@@ -38,6 +38,9 @@ pub(super) struct FileConfig {
     #[serde(rename = "eventRecordQPS")]
     event_record_qps: Option<i32>,
     event_burst: Option<u32>,
+    #[serde(rename = "registryPullQPS")]
+    registry_pull_qps: Option<i32>,
+    registry_burst: Option<u32>,
     enable_debugging_handlers: Option<bool>,
     enable_profiling_handler: Option<bool>,
     #[serde(rename = "imageMaximumGCAge")]
@@ -251,6 +254,11 @@ impl FileConfig {
         set(&mut settings.fail_cgroup_v1, self.fail_cgroup_v1);
         settings.api_rate = rate(self.kube_api_qps, self.kube_api_burst, 100);
         settings.event_rate = rate(self.event_record_qps, self.event_burst, 100);
+        anyhow::ensure!(
+            self.registry_pull_qps.is_none_or(|qps| qps >= 0),
+            "registryPullQPS (--registry-qps) must not be a negative number"
+        );
+        settings.pull_rate = rate(self.registry_pull_qps, self.registry_burst, 10);
         set(&mut settings.debugging_handlers, self.enable_debugging_handlers);
         set(&mut settings.profiling_handler, self.enable_profiling_handler);
         if let Some(tracing) = self.tracing {
@@ -293,7 +301,7 @@ impl FileConfig {
         settings.pod_cidr = self.pod_cidr;
         settings.tls_cert_file = self.tls_cert_file;
         settings.tls_private_key_file = self.tls_private_key_file;
-        settings.client_ca_file = self.authentication.x509.client_ca_file;
+        settings.client_ca_file = self.authentication.x509.client_ca_file.filter(|path| !path.as_os_str().is_empty());
         settings.provider_id = self.provider_id;
         if let Some(parts) = &self.enforce_node_allocatable {
             settings.enforce_allocatable = enforces_pods(parts)?;
@@ -467,11 +475,12 @@ mod tests {
         };
         let usual = Settings::new("n");
         let zeros = "address: \"\"\nport: 0\nmaxPods: 0\nnodeLeaseDurationSeconds: 0\ncontainerLogMaxSize: \"\"\n\
-            cgroupDriver: \"\"\nresolvConf: \"\"\n";
+            cgroupDriver: \"\"\nresolvConf: \"\"\nauthentication: {x509: {clientCAFile: \"\"}}\n";
         let settings = read(zeros).unwrap();
         assert_eq!((settings.address, settings.port, settings.max_pods), (usual.address, usual.port, usual.max_pods));
         assert_eq!(settings.node_lease_duration, usual.node_lease_duration);
         assert_eq!(settings.container_log_max_size, usual.container_log_max_size);
+        assert_eq!(settings.client_ca_file, None);
         assert_eq!(settings.resolv_conf, PathBuf::new(), "none is something else");
 
         assert!(!read("maxParallelImagePulls: 3").unwrap().serialize_image_pulls);
@@ -479,6 +488,12 @@ mod tests {
         assert!(!read("serializeImagePulls: false").unwrap().serialize_image_pulls);
         assert!(read("maxParallelImagePulls: 0").is_err());
         assert!(read("maxParallelImagePulls: 3\nserializeImagePulls: true").is_err());
+
+        let pulls = |text: &str| read(text).unwrap().pull_rate;
+        assert_eq!((pulls("{}"), pulls("registryPullQPS: 0"), pulls("registryBurst: 3")), (None, None, None));
+        assert_eq!(pulls("registryPullQPS: 2"), Some((2.0, 10)));
+        assert_eq!(pulls("registryPullQPS: 2\nregistryBurst: 3"), Some((2.0, 3)));
+        assert!(read("registryPullQPS: -1").is_err());
 
         let report = |text: &str| read(text).unwrap().node_status_report_frequency;
         assert_eq!(report("nodeStatusUpdateFrequency: 7s"), Duration::from_secs(7));

@@ -35,7 +35,7 @@ pub type Summaries = Arc<dyn Fn(&str) -> BoxFuture<'static, Option<Bytes>> + Sen
 /// Filled as soon as there is a kubelet.
 pub type SummarySlot = Arc<Mutex<Option<Summaries>>>;
 
-/// Everything that is configurable, with upstream's defaults (but for `pod_pids_limit`).
+/// Everything that is configurable, with upstream's defaults, except where `docs/components.md` says why not.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node_name: String,
@@ -94,6 +94,8 @@ pub struct Settings {
     pub api_rate: Option<(f64, u32)>,
     /// The same for events.
     pub event_rate: Option<(f64, u32)>,
+    /// The same for pulls of images, which fail beyond it; None: as many as run side by side.
+    pub pull_rate: Option<(f64, u32)>,
     /// Serve exec, attach, port-forward, run and logs.
     pub debugging_handlers: bool,
     /// Whether profiles of the process are served.
@@ -251,6 +253,7 @@ impl Settings {
             fail_cgroup_v1: false,
             api_rate: None,
             event_rate: None,
+            pull_rate: None,
             debugging_handlers: true,
             profiling_handler: true,
             tracing: None,

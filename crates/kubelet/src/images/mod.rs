@@ -6,11 +6,10 @@ mod credentials;
 mod pulled;
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::EventRecorder;
+use client::{EventRecorder, Limit};
 use cri::v1;
 use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use parking_lot::Mutex;
@@ -20,6 +19,7 @@ use tokio::time::Instant;
 use trace::{Stage, Work};
 
 use crate::backoff::Backoff;
+use crate::config::Settings;
 use crate::runtime::{CallError, Runtime};
 use crate::state;
 use crate::status::Waiting;
@@ -35,6 +35,18 @@ pub(crate) struct Images {
     pulled: Pulled,
     /// One at a time unless configured otherwise, so that pulls do not starve each other.
     permits: Arc<Semaphore>,
+    /// How often one may begin; none: whenever there is a permit.
+    rate: Option<Limit>,
+}
+
+/// Why an image was not pulled.
+#[derive(Debug, thiserror::Error)]
+enum PullError {
+    /// More often than `registryPullQPS` allows.
+    #[error("pull QPS exceeded")]
+    TooOften,
+    #[error(transparent)]
+    Runtime(#[from] CallError),
 }
 
 /// An image that a container, or a volume of one, needs.
@@ -49,14 +61,16 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Images {
-    pub(crate) fn new(runtime: Runtime, recorder: EventRecorder, parallel: usize, root: &Path) -> Self {
+    pub(crate) fn new(runtime: Runtime, recorder: EventRecorder, settings: &Settings) -> Self {
+        let parallel = if settings.serialize_image_pulls { 1 } else { settings.max_parallel_image_pulls };
         Images {
             runtime,
             recorder,
             backoff: Backoff::new(Duration::from_secs(10), Duration::from_secs(300)),
             failures: Mutex::default(),
-            pulled: Pulled::new(root),
+            pulled: Pulled::new(&settings.root_dir),
             permits: Arc::new(Semaphore::new(parallel.max(1))),
+            rate: settings.pull_rate.and_then(|(qps, burst)| Limit::new(qps, burst)),
         }
     }
 
@@ -177,7 +191,10 @@ impl Images {
         name: &str,
         credentials: Vec<Credential>,
         sandbox_config: Option<v1::PodSandboxConfig>,
-    ) -> Result<(String, Option<Source>), CallError> {
+    ) -> Result<(String, Option<Source>), PullError> {
+        if self.rate.as_ref().is_some_and(|rate| !rate.try_turn()) {
+            return Err(PullError::TooOften);
+        }
         let mut last = None;
         for credential in credentials {
             match self.runtime.pull_image(name, Some(credential.auth), sandbox_config.clone()).await {
@@ -186,15 +203,18 @@ impl Images {
             }
         }
         match last {
-            Some(error) => Err(error),
+            Some(error) => Err(error.into()),
             None => Ok((self.runtime.pull_image(name, None, sandbox_config).await?, None)),
         }
     }
 }
 
 /// How a failed pull is told; runtimes name two failures by the start of their message.
-fn failed_pull(image: &str, error: &CallError) -> Waiting {
-    let message = error.0.message();
+fn failed_pull(image: &str, error: &PullError) -> Waiting {
+    let message = match error {
+        PullError::Runtime(error) => error.0.message(),
+        PullError::TooOften => "",
+    };
     for (reason, what) in [
         ("RegistryUnavailable", "the registry is unavailable"),
         ("SignatureValidationFailed", "the signature validation failed"),
@@ -271,6 +291,23 @@ pub(crate) fn with_default_tag(image: &str) -> Result<String, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_pulls_have_upstreams_words() {
+        let runtime = |message: &str| PullError::Runtime(CallError(cri::tonic::Status::unknown(message)));
+        for (error, reason, message) in [
+            (PullError::TooOften, "ErrImagePull", "pull QPS exceeded"),
+            (runtime("gone"), "ErrImagePull", "rpc error: code = Unknown desc = gone"),
+            (
+                runtime("RegistryUnavailable: late"),
+                "RegistryUnavailable",
+                "image pull failed for a because the registry is unavailable: late",
+            ),
+        ] {
+            let waiting = failed_pull("a", &error);
+            assert_eq!((waiting.reason, waiting.message.as_str()), (reason, message));
+        }
+    }
 
     #[test]
     fn tags() {

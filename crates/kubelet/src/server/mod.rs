@@ -95,8 +95,9 @@ impl Server {
             let (server, query) = (server.upgrade(), query.to_owned());
             Box::pin(async move {
                 let server = server?;
-                let told = summary::tell(&server, &query).await.ok()?;
-                serde_json::to_vec(&told).ok().map(Bytes::from)
+                let summary = summary::summarize(&server, &query).await;
+                let summary = summary.inspect_err(|error| tracing::debug!(%error, "no summary")).ok()?;
+                serde_json::to_vec(&summary).ok().map(Bytes::from)
             })
         })
     }

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 
 use client::{Body, Clock};
 use cri::v1;
@@ -12,10 +13,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
+use super::cadvisor::{self, Pressure, Pressures, Stall};
 use super::{Server, json as answer, text};
+use crate::kubelet::Kubelet;
 use crate::node::machine::{disk, node_memory};
 use crate::state::{self, label};
 use crate::usage::{self, PodUsage, Space};
+use crate::volumes::blocking;
 use crate::volumes::csi::Stats;
 
 /// How much of the summary is wanted.
@@ -25,7 +29,7 @@ enum Extent {
     /// Nothing that has to be looked for in folders: logs, volumes and writable layers. `without_files=true` is our own;
     /// other kubelets answer in full.
     WithoutFiles,
-    /// Upstream's `only_cpu_and_memory=true`.
+    /// Upstream's `only_cpu_and_memory=true`. API servers ask for it again and again, so pressure is left out as well.
     CpuAndMemory,
 }
 
@@ -140,13 +144,13 @@ fn network_json(now: &str, network: &v1::NetworkUsage) -> Value {
 }
 
 pub(super) async fn serve(server: &Server, query: &str) -> Response<Body> {
-    match tell(server, query).await {
+    match summarize(server, query).await {
         Ok(summary) => answer(StatusCode::OK, &summary),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
 }
 
-pub(super) async fn tell(server: &Server, query: &str) -> io::Result<Value> {
+pub(super) async fn summarize(server: &Server, query: &str) -> io::Result<Value> {
     let extent = Extent::of(query);
     let kubelet = &server.kubelet;
     let now = second_of(&kubelet.clock);
@@ -159,16 +163,18 @@ pub(super) async fn tell(server: &Server, query: &str) -> io::Result<Value> {
         let uid = stat.attributes.as_ref().and_then(|attributes| attributes.labels.get(label::POD_UID));
         by_pod.entry(uid.map(String::as_str).unwrap_or_default()).or_default().push(stat);
     }
+    // The others are pods of which nothing runs.
+    let running = |pod: Arc<Pod>| by_pod.remove(state::uid(&pod)).map(|own| (pod, own));
+    let running: Vec<Running<'_>> = server.workers.pods().into_iter().filter_map(running).collect();
+    let pressures = if extent == Extent::All { pressures(kubelet, &running).await? } else { HashMap::new() };
     let mut pods = Vec::new();
-    for pod in server.workers.pods() {
-        // Nothing of it runs.
-        let Some(own) = by_pod.get(state::uid(&pod)) else { continue };
+    for (pod, own) in &running {
         let files = match extent {
-            Extent::All => Some(usage::of_pod(kubelet, &pod, &stats).await?),
+            Extent::All => Some(usage::of_pod(kubelet, pod, &stats).await?),
             Extent::WithoutFiles | Extent::CpuAndMemory => None,
         };
-        let sandbox = sandboxes.get(state::uid(&pod));
-        pods.push(pod_json(server, &now, &pod, own, sandbox, files.as_ref()));
+        let sandbox = sandboxes.get(state::uid(pod));
+        pods.push(pod_json(server, &now, pod, own, sandbox, files.as_ref(), &pressures));
     }
     let (Some((total, available)), Some(cpu)) = (node_memory(), node_cpu_nanos()) else {
         return Err(io::Error::other("the kernel does not say what the node uses"));
@@ -178,16 +184,17 @@ pub(super) async fn tell(server: &Server, query: &str) -> io::Result<Value> {
         "startTime": server.started.to_string(),
         "cpu": cpu_json(&now, (cpu, 0)),
         "memory": {
-            "time": now, "availableBytes": available, "usageBytes": total - available,
-            "workingSetBytes": total - available,
+            "time": now, "availableBytes": available, "usageBytes": total.saturating_sub(available),
+            "workingSetBytes": total.saturating_sub(available),
         },
     });
+    add_pressure(&mut node, &now, pressures.get("/"));
     if extent != Extent::CpuAndMemory {
         let root = &kubelet.settings.root_dir;
         let (capacity, free) = disk(root).unwrap_or_default();
         let stat = nix::sys::statvfs::statvfs(root).ok();
-        let inodes = stat.map_or(0, |stat| stat.files() - stat.files_available());
-        node["fs"] = fs_json(&now, root, Space { bytes: capacity - free, inodes });
+        let inodes = stat.map_or(0, |stat| stat.files().saturating_sub(stat.files_available()));
+        node["fs"] = fs_json(&now, root, Space { bytes: capacity.saturating_sub(free), inodes });
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         if let Some(network) = node_network(&now, &read("/proc/net/route"), &read("/proc/net/dev")) {
             node["network"] = network;
@@ -206,6 +213,34 @@ pub(super) async fn tell(server: &Server, query: &str) -> io::Result<Value> {
         node["runtime"] = json!({"imageFs": images, "containerFs": containers});
     }
     Ok(json!({"node": node, "pods": pods}))
+}
+
+/// A pod, and those of its containers that run.
+type Running<'a> = (Arc<Pod>, Vec<&'a v1::ContainerStats>);
+
+/// What is waited for, as [`cadvisor::pressures`] has it.
+async fn pressures(kubelet: &Kubelet, running: &[Running<'_>]) -> io::Result<HashMap<String, Pressures>> {
+    let Some(cgroups) = kubelet.cgroups.clone() else { return Ok(HashMap::new()) };
+    let id = |stat: &&v1::ContainerStats| stat.attributes.as_ref().map(|attributes| attributes.id.clone());
+    let pods: Vec<(String, Vec<String>)> =
+        running.iter().map(|(pod, own)| (cgroups.pod_path(pod), own.iter().filter_map(id).collect())).collect();
+    blocking(move || Ok(cadvisor::pressures(&cgroups, &pods))).await
+}
+
+/// Adds what is waited for to what is used.
+fn add_pressure(value: &mut Value, now: &str, pressures: Option<&Pressures>) {
+    for (resource, pressure) in pressures.into_iter().flatten() {
+        if value[*resource].is_null() {
+            value[*resource] = json!({"time": now});
+        }
+        value[*resource]["psi"] = pressure_json(pressure);
+    }
+}
+
+fn pressure_json(pressure: &Pressure) -> Value {
+    // Millionths of a second, as the kernel counts: upstream hands them on like that.
+    let stall = |of: &Stall| json!({"total": of.total, "avg10": of.avg10, "avg60": of.avg60, "avg300": of.avg300});
+    json!({"full": stall(&pressure.full), "some": stall(&pressure.some)})
 }
 
 /// Numbers per sandbox. A runtime fails them all when one sandbox is on its way out: they are left out then, and not zero.
@@ -248,6 +283,7 @@ fn pod_json(
     own: &[&v1::ContainerStats],
     sandbox: Option<&v1::LinuxPodSandboxStats>,
     files: Option<&PodUsage>,
+    pressures: &HashMap<String, Pressures>,
 ) -> Value {
     let kubelet = &server.kubelet;
     let status = kubelet.status.latest(state::uid(pod)).or_else(|| pod.status.clone()).unwrap_or_default();
@@ -270,6 +306,7 @@ fn pod_json(
                 "name": name, "startTime": started(name), "cpu": cpu_json(now, c),
                 "memory": memory_json(now, m, stat.memory.as_ref()),
             });
+            add_pressure(&mut value, now, stat.attributes.as_ref().and_then(|of| pressures.get(&of.id)));
             if let Some(files) = files {
                 let used = files.containers.iter().find(|used| used.name == name).cloned().unwrap_or_default();
                 value["rootfs"] = fs_json(now, root, used.root);
@@ -291,6 +328,8 @@ fn pod_json(
         "cpu": cpu_json(now, cpu), "memory": memory_json(now, memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
         "containers": containers,
     });
+    let path = kubelet.cgroups.as_ref().map(|cgroups| cgroups.pod_path(pod));
+    add_pressure(&mut value, now, path.and_then(|path| pressures.get(&path)));
     if let Some(files) = files {
         let own = files.volumes.iter().map(|volume| {
             json!({
@@ -329,6 +368,25 @@ mod tests {
         ] {
             assert_eq!(Extent::of(query), expected, "{query}");
         }
+    }
+
+    #[test]
+    fn what_is_waited_for_is_told_beside_what_is_used() {
+        let some = Stall { total: 7, avg10: 1.5, avg60: 0.5, avg300: 0.25 };
+        let cpu = Pressure { some, full: Stall::default() };
+        let pressures = Pressures::from([("cpu", cpu), ("io", Pressure::default())]);
+        let mut value = json!({"cpu": {"time": "t", "usageNanoCores": 1}, "memory": {"time": "t"}});
+        add_pressure(&mut value, "t", Some(&pressures));
+        let none = json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
+        let some = json!({"total": 7, "avg10": 1.5, "avg60": 0.5, "avg300": 0.25});
+        let expected = json!({
+            "cpu": {"time": "t", "usageNanoCores": 1, "psi": {"full": none, "some": some}},
+            "memory": {"time": "t"},
+            "io": {"time": "t", "psi": {"full": none, "some": none}},
+        });
+        assert_eq!(value, expected);
+        add_pressure(&mut value, "t", None);
+        assert_eq!(value, expected);
     }
 
     #[test]

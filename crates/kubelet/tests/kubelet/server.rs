@@ -28,6 +28,8 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
             .contains("previous terminated container \"c\" in pod \"talks\" not found")
     );
     assert!(get(port, "pods").await.contains("\"talks\""));
+    // Not every kernel measures it.
+    let has_pressure = std::fs::read_to_string("/sys/fs/cgroup/cpu.pressure").is_ok();
     for (query, has) in
         [("", [true, true]), ("?without_files=true", [true, false]), ("?only_cpu_and_memory=true", [false, false])]
     {
@@ -40,6 +42,10 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
         assert!(summary["node"]["cpu"]["usageCoreNanoSeconds"].is_u64(), "{query}: {summary}");
         let found = [summary["node"]["fs"].is_object(), container["logs"].is_object()];
         assert_eq!(found, has, "{query}: {summary}");
+        for of in [&summary["node"], pod, container] {
+            let told = ["cpu", "memory", "io"].map(|resource| of[resource]["psi"]["some"]["total"].is_u64());
+            assert_eq!(told, [has_pressure && query.is_empty(); 3], "{query}: {summary}");
+        }
     }
     assert!(get(port, "metrics/resource").await.contains("container_memory_working_set_bytes{container=\"c\""));
     let run = curl(&["-X", "POST", &format!("https://127.0.0.1:{port}/run/default/talks/c?cmd=echo%20hi")]).await;

@@ -18,6 +18,7 @@ use jiff::Timestamp;
 
 use self::processes::Processes;
 use self::sample::{Disk, Interface, Io, IoCost, Sample, Traffic};
+pub(super) use self::sample::{Pressure, Pressures, Stall};
 use super::Server;
 use super::metrics::{answer, failed};
 use crate::cgroups::Cgroups;
@@ -163,8 +164,7 @@ fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
         let Some(of_pod) = row(cgroups, pod) else { continue };
         rows.push(of_pod);
         for member in members {
-            // Named after the container by every runtime, with words of systemd around the name for its driver.
-            let Some(child) = children.iter().find(|child| child.contains(&member.name)) else { continue };
+            let Some(child) = of_container(&children, &member.name) else { continue };
             let subject = Subject { id: format!("{path}/{child}"), ..member };
             let Some(mut row) = row(cgroups, subject) else { continue };
             row.processes = Some(Processes::read(&row.sample.pids));
@@ -187,11 +187,39 @@ fn row(cgroups: &Cgroups, subject: Subject) -> Option<Row> {
         made.and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok()).map(|since| since.as_secs() as f64);
     // The time of a directory moves with what is made in it, and when the kernel forgets it.
     let started = subject.created.or(made);
-    let read = |controller: &str, file: &str| {
-        std::fs::read_to_string(cgroups.directory(controller, &subject.id)?.join(file)).ok()
-    };
+    let read = |controller: &str, file: &str| read_file(cgroups, &subject.id, controller, file);
     let sample = Sample::read(cgroups.is_v2(), &read);
     Some(Row { sample, started, processes: None, interfaces: Vec::new(), subject })
+}
+
+fn read_file(cgroups: &Cgroups, id: &str, controller: &str, file: &str) -> Option<String> {
+    std::fs::read_to_string(cgroups.directory(controller, id)?.join(file)).ok()
+}
+
+/// Which of a pod's cgroups is a container's: it is named after the container by every runtime, with words of systemd around
+/// the name for its driver.
+fn of_container<'a>(children: &'a [String], id: &str) -> Option<&'a String> {
+    children.iter().find(|child| child.contains(id))
+}
+
+/// What tasks wait for, for `/stats/summary`: of the node under `/`, of pods under the paths of their cgroups, of their
+/// containers, which are given for each path, under their ids. Only the kernel's version 2 of cgroups measures it.
+pub(super) fn pressures(cgroups: &Cgroups, pods: &[(String, Vec<String>)]) -> HashMap<String, Pressures> {
+    if !cgroups.is_v2() {
+        return HashMap::new();
+    }
+    let of = |path: &str| sample::pressures(&|controller: &str, file: &str| read_file(cgroups, path, controller, file));
+    let mut found = HashMap::from([("/".to_owned(), of("/"))]);
+    for (pod, containers) in pods {
+        let children = cgroups.children(pod);
+        found.insert(pod.clone(), of(pod));
+        for id in containers {
+            if let Some(child) = of_container(&children, id) {
+                found.insert(id.clone(), of(&format!("{pod}/{child}")));
+            }
+        }
+    }
+    found
 }
 
 impl Subject {
@@ -441,14 +469,14 @@ fn families(metrics: &Metrics, rows: &[Row], now: Timestamp) {
     for (resource, waiting, stalled) in PRESSURES {
         let pressures = || rows.iter().filter_map(|row| Some((row, row.sample.pressure.get(resource)?)));
         metrics.set_rows(Counter, waiting, "Total time duration tasks in the container have waited.", |all| {
-            pressures().for_each(|(row, pressure)| all.add(&row.subject.with(&[]), pressure.some));
+            pressures().for_each(|(row, pressure)| all.add(&row.subject.with(&[]), pressure.some.seconds()));
         });
         metrics.set_rows(
             Counter,
             stalled,
             "Total time duration no tasks in the container could make progress.",
             |all| {
-                pressures().for_each(|(row, pressure)| all.add(&row.subject.with(&[]), pressure.full));
+                pressures().for_each(|(row, pressure)| all.add(&row.subject.with(&[]), pressure.full.seconds()));
             },
         );
     }

@@ -49,7 +49,7 @@ pub(super) struct Sample {
     pub(super) pids: Vec<u32>,
     /// By device, `major:minor`.
     pub(super) io: BTreeMap<String, Io>,
-    pub(super) pressure: BTreeMap<&'static str, Pressure>,
+    pub(super) pressure: Pressures,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
@@ -71,11 +71,29 @@ pub(super) struct IoCost {
     pub(super) indelay: u64,
 }
 
-/// Seconds in which some, or all, waited for a resource.
+/// By resource: `cpu`, `io`, `memory`. Empty where the kernel does not measure it.
+pub(in crate::server) type Pressures = BTreeMap<&'static str, Pressure>;
+
+/// How long some of the tasks, or all of them, waited for a resource.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
-pub(super) struct Pressure {
-    pub(super) some: f64,
-    pub(super) full: f64,
+pub(in crate::server) struct Pressure {
+    pub(in crate::server) some: Stall,
+    pub(in crate::server) full: Stall,
+}
+
+/// In millionths of a second since the beginning, and in percent of the last 10, 60 and 300 seconds.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(in crate::server) struct Stall {
+    pub(in crate::server) total: u64,
+    pub(in crate::server) avg10: f64,
+    pub(in crate::server) avg60: f64,
+    pub(in crate::server) avg300: f64,
+}
+
+impl Stall {
+    pub(super) fn seconds(&self) -> f64 {
+        self.total as f64 / 1e6
+    }
 }
 
 /// Reads a file of the cgroup in the tree of a controller, which v2 ignores.
@@ -183,7 +201,6 @@ fn v2(read: &Read<'_>) -> Sample {
             }
         }
     }
-    let pressure = |of: &'static str| Some((of, pressure(&read(of, &format!("{of}.pressure"))?)));
     Sample {
         cpu_seconds: seconds("usage_usec"),
         user_seconds: seconds("user_usec"),
@@ -215,7 +232,7 @@ fn v2(read: &Read<'_>) -> Sample {
         threads: value("pids.current"),
         threads_max: limited("pids.max"),
         io,
-        pressure: ["cpu", "io", "memory"].into_iter().filter_map(pressure).collect(),
+        pressure: pressures(read),
         ..Sample::default()
     }
 }
@@ -251,13 +268,28 @@ fn shares(weight: u64) -> u64 {
     2 + (weight.clamp(1, 10_000) - 1) * 262_142 / 9_999
 }
 
+/// What the tasks of a cgroup of version 2 wait for.
+pub(super) fn pressures(read: &Read<'_>) -> Pressures {
+    let of = |resource: &'static str| Some((resource, pressure(&read(resource, &format!("{resource}.pressure"))?)));
+    ["cpu", "io", "memory"].into_iter().filter_map(of).collect()
+}
+
 fn pressure(text: &str) -> Pressure {
-    let total = |kind: &str| {
-        let line = text.lines().find(|line| line.starts_with(kind))?;
-        let micros: f64 = line.split_whitespace().find_map(|word| word.strip_prefix("total="))?.parse().ok()?;
-        Some(micros / 1e6)
+    let stall = |kind: &str| {
+        let mut stall = Stall::default();
+        let words = text.lines().find_map(|line| line.strip_prefix(kind)).unwrap_or_default().split_whitespace();
+        for (name, value) in words.filter_map(|word| word.split_once('=')) {
+            match name {
+                "total" => stall.total = value.parse().unwrap_or_default(),
+                "avg10" => stall.avg10 = value.parse().unwrap_or_default(),
+                "avg60" => stall.avg60 = value.parse().unwrap_or_default(),
+                "avg300" => stall.avg300 = value.parse().unwrap_or_default(),
+                _ => {}
+            }
+        }
+        stall
     };
-    Pressure { some: total("some ").unwrap_or_default(), full: total("full ").unwrap_or_default() }
+    Pressure { some: stall("some "), full: stall("full ") }
 }
 
 /// What the kernel counts of a block device: sectors, requests that were merged, and milliseconds.
@@ -403,7 +435,7 @@ mod tests {
                 "254:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n\
                  254:1 rbytes=1 cost.vrate=100.00 cost.usage=7 cost.wait=6 cost.indebt=5 cost.indelay=4\n",
             ),
-            ("", "cpu.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0 total=500000\n"),
+            ("", "cpu.pressure", "some avg10=1.50 avg60=0.25 avg300=0.05 total=1500000\nfull avg10=0 total=500000\n"),
         ];
         let sample = Sample::read(true, &files(&table));
         assert_eq!((sample.cpu_seconds, sample.throttled_seconds), (Some(1.5), Some(2.5)));
@@ -415,7 +447,9 @@ mod tests {
         assert_eq!(sample.io["254:0"], Io { read_bytes: 4096, write_bytes: 8192, reads: 1, writes: 2, cost: None });
         let cost = IoCost { usage: 7, wait: 6, indebt: 5, indelay: 4 };
         assert_eq!(sample.io["254:1"], Io { read_bytes: 1, cost: Some(cost), ..Io::default() });
-        assert_eq!(sample.pressure, BTreeMap::from([("cpu", Pressure { some: 1.5, full: 0.5 })]));
+        let some = Stall { total: 1_500_000, avg10: 1.5, avg60: 0.25, avg300: 0.05 };
+        let full = Stall { total: 500_000, ..Stall::default() };
+        assert_eq!(sample.pressure, BTreeMap::from([("cpu", Pressure { some, full })]));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! growth that the driver will never make is given up, so that the resizer can go back to what the user asks for then
 //! (`NodeExpander` and `RecoverVolumeExpansionFailure`, v1.36).
 
-use api::claim::is_growth_condition;
+use api::claim::is_resize_condition;
 use csi::tonic::{Code, Status};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -103,7 +103,7 @@ pub(super) fn begun(status: &PersistentVolumeClaimStatus) -> Option<Value> {
 /// The change of a claim whose volume has grown.
 pub(super) fn ended(status: &PersistentVolumeClaimStatus, shown: &Quantity) -> Value {
     let conditions = status.conditions.iter().flatten();
-    let left: Vec<_> = conditions.filter(|condition| !is_growth_condition(&condition.type_)).collect();
+    let left: Vec<_> = conditions.filter(|condition| !is_resize_condition(&condition.type_)).collect();
     json!({"capacity": {STORAGE: shown}, "conditions": left, "allocatedResourceStatuses": {STORAGE: null}})
 }
 
