@@ -360,12 +360,12 @@ impl Collection {
         content_type: Option<&str>,
         body: Bytes,
     ) -> Coming<'_, Answer> {
-        let request = request(method, uri.clone(), accept, content_type, body);
+        let request = request(method.clone(), uri.clone(), accept, content_type, body);
         Box::pin(async move {
             let response = self.client.send_checked(request?).await?;
             match response.into_body().collect().await {
                 Ok(body) => Ok(Answer { uri, body: body.to_bytes() }),
-                Err(source) => Err(Error::Transport { method: Method::GET, uri, source }),
+                Err(source) => Err(Error::Transport { method, uri, source }),
             }
         })
     }

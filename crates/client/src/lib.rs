@@ -49,7 +49,7 @@ pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
 pub use queue::{RateLimiter, Taken, WorkQueue};
 pub use restart::outlive_panics;
 pub use spans::WalkStream;
-pub use transport::{Client, Endpoint, Upgraded};
+pub use transport::{Client, Endpoint, Limit, Upgraded};
 pub use watch::{WatchEvent, WatchStream};
 
 /// What travels inside a streamed body when it breaks off.

@@ -19,6 +19,9 @@ use trace::{Context, Stage, Work};
 use crate::backoff::exponential;
 use crate::metrics::{Counter, Gauge, Histogram, Metrics};
 
+/// A delay may come from a field of an object, and be more than a clock can count. Ten years are for ever as well.
+const LONGEST_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
 /// How long a failing key waits: `base * 2^failures`, at most `cap`.
 #[derive(Debug, Clone, Copy)]
 pub struct RateLimiter {
@@ -150,12 +153,12 @@ impl<K: Clone + Eq + Hash + Display + Send + 'static> WorkQueue<K> {
         }
     }
 
-    /// Adds `key` after `delay`. Of several delays for one key the earliest counts.
+    /// Adds `key` after `delay`, or `LONGEST_DELAY` if that is sooner. Of several delays for one key the earliest counts.
     pub fn add_after(&self, key: K, delay: Duration) {
         if delay.is_zero() {
             return self.add(key);
         }
-        let at = Instant::now() + delay;
+        let at = Instant::now() + delay.min(LONGEST_DELAY);
         {
             let mut context = trace::current().waiting();
             let mut state = self.shared.state.lock();
@@ -400,6 +403,14 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 5);
         queue.done(&"a");
         assert!(queue.is_idle());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delay_may_be_longer_than_time() {
+        let queue = WorkQueue::new();
+        queue.add_after("a", Duration::MAX);
+        queue.add_after("a", Duration::from_secs(5));
+        assert_eq!(queue.get().await, Some("a"));
     }
 
     #[tokio::test(start_paused = true)]

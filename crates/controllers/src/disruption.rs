@@ -153,7 +153,7 @@ struct Counts {
 fn counts(spec: &PodDisruptionBudgetSpec, pods: usize, scale: i32, healthy: i32) -> Counts {
     let pods = i32::try_from(pods).unwrap_or(i32::MAX);
     let (expected, desired) = match (&spec.max_unavailable, &spec.min_available) {
-        (Some(limit), _) => (scale, (scale - resolve(limit, scale, Round::Up)).max(0)),
+        (Some(limit), _) => (scale, scale.saturating_sub(resolve(limit, scale, Round::Up)).max(0)),
         (None, Some(IntOrString::Int(limit))) => (pods, *limit),
         (None, Some(limit)) => (scale, resolve(limit, scale, Round::Up)),
         (None, None) => (0, 0),
@@ -262,7 +262,7 @@ impl Controller {
             let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
             let size = match (group, owner.kind.as_str()) {
                 ("apps", "ReplicaSet" | "StatefulSet") | ("", "ReplicationController") => {
-                    self.size_of(&owner.kind, &format!("{namespace}/{}", owner.name))
+                    self.size_of(owner, namespace)
                 }
                 _ => self.size_of_other(owner, namespace).await?,
             };
@@ -272,35 +272,34 @@ impl Controller {
             };
             sizes.insert(uid, replicas);
         }
-        scale.replicas = sizes.values().sum();
+        scale.replicas = sizes.values().fold(0, |sum: i32, size| sum.saturating_add(*size));
         Ok(scale)
     }
 
-    /// Uid and size of what scales the pods of a controller.
-    fn size_of(&self, kind: &str, key: &str) -> Option<(String, i32)> {
-        let (uid, replicas) = match kind {
+    /// Uid and size of what scales the pods of a controller; none if it is not there, or only another of its name is.
+    fn size_of(&self, owner: &OwnerReference, namespace: &str) -> Option<(String, i32)> {
+        let key = format!("{namespace}/{}", owner.name);
+        let replicas = match owner.kind.as_str() {
             "ReplicaSet" => {
-                let set = self.sets.get(key)?;
-                let deployment = set.metadata.controller().filter(|owner| owner.kind == "Deployment");
-                let namespace = set.metadata.namespace();
-                let deployment =
-                    deployment.and_then(|owner| self.deployments.get(&format!("{namespace}/{}", owner.name)));
-                match deployment {
-                    Some(deployment) => (deployment.metadata.uid.clone(), packed_replicas(&*deployment)),
-                    None => (set.metadata.uid.clone(), packed_replicas(&*set)),
+                let set = self.sets.get(&key).filter(|set| set.metadata.uid() == owner.uid)?;
+                if let Some(above) = set.metadata.controller().filter(|above| above.kind == "Deployment") {
+                    let deployment = self.deployments.get(&format!("{namespace}/{}", above.name));
+                    let deployment = deployment.filter(|deployment| deployment.metadata.uid() == above.uid)?;
+                    return Some((above.uid.clone(), packed_replicas(&*deployment).unwrap_or(1)));
                 }
+                packed_replicas(&*set)
             }
             "StatefulSet" => {
-                let set = self.stateful_sets.get(key)?;
-                (set.metadata.uid.clone(), set.spec.as_ref()?.replicas)
+                let set = self.stateful_sets.get(&key).filter(|set| set.metadata.uid() == owner.uid)?;
+                set.spec.as_ref()?.replicas
             }
             "ReplicationController" => {
-                let controller = self.controllers.get(key)?;
-                (controller.metadata.uid.clone(), packed_replicas(&*controller))
+                let controller = self.controllers.get(&key).filter(|found| found.metadata.uid() == owner.uid)?;
+                packed_replicas(&*controller)
             }
             _ => return None,
         };
-        Some((uid.unwrap_or_default(), replicas.unwrap_or(1)))
+        Some((owner.uid.clone(), replicas.unwrap_or(1)))
     }
 
     /// The same of a controller of any kind that can be scaled.
@@ -436,6 +435,7 @@ mod tests {
             (None, Some(percent("40%")), 5, 5, 5, (5, 3)),
             (None, Some(number(9)), 5, 5, 5, (5, 0)),
             (None, Some(number(1)), 2, 0, 2, (0, 0)),
+            (None, Some(number(i32::MAX)), 2, i32::MIN, 2, (i32::MIN, 0)),
             (None, None, 5, 0, 5, (0, 0)),
         ] {
             let spec = PodDisruptionBudgetSpec {

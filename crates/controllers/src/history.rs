@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::owners::{controller_key, controller_reference};
+use crate::owners::{controller_key, controller_reference, former_controller};
 
 /// The label on pods that tells which revision they are of.
 pub(crate) const REVISION_LABEL: &str = "controller-revision-hash";
@@ -27,16 +27,32 @@ pub(crate) fn of<K: Resource>(informer: &Informer<ControllerRevision>, owner: &K
     revisions
 }
 
-/// Whom a change of a revision concerns. One that goes may have stood in the way of a set that only has the name of its owner:
-/// the set of that name was deleted and made anew.
-pub(crate) fn keys<K: Resource>(event: &Event<ControllerRevision>, owners: &Informer<K>) -> Option<String> {
+/// A revision of `owner` by its name. The cache may be behind the status that names it, so the server is asked: without it, pods
+/// of the revision would be made of another.
+pub(crate) async fn named<K: Resource>(
+    client: &Client,
+    owner: &K,
+    revisions: &[Arc<ControllerRevision>],
+    wanted: &str,
+) -> Result<Option<ControllerRevision>, Error> {
+    if let Some(found) = revisions.iter().find(|revision| name(revision) == wanted) {
+        return Ok(Some(ControllerRevision::clone(found)));
+    }
+    let owner = owner.metadata();
+    let live = client.namespaced::<ControllerRevision>(owner.namespace()).get_opt(wanted).await?;
+    Ok(live.filter(|live| live.metadata.is_controlled_by(owner.uid())))
+}
+
+/// Whom a change of a revision concerns: the set that has it, and one that has lost it and records it again. One that goes may
+/// have stood in the way of a set that only has the name of its owner: the set of that name was deleted and made anew.
+pub(crate) fn keys<K: Resource>(event: &Event<ControllerRevision>, owners: &Informer<K>) -> Vec<String> {
     let meta = &event.object().metadata;
     if !matches!(event, Event::Deleted(_)) {
-        return controller_key(meta, owners);
+        return controller_key(meta, owners).into_iter().chain(former_controller(event, owners)).collect();
     }
-    let owner = meta.controller().filter(|owner| owner.kind == K::KIND)?;
-    let key = format!("{}/{}", meta.namespace(), owner.name);
-    owners.get(&key).map(|_| key)
+    let owner = meta.controller().filter(|owner| owner.kind == K::KIND);
+    let key = owner.map(|owner| format!("{}/{}", meta.namespace(), owner.name));
+    key.filter(|key| owners.get(key).is_some()).into_iter().collect()
 }
 
 pub(crate) fn name(revision: &ControllerRevision) -> &str {
@@ -145,6 +161,8 @@ pub(crate) async fn truncate(
 
 #[cfg(test)]
 mod tests {
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Full};
     use k8s_openapi::api::apps::v1::DaemonSet;
 
     use super::*;
@@ -156,6 +174,27 @@ mod tests {
         present.metadata.get_or_insert_default().labels = Some([("app".to_owned(), "db".to_owned())].into());
         let revision = ControllerRevision { data: Some(RawExtension(data(&present))), ..ControllerRevision::default() };
         assert_eq!(template(&revision), Some(present));
+    }
+
+    /// A status may name a revision that no watch has shown yet.
+    #[tokio::test]
+    async fn a_revision_that_the_cache_does_not_show_is_asked_for() {
+        let handler: client::Handler = Arc::new(|_: Request<bytes::Bytes>| {
+            let owner = json!({ "apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": "u" });
+            let mut revision = json!({ "metadata": { "name": "agent-1", "ownerReferences": [owner] }, "revision": 1 });
+            revision["metadata"]["ownerReferences"][0]["controller"] = json!(true);
+            let body: client::Body =
+                Full::new(revision.to_string().into()).map_err(|never| match never {}).boxed_unsync();
+            Box::pin(async move { Response::new(body) })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        for (uid, expected) in [("u", Some("agent-1")), ("another", None)] {
+            let mut set = DaemonSet::default();
+            set.metadata.namespace = Some("default".into());
+            set.metadata.uid = Some(uid.into());
+            let found = named(&client, &set, &[], "agent-1").await.unwrap();
+            assert_eq!(found.as_ref().map(name), expected, "{uid}");
+        }
     }
 
     /// A set that was made anew may have found the revision of its predecessor, which then goes.
@@ -172,12 +211,13 @@ mod tests {
             Arc::new(revision)
         };
         for (event, expected) in [
-            (Event::Deleted(revision("old")), Some("default/agent")),
-            (Event::Deleted(revision("new")), Some("default/agent")),
-            (Event::Added(revision("new")), Some("default/agent")),
-            (Event::Added(revision("old")), None),
+            (Event::Deleted(revision("old")), vec!["default/agent"]),
+            (Event::Deleted(revision("new")), vec!["default/agent"]),
+            (Event::Added(revision("new")), vec!["default/agent"]),
+            (Event::Added(revision("old")), vec![]),
+            (Event::Modified { old: revision("new"), new: revision("another") }, vec!["default/agent"]),
         ] {
-            assert_eq!(keys(&event, &sets).as_deref(), expected, "{event:?}");
+            assert_eq!(keys(&event, &sets), expected, "{event:?}");
         }
     }
 }

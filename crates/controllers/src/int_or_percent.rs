@@ -14,7 +14,7 @@ pub(crate) fn resolve(value: &IntOrString, total: i32, round: Round) -> i32 {
         IntOrString::Int(number) => *number,
         IntOrString::String(text) => {
             let Some(percent) = text.strip_suffix('%').and_then(|number| number.parse::<i64>().ok()) else { return 0 };
-            let hundredths = percent * i64::from(total);
+            let hundredths = percent.saturating_mul(i64::from(total));
             let count = match round {
                 Round::Up => hundredths.div_euclid(100) + i64::from(hundredths.rem_euclid(100) != 0),
                 Round::Down => hundredths.div_euclid(100),
@@ -38,6 +38,7 @@ mod tests {
             (percent("0%"), 10, 0, 0),
             (percent("100%"), 7, 7, 7),
             (percent("150%"), 3, 5, 4),
+            (percent("9223372036854775807%"), 3, i32::MAX, i32::MAX),
             (percent("nonsense"), 3, 0, 0),
         ] {
             assert_eq!(

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::cidr::Cidr;
 use client::{Client, Clock, Informer, ListParams};
@@ -16,6 +17,8 @@ const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 const READY: &str = "Ready";
 /// How many objects the server is asked for at a time.
 const PAGE: u32 = 500;
+/// An address that the cache does not show may go without an event: after this the server is asked again.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 struct Controller {
     client: Client,
@@ -46,19 +49,23 @@ impl Reconcile for Controller {
             let api = self.client.all::<ServiceCIDR>();
             let now = self.clock.now();
             let mut step = plan(&range, &self.ranges.list(), &self.addresses.list(), now);
+            let mut requeue = Requeue::Never;
             if range.metadata.deletion_timestamp.is_some() && matches!(step, Step::Update(_)) {
                 // Letting a range go cannot be taken back, so the server is asked: the caches may not show the latest Service.
                 let ranges = shared(api.list_all(&ListParams::default(), PAGE).await?.items);
                 let addresses = self.client.all::<IPAddress>().list_all(&ListParams::default(), PAGE).await?;
                 step = plan(&range, &ranges, &shared(addresses.items), now);
+                if !matches!(step, Step::Update(_)) {
+                    requeue = Requeue::After(RECHECK_INTERVAL);
+                }
             }
             let written = match step {
-                Step::Nothing => return Ok(Requeue::Never),
+                Step::Nothing => return Ok(requeue),
                 Step::Update(new) => api.update(&new).await,
                 Step::UpdateStatus(new) => api.update_status(&new).await,
             };
             match written {
-                Ok(_) => Ok(Requeue::Never),
+                Ok(_) => Ok(requeue),
                 Err(error) if error.is_not_found() => Ok(Requeue::Never),
                 Err(error) => Err(error.into()),
             }

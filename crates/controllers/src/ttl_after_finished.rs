@@ -57,7 +57,8 @@ fn end_of_life(job: &Job) -> Option<Timestamp> {
     let last = conditions
         .iter()
         .find(|condition| matches!(condition.type_.as_str(), "Complete" | "Failed") && condition.status == "True")?;
-    Some(last.last_transition_time.as_ref()?.0 + Duration::from_secs(seconds.max(0).unsigned_abs().into()))
+    let ended = last.last_transition_time.as_ref()?.0;
+    ended.checked_add(Duration::from_secs(seconds.max(0).unsigned_abs().into())).ok()
 }
 
 impl Reconcile for Controller {

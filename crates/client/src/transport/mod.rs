@@ -18,6 +18,7 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 
 pub use https::{Endpoint, Upgraded};
+pub use limit::Limit;
 
 use crate::answer::read_out;
 use crate::kubeconfig::{Kubeconfig, Overrides};
@@ -25,7 +26,6 @@ use crate::metrics::{Metrics, rest_client};
 use crate::spans::Traced;
 use crate::{Api, Body, Error, Handler, Resource};
 use auth::Auth;
-use limit::Limit;
 use measure::Measure;
 use service_account::TokenSource;
 

@@ -78,6 +78,8 @@ fn sign(
     params.not_before = moment(seconds.saturating_sub(BACKDATE.min(duration)));
     params.not_after = moment(seconds + duration);
     params.is_ca = rcgen::IsCa::ExplicitNoCa;
+    // By itself, rcgen takes the same number for every certificate of a key.
+    params.serial_number = Some(rcgen::SerialNumber::from_slice(&rand::random::<u128>().to_be_bytes()));
     params.use_authority_key_identifier_extension = true;
     let usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
     let pick = |name: &str| usages.contains(&name);
@@ -307,6 +309,20 @@ m/5GCh9kQr2z2K5MYCWpfngii91AdNf4pDyNlBm4nD49ejMDzx5EaQ==
         ] {
             assert!(signed(names.clone(), signer, usage).is_err(), "{names:?} {signer}");
         }
+    }
+
+    #[test]
+    fn no_two_certificates_have_the_same_number() {
+        use rustls_pki_types::CertificateDer;
+        let authority = authority();
+        let spec = request("ann", "dev", &[], CLIENT, &["digital signature", "client auth"]);
+        let number = || {
+            let signed = sign(&spec, &authority, YEAR, Timestamp::now()).unwrap();
+            let der = CertificateDer::from_pem_slice(signed.as_bytes()).unwrap();
+            let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+            certificate.raw_serial_as_string()
+        };
+        assert_ne!(number(), number());
     }
 
     #[test]

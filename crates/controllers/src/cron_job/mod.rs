@@ -109,11 +109,13 @@ impl Controller {
     async fn delete(&self, cron_job: &CronJob, job: &Job) -> Result<(), Error> {
         let name = job.metadata.name();
         let api = self.client.namespaced::<Job>(job.metadata.namespace());
-        match api.delete(name, &DeleteParams::background()).await {
+        let params = DeleteParams { uid: job.metadata.uid.clone(), ..DeleteParams::background() };
+        match api.delete(name, &params).await {
             Ok(()) => {
                 self.recorder.normal(&client::reference(cron_job), "SuccessfulDelete", format!("Deleted job {name}"))
             }
-            Err(error) if error.is_not_found() => {}
+            // Gone, and perhaps another has its name.
+            Err(error) if error.is_not_found() || error.is_conflict() => {}
             Err(error) => {
                 self.recorder.warning(&client::reference(cron_job), "FailedDelete", format!("Deleted job: {error}"));
                 return Err(error.into());
@@ -235,7 +237,8 @@ impl Controller {
             );
         }
         let Some(scheduled) = due.missed else { return later };
-        if deadline.is_some_and(|deadline| scheduled + deadline < now) {
+        let late = Duration::try_from(now.duration_since(scheduled)).unwrap_or_default();
+        if deadline.is_some_and(|deadline| late > deadline) {
             self.recorder.warning(
                 &about,
                 "MissSchedule",
@@ -303,7 +306,7 @@ fn earliest(cron_job: &CronJob, status: &CronJobStatus, deadline: Option<Duratio
     let created = cron_job.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
     let from = status.last_schedule_time.as_ref().map_or(created, |time| time.0);
     match deadline {
-        Some(deadline) => from.max(now - deadline),
+        Some(deadline) => now.checked_sub(deadline).map_or(from, |limit| from.max(limit)),
         None => from,
     }
 }
@@ -348,6 +351,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_deadline_may_be_longer_than_time() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let cron_job = CronJob {
+            metadata: ObjectMeta { creation_timestamp: Some(Time(at(100))), ..ObjectMeta::default() },
+            ..CronJob::default()
+        };
+        for (deadline, expected) in [(None, 100), (Some(i64::MAX.unsigned_abs()), 100), (Some(30), 170)] {
+            let found = earliest(&cron_job, &CronJobStatus::default(), deadline.map(Duration::from_secs), at(200));
+            assert_eq!(found, at(expected), "{deadline:?}");
+        }
+    }
 
     /// What runs is replaced although no watch has shown it yet. Another Job of its name is not what is meant.
     #[tokio::test]

@@ -54,17 +54,23 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     };
     let nodes = {
         let sets = sets.clone();
-        context.on::<Node, _>(move |event| {
+        context.on::<Node, Vec<String>>(move |event| {
+            // The status of a node changes every few seconds; daemons go by its labels and taints.
+            if let Event::Modified { old, new } = event
+                && old.spec == new.spec
+                && old.metadata.labels == new.metadata.labels
+            {
+                return Vec::new();
+            }
             let all = sets.list();
             let concerned = all.iter().filter(|set| match event {
                 Event::Added(_) | Event::Deleted(_) => true,
-                // Node status changes every few seconds; only a change of the verdict matters.
                 Event::Modified { old, new } => {
                     let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.clone()).unwrap_or_default();
                     placement(&spec, old) != placement(&spec, new)
                 }
             });
-            concerned.map(|set| pods::key(&**set)).collect::<Vec<_>>()
+            concerned.map(|set| pods::key(&**set)).collect()
         })
     };
     let pods = {
@@ -119,6 +125,8 @@ impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(set) = self.sets.get(key) else {
             self.expectations.forget(key);
+            let own = format!("{key}/");
+            self.failures.lock().retain(|of, _| !of.starts_with(&own));
             return Ok(Requeue::Never);
         };
         let Some(spec) = &set.spec else { return Ok(Requeue::Never) };
@@ -168,9 +176,8 @@ impl Controller {
     /// How long a failed pod stays before it is replaced; `None` when its time has come.
     fn failed_before(&self, key: &str, pod: &Pod) -> Option<Duration> {
         let mut failures = self.failures.lock();
-        let (count, last) = failures
-            .entry(format!("{key}/{}", pods::node_name(pod)))
-            .or_insert((0, tokio::time::Instant::now() - FAILED.cap));
+        let (count, last) =
+            failures.entry(format!("{key}/{}", pods::node_name(pod))).or_insert((0, tokio::time::Instant::now()));
         let delay = client::backoff::exponential(FAILED.base, FAILED.cap, count.saturating_sub(1));
         let wait = if *count == 0 { Duration::ZERO } else { delay.saturating_sub(last.elapsed()) };
         if !wait.is_zero() {

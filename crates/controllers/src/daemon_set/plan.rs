@@ -1,6 +1,6 @@
 //! What a DaemonSet does next, decided from itself, the nodes and its pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) struct Plan {
     /// Names of nodes that get a pod.
     pub(super) create: Vec<String>,
     pub(super) delete: Vec<Arc<Pod>>,
-    /// Those of `delete` that had failed; they are replaced with a growing delay.
+    /// Those that have ended; they are replaced with a growing delay.
     pub(super) failed: Vec<Arc<Pod>>,
     pub(super) status: DaemonSetStatus,
     pub(super) recheck: Option<Duration>,
@@ -119,10 +119,10 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
             wanted_nodes.push(name);
         }
         if starts || stays {
-            plan.failed.extend(broken.filter(|pod| pods::phase(pod) == "Failed" || starts).cloned());
+            plan.failed.extend(broken.cloned());
             keep_best(&living, is_new, available, &spec, &mut plan.delete);
         } else {
-            plan.delete.extend(living.iter().map(|pod| Arc::clone(pod)));
+            plan.delete.extend(here.iter().filter(|pod| !pods::is_terminating(pod)).map(|pod| Arc::clone(pod)));
         }
         // A terminating pod's place is taken only once it is gone, unless two may be there for a while.
         if starts && (here.is_empty() || surges && here.iter().all(|pod| pods::is_terminating(pod))) {
@@ -139,6 +139,7 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
             counts[1] += 1;
         }
     }
+    plan.delete.extend(stranded(pods, nodes));
     let desired = i32::try_from(wanted_nodes.len()).unwrap_or(i32::MAX);
     // A node where pods fail again and again holds up its own pod only.
     if plan.create.is_empty() && plan.delete.is_empty() {
@@ -164,6 +165,16 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
         conditions: old.conditions,
     };
     plan
+}
+
+/// Pods that wait for a node which is gone: no scheduler finds them a place (`getUnscheduledPodsWithoutNode`, v1.36).
+fn stranded(pods: &[Arc<Pod>], nodes: &[Arc<Node>]) -> Vec<Arc<Pod>> {
+    let known: BTreeSet<&str> = nodes.iter().map(|node| node.metadata.name()).collect();
+    let is_stranded = |pod: &&Arc<Pod>| {
+        let waits = pods::node_name(pod).is_empty() && !pods::is_terminating(pod);
+        waits && target_node(pod).is_some_and(|node| !known.contains(node))
+    };
+    pods.iter().filter(is_stranded).cloned().collect()
 }
 
 /// Of several pods on one node one stays: while surging the old one, too, until the new one is available or itself is not ready.
@@ -282,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Name and node, `r` ready or `p` pending; upper case is the present template.
+    /// Name and node, `r` ready, `p` pending, `f` failed or `s` succeeded; upper case is the present template.
     fn pod(name: &str, node: &str, state: char) -> Arc<Pod> {
         let builder = Builder::new(name)
             .on(node)
@@ -290,6 +301,7 @@ mod tests {
         match state.to_ascii_lowercase() {
             'r' => builder.ready(at(0)).build(),
             'f' => builder.phase("Failed").build(),
+            's' => builder.phase("Succeeded").build(),
             _ => builder.build(),
         }
     }
@@ -315,6 +327,21 @@ mod tests {
         assert_eq!(names(&next.delete), ["pa2", "pd"], "a second one and one that may not stay");
         assert_eq!(names(&next.failed), ["pb"]);
         assert_eq!(next.status.number_misscheduled, 2);
+        let ended = [pod("pc", "c", 's'), pod("pd", "d", 'f')];
+        let next = plan(&set(0, 1), &nodes, &ended, "new", at(10));
+        assert_eq!((names(&next.failed), names(&next.delete)), (vec!["pc".to_owned()], vec!["pd".to_owned()]));
+    }
+
+    #[test]
+    fn a_pod_that_waits_for_a_node_which_is_gone_goes_as_well() {
+        let waiting = |name: &str, node: &str| {
+            let mut pod = Builder::new(name).0;
+            pin(pod.spec.get_or_insert_default(), node);
+            Arc::new(Pod::from(pod))
+        };
+        let pods = [waiting("p1", "a"), waiting("p2", "gone"), pod("p3", "gone", 'R')];
+        let plan = plan(&set(0, 1), &[node("a", None)], &pods, "new", at(10));
+        assert_eq!(names(&plan.delete), ["p2"]);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{HEADLESS, hostname, ip_of, is_headless, selected, selector, target_port, watch};
 use crate::controller::{CATCH_UP_TIMEOUT, Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::pods;
 
 const MANAGED_BY: (&str, &str) = ("endpoints.kubernetes.io/managed-by", "endpoint-controller");
@@ -30,10 +31,13 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     let (services, pods) = watch(context);
     // What somebody else does to ours is repaired, and what was decided on a version that was not the latest is looked at
     // again. Those that people write are theirs, with or without a Service.
-    let endpoints = context.on::<Packed<Endpoints>, _>(|event| match event {
+    let all = services.clone();
+    let endpoints = context.on::<Packed<Endpoints>, _>(move |event| match event {
         Event::Added(endpoints) if is_ours(&endpoints.metadata) => Some(pods::key(&**endpoints)),
         Event::Modified { old, new } if is_ours(&old.metadata) || is_ours(&new.metadata) => Some(pods::key(&**new)),
-        Event::Deleted(endpoints) => Some(pods::key(&**endpoints)),
+        Event::Deleted(gone) => {
+            Some(pods::key(&**gone)).filter(|key| is_ours(&gone.metadata) || all.get(key).is_some())
+        }
         _ => None,
     });
     Arc::new(Controller {
@@ -57,12 +61,13 @@ impl Controller {
         let api = self.client.namespaced::<Endpoints>(namespace);
         let present = self.endpoints.get(key);
         let Some(service) = self.services.get(key) else {
-            if present.is_some() {
-                match api.delete(name, &DeleteParams::default()).await {
-                    Err(error) if !error.is_not_found() => return Err(error.into()),
-                    _ => {}
-                }
+            let Some(present) = present else { return Ok(Requeue::Never) };
+            // The cache of Services may be behind that of Endpoints, so the server is asked.
+            if self.client.namespaced::<Service>(namespace).get_opt(name).await?.is_some() {
+                return Ok(Requeue::After(CATCH_UP_TIMEOUT));
             }
+            let params = DeleteParams { uid: present.metadata.uid.clone(), ..DeleteParams::default() };
+            if_unchanged(api.delete(name, &params).await)?;
             return Ok(Requeue::Never);
         };
         if selector(&service).is_none()

@@ -32,7 +32,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use parking_lot::Mutex;
 
-use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::controller::{CATCH_UP_TIMEOUT, Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
 pub(crate) use error::Error;
 use monitor::{Fault, Monitor};
@@ -116,6 +116,7 @@ impl Reconcile for Controller {
                 key,
                 conditions: conditions(&scaler),
                 resized: None,
+                is_interrupted: false,
             };
             let ended = look.run().await;
             let fault = match &ended {
@@ -127,7 +128,7 @@ impl Reconcile for Controller {
             if let Err(Unfinished { why, .. }) = ended? {
                 tracing::warn!(key, why, "autoscaler did not get through");
             }
-            Ok(Requeue::After(self.settings.sync_period))
+            Ok(Requeue::After(if look.is_interrupted { CATCH_UP_TIMEOUT } else { self.settings.sync_period }))
         })
     }
 }
@@ -179,6 +180,8 @@ struct Look<'a> {
     conditions: Vec<HorizontalPodAutoscalerCondition>,
     /// From which size to which.
     resized: Option<(i32, i32)>,
+    /// It has recorded what the next look does.
+    is_interrupted: bool,
 }
 
 const ABLE: &str = "AbleToScale";
@@ -295,6 +298,16 @@ impl Look<'_> {
             }
         };
         let rescales = desired != current;
+        let goes_to_zero = current > 0 && desired == 0 && bounds.min == 0 && reads_idle_targets;
+        if goes_to_zero && !was_scaled {
+            // Recorded first: whatever is at zero without this record is taken for switched off, and never wakes up again.
+            self.condition(TO_ZERO, true, "ScaledToZero", "the HPA controller scaled the workload to zero");
+            let status =
+                HorizontalPodAutoscalerStatus { current_replicas: Some(current), current_metrics: statuses, ..old };
+            self.write(status).await?;
+            self.is_interrupted = true;
+            return Ok(Ok(()));
+        }
         if rescales {
             if let Err(error) = target::resize(&api, &reference.name, scale, desired).await {
                 self.warn("FailedRescale", format!("New size: {desired}; reason: {why}; error: {error}"));
@@ -307,9 +320,7 @@ impl Look<'_> {
             }
             let message = format!("the HPA controller was able to update the target scale to {desired}");
             self.condition(ABLE, true, "SucceededRescale", message);
-            if current > 0 && desired == 0 && bounds.min == 0 && reads_idle_targets {
-                self.condition(TO_ZERO, true, "ScaledToZero", "the HPA controller scaled the workload to zero");
-            } else if is_told {
+            if is_told && !goes_to_zero {
                 let message = "the HPA controller did not scale the workload to zero";
                 self.condition(TO_ZERO, false, "NotScaledToZero", message);
             }

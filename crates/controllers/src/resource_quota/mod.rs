@@ -156,11 +156,11 @@ fn overdue_in(pod: &Pod, now: Timestamp) -> Option<Duration> {
     Some(left + Duration::from_secs(1))
 }
 
-/// The pod, if it is being deleted and was not before.
+/// The pod, if it is to be charged until another time than before.
 fn begins_to_go(event: &Event<Pod>) -> Option<&Arc<Pod>> {
     match event {
         Event::Added(pod) => Some(pod),
-        Event::Modified { old, new } if !pods::is_terminating(old) => Some(new),
+        Event::Modified { old, new } if charged_until(old) != charged_until(new) => Some(new),
         _ => None,
     }
 }
@@ -411,8 +411,26 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
     use super::*;
-    use crate::pods::tests::Builder;
+    use crate::pods::tests::{Builder, at};
+
+    #[test]
+    fn a_pod_that_is_to_go_sooner_is_looked_at_sooner() {
+        let pod = |grace: Option<i64>| {
+            let mut pod = Builder::new("a").0;
+            pod.metadata.deletion_timestamp = grace.map(|_| Time(at(100)));
+            pod.metadata.deletion_grace_period_seconds = grace;
+            Arc::new(Pod::from(pod))
+        };
+        for (old, new, expected) in
+            [(None, None, false), (None, Some(30), true), (Some(30), Some(30), false), (Some(30), Some(1), true)]
+        {
+            let event = Event::Modified { old: pod(old), new: pod(new) };
+            assert_eq!(begins_to_go(&event).is_some(), expected, "{old:?} {new:?}");
+        }
+    }
 
     /// A deadline takes a pod from quotas of the scope NotTerminating to those of Terminating.
     #[test]

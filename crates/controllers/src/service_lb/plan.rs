@@ -249,7 +249,7 @@ fn address(node: &Node, is_v6: bool, owners: &BTreeMap<IpAddr, &str>, inside: &[
         let mut possible = said(node).filter(|(is_outer, _)| *is_outer == wanted).map(|(_, address)| address);
         possible.find(|address| {
             address.is_ipv6() == is_v6
-                && api::cidr::is_of_a_machine(*address)
+                && api::cidr::is_global_unicast(*address)
                 && !inside.iter().any(|range| range.contains(*address))
                 && owners.get(address).copied() == name
         })

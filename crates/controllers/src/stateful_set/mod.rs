@@ -138,12 +138,11 @@ impl Controller {
         let recorded = history::of(&self.revisions, &*set);
         let status = set.status.clone().unwrap_or_default();
         let update = history::record(&self.client, &*set, &spec.template, &recorded, status.collision_count).await?;
-        let current = status
-            .current_revision
-            .as_deref()
-            .filter(|name| !name.is_empty())
-            .and_then(|name| recorded.iter().find(|revision| history::name(revision) == name));
-        let current = current.map_or_else(|| update.clone(), |current| ControllerRevision::clone(current));
+        let current = match status.current_revision.as_deref().filter(|name| !name.is_empty()) {
+            Some(name) => history::named(&self.client, &*set, &recorded, name).await?,
+            None => None,
+        };
+        let current = current.unwrap_or_else(|| update.clone());
         let plan = plan(
             &set,
             &mine,

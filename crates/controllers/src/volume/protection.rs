@@ -2,6 +2,7 @@
 //! deleted under their users. Admission puts the finalizer on; here it comes off when nobody uses the object any more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
@@ -20,6 +21,8 @@ const BY_CLASS: &str = "attributes-class";
 pub(super) const BY_CLAIM: &str = "claim";
 /// How many pods the server is asked for at a time.
 const PAGE: u32 = 500;
+/// A user that the cache does not show may go without an event: after this the server is asked again.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 struct Claims {
     client: Client,
@@ -108,9 +111,11 @@ impl Reconcile for AttributesClasses {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let Some(class) = self.classes.get(key) else { return Ok(Requeue::Never) };
-            let used = !self.claims.by_index(BY_CLASS, key).is_empty()
-                || !self.volumes.by_index(BY_CLASS, key).is_empty()
-                || (class.metadata.deletion_timestamp.is_some() && self.is_used_now(key).await?);
+            let used =
+                !self.claims.by_index(BY_CLASS, key).is_empty() || !self.volumes.by_index(BY_CLASS, key).is_empty();
+            if !used && class.metadata.deletion_timestamp.is_some() && self.is_used_now(key).await? {
+                return Ok(Requeue::After(RECHECK_INTERVAL));
+            }
             protect(&self.client, &*class, CLASS_FINALIZER, used).await
         })
     }
@@ -134,7 +139,9 @@ impl Reconcile for Claims {
         Box::pin(async move {
             let Some(claim) = self.claims.get(key) else { return Ok(Requeue::Never) };
             let used = self.pods.by_index(BY_CLAIM, key).iter().any(|pod| keeps(pod, &claim));
-            let used = used || (claim.metadata.deletion_timestamp.is_some() && self.is_used_now(&claim).await?);
+            if !used && claim.metadata.deletion_timestamp.is_some() && self.is_used_now(&claim).await? {
+                return Ok(Requeue::After(RECHECK_INTERVAL));
+            }
             protect(&self.client, &*claim, CLAIM_FINALIZER, used).await
         })
     }

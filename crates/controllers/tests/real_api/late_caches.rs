@@ -209,6 +209,32 @@ async fn endpoints_follow_a_pod_though_their_own_cache_is_late() {
     cluster.stop().await;
 }
 
+/// Endpoints are not taken for those of a Service that is gone because the cache does not show the Service yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_of_a_service_that_is_seen_late_stay() {
+    let (cluster, gate) = start("/api/v1/services", 0).await;
+    cluster.namespace("settled").await;
+    let spec = json!({ "selector": { "app": "none" }, "ports": [{ "port": 80 }] });
+    cluster.apply::<Service>(json!({ "metadata": { "name": "first", "namespace": "default" }, "spec": spec })).await;
+    // A controller that is at work has full caches.
+    cluster.until::<Endpoints>("default", "first", "made", |_| true).await;
+    gate.close();
+    service(&cluster).await;
+    let labels = json!({ "endpoints.kubernetes.io/managed-by": "endpoint-controller" });
+    let made = async |name: &str| {
+        let metadata = json!({ "name": name, "namespace": "default", "labels": labels });
+        cluster.apply::<Endpoints>(json!({ "metadata": metadata })).await
+    };
+    let web = made("web").await;
+    // Those of no Service go. Once these have, the ones before them were looked at.
+    made("free").await;
+    cluster.until_gone::<Endpoints>("default", "free").await;
+    let found = cluster.client.namespaced::<Endpoints>("default").get("web").await.unwrap();
+    assert_eq!(found.metadata.uid, web.metadata.uid);
+    gate.open();
+    cluster.stop().await;
+}
+
 fn has_finalizer(pod: &Pod) -> bool {
     pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
 }
@@ -234,8 +260,13 @@ async fn job_pod(cluster: &Cluster, name: &str, job: &str, uid: &str) {
 async fn pods_of_a_job_that_is_seen_late_are_counted() {
     let (cluster, gate) = start("/apis/batch/v1/jobs", 0).await;
     cluster.namespace("settled").await;
-    gate.close();
     let template = json!({ "spec": { "restartPolicy": "Never", "containers": [{ "name": "c", "image": "nginx:1" }] } });
+    // A controller that is at work has full caches.
+    let spec = json!({ "suspend": true, "template": template });
+    cluster.apply::<Job>(json!({ "metadata": { "name": "first", "namespace": "settled" }, "spec": spec })).await;
+    let is_suspended = |job: &Job| job.status.as_ref().is_some_and(|status| status.conditions.is_some());
+    cluster.until::<Job>("settled", "first", "is suspended", is_suspended).await;
+    gate.close();
     let job = json!({ "metadata": { "name": "late", "namespace": "default" }, "spec": { "template": template } });
     let job = cluster.apply::<Job>(job).await;
     job_pod(&cluster, "counted", "late", job.metadata.uid.as_deref().unwrap()).await;
@@ -283,13 +314,21 @@ async fn a_service_range_stays_for_an_address_that_is_seen_late() {
 async fn pods_that_are_seen_late_outlive_an_owner_that_leaves_them() {
     let (cluster, gate) = start("/api/v1/pods", 0).await;
     cluster.namespace("settled").await;
-    gate.close();
     let labels = json!({ "app": "web" });
     let spec = json!({ "containers": [{ "name": "c", "image": "nginx:1" }] });
     let template = json!({ "metadata": { "labels": labels }, "spec": spec });
-    let spec = json!({ "replicas": 2, "selector": labels, "template": template });
-    let controller = json!({ "metadata": { "name": "web", "namespace": "default" }, "spec": spec });
-    cluster.apply::<ReplicationController>(controller).await;
+    let controller = async |namespace: &str, replicas: i32| {
+        let spec = json!({ "replicas": replicas, "selector": labels, "template": template });
+        let controller = json!({ "metadata": { "name": "web", "namespace": namespace }, "spec": spec });
+        cluster.apply::<ReplicationController>(controller).await;
+    };
+    // A controller that has counted its pods has full caches.
+    controller("settled", 1).await;
+    let has_counted =
+        |controller: &ReplicationController| controller.status.as_ref().is_some_and(|status| status.replicas == 1);
+    cluster.until::<ReplicationController>("settled", "web", "has a pod", has_counted).await;
+    gate.close();
+    controller("default", 2).await;
     let owned = async || {
         let pods = cluster.list::<Pod>("default").await;
         pods.iter().map(|pod| pod.metadata.owner_references.as_ref().map_or(0, Vec::len)).collect::<Vec<_>>()

@@ -18,7 +18,7 @@ mod snapshots;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use api::claim::is_growth_condition;
+use api::claim::is_resize_condition;
 use api::meta::Meta as _;
 use api::node_volumes::{Action, Answer, DRIVER, NodeVolumes, PLURAL, Request, Source, TOPOLOGY_KEY, is_id};
 use api::quantity::{Format, Quantity};
@@ -635,7 +635,7 @@ impl Controller {
 
     async fn show(&self, claim: &PersistentVolumeClaim, size: i64) -> Result<(), Error> {
         let conditions = claim.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-        let left: Vec<_> = conditions.into_iter().filter(|it| !is_growth_condition(&it.type_)).collect();
+        let left: Vec<_> = conditions.into_iter().filter(|it| !is_resize_condition(&it.type_)).collect();
         let patch = Patch::merge(json!({ "status": {
             "capacity": { "storage": quantity(size) }, "allocatedResources": { "storage": quantity(size) },
             "conditions": left, "allocatedResourceStatuses": null,
