@@ -140,6 +140,8 @@ async fn collect(state: &Arc<State>) -> anyhow::Result<()> {
 
 /// Takes the lease of this server away, unless another server of this host has taken it over.
 async fn give_back(state: &Arc<State>) -> anyhow::Result<()> {
+    // The last renewal may be a moment old. Where the cache does not show it, nothing is removed.
+    let _ = state.caches.settled().await;
     let Some(lease) = state.objects().get::<Lease>(NAMESPACE, &name(&host()?))? else { return Ok(()) };
     let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
     match holder.is_some_and(|holder| holder.ends_with(&state.holder)) {

@@ -62,8 +62,8 @@ impl State {
 
     /// What passing on a request to another server takes.
     pub(crate) fn forwarding(&self) -> crate::aggregation::Forwarding<'_> {
-        let Cluster { services, config, stop, .. } = &*self.cluster;
-        crate::aggregation::Forwarding { aggregation: &self.aggregation, services, config, stop }
+        let Cluster { services, caches, config, stop, .. } = &*self.cluster;
+        crate::aggregation::Forwarding { aggregation: &self.aggregation, services, caches, config, stop }
     }
 
     /// Makes the documents of discovery anew, when kinds or backends came or went.

@@ -1,7 +1,6 @@
 //! An aggregated API server: where it is, whom to trust there, and how requests are passed on to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::UserInfo;
@@ -28,6 +27,7 @@ use crate::remote::proxied_answer::{Links, pass};
 use crate::remote::service::{self, NoAddress};
 use crate::remote::{ConnectError, Connections, Lost, Problem, Sender, Services, dial};
 use crate::request_info::RequestInfo;
+use crate::watch_cache::Caches;
 
 /// The documents that clients need to find their way come soon or not at all.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,6 +37,7 @@ const EXTRA: &str = "x-remote-extra-";
 pub(crate) struct Forwarding<'a> {
     pub(crate) aggregation: &'a Aggregation,
     pub(crate) services: &'a Services,
+    pub(crate) caches: &'a Caches,
     pub(crate) config: &'a Config,
     pub(crate) stop: &'a CancellationToken,
 }
@@ -52,7 +53,6 @@ pub(crate) struct Backend {
     spec: APIServiceSpec,
     tls: Result<Reloading<TlsConnector>, Arc<anyhow::Error>>,
     connections: Connections,
-    is_available: AtomicBool,
     discovered: RwLock<Arc<Discovered>>,
 }
 
@@ -70,7 +70,6 @@ impl Backend {
             service: (namespace.to_owned(), name.to_owned(), port),
             tls: trust(config, &spec).map_err(Arc::new),
             connections: Connections::default(),
-            is_available: AtomicBool::new(is_available(registered)),
             discovered: RwLock::default(),
             spec,
         })
@@ -89,9 +88,15 @@ impl Backend {
         self.group == other.group && self.version == other.version
     }
 
-    /// Takes over what a registration says about availability.
-    pub(crate) fn observe(&self, registered: &APIService) {
-        self.is_available.store(is_available(registered), Ordering::Release);
+    /// Whether its registration says so, as everybody can read it at this moment: who has seen there that the server
+    /// can be used finds that it can. While it cannot be read, the server shows by itself whether it is there.
+    fn is_available(&self, caches: &Caches) -> bool {
+        let registered = caches.objects().get::<APIService>("", &self.name());
+        let says_so = |service: Arc<APIService>| condition(&service).is_some_and(|found| found.status == "True");
+        match registered {
+            Ok(service) => service.is_some_and(says_so),
+            Err(_) => true,
+        }
     }
 
     pub(crate) fn discovered(&self) -> Arc<Discovered> {
@@ -191,7 +196,7 @@ impl Backend {
     ) -> Result<Response<Body>, (StatusCode, String)> {
         let unavailable = |text: String| (StatusCode::SERVICE_UNAVAILABLE, text);
         let failed = |text: String| (StatusCode::INTERNAL_SERVER_ERROR, text);
-        if !self.is_available.load(Ordering::Acquire) {
+        if !self.is_available(server.caches) {
             return Err(unavailable("service unavailable".to_owned()));
         }
         self.tls.as_ref().map_err(|error| failed(format!("{error:#}")))?;
@@ -246,10 +251,6 @@ impl Backend {
             None => body,
         }))
     }
-}
-
-fn is_available(registered: &APIService) -> bool {
-    condition(registered).is_some_and(|condition| condition.status == "True")
 }
 
 /// Whom to believe at the other end, and who we are there. The certificate is read again when its file changes.

@@ -71,7 +71,6 @@ fn next(state: &State, registered: &[Registered]) -> (Arc<[Arc<Backend>]>, Vec<A
             }
         };
         if let Some(known) = before.iter().find(|backend| backend.is_of(service)) {
-            known.observe(service);
             all.push(known.clone());
         } else if let Some(backend) = Backend::new(&state.config, service) {
             // Another priority or another port is no reason to forget what was offered.

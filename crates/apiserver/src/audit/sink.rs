@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::log::Log;
@@ -105,7 +105,7 @@ impl Sink {
         let backend = Arc::new(backend);
         let queue = match mode {
             Mode::Batch(batching) => {
-                let (sender, receiver) = mpsc::channel(batching.buffer.max(1));
+                let (sender, receiver) = mpsc::channel(batching.buffer.clamp(1, Semaphore::MAX_PERMITS));
                 tasks.spawn(FutureExt::boxed(send_batches(
                     backend.clone(),
                     receiver,

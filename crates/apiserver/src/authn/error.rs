@@ -74,6 +74,13 @@ pub(crate) enum AccountTokenError {
     Legacy(#[from] LegacyTokenError),
 }
 
+impl AccountTokenError {
+    /// Whether something that the token names was not found.
+    pub(super) fn is_absence(&self) -> bool {
+        matches!(self, Self::NoAccount(_) | Self::BoundGone | Self::Legacy(LegacyTokenError::SecretGone))
+    }
+}
+
 /// A token that lives in a Secret.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LegacyTokenError {

@@ -230,11 +230,16 @@ impl PublicKeys {
             let given = given.into_iter().map(str::to_owned).collect();
             return Err(AccountTokenError::Audience { given, wanted: wanted.to_vec() });
         }
-        let user = match legacy {
-            true => legacy_user(caches, &self.legacy_uses, &token, text, now)?,
-            false => bound_user(caches, &token, now)?,
+        let find = || match legacy {
+            true => legacy_user(caches, &self.legacy_uses, &token, text, now),
+            false => bound_user(caches, &token, now),
         };
-        Ok(Some((user, accepted)))
+        let mut found = find();
+        // Another server may have made it a moment ago.
+        if found.as_ref().is_err_and(AccountTokenError::is_absence) && caches.fresh().await.is_ok() {
+            found = find();
+        }
+        Ok(Some((found?, accepted)))
     }
 
     /// Whether it says that it is of one of our issuers.

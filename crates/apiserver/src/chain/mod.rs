@@ -155,6 +155,11 @@ async fn admit(
     seen: &mut Seen<'_>,
 ) -> Result<(UserInfo, Place, Option<Arc<Resource>>), Status> {
     let attributes = Attributes::from(info);
+    // Who was let in or shut out by a finished write of this server is so at once. What is late counts as it is shown;
+    // health and discovery do not wait for it.
+    if info.is_resource {
+        let _ = state.caches.settled().await;
+    }
     let user = match trail.follow(Box::pin(authenticate(state, parts, peer))).await {
         Ok(user) => user,
         Err(status) => {

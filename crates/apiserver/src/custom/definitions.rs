@@ -72,7 +72,12 @@ pub(crate) fn is_synced(state: &State) -> bool {
 
 /// Keeps rows and definitions in step until the server stops.
 pub(crate) async fn run(state: Arc<State>) {
-    let Some(cache) = state.caches.get(PREFIX) else { return };
+    let Some(cache) = state.caches.get(PREFIX) else {
+        // Where definitions are not served, nobody has to wait for them.
+        state.definitions.send_replace(Some(0));
+        state.published.send_replace(Some(0));
+        return;
+    };
     let mut changes = cache.subscribe();
     let mut keeper =
         Keeper { state: state.clone(), known: HashMap::new(), ending: HashSet::new(), tasks: JoinSet::new() };
@@ -256,7 +261,7 @@ fn accept(definition: &mut CustomResourceDefinition, decision: &Decision, now: j
     let mut changed = set_condition(definition, names, now);
     if decision.conflict.is_none() {
         let accepted = ("Established", true, "InitialNamesAccepted", "the initial names have been accepted");
-        changed |= !has_condition(definition, "Established") && set_condition(definition, accepted, now);
+        changed |= set_condition(definition, accepted, now);
     } else if !has_condition(definition, "Established") {
         let refused = ("Established", false, "NotAccepted", "not all names are accepted");
         changed |= set_condition(definition, refused, now);

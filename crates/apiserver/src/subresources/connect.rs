@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
+use api::cidr::is_global_unicast;
 use api::percent::{encode_except, is_unreserved};
 use bytes::Bytes;
 use futures_util::future::ready;
@@ -14,7 +15,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::Endpoint;
-use registry::{Action, AnyObject, address};
+use registry::{Action, AnyObject};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -351,7 +352,7 @@ async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dy
     // Found once and then dialled: asked again, a name server could answer otherwise (CVE-2020-8562).
     let found = tokio::net::lookup_host((destination.host.as_str(), destination.port)).await;
     let addresses: Vec<SocketAddr> = found.map_err(|error| failed(&error))?.collect();
-    if destination.is_restricted && !addresses.iter().all(|address| address::is_global_unicast(address.ip())) {
+    if destination.is_restricted && !addresses.iter().all(|address| is_global_unicast(address.ip())) {
         return Err(Status::bad_request("address not allowed"));
     }
     let tcp = tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(&*addresses))

@@ -5,8 +5,9 @@ use api::selector::Selector;
 use api::{GroupResource, Status};
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget};
+use k8s_openapi::api::policy::v1::{Eviction, PodDisruptionBudget, PodDisruptionBudgetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use registry::Action;
 
 use crate::body::Body;
 use crate::delete_options::{DeleteOptions, IGNORE_READ_ERROR};
@@ -41,6 +42,9 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     check_options(&operation.info.name, &options)?;
     let eviction: Eviction = serde_json::from_value(eviction)
         .map_err(|error| Status::bad_request(format!("Eviction cannot be handled: {error}")))?;
+    if eviction.metadata.name() != operation.info.name {
+        return Err(Status::bad_request("name in URL does not match name in Eviction object"));
+    }
     let eviction = admit_body(operation, eviction, options.dry_run).await?;
     // Plug-ins may have changed how the pod goes.
     options.read(&api::codec::to_value(&eviction.delete_options).map_err(Status::internal)?);
@@ -119,7 +123,7 @@ async fn mark(operation: &Operation, options: &DeleteOptions) -> Result<Option<S
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     let status_operation = operation.on("", "pods", namespace, name, "status")?;
     let now = operation.now;
-    let written = modify(&status_operation, Target::Status, |_, old| {
+    let written = modify(&status_operation, Target::Part(Action::Eviction), |_, old| {
         check_preconditions(operation, name, old, options)?;
         let mut pod: Pod = old.downcast_ref::<Pod>().cloned().ok_or_else(|| Status::internal("not a pod"))?;
         pod.metadata.resource_version = None;
@@ -200,10 +204,7 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
         }
         let allowed = status.disruptions_allowed.unwrap_or(0);
         if allowed <= 0 {
-            let why = format!(
-                "The disruption budget {name} needs {} healthy pods and has {} currently",
-                healthy.1, healthy.0
-            );
+            let why = refusal(&name, status);
             return Err(Status::too_many_requests(VIOLATED, 0).with_cause("DisruptionBudget", why, ""));
         }
         status.disruptions_allowed = Some(allowed - 1);
@@ -221,4 +222,45 @@ async fn spend_budget(operation: &Operation, pod: &Pod, dry_run: bool) -> Result
     })
     .await?;
     Ok(Grounds::Allowed)
+}
+
+/// Why a budget that has no disruption left lets nobody go.
+fn refusal(name: &str, status: &PodDisruptionBudgetStatus) -> String {
+    let (needed, healthy) = (status.desired_healthy.unwrap_or(0), status.current_healthy.unwrap_or(0));
+    let said = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionAllowed");
+    let said = said.filter(|condition| condition.status == "False" && !condition.message.is_empty());
+    let refused = format!("The disruption budget {name} does not allow evicting pods currently");
+    match said {
+        // Then its numbers say nothing.
+        Some(said) if said.reason == "SyncFailed" => format!("{refused} because it failed sync: {}", said.message),
+        _ if healthy <= needed => {
+            format!("The disruption budget {name} needs {needed} healthy pods and has {healthy} currently")
+        }
+        Some(said) => format!("{refused} ({}): {}", said.reason, said.message),
+        None => refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_budget_says_why_it_lets_nobody_go() {
+        let refused = "The disruption budget b does not allow evicting pods currently";
+        for (healthy, reason, message, expected) in [
+            (1, "", "", "The disruption budget b needs 2 healthy pods and has 1 currently".to_owned()),
+            (1, "SyncFailed", "no scale", format!("{refused} because it failed sync: no scale")),
+            (3, "Odd", "why", format!("{refused} (Odd): why")),
+            (3, "Odd", "", refused.to_owned()),
+        ] {
+            let condition = json!({"type": "DisruptionAllowed", "status": "False", "reason": reason,
+                "message": message, "lastTransitionTime": "2026-01-02T03:04:05Z"});
+            let status = json!({"currentHealthy": healthy, "desiredHealthy": 2, "disruptionsAllowed": 0,
+                "expectedPods": 3, "conditions": [condition]});
+            assert_eq!(refusal("b", &serde_json::from_value(status).unwrap()), expected);
+        }
+    }
 }

@@ -147,7 +147,9 @@ async fn attempt(
         // Nobody has seen an object that waits for initializers: they may change what is immutable later.
         Target::Main if Initializers::of(old.meta()).is_some() => resource.strategy.validate_create(&*new),
         Target::Main => resource.strategy.validate_update(&*new, &*old),
-        Target::Status => resource.strategy.validate_status_update(&*new, &*old, operation.now),
+        Target::Status | Target::Part(Action::Eviction) => {
+            resource.strategy.validate_status_update(&*new, &*old, operation.now)
+        }
         Target::Part(action) => resource.strategy.validate_part_update(action, &*new, &*old),
     });
     trace::lap(Stage::Validation);
@@ -240,8 +242,8 @@ async fn prepare(
     keep_system_fields(new.meta_mut(), old.meta());
     strategy.apply_defaults(&mut **new);
     match target {
-        // A binding makes the new object from the old one itself.
-        Target::Main | Target::Status | Target::Part(Action::Binding) => {}
+        // These make the new object from the old one themselves.
+        Target::Main | Target::Status | Target::Part(Action::Binding | Action::Eviction) => {}
         Target::Part(action) => {
             let made = strategy.with_part(action, &**new, old, operation.now);
             *new = made.ok_or_else(Status::method_not_allowed)?;
@@ -254,7 +256,9 @@ async fn prepare(
     strategy.apply_defaults(&mut **new);
     match target {
         Target::Main => strategy.prepare_for_update(&operation.call(), &mut **new, old),
-        Target::Status => strategy.prepare_for_status_update(&operation.call(), &mut **new, old),
+        Target::Status | Target::Part(Action::Eviction) => {
+            strategy.prepare_for_status_update(&operation.call(), &mut **new, old);
+        }
         Target::Part(action) => strategy.prepare_for_part_update(action, &mut **new, old),
     }
     Ok(managed_fields)
@@ -275,8 +279,8 @@ async fn admit(
     (entry, old): (&Entry, &dyn Object),
     dry_run: bool,
 ) -> Result<(), Status> {
-    if target == Target::Part(Action::Binding) {
-        // Admitted as the creation of a Binding before it came here.
+    if matches!(target, Target::Part(Action::Binding | Action::Eviction)) {
+        // Admitted as the creation of a Binding or an Eviction before it came here.
         return Ok(());
     }
     let attributes = operation.attributes(Verb::Update, dry_run);

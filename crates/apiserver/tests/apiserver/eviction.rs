@@ -66,6 +66,9 @@ async fn security_an_eviction_is_of_the_pod_that_was_meant() {
         let (code, answer) = evict(&cluster, options.clone()).await;
         assert_eq!(code, expected, "{options}: {answer}");
     }
+    let other = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "q"}});
+    let (code, answer) = cluster.send("POST", &format!("{POD}/eviction"), other).await;
+    assert_eq!(code, 400, "{answer}");
     // Nothing was spent, and nothing is said of the pod.
     assert_eq!(get(&cluster, BUDGET).await["status"]["disruptionsAllowed"], 1);
     assert_eq!(get(&cluster, POD).await, before);
@@ -93,7 +96,7 @@ async fn a_budget_that_counts_too_many_as_going_lets_nobody_go() {
     cluster.stop().await;
 }
 
-/// Creates a webhook configuration of one hook, about one subresource of pods.
+/// Creates a webhook configuration of one hook, about pods or a subresource of theirs.
 async fn configure(cluster: &Cluster, kind: &str, server: &WebhookServer, operation: &str, resource: &str) {
     let rule = json!({"operations": [operation], "apiGroups": [""], "apiVersions": ["v1"], "resources": [resource]});
     let hook = json!({"name": "w.example.com", "clientConfig": server.client_config("/x"), "sideEffects": "None",
@@ -104,20 +107,17 @@ async fn configure(cluster: &Cluster, kind: &str, server: &WebhookServer, operat
     get(cluster, &format!("{path}/v")).await;
 }
 
-/// A webhook may refuse the mark on the pod in any words, also in those of a conflict.
+/// The mark on the pod and its deletion are no requests of their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_cannot_be_deleted_is_paid_for_once() {
+async fn webhooks_are_asked_about_the_eviction_and_no_more() {
     let cluster = start().await;
-    let status = json!({"status": {"disruptionsAllowed": 3}});
-    let (code, answer) = cluster.send_raw("PATCH", &format!("{BUDGET}/status"), MERGE, status).await;
-    assert_eq!(code, 200, "{}", String::from_utf8_lossy(&answer));
-    let refusal = json!({"message": "not now", "code": 409, "reason": "Conflict"});
-    let server = WebhookServer::start(move |_, _| Reply::Deny(refusal.clone())).await;
+    let server = WebhookServer::start(|_, _| Reply::Deny(json!({"message": "not now"}))).await;
     configure(&cluster, "validatingwebhookconfigurations", &server, "UPDATE", "pods/status").await;
+    configure(&cluster, "mutatingwebhookconfigurations", &server, "DELETE", "pods").await;
     let (code, answer) = evict(&cluster, json!({})).await;
-    assert_eq!(code, 409, "{answer}");
-    assert!(!server.take().is_empty());
-    assert_eq!(get(&cluster, BUDGET).await["status"]["disruptionsAllowed"], 2);
+    assert_eq!(code, 201, "{answer}");
+    assert!(server.take().is_empty());
+    assert!(get(&cluster, POD).await["metadata"]["deletionTimestamp"].is_string());
     cluster.stop().await;
 }
 

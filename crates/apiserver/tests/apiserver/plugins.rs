@@ -473,15 +473,14 @@ async fn events_are_limited() {
     .unwrap();
     let cluster = with(&["EventRateLimit"], |config| config.admission_control_config_file = Some(file.clone())).await;
     let event = |i: usize| json!({"metadata": {"name": format!("e{i}")}, "involvedObject": {"namespace": "default"}, "reason": "r", "message": "m"});
-    let mut codes = Vec::new();
-    for i in 0..20 {
-        let (code, answer) = cluster.send("POST", "/api/v1/namespaces/default/events", event(i)).await;
-        if code == 429 {
-            assert_eq!(answer["message"], "limit reached on type Namespace for key default");
-        }
-        codes.push(code);
-    }
-    assert_eq!(codes[..3], [201, 201, 201]);
+    // Together, so that the limit does not recover in between however slow the machine is.
+    let sent = (0..100).map(|i| cluster.send("POST", "/api/v1/namespaces/default/events", event(i)));
+    let answers = futures_util::future::join_all(sent).await;
+    let refused = answers.iter().filter(|(code, _)| *code == 429);
+    assert!(refused.clone().all(|(_, answer)| answer["message"] == "limit reached on type Namespace for key default"));
+    let codes: Vec<u16> = answers.iter().map(|(code, _)| *code).collect();
+    let accepted = codes.iter().filter(|code| **code == 201).count();
+    assert!(accepted >= 3 && accepted + refused.count() == codes.len(), "{codes:?}");
     assert!(codes.contains(&429), "{codes:?}");
 }
 

@@ -161,12 +161,9 @@ pub(super) fn names_audience(cluster: &Cluster, pod: &Pod, audience: &str) -> Re
         if tokens.any(|token| token.audience.as_deref().unwrap_or_default() == audience) {
             return Ok(true);
         }
-        let driver = if let Some(claim) = &volume.persistent_volume_claim {
-            driver_of_claim(cluster, namespace, &claim.claim_name)?
-        } else if volume.ephemeral.is_some() {
-            driver_of_claim(cluster, namespace, &format!("{name}-{}", volume.name))?
-        } else {
-            volume.csi.as_ref().map(|csi| csi.driver.clone())
+        let driver = match api::claim::of_volume(name, volume) {
+            Some((claim, _)) => driver_of_claim(cluster, namespace, &claim)?,
+            None => volume.csi.as_ref().map(|csi| csi.driver.clone()),
         };
         let driver = driver.map(|driver| cluster.objects().get::<CSIDriver>("", &driver)).transpose()?.flatten();
         let requests = driver.as_ref().and_then(|driver| driver.spec.token_requests.as_deref()).unwrap_or_default();

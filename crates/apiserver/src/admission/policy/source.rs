@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use cel::Type;
+use k8s_openapi::Resource;
 use k8s_openapi::api::admissionregistration::v1::{
     AuditAnnotation, MatchCondition, MatchResources, MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, Mutation,
     ParamKind, ParamRef, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, Validation, Variable,
@@ -12,6 +13,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use parking_lot::RwLock;
 use registry::admissionregistration::environment::{Compiler, Names, mutation_type};
 use registry::parts::Parts;
+use registry::table::store_prefix;
 
 use super::super::expressions::{self, Compiled, Conditions};
 use super::super::matching::Criteria;
@@ -83,10 +85,8 @@ pub(super) struct Bound {
 
 /// A kind of policy.
 pub(super) trait Kind {
-    type Policy: Parts;
-    type Binding: Parts;
-    const POLICIES: &'static str;
-    const BINDINGS: &'static str;
+    type Policy: Parts + Resource;
+    type Binding: Parts + Resource;
     fn declared(policy: Self::Policy) -> Declared;
     fn bound(binding: Self::Binding) -> Bound;
 }
@@ -114,8 +114,6 @@ macro_rules! declared {
 impl Kind for Validating {
     type Policy = ValidatingAdmissionPolicy;
     type Binding = ValidatingAdmissionPolicyBinding;
-    const POLICIES: &'static str = "validatingadmissionpolicies";
-    const BINDINGS: &'static str = "validatingadmissionpolicybindings";
 
     fn declared(policy: ValidatingAdmissionPolicy) -> Declared {
         declared!(policy, validations, audit_annotations)
@@ -135,8 +133,6 @@ impl Kind for Validating {
 impl Kind for Mutating {
     type Policy = MutatingAdmissionPolicy;
     type Binding = MutatingAdmissionPolicyBinding;
-    const POLICIES: &'static str = "mutatingadmissionpolicies";
-    const BINDINGS: &'static str = "mutatingadmissionpolicybindings";
 
     fn declared(policy: MutatingAdmissionPolicy) -> Declared {
         declared!(policy, mutations, reinvocation_policy)
@@ -174,9 +170,8 @@ impl Source {
         let caches = match self.caches.get() {
             Some(caches) => caches,
             None => {
-                let (Some(policies), Some(bindings)) =
-                    (cluster.caches.get(K::POLICIES), cluster.caches.get(K::BINDINGS))
-                else {
+                let prefixes = [store_prefix::<K::Policy>(), store_prefix::<K::Binding>()];
+                let [Some(policies), Some(bindings)] = prefixes.map(|prefix| cluster.caches.get(prefix)) else {
                     return Ok(Arc::default());
                 };
                 self.caches.get_or_init(|| [policies, bindings])

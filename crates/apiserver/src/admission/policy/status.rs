@@ -11,14 +11,15 @@ use std::time::Duration;
 use api::Status;
 use api::schema::{StructRef, Type as Declared};
 use cel::{Struct, Type};
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::admissionregistration::v1::{
     ExpressionWarning, MatchResources, TypeChecking, ValidatingAdmissionPolicy, ValidatingAdmissionPolicySpec,
 };
 use registry::admissionregistration::environment::{Compiler, Names};
+use registry::table::store_prefix;
 use registry::unset::{items, or_empty};
 use registry::{AnyObject, Object, Registry};
 
-use super::source::{Kind, Validating};
 use crate::cluster::Cluster;
 
 /// What could not be written is tried again after this long.
@@ -30,7 +31,7 @@ const REFUSED: &str = "compilation failed: ";
 
 /// Looks at every change of a policy until the server stops.
 pub(crate) async fn run(cluster: Arc<Cluster>) {
-    let Some(cache) = cluster.caches.get(Validating::POLICIES) else { return };
+    let Some(cache) = cluster.caches.get(store_prefix::<ValidatingAdmissionPolicy>()) else { return };
     let mut changes = cache.subscribe();
     loop {
         changes.mark_unchanged();
@@ -59,7 +60,8 @@ pub(crate) async fn run(cluster: Arc<Cluster>) {
 }
 
 async fn write(cluster: &Arc<Cluster>, policy: &ValidatingAdmissionPolicy) -> Result<(), Status> {
-    let row = cluster.registry.find_any("admissionregistration.k8s.io", Validating::POLICIES);
+    let (group, plural) = (ValidatingAdmissionPolicy::GROUP, ValidatingAdmissionPolicy::URL_PATH_SEGMENT);
+    let row = cluster.registry.find_any(group, plural);
     let row = row.ok_or_else(|| Status::internal("policies are not served"))?;
     let change = |old: &dyn Object| -> Result<AnyObject, Status> {
         let old = old.downcast_ref::<ValidatingAdmissionPolicy>();
