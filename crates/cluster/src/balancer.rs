@@ -147,7 +147,7 @@ impl Balancer {
     }
 }
 
-/// Calls `tell` with all servers of the cluster, as `host:port`, whenever they change, until `stop`.
+/// Calls `on_change` with all servers of the cluster, as `host:port`, whenever they change, until `stop`.
 pub(crate) async fn follow_servers(client: &Client, stop: CancellationToken, mut on_change: impl FnMut(Vec<String>)) {
     // The API servers' own: anybody who may write slices can label one.
     let named = ListParams::fields("metadata.name=kubernetes");

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use api::cidr::Cidr;
 use client::{Client, Election, LeaderElector};
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +34,7 @@ pub(crate) async fn run(
     election: Option<Election>,
     stop: CancellationToken,
 ) -> Result<()> {
+    remove_leftovers(config.address_pool.clone()).await?;
     let prepare = async || {
         gateway::install::grant(&admin, USER).await?;
         gateway::install::grant_ports(&admin).await?;
@@ -45,16 +47,16 @@ pub(crate) async fn run(
             () = stop.cancelled() => return Ok(()),
         }
     }
-    if !config.address_pool.is_empty() {
-        // What one that was killed has left here may be another server's now.
-        let pool = config.address_pool.clone();
-        let removing = tokio::task::spawn_blocking(move || gateway::own_addresses::remove(&pool));
-        removing.await?.context("addresses of Gateways")?;
-    }
     let Some(election) = election else { return gateway::run(config, stop).await };
     let mut ended = Ok(());
     let serve = |leading| async { ended = gateway::run(config, leading).await };
     let kept = LeaderElector::new(admin, election).run(stop, serve).await;
     ensure!(kept, "another server serves Ingresses now");
     ended
+}
+
+/// Takes away what a gateway that was killed has left on this machine, whatever pool it had: the addresses may be another server's now.
+pub(crate) async fn remove_leftovers(pool: Vec<Cidr>) -> Result<()> {
+    let removing = tokio::task::spawn_blocking(move || gateway::own_addresses::remove(&pool));
+    removing.await?.context("addresses of Gateways")
 }

@@ -218,6 +218,8 @@ async fn start(
         let election = election("cox-gateway");
         components
             .supervise("gateway", move |stop| ingress::run(admin.clone(), config.clone(), election.clone(), stop));
+    } else {
+        ingress::remove_leftovers(Vec::new()).await?;
     }
     let dns_serving = dns.serving.clone();
     components.supervise("dns", move |stop| dns::run(dns.clone(), stop));

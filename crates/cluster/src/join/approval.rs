@@ -176,7 +176,7 @@ fn decide_address(own: &Node, address: IpAddr, held: &Held, reserved: &Reserved)
         return Err(Refusal::NotRegistered(address));
     }
     // Clients in Go take `::ffff:10.43.0.1` in a certificate for 10.43.0.1; what is reserved is written the short way.
-    if !cidr::is_of_a_machine(address)
+    if !cidr::is_global_unicast(address)
         || address.to_canonical() != address
         || reserved.ranges.iter().any(|range| range.contains(address))
         || reserved.addresses.contains(&address)

@@ -94,7 +94,7 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
         println!(" - {name:<14} is left as it is");
     }
     let (timeout, observe) = (Duration::try_from(args.timeout)?, Duration::try_from(args.observe)?);
-    let patience = args.drain.then_some(timeout);
+    let drain_timeout = args.drain.then_some(timeout);
     // One that was started and not watched over to the end is not done: `here` says what is to be done about it.
     match Identity::of(running.into()).await? == *new && !is_unfinished(&args.options)? {
         true => println!(" ✓ {own:<14} runs it already"),
@@ -103,7 +103,7 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
             let binary = args.options.programs_dir().join(&new.digest);
             make_executable(&binary)?;
             let own_part = Args { binary: Some(binary), ..args.clone() };
-            let replaced = drain::without_pods(patience, &args.options, own, here(&own_part)).await;
+            let replaced = drain::without_pods(drain_timeout, &args.options, own, here(&own_part)).await;
             replaced.with_context(|| own.to_owned())?;
             println!(" ✓ {own}");
         }
@@ -130,8 +130,11 @@ async fn one_by_one(args: &Args, new: &Identity, own: &str, running: &str, machi
                 }
             }
         };
-        if let Err(error) = drain::without_pods(patience, &args.options, name, obeyed).await {
+        if let Err(error) = drain::without_pods(drain_timeout, &args.options, name, obeyed).await {
             println!(" ✗ {name}");
+            if error.is::<drain::StillClosed>() {
+                return Err(error.context(name.clone()));
+            }
             let message =
                 format!("{name} was not upgraded; {} run the new program, and the rest is as it was", done.join(", "));
             return Err(error.context(message));

@@ -45,8 +45,8 @@ pub struct Args {
     /// Upgrade all machines of the cluster from this server, one at a time; stop at the first failure
     #[arg(long, conflicts_with_all = ["target", "order"])]
     pub(super) all: bool,
-    /// Have pods leave each machine first, as 'kubectl drain --delete-emptydir-data' does, for as long as --timeout; without
-    /// it they run on
+    /// Drain each machine first, as 'kubectl drain --ignore-daemonsets --delete-emptydir-data' does, for at most --timeout;
+    /// otherwise pods keep running
     #[arg(long, requires = "all")]
     pub(super) drain: bool,
     /// The order that this process obeys.

@@ -20,17 +20,22 @@ const PROGRAM: &str = "/proc/self/exe";
 const RETURN_TIMEOUT: Duration = Duration::from_secs(60);
 const RETURN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Does `what` while pods that can run elsewhere do so; they get `patience` to leave, and none if it is not there. A node that
-/// was closed to pods before stays so.
+/// The upgrade itself went well.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the new program runs, but 'kubectl uncordon {0}' is still to be done")]
+pub(super) struct StillClosed(String);
+
+/// Does `what` after the node's pods have left, for which they have `timeout`; without one they stay. A node that was closed to
+/// pods before stays so.
 pub(super) async fn without_pods(
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     options: &Options,
     node: &str,
     what: impl Future<Output = Result<()>>,
 ) -> Result<()> {
-    let Some(patience) = patience else { return what.await };
+    let Some(timeout) = timeout else { return what.await };
     let was_closed = is_closed(options, node).await?;
-    let done = match drain(options, node, patience).await {
+    let done = match drain(options, node, timeout).await {
         Ok(()) => to_its_end(what).await,
         Err(error) => Err(error.context("its pods do not leave")),
     };
@@ -39,12 +44,10 @@ pub(super) async fn without_pods(
         println!(" - {node:<14} was closed to pods before and stays so: 'kubectl uncordon {node}' opens it");
         return done;
     }
-    match open(options, node).await {
-        Ok(()) => done,
-        Err(error) => {
-            let left = format!("'kubectl uncordon {node}' is still to be done");
-            Err(done.err().unwrap_or(error).context(left))
-        }
+    match (open(options, node).await, done) {
+        (Ok(()), done) => done,
+        (Err(error), Ok(())) => Err(error.context(StillClosed(node.to_owned()))),
+        (Err(_), Err(error)) => Err(error.context(format!("'kubectl uncordon {node}' is still to be done"))),
     }
 }
 
@@ -69,11 +72,11 @@ async fn is_closed(options: &Options, node: &str) -> Result<bool> {
 }
 
 /// Pods that nothing would bring back are left alone, and are an error.
-async fn drain(options: &Options, node: &str, patience: Duration) -> Result<()> {
+async fn drain(options: &Options, node: &str, timeout: Duration) -> Result<()> {
     let mut kubectl = Command::new(PROGRAM);
     kubectl.arg("kubectl").arg("--kubeconfig").arg(options.admin_kubeconfig());
     kubectl.args(["drain", node, "--ignore-daemonsets", "--delete-emptydir-data"]);
-    kubectl.arg(format!("--timeout={}s", patience.as_secs().max(1)));
+    kubectl.arg(format!("--timeout={}s", timeout.as_secs().max(1)));
     kubectl.stdin(Stdio::null()).kill_on_drop(true);
     let said = tokio::select! {
         said = kubectl.output() => said.context("starting kubectl drain")?,

@@ -2,7 +2,7 @@
 
 use super::health::{ANSWER_TIMEOUT, Health, LOST_TIMEOUT, Seen, Verdict};
 use super::messages::{AuthenticateRequest, AuthenticateResponse, Empty, StatusResponse};
-use super::{Options, Tls};
+use super::{Options, Tls, revision};
 use crate::{Result, StoreError};
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::client::Grpc;
@@ -34,7 +35,6 @@ const LEADER_TIMEOUT: Duration = Duration::from_secs(1);
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a request is held while members choose a leader: what they are asked meanwhile may go to the one that is gone.
 const ELECTION_TIME: Duration = Duration::from_secs(3);
-const HOLD_INTERVAL: Duration = Duration::from_millis(25);
 /// When a round of looking at members takes longer, this process was held up itself, and has not heard what they said.
 const ROUND_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_add(Duration::from_millis(250));
 
@@ -97,7 +97,7 @@ impl Peer {
         tokio::select! {
             biased;
             answer = answer => answer,
-            () = self.lost.cancelled() => Err(Status::unavailable("it is silent, or has no leader, unlike others")),
+            () = self.lost.cancelled() => Err(Status::unavailable("it is silent, leaderless or behind, unlike others")),
         }
     }
 }
@@ -116,6 +116,8 @@ pub(super) struct Connection {
     endpoints: ArcSwap<Endpoints>,
     /// The endpoint that is asked: the one that leads, or that answered last.
     current: AtomicUsize,
+    /// Told after every round of looking at members, and when they are others.
+    judged: Notify,
     tls: Option<Tls>,
     keys: Mutex<Keys>,
     timeout: Duration,
@@ -147,6 +149,7 @@ impl Connection {
         Ok(Connection {
             endpoints: ArcSwap::from_pointee(endpoints.collect::<Result<_>>()?),
             current: AtomicUsize::new(0),
+            judged: Notify::new(),
             tls: options.tls.clone(),
             keys: Mutex::new(Keys { pem, read_at: Instant::now() }),
             timeout: options.timeout,
@@ -263,6 +266,8 @@ impl Connection {
     async fn pick(&self, deadline: Instant) -> (usize, Arc<Peer>) {
         let limit = deadline.min(Instant::now() + ELECTION_TIME);
         loop {
+            // Made first: it hears of every change from here on.
+            let judged = self.judged.notified();
             let (at, peer) = self.current();
             if peer.serves() || Instant::now() >= limit {
                 return (at, peer);
@@ -272,7 +277,7 @@ impl Connection {
                 let _ = self.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
                 return (next, endpoints[next].clone());
             }
-            tokio::time::sleep(HOLD_INTERVAL).await;
+            let _ = tokio::time::timeout_at(limit, judged).await;
         }
     }
 
@@ -280,6 +285,8 @@ impl Connection {
     pub(super) async fn look(&self, health: &mut Health) {
         let endpoints = self.endpoints.load_full();
         if endpoints.len() < 2 {
+            // It may have been one of several when it was last asked.
+            self.trust_all(&endpoints);
             return;
         }
         let began = Instant::now();
@@ -292,16 +299,22 @@ impl Connection {
         let Some(verdicts) = health.judge(&round, Instant::now()) else {
             // Nothing is known of anybody. Who was lost may be the only one left, and slower than those are given time for:
             // all are worth a request, and have the whole time for their next answer.
-            endpoints.iter().for_each(|peer| *peer.standing.lock() = Verdict::Serves);
+            self.trust_all(&endpoints);
             return;
         };
         for (peer, verdict) in endpoints.iter().zip(verdicts) {
             let before = std::mem::replace(&mut *peer.standing.lock(), verdict);
             if verdict == Verdict::Lost && before != Verdict::Lost {
-                tracing::warn!(member = %peer.name, "etcd: a member is silent, or cut off from the others");
+                tracing::warn!(member = %peer.name, "etcd: a member is silent, cut off from the others or behind");
                 self.leave(peer);
             }
         }
+        self.judged.notify_waiters();
+    }
+
+    fn trust_all(&self, endpoints: &[Arc<Peer>]) {
+        endpoints.iter().for_each(|peer| *peer.standing.lock() = Verdict::Serves);
+        self.judged.notify_waiters();
     }
 
     async fn ask(&self, peer: &Peer) -> Seen {
@@ -318,11 +331,11 @@ impl Connection {
             last
         };
         // Others are not to be asked more rarely because of one that is lost anyway.
-        let patience = match *peer.standing.lock() {
+        let timeout = match *peer.standing.lock() {
             Verdict::Lost => LOST_TIMEOUT,
             Verdict::Serves | Verdict::Waits => ANSWER_TIMEOUT,
         };
-        tokio::time::timeout(patience, asked).await.unwrap_or(Seen::Silent)
+        tokio::time::timeout(timeout, asked).await.unwrap_or(Seen::Silent)
     }
 
     pub(super) fn all_serve(&self) -> bool {
@@ -371,6 +384,7 @@ impl Connection {
         let used = self.endpoint();
         self.current.store(names.iter().position(|name| *name == used).unwrap_or(0), Ordering::Relaxed);
         self.endpoints.store(Arc::new(endpoints));
+        self.judged.notify_waiters();
         Ok(())
     }
 
@@ -524,7 +538,12 @@ fn serving_after(endpoints: &[Arc<Peer>], from: usize) -> Option<usize> {
 fn seen_in(answer: Result<StatusResponse, Status>) -> Seen {
     match answer {
         Ok(status) => match status.header {
-            Some(header) => Seen::Says { id: header.member_id, leader: status.leader, term: header.raft_term },
+            Some(header) => Seen::Says {
+                id: header.member_id,
+                leader: status.leader,
+                term: header.raft_term,
+                revision: revision(Some(&header)),
+            },
             None => Seen::Answers,
         },
         Err(status) if is_outage(&status) => Seen::Silent,
@@ -717,5 +736,16 @@ mod tests {
         assert!(connection.all_serve());
         connection.move_on(0);
         assert_eq!(connection.current().0, 1);
+    }
+
+    #[tokio::test]
+    async fn the_only_member_that_is_left_is_asked() {
+        let names = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(str::to_owned);
+        let connection = Connection::new(&Options::new(names.clone())).unwrap();
+        *connection.endpoints.load()[0].standing.lock() = Verdict::Waits;
+        connection.lead_to(&names[..1]).unwrap();
+        assert!(!connection.all_serve());
+        connection.look(&mut Health::default()).await;
+        assert!(connection.all_serve());
     }
 }

@@ -1,15 +1,18 @@
-//! Which members can answer: those that cannot are left long before a request's time is up.
+//! Which members can answer: those that cannot are left long before a request's time is up, and those that stay behind
+//! too.
 //!
-//! Every member is asked for its status twice a second, and more often while one of them cannot answer. [`Health::judge`] decides from the answers of all of them, without
-//! waiting for anything; `Connection::look` asks, and acts on the verdicts.
+//! Every member is asked for its status twice a second, and more often while one of them cannot answer.
+//! [`Health::judge`] decides from the answers of all of them, without waiting for anything; `Connection::look` asks,
+//! and acts on the verdicts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::connection::Connection;
+use crate::Revision;
 
 const INTERVAL: Duration = Duration::from_millis(500);
 const TROUBLED_INTERVAL: Duration = Duration::from_millis(100);
@@ -22,6 +25,11 @@ pub(super) const LOST_TIMEOUT: Duration = Duration::from_millis(250);
 const ELECTION_TIMEOUT: Duration = Duration::from_secs(4);
 /// For so long one may take to hear of a leader that others follow.
 const NEWS_TIMEOUT: Duration = Duration::from_secs(1);
+/// For so long one may take to apply what another has applied. A follower whose disk stands still answers as if all were
+/// well, and its watches are silent.
+const LAG_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for one that was left because of it, so that it does not come and go.
+const RETURN_LAG: Duration = Duration::from_secs(1);
 
 /// Keeps the verdicts about the members of a connection up to date.
 pub(super) async fn watch_over(connection: Arc<Connection>) {
@@ -44,6 +52,8 @@ pub(super) enum Seen {
         id: u64,
         leader: u64,
         term: u64,
+        /// Of the latest change that it has applied.
+        revision: Revision,
     },
 }
 
@@ -64,6 +74,10 @@ pub(super) struct Health {
     silent: HashMap<String, Instant>,
     /// Since when those have known no leader, or an older one than others.
     behind: HashMap<String, Instant>,
+    /// The latest revision that a member which serves had, and when: for [`LAG_TIMEOUT`].
+    newest: VecDeque<(Instant, Revision)>,
+    /// Those that were left because of what they lacked.
+    laggards: HashSet<String>,
 }
 
 impl Health {
@@ -112,9 +126,39 @@ impl Health {
             }
             Seen::Says { .. } => Verdict::Waits,
         });
-        let verdicts = verdicts.collect();
+        let mut verdicts: Vec<Verdict> = verdicts.collect();
         self.behind = behind;
+        self.leave_laggards(round, &mut verdicts, now);
         Some(verdicts)
+    }
+
+    /// Leaves those that have not applied what another had applied [`LAG_TIMEOUT`] ago, but never the one that is furthest.
+    fn leave_laggards(&mut self, round: &[(&str, Seen)], verdicts: &mut [Verdict], now: Instant) {
+        let applied = |seen: Seen, verdict: Verdict| match seen {
+            Seen::Says { revision, .. } if verdict == Verdict::Serves => Some(revision),
+            _ => None,
+        };
+        let all = round.iter().zip(&*verdicts);
+        let Some(newest) = all.filter_map(|((_, seen), verdict)| applied(*seen, *verdict)).max() else { return };
+        self.newest.push_back((now, newest));
+        while self.newest.get(1).is_some_and(|(at, _)| now - *at >= LAG_TIMEOUT) {
+            self.newest.pop_front();
+        }
+        // What every member should have that may be so far behind.
+        let due = |lag: Duration| {
+            let known = self.newest.iter().rev().find(|(at, _)| now - *at >= lag);
+            known.map_or(Revision::ZERO, |(_, revision)| (*revision).min(newest))
+        };
+        let (to_stay, to_return) = (due(LAG_TIMEOUT), due(RETURN_LAG));
+        let mut laggards = HashSet::new();
+        for ((name, seen), verdict) in round.iter().zip(verdicts) {
+            let due = if self.laggards.contains(*name) { to_return } else { to_stay };
+            if applied(*seen, *verdict).is_some_and(|revision| revision < due) {
+                *verdict = Verdict::Lost;
+                laggards.insert((*name).to_owned());
+            }
+        }
+        self.laggards = laggards;
     }
 }
 
@@ -125,12 +169,21 @@ mod tests {
     use super::*;
 
     fn says(id: u64, leader: u64) -> Seen {
-        Says { id, leader, term: 1 }
+        Says { id, leader, term: 1, revision: Revision(7) }
     }
 
     /// After another election.
     fn then(id: u64, leader: u64) -> Seen {
-        Says { id, leader, term: 2 }
+        Says { id, leader, term: 2, revision: Revision(7) }
+    }
+
+    /// All follow the same leader, and have applied this much.
+    fn applied(revisions: [u64; 3]) -> [Seen; 3] {
+        let mut id = 0;
+        revisions.map(|revision| {
+            id += 1;
+            Says { id, leader: 2, term: 1, revision: Revision(revision) }
+        })
     }
 
     /// What is thought of members `a`, `b` and `c` after these rounds, `apart` from each other.
@@ -178,5 +231,30 @@ mod tests {
         let rounds = [well, silent, silent];
         assert_eq!(judged(&rounds, ELECTION_TIMEOUT / 2), Some(vec![Lost, Waits, Waits]));
         assert_eq!(judged(&rounds, ELECTION_TIMEOUT), Some(vec![Lost, Serves, Serves]));
+    }
+
+    #[test]
+    fn a_member_that_stays_behind_is_left() {
+        let (level, ahead) = (applied([5, 5, 5]), applied([5, 9, 9]));
+        let without_first = |[_, b, c]: [Seen; 3]| [Silent, b, c];
+        let all_serve = [Serves, Serves, Serves];
+        let first_is_lost = [Lost, Serves, Serves];
+        for (name, rounds, expected) in [
+            ("nobody writes", &[level, level, level][..], all_serve),
+            ("a write is on its way", &[level, ahead], all_serve),
+            ("one keeps up", &[level, ahead, applied([9, 12, 12])], all_serve),
+            ("one stands still", &[level, ahead, ahead], first_is_lost),
+            ("one is late", &[level, ahead, applied([8, 12, 12])], first_is_lost),
+            ("one was late", &[ahead, ahead, applied([9, 9, 9])], all_serve),
+            ("one comes back", &[level, without_first(ahead), ahead], first_is_lost),
+            ("the one that was ahead is gone", &[applied([9, 5, 5]), without_first(level)], first_is_lost),
+        ] {
+            assert_eq!(judged(rounds, LAG_TIMEOUT), Some(Vec::from(expected)), "{name}");
+        }
+        // It comes back when it lacks hardly anything, and not as soon as it lacks a little less.
+        let rounds = [level, ahead, ahead, applied([5, 12, 12]), applied([9, 12, 12]), applied([12, 15, 15])];
+        for (count, expected) in [(3, all_serve), (4, first_is_lost), (5, first_is_lost), (6, all_serve)] {
+            assert_eq!(judged(&rounds[..count], LAG_TIMEOUT / 2), Some(Vec::from(expected)), "{count} rounds");
+        }
     }
 }

@@ -31,6 +31,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tonic::Code;
 
+/// A member whose disk stands still sends no piece of a snapshot, and keeps its connection.
+const SNAPSHOT_PIECE_TIMEOUT: Duration = Duration::from_secs(60);
+
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `http://host:port` or `https://host:port`; one member is enough, more survive its loss.
@@ -300,10 +303,16 @@ impl Store for EtcdStore {
             let request = futures_util::stream::iter([pb::Empty {}]);
             let path = "/etcdserverpb.Maintenance/Snapshot";
             let pieces = self.connection.stream::<_, pb::SnapshotResponse>(path, request).await?.stream;
-            let names = self.connection.names();
-            let pieces = pieces.map(move |piece| match piece {
-                Ok(piece) => Ok(piece.blob),
-                Err(status) => Err(StoreError::Unavailable(format!("{names}: {}", status.message()))),
+            let names: Arc<str> = self.connection.names().into();
+            let pieces = futures_util::stream::try_unfold(pieces, move |mut pieces| {
+                let names = names.clone();
+                async move {
+                    match tokio::time::timeout(SNAPSHOT_PIECE_TIMEOUT, pieces.message()).await {
+                        Ok(Ok(piece)) => Ok(piece.map(|piece| (piece.blob, pieces))),
+                        Ok(Err(status)) => Err(StoreError::Unavailable(format!("{names}: {}", status.message()))),
+                        Err(_) => Err(StoreError::Unavailable(format!("{names}: the snapshot does not go on"))),
+                    }
+                }
             });
             Ok(pieces.boxed())
         }

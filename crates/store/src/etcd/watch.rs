@@ -61,7 +61,7 @@ struct Cursor {
     stream: Option<(mpsc::Sender<pb::WatchRequest>, Streaming<pb::WatchResponse>)>,
     /// Whose stream it is, or was.
     at: usize,
-    /// Cancelled when that one is silent while others are not.
+    /// Cancelled when that one is silent, or stays behind, while others do not.
     lost: CancellationToken,
     ready: VecDeque<WatchEvent>,
 }
