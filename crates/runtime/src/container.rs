@@ -70,7 +70,7 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     let built = match prepared {
         Ok(built) => built,
         Err(error) => {
-            let _ = (fs::remove_dir_all(&directory), record::remove_spec(&spec_file));
+            let _ = (record::remove_spec(&spec_file), fs::remove_dir_all(&directory));
             return Err(error);
         }
     };
@@ -184,7 +184,6 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
     .await
     .map_err(doing(format!("removing container {id}")))?;
     engine.cpu_samples.forget(&forgotten);
-    engine.walks.forget(&id);
     engine.emit(&sandbox, &id, v1::ContainerEventType::ContainerDeletedEvent);
     engine.containers.lock().remove(&id);
     Ok(())

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use files::Usage;
 use parking_lot::Mutex;
 
+use crate::record;
+
 /// Questions that come together, for containers and for their pods, share one walk.
 const SHORTEST: Duration = Duration::from_secs(2);
 /// As long as cAdvisor waits between two walks at most.
@@ -34,7 +36,14 @@ impl Keep {
 struct Walk {
     ended: Instant,
     good_for: Duration,
-    found: Usage,
+    found: Found,
+}
+
+/// What a walk found, and when, in nanoseconds since 1970.
+#[derive(Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) usage: Usage,
+    pub(crate) at: i64,
 }
 
 /// The last walks, by the id of a container or another name.
@@ -43,19 +52,23 @@ pub(crate) struct Walks(Mutex<HashMap<String, Walk>>);
 
 impl Walks {
     /// What the last walk found, or a new one if that is too long ago.
-    pub(crate) fn usage(&self, of: &str, keep: Keep, walk: impl FnOnce() -> Usage) -> Usage {
-        if let Some(last) = self.0.lock().get(of).filter(|last| last.ended.elapsed() < last.good_for) {
+    pub(crate) fn usage(&self, of: &str, keep: Keep, walk: impl FnOnce() -> Usage) -> Found {
+        let is_good = |walk: &Walk| walk.ended.elapsed() < walk.good_for;
+        if let Some(last) = self.0.lock().get(of).filter(|last| is_good(last)) {
             return last.found;
         }
         let began = Instant::now();
-        let found = walk();
+        let found = Found { usage: walk(), at: record::now() };
         let ended = Instant::now();
         let good_for = keep.after(ended.duration_since(began));
-        self.0.lock().insert(of.to_owned(), Walk { ended, good_for, found });
+        let mut walks = self.0.lock();
+        // Those of containers that are gone must not gather.
+        walks.retain(|_, walk| is_good(walk));
+        walks.insert(of.to_owned(), Walk { ended, good_for, found });
         found
     }
 
-    /// Something has changed, or is gone.
+    /// Something has changed.
     pub(crate) fn forget(&self, of: &str) {
         self.0.lock().remove(of);
     }
@@ -86,9 +99,13 @@ mod tests {
             ("b", kept, 4, 4),
             ("b", kept, 5, 4),
         ] {
-            assert_eq!(walks.usage(what, keep, || of(bytes)).bytes, expected, "{what} {bytes}");
+            assert_eq!(walks.usage(what, keep, || of(bytes)).usage.bytes, expected, "{what} {bytes}");
         }
         walks.forget("a");
-        assert_eq!(walks.usage("a", kept, || of(6)).bytes, 6);
+        assert_eq!(walks.usage("a", kept, || of(6)).usage.bytes, 6);
+        for (what, left) in [("gone", 3), ("another", 3)] {
+            walks.usage(what, at_once, || of(7));
+            assert_eq!(walks.0.lock().len(), left, "{what}");
+        }
     }
 }

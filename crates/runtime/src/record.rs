@@ -143,7 +143,7 @@ pub(crate) fn used_layers<'a>(containers: impl Iterator<Item = &'a Path>) -> io:
                     }
                 }
             }
-            // Being made, or removed meanwhile: it stands on nothing.
+            // Being made, removed meanwhile, or of an earlier boot: it stands on nothing.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

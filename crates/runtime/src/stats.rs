@@ -7,7 +7,7 @@ use cgroup::{Version, keyed};
 use cri::v1;
 use files::Usage;
 
-use crate::disk_usage::Keep;
+use crate::disk_usage::{Found, Keep};
 use crate::engine::{Container, Engine, Sandbox};
 use crate::pod_config::{SHARED_FILES, cgroup_parent};
 use crate::record;
@@ -78,12 +78,12 @@ fn memory(engine: &Engine, cgroup: &str) -> Option<v1::MemoryUsage> {
 fn writable_layer(engine: &Engine, container: &Container, id: &str) -> v1::FilesystemUsage {
     let sandbox = engine.sandbox(&container.sandbox_id()).ok().map(|sandbox| sandbox.directory.clone());
     let walk = || writable(&container.directory, sandbox.as_deref());
-    let Usage { bytes, inodes } = engine.walks.usage(id, Keep::ByCost, walk);
+    let Found { usage, at } = engine.walks.usage(id, Keep::ByCost, walk);
     v1::FilesystemUsage {
-        timestamp: record::now(),
+        timestamp: at,
         fs_id: Some(v1::FilesystemIdentifier { mountpoint: engine.config.root.display().to_string() }),
-        used_bytes: value(bytes),
-        inodes_used: value(inodes),
+        used_bytes: value(usage.bytes),
+        inodes_used: value(usage.inodes),
     }
 }
 

@@ -67,9 +67,10 @@ pub(crate) fn follow(
         scheduler.see_claim(event);
         changes.send_modify(|count| *count += 1);
     });
+    let changes = volume_changes.clone();
     follow!(PersistentVolume, move |scheduler: &Scheduler, event: &Seen<PersistentVolume>| {
         scheduler.core.lock().cluster.volumes.set_volume(names(event).1, present(event).cloned());
-        volume_changes.send_modify(|count| *count += 1);
+        changes.send_modify(|count| *count += 1);
         match event {
             Seen::Added(_) => scheduler.queue.happened(&Event::VolumeAdded),
             Seen::Modified { .. } => scheduler.queue.happened(&Event::VolumeChanged),
@@ -123,8 +124,20 @@ pub(crate) fn follow(
             Seen::Deleted(_) => {}
         }
     });
-    follow!(Node, |scheduler: &Scheduler, event: &Seen<Node>| scheduler.see_node(event));
-    follow!(Pod, |scheduler: &Scheduler, event: &Seen<Pod>| scheduler.see_pod(event));
+    let changes = volume_changes.clone();
+    follow!(Node, move |scheduler: &Scheduler, event: &Seen<Node>| {
+        scheduler.see_node(event);
+        if matches!(event, Seen::Deleted(_)) {
+            changes.send_modify(|count| *count += 1);
+        }
+    });
+    follow!(Pod, move |scheduler: &Scheduler, event: &Seen<Pod>| {
+        scheduler.see_pod(event);
+        // A pod that waits for its volumes has no node yet.
+        if matches!(event, Seen::Deleted(pod) if pod::node_name(pod).is_none()) {
+            volume_changes.send_modify(|count| *count += 1);
+        }
+    });
     synced
 }
 

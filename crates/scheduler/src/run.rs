@@ -11,7 +11,7 @@ use client::review::Reviews;
 use client::serving::{Port, Routes, Serving};
 use client::{Client, Clock, Election, EventRecorder, InformerFactory, LeaderElector};
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -151,6 +151,8 @@ fn assemble(
         client: client.clone(),
         claims: informers.informer::<PersistentVolumeClaim>(),
         volumes: informers.informer::<PersistentVolume>(),
+        nodes: informers.informer::<Node>(),
+        pods: informers.informer::<Pod>(),
         changes,
         metrics: metrics.clone(),
     };

@@ -241,10 +241,11 @@ impl Engine {
                 Err(error) => {
                     // A crash in the middle of CreateContainer: nobody was ever told its id.
                     tracing::warn!(path = %directory.display(), %error, "removing half a container");
-                    let _ = files::remove_tree(&directory);
+                    // The directory last: without it nobody would look for the spec.
                     if let Some(id) = directory.file_name().and_then(|name| name.to_str()) {
                         let _ = record::remove_spec(&self.spec_file(id));
                     }
+                    let _ = files::remove_tree(&directory);
                 }
             }
         }

@@ -14,11 +14,10 @@ use tokio_stream::Stream;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::blocking::blocking;
-use crate::disk_usage::Keep;
+use crate::disk_usage::{Found, Keep};
 use crate::engine::Engine;
 use crate::error::{Error, doing};
 use crate::image::{self, Credentials, store::Image};
-use crate::record;
 
 /// The images in the memory of what is on the disk. They change only with a pull or a removal, but for leftovers.
 const IMAGES: &str = "images";
@@ -137,12 +136,12 @@ impl ImageService for Images {
                     let plus = |a: Usage, b: Usage| Usage { bytes: a.bytes + b.bytes, inodes: a.inodes + b.inodes };
                     sums.fold(Usage::default(), plus)
                 };
-                let Usage { bytes, inodes } = engine.walks.usage(what, Keep::For(keep), walk);
+                let Found { usage, at } = engine.walks.usage(what, Keep::For(keep), walk);
                 v1::FilesystemUsage {
-                    timestamp: record::now(),
+                    timestamp: at,
                     fs_id: Some(v1::FilesystemIdentifier { mountpoint: root.display().to_string() }),
-                    used_bytes: Some(v1::UInt64Value { value: bytes }),
-                    inodes_used: Some(v1::UInt64Value { value: inodes }),
+                    used_bytes: Some(v1::UInt64Value { value: usage.bytes }),
+                    inodes_used: Some(v1::UInt64Value { value: usage.inodes }),
                 }
             };
             let images = of(IMAGES, IMAGES_GOOD_FOR, &["blobs", "layers", "images"]);

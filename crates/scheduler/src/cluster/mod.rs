@@ -26,7 +26,7 @@ pub(crate) use groups::{Change, Groups};
 pub(crate) use node::{Capacity, NodeId, Row, Usage, View};
 pub(crate) use owners::workload_selector;
 pub(crate) use topology::{ColumnId, NO_VALUE, Topology};
-pub(crate) use volumes::{Volumes, claim_class};
+pub(crate) use volumes::{Volumes, claim_class, version};
 
 use crate::pod::{self, Catalogue, PodInfo};
 use nominated::Nominated;

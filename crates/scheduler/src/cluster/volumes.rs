@@ -55,7 +55,8 @@ impl<K> Promised<K> {
     }
 }
 
-fn version(metadata: &ObjectMeta) -> u64 {
+/// The resource version of an object, to tell which of two states is newer.
+pub(crate) fn version(metadata: &ObjectMeta) -> u64 {
     metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 

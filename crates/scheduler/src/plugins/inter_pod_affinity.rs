@@ -52,7 +52,8 @@ impl Plugin for InterPodAffinity {
             Event::SelfChanged { change, .. } => change.labels,
             Event::PodAdded(added) => near(added),
             Event::PodChanged { old, new, change } => {
-                change.labels && (!near(old) && near(new) || far(old) && !far(new) || goes_by_namespaces())
+                let is_left = |term: &Term| may_mean(term, &old.group) && !may_mean(term, &new.group);
+                change.labels && (!near(old) && near(new) || me.far.iter().any(is_left) || goes_by_namespaces())
             }
             Event::PodDeleted(gone) => far(gone) || gone.group.far.iter().any(|term| may_mean(term, me)),
             // Terms of placed pods may go by namespaces as well.
@@ -355,6 +356,7 @@ mod tests {
 
     use super::*;
     use crate::config::Configuration;
+    use crate::framework::PodChange;
     use crate::offline::Offline;
 
     #[test]
@@ -376,6 +378,10 @@ mod tests {
             Arc::new(PodInfo::pending(Arc::new(pod), &catalogue))
         };
         let plain = |app: &str| info(app, vec![], vec![]);
+        let relabelled = |old: &str, new: &str| {
+            let change = PodChange { labels: true, ..PodChange::default() };
+            Event::PodChanged { old: plain(old), new: plain(new), change }
+        };
         let plugin = InterPodAffinity { hard_weight: 1, ignore_preferred_terms_of_existing_pods: false };
         for (waiting, event, expected) in [
             (info("w", vec![term("a")], vec![]), Event::PodAdded(plain("a")), true),
@@ -384,6 +390,9 @@ mod tests {
             // It blocked one node, another pod blocks another.
             (info("w", vec![], vec![term("a"), term("b")]), Event::PodDeleted(plain("a")), true),
             (info("w", vec![], vec![term("a")]), Event::PodDeleted(plain("c")), false),
+            // It still blocks by the other term, perhaps in another topology.
+            (info("w", vec![], vec![term("a"), term("b")]), relabelled("a", "b"), true),
+            (info("w", vec![], vec![term("a")]), relabelled("c", "a"), false),
             (info("w", vec![], vec![anywhere("a")]), Event::PodDeleted(plain("a")), true),
             (plain("w"), Event::PodDeleted(info("a", vec![], vec![term("w"), term("b")])), true),
             (plain("w"), Event::PodDeleted(plain("a")), false),

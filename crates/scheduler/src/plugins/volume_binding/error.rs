@@ -34,6 +34,11 @@ pub(crate) enum VolumeError {
     Reset(String),
     #[error("binding volumes: pv {volume:?} node affinity doesn't match node {node:?}: no matching NodeSelectorTerms")]
     Unreachable { volume: String, node: String },
+    /// Nobody needs what is waited for any more.
+    #[error("binding volumes: pod does not exist any more: pod {0:?} not found")]
+    PodGone(String),
+    #[error("binding volumes: failed to get node {0:?}: node {0:?} not found")]
+    NodeGone(String),
     #[error("binding volumes: the scheduler is stopping")]
     Stopping,
     #[error("binding volumes: context deadline exceeded")]

@@ -10,14 +10,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::cached::Pod;
 use api::meta::Meta as _;
 use client::{Client, Informer};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::cluster::{Cluster, View, Volumes};
+use crate::cluster::{Cluster, View, Volumes, version};
 use crate::framework::{Basis, Event, Outcome, Placement, Plugin, PluginError, Point, Rejection, State};
 use crate::metrics::Metrics;
 use crate::pod::PodInfo;
@@ -32,14 +32,7 @@ pub(crate) struct VolumeBinding {
     /// None where nothing is ever bound: decisions alone.
     pub(crate) api: Option<Api>,
     /// By the pod's uid.
-    reserved: Mutex<HashMap<Arc<str>, Reserved>>,
-}
-
-/// What was promised to a pod, and on which node.
-#[derive(Clone)]
-struct Reserved {
-    bindings: Bindings,
-    node: Arc<Node>,
+    reserved: Mutex<HashMap<Arc<str>, Bindings>>,
 }
 
 /// What PreBind writes through and watches.
@@ -48,7 +41,9 @@ pub(crate) struct Api {
     pub(crate) client: Client,
     pub(crate) claims: Informer<PersistentVolumeClaim>,
     pub(crate) volumes: Informer<PersistentVolume>,
-    /// Moves whenever a claim or volume does.
+    pub(crate) nodes: Informer<Node>,
+    pub(crate) pods: Informer<Pod>,
+    /// Moves whenever a claim or volume does, and when a node goes or a pod that has none.
     pub(crate) changes: watch::Receiver<u64>,
     pub(crate) metrics: Metrics,
 }
@@ -77,17 +72,11 @@ impl VolumeBinding {
             return Ok(());
         }
         promise(&mut cluster.volumes, &bindings, &placement.node);
-        self.reserved.lock().insert(placement.pod.uid.clone(), Reserved { bindings, node });
+        self.reserved.lock().insert(placement.pod.uid.clone(), bindings);
         Ok(())
     }
 
-    async fn write(
-        &self,
-        api: &Api,
-        placement: &Placement,
-        mut bindings: Bindings,
-        node: &Node,
-    ) -> Result<(), VolumeError> {
+    async fn write(&self, api: &Api, placement: &Placement, mut bindings: Bindings) -> Result<(), VolumeError> {
         for (volume, claim) in &mut bindings.volumes {
             let promised = promised_volume(volume, claim);
             *volume = Arc::new(api.client.all::<PersistentVolume>().update(&promised).await?);
@@ -97,23 +86,42 @@ impl VolumeBinding {
             let claims = api.client.namespaced::<PersistentVolumeClaim>(placement.pod.namespace());
             *claim = Arc::new(claims.update(&promised).await?);
         }
-        let mut changes = api.changes.clone();
-        let bound = async {
-            loop {
-                changes.mark_unchanged();
-                if is_done(|key| api.claims.get(key), |name| api.volumes.get(name), node, &bindings)? {
-                    return Ok(());
-                }
-                if changes.changed().await.is_err() {
-                    return Err(VolumeError::Stopping);
-                }
-            }
+        let check = || {
+            let pod = api.pods.get(&placement.pod.key);
+            let node = still_there(placement, pod.as_deref(), api.nodes.get(&placement.node))?;
+            is_done(|key| api.claims.get(key), |name| api.volumes.get(name), &node, &bindings)
         };
-        match tokio::time::timeout(self.timeout, bound).await {
-            Ok(result) => result,
-            Err(_) => Err(VolumeError::Timeout),
-        }
+        until_done(api.changes.clone(), self.timeout, check).await
     }
+}
+
+/// Checks again after every change, until all is done or an error says that it never will be.
+async fn until_done(
+    mut changes: watch::Receiver<u64>,
+    timeout: Duration,
+    check: impl Fn() -> Result<bool, VolumeError>,
+) -> Result<(), VolumeError> {
+    let done = async {
+        loop {
+            changes.mark_unchanged();
+            if check()? {
+                return Ok(());
+            }
+            if changes.changed().await.is_err() {
+                return Err(VolumeError::Stopping);
+            }
+        }
+    };
+    tokio::time::timeout(timeout, done).await.unwrap_or(Err(VolumeError::Timeout))
+}
+
+/// The node as caches show it. Without it, or without the pod, there is nothing to wait for.
+fn still_there(placement: &Placement, pod: Option<&Pod>, node: Option<Arc<Node>>) -> Result<Arc<Node>, VolumeError> {
+    // Another pod may have its name by now.
+    if pod.is_none_or(|pod| pod.metadata.uid() != &*placement.pod.uid) {
+        return Err(VolumeError::PodGone(placement.pod.name().to_owned()));
+    }
+    node.ok_or_else(|| VolumeError::NodeGone(placement.node.to_string()))
 }
 
 /// Whether every claim is bound by now, as caches show claims and volumes; `bindings` are as they were written. A promise that
@@ -136,7 +144,7 @@ fn is_done(
         let now =
             volume_of(name).ok_or_else(|| VolumeError::Gone { kind: "PersistentVolume", key: name.to_owned() })?;
         // The cache does not show yet what was written.
-        if is_older(&now.metadata, &volume.metadata) {
+        if version(&now.metadata) < version(&volume.metadata) {
             return Ok(false);
         }
         reachable(&now)?;
@@ -152,7 +160,7 @@ fn is_done(
         let Some(now) = claim_of(&key) else {
             return Err(VolumeError::Gone { kind: "PersistentVolumeClaim", key });
         };
-        if is_provision && !is_older(&now.metadata, &claim.metadata) {
+        if is_provision && version(&now.metadata) >= version(&claim.metadata) {
             let annotations = now.metadata.annotations.as_ref();
             let selected = annotations.and_then(|annotations| annotations.get(find::SELECTED_NODE));
             if selected != node.metadata.name.as_ref() && !find::is_fully_bound(&now) {
@@ -170,12 +178,6 @@ fn is_done(
         is_done &= find::is_fully_bound(&now);
     }
     Ok(is_done)
-}
-
-/// Whether a cache is behind what was written.
-fn is_older(seen: &ObjectMeta, written: &ObjectMeta) -> bool {
-    let version = |meta: &ObjectMeta| meta.resource_version.as_ref().and_then(|version| version.parse::<u64>().ok());
-    version(seen) < version(written)
 }
 
 impl Plugin for VolumeBinding {
@@ -208,7 +210,7 @@ impl Plugin for VolumeBinding {
     }
 
     fn unreserve(&self, placement: &Placement, cluster: &mut Cluster) {
-        let Some(Reserved { bindings, .. }) = self.reserved.lock().remove(&placement.pod.uid) else { return };
+        let Some(bindings) = self.reserved.lock().remove(&placement.pod.uid) else { return };
         for (volume, _) in &bindings.volumes {
             cluster.volumes.break_volume_promise(volume.metadata.name());
         }
@@ -218,11 +220,9 @@ impl Plugin for VolumeBinding {
     }
 
     fn pre_bind<'a>(&'a self, placement: &'a Placement) -> Outcome<'a> {
-        let reserved = self.reserved.lock().get(&placement.pod.uid).cloned();
-        let (Some(Reserved { bindings, node }), Some(api)) = (reserved, &self.api) else {
-            return Box::pin(async { Ok(()) });
-        };
-        Box::pin(async move { Ok(self.note("bind", self.write(api, placement, bindings, &node).await)?) })
+        let bindings = self.reserved.lock().get(&placement.pod.uid).cloned();
+        let (Some(bindings), Some(api)) = (bindings, &self.api) else { return Box::pin(async { Ok(()) }) };
+        Box::pin(async move { Ok(self.note("bind", self.write(api, placement, bindings).await)?) })
     }
 
     fn post_bind(&self, placement: &Placement) {
@@ -325,6 +325,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::pod::Catalogue;
 
     fn volume(version: &str, spec: Value) -> Arc<PersistentVolume> {
         let meta = json!({ "name": "pv", "resourceVersion": version });
@@ -407,6 +408,39 @@ mod tests {
         ] {
             let done = is_done(|_| Some(now.clone()), |_| Some(volume.clone()), &node(), &bindings);
             assert_eq!(done.map_err(|error| error.to_string()), expected.map_err(str::to_owned), "{what}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_waited_for_without_the_pod_and_its_node() {
+        let pod = |uid: &str| -> Arc<Pod> {
+            let meta = json!({ "namespace": "ns", "name": "p", "uid": uid });
+            Arc::new(serde_json::from_value(json!({ "metadata": meta, "spec": { "containers": [] } })).unwrap())
+        };
+        let info = PodInfo::pending(pod("u"), &Catalogue::default());
+        let placement = Placement { pod: Arc::new(info), node: "n".into() };
+        let bindings = Bindings { provisions: vec![claim("2", Some("n"), None)], ..Bindings::default() };
+        let no_pod = "binding volumes: pod does not exist any more: pod \"p\" not found";
+        let no_node = "binding volumes: failed to get node \"n\": node \"n\" not found";
+        for (what, pod_then, node_then, expected) in [
+            ("a pod that is deleted", None, Some(node()), no_pod),
+            ("a pod that is made anew", Some(pod("v")), Some(node()), no_pod),
+            ("a node that is deleted", Some(pod("u")), None, no_node),
+            ("neither", Some(pod("u")), Some(node()), "binding volumes: context deadline exceeded"),
+        ] {
+            let (moved, changes) = watch::channel(0);
+            let caches = Mutex::new((Some(pod("u")), Some(Arc::new(node()))));
+            let check = || {
+                let (pod, node) = caches.lock().clone();
+                let node = still_there(&placement, pod.as_deref(), node)?;
+                is_done(|_| Some(claim("2", Some("n"), None)), |_| None, &node, &bindings)
+            };
+            let leave = async {
+                *caches.lock() = (pod_then, node_then.map(Arc::new));
+                moved.send_modify(|count| *count += 1);
+            };
+            let (ended, ()) = tokio::join!(until_done(changes, Duration::from_secs(600), check), leave);
+            assert_eq!(ended.map_err(|error| error.to_string()), Err(expected.to_owned()), "{what}");
         }
     }
 }
