@@ -58,8 +58,8 @@ impl Cidr {
     }
 }
 
-/// Whether this can be the address of one machine among others: not of itself only, of a link, of a group or of nobody.
-pub fn is_of_a_machine(addr: IpAddr) -> bool {
+/// Whether an address is one of a single machine that others can reach (Go's `IsGlobalUnicast`); private ones are.
+pub fn is_global_unicast(addr: IpAddr) -> bool {
     let addr = addr.to_canonical();
     let is_broadcast = matches!(addr, IpAddr::V4(addr) if addr.is_broadcast());
     let is_special = addr.is_loopback() || addr.is_multicast() || addr.is_unspecified();

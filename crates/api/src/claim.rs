@@ -1,4 +1,4 @@
-//! What PersistentVolumeClaims are to everybody alike: which one a pod's volume uses, and what their status says of growth.
+//! PersistentVolumeClaims: which one a pod's volume uses, and what their status says of an expansion.
 
 use k8s_openapi::api::core::v1::Volume;
 
@@ -16,8 +16,8 @@ pub fn made_for(pod: &str, volume: &str) -> String {
     format!("{pod}-{volume}")
 }
 
-/// Whether a condition is part of a growth, and goes when that is over (`knownResizeConditions`, v1.36).
-pub fn is_growth_condition(kind: &str) -> bool {
+/// Whether a condition is about an expansion, and goes when that is over (`knownResizeConditions`, v1.36).
+pub fn is_resize_condition(kind: &str) -> bool {
     matches!(kind, "FileSystemResizePending" | "Resizing" | "ControllerResizeError" | "NodeResizeError")
 }
 

@@ -16,7 +16,7 @@ const ON: &str = "
     GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HPAScaleToZero HostnameOverride
     ImageMaximumGCAge ImageVolume InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers
     JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy KubeletCgroupDriverFromCRI
-    KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz KubeletTracing
+    KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz KubeletPSI KubeletTracing
     LogarithmicScaleDown MatchLabelKeysInPodAffinity MatchLabelKeysInPodTopologySpread
     MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet MultiCIDRServiceAllocator
     MutableCSINodeAllocatableCount MutablePodResourcesForSuspendedJobs
@@ -50,7 +50,7 @@ const OFF: &str = "
     DRASchedulerFilterTimeout DRAWorkloadResourceClaims DisableCPUQuotaWithExclusiveCPUs
     DynamicResourceAllocation EnvFiles GangScheduling GenericWorkload GitRepoVolumeDriver
     ImageVolumeWithDigest InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingExclusiveCPUs
-    InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace KubeletPSI
+    InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace
     KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods
     KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders
     LocalStorageCapacityIsolationFSQuotaMonitoring ManifestBasedAdmissionControlConfig MemoryQoS
@@ -60,7 +60,7 @@ const OFF: &str = "
     ResourceHealthStatusMessage RuntimeClassInImageCriApi SELinuxMount SELinuxMountReadWriteOncePod
     ShardedListAndWatch StorageCapacityScoring StorageVersionAPI StorageVersionMigrator StrictIPCIDRValidation
     StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
-    TaintTolerationComparisonOperators TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions
+    SystemdWatchdog TaintTolerationComparisonOperators TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions
     TopologyManagerPolicyBetaOptions TopologyManagerPolicyOptions UnknownVersionInteroperabilityProxy
     UserNamespacesHostNetworkSupport UserNamespacesSupport WorkloadAwarePreemption WorkloadWithJob
 ";
@@ -120,7 +120,7 @@ pub fn check_pair(pair: &str) -> Result<(), GateError> {
         return Ok(());
     }
     let (name, value) = pair.split_once('=').ok_or_else(|| GateError::NoValue(pair.to_owned()))?;
-    // Components of the control plane take gates of others besides their own: `wardle:X`, `kube:X`.
+    // Upstream's control plane takes the name of a component before that of a gate; all of ours are `kube`'s.
     let name = name.trim().strip_prefix("kube:").unwrap_or(name);
     check(name.trim(), boolean(value.trim()).ok_or_else(|| GateError::NotBoolean(pair.to_owned()))?)
 }
@@ -224,7 +224,8 @@ mod tests {
         StorageVersionHash StorageVersionMigrator StreamingCollectionEncodingToJSON
         StreamingCollectionEncodingToProtobuf StrictIPCIDRValidation StructuredAuthenticationConfiguration
         StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
-        SupplementalGroupsPolicy TaintTolerationComparisonOperators TokenRequestServiceAccountUIDValidation
+        SupplementalGroupsPolicy SystemdWatchdog TaintTolerationComparisonOperators
+        TokenRequestServiceAccountUIDValidation
         TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions TopologyManagerPolicyBetaOptions
         TopologyManagerPolicyOptions TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation
         UnknownVersionInteroperabilityProxy UnlockWhileProcessingFIFO UserNamespacesHostNetworkSupport

@@ -9,7 +9,7 @@ use crate::discovery::Mapping;
 use crate::failure::{Failure, Result};
 use crate::files;
 use crate::manifests::{self, Manifest};
-use crate::request::Request;
+use crate::request::{Request, name_segment};
 use crate::validation::Checks;
 
 /// One object of a command.
@@ -35,7 +35,7 @@ impl Info {
 
     /// Most requests need a name; a file may leave it to the server.
     pub(crate) fn named(&self) -> Result<()> {
-        if self.name.is_empty() { Err(Failure::message("resource name may not be empty")) } else { Ok(()) }
+        name_segment(&self.name).map(drop)
     }
 
     pub(crate) async fn get(&self, cx: &Context) -> Result<Value> {
@@ -268,6 +268,7 @@ fn one(mapping: Mapping, namespace: &str, all_namespaces: bool, name: &str) -> R
     if mapping.namespaced && all_namespaces {
         return Err(Failure::message("a resource cannot be retrieved by name across all namespaces"));
     }
+    name_segment(name)?;
     let namespace = if mapping.namespaced { namespace.to_owned() } else { String::new() };
     Ok(Selection::One { mapping, namespace, name: name.to_owned() })
 }

@@ -7,7 +7,7 @@ use api::cidr::is_link_local;
 use api::field::{FieldErrors, Path};
 
 /// An IP address of either family.
-pub fn ip(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
+pub(crate) fn ip(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
     if value.parse::<IpAddr>().is_err() {
         errors.invalid(path, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)");
     }
@@ -15,7 +15,7 @@ pub fn ip(errors: &mut FieldErrors, path: &Path<'_>, value: &str) {
 
 /// An address that traffic of others may be sent to (`ValidateNonSpecialIP`, v1.36): an IP address, and none that leads
 /// back to whoever sends.
-pub fn ordinary(errors: &mut FieldErrors, path: &Path<'_>, text: &str) {
+pub(crate) fn ordinary(errors: &mut FieldErrors, path: &Path<'_>, text: &str) {
     let Ok(address) = text.parse::<IpAddr>() else {
         return ip(errors, path, text);
     };
@@ -34,17 +34,6 @@ pub fn ordinary(errors: &mut FieldErrors, path: &Path<'_>, text: &str) {
     }
 }
 
-/// Whether an address is one of a single host that others can reach (Go's `IsGlobalUnicast`); private ones are.
-pub fn is_global_unicast(address: IpAddr) -> bool {
-    let address = address.to_canonical();
-    let is_broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
-    !(address.is_unspecified()
-        || address.is_loopback()
-        || address.is_multicast()
-        || is_broadcast
-        || is_link_local(address))
-}
-
 fn is_link_local_multicast(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[..3] == [224, 0, 0],
@@ -54,6 +43,8 @@ fn is_link_local_multicast(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use api::cidr::is_global_unicast;
+
     use super::*;
 
     #[test]

@@ -28,7 +28,7 @@ mod verb;
 mod zero_values;
 
 // Strategies by group.
-pub mod address;
+mod address;
 pub mod admissionregistration;
 pub mod apiextensions;
 pub mod apiregistration;

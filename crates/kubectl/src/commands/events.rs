@@ -9,7 +9,7 @@ use crate::describe::{event_age, event_time};
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::TabWriter;
-use crate::request::Request;
+use crate::request::{Request, namespace_segment};
 use crate::resources::items;
 use crate::watch::Watch;
 
@@ -35,7 +35,8 @@ pub(crate) const COMMAND: Command = Command {
 async fn run(cx: &Context) -> Result<()> {
     let (namespace, _) = cx.namespace()?;
     let everywhere = cx.flags.bool("all-namespaces");
-    let path = if everywhere { "/api/v1/events".to_owned() } else { format!("/api/v1/namespaces/{namespace}/events") };
+    let place = if everywhere { String::new() } else { format!("/namespaces/{}", namespace_segment(&namespace)?) };
+    let path = format!("/api/v1{place}/events");
     let mut selector = Vec::new();
     let target = cx.flags.string("for");
     if !target.is_empty() {

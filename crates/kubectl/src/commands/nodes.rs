@@ -120,7 +120,7 @@ enum Verdict {
 
 fn verdict(cx: &Context, pod: &Value) -> Verdict {
     let finished = api::pod::is_terminal_phase(text(pod, "/status/phase"));
-    if !pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_null() {
+    if !pod["metadata"]["annotations"][api::pod::MIRROR].is_null() {
         return Verdict::Skip;
     }
     // On a node that is gone, pods being deleted stay so for ever.

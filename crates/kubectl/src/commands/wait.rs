@@ -122,16 +122,9 @@ impl Wanted {
             Wanted::Create => true,
             Wanted::Delete => false,
             Wanted::Condition { name, status } => {
-                // A controller that has not seen the newest spec says nothing about it.
-                let observed = object["status"]["observedGeneration"].as_i64();
-                if observed.is_some_and(|o| Some(o) < object["metadata"]["generation"].as_i64()) {
-                    return false;
-                }
-                object["status"]["conditions"].as_array().is_some_and(|c| {
-                    c.iter().any(|c| {
-                        text(c, "/type").eq_ignore_ascii_case(name) && text(c, "/status").eq_ignore_ascii_case(status)
-                    })
-                })
+                let mut conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+                let found = conditions.find(|c| text(c, "/type").eq_ignore_ascii_case(name));
+                found.is_some_and(|c| is_current(object, c) && text(c, "/status").eq_ignore_ascii_case(status))
             }
             Wanted::Path { path, value } => match path.find(object) {
                 Ok(found) => match value {
@@ -142,6 +135,13 @@ impl Wanted {
             },
         }
     }
+}
+
+/// Whether a condition is about the newest spec, by its own word or by that of the status.
+fn is_current(object: &Value, condition: &Value) -> bool {
+    let of = |part: &Value| part["observedGeneration"].as_i64();
+    let observed = of(condition).or_else(|| of(&object["status"]));
+    observed.is_none_or(|observed| Some(observed) >= object["metadata"]["generation"].as_i64())
 }
 
 async fn run(cx: &Context) -> Result<()> {
@@ -260,5 +260,21 @@ mod tests {
             assert_eq!(parse(condition).unwrap().holds(&pod), expected, "{condition}");
         }
         assert!(parse("sunshine").is_err());
+    }
+
+    #[test]
+    fn conditions_of_an_older_spec_do_not_hold() {
+        for (of_condition, of_status, expected) in [
+            (Value::Null, Value::Null, true),
+            (Value::Null, json!(2), true),
+            (Value::Null, json!(1), false),
+            (json!(1), Value::Null, false),
+            (json!(1), json!(2), false),
+            (json!(2), json!(1), true),
+        ] {
+            let object = json!({"metadata": {"generation": 2}, "status": {"observedGeneration": of_status,
+                "conditions": [{"type": "Ready", "status": "True", "observedGeneration": of_condition}]}});
+            assert_eq!(parse("condition=Ready").unwrap().holds(&object), expected, "{object}");
+        }
     }
 }

@@ -18,7 +18,7 @@ pub(super) async fn describe(cx: &Context, service: &Value, w: &mut Writer) -> R
 
 pub(super) async fn slices(cx: &Context, namespace: &str, name: &str) -> Result<Vec<Value>> {
     let path = format!("/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices");
-    let selector = format!("kubernetes.io/service-name={name}");
+    let selector = format!("{}={name}", api::endpoint::SERVICE_LABEL);
     all_items(cx, || Request::get(path.clone()).query("labelSelector", selector.clone())).await
 }
 

@@ -62,43 +62,10 @@ fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
         (Some(Value::String(a)), Some(Value::String(b))) => match (Quantity::parse(a), Quantity::parse(b)) {
             // Both sides must read as quantities to be compared so (`9Gi` < `10Gi`).
             (Ok(x), Ok(y)) => x.cmp(&y),
-            _ => natural(a, b),
+            _ => a.cmp(b),
         },
         (Some(Value::Bool(a)), Some(Value::Bool(b))) => a.cmp(b),
         (Some(a), Some(b)) => a.to_string().cmp(&b.to_string()),
-    }
-}
-
-/// Runs of digits compare as numbers: `pod-9` before `pod-10`.
-fn natural(a: &str, b: &str) -> Ordering {
-    let (mut x, mut y) = (a.chars().peekable(), b.chars().peekable());
-    loop {
-        match (x.peek().copied(), y.peek().copied()) {
-            (None, None) => return Ordering::Equal,
-            (None, _) => return Ordering::Less,
-            (_, None) => return Ordering::Greater,
-            (Some(c), Some(d)) if c.is_ascii_digit() && d.is_ascii_digit() => {
-                let take = |it: &mut std::iter::Peekable<std::str::Chars<'_>>| {
-                    let mut digits = String::new();
-                    while let Some(c) = it.next_if(char::is_ascii_digit) {
-                        digits.push(c);
-                    }
-                    let trimmed = digits.trim_start_matches('0').to_owned();
-                    (trimmed.len(), trimmed)
-                };
-                match take(&mut x).cmp(&take(&mut y)) {
-                    Ordering::Equal => {}
-                    other => return other,
-                }
-            }
-            (Some(c), Some(d)) => match c.cmp(&d) {
-                Ordering::Equal => {
-                    x.next();
-                    y.next();
-                }
-                other => return other,
-            },
-        }
     }
 }
 
@@ -112,7 +79,7 @@ mod tests {
         for (values, expected) in [
             (json!([3, 1, 2]), json!([1, 2, 3])),
             (json!(["b", "a"]), json!(["a", "b"])),
-            (json!(["pod-10", "pod-9"]), json!(["pod-9", "pod-10"])),
+            (json!(["pod-9", "pod-10"]), json!(["pod-10", "pod-9"])),
             (json!(["10Gi", "9Gi", "1Ti"]), json!(["9Gi", "10Gi", "1Ti"])),
             (
                 json!(["2024-02-01T00:00:00Z", "2023-02-01T00:00:00Z"]),

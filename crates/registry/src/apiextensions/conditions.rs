@@ -28,14 +28,14 @@ pub fn has_condition(definition: &CustomResourceDefinition, kind: &str) -> bool 
     conditions.iter().any(|condition| condition.type_ == kind && condition.status == "True")
 }
 
-/// Sets a condition; returns whether that changed anything.
+/// Sets a condition; returns whether that changed anything. As upstream's (`SetCRDCondition`, v1.36) it names no
+/// generation: `kubectl wait` would wait for ever for one that is not renewed with every change of the spec.
 pub fn set_condition(
     definition: &mut CustomResourceDefinition,
     (kind, is, reason, message): (&str, bool, &str, &str),
     now: jiff::Timestamp,
 ) -> bool {
     let status = if is { "True" } else { "False" };
-    let observed = definition.metadata.generation;
     let conditions = definition.status.get_or_insert_default().conditions.get_or_insert_default();
     let found = conditions.iter_mut().find(|condition| condition.type_ == kind);
     let new = CustomResourceDefinitionCondition {
@@ -44,7 +44,7 @@ pub fn set_condition(
         reason: Some(reason.to_owned()),
         message: Some(message.to_owned()),
         last_transition_time: Some(Time(now)),
-        observed_generation: observed,
+        observed_generation: None,
     };
     match found {
         None => conditions.push(new),
@@ -52,7 +52,7 @@ pub fn set_condition(
             if old.status == status
                 && old.reason == new.reason
                 && old.message == new.message
-                && old.observed_generation == observed =>
+                && old.observed_generation.is_none() =>
         {
             return false;
         }
@@ -63,4 +63,28 @@ pub fn set_condition(
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_name_no_generation() {
+        let [then, now] = [1, 2].map(|second| jiff::Timestamp::from_second(second).unwrap());
+        let mut definition = CustomResourceDefinition::default();
+        definition.metadata.generation = Some(2);
+        let established = ("Established", true, "InitialNamesAccepted", "the initial names have been accepted");
+        assert!(set_condition(&mut definition, established, then));
+        assert!(!set_condition(&mut definition, established, now));
+        // What an older version wrote goes, and the condition is as old as it was.
+        let conditions = |definition: &CustomResourceDefinition| definition.status.clone().unwrap().conditions.unwrap();
+        let expected = conditions(&definition);
+        assert_eq!(expected[0].observed_generation, None);
+        let mut older = expected.clone();
+        older[0].observed_generation = Some(1);
+        definition.status.as_mut().unwrap().conditions = Some(older);
+        assert!(set_condition(&mut definition, established, now));
+        assert_eq!(conditions(&definition), expected);
+    }
 }

@@ -109,10 +109,10 @@ impl Strategy for PersistentVolumeClaimStrategy {
         let path = Path::new("status");
         validate_sizes(&mut errors, &path.child("capacity"), status.capacity.as_ref());
         let place = path.child("allocatedResourceStatuses");
-        for (resource, stage) in status.allocated_resource_statuses.iter().flatten() {
+        for (resource, resize_status) in status.allocated_resource_statuses.iter().flatten() {
             validate_resource(&mut errors, &place, resource);
-            if !GROWTH_STAGES.contains(&stage.as_str()) {
-                errors.not_supported(place, resource, GROWTH_STAGES);
+            if !RESIZE_STATUSES.contains(&resize_status.as_str()) {
+                errors.not_supported(place, resource, RESIZE_STATUSES);
             }
         }
         let place = path.child("allocatedResources");
@@ -152,8 +152,8 @@ impl Strategy for PersistentVolumeClaimStrategy {
     }
 }
 
-/// How far the growth of a volume may be, in the order of upstream's message.
-const GROWTH_STAGES: &[&str] = &[
+/// How far the expansion of a volume may be, in the order of upstream's message.
+const RESIZE_STATUSES: &[&str] = &[
     "ControllerResizeInProgress",
     "ControllerResizeInfeasible",
     "NodeResizeInProgress",
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_growth_of_a_volume_is_told_in_known_words() {
+    fn the_expansion_of_a_volume_is_told_in_known_words() {
         let stages = "supported values: \"ControllerResizeInProgress\", \"ControllerResizeInfeasible\", \
             \"NodeResizeInProgress\", \"NodeResizeInfeasible\", \"NodeResizePending\"";
         for (status, expected) in [

@@ -33,7 +33,7 @@ pub fn validate(
 ) -> BTreeMap<String, bool> {
     let mut names = BTreeMap::new();
     let named = pod.filter(|pod| !pod.is_empty());
-    let own_claim = |volume: &Volume| named.map(|pod| format!("{pod}-{}", volume.name));
+    let own_claim = |volume: &Volume| named.map(|pod| api::claim::made_for(pod, &volume.name));
     let made: BTreeSet<String> =
         volumes.iter().filter(|volume| volume.ephemeral.is_some()).filter_map(own_claim).collect();
     for (i, volume) in volumes.iter().enumerate() {
