@@ -191,6 +191,20 @@ fn images_that_no_archive_has_are_named() {
         assert!(output.status.success(), "{}", describe(&output));
         assert_eq!(String::from_utf8_lossy(&output.stdout), missing);
     }
+    let output = bench.run_with(&["images"], &[("E2E", "false")]);
+    assert_eq!(output.status.code(), Some(1), "no list is not an empty one: {}", describe(&output));
+}
+
+#[test]
+fn a_run_that_cannot_begin_leaves_the_results_of_the_last() {
+    let parallel = [("[sig-apps] a [Conformance]", "passed")];
+    let bench = Bench::new(&[("plan", &parallel), ("parallel", &parallel), ("serial", &[])]);
+    let output = bench.run("run");
+    assert!(output.status.success(), "{}", describe(&output));
+    let output = bench.run_with(&["run"], &[("E2E", "/nowhere/e2e.test")]);
+    assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
+    let output = bench.run("report");
+    assert!(output.status.success(), "{}", describe(&output));
 }
 
 #[test]

@@ -136,9 +136,12 @@ fn prometheus_finds_the_figures_of_dashboards() {
         // Some of its series move only with Services.
         ("http://127.0.0.1:10249", None),
     ] {
-        let mut command = cluster.host.command("curl");
-        let text = said(command.args(["-sk", "--max-time", "20", "-H", &bearer, &format!("{address}/metrics")]));
-        assert!(text.contains("kubernetes_build_info{"), "{address}: {text}");
+        // Once the collector's roles are known where the request is authorized.
+        let text = cluster.wait(&format!("metrics of {address}"), || {
+            let mut command = cluster.host.command("curl");
+            let text = said(command.args(["-sk", "--max-time", "20", "-H", &bearer, &format!("{address}/metrics")]));
+            text.contains("kubernetes_build_info{").then_some(text)
+        });
         the_checker_is_content(address, &text);
         let wrong = component.map(|component| problems(component, &text)).unwrap_or_default();
         assert!(wrong.is_empty(), "{address}: {wrong:#?}");
@@ -172,8 +175,9 @@ fn prometheus_finds_the_figures_of_dashboards() {
         let why = said(cluster.cox("why").arg("cluster"));
         (why.contains("a container is held back by its limit of CPU") && !why.contains("not seen")).then_some(())
     });
-    let up = prometheus.ask(&cluster, "count(up == 1)");
-    assert!(up.contains(r#""12""#), "{up}");
+    // A scrape has a second, which a busy machine may need longer than now and then.
+    let all_up = "count(up == 1) == 12";
+    cluster.wait(all_up, || prometheus.has(&cluster, all_up).then_some(()));
 }
 
 /// Prometheus' own checker finds nothing in a page that upstream would not have so too.
