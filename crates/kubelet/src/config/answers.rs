@@ -39,7 +39,7 @@ pub(super) const FIELDS: &[Row] = &[
     only("makeIPTablesUtilChains", &["false", "true"], "the kubelet makes no chains"),
     only("memoryManagerPolicy", &["None", "none"], NO_NUMA),
     only("memoryReservationPolicy", &["None"], "memory is not reserved by cgroups"),
-    refused("memorySwap", "swap is not given to containers or kept from them"),
+    only("memorySwap", &["NoSwap"], "containers get no swap"),
     same("memoryThrottlingFactor", "it belongs to the feature gate MemoryQoS, which is off"),
     refused("preloadedImagesVerificationAllowlist", "the policy is NeverVerifyPreloadedImages"),
     refused("qosReserved", "nothing is reserved for the Guaranteed class"),

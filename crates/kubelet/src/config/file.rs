@@ -93,8 +93,8 @@ pub(super) struct FileConfig {
     authentication: Authentication,
     authorization: Authorization,
     enforce_node_allocatable: Option<Vec<String>>,
-    system_reserved: BTreeMap<String, String>,
-    kube_reserved: BTreeMap<String, String>,
+    pub(super) system_reserved: BTreeMap<String, String>,
+    pub(super) kube_reserved: BTreeMap<String, String>,
     #[serde(rename = "providerID")]
     provider_id: Option<String>,
     #[serde(rename = "serverTLSBootstrap")]
@@ -448,9 +448,15 @@ fn shutdown_periods(
 }
 
 /// Adds to what is held back from pods.
-pub(super) fn add_reserved(reserved: &mut BTreeMap<String, String>, name: &str, amount: &str) -> anyhow::Result<()> {
+fn add_reserved(reserved: &mut BTreeMap<String, String>, name: &str, amount: &str) -> anyhow::Result<()> {
     let parse = |text: &str| text.parse::<Quantity>().map_err(|error| anyhow::anyhow!("{name}: {error}"));
+    if !["cpu", "memory", "ephemeral-storage", "pid"].contains(&name) {
+        bail!("cannot reserve {name:?} resource");
+    }
     let mut sum = parse(amount)?;
+    if sum.is_negative() {
+        bail!("resource quantity for {name:?} cannot be negative: {amount}");
+    }
     if let Some(other) = reserved.get(name) {
         sum.add(&parse(other)?);
     }
@@ -505,6 +511,19 @@ mod tests {
     fn fields_nobody_has_are_refused() {
         for text in ["unknownFuture: 1", "authentication: {x509: {unknown: 1}}", "kind: Pod", "swap: true"] {
             assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn reservations_are_checked_in_upstreams_words() {
+        for (reserved, expected) in [
+            ("{pid: '100', ephemeral-storage: 1Gi}", None),
+            ("{gpu: '1'}", Some("cannot reserve \"gpu\" resource")),
+            ("{memory: -1Gi}", Some("resource quantity for \"memory\" cannot be negative: -1Gi")),
+        ] {
+            let config = parse(&format!("systemReserved: {reserved}")).unwrap();
+            let refused = config.apply(&mut Settings::new("n")).err().map(|error| error.to_string());
+            assert_eq!(refused.as_deref(), expected);
         }
     }
 

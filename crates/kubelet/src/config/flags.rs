@@ -1,5 +1,6 @@
 //! The command line of `cox kubelet`.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
@@ -160,7 +161,10 @@ impl Args {
         }
         settings.healthz = Some((Ipv4Addr::LOCALHOST, HEALTHZ_PORT).into());
         settings.oom_score_adj = Some(OOM_SCORE);
-        FileConfig::read(self.config.as_deref(), self.config_dir.as_deref(), &self.fields)?.apply(&mut settings)?;
+        let mut config = FileConfig::read(self.config.as_deref(), self.config_dir.as_deref(), &self.fields)?;
+        reserve(&self.system_reserved, &mut config.system_reserved)?;
+        reserve(&self.kube_reserved, &mut config.kube_reserved)?;
+        config.apply(&mut settings)?;
         self.apply(&mut settings)?;
         Ok(settings)
     }
@@ -211,10 +215,6 @@ impl Args {
         set(&mut settings.reserved_system_cpus, &self.reserved_cpus);
         if let Some(policy) = &self.cpu_manager_policy {
             settings.cpu_manager_policy = file::cpu_manager_policy(policy)?;
-        }
-        for pair in self.system_reserved.iter().chain(&self.kube_reserved) {
-            let (name, amount) = pair.split_once('=').with_context(|| format!("{pair:?} is not resource=amount"))?;
-            file::add_reserved(&mut settings.reserved, name, amount)?;
         }
         if !self.eviction_hard.is_empty() {
             settings.eviction_hard.clear();
@@ -271,9 +271,34 @@ fn parse_taint(text: &str) -> anyhow::Result<Taint> {
     Ok(Taint { key: key.into(), value, effect: effect.into(), time_added: None })
 }
 
+/// What a flag reserves takes the place of all that the file reserves under the same name.
+fn reserve(pairs: &[String], reserved: &mut BTreeMap<String, String>) -> anyhow::Result<()> {
+    if !pairs.is_empty() {
+        reserved.clear();
+    }
+    for pair in pairs {
+        let (name, amount) = pair.split_once('=').with_context(|| format!("{pair:?} is not resource=amount"))?;
+        reserved.insert(name.to_owned(), amount.to_owned());
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_flag_reserves_takes_the_place_of_the_files() {
+        let text = "systemReserved: {memory: 1Gi, pid: \"9\"}\nkubeReserved: {memory: 1Gi, cpu: 100m}\n";
+        let mut config = FileConfig::parse(yaml_serde::from_str(text).unwrap()).unwrap();
+        reserve(&["memory=2Gi".to_owned(), "cpu=1".to_owned()], &mut config.system_reserved).unwrap();
+        reserve(&[], &mut config.kube_reserved).unwrap();
+        let mut settings = Settings::new("n");
+        config.apply(&mut settings).unwrap();
+        let reserved: Vec<_> =
+            settings.reserved.iter().map(|(name, amount)| (name.as_str(), amount.as_str())).collect();
+        assert_eq!(reserved, [("cpu", "1100m"), ("memory", "3Gi")]);
+    }
 
     #[test]
     fn taints() {

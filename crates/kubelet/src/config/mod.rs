@@ -134,7 +134,7 @@ pub struct Settings {
     pub eviction_max_pod_grace_period: i64,
     pub eviction_pressure_transition_period: Duration,
     pub reserved: BTreeMap<String, String>,
-    /// Keep the memory of all pods together out of what is reserved.
+    /// Keep all pods together out of what is reserved: CPU, memory and processes.
     pub enforce_allocatable: bool,
     pub provider_id: Option<String>,
     /// Ask for a certificate to serve with through the API, and for a new one before it ends.
