@@ -124,7 +124,8 @@ impl FromStr for Cidr {
         let invalid = || InvalidCidr(text.to_owned());
         let (addr, prefix) = text.split_once('/').ok_or_else(invalid)?;
         let addr: IpAddr = addr.parse().map_err(|_| invalid())?;
-        let prefix: u8 = prefix.parse().map_err(|_| invalid())?;
+        let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
+        let prefix: u8 = if is_number { prefix.parse().map_err(|_| invalid())? } else { return Err(invalid()) };
         (prefix <= width(addr)).then_some(Self { addr, prefix }).ok_or_else(invalid)
     }
 }
@@ -164,7 +165,7 @@ mod tests {
 
     #[test]
     fn rejects_what_is_not_a_cidr() {
-        for text in ["", "10.0.0.1", "10.0.0.1/33", "fd00::/129", "x/8", "10.0.0.0/-1"] {
+        for text in ["", "10.0.0.1", "10.0.0.1/33", "fd00::/129", "x/8", "10.0.0.0/-1", "10.0.0.0/+8"] {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }

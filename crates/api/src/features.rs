@@ -6,63 +6,62 @@
 /// What is always on.
 const ON: &str = "
     APIResponseCompression APIServerIdentity APIServerTracing AggregatedDiscoveryRemoveBetaType
-    AllowParsingUserUIDFromCertAuth AllowServiceExternalIPs AnonymousAuthConfigurableEndpoints
-    AnyVolumeDataSource AuthorizeNodeWithSelectors AuthorizePodWebsocketUpgradeCreatePermission
-    AuthorizeWithSelectors CRDObservedGenerationTracking CRDValidationRatcheting CSIServiceAccountTokenSecrets
-    ClearingNominatedNodeNameAfterBinding ClusterTrustBundle ComponentFlagz ComponentStatusz
-    ConsistentListFromCache ConstrainedImpersonation ContainerRestartRules ContainerStopSignals
-    CustomResourceFieldSelectors DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
-    DisableNodeKubeProxyVersion EventedPLEG ExecProbeTimeout ExternalServiceAccountTokenSigner
-    GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HPAScaleToZero HostnameOverride
-    ImageMaximumGCAge ImageVolume InPlacePodVerticalScaling InPlacePodVerticalScalingInitContainers
-    JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy JobSuccessPolicy KubeletCgroupDriverFromCRI
-    KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz KubeletPSI KubeletTracing
-    LogarithmicScaleDown MatchLabelKeysInPodAffinity MatchLabelKeysInPodTopologySpread
-    MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet MultiCIDRServiceAllocator
-    MutableCSINodeAllocatableCount MutablePodResourcesForSuspendedJobs
+    AllowParsingUserUIDFromCertAuth AllowServiceExternalIPs AllowUnsafeMalformedObjectDeletion
+    AnonymousAuthConfigurableEndpoints AnyVolumeDataSource AuthorizeNodeWithSelectors
+    AuthorizePodWebsocketUpgradeCreatePermission AuthorizeWithSelectors CRDObservedGenerationTracking
+    CRDValidationRatcheting CSIServiceAccountTokenSecrets ClearingNominatedNodeNameAfterBinding ClusterTrustBundle
+    ComponentFlagz ComponentStatusz ConsistentListFromCache ConstrainedImpersonation ContainerRestartRules
+    ContainerStopSignals CustomResourceFieldSelectors DRAResourceClaimDeviceStatus
+    DRAResourceClaimGranularStatusAuthorization DeploymentReplicaSetTerminatingReplicas DisableAllocatorDualWrite
+    DisableNodeKubeProxyVersion EnvFiles EventedPLEG ExecProbeTimeout ExternalServiceAccountTokenSigner
+    GracefulNodeShutdown GracefulNodeShutdownBasedOnPodPriority HPAConfigurableTolerance HPAScaleToZero
+    HostnameOverride ImageMaximumGCAge ImageVolume InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScaling
+    InPlacePodVerticalScalingInitContainers JobBackoffLimitPerIndex JobManagedBy JobPodReplacementPolicy
+    JobSuccessPolicy KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages
+    KubeletFineGrainedAuthz KubeletPSI KubeletTracing LogarithmicScaleDown MatchLabelKeysInPodAffinity
+    MatchLabelKeysInPodTopologySpread MatchLabelKeysInPodTopologySpreadSelectorMerge MaxUnavailableStatefulSet
+    MultiCIDRServiceAllocator MutableCSINodeAllocatableCount MutablePodResourcesForSuspendedJobs
     MutableSchedulingDirectivesForSuspendedJobs MutatingAdmissionPolicy NFTablesProxyMode
-    NodeInclusionPolicyInPodTopologySpread OpenAPIEnums OrderedNamespaceDeletion PodDeletionCost
-    PodLevelResources PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodLogsQuerySplitStreams
-    PodObservedGenerationTracking PodReadyToStartContainersCondition PodSchedulingReadiness
-    PodTopologyLabelsAdmission PortForwardWebsockets PreferSameTrafficDistribution PreventStaticPodAPIReferences
-    ProcMountType RecoverVolumeExpansionFailure RecursiveReadOnlyMounts RelaxedDNSSearchValidation
-    RelaxedEnvironmentVariableValidation RelaxedServiceNameValidation ReloadKubeletClientCAFile
-    ReloadKubeletServerCertificateFile RemoteRequestHeaderUID RestartAllContainersOnContainerExits
-    RetryGenerateName RotateKubeletServerCertificate SELinuxChangePolicy SchedulerQueueingHints
-    SeparateTaintEvictionController ServiceAccountNodeAudienceRestriction ServiceAccountTokenJTI
-    ServiceAccountTokenNodeBinding ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo
-    ServiceCIDRStatusFieldWiping SidecarContainers StatefulSetSemanticRevisionComparison StorageVersionHash
-    StructuredAuthenticationConfiguration SupplementalGroupsPolicy TokenRequestServiceAccountUIDValidation
-    TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation VolumeAttributesClass
-    VolumeLimitScaling WatchList
+    NodeInclusionPolicyInPodTopologySpread OpenAPIEnums OrderedNamespaceDeletion PodDeletionCost PodLevelResources
+    PodLifecycleSleepAction PodLifecycleSleepActionAllowZero PodLogsQuerySplitStreams PodObservedGenerationTracking
+    PodReadyToStartContainersCondition PodSchedulingReadiness PodTopologyLabelsAdmission PortForwardWebsockets
+    PreferSameTrafficDistribution PreventStaticPodAPIReferences ProcMountType RecoverVolumeExpansionFailure
+    RecursiveReadOnlyMounts RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation
+    RelaxedServiceNameValidation ReloadKubeletClientCAFile ReloadKubeletServerCertificateFile RemoteRequestHeaderUID
+    RestartAllContainersOnContainerExits RetryGenerateName RotateKubeletServerCertificate SELinuxChangePolicy
+    SELinuxMountReadWriteOncePod SchedulerQueueingHints SeparateTaintEvictionController
+    ServiceAccountNodeAudienceRestriction ServiceAccountTokenJTI ServiceAccountTokenNodeBinding
+    ServiceAccountTokenNodeBindingValidation ServiceAccountTokenPodNodeInfo ServiceCIDRStatusFieldWiping
+    SidecarContainers StatefulSetSemanticRevisionComparison StorageVersionHash StorageVersionMigrator
+    StrictIPCIDRValidation StructuredAuthenticationConfiguration SupplementalGroupsPolicy SystemdWatchdog
+    TokenRequestServiceAccountUIDValidation TranslateStreamCloseWebsocketRequests UnauthenticatedHTTP2DOSMitigation
+    VolumeAttributesClass VolumeLimitScaling WatchList
 ";
 
 /// What is always off.
 const OFF: &str = "
     AllAlpha AllBeta AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
-    AllowOverwriteTerminationGracePeriodSeconds AllowUnsafeMalformedObjectDeletion CBORServingAndStorage
-    CPUManagerPolicyAlphaOptions CPUManagerPolicyBetaOptions CPUManagerPolicyOptions CRIListStreaming
-    CSIVolumeHealth ChangeContainerStatusOnKubeletRestart ClusterTrustBundleProjection ContainerCheckpoint
-    CoordinatedLeaderElection CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAAdminAccess
-    DRAConsumableCapacity DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource
-    DRAListTypeAttributes DRANodeAllocatableResources DRAPartitionableDevices DRAPrioritizedList
-    DRAResourceClaimDeviceStatus DRAResourceClaimGranularStatusAuthorization DRAResourcePoolStatus
-    DRASchedulerFilterTimeout DRAWorkloadResourceClaims DisableCPUQuotaWithExclusiveCPUs
-    DynamicResourceAllocation EnvFiles GangScheduling GenericWorkload GitRepoVolumeDriver
-    ImageVolumeWithDigest InPlacePodLevelResourcesVerticalScaling InPlacePodVerticalScalingExclusiveCPUs
-    InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace
-    KubeletPodResourcesDynamicResources KubeletPodResourcesGet KubeletPodResourcesListUseActivePods
-    KubeletRegistrationGetOnExistsOnly KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders
+    AllowOverwriteTerminationGracePeriodSeconds CBORServingAndStorage CPUManagerPolicyAlphaOptions
+    CPUManagerPolicyBetaOptions CPUManagerPolicyOptions CRIListStreaming CSIVolumeHealth
+    ChangeContainerStatusOnKubeletRestart ClusterTrustBundleProjection ContainerCheckpoint CoordinatedLeaderElection
+    CrossNamespaceVolumeDataSource CustomCPUCFSQuotaPeriod DRAAdminAccess DRAConsumableCapacity
+    DRADeviceBindingConditions DRADeviceTaintRules DRADeviceTaints DRAExtendedResource DRAListTypeAttributes
+    DRANodeAllocatableResources DRAPartitionableDevices DRAPrioritizedList DRAResourcePoolStatus
+    DRASchedulerFilterTimeout DRAWorkloadResourceClaims DisableCPUQuotaWithExclusiveCPUs DynamicResourceAllocation
+    GangScheduling GenericWorkload GitRepoVolumeDriver ImageVolumeWithDigest InPlacePodVerticalScalingExclusiveCPUs
+    InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace KubeletPodResourcesDynamicResources
+    KubeletPodResourcesGet KubeletPodResourcesListUseActivePods KubeletRegistrationGetOnExistsOnly
+    KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders
     LocalStorageCapacityIsolationFSQuotaMonitoring ManifestBasedAdmissionControlConfig MemoryQoS
     MutablePVNodeAffinity NativeHistograms NodeDeclaredFeatures NodeLogQuery NodeSwap
     NominatedNodeNameForExpectation PersistentVolumeClaimUnusedSinceTime PodCertificateRequest
     PodLevelResourceManagers PodsAPI QOSReserved ReduceDefaultCrashLoopBackOffDecay ResourceHealthStatus
-    ResourceHealthStatusMessage RuntimeClassInImageCriApi SELinuxMount SELinuxMountReadWriteOncePod
-    ShardedListAndWatch StorageCapacityScoring StorageVersionAPI StorageVersionMigrator StrictIPCIDRValidation
-    StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
-    SystemdWatchdog TaintTolerationComparisonOperators TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions
-    TopologyManagerPolicyBetaOptions TopologyManagerPolicyOptions UnknownVersionInteroperabilityProxy
-    UserNamespacesHostNetworkSupport UserNamespacesSupport WorkloadAwarePreemption WorkloadWithJob
+    ResourceHealthStatusMessage RuntimeClassInImageCriApi SELinuxMount ShardedListAndWatch StorageCapacityScoring
+    StorageVersionAPI StructuredAuthenticationConfigurationEgressSelector
+    StructuredAuthenticationConfigurationJWKSMetrics TaintTolerationComparisonOperators
+    TopologyAwareWorkloadScheduling TopologyManagerPolicyAlphaOptions TopologyManagerPolicyBetaOptions
+    TopologyManagerPolicyOptions UnknownVersionInteroperabilityProxy UserNamespacesHostNetworkSupport
+    UserNamespacesSupport WorkloadAwarePreemption WorkloadWithJob
 ";
 
 /// How upstream does things inside, or on other systems: nothing here could differ.
@@ -136,6 +135,8 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -234,10 +235,57 @@ mod tests {
         WindowsHostNetwork WorkloadAwarePreemption WorkloadWithJob
     ";
 
+    /// Those of them that say something here and are off by default.
+    const OFF_UPSTREAM: &str = "
+        AllAlpha AllBeta AllowDNSOnlyNodeCSR AllowInsecureKubeletCertificateSigningRequests
+        AllowOverwriteTerminationGracePeriodSeconds AllowUnsafeMalformedObjectDeletion CBORServingAndStorage
+        CPUManagerPolicyAlphaOptions CRIListStreaming CSIVolumeHealth ChangeContainerStatusOnKubeletRestart
+        ClusterTrustBundle ClusterTrustBundleProjection ContainerStopSignals CoordinatedLeaderElection
+        CrossNamespaceVolumeDataSource DRADeviceTaintRules DRAListTypeAttributes DRANodeAllocatableResources
+        DRAResourcePoolStatus DRAWorkloadResourceClaims EventedPLEG GangScheduling GenericWorkload
+        GitRepoVolumeDriver HPAScaleToZero ImageVolumeWithDigest InPlacePodVerticalScalingExclusiveCPUs
+        InPlacePodVerticalScalingExclusiveMemory KMSv1 KubeletInUserNamespace KubeletRegistrationGetOnExistsOnly
+        LocalStorageCapacityIsolationFSQuotaMonitoring ManifestBasedAdmissionControlConfig MaxUnavailableStatefulSet
+        MemoryQoS MutablePVNodeAffinity NativeHistograms PersistentVolumeClaimUnusedSinceTime PodCertificateRequest
+        PodLevelResourceManagers PodLogsQuerySplitStreams PodsAPI QOSReserved ReduceDefaultCrashLoopBackOffDecay
+        RuntimeClassInImageCriApi SELinuxMount ShardedListAndWatch StorageCapacityScoring StorageVersionAPI
+        StorageVersionMigrator TaintTolerationComparisonOperators TopologyAwareWorkloadScheduling
+        TopologyManagerPolicyAlphaOptions UserNamespacesHostNetworkSupport VolumeLimitScaling
+        WorkloadAwarePreemption WorkloadWithJob
+    ";
+
+    /// On here and off upstream, or the other way round. Each has its reason in docs/components.md.
+    const DIFFERENT: &str = "
+        AllowUnsafeMalformedObjectDeletion CPUManagerPolicyBetaOptions CPUManagerPolicyOptions ClusterTrustBundle
+        ContainerCheckpoint ContainerStopSignals CustomCPUCFSQuotaPeriod DRAAdminAccess DRAConsumableCapacity
+        DRADeviceBindingConditions DRADeviceTaints DRAExtendedResource DRAPartitionableDevices DRAPrioritizedList
+        DRASchedulerFilterTimeout DisableCPUQuotaWithExclusiveCPUs DynamicResourceAllocation EventedPLEG
+        HPAScaleToZero KubeletPodResourcesDynamicResources KubeletPodResourcesGet
+        KubeletPodResourcesListUseActivePods KubeletSeparateDiskGC KubeletServiceAccountTokenForCredentialProviders
+        MaxUnavailableStatefulSet NodeDeclaredFeatures NodeLogQuery NodeSwap NominatedNodeNameForExpectation
+        PodLogsQuerySplitStreams ResourceHealthStatus ResourceHealthStatusMessage StorageVersionMigrator
+        StructuredAuthenticationConfigurationEgressSelector StructuredAuthenticationConfigurationJWKSMetrics
+        TopologyManagerPolicyBetaOptions TopologyManagerPolicyOptions UnknownVersionInteroperabilityProxy
+        UserNamespacesSupport VolumeLimitScaling
+    ";
+
+    #[test]
+    fn defaults_differ_only_where_it_is_known() {
+        let names = |list: &'static str| list.split_whitespace().collect::<BTreeSet<_>>();
+        let off_upstream = names(OFF_UPSTREAM);
+        assert!(off_upstream.is_subset(&names(UPSTREAM)));
+        let differing = all().filter(|(name, is_on)| off_upstream.contains(name) == *is_on);
+        let differing: BTreeSet<&str> = differing.map(|(name, _)| name).collect();
+        assert_eq!(differing, names(DIFFERENT));
+        let page = include_str!("../../../docs/components.md");
+        for name in differing {
+            assert!(page.contains(name), "docs/components.md does not say why {name} differs");
+        }
+    }
+
     #[test]
     fn every_gate_has_an_answer() {
-        let ours: std::collections::BTreeSet<&str> =
-            [ON, OFF, EITHER].iter().flat_map(|list| list.split_whitespace()).collect();
+        let ours: BTreeSet<&str> = [ON, OFF, EITHER].iter().flat_map(|list| list.split_whitespace()).collect();
         assert_eq!(ours, UPSTREAM.split_whitespace().collect());
     }
 

@@ -212,7 +212,8 @@ impl Past {
 /// What a kubelet is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Question {
-    /// All that `metrics.k8s.io` tells. That is the cheapest summary to make.
+    /// All that `metrics.k8s.io` tells. That is the cheapest summary to make; upstream's kubelet does not know of
+    /// `without_pressure` and tells more.
     CpuAndMemory,
     /// Network and disk as well, but nothing that has to be looked for in the folders of pods. Upstream's kubelet does not
     /// know of that and answers in full.
@@ -222,7 +223,7 @@ pub(crate) enum Question {
 impl Question {
     fn path(self) -> &'static str {
         match self {
-            Self::CpuAndMemory => "/stats/summary?only_cpu_and_memory=true",
+            Self::CpuAndMemory => "/stats/summary?only_cpu_and_memory=true&without_pressure=true",
             Self::AllButFiles => "/stats/summary?without_files=true",
         }
     }

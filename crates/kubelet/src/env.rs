@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, FileKeySelector, Pod, Secret, Service};
 
 use crate::resources::{self, ResourceList, UnsupportedResource};
 use crate::state;
@@ -24,6 +24,10 @@ pub(crate) enum EnvError {
     NoSubscript(String),
     #[error("unsupported fieldPath: {0}")]
     FieldPath(String),
+    #[error("couldn't parse env file")]
+    NoFile,
+    #[error("environment variable key {key:?} not found in file {path:?}")]
+    NoKeyInFile { key: String, path: String },
     #[error(transparent)]
     Resource(#[from] UnsupportedResource),
 }
@@ -83,6 +87,8 @@ pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<St
 pub(crate) struct Sources {
     pub(crate) config_maps: HashMap<String, ConfigMap>,
     pub(crate) secrets: HashMap<String, Secret>,
+    /// What is in files, by volume and path; one that cannot be read is missing.
+    pub(crate) files: HashMap<(String, String), String>,
 }
 
 /// What else a variable may show of the pod and node.
@@ -195,6 +201,16 @@ pub(crate) fn environment(
                 if value.is_none() {
                     continue;
                 }
+            } else if let Some(file) = &from.file_key_ref {
+                let text = sources.files.get(&place(file)).ok_or(EnvError::NoFile)?;
+                let found = value_in_file(text, &file.key)?;
+                if found.is_empty() && file.optional == Some(true) {
+                    continue;
+                }
+                if found.is_empty() {
+                    return Err(EnvError::NoKeyInFile { key: file.key.clone(), path: file.path.clone() });
+                }
+                value = Some(found);
             }
         }
         set(&mut result, variable.name.clone(), value.unwrap_or_default());
@@ -220,6 +236,57 @@ pub(crate) fn referenced(container: &Container) -> (Vec<String>, Vec<String>) {
         secrets.extend(from.secret_key_ref.iter().map(|r| r.name.clone()));
     }
     (maps, secrets)
+}
+
+/// Volumes and paths of the files that a container's environment needs.
+pub(crate) fn referenced_files(container: &Container) -> Vec<(String, String)> {
+    let sources = container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
+    sources.filter_map(|source| source.file_key_ref.as_ref()).map(place).collect()
+}
+
+fn place(file: &FileKeySelector) -> (String, String) {
+    (file.volume_name.clone(), file.path.clone())
+}
+
+/// The value of a variable in a file with lines of `NAME='value'`; empty if it has none (`ParseEnv`, v1.36).
+fn value_in_file(text: &str, key: &str) -> Result<String, EnvError> {
+    let is_blank = |c: char| c == ' ' || c == '\t';
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let line = line.trim_start_matches(is_blank);
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (name, value) = line.split_once('=').ok_or(EnvError::NoFile)?;
+        if name.is_empty() || name.ends_with(is_blank) {
+            return Err(EnvError::NoFile);
+        }
+        if value.starts_with(is_blank) {
+            // As a shell reads it: nothing is assigned.
+            if name == key {
+                return Ok(String::new());
+            }
+            continue;
+        }
+        let mut rest = value.strip_prefix('\'').ok_or(EnvError::NoFile)?;
+        let mut found = String::new();
+        let after = loop {
+            if let Some((inside, after)) = rest.split_once('\'') {
+                found.push_str(inside);
+                break after.trim_start_matches(is_blank);
+            }
+            found.push_str(rest);
+            found.push('\n');
+            rest = lines.next().ok_or(EnvError::NoFile)?;
+        };
+        if !after.is_empty() && !after.starts_with('#') {
+            return Err(EnvError::NoFile);
+        }
+        if name == key {
+            return Ok(found);
+        }
+    }
+    Ok(String::new())
 }
 
 /// A `fieldRef` of the downward API.
@@ -389,6 +456,33 @@ mod tests {
             [("p-key", "v"), ("A", "1"), ("B", "1-v-$(C)"), ("NAME", "web")]
                 .map(|(k, v)| (k.to_string(), v.to_string()))
         );
+    }
+
+    #[test]
+    fn variables_come_from_files() {
+        let text = "# made by the first\n\n  A='1' # one\nB='two\n lines'\nC= 'lost'\nD=''\n";
+        for (key, expected) in [("A", "1"), ("B", "two\n lines"), ("C", ""), ("D", ""), ("E", "")] {
+            assert_eq!(value_in_file(text, key), Ok(expected.to_owned()), "{key}");
+        }
+        for bad in ["A", "='1'", "A ='1'", "A=1", "A=", "A='1' 2", "A='1\n"] {
+            assert_eq!(value_in_file(bad, "A"), Err(EnvError::NoFile), "{bad:?}");
+        }
+        let pod = Pod { metadata: meta("web"), ..Default::default() };
+        let context = Context { pod: &pod, pod_ips: &[], host_ips: &[], allocatable: &BTreeMap::new(), services: &[] };
+        let container = |key: &str, optional: bool| -> Container {
+            let file = serde_json::json!({"volumeName": "v", "path": "env", "key": key, "optional": optional});
+            let env = serde_json::json!([{"name": "X", "valueFrom": {"fileKeyRef": file}}]);
+            serde_json::from_value(serde_json::json!({"name": "c", "env": env})).unwrap()
+        };
+        let mut sources = Sources::default();
+        assert_eq!(environment(&container("A", true), &context, &sources), Err(EnvError::NoFile));
+        assert_eq!(referenced_files(&container("A", true)), [("v".to_owned(), "env".to_owned())]);
+        sources.files.insert(("v".to_owned(), "env".to_owned()), text.to_owned());
+        let a = environment(&container("A", false), &context, &sources).unwrap();
+        assert_eq!(a, [("X".to_owned(), "1".to_owned())]);
+        assert_eq!(environment(&container("E", true), &context, &sources), Ok(Vec::new()));
+        let missing = environment(&container("E", false), &context, &sources).unwrap_err();
+        assert_eq!(missing.to_string(), "environment variable key \"E\" not found in file \"env\"");
     }
 
     #[test]

@@ -51,7 +51,6 @@ const REFUSED: &[Row] = &[
     Row { field: "VolumeProjection.podCertificate", reason: "PodCertificateNotSupported", asks: Asks::Pod(pod_certificate) },
     Row { field: "EmptyDirVolumeSource.medium", reason: "HugePagesNotSupported", asks: Asks::Pod(huge_pages) },
     Row { field: "ResourceRequirements.claims", reason: "ResourceClaimsNotSupported", asks: Asks::Container(claims) },
-    Row { field: "EnvVarSource.fileKeyRef", reason: "FileKeyRefNotSupported", asks: Asks::Container(file_key_ref) },
     Row { field: "SecurityContext.appArmorProfile", reason: "AppArmor", asks: Asks::Container(app_armor) },
 ];
 
@@ -136,16 +135,6 @@ fn claims(_: &Pod, container: &Container, _: Host) -> Option<String> {
     Some(format!("container {:?}: claim {:?}: this node does not prepare claimed devices", container.name, claim.name))
 }
 
-fn file_key_ref(_: &Pod, container: &Container, _: Host) -> Option<String> {
-    let is_from_file = |from: &k8s_openapi::api::core::v1::EnvVarSource| -> bool { from.file_key_ref.is_some() };
-    let variable =
-        container.env.iter().flatten().find(|variable| variable.value_from.as_ref().is_some_and(is_from_file))?;
-    Some(format!(
-        "container {:?}: variable {:?}: this node does not read variables from files (fileKeyRef)",
-        container.name, variable.name
-    ))
-}
-
 /// Upstream's words where the kernel has no AppArmor.
 fn app_armor(pod: &Pod, container: &Container, host: Host) -> Option<String> {
     let profile = containers::effective_security(pod, container).app_armor_profile?;
@@ -186,9 +175,10 @@ mod tests {
             resizePolicy resources restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce targetContainerName \
             terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts workingDir"),
         ("EnvVar", "name value valueFrom"),
-        ("EnvVarSource", "configMapKeyRef fieldRef resourceFieldRef secretKeyRef"),
+        ("EnvVarSource", "configMapKeyRef fieldRef fileKeyRef resourceFieldRef secretKeyRef"),
         ("ConfigMapKeySelector", "key name optional"),
         ("SecretKeySelector", "key name optional"),
+        ("FileKeySelector", "key optional path volumeName"),
         ("ObjectFieldSelector", "apiVersion fieldPath"),
         ("ResourceFieldSelector", "containerName divisor resource"),
         ("EnvFromSource", "configMapRef prefix secretRef"),
@@ -354,7 +344,7 @@ mod tests {
                     json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}),
                 ),
                 none,
-                Some("FileKeyRefNotSupported"),
+                None,
             ),
             (
                 volume(json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "p"}}]}})),
@@ -389,7 +379,7 @@ mod tests {
     #[test]
     fn security_ephemeral_containers_are_looked_at_when_they_come() {
         let pod = pod(json!({"containers": [{"name": "c"}], "ephemeralContainers": [
-            {"name": "e", "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}]}));
+            {"name": "e", "resources": {"claims": [{"name": "gpu"}]}}]}));
         let host = Host { has_apparmor: false, has_default_profile: false };
         let answers: Vec<bool> =
             state::all_containers(&pod).iter().map(|c| refuse_container(&pod, c, host).is_ok()).collect();

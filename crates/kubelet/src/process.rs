@@ -1,6 +1,10 @@
-//! What a kubelet that is a process of its own does to itself and to its machine before it starts.
+//! What a kubelet that is a process of its own does to itself and to its machine before it starts, and what it tells those
+//! who watch it.
 
 use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net as unix;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -66,6 +70,66 @@ fn check_kernel(read: impl Fn(&str) -> std::io::Result<String>) -> anyhow::Resul
     Ok(())
 }
 
+/// How systemd hears of this process (`sd_notify`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Systemd {
+    socket: String,
+    /// How often to tell that all is well: twice in the time of `WatchdogSec=`.
+    interval: Option<Duration>,
+}
+
+impl Systemd {
+    /// As the environment says; none where nobody listens.
+    pub(crate) fn from_env(variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Option<Self>> {
+        let variable = |name: &str| variable(name).filter(|text| !text.is_empty());
+        let Some(socket) = variable("NOTIFY_SOCKET") else { return Ok(None) };
+        let is_other = variable("WATCHDOG_PID").is_some_and(|pid| pid != std::process::id().to_string());
+        let Some(timeout) = variable("WATCHDOG_USEC").filter(|_| !is_other) else {
+            return Ok(Some(Self { socket, interval: None }));
+        };
+        let micros = timeout.parse::<u64>().with_context(|| format!("WATCHDOG_USEC {timeout:?}"))?;
+        let timeout = Duration::from_micros(micros);
+        if timeout <= Duration::from_secs(1) {
+            bail!("configure watchdog timeout too small: {timeout:?}");
+        }
+        Ok(Some(Self { socket, interval: Some(timeout / 2) }))
+    }
+
+    /// Tells that the kubelet has started, and then that it is well for as long as it is: else systemd starts it anew.
+    pub(crate) async fn run(self, is_well: impl Fn() -> bool + Send, stop: CancellationToken) {
+        self.tell("READY=1");
+        let Some(interval) = self.interval else { return };
+        let mut ticks = tokio::time::interval(interval);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            if is_well() {
+                self.tell("WATCHDOG=1");
+            } else {
+                tracing::error!("the kubelet is not healthy, and systemd's watchdog is not told otherwise");
+            }
+        }
+    }
+
+    fn tell(&self, what: &str) {
+        if let Err(error) = self.send(what) {
+            tracing::warn!(what, %error, "systemd was not told");
+        }
+    }
+
+    fn send(&self, what: &str) -> std::io::Result<()> {
+        let to = match self.socket.strip_prefix('@') {
+            Some(name) => unix::SocketAddr::from_abstract_name(name)?,
+            None => unix::SocketAddr::from_pathname(&self.socket)?,
+        };
+        let socket = unix::UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        socket.send_to_addr(what.as_bytes(), &to).map(drop)
+    }
+}
+
 /// `/healthz` for whoever is on the machine.
 pub(crate) async fn serve_health(address: SocketAddr, stop: CancellationToken) {
     let listener = match tokio::net::TcpListener::bind(address).await {
@@ -100,5 +164,37 @@ mod tests {
         let error = check_kernel(|name| if name == "vm/panic_on_oom" { Ok("1\n".into()) } else { as_expected(name) });
         let text = "invalid kernel flag: vm/panic_on_oom, expected value: 0, actual value: 1";
         assert_eq!(error.unwrap_err().to_string(), text);
+    }
+    #[test]
+    fn systemd_is_told_as_often_as_it_asks() {
+        let own = std::process::id().to_string();
+        let read = |usec: &str, pid: &str| {
+            let found = Systemd::from_env(|name| match name {
+                "NOTIFY_SOCKET" => Some("/run/notify".to_owned()),
+                "WATCHDOG_USEC" => Some(usec.to_owned()),
+                "WATCHDOG_PID" => Some(pid.to_owned()),
+                _ => None,
+            });
+            found.map(|systemd| systemd.and_then(|systemd| systemd.interval)).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("30000000", &own), Ok(Some(Duration::from_secs(15))));
+        assert_eq!(read("30000000", ""), Ok(Some(Duration::from_secs(15))));
+        assert_eq!(read("30000000", "1000000000"), Ok(None), "it is another's");
+        assert_eq!(read("", &own), Ok(None));
+        assert_eq!(read("1000000", &own), Err("configure watchdog timeout too small: 1s".to_owned()));
+        assert!(read("soon", &own).is_err());
+        assert_eq!(Systemd::from_env(|_| None).unwrap(), None);
+    }
+
+    #[test]
+    fn systemd_hears_what_it_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let listener = unix::UnixDatagram::bind(&path).unwrap();
+        let systemd = Systemd { socket: path.to_str().unwrap().to_owned(), interval: None };
+        systemd.send("READY=1").unwrap();
+        let mut heard = [0; 16];
+        let length = listener.recv(&mut heard).unwrap();
+        assert_eq!(&heard[..length], b"READY=1");
     }
 }

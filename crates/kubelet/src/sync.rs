@@ -15,17 +15,18 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
 use trace::{Stage, Work};
 
-use crate::cgroups::Cgroups;
 use crate::containers::{self, ContainerParts};
 use crate::env::{self, Context, Sources};
 use crate::error::{CgroupError, ConfigError, SyncError};
 use crate::kubelet::Kubelet;
+use crate::node::machine::limits_swap;
 use crate::objects::NotSynced;
 use crate::pass::{Memory, Pass};
 use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
 use crate::status::{Waiting, is_restart_of_all};
 use crate::terminate::Victim;
+use crate::volumes::{Mounted, blocking, subpath};
 use crate::{hooks, images, names, pod_fields, probes, resize, resources, terminate};
 
 /// How a pass ended.
@@ -155,14 +156,18 @@ impl Kubelet {
         Ok(next)
     }
 
-    /// The pod's cgroup, with the limits that it has now.
+    /// The pod's cgroup, with the limits that it has now, and its part in what Burstable pods have together.
     async fn ensure_cgroup(&self, pod: &Arc<Pod>, memory: &mut Memory) -> Result<(), CgroupError> {
         let (owned, is_resized) = (pod.clone(), memory.resize.is_on);
-        let ensure = move |cgroups: &Cgroups| match is_resized {
-            true => cgroups.resize_pod(&owned, true),
-            false => cgroups.ensure_pod(&owned),
-        };
-        self.change_cgroup(ensure).await.map_err(CgroupError::Ensure)?;
+        let ensured = self.change_cgroup(move |cgroups| {
+            let change = match is_resized {
+                true => cgroups.resize_pod(&owned, true)?,
+                false => cgroups.ensure_pod(&owned)?,
+            };
+            cgroups.update_burstable()?;
+            Ok(change)
+        });
+        ensured.await.map_err(CgroupError::Ensure)?;
         if !is_resized {
             memory.resize.given_to_pod = Some(resources::for_pod(pod));
         }
@@ -440,7 +445,7 @@ impl Kubelet {
             Some(past) => past.restart_count.saturating_add(1),
             None => reported_restart_count(self.status.latest(state::uid(pod)).as_ref(), &container.name),
         };
-        let sources = self.env_sources(pod, container).await?;
+        let sources = self.env_sources(pass, container).await?;
         let env = env::environment(container, context, &sources)?;
         let mounts = self.mounts(pass, container, &env).await?;
         let devices = mounts::devices(container, mounted)?;
@@ -463,6 +468,9 @@ impl Kubelet {
         if let Some(cpus) = &self.cpu_manager {
             resources.cpuset_cpus = cpus.cpus(state::uid(pod), &container.name).to_string();
         }
+        if limits_swap() {
+            resources.unified.insert("memory.swap.max".to_owned(), "0".to_owned());
+        }
         Ok(containers::container_config(
             pod,
             container,
@@ -483,7 +491,8 @@ impl Kubelet {
         ))
     }
 
-    async fn env_sources(&self, pod: &Pod, container: &Container) -> Result<Sources, NotSynced> {
+    async fn env_sources(&self, pass: &Pass<'_>, container: &Container) -> Result<Sources, NotSynced> {
+        let Pass { pod, mounted, .. } = pass;
         let (maps, secrets) = env::referenced(container);
         let (uid, namespace) = (state::uid(pod), state::namespace(pod));
         let mut sources = Sources::default();
@@ -495,6 +504,16 @@ impl Kubelet {
         for name in secrets {
             if let Some(secret) = self.volumes.secrets.get(uid, namespace, &name).await? {
                 sources.secrets.insert(name, secret.as_ref().clone());
+            }
+        }
+        for (volume, path) in env::referenced_files(container) {
+            let Some(Mounted::Path { path: root, .. }) = mounted.get(&volume) else { continue };
+            let (root, inner) = (root.clone(), path.clone());
+            match blocking(move || subpath::read(&root, &inner)).await {
+                Ok(text) => drop(sources.files.insert((volume, path), text)),
+                Err(error) => {
+                    tracing::warn!(pod = state::full_name(pod), volume, path, %error, "file of variables not read");
+                }
             }
         }
         Ok(sources)

@@ -28,7 +28,7 @@ mod verb;
 mod zero_values;
 
 // Strategies by group.
-mod address;
+pub mod address;
 pub mod admissionregistration;
 pub mod apiextensions;
 pub mod apiregistration;

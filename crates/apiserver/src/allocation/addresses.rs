@@ -68,10 +68,16 @@ pub(super) async fn fill(
                 }
             }
         };
-        let Ok(address) = wanted.parse::<IpAddr>() else {
-            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-            errors.invalid(format!("spec.clusterIPs[{index}]"), wanted, detail);
-            return Ok(());
+        let address = match registry::address::parse_ip(wanted) {
+            Ok(address) => address,
+            Err(error) => match wanted.parse::<IpAddr>() {
+                // Stored when more was accepted.
+                Ok(address) if held.addresses.contains(&address) => address,
+                _ => {
+                    errors.invalid(format!("spec.clusterIPs[{index}]"), wanted, error.to_string());
+                    return Ok(());
+                }
+            },
         };
         if !held.addresses.contains(&address) {
             let problem = if !ranges.iter().any(|range| range.contains(address)) {

@@ -256,11 +256,9 @@ pub(crate) fn check_name(rule: NameRule, name: &str) -> Vec<String> {
         NameRule::Label => validation::dns1123_label(name),
         NameRule::Dns1035Label => validation::dns1035_label(name),
         NameRule::PathSegment => validation::path_segment_name(name),
-        NameRule::IpAddress => match name.parse::<std::net::IpAddr>() {
-            Ok(address) if address.to_string() == name => Vec::new(),
-            Ok(address) => vec![format!("must be in canonical form (\"{address}\")")],
-            Err(_) => vec!["must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned()],
-        },
+        NameRule::IpAddress => {
+            registry::address::parse_canonical_ip(name).err().map(|error| error.to_string()).into_iter().collect()
+        }
     }
 }
 

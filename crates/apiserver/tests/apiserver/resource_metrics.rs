@@ -36,7 +36,7 @@ async fn kubelet(cluster: &Cluster, pods: &'static [&'static str]) -> u16 {
                         continue;
                     }
                     // No more than is told: the rest would cost the node much more.
-                    let asked = b"GET /stats/summary?only_cpu_and_memory=true ";
+                    let asked = b"GET /stats/summary?only_cpu_and_memory=true&without_pressure=true ";
                     assert!(head.starts_with(asked), "{}", String::from_utf8_lossy(&head));
                     head.clear();
                     let used = seconds.fetch_add(1, Ordering::Relaxed) * 1_000_000_000;
@@ -76,7 +76,7 @@ async fn a_kubelet_in_this_process_is_asked_by_a_call() {
     let seconds = Arc::new(AtomicU64::new(1));
     let asked = seconds.clone();
     let summaries: apiserver::Summaries = Arc::new(move |query: &str| {
-        assert_eq!(query, "only_cpu_and_memory=true");
+        assert_eq!(query, "only_cpu_and_memory=true&without_pressure=true");
         let used = asked.fetch_add(1, Ordering::Relaxed) * 1_000_000_000;
         let cpu = json!({"usageCoreNanoSeconds": used});
         let text = json!({"node": {"cpu": cpu, "memory": {"workingSetBytes": 1 << 30}}}).to_string();

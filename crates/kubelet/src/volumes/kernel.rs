@@ -8,7 +8,7 @@ use nix::mount::{MntFlags, MsFlags};
 
 pub(crate) trait Kernel {
     /// All mounts, as /proc/self/mountinfo has them.
-    fn mount_table(&self) -> io::Result<String>;
+    fn mount_table(&self) -> io::Result<Vec<u8>>;
     /// mount(2).
     fn mount(
         &self,
@@ -25,8 +25,8 @@ pub(crate) trait Kernel {
 pub(crate) struct Linux;
 
 impl Kernel for Linux {
-    fn mount_table(&self) -> io::Result<String> {
-        std::fs::read_to_string("/proc/self/mountinfo")
+    fn mount_table(&self) -> io::Result<Vec<u8>> {
+        files::mount_table()
     }
 
     fn mount(

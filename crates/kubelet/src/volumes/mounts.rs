@@ -51,7 +51,7 @@ pub(crate) fn make_shared(kernel: &impl Kernel, dir: &Path) -> io::Result<()> {
 }
 
 /// Whether the mount that a path is on has peers, by the kernel's table of mounts.
-fn is_shared(table: &str, path: &Path) -> bool {
+fn is_shared(table: &[u8], path: &Path) -> bool {
     let found = files::mounts(table)
         .filter(|mount| path.starts_with(&mount.point))
         // Of several at one place the last one is seen.
@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn the_innermost_mount_says_whether_a_path_is_shared() {
-        let table = "1 0 0:1 / / rw,relatime - ext4 /dev/vda rw\n2 1 0:1 /d /a/b rw shared:7 master:1 - ext4 /dev/vda rw\n\
+        let table =
+            b"1 0 0:1 / / rw,relatime - ext4 /dev/vda rw\n2 1 0:1 /d /a/b rw shared:7 master:1 - ext4 /dev/vda rw\n\
             3 2 0:1 /e /a/b/c rw master:7 - ext4 /dev/vda rw\n4 2 0:2 / /x\\040y rw shared:8 - tmpfs shared:9 rw\n";
         for (path, expected) in
             [("/", false), ("/a", false), ("/a/b", true), ("/a/b/d", true), ("/a/b/c/e", false), ("/x y/z", true)]

@@ -31,10 +31,10 @@ impl Recorded {
 }
 
 impl Kernel for Recorded {
-    fn mount_table(&self) -> io::Result<String> {
+    fn mount_table(&self) -> io::Result<Vec<u8>> {
         let line =
             |path: &PathBuf| format!("1 0 0:1 / {} rw - x x rw\n", path.display().to_string().replace(' ', "\\040"));
-        Ok(self.mounted.borrow().iter().map(line).collect())
+        Ok(self.mounted.borrow().iter().map(line).collect::<String>().into_bytes())
     }
 
     fn mount(

@@ -5,7 +5,8 @@
 //! place only we write. A container that swaps a directory for a symbolic link meanwhile wins
 //! nothing (CVE-2017-1002101, CVE-2021-25741).
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
@@ -38,6 +39,27 @@ pub(crate) fn bind(kernel: &impl Kernel, volume: &Path, sub_path: &str, at: &Pat
     let source = format!("/proc/self/fd/{}", target.as_raw_fd());
     kernel.mount(Some(Path::new(&source)), at, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)?;
     Ok(at.to_path_buf())
+}
+
+/// A file with more than this is not read.
+const MAX_FILE: u64 = 1 << 20;
+
+/// What is in a file of the volume. Links lead to where they would if the volume were all there is.
+pub(crate) fn read(volume: &Path, path: &str) -> io::Result<String> {
+    let root = nix::fcntl::open(volume, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    // A pipe that a container made is not waited for.
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let file = File::from(openat2(root.as_fd(), Path::new(path), how)?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
+    }
+    let mut bytes = Vec::new();
+    if file.take(MAX_FILE + 1).read_to_end(&mut bytes)? as u64 > MAX_FILE {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Opens `sub_path` beneath `volume`, making what is missing.
@@ -145,6 +167,25 @@ mod tests {
         }
         assert!(volume.join("new/nested").is_dir());
         assert!(!Path::new("/etc/new").exists());
+    }
+
+    #[test]
+    fn security_files_of_variables_are_the_volumes_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("volume");
+        std::fs::create_dir_all(volume.join("etc")).unwrap();
+        std::fs::write(volume.join("etc/env"), "A='1'").unwrap();
+        std::fs::write(dir.path().join("secret"), "no").unwrap();
+        std::fs::File::create(volume.join("large")).unwrap().set_len(MAX_FILE + 1).unwrap();
+        symlink("/etc/env", volume.join("inside")).unwrap();
+        symlink("../secret", volume.join("up")).unwrap();
+        nix::unistd::mkfifo(&volume.join("pipe"), Mode::S_IRWXU).unwrap();
+        for path in ["etc/env", "/etc/env", "inside", "../etc/env"] {
+            assert_eq!(read(&volume, path).unwrap(), "A='1'", "{path}");
+        }
+        for path in ["up", "../secret", "none", "etc", "pipe", "large"] {
+            assert!(read(&volume, path).is_err(), "{path}");
+        }
     }
 
     /// A container that swaps a directory for a link while it is opened: what is opened is always inside.

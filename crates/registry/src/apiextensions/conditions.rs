@@ -29,13 +29,16 @@ pub fn has_condition(definition: &CustomResourceDefinition, kind: &str) -> bool 
 }
 
 /// Sets a condition; returns whether that changed anything. As upstream's (`SetCRDCondition`, v1.36) it names no
-/// generation: `kubectl wait` would wait for ever for one that is not renewed with every change of the spec.
+/// generation: `kubectl wait` would wait for ever for one that is not renewed with every change of the spec. A
+/// generation that a server of an older version wrote stays as long as it is the present one: the two would write over
+/// each other for ever.
 pub fn set_condition(
     definition: &mut CustomResourceDefinition,
     (kind, is, reason, message): (&str, bool, &str, &str),
     now: jiff::Timestamp,
 ) -> bool {
     let status = if is { "True" } else { "False" };
+    let generation = definition.metadata.generation;
     let conditions = definition.status.get_or_insert_default().conditions.get_or_insert_default();
     let found = conditions.iter_mut().find(|condition| condition.type_ == kind);
     let new = CustomResourceDefinitionCondition {
@@ -52,7 +55,7 @@ pub fn set_condition(
             if old.status == status
                 && old.reason == new.reason
                 && old.message == new.message
-                && old.observed_generation.is_none() =>
+                && old.observed_generation.is_none_or(|observed| Some(observed) >= generation) =>
         {
             return false;
         }
@@ -77,14 +80,16 @@ mod tests {
         let established = ("Established", true, "InitialNamesAccepted", "the initial names have been accepted");
         assert!(set_condition(&mut definition, established, then));
         assert!(!set_condition(&mut definition, established, now));
-        // What an older version wrote goes, and the condition is as old as it was.
+        // What an older version wrote goes when it is not true any more, and the condition is as old as it was.
         let conditions = |definition: &CustomResourceDefinition| definition.status.clone().unwrap().conditions.unwrap();
         let expected = conditions(&definition);
         assert_eq!(expected[0].observed_generation, None);
-        let mut older = expected.clone();
-        older[0].observed_generation = Some(1);
-        definition.status.as_mut().unwrap().conditions = Some(older);
-        assert!(set_condition(&mut definition, established, now));
+        for (observed, is_written) in [(2, false), (1, true)] {
+            let mut older = expected.clone();
+            older[0].observed_generation = Some(observed);
+            definition.status.as_mut().unwrap().conditions = Some(older);
+            assert_eq!(set_condition(&mut definition, established, now), is_written, "{observed}");
+        }
         assert_eq!(conditions(&definition), expected);
     }
 }

@@ -46,21 +46,17 @@ impl Strategy for NodeStrategy {
         let mut errors = FieldErrors::default();
         let spec = node.spec.clone().unwrap_or_default();
         taints(&mut errors, &Path::new("spec.taints"), items(&spec.taints));
-        for (i, range) in items(&spec.pod_cidrs).iter().enumerate() {
-            if !is_cidr(range) {
-                errors.invalid(
-                    format!("spec.podCIDRs[{i}]"),
-                    range,
-                    "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
-                );
-            }
-        }
+        pod_cidrs(&mut errors, items(&spec.pod_cidrs));
         errors
     }
 
     fn validate_update(&self, new: &Node, old: &Node) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = FieldErrors::default();
         let (new, old) = (new.spec.clone().unwrap_or_default(), old.spec.clone().unwrap_or_default());
+        taints(&mut errors, &Path::new("spec.taints"), items(&new.taints));
+        if items(&new.pod_cidrs) != items(&old.pod_cidrs) {
+            pod_cidrs(&mut errors, items(&new.pod_cidrs));
+        }
         if !items(&old.pod_cidrs).is_empty() && items(&new.pod_cidrs) != items(&old.pod_cidrs) {
             errors.forbidden("spec.podCIDRs", "node updates may not change podCIDR except from \"\" to valid");
         }
@@ -166,12 +162,8 @@ fn taints(errors: &mut FieldErrors, path: &Path<'_>, taints: &[Taint]) {
     }
 }
 
-/// An address and a prefix length that fits it.
-pub fn is_cidr(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else { return false };
-    match (address.parse::<std::net::IpAddr>(), length.parse::<u8>()) {
-        (Ok(std::net::IpAddr::V4(_)), Ok(length)) => length <= 32,
-        (Ok(std::net::IpAddr::V6(_)), Ok(length)) => length <= 128,
-        _ => false,
+fn pod_cidrs(errors: &mut FieldErrors, ranges: &[String]) {
+    for (i, range) in ranges.iter().enumerate() {
+        crate::address::cidr(errors, &Path::new("spec.podCIDRs").index(i), range);
     }
 }

@@ -355,7 +355,14 @@ pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
         errors.invalid("status.qosClass", &new_status.qos_class, api::field::IMMUTABLE);
     }
     for (i, ip) in items(&new_status.pod_ips).iter().enumerate() {
-        crate::address::ip(&mut errors, &Path::new("status.podIPs").index(i), &ip.ip);
+        if !items(&old_status.pod_ips).contains(ip) {
+            crate::address::ip(&mut errors, &Path::new("status.podIPs").index(i), &ip.ip);
+        }
+    }
+    for (i, ip) in items(&new_status.host_ips).iter().enumerate() {
+        if !items(&old_status.host_ips).contains(ip) {
+            crate::address::ip(&mut errors, &Path::new("status.hostIPs").index(i), &ip.ip);
+        }
     }
     errors
 }
@@ -392,6 +399,11 @@ mod tests {
                 "/spec/containers/0/ports",
                 json!([{"containerPort": 99999}]),
                 "spec.containers[0].ports[0].containerPort: Invalid value: 99999: must be between 1 and 65535, inclusive",
+            ),
+            (
+                "/spec/containers/0/env",
+                json!([{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]),
+                "spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Not found: \"v\"",
             ),
             (
                 "/spec/containers/0/volumeMounts",

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use api::field::{FieldErrors, Path};
 use api::validation as rules;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::{Value, json};
 
 use super::pod_spec::validation::one_of;
-use crate::address::{ip, ordinary};
+use crate::address::{cidr, ip, not_special, ordinary};
 use crate::column::Column;
 use crate::unset::{items, items_mut, or_empty, set_text, text};
 use crate::{Call, NameRule, SelectableField, Strategy, cells, metadata};
@@ -144,9 +144,7 @@ impl Strategy for ServiceStrategy {
 
     fn validate_create(&self, service: &Service) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        if let Some(spec) = &service.spec {
-            validate_spec(&mut errors, &Path::new("spec"), spec);
-        }
+        validate(&mut errors, service, None);
         errors
     }
 
@@ -167,7 +165,20 @@ impl Strategy for ServiceStrategy {
                 errors.invalid("spec.loadBalancerClass", &new.load_balancer_class, "may not change once set");
             }
         }
-        errors.extend(self.validate_create(new));
+        validate(&mut errors, new, Some(old));
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Service, old: &Service) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let path = Path::new("status.loadBalancer.ingress");
+        for (i, point) in ingress(new).iter().enumerate() {
+            if let Some(address) = text(&point.ip)
+                && !ingress(old).iter().any(|before| before.ip == point.ip)
+            {
+                ip(&mut errors, &path.index(i).child("ip"), address);
+            }
+        }
         errors
     }
 
@@ -217,15 +228,18 @@ impl Strategy for ServiceStrategy {
     }
 }
 
+/// Where the load balancer is reached.
+fn ingress(service: &Service) -> &[LoadBalancerIngress] {
+    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    balancer.map(|balancer| items(&balancer.ingress)).unwrap_or_default()
+}
+
 fn external_address(service: &Service, spec: &ServiceSpec) -> String {
     let external = items(&spec.external_ips);
     match or_empty(&spec.type_) {
         "ExternalName" => or_empty(&spec.external_name).to_owned(),
         "LoadBalancer" => {
-            let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-            let mut addresses: Vec<String> = balancer
-                .map(|balancer| items(&balancer.ingress))
-                .unwrap_or_default()
+            let mut addresses: Vec<String> = ingress(service)
                 .iter()
                 .filter_map(|ingress| text(&ingress.ip).or(text(&ingress.hostname)).map(str::to_owned))
                 .collect();
@@ -262,6 +276,54 @@ fn has_node_ports(spec: &ServiceSpec) -> bool {
 
 fn same_policy(new: &ServiceSpec, old: &ServiceSpec) -> bool {
     new.ip_family_policy.is_none() || new.ip_family_policy == old.ip_family_policy
+}
+
+/// With `old`, what that has is not asked about again: more may have been accepted once.
+fn validate(errors: &mut FieldErrors, service: &Service, old: Option<&Service>) {
+    let Some(spec) = &service.spec else { return };
+    let none = ServiceSpec::default();
+    let old_spec = old.and_then(|old| old.spec.as_ref()).unwrap_or(&none);
+    let path = Path::new("spec");
+    validate_spec(errors, &path, spec);
+    addresses(errors, &path, spec, old_spec);
+    policies(errors, &path, spec);
+    source_ranges(errors, service, old, spec, old_spec);
+}
+
+/// From where a load balancer may be used: the field, else the annotation that was there before it.
+fn source_ranges(
+    errors: &mut FieldErrors,
+    service: &Service,
+    old: Option<&Service>,
+    spec: &ServiceSpec,
+    old_spec: &ServiceSpec,
+) {
+    const ANNOTATION: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+    const ONLY: &str = "may only be used when `type` is 'LoadBalancer'";
+    let is_balanced = or_empty(&spec.type_) == "LoadBalancer";
+    let annotation = |service: &Service| service.metadata.annotations.as_ref()?.get(ANNOTATION).cloned();
+    let ranges = items(&spec.load_balancer_source_ranges);
+    if !ranges.is_empty() {
+        if !is_balanced {
+            errors.forbidden("spec.LoadBalancerSourceRanges", ONLY);
+        }
+        let path = Path::new("spec.LoadBalancerSourceRanges");
+        for (i, range) in ranges.iter().map(|range| range.trim()).enumerate() {
+            if !items(&old_spec.load_balancer_source_ranges).iter().any(|before| before.trim() == range) {
+                cidr(errors, &path.index(i), range);
+            }
+        }
+    } else if let Some(text) = annotation(service) {
+        let path = Path::new("metadata.annotations");
+        if !is_balanced {
+            errors.forbidden(path.key(ANNOTATION), ONLY);
+        }
+        if !text.trim().is_empty() && old.and_then(annotation).as_ref() != Some(&text) {
+            for range in text.split(',') {
+                cidr(errors, &path.key(ANNOTATION), range.trim());
+            }
+        }
+    }
 }
 
 fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
@@ -323,8 +385,6 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) 
     if !TYPES.contains(&kind) {
         errors.not_supported(path.child("type"), kind, TYPES);
     }
-    addresses(errors, path, spec);
-    policies(errors, path, spec);
 }
 
 fn service_port(
@@ -354,7 +414,7 @@ fn service_port(
     }
 }
 
-fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
+fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec, old: &ServiceSpec) {
     let given = items(&spec.cluster_ips);
     let path_of = |name| path.child(name);
     if or_empty(&spec.type_) != "ExternalName" {
@@ -372,7 +432,7 @@ fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
                 if given.len() > 1 {
                     errors.invalid(path_of("clusterIPs"), given, "'None' must be the first and only value");
                 }
-            } else {
+            } else if !items(&old.cluster_ips).contains(address) {
                 ip(errors, &path_of("clusterIPs").index(i), address);
             }
         }
@@ -401,7 +461,11 @@ fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
     }
     for (i, address) in items(&spec.external_ips).iter().enumerate() {
         let path = path.child("externalIPs");
-        ordinary(errors, &path.index(i), address);
+        if items(&old.external_ips).contains(address) {
+            not_special(errors, &path.index(i), address);
+        } else {
+            ordinary(errors, &path.index(i), address);
+        }
     }
 }
 
@@ -434,9 +498,6 @@ fn policies(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
         }
         if spec.load_balancer_class.is_some() {
             errors.forbidden(path.child("loadBalancerClass"), "may only be used when `type` is 'LoadBalancer'");
-        }
-        if !items(&spec.load_balancer_source_ranges).is_empty() {
-            errors.forbidden(path.child("LoadBalancerSourceRanges"), "may only be used when `type` is 'LoadBalancer'");
         }
     }
     if let Some(distribution) = text(&spec.traffic_distribution)
@@ -495,6 +556,49 @@ mod tests {
             let shown = if errors.len() == 1 { errors[0].clone() } else { format!("[{}]", errors.join(", ")) };
             assert_eq!(shown, expected);
         }
+    }
+
+    #[test]
+    fn new_addresses_mean_the_same_to_everybody_and_old_ones_stay() {
+        let base = json!({"type": "LoadBalancer", "ports": [{"port": 80}], "externalTrafficPolicy": "Cluster"});
+        let with = |field: &str, value: &str| {
+            let mut spec = base.clone();
+            spec[field] = json!([value]);
+            service(spec)
+        };
+        for (field, value, expected) in [
+            ("externalIPs", "192.0.2.1", "[]"),
+            (
+                "externalIPs",
+                "192.0.2.01",
+                "spec.externalIPs[0]: Invalid value: \"192.0.2.01\": must not have leading 0s",
+            ),
+            (
+                "externalIPs",
+                "::ffff:192.0.2.1",
+                "spec.externalIPs[0]: Invalid value: \"::ffff:192.0.2.1\": must not be an IPv4-mapped IPv6 address",
+            ),
+            ("loadBalancerSourceRanges", " 192.0.2.0/24 ", "[]"),
+            (
+                "loadBalancerSourceRanges",
+                "192.0.2.1/24",
+                "spec.LoadBalancerSourceRanges[0]: Invalid value: \"192.0.2.1/24\": must not have bits set beyond the prefix length",
+            ),
+        ] {
+            let new = with(field, value);
+            assert_eq!(ServiceStrategy.validate_create(&new).to_string(), expected);
+            assert_eq!(ServiceStrategy.validate_update(&new, &new).to_string(), "[]");
+            assert_eq!(ServiceStrategy.validate_update(&new, &service(base.clone())).to_string(), expected);
+        }
+        let status = |ip: &str| {
+            let mut object = service(base.clone());
+            object.status = serde_json::from_value(json!({"loadBalancer": {"ingress": [{"ip": ip}]}})).unwrap();
+            object
+        };
+        let expected = "status.loadBalancer.ingress[0].ip: Invalid value: \"192.0.2.01\": must not have leading 0s";
+        let (good, bad) = (status("192.0.2.1"), status("192.0.2.01"));
+        assert_eq!(ServiceStrategy.validate_status_update(&bad, &good).to_string(), expected);
+        assert_eq!(ServiceStrategy.validate_status_update(&bad, &bad).to_string(), "[]");
     }
 
     #[test]

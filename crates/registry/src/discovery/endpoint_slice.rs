@@ -1,13 +1,12 @@
 //! EndpointSlice: some of the addresses behind a Service.
 
-use std::net::IpAddr;
-
 use api::field::{FieldErrors, IMMUTABLE, Path};
 use api::validation;
 use jiff::Timestamp;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
 use serde_json::{Value, json};
 
+use crate::address::{not_special, parse_canonical_ip, parse_ip};
 use crate::column::Column;
 use crate::core::pod_spec::validation::one_of;
 use crate::unset::{items, items_mut, set_text, text};
@@ -44,18 +43,17 @@ impl Strategy for EndpointSliceStrategy {
 
     fn validate_create(&self, slice: &EndpointSlice) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        match slice.address_type.as_str() {
-            "" => errors.required("addressType", ""),
-            "IPv4" | "IPv6" | "FQDN" => {}
-            other => errors.not_supported("addressType", other, &["IPv4", "IPv6", "FQDN"]),
-        }
+        type_and_ports(&mut errors, slice);
         endpoints(&mut errors, &Path::new("endpoints"), items(&slice.endpoints), &slice.address_type);
-        ports(&mut errors, &Path::new("ports"), items(&slice.ports));
         errors
     }
 
     fn validate_update(&self, new: &EndpointSlice, old: &EndpointSlice) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = FieldErrors::default();
+        type_and_ports(&mut errors, new);
+        if items(&new.endpoints) != items(&old.endpoints) {
+            endpoints(&mut errors, &Path::new("endpoints"), items(&new.endpoints), &new.address_type);
+        }
         if new.address_type != old.address_type {
             errors.invalid("addressType", &new.address_type, IMMUTABLE);
         }
@@ -95,6 +93,15 @@ fn first_few(all: &[String]) -> String {
     }
 }
 
+fn type_and_ports(errors: &mut FieldErrors, slice: &EndpointSlice) {
+    match slice.address_type.as_str() {
+        "" => errors.required("addressType", ""),
+        "IPv4" | "IPv6" | "FQDN" => {}
+        other => errors.not_supported("addressType", other, &["IPv4", "IPv6", "FQDN"]),
+    }
+    ports(errors, &Path::new("ports"), items(&slice.ports));
+}
+
 fn endpoints(errors: &mut FieldErrors, path: &Path<'_>, endpoints: &[Endpoint], kind: &str) {
     if endpoints.len() > MAX_ENDPOINTS {
         errors.too_many(path, endpoints.len(), MAX_ENDPOINTS);
@@ -110,13 +117,23 @@ fn endpoints(errors: &mut FieldErrors, path: &Path<'_>, endpoints: &[Endpoint], 
         }
         for (i, address) in endpoint.addresses.iter().enumerate() {
             let path = addresses.index(i);
-            let parsed = address.parse::<IpAddr>();
-            match (kind, &parsed) {
-                ("IPv4", Ok(ip)) if !ip.is_ipv4() => errors.invalid(path, address, "must be an IPv4 address"),
-                ("IPv6", Ok(ip)) if !ip.is_ipv6() => errors.invalid(path, address, "must be an IPv6 address"),
-                ("IPv4" | "IPv6", _) => crate::address::ordinary(errors, &path, address),
-                ("FQDN", _) => errors.invalid_each(path, address, validation::dns1123_subdomain(address)),
-                _ => {}
+            let parsed = match kind {
+                "IPv4" => parse_ip(address),
+                "IPv6" => parse_canonical_ip(address),
+                "FQDN" => {
+                    errors.invalid_each(path, address, validation::dns1123_subdomain(address));
+                    continue;
+                }
+                _ => continue,
+            };
+            match parsed {
+                Err(error) => errors.invalid(path, address, error.to_string()),
+                Ok(ip) => {
+                    if ip.is_ipv4() != (kind == "IPv4") {
+                        errors.invalid(addresses, address, format!("must be an {kind} address"));
+                    }
+                    not_special(errors, &path, address);
+                }
             }
         }
         if let Some(node) = text(&endpoint.node_name) {

@@ -3,7 +3,9 @@
 use api::field::{FieldErrors, Path};
 use api::validation;
 use jiff::Timestamp;
-use k8s_openapi::api::networking::v1::{HTTPIngressPath, Ingress, IngressBackend, IngressSpec};
+use k8s_openapi::api::networking::v1::{
+    HTTPIngressPath, Ingress, IngressBackend, IngressLoadBalancerIngress, IngressSpec,
+};
 use serde_json::{Value, json};
 
 use crate::column::Column;
@@ -48,6 +50,19 @@ impl Strategy for IngressStrategy {
         errors
     }
 
+    fn validate_status_update(&self, new: &Ingress, old: &Ingress) -> FieldErrors {
+        let mut errors = FieldErrors::default();
+        let path = Path::new("status.loadBalancer.ingress");
+        for (i, point) in points(new).iter().enumerate() {
+            if let Some(address) = text(&point.ip)
+                && !points(old).iter().any(|before| before.ip == point.ip)
+            {
+                crate::address::ip(&mut errors, &path.index(i).child("ip"), address);
+            }
+        }
+        errors
+    }
+
     fn columns(&self) -> &'static [Column] {
         COLUMNS
     }
@@ -61,13 +76,8 @@ impl Strategy for IngressStrategy {
             n if n > SHOWN => format!("{} + {} more...", hosts[..SHOWN].join(","), n - SHOWN),
             _ => hosts.join(","),
         };
-        let balancer = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-        let addresses: Vec<&str> = balancer
-            .map(|balancer| items(&balancer.ingress))
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|point| text(&point.ip).or(text(&point.hostname)))
-            .collect();
+        let addresses: Vec<&str> =
+            points(ingress).iter().filter_map(|point| text(&point.ip).or(text(&point.hostname))).collect();
         vec![
             cells::name(&ingress.metadata),
             cells::or_none(&spec.ingress_class_name),
@@ -77,6 +87,12 @@ impl Strategy for IngressStrategy {
             cells::age(&ingress.metadata, now),
         ]
     }
+}
+
+/// Where the ingress is reached.
+fn points(ingress: &Ingress) -> &[IngressLoadBalancerIngress] {
+    let balancer = ingress.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    balancer.map(|balancer| items(&balancer.ingress)).unwrap_or_default()
 }
 
 fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &IngressSpec) {

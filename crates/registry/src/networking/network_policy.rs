@@ -1,14 +1,16 @@
 //! NetworkPolicy: who may talk to whom.
 
+use std::collections::BTreeSet;
+
 use api::field::{FieldErrors, Path};
 use api::validation;
 use jiff::Timestamp;
-use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
+use k8s_openapi::api::networking::v1::{IPBlock, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
+use crate::address::{any_cidr, cidr};
 use crate::column::Column;
-use crate::core::node::is_cidr;
 use crate::metadata::label_selector;
 use crate::unset::{items, items_mut, set_text, text};
 use crate::{Strategy, cells};
@@ -40,37 +42,11 @@ impl Strategy for NetworkPolicyStrategy {
     }
 
     fn validate_create(&self, policy: &NetworkPolicy) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let spec = policy.spec.clone().unwrap_or_default();
-        let path = Path::new("spec");
-        label_selector(&mut errors, &path.child("podSelector"), spec.pod_selector.as_ref());
-        for (i, rule) in items(&spec.ingress).iter().enumerate() {
-            let path = path.child("ingress");
-            let path = path.index(i);
-            ports(&mut errors, &path.child("ports"), items(&rule.ports));
-            peers(&mut errors, &path.child("from"), items(&rule.from));
-        }
-        for (i, rule) in items(&spec.egress).iter().enumerate() {
-            let path = path.child("egress");
-            let path = path.index(i);
-            ports(&mut errors, &path.child("ports"), items(&rule.ports));
-            peers(&mut errors, &path.child("to"), items(&rule.to));
-        }
-        let types = items(&spec.policy_types);
-        if types.len() > 2 {
-            errors.invalid(path.child("policyTypes"), types, "may not specify more than two policyTypes");
-        } else {
-            for (i, kind) in types.iter().enumerate() {
-                if !matches!(kind.as_str(), "Ingress" | "Egress") {
-                    errors.not_supported(path.child("policyTypes").index(i), kind, &["Ingress", "Egress"]);
-                }
-            }
-        }
-        errors
+        validate(policy, &BTreeSet::new())
     }
 
-    fn validate_update(&self, new: &NetworkPolicy, _: &NetworkPolicy) -> FieldErrors {
-        self.validate_create(new)
+    fn validate_update(&self, new: &NetworkPolicy, old: &NetworkPolicy) -> FieldErrors {
+        validate(new, &ranges(old))
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -81,6 +57,36 @@ impl Strategy for NetworkPolicyStrategy {
         let selector = policy.spec.as_ref().and_then(|spec| spec.pod_selector.as_ref());
         vec![cells::name(&policy.metadata), cells::selector(selector), cells::age(&policy.metadata, now)]
     }
+}
+
+fn validate(policy: &NetworkPolicy, kept: &BTreeSet<&str>) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let spec = policy.spec.clone().unwrap_or_default();
+    let path = Path::new("spec");
+    label_selector(&mut errors, &path.child("podSelector"), spec.pod_selector.as_ref());
+    for (i, rule) in items(&spec.ingress).iter().enumerate() {
+        let path = path.child("ingress");
+        let path = path.index(i);
+        ports(&mut errors, &path.child("ports"), items(&rule.ports));
+        peers(&mut errors, &path.child("from"), items(&rule.from), kept);
+    }
+    for (i, rule) in items(&spec.egress).iter().enumerate() {
+        let path = path.child("egress");
+        let path = path.index(i);
+        ports(&mut errors, &path.child("ports"), items(&rule.ports));
+        peers(&mut errors, &path.child("to"), items(&rule.to), kept);
+    }
+    let types = items(&spec.policy_types);
+    if types.len() > 2 {
+        errors.invalid(path.child("policyTypes"), types, "may not specify more than two policyTypes");
+    } else {
+        for (i, kind) in types.iter().enumerate() {
+            if !matches!(kind.as_str(), "Ingress" | "Egress") {
+                errors.not_supported(path.child("policyTypes").index(i), kind, &["Ingress", "Egress"]);
+            }
+        }
+    }
+    errors
 }
 
 fn ports(errors: &mut FieldErrors, path: &Path<'_>, ports: &[NetworkPolicyPort]) {
@@ -115,7 +121,7 @@ fn ports(errors: &mut FieldErrors, path: &Path<'_>, ports: &[NetworkPolicyPort])
     }
 }
 
-fn peers(errors: &mut FieldErrors, path: &Path<'_>, peers: &[NetworkPolicyPeer]) {
+fn peers(errors: &mut FieldErrors, path: &Path<'_>, peers: &[NetworkPolicyPeer], kept: &BTreeSet<&str>) {
     for (i, peer) in peers.iter().enumerate() {
         let path = path.index(i);
         label_selector(errors, &path.child("podSelector"), peer.pod_selector.as_ref());
@@ -126,19 +132,80 @@ fn peers(errors: &mut FieldErrors, path: &Path<'_>, peers: &[NetworkPolicyPeer])
             None => {}
             Some(_) if selected => errors.forbidden(path, "may not specify both ipBlock and another peer"),
             Some(block) => {
-                let path = path.child("ipBlock");
-                const DETAIL: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
-                if block.cidr.is_empty() {
-                    errors.required(path.child("cidr"), "");
-                } else if !is_cidr(&block.cidr) {
-                    errors.invalid(path.child("cidr"), &block.cidr, DETAIL);
-                }
-                for (i, except) in items(&block.except).iter().enumerate() {
-                    if !is_cidr(except) {
-                        errors.invalid(path.child("except").index(i), except, DETAIL);
-                    }
-                }
+                ip_block(errors, &path.child("ipBlock"), block, kept);
             }
         }
+    }
+}
+
+/// Ranges in `kept` were in the policy before, when more may have been accepted.
+fn ip_block(errors: &mut FieldErrors, path: &Path<'_>, block: &IPBlock, kept: &BTreeSet<&str>) {
+    if block.cidr.is_empty() {
+        return errors.required(path.child("cidr"), "");
+    }
+    if !kept.contains(block.cidr.as_str()) {
+        cidr(errors, &path.child("cidr"), &block.cidr);
+    }
+    let Some(whole) = any_cidr(&block.cidr) else { return };
+    for (i, except) in items(&block.except).iter().enumerate() {
+        let path = path.child("except");
+        let path = path.index(i);
+        if !kept.contains(except.as_str()) {
+            cidr(errors, &path, except);
+        }
+        if let Some(part) = any_cidr(except)
+            && (!whole.contains(part.addr) || whole.prefix >= part.prefix)
+        {
+            errors.invalid(path, except, "must be a strict subset of `cidr`");
+        }
+    }
+}
+
+/// The ranges that a policy has, in whatever place.
+fn ranges(policy: &NetworkPolicy) -> BTreeSet<&str> {
+    let Some(spec) = &policy.spec else { return BTreeSet::new() };
+    let from = items(&spec.ingress).iter().flat_map(|rule| items(&rule.from));
+    let to = items(&spec.egress).iter().flat_map(|rule| items(&rule.to));
+    let blocks = from.chain(to).filter_map(|peer| peer.ip_block.as_ref());
+    blocks.flat_map(|block| items(&block.except).iter().chain([&block.cidr])).map(String::as_str).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn policy(cidr: &str, except: &[&str]) -> NetworkPolicy {
+        let from = json!([{"ipBlock": {"cidr": cidr, "except": except}}]);
+        serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"ingress": [{"from": from}]}})).unwrap()
+    }
+
+    #[test]
+    fn new_ranges_mean_the_same_to_everybody_and_old_ones_stay() {
+        for (cidr, except, expected) in [
+            ("10.0.0.0/8", &["10.1.0.0/16"][..], "[]"),
+            ("", &[], "spec.ingress[0].from[0].ipBlock.cidr: Required value"),
+            (
+                "10.0.0.1/8",
+                &[],
+                "spec.ingress[0].from[0].ipBlock.cidr: Invalid value: \"10.0.0.1/8\": must not have bits set beyond the prefix length",
+            ),
+            (
+                "10.0.0.0/8",
+                &["10.1.0.0/016"],
+                "spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: \"10.1.0.0/016\": must not have leading 0s in IP or prefix length",
+            ),
+            (
+                "10.0.0.0/8",
+                &["11.0.0.0/16"],
+                "spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: \"11.0.0.0/16\": must be a strict subset of `cidr`",
+            ),
+        ] {
+            assert_eq!(NetworkPolicyStrategy.validate_create(&policy(cidr, except)).to_string(), expected);
+        }
+        let old = policy("10.0.0.1/8", &["10.1.0.0/016"]);
+        assert!(NetworkPolicyStrategy.validate_update(&old, &old).is_empty());
+        assert_eq!(NetworkPolicyStrategy.validate_update(&policy("10.0.0.2/8", &[]), &old).len(), 1);
     }
 }

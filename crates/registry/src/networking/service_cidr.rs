@@ -5,8 +5,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use serde_json::{Value, json};
 
+use crate::address::parse_canonical_cidr;
 use crate::column::Column;
-use crate::core::node::is_cidr;
 use crate::unset::items;
 use crate::{Strategy, cells};
 
@@ -36,12 +36,10 @@ impl Strategy for ServiceCidrStrategy {
                 "may specify no more than one IP for each IP family, i.e 192.168.0.0/24 and 2001:db8::/64",
             );
         }
-        for (i, range) in ranges.iter().enumerate().filter(|(_, range)| !is_cidr(range)) {
-            errors.invalid(
-                format!("spec.cidrs[{i}]"),
-                range,
-                "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
-            );
+        for (i, range) in ranges.iter().enumerate() {
+            if let Err(error) = parse_canonical_cidr(range) {
+                errors.invalid(format!("spec.cidrs[{i}]"), range, error.to_string());
+            }
         }
         errors
     }

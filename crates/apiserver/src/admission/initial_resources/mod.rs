@@ -116,7 +116,8 @@ impl Plugin for InitialResources {
 
 /// Remembers what the containers of one node use right now.
 async fn sample(cluster: &Arc<Cluster>, samples: &Samples, node: &str) -> Result<(), api::Status> {
-    let body = cluster.own()?.ask_kubelet(node, "/stats/summary?only_cpu_and_memory=true").await?;
+    let path = "/stats/summary?only_cpu_and_memory=true&without_pressure=true";
+    let body = cluster.own()?.ask_kubelet(node, path).await?;
     let summary = serde_json::from_slice(&body).map_err(api::Status::internal)?;
     let at = Instant::now();
     for used in samples::read_summary(&summary) {

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::field::{FieldErrors, Path};
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, ObjectFieldSelector, PodSpec, ResourceFieldSelector,
+    Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, FileKeySelector, ObjectFieldSelector, PodSpec,
+    ResourceFieldSelector,
 };
 
 use super::validation::one_of;
 use super::{probes, resources, security};
+use crate::core::volume_sources::no_backsteps;
 use crate::unset::{items, or_empty, text};
 
 /// What a container may refer to, and what it lives in.
@@ -302,7 +304,10 @@ fn value_from(errors: &mut FieldErrors, path: &Path<'_>, source: &EnvVarSource, 
             errors.invalid_each(path.child("key"), key, rules::config_map_key(key));
         }
     }
-    sources += usize::from(source.file_key_ref.is_some());
+    if let Some(file) = &source.file_key_ref {
+        sources += 1;
+        file_key_ref(errors, &path.child("fileKeyRef"), file);
+    }
     if sources == 0 {
         errors.invalid(
             path,
@@ -313,6 +318,48 @@ fn value_from(errors: &mut FieldErrors, path: &Path<'_>, source: &EnvVarSource, 
         errors.invalid(path, "", "may not be specified when `value` is not empty");
     } else if sources > 1 {
         errors.invalid(path, "", "may not have more than one field specified at a time");
+    }
+}
+
+fn file_key_ref(errors: &mut FieldErrors, path: &Path<'_>, file: &FileKeySelector) {
+    for (name, value, messages) in [
+        ("key", &file.key, rules::env_var_name(&file.key)),
+        ("volumeName", &file.volume_name, rules::dns1123_label(&file.volume_name)),
+    ] {
+        if value.is_empty() {
+            errors.required(path.child(name), "");
+        } else {
+            errors.invalid_each(path.child(name), value, messages);
+        }
+    }
+    if file.path.is_empty() {
+        errors.required(path.child("path"), "");
+    } else {
+        no_backsteps(errors, &path.child("path"), &file.path);
+    }
+}
+
+/// Variables are read from files of `emptyDir` volumes only (`validateFileKeyRefVolumes`, v1.36).
+pub(super) fn file_key_volumes(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
+    let plain = [("initContainers", items(&spec.init_containers)), ("containers", spec.containers.as_slice())];
+    let plain = plain.into_iter().flat_map(|(list, containers)| {
+        containers.iter().enumerate().map(move |(i, container)| (list, i, items(&container.env)))
+    });
+    let ephemeral = items(&spec.ephemeral_containers).iter().enumerate();
+    let ephemeral = ephemeral.map(|(i, container)| ("ephemeralContainers", i, items(&container.env)));
+    for (list, i, variables) in plain.chain(ephemeral) {
+        for (j, variable) in variables.iter().enumerate() {
+            let source = variable.value_from.as_ref();
+            let Some(file) = source.and_then(|source| source.file_key_ref.as_ref()) else { continue };
+            let field = format!("{path}.{list}[{i}].env[{j}].valueFrom.fileKeyRef.volumeName");
+            match items(&spec.volumes).iter().find(|volume| volume.name == file.volume_name) {
+                None => errors.not_found(field, &file.volume_name),
+                Some(volume) if volume.empty_dir.is_none() => {
+                    errors.invalid(field, &file.volume_name, "referenced volume must be of type emptyDir");
+                }
+                Some(_) => {}
+            }
+        }
     }
 }
 

@@ -33,6 +33,7 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec, pod: Opti
         host_users: spec.host_users != Some(false),
     };
     containers::validate(errors, path, spec, &around);
+    containers::file_key_volumes(errors, path, spec);
     one_of(errors, &path.child("restartPolicy"), &spec.restart_policy, &["Always", "OnFailure", "Never"]);
     one_of(
         errors,
