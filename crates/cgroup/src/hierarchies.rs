@@ -10,7 +10,6 @@ use nix::unistd::Pid;
 
 use crate::{Limits, Setting, Version};
 
-const MOUNTS: &str = "/proc/self/mountinfo";
 const USUAL_MOUNT: &str = "/sys/fs/cgroup";
 
 /// Every tree that processes are in.
@@ -41,29 +40,26 @@ pub enum Missing {
 impl Hierarchies {
     /// Finds what is mounted.
     pub fn detect() -> io::Result<Self> {
-        let mounts = fs::read_to_string(MOUNTS).map_err(at(Path::new(MOUNTS)))?;
-        Self::from_mountinfo(&mounts)
+        Self::from_mountinfo(&files::mount_table()?)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no cgroup hierarchy is mounted"))
     }
 
     /// Where controllers are in trees of their own, version 2 (if mounted besides) has none of them.
-    fn from_mountinfo(text: &str) -> Option<Self> {
+    fn from_mountinfo(table: &[u8]) -> Option<Self> {
         let mut v1: Vec<Hierarchy> = Vec::new();
         let mut v2: Option<PathBuf> = None;
-        for line in text.lines() {
-            let Some((left, right)) = line.split_once(" - ") else { continue };
-            let Some(mount) = left.split(' ').nth(4) else { continue };
-            let mut right = right.split(' ');
-            match right.next() {
-                Some("cgroup") => {
-                    let options = right.next_back().unwrap_or_default().split(',');
-                    let controllers: Vec<String> = options.filter(|o| is_controller(o)).map(String::from).collect();
+        for mount in files::mounts(table) {
+            match mount.file_system {
+                b"cgroup" => {
+                    let options = String::from_utf8_lossy(mount.options);
+                    let controllers = options.split(',').filter(|option| is_controller(option));
+                    let controllers: Vec<String> = controllers.map(String::from).collect();
                     // The same tree may be mounted twice.
                     if !v1.iter().any(|tree| tree.controllers == controllers) {
-                        v1.push(Hierarchy { controllers, mount: mount.into() });
+                        v1.push(Hierarchy { controllers, mount: mount.point });
                     }
                 }
-                Some("cgroup2") if v2.is_none() || mount == USUAL_MOUNT => v2 = Some(mount.into()),
+                b"cgroup2" if v2.is_none() || mount.point == Path::new(USUAL_MOUNT) => v2 = Some(mount.point),
                 _ => {}
             }
         }
@@ -360,8 +356,10 @@ mod tests {
             ("mounted twice", vec![unified, v2], Some(Hierarchies::V2(USUAL_MOUNT.into()))),
             ("only names", vec![named], Some(Hierarchies::V1(vec![named_tree]))),
         ] {
-            assert_eq!(Hierarchies::from_mountinfo(&mounts.concat()), expected, "{what}");
+            assert_eq!(Hierarchies::from_mountinfo(mounts.concat().as_bytes()), expected, "{what}");
         }
+        let beside_no_text = [&b"29 22 0:40 / /x\xff rw - tmpfs \xfe rw\n"[..], v2.as_bytes()].concat();
+        assert_eq!(Hierarchies::from_mountinfo(&beside_no_text), Some(Hierarchies::V2(USUAL_MOUNT.into())));
     }
 
     #[test]

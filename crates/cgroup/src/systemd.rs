@@ -148,11 +148,14 @@ mod tests {
     #[test]
     fn limits_in_systemds_words() {
         let set = Limits { cpu_shares: 1024, cpu_quota: 50_000, memory_limit: 1 << 20, ..Default::default() };
+        let all_pods = Limits { cpu_shares: 1536, memory_limit: 1 << 30, pids_limit: 1000, ..Default::default() };
         let lifted = Limits { cpu_quota: -1, memory_limit: -1, pids_limit: -1, ..Default::default() };
         for (version, limits, expected) in [
             (Version::V1, &Limits::default(), vec![]),
             (Version::V1, &set, vec![("CPUShares", 1024), ("CPUQuotaPerSecUSec", 500_000), ("MemoryLimit", 1 << 20)]),
             (Version::V2, &set, vec![("CPUWeight", 39), ("CPUQuotaPerSecUSec", 500_000), ("MemoryMax", 1 << 20)]),
+            (Version::V1, &all_pods, vec![("CPUShares", 1536), ("MemoryLimit", 1 << 30), ("TasksMax", 1000)]),
+            (Version::V2, &all_pods, vec![("CPUWeight", 59), ("MemoryMax", 1 << 30), ("TasksMax", 1000)]),
             (
                 Version::V2,
                 &lifted,

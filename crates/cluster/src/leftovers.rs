@@ -1,6 +1,5 @@
 //! What processes that have ended leave on a machine.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -17,7 +16,7 @@ pub(crate) fn remove_cgroups(cgroup: &str) -> Result<()> {
 
 /// Unmounts, innermost first, what is mounted below a directory.
 pub(crate) fn unmount_below(dir: &Path) -> Result<()> {
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let table = files::mount_table()?;
     let mut inside: Vec<_> =
         files::mounts(&table).map(|mount| mount.point).filter(|point| point.starts_with(dir)).collect();
     inside.reverse();
@@ -29,6 +28,8 @@ pub(crate) fn unmount_below(dir: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use nix::mount::{MsFlags, mount};
 
     use super::*;

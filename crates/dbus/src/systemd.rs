@@ -28,8 +28,9 @@ pub fn version(connection: &mut Connection) -> Result<String, Error> {
 /// A quota of processor time as microseconds per second, in whole percents: systemd knows no finer ones.
 pub fn quota_per_second(quota: i64, period: i64) -> u64 {
     const PERCENT: u64 = 10_000;
-    let micros = quota.max(0) as u64 * 1_000_000 / period.max(1) as u64;
-    micros.next_multiple_of(PERCENT)
+    let micros = (quota.max(0) as u64).saturating_mul(1_000_000) / period.max(1) as u64;
+    // All ones is systemd's word for no limit.
+    micros.checked_next_multiple_of(PERCENT).unwrap_or(u64::MAX)
 }
 
 /// How systemd writes the path of a slice: `a-b.slice` is at `/a.slice/a-b.slice`.
@@ -131,7 +132,7 @@ mod tests {
             assert_eq!(slice_path(slice), expected);
         }
         for (quota, period, expected) in
-            [(50_000, 100_000, 500_000), (1, 100_000, 10_000), (300_000, 100_000, 3_000_000)]
+            [(50_000, 100_000, 500_000), (1, 100_000, 10_000), (300_000, 100_000, 3_000_000), (i64::MAX, 1, u64::MAX)]
         {
             assert_eq!(quota_per_second(quota, period), expected);
         }

@@ -16,7 +16,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-pub use mounts::{Mount, mounts};
+pub use mounts::{Mount, mount_table, mounts};
 pub use usage::{Usage, usage};
 
 /// What is deeper is brought up first. Deeper than anything that we make ourselves.

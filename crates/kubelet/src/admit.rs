@@ -46,13 +46,34 @@ impl Kubelet {
             }
             admitted.insert(state::uid(wish).to_owned(), granted);
         }
+        drop(deferred);
+        self.note_burstable(&admitted);
+    }
+
+    /// A pod ends: nobody waits for its wish any more. What it was granted is its own until it is released.
+    pub(crate) fn withdraw_wish(&self, uid: &str) {
+        if self.deferred.lock().forget(uid) {
+            self.freed.send_modify(|count| *count += 1);
+        }
     }
 
     /// A pod holds no part of the node any more: others may have it.
     pub(crate) fn uncount(&self, uid: &str) {
-        self.admitted.lock().remove(uid);
+        let mut admitted = self.admitted.lock();
+        if admitted.remove(uid).is_some() {
+            self.note_burstable(&admitted);
+        }
+        drop(admitted);
         self.deferred.lock().forget(uid);
         self.freed.send_modify(|count| *count += 1);
+    }
+
+    /// What Burstable pods request together has changed: their cgroup has to be updated.
+    fn note_burstable(&self, admitted: &HashMap<String, Arc<Pod>>) {
+        if let Some(cgroups) = &self.cgroups {
+            let all = others(admitted, "", |uid| self.status.is_terminal(uid));
+            cgroups.request_burstable(burstable_cpu(&all));
+        }
     }
 
     fn admit_to(&self, node: Option<&Node>, pod: &Arc<Pod>) -> Result<Admission, Ended> {
@@ -85,7 +106,10 @@ impl Kubelet {
             if admission.is_resized || has_left {
                 self.freed.send_modify(|count| *count += 1);
             }
-            admitted.insert(uid, admission.pod.clone());
+            let is_new = admitted.insert(uid, admission.pod.clone()).is_none();
+            if is_new || admission.is_resized {
+                self.note_burstable(&admitted);
+            }
             return Ok(admission);
         }
         if self.shutdown.is_on() {
@@ -108,6 +132,7 @@ impl Kubelet {
             return Err(Ended { reason, message: format!("Pod was rejected: {cause}"), disruption: None });
         }
         admitted.insert(uid, pod.clone());
+        self.note_burstable(&admitted);
         Ok(Admission { pod: pod.clone(), wait: None, is_resized: false })
     }
 
@@ -176,6 +201,12 @@ fn others(admitted: &HashMap<String, Arc<Pod>>, uid: &str, is_terminal: impl Fn(
     others.map(|(_, pod)| pod.clone()).collect()
 }
 
+/// What the Burstable ones among pods request together, in thousandths of a CPU (`setCPUCgroupConfig`, v1.36).
+fn burstable_cpu(pods: &[Arc<Pod>]) -> i64 {
+    let burstable = pods.iter().filter(|pod| qos::class(&***pod) == qos::Class::Burstable);
+    burstable.map(|pod| resources::pod_request(pod, "cpu").milli_value()).fold(0, i64::saturating_add)
+}
+
 /// A reason and its explanation.
 type Refusal = (String, String);
 
@@ -238,8 +269,10 @@ fn too_large(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Opti
     let names = ["cpu", "memory", "ephemeral-storage"].into_iter().chain(huge_pages.iter().map(String::as_str));
     names.into_iter().find_map(|name| {
         let requested = amount(name, &resources::pod_request(pod, name));
-        let used: i64 = others.iter().map(|other| amount(name, &resources::pod_request(other, name))).sum();
-        (requested > 0 && used + requested > capacity(name)).then(|| refusal(name, requested, used, capacity(name)))
+        let used = others.iter().map(|other| amount(name, &resources::pod_request(other, name)));
+        let used = used.fold(0, i64::saturating_add);
+        let is_too_much = requested > 0 && used.saturating_add(requested) > capacity(name);
+        is_too_much.then(|| refusal(name, requested, used, capacity(name)))
     })
 }
 
@@ -339,6 +372,14 @@ mod tests {
             ),
             ("", vec!["cpu=1"], None),
             (
+                "cpu=9E",
+                vec!["cpu=500m"],
+                Some((
+                    "OutOfcpu",
+                    "Node didn't have enough resource: cpu, requested: 9223372036854775807, used: 500, capacity: 1000",
+                )),
+            ),
+            (
                 "memory=1Mi,hugepages-2Mi=2Mi",
                 vec![],
                 Some((
@@ -370,6 +411,21 @@ mod tests {
         assert_eq!(refused("new", "cpu=900m", &["ended"]), None);
         assert_eq!(refused("new", "cpu=1", &["ended"]).as_deref(), Some("OutOfcpu"), "the other one still runs");
         assert_eq!(refused("runs", "cpu=1", &["ended"]), None, "no pod is beside itself");
+    }
+
+    #[test]
+    fn burstable_pods_are_weighed_together() {
+        let with = |requests: &str, limits: &str| {
+            let containers = vec![container_with("c", requests, limits)];
+            Arc::new(Pod { spec: Some(PodSpec { containers, ..Default::default() }), ..Default::default() })
+        };
+        let best_effort = with("", "");
+        let guaranteed = with("cpu=4,memory=1Gi", "cpu=4,memory=1Gi");
+        assert_eq!(burstable_cpu(&[best_effort.clone(), guaranteed.clone()]), 0);
+        let some = [with("cpu=1", ""), guaranteed, with("memory=1Gi", ""), with("", "cpu=500m"), best_effort];
+        assert_eq!(burstable_cpu(&some), 1500);
+        let huge = with("cpu=9E", "");
+        assert_eq!(burstable_cpu(&[huge.clone(), huge]), i64::MAX);
     }
 
     #[test]

@@ -79,6 +79,13 @@ impl Kubelet {
         Ok(())
     }
 
+    /// Gives Burstable pods together the CPU that they request now. What fails is tried again at the next pass of any pod.
+    pub(crate) async fn update_burstable(&self) {
+        if let Err(error) = self.change_cgroup(Cgroups::update_burstable).await {
+            tracing::warn!(%error, "CPU shares of Burstable pods not updated, will retry");
+        }
+    }
+
     /// Computes and hands over the status; returns it.
     pub(crate) fn report_status(
         &self,

@@ -100,8 +100,8 @@ impl RegistrationError {
         }
     }
 
-    /// What an event tells once. A plug-in that cannot say who it is says that in other words each time.
-    fn log_text(&self) -> String {
+    /// What an event is about: each cause has one. A plug-in that cannot say who it is says that in other words each time.
+    fn event_cause(&self) -> String {
         match self {
             RegistrationError::NoInfo { .. } => NO_INFO.to_owned(),
             other => other.to_string(),
@@ -156,7 +156,7 @@ impl Plugins {
     /// Takes a plug-in in and keeps it until its socket is gone.
     async fn serve(&self, socket: &Path, gone: CancellationToken, stop: CancellationToken) {
         let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
-        let (mut logged, mut is_first) = (None, true);
+        let (mut last_cause, mut is_first) = (None, true);
         let name = loop {
             let failed = tokio::select! {
                 () = gone.cancelled() => return,
@@ -167,11 +167,11 @@ impl Plugins {
             };
             let is_early = std::mem::replace(&mut is_first, false) && failed.is_soon_over();
             tracing::warn!(socket = %socket.display(), error = %failed, "plug-in not registered, will retry");
-            let reason = failed.log_text();
-            if !is_early && logged.as_ref() != Some(&reason) {
+            let cause = failed.event_cause();
+            if !is_early && last_cause.as_ref() != Some(&cause) {
                 let message = format!("plugin at {} not registered: {failed}", socket.display());
                 self.recorder.warning(&node::reference(&self.node_name), "FailedPluginRegistration", message);
-                logged = Some(reason);
+                last_cause = Some(cause);
             }
             tokio::select! {
                 () = gone.cancelled() => return,

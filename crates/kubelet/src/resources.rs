@@ -44,7 +44,7 @@ pub(crate) fn milli_cpu_to_shares(milli: i64) -> i64 {
     if milli == 0 {
         return MIN_SHARES;
     }
-    (milli * 1024 / 1000).clamp(MIN_SHARES, MAX_SHARES)
+    (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 /// Microseconds of cpu time per period; zero means no limit.
@@ -52,7 +52,7 @@ pub(crate) fn milli_cpu_to_quota(milli: i64) -> i64 {
     if milli == 0 {
         return 0;
     }
-    (milli * QUOTA_PERIOD / 1000).max(MIN_QUOTA)
+    (milli.saturating_mul(QUOTA_PERIOD) / 1000).max(MIN_QUOTA)
 }
 
 /// The resources of one container as CRI carries them.
@@ -182,9 +182,14 @@ pub(crate) mod tests {
 
     #[test]
     fn shares_and_quotas() {
-        for (milli, shares, quota) in
-            [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (1000, 1024, 100_000), (300_000, 262_144, 30_000_000)]
-        {
+        for (milli, shares, quota) in [
+            (0, 2, 0),
+            (1, 2, 1000),
+            (100, 102, 10_000),
+            (1000, 1024, 100_000),
+            (300_000, 262_144, 30_000_000),
+            (i64::MAX, 262_144, i64::MAX / 1000),
+        ] {
             assert_eq!(milli_cpu_to_shares(milli), shares, "{milli}m");
             assert_eq!(milli_cpu_to_quota(milli), quota, "{milli}m");
         }

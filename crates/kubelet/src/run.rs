@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
-use api::quantity::Quantity;
+use api::quantity::{Format, Quantity};
 use client::kubeconfig::Kubeconfig;
 use client::{Client, Clock, Event, EventRecorder, Informer, InformerFactory, ListParams};
 use futures_util::FutureExt;
@@ -17,19 +17,21 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::backoff::Backoff;
-use crate::cgroups::Cgroups;
+use crate::cgroups::{AllPods, Cgroups};
 use crate::config::{Args, Config, Settings, SummarySlot};
 use crate::cpu_manager::CpuManager;
 use crate::eviction::Eviction;
 use crate::housekeeping::Housekeeping;
 use crate::images::Images;
 use crate::kubelet::Kubelet;
-use crate::node::machine::Machine;
+use crate::node::machine::{Machine, max_processes};
 use crate::node::{NodeAgent, status as node_status};
 use crate::objects::{Objects, Wake};
 use crate::parts::Parts;
 use crate::plugins::Plugins;
 use crate::probes::Prober;
+use crate::process::Systemd;
+use crate::resources::milli_cpu_to_shares;
 use crate::runtime::Runtime;
 use crate::server::Server;
 use crate::shutdown;
@@ -166,6 +168,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     tokio::select! {
         () = running.informers.synced() => {
             running.follow_pods(mirrors, all_read);
+            // Also where no pod is left whose pass would do it.
+            running.kubelet.update_burstable().await;
             stop.cancelled().await;
         }
         () = stop.cancelled() => {}
@@ -201,7 +205,8 @@ impl Informers {
 }
 
 /// The cgroups of the node's pods, if it has any.
-async fn open_cgroups(settings: &Settings, runtime: &Runtime) -> anyhow::Result<Option<Cgroups>> {
+async fn open_cgroups(settings: &Settings, runtime: &Runtime, machine: &Machine) -> anyhow::Result<Option<Cgroups>> {
+    let all = all_pods(settings, machine, max_processes())?;
     if !settings.cgroups_per_qos {
         return Ok(None);
     }
@@ -211,25 +216,43 @@ async fn open_cgroups(settings: &Settings, runtime: &Runtime) -> anyhow::Result<
     let cgroups = blocking(move || Cgroups::detect(&wanted, driver)).await;
     let cgroups = cgroups.map_err(|error| anyhow::anyhow!("finding cgroups: {error}"))?;
     let made = cgroups.clone();
-    let memory = memory_for_pods(settings, crate::node::machine::node_memory().map(|(total, _)| total))?;
-    blocking(move || made.ensure_qos(memory)).await.map_err(|error| anyhow::anyhow!("making QoS cgroups: {error}"))?;
+    blocking(move || made.ensure_qos(all)).await.map_err(|error| anyhow::anyhow!("making QoS cgroups: {error}"))?;
     Ok(Some(cgroups))
 }
 
-/// How much memory all pods may use together: what the node has without what is reserved. None: as much as there is.
-fn memory_for_pods(settings: &Settings, total: Option<u64>) -> anyhow::Result<Option<i64>> {
-    let Some(reserved) = settings.reserved.get("memory").filter(|_| settings.enforce_allocatable) else {
-        return Ok(None);
+/// What all pods together get: what the node has without what is reserved (`enforceNodeAllocatableCgroups`, v1.36).
+fn all_pods(settings: &Settings, machine: &Machine, max_processes: Option<u64>) -> anyhow::Result<AllPods> {
+    let reserved = |name: &str| {
+        let text = settings.reserved.get(name).map_or("0", String::as_str);
+        text.parse::<Quantity>().map_err(|error| anyhow::anyhow!("reserved {name}: {error}"))
     };
-    let reserved: Quantity = reserved.parse().map_err(|error| anyhow::anyhow!("reserved memory: {error}"))?;
-    let total = total.context("the kernel does not say how much memory there is")?;
-    let left = i64::try_from(total).unwrap_or(i64::MAX).saturating_sub(reserved.value());
-    anyhow::ensure!(
-        left > 0,
-        "invalid Node Allocatable configuration. Resource \"memory\" has a reservation of {reserved} but capacity of \
-         {total}. Expected capacity >= reservation."
-    );
-    Ok((reserved.value() > 0).then_some(left))
+    let (cpu, memory, pids) = (reserved("cpu")?, reserved("memory")?, reserved("pid")?);
+    let amount = |value: u64| Quantity::new(i64::try_from(value).unwrap_or(i64::MAX), Format::DecimalSI);
+    let (cpus, bytes) = (amount(machine.cpus), amount(machine.memory));
+    for (name, reserved, capacity) in [("cpu", &cpu, &cpus), ("memory", &memory, &bytes)] {
+        anyhow::ensure!(
+            reserved <= capacity,
+            "invalid Node Allocatable configuration. Resource {name:?} has a reservation of {reserved} but capacity of \
+             {capacity}. Expected capacity >= reservation."
+        );
+    }
+    if !settings.enforce_allocatable {
+        return Ok(AllPods { cpu_shares: milli_cpu_to_shares(cpus.milli_value()), memory: None, pids: None });
+    }
+    let pids = match pids.value() {
+        reserved @ 1.. => {
+            let capacity = max_processes.context("the kernel does not say how many processes there can be")?;
+            // systemd knows no limit of zero.
+            Some(amount(capacity).value().saturating_sub(reserved).max(1))
+        }
+        _ => None,
+    };
+    Ok(AllPods {
+        cpu_shares: milli_cpu_to_shares(cpus.milli_value() - cpu.milli_value().max(0)),
+        // Where nothing is left, pods that request no memory still come, and have no limit: so upstream.
+        memory: Some(bytes.value() - memory.value().max(0)).filter(|left| *left > 0 && memory.value() > 0),
+        pids,
+    })
 }
 
 /// A kubelet with its workers, and what its parts share.
@@ -257,7 +280,7 @@ impl Running {
         let tasks = TaskTracker::new();
         let to_events = settings.event_rate.map_or(client.clone(), |(qps, burst)| client.with_rate_limit(qps, burst));
         let recorder = EventRecorder::new(to_events, "kubelet", &settings.node_name);
-        let cgroups = open_cgroups(&settings, &runtime).await?;
+        let cgroups = open_cgroups(&settings, &runtime, machine).await?;
 
         // Workers need the kubelet and the kubelet's parts wake workers: the circle closes here.
         let late: Arc<OnceLock<Weak<Workers>>> = Arc::default();
@@ -364,6 +387,13 @@ impl Running {
         if settings.server_tls_bootstrap {
             let renewing = server.clone();
             self.parts.spawn("kubelet certificates", move |stop| renewing.clone().renew_certificate(stop));
+        }
+        if let Some(systemd) = Systemd::from_env(|name| std::env::var(name).ok()).context("systemd's watchdog")? {
+            let watched = server.clone();
+            self.parts.spawn("kubelet watchdog", move |stop| {
+                let watched = watched.clone();
+                systemd.clone().run(move || watched.is_well(), stop)
+            });
         }
         let listener = Arc::new(listener);
         self.parts.spawn("kubelet server", move |stop| server.clone().run(listener.clone(), stop));
@@ -531,15 +561,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_get_the_memory_that_is_not_reserved() {
+    fn all_pods_together_get_what_is_not_reserved() {
+        let machine = Machine { cpus: 2, memory: 100, ..Default::default() };
+        for (reserved, enforce_allocatable, expected) in [
+            ("", true, Some((2048, None, None))),
+            ("cpu=500m memory=40 pid=100", true, Some((1536, Some(60), Some(900)))),
+            ("cpu=500m memory=40 pid=100", false, Some((2048, None, None))),
+            ("cpu=2 memory=100 pid=1001", true, Some((2, None, Some(1)))),
+            ("memory=101", true, None),
+            ("memory=101", false, None),
+            ("cpu=2001m", true, None),
+        ] {
+            let mut settings = Settings::new("n");
+            settings.enforce_allocatable = enforce_allocatable;
+            let pairs = reserved.split_whitespace().filter_map(|pair| pair.split_once('='));
+            settings.reserved.extend(pairs.map(|(name, amount)| (name.to_owned(), amount.to_owned())));
+            let all = all_pods(&settings, &machine, Some(1000)).ok();
+            assert_eq!(all.map(|all| (all.cpu_shares, all.memory, all.pids)), expected, "{reserved}");
+        }
         let mut settings = Settings::new("n");
-        assert_eq!(memory_for_pods(&settings, Some(100)).unwrap(), None);
-        settings.reserved.insert("memory".into(), "40".into());
-        assert_eq!(memory_for_pods(&settings, Some(100)).unwrap(), Some(60));
-        assert!(memory_for_pods(&settings, Some(40)).is_err());
-        assert!(memory_for_pods(&settings, None).is_err());
-        settings.enforce_allocatable = false;
-        assert_eq!(memory_for_pods(&settings, Some(40)).unwrap(), None);
+        settings.reserved.insert("pid".into(), "1".into());
+        assert!(all_pods(&settings, &machine, None).is_err());
     }
 
     /// What pods have in their volumes is not for every user of the machine: secrets, and files that are root's and run as

@@ -174,6 +174,7 @@ impl Kubelet {
         }
         self.images.forget(uid);
         self.restarts.forget_prefix(&format!("{uid}_"));
+        self.update_burstable().await;
         Ok(())
     }
 

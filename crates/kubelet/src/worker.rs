@@ -257,6 +257,7 @@ impl Worker {
 
     async fn live(&mut self) {
         self.sync_until_end().await;
+        self.kubelet.withdraw_wish(state::uid(&self.updates.borrow().pod));
         self.end().await;
         self.has_ended.cancel();
         self.wait_for_removal().await;

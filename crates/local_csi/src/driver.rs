@@ -240,8 +240,7 @@ impl Driver {
         check_id("volume", &id)?;
         let _held = self.change(self.volumes.data(&id))?;
         let (data, name) = (self.volumes.data(&id), id.clone());
-        let is_used =
-            blocking(move || Ok(is_used(&std::fs::read_to_string("/proc/self/mountinfo")?, &resolved(&data)?, &name)));
+        let is_used = blocking(move || Ok(is_used(&files::mount_table()?, &resolved(&data)?, &name)));
         if is_used.await? {
             return Err(Status::failed_precondition(format!("volume {id} is in use")));
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub(crate) fn is_mount_point(path: &Path) -> io::Result<bool> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let table = files::mount_table()?;
     let wanted = resolved(path)?;
     Ok(files::mounts(&table).any(|mount| mount.point == wanted))
 }
@@ -21,7 +21,7 @@ pub(crate) fn resolved(path: &Path) -> io::Result<PathBuf> {
 
 /// Whether the files of a volume are bound anywhere, or something is mounted among them. Mounts are told by their names alone:
 /// those of others may not answer.
-pub(crate) fn is_used(table: &str, data: &Path, id: &str) -> bool {
+pub(crate) fn is_used(table: &[u8], data: &Path, id: &str) -> bool {
     let end = Path::new(id).join("data");
     files::mounts(table).any(|mount| mount.root.ends_with(&end) || mount.point.starts_with(data))
 }
@@ -44,7 +44,7 @@ mod tests {
             ("1 2 0:9 / /var/my\\040store/volumes/pvc-1/data/inner rw - tmpfs tmpfs rw", true),
             ("1 2 0:9 / /var/my\\040store/volumes/pvc-2/data/inner rw - tmpfs tmpfs rw", false),
         ] {
-            assert_eq!(is_used(line, data, "pvc-1"), expected, "{line}");
+            assert_eq!(is_used(line.as_bytes(), data, "pvc-1"), expected, "{line}");
         }
     }
 

@@ -1,18 +1,22 @@
 //! Pod cgroups: `/kubepods[/burstable|/besteffort]/pod<uid>`, made by ourselves or, with its driver, as slices by systemd.
 //!
 //! Flow: `sync` makes the pod's cgroup before its sandbox; the runtime puts containers below it;
-//! it is removed after the sandbox is gone. Guaranteed pods sit directly under `/kubepods`. `names` says what they are
-//! called. What systemd does not manage is written here all the same.
+//! it is removed after the sandbox is gone. Guaranteed pods sit directly under `/kubepods`. Burstable pods together
+//! have the CPU shares that follow from their requests: `admit` adds them up, and they are written when a pod came, was
+//! resized or went. `names` says what cgroups are called. What systemd does not manage is written here all the same.
 //! Not here: trees, files and units. They are the crate `cgroup`.
 
 mod names;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use cgroup::systemd::Systemd;
 use cgroup::{Hierarchies, Limits, Missing};
 use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
 
 use crate::config::{CgroupDriver, Settings};
 use crate::resources::{self, PodResources};
@@ -30,6 +34,25 @@ pub(crate) struct Cgroups {
     systemd: Option<Systemd>,
     /// Processes of one pod; none where it may have as many as it likes.
     pids_limit: Option<i64>,
+    burstable: Arc<BurstableShares>,
+}
+
+/// The CPU shares of Burstable pods together; zero where they are not known yet.
+#[derive(Debug, Default)]
+struct BurstableShares {
+    wanted: AtomicI64,
+    /// Locked while they are written: whoever writes last writes the newest.
+    written: Mutex<i64>,
+}
+
+/// What all pods together get of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AllPods {
+    pub(crate) cpu_shares: i64,
+    /// Bytes; none: as much as there is.
+    pub(crate) memory: Option<i64>,
+    /// Processes; none: as many as there can be.
+    pub(crate) pids: Option<i64>,
 }
 
 /// What became of a cgroup.
@@ -64,7 +87,8 @@ impl Cgroups {
             }
         };
         let pids_limit = Some(settings.pod_pids_limit).filter(|limit| *limit > 0);
-        Ok(Cgroups { hierarchies, names: Names::new(driver, &settings.cgroup_root), systemd, pids_limit })
+        let names = Names::new(driver, &settings.cgroup_root);
+        Ok(Cgroups { hierarchies, names, systemd, pids_limit, burstable: Arc::default() })
     }
 
     pub(crate) fn driver(&self) -> CgroupDriver {
@@ -85,30 +109,59 @@ impl Cgroups {
         self.names.pod(level, state::uid(pod))
     }
 
-    /// Makes `kubepods` and the two QoS levels below it. All pods together get so much memory; none: as much as there is.
-    pub(crate) fn ensure_qos(&self, memory: Option<i64>) -> io::Result<()> {
+    /// Makes `kubepods`, with the limits of all pods together, and the two QoS levels below it. That of Burstable pods
+    /// keeps what it has until they are known.
+    pub(crate) fn ensure_qos(&self, all: AllPods) -> io::Result<()> {
         for level in LEVELS {
             let path = self.names.path(&[level]);
             self.make(&path)?;
             if level.is_empty() {
-                self.limit_memory(&path, memory)?;
+                self.limit_all(&path, all)?;
             }
             if level == "besteffort" {
-                let least = Limits { cpu_shares: resources::MIN_SHARES, ..Default::default() };
-                self.hierarchies.limit(&path, &least, Missing::Refused)?;
+                self.share_cpu(&path, resources::MIN_SHARES)?;
             }
         }
         Ok(())
     }
 
-    fn limit_memory(&self, path: &Path, memory: Option<i64>) -> io::Result<()> {
-        let limits = Limits { memory_limit: memory.unwrap_or(-1), ..Default::default() };
+    fn share_cpu(&self, path: &Path, cpu_shares: i64) -> io::Result<()> {
+        let shares = Limits { cpu_shares, ..Default::default() };
+        if let Some(systemd) = &self.systemd {
+            systemd.limit(&Names::unit(path), &shares)?;
+        }
+        self.hierarchies.limit(path, &shares, Missing::Refused)
+    }
+
+    /// Notes what Burstable pods request together; [`Self::update_burstable`] writes what follows from it.
+    pub(crate) fn request_burstable(&self, milli_cpu: i64) {
+        self.burstable.wanted.store(resources::milli_cpu_to_shares(milli_cpu), Ordering::SeqCst);
+    }
+
+    /// Gives Burstable pods together the CPU shares that follow from their requests, if they have others.
+    pub(crate) fn update_burstable(&self) -> io::Result<CgroupChange> {
+        let mut written = self.burstable.written.lock();
+        let wanted = self.burstable.wanted.load(Ordering::SeqCst);
+        if *written != wanted {
+            self.share_cpu(&self.names.path(&["burstable"]), wanted)?;
+            *written = wanted;
+        }
+        Ok(CgroupChange::Update)
+    }
+
+    fn limit_all(&self, path: &Path, all: AllPods) -> io::Result<()> {
+        let cpu = Limits { cpu_shares: all.cpu_shares, ..Default::default() };
+        let memory = Limits { memory_limit: all.memory.unwrap_or(-1), ..Default::default() };
+        let pids = Limits { pids_limit: all.pids.unwrap_or(-1), ..Default::default() };
         // Also where there is none: systemd would bring back one that a kubelet before this one had told it.
         if let Some(systemd) = &self.systemd {
-            systemd.limit(&Names::unit(path), &limits)?;
+            let (cpu_shares, pids_limit) = (cpu.cpu_shares, pids.pids_limit);
+            systemd.limit(&Names::unit(path), &Limits { cpu_shares, pids_limit, ..memory.clone() })?;
         }
-        let missing = if memory.is_some() { Missing::Refused } else { Missing::Skipped };
-        unless_exceeded(self.hierarchies.limit(path, &limits, missing))
+        let missing = |limit: Option<i64>| if limit.is_some() { Missing::Refused } else { Missing::Skipped };
+        self.hierarchies.limit(path, &cpu, Missing::Refused)?;
+        self.hierarchies.limit(path, &pids, missing(all.pids))?;
+        unless_exceeded(self.hierarchies.limit(path, &memory, missing(all.memory)))
     }
 
     pub(crate) fn ensure_pod(&self, pod: &Pod) -> io::Result<CgroupChange> {
@@ -259,6 +312,11 @@ mod tests {
         Hierarchies::V1(controllers.iter().map(tree).collect())
     }
 
+    fn cgroups_in(hierarchies: Hierarchies) -> Cgroups {
+        let names = Names::new(CgroupDriver::Cgroupfs, "/");
+        Cgroups { hierarchies, names, systemd: None, pids_limit: None, burstable: Arc::default() }
+    }
+
     #[test]
     fn names_follow_the_class() {
         for (root, requests, limits, expected) in [
@@ -272,8 +330,7 @@ mod tests {
                 ..Default::default()
             };
             let names = Names::new(CgroupDriver::Cgroupfs, root);
-            let hierarchies = Hierarchies::V2("/sys/fs/cgroup".into());
-            let cgroups = Cgroups { hierarchies, names, systemd: None, pids_limit: None };
+            let cgroups = Cgroups { names, ..cgroups_in(Hierarchies::V2("/sys/fs/cgroup".into())) };
             assert_eq!(cgroups.pod_path(&pod), expected);
         }
     }
@@ -281,9 +338,7 @@ mod tests {
     #[test]
     fn a_pod_leaves_no_hierarchy_behind() {
         let dir = tempfile::tempdir().unwrap();
-        let names = Names::new(CgroupDriver::Cgroupfs, "/");
-        let hierarchies = trees(dir.path(), &["memory", "systemd"]);
-        let cgroups = Cgroups { hierarchies, names, systemd: None, pids_limit: None };
+        let cgroups = cgroups_in(trees(dir.path(), &["memory", "systemd"]));
         let left = |tree: &str| dir.path().join(tree).join("kubepods/besteffort/podu1");
         // As a runtime does, in every hierarchy there is.
         for tree in ["memory", "systemd"] {
@@ -297,25 +352,86 @@ mod tests {
     #[test]
     fn all_pods_together_stay_out_of_what_is_reserved() {
         let dir = tempfile::tempdir().unwrap();
-        let names = Names::new(CgroupDriver::Cgroupfs, "/");
-        let hierarchies = trees(dir.path(), &["cpu", "memory"]);
-        let cgroups = Cgroups { hierarchies, names, systemd: None, pids_limit: None };
-        // The kernel's files.
-        let memory = dir.path().join("memory/kubepods/memory.limit_in_bytes");
-        let shares = dir.path().join("cpu/kubepods/besteffort/cpu.shares");
-        for file in [&memory, &shares] {
-            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(file, "0").unwrap();
+        let v1 = trees(dir.path(), &["cpu", "memory", "pids"]);
+        let v2 = Hierarchies::V2(dir.path().join("unified"));
+        let v1_files = ["cpu/kubepods/cpu.shares", "memory/kubepods/memory.limit_in_bytes", "pids/kubepods/pids.max"];
+        let v2_files = ["unified/kubepods/cpu.weight", "unified/kubepods/memory.max", "unified/kubepods/pids.max"];
+        let limited = AllPods { cpu_shares: 1536, memory: Some(1 << 30), pids: Some(1000) };
+        let free = AllPods { cpu_shares: 2048, memory: None, pids: None };
+        for (hierarchies, files, (least, least_shares), when_limited, when_free) in [
+            (
+                v1,
+                v1_files,
+                ("cpu/kubepods/besteffort/cpu.shares", "2"),
+                ["1536", "1073741824", "1000"],
+                ["2048", "-1", "max"],
+            ),
+            (
+                v2,
+                v2_files,
+                ("unified/kubepods/besteffort/cpu.weight", "1"),
+                ["59", "1073741824", "1000"],
+                ["79", "max", "max"],
+            ),
+        ] {
+            let cgroups = cgroups_in(hierarchies);
+            let path = |file: &str| dir.path().join(file);
+            // The kernel's files.
+            for file in files.into_iter().chain([least]) {
+                std::fs::create_dir_all(path(file).parent().unwrap()).unwrap();
+                std::fs::write(path(file), "0").unwrap();
+            }
+            let read = || files.map(|file| std::fs::read_to_string(path(file)).unwrap());
+            cgroups.ensure_qos(limited).unwrap();
+            assert_eq!(read(), when_limited);
+            assert_eq!(std::fs::read_to_string(path(least)).unwrap(), least_shares);
+            cgroups.ensure_qos(free).unwrap();
+            assert_eq!(read(), when_free);
+            // As where memory or processes are not counted.
+            for file in &files[1..] {
+                std::fs::remove_file(path(file)).unwrap();
+                cgroups.ensure_qos(free).unwrap();
+                assert!(cgroups.ensure_qos(limited).is_err(), "{file}: not enforced, and not said");
+                std::fs::write(path(file), "0").unwrap();
+            }
         }
-        cgroups.ensure_qos(Some(1 << 30)).unwrap();
-        assert_eq!(std::fs::read_to_string(&memory).unwrap(), "1073741824");
-        cgroups.ensure_qos(None).unwrap();
-        assert_eq!(std::fs::read_to_string(&memory).unwrap(), "-1");
-        std::fs::remove_file(&memory).unwrap();
-        cgroups.ensure_qos(None).unwrap();
-        assert!(cgroups.ensure_qos(Some(1)).is_err(), "not enforced, and not said");
         assert!(unless_exceeded(Err(io::ErrorKind::ResourceBusy.into())).is_ok(), "pods that run are too large");
         assert!(unless_exceeded(Err(io::ErrorKind::NotFound.into())).is_err());
+    }
+
+    #[test]
+    fn burstable_pods_together_have_the_shares_of_their_requests() {
+        let dir = tempfile::tempdir().unwrap();
+        let v1 = trees(dir.path(), &["cpu"]);
+        let v2 = Hierarchies::V2(dir.path().join("unified"));
+        for (hierarchies, file, [none, one, ten]) in [
+            (v1, "cpu/kubepods/burstable/cpu.shares", ["2", "1024", "10240"]),
+            (v2, "unified/kubepods/burstable/cpu.weight", ["1", "39", "391"]),
+        ] {
+            let cgroups = cgroups_in(hierarchies);
+            // The kernel's file.
+            let path = dir.path().join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "as it was").unwrap();
+            let read = || std::fs::read_to_string(&path).unwrap();
+            cgroups.update_burstable().unwrap();
+            assert_eq!(read(), "as it was", "no pod is known yet");
+            cgroups.request_burstable(1000);
+            cgroups.update_burstable().unwrap();
+            assert_eq!(read(), one);
+            std::fs::write(&path, "not written").unwrap();
+            cgroups.clone().update_burstable().unwrap();
+            assert_eq!(read(), "not written", "nothing has changed");
+            cgroups.request_burstable(10_000);
+            std::fs::remove_file(&path).unwrap();
+            assert!(cgroups.update_burstable().is_err());
+            std::fs::write(&path, "").unwrap();
+            cgroups.update_burstable().unwrap();
+            assert_eq!(read(), ten, "it failed, and was tried again");
+            cgroups.request_burstable(0);
+            cgroups.update_burstable().unwrap();
+            assert_eq!(read(), none);
+        }
     }
 
     #[test]
@@ -323,9 +439,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let settings = Settings::new("n");
         assert!(settings.pod_pids_limit > 0, "without a word of the administrator");
-        let names = Names::new(CgroupDriver::Cgroupfs, "/");
         let hierarchies = trees(dir.path(), &["memory", "pids"]);
-        let cgroups = Cgroups { hierarchies, names, systemd: None, pids_limit: Some(settings.pod_pids_limit) };
+        let cgroups = Cgroups { pids_limit: Some(settings.pod_pids_limit), ..cgroups_in(hierarchies) };
         let pod = Pod {
             metadata: ObjectMeta { uid: Some("u1".into()), ..Default::default() },
             spec: Some(PodSpec { containers: vec![container_with("a", "", "")], ..Default::default() }),

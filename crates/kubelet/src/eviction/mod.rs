@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gc;
 use crate::kubelet::Kubelet;
-use crate::node::machine::node_memory;
+use crate::node::machine::{max_processes, node_memory};
 use crate::state;
 use crate::status::Ended;
 use crate::thresholds::{self, Observations, Observed, Pressure, Signal, Threshold};
@@ -208,8 +208,7 @@ impl Eviction {
 
 /// Processes the kernel has left to give.
 fn processes() -> Option<(Signal, Observed)> {
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let capacity = number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?);
+    let capacity = max_processes()?;
     // `0.00 0.01 0.05 1/123 4567`: the number after the slash counts all threads.
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
     let running = load.split(' ').nth(3)?.split_once('/')?.1.parse::<u64>().ok()?;

@@ -1,7 +1,7 @@
 //! Facts about the machine: read once at start.
 
 use std::net::{IpAddr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
@@ -50,6 +50,26 @@ pub(crate) fn node_memory() -> Option<(u64, u64)> {
     (total > 0).then_some((total, available))
 }
 
+/// How many processes and threads there can be at once. None when the kernel does not say.
+pub(crate) fn max_processes() -> Option<u64> {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    Some(number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?))
+}
+
+/// Whether there is swap, and the kernel limits it for each cgroup of version 2 (`checkSwapControllerAvailability`, v1.36).
+pub(crate) fn limits_swap() -> bool {
+    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    // The first line is a heading.
+    let has_swap = text("/proc/swaps").lines().nth(1).is_some();
+    has_swap && swap_limit(&text("/proc/self/cgroup")).is_some_and(|file| file.exists())
+}
+
+/// The file of this process's own cgroup: that of the root has none.
+fn swap_limit(cgroups: &str) -> Option<PathBuf> {
+    let own = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(Path::new("/sys/fs/cgroup").join(own).join("memory.swap.max"))
+}
+
 fn meminfo_bytes(meminfo: &str, field: &str) -> u64 {
     meminfo
         .lines()
@@ -78,6 +98,17 @@ fn default_ip() -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn swap_is_limited_by_version_2_only() {
+        for (cgroups, expected) in [
+            ("0::/system.slice/kubelet.service\n", Some("/sys/fs/cgroup/system.slice/kubelet.service/memory.swap.max")),
+            ("0::/\n", Some("/sys/fs/cgroup/memory.swap.max")),
+            ("4:memory:/user.slice\n1:name=systemd:/user.slice\n", None),
+        ] {
+            assert_eq!(swap_limit(cgroups), expected.map(PathBuf::from), "{cgroups:?}");
+        }
+    }
 
     #[test]
     fn meminfo() {

@@ -90,8 +90,10 @@ pub(crate) fn allocatable(settings: &Settings, machine: &Machine) -> ResourceLis
     let kept = thresholds::kept_free(settings, "memory", machine.memory);
     take("memory", Quantity::new(kept as i64, Format::BinarySI));
     if let Some(entry) = list.get_mut("ephemeral-storage") {
+        let reserved = settings.reserved.get("ephemeral-storage").and_then(|amount| amount.parse::<Quantity>().ok());
+        let reserved = reserved.map_or(0, |amount| amount.value().max(0) as u64);
         let kept = thresholds::kept_free(settings, "ephemeral-storage", machine.disk);
-        *entry = ApiQuantity(machine.disk.saturating_sub(kept).to_string());
+        *entry = ApiQuantity(machine.disk.saturating_sub(kept).saturating_sub(reserved).to_string());
     }
     list
 }
@@ -296,9 +298,10 @@ mod tests {
     fn allocatable_is_less_than_capacity() {
         let mut settings = Settings::new("n");
         settings.reserved.insert("cpu".into(), "500m".into());
+        settings.reserved.insert("ephemeral-storage".into(), "100".into());
         let machine = Machine { cpus: 2, memory: 1 << 30, disk: 1000, ..Default::default() };
         let list = allocatable(&settings, &machine);
-        for (name, expected) in [("cpu", "1500m"), ("memory", "924Mi"), ("pods", "110"), ("ephemeral-storage", "900")] {
+        for (name, expected) in [("cpu", "1500m"), ("memory", "924Mi"), ("pods", "110"), ("ephemeral-storage", "800")] {
             let got: Quantity = list[name].0.parse().unwrap();
             assert_eq!(got, expected.parse().unwrap(), "{name}");
         }

@@ -193,6 +193,11 @@ impl Server {
         if is_head { without_body(response) } else { response }
     }
 
+    /// Whether all that `/healthz` looks at is well.
+    pub(crate) fn is_well(&self) -> bool {
+        checks(None, self.kubelet.runtime.metrics.since_relist()).iter().all(|(_, is_ok)| *is_ok)
+    }
+
     async fn route(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path().to_string();
         let method = request.method().clone();

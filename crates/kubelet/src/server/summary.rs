@@ -29,21 +29,35 @@ enum Extent {
     /// Nothing that has to be looked for in folders: logs, volumes and writable layers. `without_files=true` is our own;
     /// other kubelets answer in full.
     WithoutFiles,
-    /// Upstream's `only_cpu_and_memory=true`. API servers ask for it again and again, so pressure is left out as well.
+    /// Upstream's `only_cpu_and_memory=true`.
     CpuAndMemory,
 }
 
 impl Extent {
     fn of(query: &str) -> Self {
-        // No other word for it counts upstream.
-        let is_set = |wanted: &str| query.split('&').any(|pair| pair.split_once('=') == Some((wanted, "true")));
-        if is_set("only_cpu_and_memory") {
+        if is_set(query, "only_cpu_and_memory") {
             Self::CpuAndMemory
-        } else if is_set("without_files") {
+        } else if is_set(query, "without_files") {
             Self::WithoutFiles
         } else {
             Self::All
         }
+    }
+}
+
+/// No other word than `true` counts upstream.
+fn is_set(query: &str, option: &str) -> bool {
+    query.split('&').any(|pair| pair.split_once('=') == Some((option, "true")))
+}
+
+/// The resources whose pressure is told. `without_pressure=true` is our own: API servers ask again and again, and only
+/// for what is used.
+fn wanted_pressures(query: &str) -> &'static [&'static str] {
+    match Extent::of(query) {
+        _ if is_set(query, "without_pressure") => &[],
+        Extent::All => &["cpu", "io", "memory"],
+        Extent::WithoutFiles => &[],
+        Extent::CpuAndMemory => &["cpu", "memory"],
     }
 }
 
@@ -166,7 +180,7 @@ pub(super) async fn summarize(server: &Server, query: &str) -> io::Result<Value>
     // The others are pods of which nothing runs.
     let running = |pod: Arc<Pod>| by_pod.remove(state::uid(&pod)).map(|own| (pod, own));
     let running: Vec<Running<'_>> = server.workers.pods().into_iter().filter_map(running).collect();
-    let pressures = if extent == Extent::All { pressures(kubelet, &running).await? } else { HashMap::new() };
+    let pressures = pressures(kubelet, wanted_pressures(query), &running).await?;
     let mut pods = Vec::new();
     for (pod, own) in &running {
         let files = match extent {
@@ -219,12 +233,17 @@ pub(super) async fn summarize(server: &Server, query: &str) -> io::Result<Value>
 type Running<'a> = (Arc<Pod>, Vec<&'a v1::ContainerStats>);
 
 /// What is waited for, as [`cadvisor::pressures`] has it.
-async fn pressures(kubelet: &Kubelet, running: &[Running<'_>]) -> io::Result<HashMap<String, Pressures>> {
-    let Some(cgroups) = kubelet.cgroups.clone() else { return Ok(HashMap::new()) };
+async fn pressures(
+    kubelet: &Kubelet,
+    resources: &'static [&'static str],
+    running: &[Running<'_>],
+) -> io::Result<HashMap<String, Pressures>> {
+    let cgroups = kubelet.cgroups.as_ref().filter(|cgroups| cgroups.is_v2() && !resources.is_empty());
+    let Some(cgroups) = cgroups.cloned() else { return Ok(HashMap::new()) };
     let id = |stat: &&v1::ContainerStats| stat.attributes.as_ref().map(|attributes| attributes.id.clone());
     let pods: Vec<(String, Vec<String>)> =
         running.iter().map(|(pod, own)| (cgroups.pod_path(pod), own.iter().filter_map(id).collect())).collect();
-    blocking(move || Ok(cadvisor::pressures(&cgroups, &pods))).await
+    blocking(move || Ok(cadvisor::pressures(&cgroups, resources, &pods))).await
 }
 
 /// Adds what is waited for to what is used.
@@ -367,6 +386,14 @@ mod tests {
             ("without_files=true&only_cpu_and_memory=true", Extent::CpuAndMemory),
         ] {
             assert_eq!(Extent::of(query), expected, "{query}");
+        }
+        for (query, expected) in [
+            ("", "cpu io memory"),
+            ("only_cpu_and_memory=true", "cpu memory"),
+            ("without_files=true", ""),
+            ("only_cpu_and_memory=true&without_pressure=true", ""),
+        ] {
+            assert_eq!(wanted_pressures(query).join(" "), expected, "{query}");
         }
     }
 

@@ -263,7 +263,9 @@ pub(crate) async fn inline_disks_of_removed_drivers_are_their_successors(node: &
     let stage = driver.stages().remove(0);
     assert_eq!(stage.volume_id, "vol-1");
     assert_eq!(driver.publishes()[0].volume_context, [("partition".to_string(), "2".to_string())].into());
-    assert_eq!(std::fs::read_to_string(driver.volume("vol-1").join("f")).unwrap(), "x\n");
+    let file = driver.volume("vol-1").join("f");
+    node.wait_until("the container has written", || std::fs::read_to_string(&file).is_ok_and(|text| text == "x\n"))
+        .await;
     let kind = json!({"diskName": "d", "diskURI": "https://me.blob.core.windows.net/d.vhd", "kind": "Dedicated"});
     node.create("kind", of(json!({"name": "v", "azureDisk": kind}))).await;
     node.wait_message(

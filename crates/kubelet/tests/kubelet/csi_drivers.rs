@@ -84,7 +84,10 @@ pub(crate) async fn drivers_come_and_go(node: &mut Node) {
     let expected = format!("{{\"{NAME}\":\"node-of-the-driver\",\"other.example.com\":\"node-of-the-driver\"}}");
     assert_eq!(noted, Some(expected));
     assert_eq!(labels.get(&format!("{NAME}/zone")).map(String::as_str), Some("z1"));
-    assert!(served.driver.registrations().iter().any(|status| status.plugin_registered));
+    node.wait_until("the driver is told", || {
+        served.driver.registrations().iter().any(|status| status.plugin_registered)
+    })
+    .await;
 
     let driver = served.driver.clone();
     served.leave();

@@ -35,15 +35,19 @@ pub(crate) async fn a_pod_that_never_started_ends_all_the_same(node: &mut Node) 
 /// Readiness is asked for until the end: a pod that drains turns unready while it still runs.
 pub(crate) async fn a_draining_pod_turns_unready(node: &mut Node) {
     let script = "trap 'rm /tmp/ready' TERM; touch /tmp/ready; while true; do sleep 0.1; done";
-    let probe = |script: &str| json!({"exec": {"command": shell(script)}, "periodSeconds": 1, "failureThreshold": 1});
+    // However slow the machine is, only whether the file is there counts, and it may come late.
+    let probe = |failures: u32| {
+        json!({"exec": {"command": shell("test -e /tmp/ready")}, "periodSeconds": 1, "timeoutSeconds": 60,
+            "failureThreshold": failures})
+    };
     node.create(
         "draining",
         json!({
             "containers": [{"name": "c", "command": shell(script),
-                "startupProbe": probe("test -e /tmp/ready"),
-                "readinessProbe": probe("test -e /tmp/ready"),
+                "startupProbe": probe(1000),
+                "readinessProbe": probe(1),
                 // A liveness probe would end it: it is not asked any more.
-                "livenessProbe": probe("test -e /tmp/ready")}],
+                "livenessProbe": probe(1)}],
             "terminationGracePeriodSeconds": 600,
         }),
     )

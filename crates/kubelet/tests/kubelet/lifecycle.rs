@@ -67,7 +67,7 @@ pub(crate) async fn init_containers_and_sidecars_run_in_order(node: &mut Node) {
             "initContainers": [
                 {"name": "first", "image": "localhost/busybox:1", "command": write("first"), "volumeMounts": mount},
                 {"name": "side", "image": "localhost/busybox:1", "restartPolicy": "Always", "command": shell("echo side >> /log/order; exec sleep 1000"), "volumeMounts": mount,
-                 "startupProbe": {"exec": {"command": ["grep", "side", "/log/order"]}, "periodSeconds": 1}},
+                 "startupProbe": {"exec": {"command": ["grep", "side", "/log/order"]}, "periodSeconds": 1, "timeoutSeconds": 60, "failureThreshold": 1000}},
                 {"name": "second", "image": "localhost/busybox:1", "command": write("second"), "volumeMounts": mount},
             ],
             "containers": [{"name": "main", "command": shell("echo main >> /log/order; cat /log/order > /dev/termination-log"), "volumeMounts": mount}],
@@ -167,7 +167,7 @@ pub(crate) async fn sidecars_end_last(node: &mut Node) {
             "initContainers": [sidecar("one"), sidecar("two")],
             "containers": [{"name": "main", "command": ends("main"), "volumeMounts": mount}],
             "volumes": [{"name": "seen", "hostPath": {"path": seen}}],
-            "terminationGracePeriodSeconds": 20,
+            "terminationGracePeriodSeconds": 60,
         }),
     )
     .await;
@@ -186,7 +186,7 @@ pub(crate) async fn resources_and_services_reach_containers(node: &mut Node) {
     let made = node.api.client().namespaced("default").create(&service).await.unwrap();
     let ip = made.spec.unwrap().cluster_ip.unwrap();
     // The watch of services is a little behind the write.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(120);
     let limits = json!({"cpu": "100m", "memory": "64Mi"});
     let script = "cat /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null || cat /sys/fs/cgroup/memory.max; \
         echo $FOOSERVICE_SERVICE_HOST $FOOSERVICE_PORT; echo $CPU $MEMORY $NODE_CPU; echo $HOST $POD_IP; hostname; cat /etc/hosts; sleep 1000";

@@ -32,7 +32,7 @@ pub(crate) async fn probes_and_hooks_act(node: &mut Node) {
                 },
                 "volumeMounts": [{"name": "seen", "mountPath": "/seen"}]}],
             "volumes": [{"name": "seen", "hostPath": {"path": seen, "type": "Directory"}}],
-            "terminationGracePeriodSeconds": 10,
+            "terminationGracePeriodSeconds": 60,
         }),
     )
     .await;
@@ -51,8 +51,8 @@ pub(crate) async fn probes_and_hooks_act(node: &mut Node) {
 pub(crate) async fn grpc_probes_ask_for_their_service(node: &mut Node) {
     let is_serving = Arc::new(AtomicBool::new(false));
     let (port, asked) = health_server(is_serving.clone()).await;
-    let probe =
-        |service: &str| json!({"grpc": {"port": port, "service": service}, "periodSeconds": 1, "failureThreshold": 1});
+    // However slow the machine is, only what the server says counts.
+    let probe = |service: &str| json!({"grpc": {"port": port, "service": service}, "periodSeconds": 1, "timeoutSeconds": 60, "failureThreshold": 1});
     let pod = |kind: &str, service: &str| {
         json!({"hostNetwork": true, "terminationGracePeriodSeconds": 0,
             "containers": [{"name": "c", "command": ["sleep", "1000"], kind: probe(service)}]})
@@ -129,14 +129,15 @@ pub(crate) async fn probes_end_in_time_and_hooks_call_out(node: &mut Node) {
             let _ = stream.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").as_bytes()).await;
         }
     });
-    let probe = |action: (&str, serde_json::Value)| {
+    let probe = |timeout: u32, action: (&str, serde_json::Value)| {
         json!({"containers": [{"name": "c", "command": ["sleep", "1000"], "livenessProbe":
-            {action.0: action.1, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}}], "terminationGracePeriodSeconds": 0})
+            {action.0: action.1, "periodSeconds": 1, "timeoutSeconds": timeout, "failureThreshold": 1}}], "terminationGracePeriodSeconds": 0})
     };
+    let answered = |path: &str| probe(60, ("httpGet", json!({"host": "127.0.0.1", "port": port, "path": path})));
     let get = |path: &str| json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": path}});
-    node.create("slow", probe(("exec", json!({"command": ["sleep", "100"]})))).await;
-    node.create("broken", probe(("httpGet", json!({"host": "127.0.0.1", "port": port, "path": "/broken"})))).await;
-    node.create("fine", probe(("httpGet", json!({"host": "127.0.0.1", "port": port, "path": "/fine"})))).await;
+    node.create("slow", probe(1, ("exec", json!({"command": ["sleep", "100"]})))).await;
+    node.create("broken", answered("/broken")).await;
+    node.create("fine", answered("/fine")).await;
     node.create(
         "calling",
         json!({"containers": [{"name": "c", "command": ["sleep", "1000"],

@@ -35,10 +35,23 @@ fn is_done(pod: &Pod) -> bool {
         && pod.status.as_ref().is_some_and(|status| status.observed_generation == pod.metadata.generation)
 }
 
+fn is_v2() -> bool {
+    std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+}
+
+/// Whether Burstable pods together have these CPU shares.
+fn burstable_have(node: &Node, shares: i64) -> bool {
+    let group = format!("cox-test-{}/kubepods/burstable", node.name);
+    let (file, expected) = match is_v2() {
+        true => (format!("/sys/fs/cgroup/{group}/cpu.weight"), cgroup::shares_to_weight(shares)),
+        false => (format!("/sys/fs/cgroup/cpu/{group}/cpu.shares"), shares),
+    };
+    std::fs::read_to_string(file).unwrap().trim() == expected.to_string()
+}
+
 /// What the kernel enforces inside: quota in microseconds, memory in bytes.
 async fn enforced(node: &Node, pod: &str) -> String {
-    let is_v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    let files = match is_v2 {
+    let files = match is_v2() {
         true => ["cpu.max", "memory.max"],
         false => ["cpu/cpu.cfs_quota_us", "memory/memory.limit_in_bytes"],
     };
@@ -56,10 +69,12 @@ pub(crate) async fn running_pods_get_more_and_less(node: &mut Node) {
     node.create("web", spec(container(amounts("100m", "32Mi", "200m", "64Mi")))).await;
     let started = node.wait("web", "ready", is_ready).await;
     assert!(is_done(&started));
+    assert!(burstable_have(node, 102));
 
     resize(node, "web", amounts("200m", "48Mi", "400m", "96Mi")).await;
     let more = node.wait("web", "larger", is_done).await;
     assert_eq!(enforced(node, "web").await, format!("40000 {}", 96 << 20));
+    assert!(burstable_have(node, 204));
     assert_eq!((restarts(&more), container_id(&more)), (0, container_id(&started)));
     let is_told = |event: &Event| event.message.as_ref().is_some_and(|text| text.starts_with("Pod resize started: {"));
     node.wait_event("the start of the resize", is_told).await;
@@ -69,6 +84,7 @@ pub(crate) async fn running_pods_get_more_and_less(node: &mut Node) {
     node.start_kubelet();
     let less = node.wait("web", "smaller", is_done).await;
     assert_eq!(enforced(node, "web").await, format!("10000 {}", 48 << 20));
+    assert!(burstable_have(node, 51));
     assert_eq!((restarts(&less), container_id(&less)), (0, container_id(&started)));
 
     let mut containers = container(amounts("100m", "32Mi", "200m", "64Mi"));
@@ -78,9 +94,12 @@ pub(crate) async fn running_pods_get_more_and_less(node: &mut Node) {
     resize(node, "anew", amounts("200m", "32Mi", "200m", "64Mi")).await;
     let kept = node.wait("anew", "larger", is_done).await;
     assert_eq!(restarts(&kept), 0, "only memory asks for it");
+    assert!(burstable_have(node, 256), "50m and 200m");
     resize(node, "anew", amounts("200m", "32Mi", "200m", "96Mi")).await;
     node.wait("anew", "restarted", |pod| restarts(pod) == 1 && is_done(pod) && is_ready(pod)).await;
     assert_eq!(enforced(node, "anew").await, format!("20000 {}", 96 << 20));
+    node.delete("anew").await;
+    node.wait_until("only one is left to share", || burstable_have(node, 51)).await;
 }
 
 pub(crate) async fn resizes_wait_for_room(node: &mut Node) {
@@ -90,18 +109,29 @@ pub(crate) async fn resizes_wait_for_room(node: &mut Node) {
     let cpu: Quantity = allocatable["cpu"].0.parse().unwrap();
     let asks = |cpu: String| json!({"containers": [{"name": "c", "command": ["sleep", "1000"], "resources": {"requests": {"cpu": cpu}}}], "terminationGracePeriodSeconds": 0});
     node.create("large", asks(format!("{}m", cpu.milli_value() - 600))).await;
-    node.create("small", asks("100m".into())).await;
+    for name in ["ending", "small"] {
+        node.create(name, asks("100m".into())).await;
+        node.wait(name, "ready", is_ready).await;
+    }
     node.wait("large", "ready", is_ready).await;
-    node.wait("small", "ready", is_ready).await;
-    resize(node, "small", json!({"requests": {"cpu": "700m"}})).await;
+    // There is room for one of them, and only once the large one has left.
+    let wish = cpu.milli_value() - 300;
+    resize(node, "ending", json!({"requests": {"cpu": format!("{wish}m")}})).await;
+    node.wait("ending", "deferred", |pod| condition(pod, "PodResizePending").is_some()).await;
+    resize(node, "small", json!({"requests": {"cpu": format!("{wish}m")}})).await;
     let waits = node.wait("small", "deferred", |pod| condition(pod, "PodResizePending").is_some()).await;
     let pending = condition(&waits, "PodResizePending").unwrap();
     assert_eq!(pending.reason.as_deref(), Some("Deferred"));
     let message = pending.message.as_deref().unwrap();
-    assert!(message.starts_with("Node didn't have enough resource: cpu, requested: 700, used: "), "{message}");
+    let expected = format!("Node didn't have enough resource: cpu, requested: {wish}, used: ");
+    assert!(message.starts_with(&expected), "{message}");
     assert_eq!(first(&waits).unwrap().allocated_resources.as_ref().unwrap()["cpu"].0, "100m");
+    // The wish that comes first is that of a pod which ends, for a long time: nobody waits for it.
+    let slowly = client::DeleteParams::default().with_grace_period(600);
+    node.api.client().namespaced::<Pod>("default").delete("ending", &slowly).await.unwrap();
     node.delete("large").await;
     node.wait("small", "larger", is_done).await;
+    node.delete("ending").await;
 }
 
 pub(crate) async fn memory_in_use_is_not_taken_away(node: &mut Node) {

@@ -30,9 +30,12 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
     assert!(get(port, "pods").await.contains("\"talks\""));
     // Not every kernel measures it.
     let has_pressure = std::fs::read_to_string("/sys/fs/cgroup/cpu.pressure").is_ok();
-    for (query, has) in
-        [("", [true, true]), ("?without_files=true", [true, false]), ("?only_cpu_and_memory=true", [false, false])]
-    {
+    for (query, has, pressures) in [
+        ("", [true, true], [true, true, true]),
+        ("?without_files=true", [true, false], [false, false, false]),
+        ("?only_cpu_and_memory=true", [false, false], [true, true, false]),
+        ("?only_cpu_and_memory=true&without_pressure=true", [false, false], [false, false, false]),
+    ] {
         let summary: Value = serde_json::from_str(&get(port, &format!("stats/summary{query}")).await).unwrap();
         let pods = summary["pods"].as_array().unwrap();
         let pod = pods.iter().find(|pod| pod["podRef"]["name"] == "talks").unwrap_or_else(|| panic!("{summary}"));
@@ -44,7 +47,7 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
         assert_eq!(found, has, "{query}: {summary}");
         for of in [&summary["node"], pod, container] {
             let told = ["cpu", "memory", "io"].map(|resource| of[resource]["psi"]["some"]["total"].is_u64());
-            assert_eq!(told, [has_pressure && query.is_empty(); 3], "{query}: {summary}");
+            assert_eq!(told, pressures.map(|told| told && has_pressure), "{query}: {summary}");
         }
     }
     assert!(get(port, "metrics/resource").await.contains("container_memory_working_set_bytes{container=\"c\""));

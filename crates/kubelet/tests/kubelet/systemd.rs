@@ -4,7 +4,7 @@ use dbus::Value;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use crate::bus::{Bus, Logind, Systemd};
+use crate::bus::{Asked, Bus, Logind, Systemd};
 use crate::node::{Node, is_ready, phase, shell};
 use crate::runtime::Kind;
 
@@ -93,6 +93,26 @@ pub(crate) async fn pods_are_slices(node: &mut Node) {
         let unit = format!("{base}{level}.slice");
         node.wait_until("slices are started", || find("StartTransientUnit", &unit).is_some()).await;
     }
+    let limited = || find("SetUnitProperties", &format!("{base}.slice"));
+    node.wait_until("the slice of all pods has its limits", || limited().is_some()).await;
+    let all_pods = limited().unwrap().properties;
+    for names in [&["CPUShares", "CPUWeight"][..], &["MemoryLimit", "MemoryMax"], &["TasksMax"]] {
+        assert!(all_pods.iter().any(|(name, _)| names.contains(&name.as_str())), "{names:?} in {all_pods:?}");
+    }
+    let burstable = format!("{base}-burstable.slice");
+    let gives = |asked: &Asked, unit: &str, shares: i64| {
+        let weight = cgroup::shares_to_weight(shares);
+        let property = |name: &str, value: i64| (name.to_owned(), Value::U64(value.unsigned_abs()));
+        let either = [property("CPUShares", shares), property("CPUWeight", weight)];
+        asked.method == "SetUnitProperties"
+            && asked.unit == unit
+            && either.iter().any(|property| asked.properties.contains(property))
+    };
+    let has_shares =
+        |unit: &str, shares: i64| find("SetUnitProperties", unit).is_some_and(|asked| gives(&asked, unit, shares));
+    for unit in [&format!("{base}-besteffort.slice"), &burstable] {
+        node.wait_until("a level without requests has the least", || has_shares(unit, 2)).await;
+    }
     if !ours {
         // containerd is configured for directories here: what it makes of a slice is its own business.
         return;
@@ -110,6 +130,10 @@ pub(crate) async fn pods_are_slices(node: &mut Node) {
     assert!(limits.contains(&("CPUQuotaPerSecUSec".into(), Value::U64(500_000))), "{limits:?}");
     let id = crate::node::container_id(&pod).unwrap();
     let scope = format!("cox-{}.scope", id.split_once("://").unwrap().1);
+    let asked = systemd.asked();
+    let shared = asked.iter().position(|asked| gives(asked, &burstable, 102));
+    let started = asked.iter().position(|asked| asked.unit == scope);
+    assert!(shared.is_some() && shared < started, "{shared:?} is not before {started:?}");
     let properties = find("StartTransientUnit", &scope).unwrap().properties;
     for (name, value) in [
         ("Slice", Value::text(slice.clone())),
@@ -126,4 +150,5 @@ pub(crate) async fn pods_are_slices(node: &mut Node) {
         [&scope, &slice].iter().all(|unit| find("StopUnit", unit).is_some())
     })
     .await;
+    node.wait_until("nothing is requested any more", || has_shares(&burstable, 2)).await;
 }

@@ -202,14 +202,22 @@ fn of_container<'a>(children: &'a [String], id: &str) -> Option<&'a String> {
     children.iter().find(|child| child.contains(id))
 }
 
-/// What tasks wait for, for `/stats/summary`: of the node under `/`, of pods under the paths of their cgroups, of their
-/// containers, which are given for each path, under their ids. Only the kernel's version 2 of cgroups measures it.
-pub(super) fn pressures(cgroups: &Cgroups, pods: &[(String, Vec<String>)]) -> HashMap<String, Pressures> {
-    if !cgroups.is_v2() {
+/// How long tasks wait for these resources, for `/stats/summary`: those of the node under `/`, of pods under the paths of
+/// their cgroups, of their containers, which are given for each path, under their ids. Nothing if the kernel does not
+/// measure it; only version 2 of cgroups does.
+pub(super) fn pressures(
+    cgroups: &Cgroups,
+    resources: &[&'static str],
+    pods: &[(String, Vec<String>)],
+) -> HashMap<String, Pressures> {
+    let of = |path: &str| {
+        sample::pressures(&|controller: &str, file: &str| read_file(cgroups, path, controller, file), resources)
+    };
+    let node = if cgroups.is_v2() { of("/") } else { Pressures::new() };
+    if node.is_empty() {
         return HashMap::new();
     }
-    let of = |path: &str| sample::pressures(&|controller: &str, file: &str| read_file(cgroups, path, controller, file));
-    let mut found = HashMap::from([("/".to_owned(), of("/"))]);
+    let mut found = HashMap::from([("/".to_owned(), node)]);
     for (pod, containers) in pods {
         let children = cgroups.children(pod);
         found.insert(pod.clone(), of(pod));

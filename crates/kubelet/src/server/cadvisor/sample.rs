@@ -232,7 +232,7 @@ fn v2(read: &Read<'_>) -> Sample {
         threads: value("pids.current"),
         threads_max: limited("pids.max"),
         io,
-        pressure: pressures(read),
+        pressure: pressures(read, &["cpu", "io", "memory"]),
         ..Sample::default()
     }
 }
@@ -268,10 +268,10 @@ fn shares(weight: u64) -> u64 {
     2 + (weight.clamp(1, 10_000) - 1) * 262_142 / 9_999
 }
 
-/// What the tasks of a cgroup of version 2 wait for.
-pub(super) fn pressures(read: &Read<'_>) -> Pressures {
+/// How long the tasks of a cgroup of version 2 wait for these resources.
+pub(super) fn pressures(read: &Read<'_>, resources: &[&'static str]) -> Pressures {
     let of = |resource: &'static str| Some((resource, pressure(&read(resource, &format!("{resource}.pressure"))?)));
-    ["cpu", "io", "memory"].into_iter().filter_map(of).collect()
+    resources.iter().copied().filter_map(of).collect()
 }
 
 fn pressure(text: &str) -> Pressure {
