@@ -26,10 +26,25 @@ pub use plan::{CLASS, GATEWAY_CONTROLLER, INGRESS_CONTROLLER};
 pub use runner::run;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use api::cidr::Cidr;
+
+/// Ranges without an address by which others reach one machine.
+const NO_MACHINES: [Cidr; 9] = [
+    // This network, loopback, link-local, multicast, broadcast.
+    Cidr { addr: IpAddr::V4(Ipv4Addr::new(0, 0, 0, 0)), prefix: 8 },
+    Cidr { addr: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 },
+    Cidr { addr: IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), prefix: 16 },
+    Cidr { addr: IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), prefix: 4 },
+    Cidr { addr: IpAddr::V4(Ipv4Addr::BROADCAST), prefix: 32 },
+    // Unspecified and loopback, IPv4-mapped, link-local, multicast.
+    Cidr { addr: IpAddr::V6(Ipv6Addr::UNSPECIFIED), prefix: 127 },
+    Cidr { addr: IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0)), prefix: 96 },
+    Cidr { addr: IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), prefix: 10 },
+    Cidr { addr: IpAddr::V6(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0)), prefix: 8 },
+];
 
 /// What the gateway of one node needs to know.
 #[derive(Clone)]
@@ -58,8 +73,8 @@ pub struct Config {
 /// Why a gateway cannot be as it is asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum BadPool {
-    #[error("{0}: not a range of addresses that a machine can have")]
-    NoMachines(Cidr),
+    #[error("{0}: not a range of addresses that a machine can have, as it overlaps {1}")]
+    NoMachines(Cidr, Cidr),
     #[error("{0} and {1} overlap")]
     Overlap(Cidr, Cidr),
     #[error("with a pool of addresses for Gateways, --listen names single addresses, not {0}")]
@@ -71,10 +86,11 @@ impl Config {
     /// of theirs.
     pub fn check_pool(pool: &[Cidr], taken: &[Cidr]) -> Result<(), BadPool> {
         for (at, range) in pool.iter().enumerate() {
-            if ![range.network().addr, range.last()].into_iter().all(api::cidr::is_global_unicast) {
-                return Err(BadPool::NoMachines(*range));
-            }
+            // Of two ranges that overlap, one is within the other.
             let overlaps = |other: &&Cidr| other.contains(range.network().addr) || range.contains(other.network().addr);
+            if let Some(special) = NO_MACHINES.iter().find(overlaps) {
+                return Err(BadPool::NoMachines(*range, *special));
+            }
             if let Some(other) = pool[..at].iter().chain(taken).find(overlaps) {
                 return Err(BadPool::Overlap(*range, *other));
             }
@@ -126,6 +142,12 @@ mod tests {
             ("192.0.2.1", &["198.51.100.0/24", "198.51.100.7/32"], "overlap"),
             ("192.0.2.1", &["ff02::/16"], "not a range of addresses"),
             ("192.0.2.1", &["0.0.0.0/0"], "not a range of addresses"),
+            ("192.0.2.1", &["169.254.7.0/24"], "as it overlaps 169.254.0.0/16"),
+            ("192.0.2.1", &["::ffff:192.0.2.0/120"], "as it overlaps ::ffff:0.0.0.0/96"),
+            // A machine can have the first and the last address of these.
+            ("192.0.2.1", &["168.0.0.0/7"], "as it overlaps 169.254.0.0/16"),
+            ("192.0.2.1", &["fe00::/8"], "as it overlaps fe80::/10"),
+            ("192.0.2.1", &["168.0.0.0/8", "169.255.0.0/16", "fd00::/8"], ""),
         ] {
             let mut config = Config::new(client.clone(), "node-1", vec![listen.parse().unwrap()]);
             config.address_pool = pool.iter().map(|range: &&str| range.parse().unwrap()).collect();

@@ -104,6 +104,10 @@ fn with_network(held: Cidr) -> impl Iterator<Item = IpAddr> {
 pub(crate) fn keep_only(wanted: &BTreeSet<IpAddr>, pool: &[Cidr]) -> io::Result<()> {
     let socket = Socket::open()?;
     let link = socket.link(LINK)?;
+    if link.is_none() && pool.is_empty() {
+        // There is no gateway here, and there was none.
+        return Ok(());
+    }
     let held = link.as_ref().map_or_else(|| Ok(Vec::new()), |link| socket.addresses_of(link.index))?;
     for (index, address) in socket.proxies()? {
         let is_held = held.iter().any(|held| held.cidr.addr == address);

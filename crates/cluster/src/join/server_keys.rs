@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use api::cidr::Cidr;
 use api::meta::Meta as _;
 use client::{Client, DeleteParams, ListParams, Patch};
 use cni::routes::Backend;
@@ -27,12 +28,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::token::{NAMESPACE, Token};
+use crate::component_configs::ComponentConfigs;
 use crate::etcd::Etcd;
 use crate::ha::Ha;
 use crate::options::Options;
 use crate::pki::{Pki, private_dir, write_private};
 use crate::role::{GROUP, MANAGER};
-use crate::shape::{Flags, Machine};
+use crate::shape::{Flags, Machine, families};
 
 /// Those who come with such a token may fetch what is offered to it, and nothing else.
 pub(crate) const SERVERS_GROUP: &str = "system:bootstrappers:cox:servers";
@@ -137,7 +139,7 @@ impl FromStr for ServerKey {
     }
 }
 
-/// Everything that servers of a cluster have in common.
+/// Everything that servers of a cluster have in common. What a server of an older version does not send has its default.
 #[derive(Serialize, Deserialize, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Bundle {
@@ -169,13 +171,57 @@ pub(crate) struct Bundle {
     service_account_issuer: Vec<String>,
     #[serde(default)]
     tls_san: Vec<String>,
+    /// The pool of Gateways was checked against it.
+    #[serde(default)]
+    node_cidr: Option<Cidr>,
+    /// Whichever server leads serves Gateways and services of type LoadBalancer, with the addresses that they have.
+    #[serde(default)]
+    gateway: Option<bool>,
+    #[serde(default)]
+    gateway_http_port: Option<u16>,
+    #[serde(default)]
+    gateway_https_port: Option<u16>,
+    #[serde(default)]
+    gateway_address_pool: Vec<Cidr>,
+    #[serde(default)]
+    load_balancer: Option<bool>,
+    /// What one server admits, audits or asks of a user, no other may let pass.
+    #[serde(default)]
+    components: Option<ComponentConfigs>,
 }
 
 impl Bundle {
     /// Of the server on this machine.
     fn gather(options: &Options) -> Result<Bundle> {
-        let flags = Flags::remembered(options)?;
-        if !flags.etcd.is_used() {
+        // Every setting is named, so that whoever adds one decides whether all servers must have the same.
+        let Flags {
+            machine: _,
+            etcd,
+            ha,
+            backups: _,
+            components,
+            secure_port,
+            cluster_cidr,
+            service_cidr,
+            cluster_domain,
+            nodes: _,
+            node_cidr,
+            routes,
+            encrypt,
+            encrypt_port,
+            encrypt_rotation,
+            gateway,
+            gateway_http_port,
+            gateway_https_port,
+            gateway_address_pool,
+            certificate_validity,
+            load_balancer,
+            tracing_config_file: _,
+            tls_san,
+            service_account_issuer,
+            history_remote_write_url: _,
+        } = Flags::remembered(options)?;
+        if !etcd.is_used() {
             bail!(
                 "this cluster has a store of its own, which only this server can write to: several servers need \
                  'cox up --ha' or 'cox up --etcd-servers', and 'cox store move' makes this cluster one of them"
@@ -186,31 +232,43 @@ impl Bundle {
         for name in FILES {
             files.insert(name.to_owned(), read(&options.pki_dir().join(name))?);
         }
-        for name in MEMBER_FILES.into_iter().filter(|_| flags.ha.ha) {
+        for name in MEMBER_FILES.into_iter().filter(|_| ha.ha) {
             files.insert(name.to_owned(), read(&options.pki_dir().join(name))?);
         }
-        for (flag, path) in flags.etcd.files().filter(|_| !flags.ha.ha) {
+        for (flag, path) in etcd.files().filter(|_| !ha.ha) {
             let named = ETCD_FILES.iter().find(|(known, _)| *known == flag).map(|(_, name)| *name);
             files.insert(named.context("a file of etcd without a name")?.to_owned(), read(path)?);
         }
         Ok(Bundle {
             files,
-            etcd_servers: flags.etcd.etcd_servers,
-            etcd_prefix: flags.etcd.etcd_prefix,
-            ha: flags.ha.ha,
-            etcd_snapshot_interval: flags.ha.etcd_snapshot_interval,
-            secure_port: flags.secure_port,
-            cluster_cidr: flags.cluster_cidr,
-            service_cidr: flags.service_cidr,
-            cluster_domain: flags.cluster_domain,
-            routes: flags.routes,
-            encrypt: flags.encrypt,
-            encrypt_port: flags.encrypt_port,
-            encrypt_rotation: flags.encrypt_rotation,
-            certificate_validity: flags.certificate_validity,
-            service_account_issuer: flags.service_account_issuer,
-            tls_san: flags.tls_san,
+            etcd_servers: etcd.etcd_servers,
+            etcd_prefix: etcd.etcd_prefix,
+            ha: ha.ha,
+            etcd_snapshot_interval: ha.etcd_snapshot_interval,
+            secure_port,
+            cluster_cidr,
+            service_cidr,
+            cluster_domain,
+            routes,
+            encrypt,
+            encrypt_port,
+            encrypt_rotation,
+            certificate_validity,
+            service_account_issuer,
+            tls_san,
+            node_cidr,
+            gateway,
+            gateway_http_port,
+            gateway_https_port,
+            gateway_address_pool,
+            load_balancer,
+            components,
         })
+    }
+
+    /// Whether each family of addresses that nodes of the cluster have is IPv6.
+    pub(crate) fn families(&self) -> Vec<bool> {
+        families(self.cluster_cidr.as_deref().unwrap_or_default())
     }
 
     /// Puts the files where a server has them; returns what `cox up` would have been told here.
@@ -260,6 +318,13 @@ impl Bundle {
             certificate_validity: self.certificate_validity,
             service_account_issuer: self.service_account_issuer,
             tls_san: self.tls_san,
+            node_cidr: self.node_cidr,
+            gateway: self.gateway,
+            gateway_http_port: self.gateway_http_port,
+            gateway_https_port: self.gateway_https_port,
+            gateway_address_pool: self.gateway_address_pool,
+            load_balancer: self.load_balancer,
+            components: self.components,
             ..Flags::default()
         })
     }
@@ -377,6 +442,62 @@ mod tests {
         }
     }
 
+    /// Keys that are their names.
+    fn write_keys(options: &Options) {
+        private_dir(&options.pki_dir()).unwrap();
+        for name in FILES {
+            write_private(&options.pki_dir().join(name), name.as_bytes()).unwrap();
+        }
+    }
+
+    #[test]
+    fn security_a_server_is_told_what_must_be_the_same_on_all() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (first, second) = (options(first.path()), options(second.path()));
+        write_keys(&first);
+        let components = json!({
+            "apiserver": {"enable-admission-plugins": ["AlwaysPullImages"]},
+            "kubelet": {"maxPods": 7},
+        });
+        let plain = Flags {
+            etcd: Etcd { etcd_servers: vec!["http://192.0.2.1:2379".into()], ..Etcd::default() },
+            cluster_cidr: Some("10.42.0.0/16,fd42::/48".into()),
+            ..Flags::default()
+        };
+        let common = Flags {
+            node_cidr: Some("10.45.0.0/24".parse().unwrap()),
+            gateway: Some(true),
+            gateway_http_port: Some(8080),
+            gateway_https_port: Some(8443),
+            gateway_address_pool: ["198.51.100.0/28", "2001:db8::/120"].map(|range| range.parse().unwrap()).to_vec(),
+            load_balancer: Some(false),
+            components: Some(serde_json::from_value(components).unwrap()),
+            ..plain.clone()
+        };
+        // What is of one machine stays there.
+        let machine = Machine { node_name: Some("one".into()), ..Machine::default() };
+        let url = Some("http://192.0.2.9/api/v1/write".to_owned());
+        Flags { machine, history_remote_write_url: url, ..common.clone() }.remember(&first).unwrap();
+        let mut sent = serde_json::to_value(Bundle::gather(&first).unwrap()).unwrap();
+        let read = |sent: &serde_json::Value| serde_json::from_value::<Bundle>(sent.clone()).unwrap();
+        assert_eq!(read(&sent).families(), [false, true]);
+        assert_eq!(read(&sent).unpack(&second, Machine::default(), None).unwrap(), common);
+
+        // An older server sends less.
+        for name in [
+            "nodeCidr",
+            "gateway",
+            "gatewayHttpPort",
+            "gatewayHttpsPort",
+            "gatewayAddressPool",
+            "loadBalancer",
+            "components",
+        ] {
+            assert!(sent.as_object_mut().unwrap().remove(name).is_some(), "{name}");
+        }
+        assert_eq!(read(&sent).unpack(&second, Machine::default(), None).unwrap(), plain);
+    }
+
     #[test]
     fn security_a_server_gets_what_the_first_one_has_for_its_owner_only() {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -386,10 +507,7 @@ mod tests {
         let alone = Bundle::gather(&first).err().unwrap().to_string();
         assert!(alone.contains("cox up --ha"), "{alone}");
 
-        private_dir(&first.pki_dir()).unwrap();
-        for name in FILES {
-            write_private(&first.pki_dir().join(name), name.as_bytes()).unwrap();
-        }
+        write_keys(&first);
         let ca = first.data_dir.join("some-ca.crt");
         write_private(&ca, b"etcd's").unwrap();
         let etcd = Etcd {

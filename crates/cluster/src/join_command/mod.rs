@@ -106,8 +106,7 @@ async fn become_server(args: &Args, server: &str) -> Result<()> {
     let bundle = server_keys::fetch(&client, &token, key).await?;
     let mut machine = args.machine.clone();
     // Others must reach this server: an address that only this machine knows is none.
-    let known = host_address(&cluster.server);
-    machine.node_ip = machine.reachable_addresses(known, &[known.is_some_and(|address| address.is_ipv6())])?;
+    machine.node_ip = machine.reachable_addresses(host_address(&cluster.server), &bundle.families())?;
     let flags = bundle.unpack(options, machine, args.etcd_binary.clone())?.settled()?;
     flags.remember(options)?;
     println!(" ✓ {:<14} {}", "server keys", options.pki_dir().display());

@@ -25,6 +25,8 @@ pub(super) struct Assigned {
     pub(super) published: Vec<IpAddr>,
     /// Why that is not what it asks for: reason and message of a condition.
     pub(super) problem: Option<(&'static str, String)>,
+    /// Of which family of the pool it has no address, although it is served: the message of a condition.
+    pub(super) lack: Option<String>,
 }
 
 /// What each Gateway got. The first of them choose first, after what any of them has already.
@@ -86,7 +88,7 @@ impl Owners<'_> {
             return self.shared(gateway);
         }
         if refusal(gateway).is_some() {
-            return Assigned { site: Site::Own(Vec::new()), published: Vec::new(), problem: None };
+            return Assigned { site: Site::Own(Vec::new()), published: Vec::new(), problem: None, lack: None };
         }
         match named(gateway).as_slice() {
             [] => self.any(gateway),
@@ -97,16 +99,19 @@ impl Owners<'_> {
     /// One address of each family of the pool.
     fn any(&mut self, gateway: &Gateway) -> Assigned {
         let key = client::object_key(gateway);
-        let mut found = Vec::new();
-        for is_v6 in [false, true] {
+        let (mut found, mut lack) = (Vec::new(), None);
+        for (is_v6, family) in [(false, "IPv4"), (true, "IPv6")] {
             let held = self.held.get(&(key.clone(), is_v6)).copied();
-            if let Some(address) = held.or_else(|| self.free(is_v6)) {
+            let address = held.or_else(|| self.free(is_v6));
+            if let Some(address) = address {
                 self.by_address.insert(address, key.clone());
                 found.push(address);
+            } else if self.settings.pool.iter().any(|range| range.is_v6() == is_v6) {
+                lack = Some(format!("the pool has no free {family} address"));
             }
         }
         let problem = found.is_empty().then(|| ("AddressNotAssigned", USED_UP.to_owned()));
-        Assigned { site: Site::Own(found.clone()), published: found, problem }
+        Assigned { site: Site::Own(found.clone()), published: found, problem, lack }
     }
 
     /// The lowest that nobody has. Each that somebody has is passed over once, so all together take no longer than there are Gateways.
@@ -151,7 +156,7 @@ impl Owners<'_> {
             problem.get_or_insert_with(|| ("AddressNotUsable", format!("address {:?} {refused}", asked.value)));
         }
         if own.is_empty() && !shared.is_empty() {
-            return Assigned { site: Site::Shared, published: shared, problem };
+            return Assigned { site: Site::Shared, published: shared, problem, lack: None };
         }
         if let Some(address) = shared.first() {
             let text = format!("address \"{address}\" is shared with others and cannot be had with those of the pool");
@@ -159,7 +164,7 @@ impl Owners<'_> {
         }
         own.sort();
         own.dedup();
-        Assigned { site: Site::Own(own.clone()), published: own, problem }
+        Assigned { site: Site::Own(own.clone()), published: own, problem, lack: None }
     }
 
     /// What all have, of which it may name some.
@@ -171,7 +176,8 @@ impl Owners<'_> {
         let unusable = named.iter().find(|named| parsed(named).is_none_or(|address| !self.is_ours(address)));
         let problem =
             unusable.map(|named| ("AddressNotUsable", format!("address {:?} is not the gateway's", named.value)));
-        Assigned { site: Site::Shared, published: ours.iter().filter(is_named).copied().collect(), problem }
+        let published = ours.iter().filter(is_named).copied().collect();
+        Assigned { site: Site::Shared, published, problem, lack: None }
     }
 
     fn is_ours(&self, address: IpAddr) -> bool {

@@ -43,8 +43,10 @@ const FIRST_FREE_PORT: u16 = 1024;
 const OF_CLUSTER: [RangeInclusive<u16>; 2] = [2379..=2380, 10248..=10260];
 /// The mode of TLS that ends at the gateway.
 const TERMINATE: &str = "Terminate";
-/// Ports of all Gateways together: each takes descriptors of the process.
+/// Ports of all Gateways together, on each address: each takes descriptors of the process.
 const MAX_PORTS: usize = 128;
+/// As many of them as the Gateways of one namespace can open: others are to have some, too.
+const MAX_PORTS_OF_NAMESPACE: usize = 32;
 
 pub(super) fn plan<'w>(
     world: &'w World,
@@ -58,7 +60,8 @@ pub(super) fn plan<'w>(
         plan.statuses.extend(class_status(class, settings));
     }
     let mut attached: BTreeMap<String, Vec<Listener>> = BTreeMap::new();
-    let mut taken = Taken { claims, listeners: BTreeMap::new(), services: balanced_ports(world, settings) };
+    let services = balanced_ports(world, settings);
+    let mut taken = Taken { claims, listeners: BTreeMap::new(), services, opened: BTreeMap::new() };
     for (gateway, assigned) in gateways {
         let listeners = listeners(gateway, &assigned.site, world, settings, builder, &mut taken);
         attached.insert(client::object_key(&***gateway), listeners);
@@ -148,9 +151,27 @@ struct Taken<'p> {
     listeners: BTreeMap<(u16, Pattern), String>,
     /// Ports of the same addresses at which services of type LoadBalancer are reached: what comes there never gets to the gateway.
     services: BTreeMap<u16, String>,
+    /// How many ports each namespace opened.
+    opened: BTreeMap<String, usize>,
 }
 
 impl Taken<'_> {
+    /// Counts ports that a namespace opens beside those that are open, or says why it cannot.
+    fn open(&mut self, namespace: &str, count: usize, all: usize) -> Outcome {
+        let opened = self.opened.entry(namespace.to_owned()).or_default();
+        let message = if *opened + count > MAX_PORTS_OF_NAMESPACE {
+            format!(
+                "the gateways of a namespace can open {MAX_PORTS_OF_NAMESPACE} ports, counted on each of their addresses"
+            )
+        } else if all + count > MAX_PORTS {
+            format!("{MAX_PORTS} ports are open already")
+        } else {
+            *opened += count;
+            return Ok(());
+        };
+        Err(("PortUnavailable".to_owned(), message))
+    }
+
     /// Why a listener cannot have its hosts: a namespace does not join in another's listener, nor stand before its Ingresses.
     fn conflict(&self, gateway: &Gateway, listener: &Listener, settings: &Settings) -> Option<(&'static str, String)> {
         // At its own addresses a Gateway meets nobody.
@@ -308,11 +329,11 @@ fn listeners(
             listener.accepted = Err(("PortUnavailable".to_owned(), message));
             continue;
         }
-        let is_new = builder.protocol(site, port).is_none();
-        if is_new && builder.port_count() + site.binds(port).len() > MAX_PORTS {
-            let message = format!("{MAX_PORTS} ports are open already");
-            listener.accepted = Err(("PortUnavailable".to_owned(), message));
-            continue;
+        if builder.protocol(site, port).is_none() {
+            listener.accepted = taken.open(&listener.namespace, site.binds(port).len(), builder.port_count());
+            if listener.accepted.is_err() {
+                continue;
+            }
         }
         if *site == Site::Shared {
             taken.listeners.insert((port, listener.hosts.clone()), listener.namespace.clone());
@@ -668,7 +689,11 @@ fn gateway_status(
         first.reason = "ListenersNotValid".to_owned();
         first.message = "some listeners are not served".to_owned();
     }
-    let wanted = [first, Wanted::of("Programmed", "Programmed", &programmed)];
+    let mut second = Wanted::of("Programmed", "Programmed", &programmed);
+    if let Some(lack) = assigned.lack.as_ref().filter(|_| second.is_true) {
+        second.message.clone_from(lack);
+    }
+    let wanted = [first, second];
     let conditions = merge(&gateway.status.conditions, &wanted, generation, now);
     let address = |address: &IpAddr| GatewayAddress {
         r#type: Some(IP_ADDRESS.to_owned()),

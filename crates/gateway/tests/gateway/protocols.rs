@@ -50,6 +50,8 @@ fn a_certificate_changes_under_an_open_connection() {
         world.service("web", None, &[backend]).await;
         let first = world.certificate("cert", "web.test").await;
         world.ingress("web.test", "web", Some("cert")).await;
+        // Secrets and endpoints are watched apart.
+        until_code(80, "web.test", "/", 200).await;
         let mut open = until("TLS", || tls_connect(443, "web.test", &[b"http/1.1"])).await;
         assert_eq!(shown(&open), first);
         let (code, seen) = exchange(&mut open, "web.test").await;

@@ -10,11 +10,16 @@ fn pooled() -> Settings {
 
 /// A Gateway with the port that all of them have.
 fn add(world: &mut World, name: &str, created: &str, addresses: Value) {
-    let mut metadata = named("default", name);
+    add_in(world, "default", name, created, addresses, &[80]);
+}
+
+fn add_in(world: &mut World, namespace: &str, name: &str, created: &str, addresses: Value, ports: &[u16]) {
+    let mut metadata = named(namespace, name);
     metadata["creationTimestamp"] = json!(created);
-    let listeners = json!([{"name": "web", "port": 80, "protocol": "HTTP"}]);
+    let listener = |port: &u16| json!({"name": format!("web-{port}"), "port": port, "protocol": "HTTP"});
+    let listeners: Vec<Value> = ports.iter().map(listener).collect();
     let spec = json!({"gatewayClassName": "cox", "listeners": listeners, "addresses": addresses});
-    world.gateways.insert(format!("default/{name}"), object(json!({"metadata": metadata, "spec": spec})));
+    world.gateways.insert(format!("{namespace}/{name}"), object(json!({"metadata": metadata, "spec": spec})));
 }
 
 /// What a Gateway has and what its status says of it.
@@ -181,4 +186,34 @@ fn many_gateways_get_the_lowest_addresses_of_several_ranges() {
         &["2001:db8:1::5"],
     ];
     assert_eq!(found, expected);
+    for (number, lacks) in [(2, ""), (3, "the pool has no free IPv4 address")] {
+        let name = format!("gw-{number}");
+        assert_eq!(status(&plan, &name).1, PROGRAMMED, "{name} is served at what it has");
+        let is_it = |status: &&Status| status.kind == Kind::Gateway && status.name == name;
+        let conditions = &plan.statuses.iter().find(is_it).unwrap().status["conditions"];
+        assert_eq!(conditions[1]["type"], "Programmed");
+        assert_eq!(conditions[1]["message"], lacks, "{name}");
+    }
+}
+
+#[test]
+fn security_no_namespace_opens_all_ports() {
+    let mut world = world();
+    let sixteen: Vec<Value> = (0..16).map(|at| json!({"value": format!("198.51.100.{at}")})).collect();
+    let eight: [u16; 8] = [80, 443, 8001, 8002, 8003, 8004, 8005, 8006];
+    add_in(&mut world, "default", "greedy", OLD, json!(sixteen), &eight);
+    add_in(&mut world, "default", "more", NEW, json!([]), &[80]);
+    add_in(&mut world, "other", "modest", NEW, json!([]), &[80, 443]);
+    let settings = Settings { pool: vec!["198.51.100.0/27".parse().unwrap()], ..settings() };
+    let plan = plan(&world, &settings);
+    assert_eq!(plan.table.ports.len(), 32 + 2);
+    assert_eq!(status(&plan, "modest").1, PROGRAMMED);
+    assert_eq!(status(&plan, "greedy").1, "Accepted=ListenersNotValid Programmed=Programmed");
+    assert!(of_gateway(&plan, "more").starts_with("!Accepted=PortUnavailable !Programmed=Invalid"));
+    let greedy = plan.statuses.iter().find(|status| status.name == "greedy").unwrap();
+    let accepted = |at: usize| &greedy.status["listeners"][at]["conditions"][0];
+    let reasons = [1, 2].map(|at| said(&json!([accepted(at)])));
+    assert_eq!(reasons, ["Accepted=Accepted", "!Accepted=PortUnavailable"]);
+    let why = accepted(2)["message"].as_str().unwrap();
+    assert!(why.contains("a namespace can open 32 ports"), "{why}");
 }

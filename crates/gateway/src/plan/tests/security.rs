@@ -216,7 +216,7 @@ fn security_gateways_open_neither_the_ports_of_the_cluster_nor_all_others() {
         let listeners: Vec<Value> = (0..64)
             .map(|it| json!({"name": format!("l{it}"), "port": 20_000 + at * 64 + it, "protocol": "HTTP"}))
             .collect();
-        gateway_of(&mut world, "default", &format!("many-{at}"), NEW, json!(listeners));
+        gateway_of(&mut world, &format!("tenant-{at}"), &format!("many-{at}"), NEW, json!(listeners));
     }
     ingress(&mut world, "i", json!({"defaultBackend": backend("a")}));
     let plan = plan(&world, &settings());
@@ -226,7 +226,9 @@ fn security_gateways_open_neither_the_ports_of_the_cluster_nor_all_others() {
     }
     assert_eq!(plan.table.ports.len(), 128);
     assert!(plan.table.ports.contains_key(&Bind::shared(80)));
-    assert!(of_gateway(&plan, "many-0").starts_with("Accepted=Accepted"));
+    for at in 0..4 {
+        assert!(of_gateway(&plan, &format!("many-{at}")).starts_with("Accepted=Accepted"), "{at}");
+    }
     assert!(of_gateway(&plan, "many-4").starts_with("!Accepted=PortUnavailable"));
 }
 
