@@ -260,12 +260,16 @@ impl Controller {
             }
             let namespace = pod.metadata.namespace();
             let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-            let size = match (group, owner.kind.as_str()) {
+            let mut size = match (group, owner.kind.as_str()) {
                 ("apps", "ReplicaSet" | "StatefulSet") | ("", "ReplicationController") => {
                     self.size_of(owner, namespace)
                 }
-                _ => self.size_of_other(owner, namespace).await?,
+                _ => None,
             };
+            if size.is_none() {
+                // Also of a ReplicaSet whose Deployment is gone, and of what the caches do not show yet.
+                size = self.size_of_other(owner, namespace).await?;
+            }
             let Some((uid, replicas)) = size else {
                 let name = pod.metadata.name();
                 return Err(Uncountable::NoController(name.to_owned()));
@@ -276,7 +280,8 @@ impl Controller {
         Ok(scale)
     }
 
-    /// Uid and size of what scales the pods of a controller; none if it is not there, or only another of its name is.
+    /// Uid and size of what scales the pods of a controller, as the caches have it; none if it is not there, or only
+    /// another of its name is.
     fn size_of(&self, owner: &OwnerReference, namespace: &str) -> Option<(String, i32)> {
         let key = format!("{namespace}/{}", owner.name);
         let replicas = match owner.kind.as_str() {
@@ -302,7 +307,7 @@ impl Controller {
         Some((owner.uid.clone(), replicas.unwrap_or(1)))
     }
 
-    /// The same of a controller of any kind that can be scaled.
+    /// Uid and size of a controller of any kind that can be scaled, as the server has it.
     async fn size_of_other(
         &self,
         owner: &OwnerReference,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::meta::Meta as _;
-use client::{Api, Client, DeleteParams, Event, Informer, Resource};
+use client::{Client, DeleteParams, Event, Informer, Resource};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::owners::{controller_key, controller_reference, former_controller};
+use crate::owners::{controller_key, controller_reference, former_controller, may_adopt};
 
 /// The label on pods that tells which revision they are of.
 pub(crate) const REVISION_LABEL: &str = "controller-revision-hash";
@@ -116,7 +116,7 @@ pub(crate) async fn record<K: Resource>(
             Err(error) if error.is_already_exists() => {
                 let existing = api.get(&name).await?;
                 if existing.data.as_ref().is_some_and(|recorded| recorded.0 == data) {
-                    return adopt(&api, owner, existing, newest + 1).await; // or the cache is behind
+                    return adopt(client, owner, existing, newest + 1).await; // or the cache is behind
                 }
                 collisions = Some(collisions.unwrap_or_default() + 1);
             }
@@ -125,19 +125,19 @@ pub(crate) async fn record<K: Resource>(
     }
 }
 
-/// Takes over a revision that a deleted owner of the same shape left behind.
+/// Takes over a revision that a deleted owner of the same shape left behind. One on its way out leaves its own behind.
 async fn adopt<K: Resource>(
-    api: &Api<ControllerRevision>,
+    client: &Client,
     owner: &K,
     mut revision: ControllerRevision,
     number: i64,
 ) -> Result<ControllerRevision, Error> {
-    if revision.metadata.controller().is_some() {
+    if revision.metadata.controller().is_some() || !may_adopt(client, owner).await? {
         return Ok(revision);
     }
     revision.metadata.owner_references.get_or_insert_default().push(controller_reference(owner));
     revision.revision = number;
-    Ok(api.update(&revision).await?)
+    Ok(client.all::<ControllerRevision>().update(&revision).await?)
 }
 
 /// Deletes revisions that nothing uses, beyond `limit` of them, oldest first.
@@ -161,7 +161,7 @@ pub(crate) async fn truncate(
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, Response};
+    use http::{Method, Request, Response};
     use http_body_util::{BodyExt, Full};
     use k8s_openapi::api::apps::v1::DaemonSet;
 
@@ -194,6 +194,32 @@ mod tests {
             set.metadata.uid = Some(uid.into());
             let found = named(&client, &set, &[], "agent-1").await.unwrap();
             assert_eq!(found.as_ref().map(name), expected, "{uid}");
+        }
+    }
+
+    /// What a set that is deleted leaves behind is not taken back, though the cache does not show the deletion yet.
+    #[tokio::test]
+    async fn a_set_on_its_way_out_adopts_no_revision() {
+        for (deletion, is_adopted) in [(Value::Null, true), (json!("2026-01-01T00:00:00Z"), false)] {
+            let set = json!({ "metadata": { "name": "agent", "namespace": "default", "uid": "u" } });
+            let mut live = set.clone();
+            live["metadata"]["deletionTimestamp"] = deletion;
+            // The set as the server has it, and whatever is written.
+            let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+                let body: bytes::Bytes = match *request.method() == Method::GET {
+                    true => live.to_string().into(),
+                    false => request.into_body(),
+                };
+                let body: client::Body = Full::new(body).map_err(|never| match never {}).boxed_unsync();
+                Box::pin(async move { Response::new(body) })
+            });
+            let client = Client::in_process(handler, api::UserInfo::default());
+            let cached: DaemonSet = serde_json::from_value(set).unwrap();
+            let mut orphan = ControllerRevision::default();
+            orphan.metadata.name = Some("agent-1".into());
+            orphan.metadata.namespace = Some("default".into());
+            let found = adopt(&client, &cached, orphan, 2).await.unwrap();
+            assert_eq!(found.metadata.is_controlled_by("u"), is_adopted);
         }
     }
 

@@ -98,8 +98,15 @@ fn claim_one(owner_uid: &str, owner_deleting: bool, object: &ObjectMeta, matches
     }
 }
 
+/// Whether `owner` may adopt, as the server has it: a cached one may be on its way out or gone, and the one of its name
+/// another.
+pub(crate) async fn may_adopt<O: Resource>(client: &Client, owner: &O) -> Result<bool, Error> {
+    let meta = owner.metadata();
+    let fresh = client.namespaced::<O>(meta.namespace()).get(meta.name()).await?;
+    Ok(fresh.metadata().uid() == meta.uid() && fresh.metadata().deletion_timestamp.is_none())
+}
+
 /// The candidates that belong to `owner` after adopting what matches and releasing what does not.
-/// Before the first adoption the owner is read afresh: a cached one may be gone, and its successor of the same name too late.
 pub(crate) async fn claim<O: Resource, K: Resource>(
     client: &Client,
     owner: &O,
@@ -120,11 +127,8 @@ pub(crate) async fn claim<O: Resource, K: Resource>(
             Claim::Ignore => {}
         }
     }
-    if !adopt.is_empty() {
-        let fresh = client.namespaced::<O>(namespace).get(meta.name()).await?;
-        if fresh.metadata().uid.as_deref() != Some(uid) || fresh.metadata().deletion_timestamp.is_some() {
-            adopt.clear();
-        }
+    if !adopt.is_empty() && !may_adopt(client, owner).await? {
+        adopt.clear();
     }
     let adoptions = adopt.iter().map(|object| {
         let meta = object.metadata();

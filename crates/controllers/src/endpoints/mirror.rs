@@ -1,6 +1,7 @@
 //! Mirroring: Endpoints that people write for a Service without selector become EndpointSlices, which is what proxies read.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -118,8 +119,10 @@ fn plan(endpoints: &Endpoints) -> Mirror {
 }
 
 fn endpoint(address: &EndpointAddress, ready: bool) -> Endpoint {
+    // Endpoints may write an address in several ways, a slice only in one.
+    let ip = address.ip.parse::<IpAddr>().map(|ip| ip.to_canonical().to_string());
     Endpoint {
-        addresses: vec![address.ip.clone()],
+        addresses: vec![ip.unwrap_or_else(|_| address.ip.clone())],
         conditions: Some(EndpointConditions { ready: Some(ready), ..EndpointConditions::default() }),
         hostname: address.hostname.clone(),
         node_name: address.node_name.clone(),
@@ -274,13 +277,14 @@ mod tests {
     fn each_subset_and_family_is_a_slice() {
         let endpoints: Endpoints = serde_json::from_value(json!({
             "metadata": { "name": "ext", "namespace": "default", "labels": { "a": "b" } },
-            "subsets": [{ "addresses": [{ "ip": "10.0.0.1" }, { "ip": "fd00::1" }], "notReadyAddresses": [{ "ip": "10.0.0.2" }], "ports": [{ "port": 80 }] }],
+            "subsets": [{ "addresses": [{ "ip": "10.0.0.1" }, { "ip": "FD00::01" }], "notReadyAddresses": [{ "ip": "10.0.0.2" }], "ports": [{ "port": 80 }] }],
         }))
         .unwrap();
         let slices = plan(&endpoints).slices;
         let seen: Vec<_> =
             slices.iter().map(|slice| (slice.address_type.as_str(), slice.endpoints.as_ref().unwrap().len())).collect();
         assert_eq!(seen, [("IPv4", 2), ("IPv6", 1)]);
+        assert_eq!(slices[1].endpoints.as_ref().unwrap()[0].addresses, ["fd00::1"]);
         assert_eq!(slices[0].metadata.labels.as_ref().unwrap()["a"], "b");
     }
 
