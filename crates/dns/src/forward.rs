@@ -1,6 +1,7 @@
 //! Names of elsewhere: asked of the resolvers the node uses, and remembered for as long as they allow.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use hickory_proto::rr::{Name, Record, RecordType};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::metrics::ServerMetrics;
@@ -35,6 +37,20 @@ pub(crate) struct Forwarder {
     turn: AtomicUsize,
     limits: Option<Cache>,
     cache: Mutex<HashMap<Key, Cached>>,
+    /// Questions on their way to a resolver, for others who wait for the same answer.
+    asked: Mutex<HashMap<Key, watch::Receiver<Option<Reply>>>>,
+}
+
+/// A question on its way: whatever becomes of it, the next one is asked again.
+struct Asked<'f> {
+    forwarder: &'f Forwarder,
+    key: Key,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.forwarder.asked.lock().remove(&self.key);
+    }
 }
 
 /// Name, type, whether signatures were asked for, and whether they were to be left unchecked: an answer that nobody has checked
@@ -108,6 +124,7 @@ impl Forwarder {
             turn: AtomicUsize::new(0),
             limits,
             cache: Mutex::default(),
+            asked: Mutex::default(),
         }
     }
 
@@ -154,13 +171,37 @@ impl Forwarder {
         self.cache.lock().len()
     }
 
+    /// A question is asked once, however many wait for its answer: a forged answer may fit any copy that is on its way.
     pub(crate) async fn resolve(&self, question: &Question, metrics: &ServerMetrics) -> Reply {
-        if let Some(reply) = self.remembered(question) {
-            return reply;
+        loop {
+            if let Some(reply) = self.remembered(question) {
+                return reply;
+            }
+            if self.servers.is_empty() {
+                return Reply::failure(ResponseCode::Refused);
+            }
+            let (answer, answered) = watch::channel(None);
+            let earlier = match self.asked.lock().entry(question.key()) {
+                Entry::Occupied(asked) => Some(asked.get().clone()),
+                Entry::Vacant(place) => {
+                    place.insert(answered);
+                    None
+                }
+            };
+            let Some(mut earlier) = earlier else {
+                let _asked = Asked { forwarder: self, key: question.key() };
+                let reply = self.ask_servers(question, metrics).await;
+                answer.send_replace(Some(reply.clone()));
+                return reply;
+            };
+            // Whoever asked may have been stopped before there was an answer.
+            if let Ok(Some(reply)) = earlier.wait_for(Option::is_some).await.map(|reply| reply.clone()) {
+                return reply;
+            }
         }
-        if self.servers.is_empty() {
-            return Reply::failure(ResponseCode::Refused);
-        }
+    }
+
+    async fn ask_servers(&self, question: &Question, metrics: &ServerMetrics) -> Reply {
         let servers = self.in_order();
         for _ in 0..ROUNDS {
             for server in &servers {
@@ -405,6 +446,31 @@ mod tests {
             assert_eq!(is_signed, dnssec_ok, "{question:?}");
         }
         resolver.abort();
+    }
+
+    /// A pod that sends a question many times makes no forged answer likelier (CVE-2023-30464).
+    #[tokio::test]
+    async fn security_a_question_is_asked_once_however_many_wait() {
+        let resolver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let forward = Forward {
+            from: Name::root(),
+            except: Vec::new(),
+            to: vec![resolver.local_addr().unwrap()],
+            policy: Policy::Sequential,
+            over_tcp: false,
+        };
+        let (forwarder, metrics) = (Forwarder::new(forward, None, &[]), ServerMetrics::new("cluster.local"));
+        let question = question("a.example.", false);
+        let asking = futures_util::future::join_all((0..50).map(|_| forwarder.resolve(&question, &metrics)));
+        let answering = async {
+            let mut buffer = [0; 512];
+            let (length, from) = resolver.recv_from(&mut buffer).await.unwrap();
+            resolver.send_to(&answered(&buffer[..length], true), from).await.unwrap();
+        };
+        let (replies, ()) = tokio::join!(asking, answering);
+        assert!(replies.iter().all(|reply| reply.answers.len() == 1));
+        assert!(resolver.try_recv(&mut [0; 512]).is_err(), "asked more than once");
+        assert!(forwarder.asked.lock().is_empty());
     }
 
     #[test]

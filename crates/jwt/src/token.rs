@@ -17,7 +17,7 @@ pub struct Token<'t> {
 impl<'t> Token<'t> {
     /// `None` if it does not look like a token at all.
     pub fn parse(text: &'t str) -> Option<Self> {
-        let parts: Vec<&str> = text.split('.').collect();
+        let parts: Vec<&str> = text.splitn(4, '.').collect();
         let [header, claims, signature] = parts.as_slice() else { return None };
         let decode = |part: &str| {
             URL_SAFE_NO_PAD.decode(part).ok().and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())

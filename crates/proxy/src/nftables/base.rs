@@ -86,8 +86,9 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
         "",
         &[format!("{key} vmap @services"), format!("{to_node_port} meta l4proto . th dport vmap @node-ports")],
     );
-    chain("prerouting", "type nat hook prerouting priority -100", &["jump dispatch".into()]);
-    chain("output", "type nat hook output priority -100", &["jump dispatch".into()]);
+    // Before the host ports of pods, which the plug-in `portmap` has at -100: they do not take the traffic of services.
+    chain("prerouting", "type nat hook prerouting priority -101", &["jump dispatch".into()]);
+    chain("output", "type nat hook output priority -101", &["jump dispatch".into()]);
     chain(
         "postrouting",
         "type nat hook postrouting priority 100",

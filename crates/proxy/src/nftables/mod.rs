@@ -59,6 +59,16 @@ mod tests {
         }
     }
 
+    /// Where a pod has a host port with the number of a node port, the service keeps it (CVE-2019-9946).
+    #[test]
+    fn security_services_come_before_host_ports() {
+        let (_, first) = Program::fresh(&settings(), HashMap::new());
+        for hook in ["prerouting", "output"] {
+            assert!(first.text.contains(&format!("type nat hook {hook} priority -101 ;")), "{}", first.text);
+        }
+        kernel_accepts(&[first.text]);
+    }
+
     #[test]
     fn pods_are_known_by_range_or_interface() {
         let spec = json!({"clusterIP": "10.43.0.9", "type": "NodePort", "externalTrafficPolicy": "Local",

@@ -142,6 +142,10 @@ impl Archive {
             let bytes = bytes.ok_or_else(|| missing(&descriptor.digest))?;
             let manifest: Manifest = serde_json::from_slice(bytes)
                 .map_err(|error| Error::Archive(format!("archive: manifest {}: {error}", descriptor.digest)))?;
+            if manifest.is_ambiguous() {
+                let digest = descriptor.digest;
+                return Err(Error::Archive(format!("archive: manifest {digest} is both an image and an index")));
+            }
             if manifest.manifests.is_empty() {
                 break manifest;
             }

@@ -13,6 +13,13 @@ pub(crate) struct Manifest {
     pub(crate) manifests: Vec<Descriptor>,
 }
 
+impl Manifest {
+    /// Whether some would read an image here and others an index, under one digest (CVE-2021-41190).
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        !self.manifests.is_empty() && (self.config.is_some() || !self.layers.is_empty())
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -85,6 +92,19 @@ pub(crate) fn architecture() -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_an_image_to_some_and_an_index_to_others_is_neither() {
+        for (text, expected) in [
+            (r#"{"config": {"digest": "sha256:1"}, "layers": [{"digest": "sha256:2"}]}"#, false),
+            (r#"{"manifests": [{"digest": "sha256:3"}]}"#, false),
+            (r#"{"config": {"digest": "sha256:1"}, "manifests": [{"digest": "sha256:3"}]}"#, true),
+            (r#"{"layers": [{"digest": "sha256:2"}], "manifests": [{"digest": "sha256:3"}]}"#, true),
+        ] {
+            let manifest: Manifest = serde_json::from_str(text).unwrap();
+            assert_eq!(manifest.is_ambiguous(), expected, "{text}");
+        }
+    }
 
     #[test]
     fn an_index_yields_this_machines_manifest() {

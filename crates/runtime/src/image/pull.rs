@@ -137,6 +137,9 @@ async fn resolve(
         }
         let manifest: Manifest = serde_json::from_slice(&bytes)
             .map_err(|error| PullError::Content(format!("manifest {selector}: {error}")))?;
+        if manifest.is_ambiguous() {
+            return Err(PullError::Content(format!("manifest {selector} is both an image and an index")));
+        }
         let top_digest = top.get_or_insert_with(|| digest.clone()).clone();
         if manifest.manifests.is_empty() {
             claim.blob(&digest);

@@ -158,6 +158,19 @@ fn security_a_link_in_the_place_of_proc_is_refused() {
     assert!(!kernel.calls().iter().any(|call| call.starts_with("mount proc")));
 }
 
+/// Nor does one whose /dev is a link decide where devices are made (CVE-2026-41579).
+#[test]
+fn security_a_link_in_the_place_of_dev_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink("elsewhere", root.path().join("dev")).unwrap();
+    let kernel = Recorded::new(root.path());
+    enter(&kernel, &spec(root.path(), vec![filesystem("/dev", "tmpfs")]), &v2()).unwrap_err();
+    let calls = kernel.calls();
+    assert!(!calls.iter().any(|call| call.starts_with("device") || call == "pivot"), "{calls:?}");
+    assert_eq!(std::fs::read_dir(root.path().join("elsewhere")).unwrap().count(), 0);
+}
+
 #[test]
 fn cgroups_are_mounted_by_version() {
     let root = tempfile::tempdir().unwrap();
