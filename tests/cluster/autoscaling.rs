@@ -24,8 +24,10 @@ fn a_busy_deployment_grows_by_itself() {
         let cores = words.get(2)?.strip_suffix('m')?.parse::<u32>().ok()?;
         (words[0].starts_with("busy-") && words[1] == "busy" && cores > 0).then_some(())
     });
-    let nodes = cluster.kubectl("top nodes --no-headers");
-    assert!(nodes.starts_with("node-1 "), "{nodes}");
+    cluster.wait("the use of the node", || {
+        let output = cluster.cox("kubectl").args(["top", "nodes", "--no-headers"]).output().unwrap();
+        output.stdout.starts_with(b"node-1 ").then_some(())
+    });
     let one = cluster.kubectl("get --raw /apis/metrics.k8s.io/v1beta1/nodes/node-1");
     assert!(one.contains(r#""kind":"NodeMetrics""#) && one.contains(r#""window":"#), "{one}");
     let none = cluster.kubectl("get --raw /apis/metrics.k8s.io/v1beta1/pods?labelSelector=app%3Dother");

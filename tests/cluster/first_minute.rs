@@ -54,8 +54,10 @@ spec:
         let hosts = cluster.kubectl("get pods -l app=hello -o jsonpath={.items[*].status.hostIP}");
         (node == landed && hosts.split(' ').any(|host| host == landed) && !hosts.contains(&address)).then_some(())
     });
-    let endpoint = cluster.kubectl("get endpointslice kubernetes -o jsonpath={.endpoints[*].addresses[*]}");
-    assert_eq!(endpoint, landed);
+    cluster.wait("the new address of the API server", || {
+        let endpoint = cluster.kubectl("get endpointslice kubernetes -o jsonpath={.endpoints[*].addresses[*]}");
+        (endpoint == landed).then_some(())
+    });
     assert_eq!(cluster.kubectl(&format!("--server=https://{landed}:6443 get --raw /readyz")).trim(), "ok");
     cluster.answers("through the service at home", 2, || cluster.http_get(&format!("{service}:80")));
     cluster.answers("through a port of the host at home", 1, || cluster.http_get(&format!("{landed}:8080")));

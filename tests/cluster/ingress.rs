@@ -90,7 +90,9 @@ fn a_deployment_is_reached_by_name_and_with_tls() {
     cluster.answers("behind the route", 2, || {
         curl(&["--resolve", &route, "http://route.test:8080/"]).filter(|answer| answer.starts_with("Hello"))
     });
-    assert_eq!(cluster.kubectl("get gateway gw -o jsonpath={.status.listeners[0].attachedRoutes}"), "1");
+    cluster.wait("the route in the gateway's status", || {
+        (cluster.kubectl("get gateway gw -o jsonpath={.status.listeners[0].attachedRoutes}") == "1").then_some(())
+    });
 
     // Only who shows the certificate that was given last is believed.
     for _ in 0..2 {

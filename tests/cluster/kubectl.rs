@@ -101,9 +101,11 @@ fn replication_controller(cluster: &Cluster) {
         ("node node-1".to_owned(), &["Non-terminated Pods:", "Allocated resources:", pod.as_str()]),
         ("namespace default".to_owned(), &["Status:       Active", "No resource quota."]),
     ] {
-        let said = cluster.kubectl(&format!("describe {words}"));
         for part in parts {
-            assert!(said.contains(part), "no {part:?} in describe {words}:\n{said}");
+            // Events come beside everything else.
+            cluster.wait(&format!("{part:?} in describe {words}"), || {
+                cluster.kubectl(&format!("describe {words}")).contains(part).then_some(())
+            });
         }
     }
 }

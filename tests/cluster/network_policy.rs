@@ -254,7 +254,7 @@ impl Policies {
         // The node of a pod reaches it, and so do probes; another node does not.
         let host = self.cluster.host.netns();
         let at = |pod: &str, port| SocketAddr::new(self.pod(pod).addresses[0], port);
-        assert!(reaches(&host, at("server-1", 8080)));
+        self.cluster.wait("the node at its pod", || reaches(&host, at("server-1", 8080)).then_some(()));
         assert!(!reaches(&host, at("server-2", 8081)));
         let ready =
             self.cluster.kubectl("get pods -l app=server -o jsonpath={.items[*].status.containerStatuses[0].ready}");
@@ -326,7 +326,7 @@ impl Policies {
             let stream =
                 self.pod("visitor-2").netns.enter(|| TcpStream::connect_timeout(&target, Duration::from_secs(5)));
             let stream = stream.unwrap().unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             stream
         };
         let mut streams = [connect("server-1"), connect("server-2")];

@@ -17,7 +17,7 @@ fn web() -> String {
         "nginx",
         // Ending takes long enough for every node to hear that the pod is going.
         ", command: [sh, -c, \"hostname > /usr/share/nginx/html/index.html && exec nginx -g 'daemon off;'\"], \
-         lifecycle: {preStop: {exec: {command: [sleep, \"3\"]}}}",
+         lifecycle: {preStop: {exec: {command: [sleep, \"10\"]}}}",
     );
     let pod = format!(
         "
@@ -260,8 +260,9 @@ fn outlives_its_processes(cluster: &Cluster, before: &[Pod]) {
     run(Command::new("kill").args(["-9", &pid]));
     cluster.wait("a new process for node-2", || {
         let now = std::fs::read_to_string(&lock).unwrap();
-        (now != pid && Path::new("/proc").join(&now).exists()).then_some(())
+        (now != pid && !now.is_empty() && Path::new("/proc").join(&now).exists()).then_some(())
     });
-    let status = cluster.cox_says("status");
-    assert!(status.contains("node-2 at 10.44.0.2 (process"), "{status}");
+    cluster.wait("node-2 in the status", || {
+        cluster.cox_says("status").contains("node-2 at 10.44.0.2 (process").then_some(())
+    });
 }

@@ -161,8 +161,9 @@ impl Services {
             ports.insert((slice["ports"][0]["name"].to_string(), slice["ports"][0]["port"].as_u64().unwrap()));
         }
         assert_eq!(ports, BTreeSet::from([("\"http\"".to_owned(), 3000), ("\"http\"".to_owned(), 3001)]));
-        let subsets = self.json("get endpoints web")["subsets"].as_array().unwrap().len();
-        assert_eq!(subsets, 2, "the older kind says the same");
+        self.cluster.wait("the older kind saying the same", || {
+            self.json("get endpoints web")["subsets"].as_array().is_some_and(|subsets| subsets.len() == 2).then_some(())
+        });
         // Nobody behind it: a slice without endpoints, and both kinds go with the service.
         self.slices("nobody", "an empty slice", |slices| slices.len() == 1 && endpoints(slices) == 0);
         self.cluster.kubectl("delete service nobody");
@@ -223,10 +224,10 @@ impl Services {
 
     /// ExternalName to ClusterIP to NodePort and back: addresses and ports come and go with it.
     fn the_type_of_a_service_changes(&self) {
-        assert_eq!(
-            self.dig("outside.default.svc.cluster.local CNAME"),
-            BTreeSet::from(["foo.example.com.".to_owned()])
-        );
+        self.cluster.wait("the alias", || {
+            let alias = BTreeSet::from(["foo.example.com.".to_owned()]);
+            (self.dig("outside.default.svc.cluster.local CNAME") == alias).then_some(())
+        });
         let patch = |patch: &str| self.cluster.kubectl_args(&["patch", "service", "outside", "-p", patch]);
         patch(r#"{"spec": {"externalName": "bar.example.com"}}"#);
         self.cluster.wait("the new alias", || {
@@ -358,8 +359,10 @@ impl Services {
         self.cluster.apply(&all.map(|(name, host_ip, protocol)| pod(name, host_ip, protocol)).concat());
         self.cluster.kubectl("wait --for=condition=Ready pod/port-1 pod/port-2 pod/port-3 --timeout=170s");
         for (address, expected) in [("127.0.0.1", "Hello from port-1"), ("10.44.0.2", "Hello from port-2")] {
-            let asked = self.get_inside("host-client", &format!("{address}:54323"));
-            assert!(asked.contains(expected), "{address}: {asked}");
+            // A container that has started may not listen yet.
+            self.cluster.wait(&format!("{expected} at {address}"), || {
+                self.get_inside("host-client", &format!("{address}:54323")).contains(expected).then_some(())
+            });
         }
         // The other protocol leads to the third, although all of them would answer.
         for (name, _, _) in all {

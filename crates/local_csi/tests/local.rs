@@ -421,7 +421,7 @@ async fn claims_get_volumes_that_grow_are_copied_and_go() {
         "apiVersion": format!("{group}/v1"), "kind": "VolumeSnapshot", "metadata": {"name": "s", "namespace": "default"},
         "spec": {"source": {"persistentVolumeClaimName": "first"}},
     });
-    snapshots.create(&snapshot).await.unwrap();
+    until("the kind of snapshots", async || snapshots.create(&snapshot).await.ok()).await;
     let ready = until("a snapshot", async || {
         let snapshot = snapshots.get("s").await.unwrap();
         (snapshot["status"]["readyToUse"] == true).then_some(snapshot)

@@ -2,7 +2,7 @@
 //! itself.
 
 use client::{DeleteParams, ListParams, Patch};
-use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use serde_json::{Value, json};
 
@@ -64,6 +64,7 @@ async fn claim_of(cluster: &Cluster, mode: &str, source: Value) {
             claim.status.as_ref().is_some_and(|status| status.phase.as_deref() == Some("Bound"))
         })
         .await;
+    cluster.until_pods_can_be_made().await;
 }
 
 async fn pod(cluster: &Cluster, name: &str, node: &str) {
@@ -173,7 +174,6 @@ async fn an_inline_disk_of_a_removed_driver_is_attached_by_the_one_that_took_ove
     let cluster = Cluster::start(0).await;
     node(&cluster, "a").await;
     node(&cluster, "b").await;
-    cluster.until::<ServiceAccount>("default", "default", "there", |_| true).await;
     for (name, on) in [("first", "a"), ("second", "b")] {
         let volume =
             json!({ "name": "v", "awsElasticBlockStore": { "volumeID": "aws://zone/vol-1", "fsType": "ext4" } });

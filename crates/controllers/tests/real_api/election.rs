@@ -13,9 +13,10 @@ use crate::harness::{Cluster, deployment, is_rolled_out};
 const LEASE: &str = "kube-controller-manager";
 
 fn candidate(cluster: &Cluster, identity: &str) -> controllers::Config {
+    // Long enough that a busy machine does not take the lead from the first.
     let durations = Durations {
-        lease: Duration::from_secs(8),
-        renew_deadline: Duration::from_secs(6),
+        lease: Duration::from_secs(15),
+        renew_deadline: Duration::from_secs(12),
         retry_period: Duration::from_millis(500),
     };
     let election =

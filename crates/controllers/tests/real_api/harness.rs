@@ -33,6 +33,7 @@ impl Cluster {
         let mut cluster = Self::without_manager(nodes).await;
         let config = cluster.manager();
         cluster.spawn(controllers::run(config, cluster.stop.clone()));
+        cluster.until_pods_can_be_made().await;
         cluster
     }
 
@@ -129,6 +130,11 @@ impl Cluster {
         let made = self.apply::<Namespace>(json!({ "metadata": { "name": name } })).await;
         self.until::<ServiceAccount>(name, "default", "there", |_| true).await;
         made
+    }
+
+    /// Pods of the namespace `default` are refused until a manager has made its ServiceAccount.
+    pub(crate) async fn until_pods_can_be_made(&self) {
+        self.until::<ServiceAccount>("default", "default", "there", |_| true).await;
     }
 
     pub(crate) async fn list<K: Resource>(&self, namespace: &str) -> Vec<K> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use client::{Body, BoxError, Client, Handler};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use k8s_openapi::api::batch::v1::Job;
@@ -12,56 +12,130 @@ use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Pod, ReplicationCon
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use serde_json::json;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::harness::{Cluster, patiently, until_no_conflict};
+use crate::harness::{Cluster, WAIT_TIMEOUT, patiently, until_no_conflict};
 
 /// Holds the watch events of one collection back while it is closed.
-pub(crate) struct Gate(watch::Sender<bool>);
+pub(crate) struct Gate {
+    open: watch::Sender<bool>,
+    seen: watch::Receiver<u64>,
+}
 
 impl Gate {
     /// A manager's client that sees the watches of `path` through the gate, and everything else as it is.
     fn new(cluster: &Cluster, path: &'static str) -> (Self, Client) {
         let (sender, open) = watch::channel(true);
-        let server = cluster.handler.clone();
+        let (reached, seen) = watch::channel(0);
+        let (server, reached) = (cluster.handler.clone(), Arc::new(reached));
         let handler: Handler = Arc::new(move |request: Request<bytes::Bytes>| {
-            let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-            let held = watches && request.uri().path() == path;
-            let (answer, open) = (server(request), open.clone());
-            Box::pin(async move { if held { hold(answer.await, open) } else { answer.await } })
+            let query = request.uri().query().unwrap_or_default();
+            let held = query.contains("watch=true") && request.uri().path() == path;
+            let held = held.then(|| Held {
+                open: open.clone(),
+                seen: reached.clone(),
+                has_list: !query.contains("sendInitialEvents=true"),
+                version: version(query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="))),
+            });
+            let answer = server(request);
+            Box::pin(async move {
+                match held {
+                    Some(held) => hold(answer.await, held),
+                    None => answer.await,
+                }
+            })
         });
         let user = api::UserInfo::new("system:kube-controller-manager", &["system:authenticated"]);
-        (Self(sender), Client::in_process(handler, user))
+        (Self { open: sender, seen }, Client::in_process(handler, user))
     }
 
     pub(crate) fn close(&self) {
-        self.0.send_replace(false);
+        self.open.send_replace(false);
+    }
+
+    /// Closes the gate behind this version of an object: an informer has it.
+    async fn close_behind(&self, object: &ObjectMeta) {
+        self.until_seen(version(object.resource_version.as_deref())).await;
+        self.close();
     }
 
     pub(crate) fn open(&self) {
-        self.0.send_replace(true);
+        self.open.send_replace(true);
+    }
+
+    /// Waits until an informer of the collection has listed it and has seen this version.
+    async fn until_seen(&self, version: u64) {
+        let mut seen = self.seen.clone();
+        let reached = tokio::time::timeout(WAIT_TIMEOUT, seen.wait_for(|seen| *seen >= version)).await;
+        assert!(reached.is_ok_and(|seen| seen.is_ok()), "no informer of the collection has seen version {version}");
     }
 }
 
-fn hold(response: Response<Body>, open: watch::Receiver<bool>) -> Response<Body> {
+/// One watch through the gate.
+struct Held {
+    open: watch::Receiver<bool>,
+    /// The version up to which an informer's cache shows everything; zero before it has listed.
+    seen: Arc<watch::Sender<u64>>,
+    /// It was listed before, or the end of the initial events has come.
+    has_list: bool,
+    version: u64,
+}
+
+impl Held {
+    /// Who asks for the next frame has dealt with those before it.
+    fn asked_for_more(&self) {
+        if self.has_list {
+            self.seen.send_if_modified(|seen| {
+                let is_news = *seen < self.version;
+                *seen = (*seen).max(self.version);
+                is_news
+            });
+        }
+    }
+
+    /// Notes what is handed over. Frames consist of whole lines.
+    fn hands_over(&mut self, data: &[u8]) {
+        for line in data.split(|byte| *byte == b'\n') {
+            let Ok(event) = serde_json::from_slice::<Value>(line) else { continue };
+            let metadata = &event["object"]["metadata"];
+            self.version = self.version.max(version(metadata["resourceVersion"].as_str()));
+            self.has_list |= metadata["annotations"]["k8s.io/initial-events-end"] == "true";
+        }
+    }
+}
+
+fn version(text: Option<&str>) -> u64 {
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+fn hold(response: Response<Body>, held: Held) -> Response<Body> {
     response.map(|body| {
-        let frames = BodyStream::new(body).then(move |frame| {
-            let mut open = open.clone();
-            async move {
-                open.wait_for(|open| *open).await.map_err(BoxError::from)?;
-                frame
+        let frames = stream::unfold((BodyStream::new(body), held), |(mut frames, mut held)| async move {
+            held.asked_for_more();
+            let mut frame = frames.next().await?;
+            if let Err(closed) = held.open.wait_for(|open| *open).await.map(drop) {
+                frame = Err(BoxError::from(closed));
             }
+            if let Some(data) = frame.as_ref().ok().and_then(|frame| frame.data_ref()) {
+                held.hands_over(data);
+            }
+            Some((frame, (frames, held)))
         });
         StreamBody::new(frames).boxed_unsync()
     })
 }
 
+/// A control plane whose manager watches `path` through a gate. Pods can be made in the namespace `default`, and the
+/// collection has been listed: the gate keeps back what changes, never what there is.
 pub(crate) async fn start(path: &'static str, nodes: usize) -> (Cluster, Gate) {
     let mut cluster = Cluster::without_manager(nodes).await;
     let (gate, client) = Gate::new(&cluster, path);
     let config = controllers::Config { client, ..cluster.manager() };
     cluster.spawn(controllers::run(config, cluster.stop.clone()));
+    cluster.until_pods_can_be_made().await;
+    gate.until_seen(1).await;
     (cluster, gate)
 }
 
@@ -186,8 +260,8 @@ async fn endpoints_follow_a_pod_though_their_own_cache_is_late() {
         endpoints.subsets.iter().flatten().any(|subset| subset.addresses.as_ref().is_some_and(|all| !all.is_empty()))
     };
     let not_ready = |endpoints: &Endpoints| !is_ready(endpoints) && endpoints.subsets.is_some();
-    cluster.until::<Endpoints>("default", "web", "has an address that is not ready", not_ready).await;
-    gate.close();
+    let written = cluster.until::<Endpoints>("default", "web", "has an address that is not ready", not_ready).await;
+    gate.close_behind(&written.metadata).await;
     set_ready(&cluster, "web-0", true).await;
     cluster.until::<Endpoints>("default", "web", "is ready", is_ready).await;
     set_ready(&cluster, "web-0", false).await;

@@ -1,7 +1,6 @@
 //! Conformance area 23: scheduler, preemption, taints. One test for each of the suite's, on hollow nodes.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use client::{ListParams, Patch, WatchEvent};
 use futures_util::StreamExt;
@@ -74,23 +73,25 @@ impl Cluster {
         self.until::<Pod>("default", name, "running", is_running).await
     }
 
-    /// Waits until the scheduler has said that there is no place for the pod, and returns its words.
-    async fn refused(&self, name: &str) -> String {
+    /// Waits until the scheduler has said that there is no place for the pod, in these words. It may have tried before it saw
+    /// all that the test has done to nodes, and then tries again.
+    async fn refused(&self, name: &str, words: &str) {
         self.until::<Pod>("default", name, "refused", is_unschedulable).await;
-        self.said(name, "FailedScheduling").await
+        self.said(name, "FailedScheduling", words).await;
     }
 
-    async fn said(&self, pod: &str, reason: &str) -> String {
-        for _ in 0..1200 {
-            let found = self.list::<Event>("default").await.into_iter().find(|event| {
+    async fn said(&self, pod: &str, reason: &str, words: &str) {
+        let messages = async || {
+            let of_pod = |event: &Event| {
                 event.involved_object.name.as_deref() == Some(pod) && event.reason.as_deref() == Some(reason)
-            });
-            if let Some(event) = found {
-                return event.message.unwrap_or_default();
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            };
+            let events = self.list::<Event>("default").await.into_iter().filter(of_pod);
+            events.filter_map(|event| event.message).collect::<Vec<_>>()
+        };
+        let is_said = async || messages().await.iter().any(|message| message.contains(words)).then_some(());
+        if patiently(is_said).await.is_none() {
+            panic!("no {words:?} in {reason} of {pod}: {:?}", messages().await);
         }
-        panic!("no event {reason} of {pod}");
     }
 
     /// Gives a node an extended resource, as conformance tests do.
@@ -124,10 +125,8 @@ async fn validates_resource_limits_of_pods_that_are_allowed_to_run() {
         cluster.running(&format!("filler-{node}")).await;
     }
     cluster.pod("additional", json!({ "containers": asks("cpu", "500") })).await;
-    let said = cluster.refused("additional").await;
-    assert!(said.starts_with("0/2 nodes are available: 2 Insufficient cpu."), "{said}");
-    let said = cluster.said("filler-node-0", "Scheduled").await;
-    assert_eq!(said, "Successfully assigned default/filler-node-0 to node-0");
+    cluster.refused("additional", "0/2 nodes are available: 2 Insufficient cpu.").await;
+    cluster.said("filler-node-0", "Scheduled", "Successfully assigned default/filler-node-0 to node-0").await;
     cluster.stop().await;
 }
 
@@ -135,8 +134,7 @@ async fn validates_resource_limits_of_pods_that_are_allowed_to_run() {
 async fn validates_that_node_selector_is_respected_if_not_matching() {
     let cluster = with_nodes(2).await;
     cluster.pod("restricted", json!({ "nodeSelector": { "label": "nonempty" } })).await;
-    let said = cluster.refused("restricted").await;
-    assert!(said.contains("2 node(s) didn't match Pod's node affinity/selector"), "{said}");
+    cluster.refused("restricted", "2 node(s) didn't match Pod's node affinity/selector").await;
     cluster.stop().await;
 }
 
@@ -161,8 +159,7 @@ async fn validates_that_there_exists_conflict_between_pods_with_same_host_port_a
     cluster.pod("pod4", with_port(None, "TCP")).await;
     cluster.running("pod4").await;
     cluster.pod("pod5", with_port(Some("172.16.0.1"), "TCP")).await;
-    let said = cluster.refused("pod5").await;
-    assert!(said.contains("1 node(s) didn't have free ports for the requested pod ports"), "{said}");
+    cluster.refused("pod5", "1 node(s) didn't have free ports for the requested pod ports").await;
     cluster.pod("pod6", with_port(Some("172.16.0.1"), "UDP")).await;
     cluster.running("pod6").await;
     cluster.stop().await;

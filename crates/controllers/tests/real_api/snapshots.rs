@@ -1,6 +1,6 @@
 //! Volume snapshots from request to removal. The driver's part is played by the test.
 
-use client::{DeleteParams, DynamicApi, Gvr, Patch};
+use client::{DeleteParams, DynamicApi, Gvr, ListParams, Patch};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use serde_json::{Value, json};
 
@@ -20,6 +20,11 @@ async fn start() -> Cluster {
     });
     let classes = kind(&cluster, "volumesnapshotclasses");
     assert!(patiently(async || classes.create(&class).await.ok()).await.is_some(), "the definitions are never made");
+    for plural in ["volumesnapshots", "volumesnapshotcontents"] {
+        let api = kind(&cluster, plural);
+        let served = patiently(async || api.list(&ListParams::default()).await.ok().map(drop)).await;
+        assert!(served.is_some(), "{plural} are never served");
+    }
     cluster
 }
 

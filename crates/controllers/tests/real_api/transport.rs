@@ -1,14 +1,13 @@
 //! The client over HTTPS.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use client::Client;
 use client::kubeconfig::{AuthInfo, Cluster as KubeCluster, Kubeconfig, Overrides};
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 
-use crate::harness::Cluster;
+use crate::harness::{Cluster, WAIT_TIMEOUT};
 
 /// The same verbs and watches over HTTPS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,11 +24,11 @@ async fn a_client_over_https() {
         }
     });
     informers.start(cluster.stop.clone());
-    tokio::time::timeout(Duration::from_secs(10), maps.synced()).await.unwrap();
+    tokio::time::timeout(WAIT_TIMEOUT, maps.synced()).await.unwrap();
     let map: ConfigMap =
         serde_json::from_value(json!({ "metadata": { "name": "hello" }, "data": { "a": "b" } })).unwrap();
     client.namespaced::<ConfigMap>("default").create(&map).await.unwrap();
-    tokio::time::timeout(Duration::from_secs(10), seen.notified()).await.unwrap();
+    tokio::time::timeout(WAIT_TIMEOUT, seen.notified()).await.unwrap();
     assert_eq!(maps.get("default/hello").unwrap().data.as_ref().unwrap()["a"], "b");
     assert!(client.namespaced::<ConfigMap>("default").get("absent").await.unwrap_err().is_not_found());
     let error = cluster.https("wrong").namespaced::<ConfigMap>("default").get("hello").await.unwrap_err();

@@ -9,7 +9,7 @@ use cri::v1;
 use crate::node::World;
 
 fn http_get(address: &str) -> String {
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if let Ok(mut stream) = TcpStream::connect(address) {
             stream.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
             let mut answer = String::new();
@@ -29,7 +29,7 @@ pub(crate) async fn nginx_answers(world: Arc<World>) {
     let ip = node.ip(&sandbox).await;
     assert!(http_get(&format!("{ip}:80")).contains("Welcome to nginx!"));
     assert_eq!(node.status(&container).await.state(), v1::ContainerState::ContainerRunning);
-    node.stop_container(&container, 10).await;
+    node.stop_container(&container, 60).await;
     let status = node.exited(&container).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"), "SIGQUIT ends nginx gracefully");
     assert!(node.log("web").iter().any(|(stream, _, text)| stream == "stdout" && text.contains("GET /")));

@@ -208,7 +208,7 @@ impl Node {
     }
 
     pub(crate) async fn exited(&self, id: &str) -> v1::ContainerStatus {
-        for _ in 0..3000 {
+        for _ in 0..12_000 {
             let status = self.status(id).await;
             if status.state() == v1::ContainerState::ContainerExited {
                 return status;
@@ -234,7 +234,7 @@ impl Node {
 
     /// Output of a shell script that must succeed.
     pub(crate) async fn sh(&self, id: &str, script: &str) -> String {
-        let answer = self.try_exec(id, &["sh", "-c", script], 30).await.unwrap();
+        let answer = self.try_exec(id, &["sh", "-c", script], 120).await.unwrap();
         let stderr = String::from_utf8_lossy(&answer.stderr);
         assert_eq!(answer.exit_code, 0, "{script}: {stderr}");
         String::from_utf8(answer.stdout).unwrap()
@@ -300,7 +300,7 @@ fn spawn(path: &Path) -> Child {
 
 async fn connect(path: &Path) -> cri::Clients {
     let socket = runtimes::socket(path);
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if let Ok(clients) = cri::connect(&socket).await
             && clients.runtime.clone().version(v1::VersionRequest::default()).await.is_ok()
         {

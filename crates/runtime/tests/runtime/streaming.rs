@@ -13,7 +13,7 @@ use crate::node::{Node, World};
 fn upgrade(url: &str, headers: &[(&str, &str)]) -> TcpStream {
     let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
     let mut stream = TcpStream::connect(host).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let mut request = format!("POST /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\n");
     for (name, value) in headers {
         request.push_str(&format!("{name}: {value}\r\n"));
@@ -139,6 +139,9 @@ pub(crate) async fn security_what_a_command_leaves_behind_does_not_hold_its_sess
     let url = exec_url(&node, &id, &["sh", "-c", "yes & echo begun >&2; exit 4"], false, false).await;
     let (_, stderr, status) = WebSocket::open(&url, "v4.channel.k8s.io").finish();
     assert_eq!((stderr.as_str(), &status["details"]["causes"][0]["message"]), ("begun\n", &"4".into()));
+    // Nor is the child of a probe's command waited for (CVE-2026-53495).
+    let answer = node.try_exec(&id, &["sh", "-c", "sleep 1000 & echo begun; exit 4"], 60).await.unwrap();
+    assert_eq!((answer.exit_code, &answer.stdout[..]), (4, &b"begun\n"[..]));
     node.remove_sandbox(&sandbox).await;
 }
 

@@ -152,13 +152,16 @@ async fn volumes_wait_for_their_first_consumer() {
     let volume = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]);
     cluster.pod("user", json!({"volumes": volume})).await;
     // The scheduler promises the volume; the volume controller, played here, completes the claim.
-    let promised = loop {
-        let disk = volumes.get("disk").await.unwrap();
-        match disk.spec.unwrap().claim_ref {
-            Some(claim) => break claim,
-            None => tokio::time::sleep(Duration::from_millis(20)).await,
+    let promise = async {
+        loop {
+            let disk = volumes.get("disk").await.unwrap();
+            match disk.spec.unwrap().claim_ref {
+                Some(claim) => break claim,
+                None => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
         }
     };
+    let promised = tokio::time::timeout(Duration::from_secs(240), promise).await.expect("a promise");
     assert_eq!(promised.name.as_deref(), Some("data"));
     assert_eq!(node_name(&cluster.get("user").await), None, "not before the claim is bound");
     let bound = json!({"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}, "spec": {"volumeName": "disk"}});
@@ -186,7 +189,7 @@ async fn a_restart_forgets_nothing() {
     assert_eq!(node_name(&cluster.get("two").await), None);
     // Opened and closed, the node takes nothing; opened, it does.
     let cordon = |closed: bool| Patch::merge(json!({"spec": {"unschedulable": closed}}));
-    cluster.client.all::<Node>().patch("n", &cordon(true)).await.unwrap();
+    cluster.seen.until(&cluster.client.all::<Node>().patch("n", &cordon(true)).await.unwrap()).await;
     cluster.pod("four", json!({})).await;
     let said = cluster.event("four", "FailedScheduling").await;
     assert!(said.starts_with("0/1 nodes are available: 1 node(s) were unschedulable."), "{said}");

@@ -4,22 +4,29 @@
 
 mod cases;
 mod extending;
+mod seen;
 mod stress;
 mod volumes;
 
 use std::time::Duration;
 
-use client::{Client, ListParams, Resource};
+use client::{Client, Handler, ListParams, Resource};
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use scheduler::{Config, Configuration, run};
+use seen::Seen;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+/// How often a test looks for what takes a moment, every 20 milliseconds: long enough for a busy machine.
+const TRIES: usize = 6000;
+
 /// An API server with a scheduler that can be ended and started again.
 struct Cluster {
     client: Client,
-    scheduler: Client,
+    handler: Handler,
+    /// What the scheduler that runs has seen.
+    seen: Seen,
     configuration: Configuration,
     stop: CancellationToken,
     running: JoinSet<anyhow::Result<()>>,
@@ -45,11 +52,10 @@ impl Cluster {
         config.authorizers = vec![apiserver::Authorizer::Rbac];
         let server = apiserver::Server::new(config).await.unwrap();
         let handler = server.handler();
-        let as_user =
-            |name: &str, groups: &[&str]| Client::in_process(handler.clone(), api::UserInfo::new(name, groups));
         let mut cluster = Cluster {
-            client: as_user("admin", &["system:masters"]),
-            scheduler: as_user("system:kube-scheduler", &["system:authenticated"]),
+            client: Client::in_process(handler.clone(), api::UserInfo::new("admin", &["system:masters"])),
+            handler,
+            seen: Seen::default(),
             configuration,
             stop: CancellationToken::new(),
             running: JoinSet::new(),
@@ -61,7 +67,10 @@ impl Cluster {
 
     fn start_scheduler(&mut self) {
         self.stop = CancellationToken::new();
-        let config = Config { configuration: self.configuration.clone(), ..Config::new(self.scheduler.clone()) };
+        self.seen = Seen::default();
+        let user = api::UserInfo::new("system:kube-scheduler", &["system:authenticated"]);
+        let client = Client::in_process(self.seen.noting(self.handler.clone()), user);
+        let config = Config { configuration: self.configuration.clone(), ..Config::new(client) };
         self.running.spawn(run(config, self.stop.clone()));
     }
 
@@ -70,8 +79,10 @@ impl Cluster {
         while let Some(ended) = self.running.join_next().await {
             ended.unwrap().unwrap();
         }
+        self.seen = Seen::default();
     }
 
+    /// Makes an object, and waits until the scheduler that runs has seen it: its watches do not wait for each other.
     async fn create<K: Resource + serde::Serialize>(&self, object: Value) -> K {
         let namespace = object["metadata"]["namespace"].as_str().map(str::to_owned);
         let object: K = serde_json::from_value(object).unwrap();
@@ -79,7 +90,9 @@ impl Cluster {
             Some(namespace) => self.client.namespaced::<K>(namespace),
             None => self.client.all::<K>(),
         };
-        api.create(&object).await.unwrap_or_else(|error| panic!("{}: {error}", K::KIND))
+        let made = api.create(&object).await.unwrap_or_else(|error| panic!("{}: {error}", K::KIND));
+        self.seen.until(&made).await;
+        made
     }
 
     async fn node(&self, name: &str, allocatable: Value) {
@@ -87,7 +100,7 @@ impl Cluster {
             "status": {"capacity": allocatable, "allocatable": allocatable}});
         self.create::<Node>(node.clone()).await;
         let patch = client::Patch::merge(json!({"status": node["status"]}));
-        self.client.all::<Node>().patch_status(name, &patch).await.unwrap();
+        self.seen.until(&self.client.all::<Node>().patch_status(name, &patch).await.unwrap()).await;
     }
 
     async fn pod(&self, name: &str, spec: Value) -> Pod {
@@ -112,7 +125,7 @@ impl Cluster {
     /// The pod, once something holds of it.
     async fn until(&self, name: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
         let mut last = None;
-        for _ in 0..1000 {
+        for _ in 0..TRIES {
             let pod = self.get(name).await;
             if holds(&pod) {
                 return pod;
@@ -125,7 +138,7 @@ impl Cluster {
 
     /// The event of a pod with this reason, once it is there.
     async fn event(&self, pod: &str, reason: &str) -> String {
-        for _ in 0..1000 {
+        for _ in 0..TRIES {
             let events = self.client.namespaced::<Event>("default").list(&ListParams::default()).await.unwrap();
             let found = events.items.into_iter().find(|event| {
                 event.involved_object.name.as_deref() == Some(pod) && event.reason.as_deref() == Some(reason)

@@ -32,7 +32,8 @@ async fn nothing_is_lost_or_over_committed() {
             _ => (json!({}), json!({"containers": cpu("200m")})),
         };
         let metadata = json!({"name": format!("p{at}"), "namespace": "default", "labels": labels});
-        cluster.create::<Pod>(json!({"metadata": metadata, "spec": spec})).await;
+        let pod: Pod = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
+        cluster.client.namespaced::<Pod>("default").create(&pod).await.unwrap();
         match at {
             30 | 90 => {
                 cluster.stop_scheduler().await;
@@ -53,7 +54,7 @@ async fn nothing_is_lost_or_over_committed() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), settled).await.expect("every pod gets a node");
+    tokio::time::timeout(Duration::from_secs(240), settled).await.expect("every pod gets a node");
     cluster.stop_scheduler().await;
 }
 

@@ -1,5 +1,7 @@
 //! Pods wait for what their volumes need, and are tried again when it is there.
 
+use std::time::Duration;
+
 use client::DeleteParams;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -64,15 +66,18 @@ async fn a_pod_waits_until_its_driver_has_room() {
         .create::<CSIStorageCapacity>(json!({"metadata": {"name": "room", "namespace": "default"},
             "storageClassName": "disks", "capacity": "10Gi", "nodeTopology": {}}))
         .await;
-    loop {
-        let claim = claims.get("data").await.unwrap();
-        let chosen = claim.metadata.annotations.unwrap_or_default().remove("volume.kubernetes.io/selected-node");
-        if let Some(chosen) = chosen {
-            assert_eq!(chosen, "n");
-            break;
+    let choice = async {
+        loop {
+            let claim = claims.get("data").await.unwrap();
+            let chosen = claim.metadata.annotations.unwrap_or_default().remove("volume.kubernetes.io/selected-node");
+            match chosen {
+                Some(chosen) => break chosen,
+                None => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
         }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    };
+    let chosen = tokio::time::timeout(Duration::from_secs(240), choice).await.expect("a choice");
+    assert_eq!(chosen, "n");
     cluster.stop_scheduler().await;
 }
 

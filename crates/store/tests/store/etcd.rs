@@ -150,7 +150,7 @@ async fn tls_and_passwords_are_used() {
     let flags: Vec<_> = flags.iter().map(String::as_str).collect();
     let cluster = Cluster::start_with(1, "https", &flags);
     let tls = Tls { ca: path("ca.crt"), identity: Some((path("client.crt"), path("client.key"))) };
-    let options = Options { tls: Some(tls.clone()), timeout: Duration::from_secs(3), ..cluster.options() };
+    let options = Options { tls: Some(tls.clone()), timeout: Duration::from_secs(20), ..cluster.options() };
     let store: Arc<dyn Store> = Arc::new(cluster.connect_with(options.clone()).await);
     store.put("/tls", "works").await.unwrap();
 
@@ -160,7 +160,7 @@ async fn tls_and_passwords_are_used() {
         error
     };
     let without_certificate = Tls { identity: None, ..tls.clone() };
-    refused(Options { tls: Some(without_certificate), ..options.clone() }).await;
+    refused(Options { tls: Some(without_certificate), timeout: Duration::from_secs(3), ..options.clone() }).await;
     let error = refused(Options { tls: None, ..options.clone() }).await;
     assert!(error.contains("needs a CA certificate"), "{error}");
     let missing = Tls { ca: path("no-such-file"), ..tls.clone() };

@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 use store::EtcdStore;
 use store::etcd::Options;
@@ -116,7 +117,11 @@ impl Drop for Cluster {
     }
 }
 
+/// Ports that nobody has. They lie below those that the kernel hands out, so that no connection takes one before its
+/// server has started, and none is given twice.
 pub(crate) fn free_ports(count: usize) -> Vec<u16> {
-    let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+    static TAKEN: AtomicU16 = AtomicU16::new(0);
+    let seed = (std::process::id() % 10_000) as u16;
+    let ports = std::iter::repeat_with(|| 20_000 + (seed + TAKEN.fetch_add(1, Ordering::Relaxed) % 10_000) % 10_000);
+    ports.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).take(count).collect()
 }
