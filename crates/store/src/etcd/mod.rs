@@ -182,6 +182,11 @@ impl EtcdStore {
                 });
             }
         };
+        if is_change && was_lost && !response.succeeded {
+            // Refused because somebody else was faster, or because the first attempt was carried out after all.
+            let what = "the answer to a write was lost, and the key is at another revision since";
+            return Err(StoreError::Unavailable(format!("{}: {what}", self.connection.names())));
+        }
         let revision = revision(response.header.as_ref());
         let results = response.responses.into_iter().map(|op| match op.response {
             Some(pb::Response::Range(found)) => Ok(OpResult::Get(range_result(found, revision)?)),
@@ -189,25 +194,7 @@ impl EtcdStore {
             Some(pb::Response::Put(_)) | None => Ok(OpResult::Put),
         });
         let results = results.collect::<Result<_>>()?;
-        let done = TxnResult { succeeded: response.succeeded, revision, results };
-        match is_change && was_lost && !done.succeeded {
-            true => self.carried_out_before(&txn, &done).await,
-            false => Ok(done),
-        }
-    }
-
-    /// A write was sent again because its answer was lost, and refused: somebody else was faster, or the first attempt was
-    /// carried out after all. It was if the key has the value of the write, in the place of the one that the write expected.
-    async fn carried_out_before(&self, txn: &Txn, refused: &TxnResult) -> Result<TxnResult> {
-        if let Some((expected, written)) = write_found(txn, refused) {
-            let before = Range::key(written.key.clone()).at(Revision(written.mod_revision.0.saturating_sub(1)));
-            let before = self.read(before.keys_only()).await;
-            if before.is_ok_and(|before| before.kvs.first().is_some_and(|kv| kv.mod_revision == expected)) {
-                return Ok(TxnResult { succeeded: true, revision: written.mod_revision, results: vec![OpResult::Put] });
-            }
-        }
-        let what = "the answer to a write was lost, and the key is at another revision since";
-        Err(StoreError::Unavailable(format!("{}: {what}", self.connection.names())))
+        Ok(TxnResult { succeeded: response.succeeded, revision, results })
     }
 }
 
@@ -355,16 +342,6 @@ fn happens_once(txn: &Txn) -> bool {
         Compare::Exists { .. } | Compare::Absent { .. } => false,
     };
     txn.failure.iter().all(|op| matches!(op, Op::Get(_))) && txn.compares.iter().any(is_used_up)
-}
-
-/// What a refused transaction found at the key that it would have put, if that is what it would have put there; with the
-/// revision that it expected.
-fn write_found<'a>(txn: &Txn, refused: &'a TxnResult) -> Option<(Revision, &'a KeyValue)> {
-    let [Compare::ModRevision { key: compared, revision }] = txn.compares.as_slice() else { return None };
-    let [Op::Put { key, value, lease }] = txn.success.as_slice() else { return None };
-    let found = refused.kv(0)?;
-    let is_ours = compared == key && found.key == *key && found.value == *value && found.lease == *lease;
-    is_ours.then_some((*revision, found))
 }
 
 fn lease_not_found(failure: &Failure) -> bool {
@@ -520,29 +497,6 @@ mod tests {
         ] {
             assert_eq!(happens_once(&txn), expected, "{name}");
         }
-    }
-
-    #[test]
-    fn a_write_is_recognized_by_its_value() {
-        let put =
-            |value: &'static str| Txn::new().when(Compare::mod_revision("k", Revision(7))).then(Op::put("k", value));
-        let kv = KeyValue {
-            key: "k".into(),
-            value: "v".into(),
-            create_revision: Revision(3),
-            mod_revision: Revision(9),
-            version: 4,
-            lease: None,
-        };
-        let found = RangeResult { kvs: vec![kv.clone()], count: 1, more: false, revision: Revision(9) };
-        let nothing = RangeResult { kvs: Vec::new(), count: 0, ..found.clone() };
-        let refused =
-            |found| TxnResult { succeeded: false, revision: Revision(9), results: vec![OpResult::Get(found)] };
-        let is_ours = |txn: Txn, found| write_found(&txn.otherwise(Op::get("k")), &refused(found)).is_some();
-        assert_eq!(write_found(&put("v"), &refused(found.clone())), Some((Revision(7), &kv)));
-        assert!(!is_ours(put("w"), found.clone()) && !is_ours(put("v"), nothing));
-        assert!(!is_ours(put("v").then(Op::delete("other")), found.clone()));
-        assert!(!is_ours(Txn::new().when(Compare::exists("k")).then(Op::put("k", "v")), found));
     }
 
     #[test]
