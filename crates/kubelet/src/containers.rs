@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
     Capabilities, Container, Pod, SELinuxOptions, SeccompProfile, SecurityContext, VolumeMount,
 };
 
+use crate::env::{EnvError, expand_words};
 use crate::state;
 
 /// A container promises not to run as root, and would.
@@ -304,7 +305,11 @@ pub(crate) struct ContainerParts<'a> {
     pub(crate) seccomp_default: bool,
 }
 
-pub(crate) fn container_config(pod: &Pod, container: &Container, parts: ContainerParts<'_>) -> v1::ContainerConfig {
+pub(crate) fn container_config(
+    pod: &Pod,
+    container: &Container,
+    parts: ContainerParts<'_>,
+) -> Result<v1::ContainerConfig, EnvError> {
     let context = effective_security(pod, container);
     let is_privileged = context.privileged == Some(true);
     let mut namespaces = namespace_options(pod);
@@ -312,23 +317,21 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
         namespaces.pid = v1::NamespaceMode::Target as i32;
         namespaces.target_id = target;
     }
-    let expand = |words: &Option<Vec<String>>| -> Vec<String> {
-        words.iter().flatten().map(|word| crate::env::expand_with(word, &parts.env)).collect()
-    };
+    let expand = |words: &Option<Vec<String>>| expand_words(words.as_deref().unwrap_or_default(), &parts.env);
     let mut groups = pod_groups(pod);
     let more: Vec<i64> = parts.volume_groups.iter().copied().filter(|group| !groups.contains(group)).collect();
     groups.extend(more);
     let unmasked = context.proc_mount.as_deref() == Some("Unmasked") || is_privileged;
     let run_as_user = context.run_as_user.or(parts.image_uid);
-    v1::ContainerConfig {
+    Ok(v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt: parts.restart_count as u32 }),
         image: Some(v1::ImageSpec {
             image: parts.image,
             user_specified_image: container.image.clone().unwrap_or_default(),
             ..Default::default()
         }),
-        command: expand(&container.command),
-        args: expand(&container.args),
+        command: expand(&container.command)?,
+        args: expand(&container.args)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: parts
             .env
@@ -377,7 +380,7 @@ pub(crate) fn container_config(pod: &Pod, container: &Container, parts: Containe
             }),
         }),
         ..Default::default()
-    }
+    })
 }
 
 /// Whether mounts below a volume are read-only too.
@@ -584,7 +587,8 @@ mod tests {
                 seccomp_root: Path::new("/"),
                 seccomp_default: false,
             },
-        );
+        )
+        .unwrap();
         assert_eq!(config.args, ["y"]);
         assert_eq!(config.log_path, "a/3.log");
         let security = config.linux.unwrap().security_context.unwrap();

@@ -28,12 +28,14 @@ pub(crate) enum EnvError {
     NoFile,
     #[error("environment variable key {key:?} not found in file {path:?}")]
     NoKeyInFile { key: String, path: String },
+    #[error("the environment is larger than {MAX_BYTES} bytes")]
+    TooLarge,
     #[error(transparent)]
     Resource(#[from] UnsupportedResource),
 }
 
 /// Replaces `$(NAME)` by its value. `$$` is a plain `$`, an unknown name stays as it is.
-pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> String {
+pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Result<String, EnvError> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -56,16 +58,26 @@ pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Str
             out.push('$');
             rest = after;
         }
+        if out.len() > MAX_BYTES {
+            return Err(EnvError::TooLarge);
+        }
     }
     out.push_str(rest);
-    out
+    Ok(out)
 }
 
-pub(crate) fn expand_with(text: &str, env: &[(String, String)]) -> String {
-    expand(text, &|name| env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone()))
+/// Words of a command, all of them together no larger than an environment.
+pub(crate) fn expand_words(words: &[String], env: &[(String, String)]) -> Result<Vec<String>, EnvError> {
+    let mut size = 0;
+    let expanded = words.iter().map(|word| {
+        let word = expand(word, &|name| env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone()))?;
+        size += word.len();
+        if size > MAX_BYTES { Err(EnvError::TooLarge) } else { Ok(word) }
+    });
+    expanded.collect()
 }
 
-/// Like [`expand_with`], but every variable must be there and say something.
+/// As in [`expand_words`], but every variable must be there and say something.
 pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<String, EnvError> {
     let missing = std::cell::RefCell::new(BTreeSet::new());
     let expanded = expand(text, &|name| {
@@ -74,7 +86,7 @@ pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<St
             missing.borrow_mut().insert(name.to_string());
         }
         value
-    });
+    })?;
     let missing = missing.into_inner();
     if missing.is_empty() {
         return Ok(expanded);
@@ -88,8 +100,11 @@ pub(crate) struct Sources {
     pub(crate) config_maps: HashMap<String, ConfigMap>,
     pub(crate) secrets: HashMap<String, Secret>,
     /// What is in files, by volume and path; one that cannot be read is missing.
-    pub(crate) files: HashMap<(String, String), String>,
+    pub(crate) files: HashMap<(String, String), EnvFile>,
 }
+
+/// More than the kernel gives to any program: a pod may name one large value again and again.
+pub(crate) const MAX_BYTES: usize = 8 << 20;
 
 /// What else a variable may show of the pod and node.
 pub(crate) struct Context<'a> {
@@ -114,12 +129,17 @@ pub(crate) fn environment(
         key: key.to_owned(),
     };
     let mut result: Vec<(String, String)> = Vec::new();
-    let set = |result: &mut Vec<(String, String)>, key: String, value: String| match result
-        .iter_mut()
-        .find(|(existing, _)| *existing == key)
-    {
-        Some(slot) => slot.1 = value,
-        None => result.push((key, value)),
+    let mut size = 0;
+    let mut set = |result: &mut Vec<(String, String)>, key: String, value: String| {
+        size += key.len() + value.len();
+        if size > MAX_BYTES {
+            return Err(EnvError::TooLarge);
+        }
+        match result.iter_mut().find(|(existing, _)| *existing == key) {
+            Some(slot) => slot.1 = value,
+            None => result.push((key, value)),
+        }
+        Ok(())
     };
 
     for from in container.env_from.iter().flatten() {
@@ -129,7 +149,7 @@ pub(crate) fn environment(
             match sources.config_maps.get(name) {
                 Some(map) => {
                     for (key, value) in map.data.iter().flatten() {
-                        set(&mut result, format!("{prefix}{key}"), value.clone());
+                        set(&mut result, format!("{prefix}{key}"), value.clone())?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
@@ -141,7 +161,7 @@ pub(crate) fn environment(
             match sources.secrets.get(name) {
                 Some(secret) => {
                     for (key, value) in secret.data.iter().flatten() {
-                        set(&mut result, format!("{prefix}{key}"), String::from_utf8_lossy(&value.0).into_owned());
+                        set(&mut result, format!("{prefix}{key}"), String::from_utf8_lossy(&value.0).into_owned())?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
@@ -159,7 +179,7 @@ pub(crate) fn environment(
                     .find(|(key, _)| key == name)
                     .or_else(|| context.services.iter().find(|(key, _)| key == name))
                     .map(|(_, value)| value.clone())
-            }));
+            })?);
         } else if let Some(from) = &variable.value_from {
             if let Some(field) = &from.field_ref {
                 value = Some(field_value(&field.field_path, context)?);
@@ -202,18 +222,17 @@ pub(crate) fn environment(
                     continue;
                 }
             } else if let Some(file) = &from.file_key_ref {
-                let text = sources.files.get(&place(file)).ok_or(EnvError::NoFile)?;
-                let found = value_in_file(text, &file.key)?;
+                let found = sources.files.get(&place(file)).ok_or(EnvError::NoFile)?.value(&file.key)?;
                 if found.is_empty() && file.optional == Some(true) {
                     continue;
                 }
                 if found.is_empty() {
                     return Err(EnvError::NoKeyInFile { key: file.key.clone(), path: file.path.clone() });
                 }
-                value = Some(found);
+                value = Some(found.to_owned());
             }
         }
-        set(&mut result, variable.name.clone(), value.unwrap_or_default());
+        set(&mut result, variable.name.clone(), value.unwrap_or_default())?;
     }
 
     for (key, value) in context.services {
@@ -238,55 +257,95 @@ pub(crate) fn referenced(container: &Container) -> (Vec<String>, Vec<String>) {
     (maps, secrets)
 }
 
-/// Volumes and paths of the files that a container's environment needs.
-pub(crate) fn referenced_files(container: &Container) -> Vec<(String, String)> {
+/// The keys that a container's environment needs, by the volumes and paths of their files.
+pub(crate) fn referenced_files(container: &Container) -> BTreeMap<(String, String), BTreeSet<String>> {
+    let mut files: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
     let sources = container.env.iter().flatten().filter_map(|variable| variable.value_from.as_ref());
-    sources.filter_map(|source| source.file_key_ref.as_ref()).map(place).collect()
+    for file in sources.filter_map(|source| source.file_key_ref.as_ref()) {
+        files.entry(place(file)).or_default().insert(file.key.clone());
+    }
+    files
 }
 
 fn place(file: &FileKeySelector) -> (String, String) {
     (file.volume_name.clone(), file.path.clone())
 }
 
-/// The value of a variable in a file with lines of `NAME='value'`; empty if it has none (`ParseEnv`, v1.36).
-fn value_in_file(text: &str, key: &str) -> Result<String, EnvError> {
-    let is_blank = |c: char| c == ' ' || c == '\t';
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        let line = line.trim_start_matches(is_blank);
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let (name, value) = line.split_once('=').ok_or(EnvError::NoFile)?;
-        if name.is_empty() || name.ends_with(is_blank) {
-            return Err(EnvError::NoFile);
-        }
-        if value.starts_with(is_blank) {
-            // As a shell reads it: nothing is assigned.
-            if name == key {
-                return Ok(String::new());
+/// A file with lines of `NAME='value'` (`ParseEnv`, v1.36).
+#[derive(Default)]
+pub(crate) struct EnvFile {
+    /// Those of the keys that are needed; of several with one key the first.
+    values: BTreeMap<String, String>,
+    /// It is read up to a line that means nothing: what else it has is not known.
+    is_broken: bool,
+}
+
+impl EnvFile {
+    pub(crate) fn parse(text: &str, keys: &BTreeSet<String>) -> Self {
+        let (mut file, mut lines) = (EnvFile::default(), text.lines());
+        loop {
+            match next_variable(&mut lines) {
+                Ok(Some((name, value))) => {
+                    if keys.contains(name) {
+                        file.values.entry(name.to_owned()).or_insert(value);
+                    }
+                }
+                Ok(None) => return file,
+                Err(_) => {
+                    file.is_broken = true;
+                    return file;
+                }
             }
-            continue;
-        }
-        let mut rest = value.strip_prefix('\'').ok_or(EnvError::NoFile)?;
-        let mut found = String::new();
-        let after = loop {
-            if let Some((inside, after)) = rest.split_once('\'') {
-                found.push_str(inside);
-                break after.trim_start_matches(is_blank);
-            }
-            found.push_str(rest);
-            found.push('\n');
-            rest = lines.next().ok_or(EnvError::NoFile)?;
-        };
-        if !after.is_empty() && !after.starts_with('#') {
-            return Err(EnvError::NoFile);
-        }
-        if name == key {
-            return Ok(found);
         }
     }
-    Ok(String::new())
+
+    /// How many bytes of values are kept.
+    pub(crate) fn size(&self) -> usize {
+        self.values.values().map(String::len).sum()
+    }
+
+    /// Empty if the file has none.
+    fn value(&self, key: &str) -> Result<&str, EnvError> {
+        match self.values.get(key) {
+            None if self.is_broken => Err(EnvError::NoFile),
+            found => Ok(found.map_or("", String::as_str)),
+        }
+    }
+}
+
+/// The name and the value that come next; none at the end.
+fn next_variable<'a>(lines: &mut std::str::Lines<'a>) -> Result<Option<(&'a str, String)>, EnvError> {
+    let is_blank = |c: char| c == ' ' || c == '\t';
+    let line = loop {
+        let Some(line) = lines.next() else { return Ok(None) };
+        let line = line.trim_start_matches(is_blank);
+        if !line.is_empty() && !line.starts_with('#') {
+            break line;
+        }
+    };
+    let (name, value) = line.split_once('=').ok_or(EnvError::NoFile)?;
+    if name.is_empty() || name.ends_with(is_blank) {
+        return Err(EnvError::NoFile);
+    }
+    if value.starts_with(is_blank) {
+        // As a shell reads it: nothing is assigned.
+        return Ok(Some((name, String::new())));
+    }
+    let mut rest = value.strip_prefix('\'').ok_or(EnvError::NoFile)?;
+    let mut found = String::new();
+    let after = loop {
+        if let Some((inside, after)) = rest.split_once('\'') {
+            found.push_str(inside);
+            break after.trim_start_matches(is_blank);
+        }
+        found.push_str(rest);
+        found.push('\n');
+        rest = lines.next().ok_or(EnvError::NoFile)?;
+    };
+    if !after.is_empty() && !after.starts_with('#') {
+        return Err(EnvError::NoFile);
+    }
+    Ok(Some((name, found)))
 }
 
 /// A `fieldRef` of the downward API.
@@ -399,7 +458,7 @@ mod tests {
             ("cost: 5$", "cost: 5$"),
             ("$(VAR)$(VAR)", "valuevalue"),
         ] {
-            assert_eq!(expand(text, &lookup), expected, "{text}");
+            assert_eq!(expand(text, &lookup).as_deref(), Ok(expected), "{text}");
         }
     }
 
@@ -460,13 +519,15 @@ mod tests {
 
     #[test]
     fn variables_come_from_files() {
+        let parse = |text: &str, key: &str| EnvFile::parse(text, &BTreeSet::from([key.to_owned()]));
         let text = "# made by the first\n\n  A='1' # one\nB='two\n lines'\nC= 'lost'\nD=''\n";
         for (key, expected) in [("A", "1"), ("B", "two\n lines"), ("C", ""), ("D", ""), ("E", "")] {
-            assert_eq!(value_in_file(text, key), Ok(expected.to_owned()), "{key}");
+            assert_eq!(parse(text, key).value(key), Ok(expected), "{key}");
         }
         for bad in ["A", "='1'", "A ='1'", "A=1", "A=", "A='1' 2", "A='1\n"] {
-            assert_eq!(value_in_file(bad, "A"), Err(EnvError::NoFile), "{bad:?}");
+            assert_eq!(parse(bad, "A").value("A"), Err(EnvError::NoFile), "{bad:?}");
         }
+        assert_eq!(parse("A='1'\nA='2'\nB", "A").value("A"), Ok("1"), "what comes later does not count");
         let pod = Pod { metadata: meta("web"), ..Default::default() };
         let context = Context { pod: &pod, pod_ips: &[], host_ips: &[], allocatable: &BTreeMap::new(), services: &[] };
         let container = |key: &str, optional: bool| -> Container {
@@ -476,13 +537,37 @@ mod tests {
         };
         let mut sources = Sources::default();
         assert_eq!(environment(&container("A", true), &context, &sources), Err(EnvError::NoFile));
-        assert_eq!(referenced_files(&container("A", true)), [("v".to_owned(), "env".to_owned())]);
-        sources.files.insert(("v".to_owned(), "env".to_owned()), text.to_owned());
+        let (place, key) = referenced_files(&container("A", true)).pop_first().unwrap();
+        assert_eq!((&place, key), (&("v".to_owned(), "env".to_owned()), BTreeSet::from(["A".to_owned()])));
+        sources.files.insert(place, parse(text, "A"));
         let a = environment(&container("A", false), &context, &sources).unwrap();
         assert_eq!(a, [("X".to_owned(), "1".to_owned())]);
         assert_eq!(environment(&container("E", true), &context, &sources), Ok(Vec::new()));
         let missing = environment(&container("E", false), &context, &sources).unwrap_err();
         assert_eq!(missing.to_string(), "environment variable key \"E\" not found in file \"env\"");
+    }
+
+    /// One large value, named by many variables, would fill the node's memory.
+    #[test]
+    fn security_an_environment_is_bounded_in_bytes() {
+        let pod = Pod { metadata: meta("web"), ..Default::default() };
+        let context = Context { pod: &pod, pod_ips: &[], host_ips: &[], allocatable: &BTreeMap::new(), services: &[] };
+        let text = format!("A='{}'", "x".repeat(1 << 20));
+        let file = EnvFile::parse(&text, &BTreeSet::from(["A".to_owned()]));
+        assert_eq!(file.size(), 1 << 20);
+        let sources = Sources { files: [(("v".to_owned(), "env".to_owned()), file)].into(), ..Sources::default() };
+        let container = |count: usize| -> Container {
+            let file = serde_json::json!({"volumeName": "v", "path": "env", "key": "A"});
+            let variable = |at: usize| serde_json::json!({"name": format!("X{at}"), "valueFrom": {"fileKeyRef": file}});
+            let env: Vec<serde_json::Value> = (0..count).map(variable).collect();
+            serde_json::from_value(serde_json::json!({"name": "c", "env": env})).unwrap()
+        };
+        assert_eq!(environment(&container(7), &context, &sources).unwrap().len(), 7);
+        assert_eq!(environment(&container(8), &context, &sources), Err(EnvError::TooLarge));
+        let env = [("A".to_owned(), "a".repeat(1 << 20))];
+        let words = |count: usize| expand_words(&["$(A)$(A)".to_owned(), "$(A)".repeat(count)], &env);
+        assert!(words(6).is_ok() && words(7) == Err(EnvError::TooLarge));
+        assert_eq!(expand_strictly(&"$(A)".repeat(9), &env), Err(EnvError::TooLarge));
     }
 
     #[test]

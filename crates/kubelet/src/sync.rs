@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodStatus, Secret};
 use trace::{Stage, Work};
 
 use crate::containers::{self, ContainerParts};
-use crate::env::{self, Context, Sources};
+use crate::env::{self, Context, EnvFile, Sources};
 use crate::error::{CgroupError, ConfigError, SyncError};
 use crate::kubelet::Kubelet;
 use crate::node::machine::limits_swap;
@@ -164,7 +164,10 @@ impl Kubelet {
                 true => cgroups.resize_pod(&owned, true)?,
                 false => cgroups.ensure_pod(&owned)?,
             };
-            cgroups.update_burstable()?;
+            // Only a weight: no pod waits for it (`syncPod`, v1.36), and the next pass tries again.
+            if let Err(error) = cgroups.update_burstable() {
+                tracing::warn!(%error, "CPU shares of Burstable pods not updated, will retry");
+            }
             Ok(change)
         });
         ensured.await.map_err(CgroupError::Ensure)?;
@@ -488,7 +491,7 @@ impl Kubelet {
                 seccomp_root: &self.settings.root_dir.join("seccomp"),
                 seccomp_default: self.settings.seccomp_default,
             },
-        ))
+        )?)
     }
 
     async fn env_sources(&self, pass: &Pass<'_>, container: &Container) -> Result<Sources, NotSynced> {
@@ -506,14 +509,23 @@ impl Kubelet {
                 sources.secrets.insert(name, secret.as_ref().clone());
             }
         }
-        for (volume, path) in env::referenced_files(container) {
+        let mut size = 0;
+        for ((volume, path), keys) in env::referenced_files(container) {
             let Some(Mounted::Path { path: root, .. }) = mounted.get(&volume) else { continue };
             let (root, inner) = (root.clone(), path.clone());
-            match blocking(move || subpath::read(&root, &inner)).await {
-                Ok(text) => drop(sources.files.insert((volume, path), text)),
+            match blocking(move || subpath::read(&root, &inner).map(|text| EnvFile::parse(&text, &keys))).await {
+                Ok(file) => {
+                    size += file.size();
+                    sources.files.insert((volume, path), file);
+                }
                 Err(error) => {
                     tracing::warn!(pod = state::full_name(pod), volume, path, %error, "file of variables not read");
+                    break;
                 }
+            }
+            // No container starts with so much, nor without one of its files.
+            if size > env::MAX_BYTES {
+                break;
             }
         }
         Ok(sources)

@@ -47,14 +47,16 @@ const MAX_FILE: u64 = 1 << 20;
 /// What is in a file of the volume. Links lead to where they would if the volume were all there is.
 pub(crate) fn read(volume: &Path, path: &str) -> io::Result<String> {
     let root = nix::fcntl::open(volume, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-    // A pipe that a container made is not waited for.
     let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let file = File::from(openat2(root.as_fd(), Path::new(path), how)?);
-    if !file.metadata()?.is_file() {
+    let found = openat2(root.as_fd(), Path::new(path), how)?;
+    // Before it is opened: a container may make a pipe, which would be waited for, or a device that it may not open
+    // itself. Opening some of them is enough to start something.
+    if SFlag::from_bits_truncate(fstat(&found)?.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file"));
     }
+    let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
     let mut bytes = Vec::new();
     if file.take(MAX_FILE + 1).read_to_end(&mut bytes)? as u64 > MAX_FILE {
         return Err(io::ErrorKind::FileTooLarge.into());
