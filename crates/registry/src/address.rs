@@ -183,6 +183,7 @@ mod tests {
             "a: Invalid value: \"169.254.169.254\": may not be in the link-local range (169.254.0.0/16, fe80::/10)";
         assert_eq!(errors.to_string(), expected);
     }
+
     #[test]
     fn addresses_that_programs_read_differently_are_refused() {
         let shown = |text: &str| parse_canonical_ip(text).map_or_else(|error| error.to_string(), |ip| ip.to_string());

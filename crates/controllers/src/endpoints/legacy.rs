@@ -153,7 +153,7 @@ fn plan(service: &Service, pods: &[Arc<Pod>]) -> Endpoints {
         }
         ports.sort();
         let address = EndpointAddress {
-            ip: ip.into(),
+            ip,
             hostname: hostname(pod, service).cloned(),
             node_name: Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty()),
             target_ref: Some(pods::target(pod)),

@@ -1,7 +1,6 @@
 //! Mirroring: Endpoints that people write for a Service without selector become EndpointSlices, which is what proxies read.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 use super::measure::{COUNT_BOUNDS, Changes, count_slices};
 use super::slice_plan::{MANAGED_BY, SERVICE_NAME};
-use super::{selector, services_of_slice};
+use super::{canonical, selector, services_of_slice};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::owners::controller_reference;
 
@@ -119,10 +118,8 @@ fn plan(endpoints: &Endpoints) -> Mirror {
 }
 
 fn endpoint(address: &EndpointAddress, ready: bool) -> Endpoint {
-    // Endpoints may write an address in several ways, a slice only in one.
-    let ip = address.ip.parse::<IpAddr>().map(|ip| ip.to_canonical().to_string());
     Endpoint {
-        addresses: vec![ip.unwrap_or_else(|_| address.ip.clone())],
+        addresses: vec![canonical(&address.ip)],
         conditions: Some(EndpointConditions { ready: Some(ready), ..EndpointConditions::default() }),
         hostname: address.hostname.clone(),
         node_name: address.node_name.clone(),

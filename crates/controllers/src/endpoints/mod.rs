@@ -11,6 +11,7 @@ mod slices;
 mod topology;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::cached::Pod;
@@ -119,10 +120,16 @@ fn is_headless(spec: &ServiceSpec) -> bool {
     spec.cluster_ip.as_deref() == Some("None")
 }
 
-fn ip_of(pod: &Pod, ipv6: bool) -> Option<&str> {
+fn ip_of(pod: &Pod, ipv6: bool) -> Option<String> {
     let status = pod.status.as_ref()?;
     let all = status.pod_ips.iter().flatten().map(|address| address.ip.as_str());
-    all.chain(status.pod_ip.as_deref()).find(|address| !address.is_empty() && address.contains(':') == ipv6)
+    let mut all = all.chain(status.pod_ip.as_deref()).filter(|address| !address.is_empty()).map(canonical);
+    all.find(|address| address.contains(':') == ipv6)
+}
+
+/// An address as a slice has to write it: statuses of pods and Endpoints may write it in several ways.
+fn canonical(address: &str) -> String {
+    address.parse::<IpAddr>().map_or_else(|_| address.to_owned(), |parsed| parsed.to_canonical().to_string())
 }
 
 /// The hostname under which DNS serves this pod of a headless Service.

@@ -113,7 +113,8 @@ pub(super) fn plan(
             let Some(ip) = ip_of(pod, ipv6) else { continue };
             let ports = ports(pod, &spec);
             let zone = node(pods::node_name(pod)).and_then(|node| zone_of(&node).cloned());
-            wanted.entry((ipv6, ports)).or_default().insert(identity(ip, pod), endpoint(pod, ip, service, &spec, zone));
+            let endpoints = wanted.entry((ipv6, ports)).or_default();
+            endpoints.insert(identity(&ip, pod), endpoint(pod, ip, service, &spec, zone));
         }
         // A Service without endpoints still has one slice, so that followers know there are none.
         if !wanted.keys().any(|(is_ipv6, _)| *is_ipv6 == ipv6) {
@@ -204,14 +205,14 @@ fn ports(pod: &Pod, spec: &ServiceSpec) -> Vec<EndpointPortKey> {
     ports
 }
 
-fn endpoint(pod: &Pod, ip: &str, service: &Service, spec: &ServiceSpec, zone: Option<String>) -> Endpoint {
+fn endpoint(pod: &Pod, ip: String, service: &Service, spec: &ServiceSpec, zone: Option<String>) -> Endpoint {
     let serving = pods::is_ready(pod);
     let terminating = pods::is_terminating(pod);
     let ready = spec.publish_not_ready_addresses == Some(true) || (serving && !terminating);
     let node_name = Some(pods::node_name(pod).to_owned()).filter(|name| !name.is_empty());
     Endpoint {
         hints: hints(traffic_distribution(service), ready, zone.as_deref(), node_name.as_deref()),
-        addresses: vec![ip.into()],
+        addresses: vec![ip],
         conditions: Some(EndpointConditions {
             ready: Some(ready),
             serving: Some(serving),
@@ -311,6 +312,23 @@ mod tests {
 
     fn count(slice: &EndpointSlice) -> usize {
         slice.endpoints.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Others are refused.
+    #[test]
+    fn addresses_are_written_as_slices_have_them() {
+        for (family, address, expected) in
+            [("IPv4", "10.0.0.1", "10.0.0.1"), ("IPv6", "FD00::0A", "fd00::a"), ("IPv4", "::ffff:10.0.0.1", "10.0.0.1")]
+        {
+            let mut pod = Builder::new("p").on("n1").ready(at(0)).0;
+            pod.status.get_or_insert_default().pod_ip = Some(address.to_owned());
+            let mut service = service();
+            service.spec.get_or_insert_default().ip_families = Some(vec![family.to_owned()]);
+            let pod: Arc<Pod> = Arc::new(pod.into());
+            let made = plan(&service, &[pod], &[], |_| None, &Zones::default()).create;
+            assert_eq!(made[0].address_type, family);
+            assert_eq!(made[0].endpoints.as_ref().unwrap()[0].addresses, [expected]);
+        }
     }
 
     #[test]

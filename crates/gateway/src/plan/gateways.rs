@@ -44,9 +44,9 @@ const OF_CLUSTER: [RangeInclusive<u16>; 2] = [2379..=2380, 10248..=10260];
 /// The mode of TLS that ends at the gateway.
 const TERMINATE: &str = "Terminate";
 /// Ports of all Gateways together, on each address: each takes descriptors of the process.
-const MAX_PORTS: usize = 128;
+const MAX_PORTS: usize = 512;
 /// As many of them as the Gateways of one namespace can open: others are to have some, too.
-const MAX_PORTS_OF_NAMESPACE: usize = 32;
+const MAX_PORTS_OF_NAMESPACE: usize = 128;
 
 pub(super) fn plan<'w>(
     world: &'w World,

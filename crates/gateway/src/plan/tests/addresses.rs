@@ -200,20 +200,20 @@ fn many_gateways_get_the_lowest_addresses_of_several_ranges() {
 fn security_no_namespace_opens_all_ports() {
     let mut world = world();
     let sixteen: Vec<Value> = (0..16).map(|at| json!({"value": format!("198.51.100.{at}")})).collect();
-    let eight: [u16; 8] = [80, 443, 8001, 8002, 8003, 8004, 8005, 8006];
-    add_in(&mut world, "default", "greedy", OLD, json!(sixteen), &eight);
+    let nine: [u16; 9] = [80, 443, 8001, 8002, 8003, 8004, 8005, 8006, 8007];
+    add_in(&mut world, "default", "greedy", OLD, json!(sixteen), &nine);
     add_in(&mut world, "default", "more", NEW, json!([]), &[80]);
     add_in(&mut world, "other", "modest", NEW, json!([]), &[80, 443]);
     let settings = Settings { pool: vec!["198.51.100.0/27".parse().unwrap()], ..settings() };
     let plan = plan(&world, &settings);
-    assert_eq!(plan.table.ports.len(), 32 + 2);
+    assert_eq!(plan.table.ports.len(), 128 + 2);
     assert_eq!(status(&plan, "modest").1, PROGRAMMED);
     assert_eq!(status(&plan, "greedy").1, "Accepted=ListenersNotValid Programmed=Programmed");
     assert!(of_gateway(&plan, "more").starts_with("!Accepted=PortUnavailable !Programmed=Invalid"));
     let greedy = plan.statuses.iter().find(|status| status.name == "greedy").unwrap();
     let accepted = |at: usize| &greedy.status["listeners"][at]["conditions"][0];
-    let reasons = [1, 2].map(|at| said(&json!([accepted(at)])));
+    let reasons = [7, 8].map(|at| said(&json!([accepted(at)])));
     assert_eq!(reasons, ["Accepted=Accepted", "!Accepted=PortUnavailable"]);
-    let why = accepted(2)["message"].as_str().unwrap();
-    assert!(why.contains("a namespace can open 32 ports"), "{why}");
+    let why = accepted(8)["message"].as_str().unwrap();
+    assert!(why.contains("a namespace can open 128 ports"), "{why}");
 }
