@@ -247,7 +247,8 @@ impl Server {
                 Some(_) = connections.join_next() => {}
                 (tcp, address) = places.accept(&listener) => {
                     let (state, acceptor, closing) = (state.clone(), acceptor.clone(), closing.clone());
-                    connections.spawn(FutureExt::boxed(async move {
+                    // Not boxed: every event of every watch comes through here.
+                    connections.spawn(async move {
                         let place = tcp.place();
                         let Ok(tls) = place.handshake(acceptor.get().accept(tcp)).await else { return };
                         let certificates = tls.get_ref().1.peer_certificates().map(PeerCertificates::new);
@@ -261,7 +262,7 @@ impl Server {
                         let answer = |request| Box::pin(receive(state.clone(), request, peer.clone()));
                         // An error here is the client's: it went away or does not speak HTTP.
                         let _ = place.serve(stream, &closing, answer).await;
-                    }));
+                    });
                 }
             }
         };
