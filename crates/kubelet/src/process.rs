@@ -1,5 +1,5 @@
-//! What a kubelet that is a process of its own does to itself and to its machine before it starts, and what it tells those
-//! who watch it.
+//! What a kubelet that is a process of its own does to itself and to its machine before it starts, and how it notifies
+//! systemd.
 
 use std::net::SocketAddr;
 use std::os::linux::net::SocketAddrExt as _;
@@ -70,16 +70,16 @@ fn check_kernel(read: impl Fn(&str) -> std::io::Result<String>) -> anyhow::Resul
     Ok(())
 }
 
-/// How systemd hears of this process (`sd_notify`).
+/// How this process notifies systemd (`sd_notify`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Systemd {
     socket: String,
-    /// How often to tell that all is well: twice in the time of `WatchdogSec=`.
+    /// How often the watchdog is notified: twice in the time of `WatchdogSec=`.
     interval: Option<Duration>,
 }
 
 impl Systemd {
-    /// As the environment says; none where nobody listens.
+    /// From the environment that systemd sets; none if it did not start this process.
     pub(crate) fn from_env(variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Option<Self>> {
         let variable = |name: &str| variable(name).filter(|text| !text.is_empty());
         let Some(socket) = variable("NOTIFY_SOCKET") else { return Ok(None) };
@@ -95,9 +95,10 @@ impl Systemd {
         Ok(Some(Self { socket, interval: Some(timeout / 2) }))
     }
 
-    /// Tells that the kubelet has started, and then that it is well for as long as it is: else systemd starts it anew.
-    pub(crate) async fn run(self, is_well: impl Fn() -> bool + Send, stop: CancellationToken) {
-        self.tell("READY=1");
+    /// Notifies systemd that the kubelet has started, then its watchdog for as long as the kubelet is healthy. A watchdog
+    /// that is not notified in time restarts it.
+    pub(crate) async fn run(self, is_healthy: impl Fn() -> bool + Send, stop: CancellationToken) {
+        self.notify("READY=1");
         let Some(interval) = self.interval else { return };
         let mut ticks = tokio::time::interval(interval);
         loop {
@@ -105,17 +106,17 @@ impl Systemd {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            if is_well() {
-                self.tell("WATCHDOG=1");
+            if is_healthy() {
+                self.notify("WATCHDOG=1");
             } else {
-                tracing::error!("the kubelet is not healthy, and systemd's watchdog is not told otherwise");
+                tracing::error!("the kubelet is not healthy: systemd's watchdog is not notified");
             }
         }
     }
 
-    fn tell(&self, what: &str) {
+    fn notify(&self, what: &str) {
         if let Err(error) = self.send(what) {
-            tracing::warn!(what, %error, "systemd was not told");
+            tracing::warn!(what, %error, "systemd could not be notified");
         }
     }
 
@@ -165,8 +166,9 @@ mod tests {
         let text = "invalid kernel flag: vm/panic_on_oom, expected value: 0, actual value: 1";
         assert_eq!(error.unwrap_err().to_string(), text);
     }
+
     #[test]
-    fn systemd_is_told_as_often_as_it_asks() {
+    fn the_watchdog_is_notified_as_often_as_it_asks() {
         let own = std::process::id().to_string();
         let read = |usec: &str, pid: &str| {
             let found = Systemd::from_env(|name| match name {
@@ -187,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_hears_what_it_is_told() {
+    fn notifications_reach_the_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("notify");
         let listener = unix::UnixDatagram::bind(&path).unwrap();

@@ -392,7 +392,7 @@ impl Running {
             let watched = server.clone();
             self.parts.spawn("kubelet watchdog", move |stop| {
                 let watched = watched.clone();
-                systemd.clone().run(move || watched.is_well(), stop)
+                systemd.clone().run(move || watched.is_healthy(), stop)
             });
         }
         let listener = Arc::new(listener);

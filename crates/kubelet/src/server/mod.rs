@@ -194,7 +194,7 @@ impl Server {
     }
 
     /// Whether all that `/healthz` looks at is well.
-    pub(crate) fn is_well(&self) -> bool {
+    pub(crate) fn is_healthy(&self) -> bool {
         checks(None, self.kubelet.runtime.metrics.since_relist()).iter().all(|(_, is_ok)| *is_ok)
     }
 
