@@ -279,16 +279,27 @@ impl Drop for Cluster {
 
 /// An HTTP GET of `/` from inside a network; None while there is no answer.
 pub(crate) fn http_get(from: &cni::netns::Netns, address: &str) -> Option<String> {
+    http_answer(from, address).ok()
+}
+
+/// As [`http_get`], for those who want to know what went wrong.
+pub(crate) fn http_answer(from: &cni::netns::Netns, address: &str) -> Result<String, String> {
     let address: SocketAddr = address.parse().unwrap();
-    let get = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
+    let get = || -> Result<String, String> {
+        let connected = TcpStream::connect_timeout(&address, Duration::from_secs(5));
+        let mut stream = connected.map_err(|error| format!("connect: {error}"))?;
+        let local = stream.local_addr().map_err(|error| format!("own address: {error}"))?;
+        let mut ask = || -> std::io::Result<String> {
+            stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+            stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        };
+        let answer = ask().map_err(|error| format!("connected from {local}: {error}"))?;
+        if answer.starts_with("HTTP/1.1 200") { Ok(answer) } else { Err(format!("answered from {local}: {answer:?}")) }
     };
-    from.enter(get).unwrap().ok().filter(|answer| answer.starts_with("HTTP/1.1 200"))
+    from.enter(get).unwrap()
 }
 
 pub(crate) fn run(command: &mut Command) {

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use cni::netns::Netns;
 
-use crate::harness::{Cluster, http_get, mounts_below, run};
+use crate::harness::{Cluster, http_answer, http_get, mounts_below, run};
 use crate::leftovers::kill;
 use crate::manifests;
 
@@ -221,13 +222,21 @@ fn serves_streams_of_every_node(cluster: &Cluster, pods: &[Pod]) {
 fn rolls_without_a_failed_request(cluster: &Cluster) {
     let service = cluster.kubectl("get service web -o jsonpath={.spec.clusterIP}:{.spec.ports[0].port}");
     let port = cluster.kubectl("get service web -o jsonpath={.spec.ports[0].nodePort}");
+    let started = Instant::now();
     let is_over = AtomicBool::new(false);
     let load = |address: String| {
-        let (mut answered, mut failed) = (0, 0);
+        let (mut answered, mut failed) = (0, Vec::new());
         while !is_over.load(Ordering::Relaxed) {
-            match cluster.http_get(&address) {
-                Some(_) => answered += 1,
-                None => failed += 1,
+            let asked = Instant::now();
+            match http_answer(&cluster.host.netns(), &address) {
+                Ok(_) => answered += 1,
+                Err(error) => {
+                    let after = asked.duration_since(started);
+                    failed.push(format!(
+                        "{address}, asked {after:?} after the start, for {:?}: {error}",
+                        asked.elapsed()
+                    ));
+                }
             }
         }
         (answered, failed)
@@ -240,7 +249,8 @@ fn rolls_without_a_failed_request(cluster: &Cluster) {
         is_over.store(true, Ordering::Relaxed);
         for client in clients {
             let (answered, failed) = client.join().unwrap();
-            assert!(answered > 10 && failed == 0, "{answered} answered, {failed} failed");
+            let seen = || cluster.kubectl("get events --sort-by=.metadata.creationTimestamp") + &cluster.log();
+            assert!(answered > 10 && failed.is_empty(), "{answered} answered, failed: {failed:#?}\n{}", seen());
         }
     });
 }

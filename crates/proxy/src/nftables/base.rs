@@ -87,8 +87,14 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
         &[format!("{key} vmap @services"), format!("{to_node_port} meta l4proto . th dport vmap @node-ports")],
     );
     // Before the host ports of pods, which the plug-in `portmap` has at -100: they do not take the traffic of services.
-    chain("prerouting", "type nat hook prerouting priority -101", &["jump dispatch".into()]);
-    chain("output", "type nat hook output priority -101", &["jump dispatch".into()]);
+    //
+    // Twice: the kernel keeps to the chains it began with, but looks into maps as they are now. Where a transaction comes in
+    // between, a chain and a map do not fit, and the packet finds no endpoint. It looks again in the next hook, which begins
+    // with the new chains. Packets that found one never get there.
+    for hook in ["prerouting", "output"] {
+        chain(hook, &format!("type nat hook {hook} priority -102"), &["jump dispatch".into()]);
+        chain(&format!("{hook}-again"), &format!("type nat hook {hook} priority -101"), &["jump dispatch".into()]);
+    }
     chain(
         "postrouting",
         "type nat hook postrouting priority 100",

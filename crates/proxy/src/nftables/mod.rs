@@ -64,7 +64,10 @@ mod tests {
     fn security_services_come_before_host_ports() {
         let (_, first) = Program::fresh(&settings(), HashMap::new());
         for hook in ["prerouting", "output"] {
-            assert!(first.text.contains(&format!("type nat hook {hook} priority -101 ;")), "{}", first.text);
+            for priority in [-102, -101] {
+                let chain = format!("type nat hook {hook} priority {priority} ;");
+                assert!(first.text.contains(&chain), "{}", first.text);
+            }
         }
         kernel_accepts(&[first.text]);
     }

@@ -6,8 +6,10 @@ mod api;
 mod network;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
 
 use network::{Api, HEALTHZ, Lab, METRICS, ask_tcp, ask_udp, get};
@@ -15,6 +17,8 @@ use proxy::DetectLocal;
 
 /// Long enough for a busy machine; nothing waits for it when all is well.
 const DEADLINE: Duration = Duration::from_secs(20);
+/// So many changes of rules meet a packet on its way through them.
+const CHANGES: usize = 1000;
 
 fn service(name: &str, spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default", "uid": name}, "spec": spec})
@@ -56,6 +60,47 @@ fn answering(times: usize, mut ask: impl FnMut() -> Result<String, String>) -> B
 
 fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+/// Every pod answers all the time; what clients could notice is the change of rules alone.
+#[test]
+fn nobody_is_refused_while_endpoints_change() {
+    Lab::run_as_written(|lab| {
+        let api = Api::default();
+        let ports = json!([{"port": 8080, "targetPort": 80, "nodePort": 30080}]);
+        let spec = json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "type": "NodePort", "ports": ports});
+        let pods = [("10.42.0.2", "a"), ("10.42.0.3", "a"), ("10.42.0.4", "a")];
+        api.put("services", service("web", spec));
+        api.put("endpointslices", slice("web", http(), &pods));
+        let _proxy = lab.proxy(&api);
+        eventually("an answer", || ask_tcp(Some(lab.outside()), "192.0.2.1:30080"), Result::is_ok);
+
+        let is_over = AtomicBool::new(false);
+        let load = |target: &str| {
+            setns(lab.outside(), CloneFlags::CLONE_NEWNET).unwrap();
+            let (mut answered, mut failed) = (0, Vec::new());
+            while !is_over.load(Ordering::Relaxed) {
+                match ask_tcp(None, target) {
+                    Ok(_) => answered += 1,
+                    Err(error) => failed.push(error),
+                }
+            }
+            (answered, failed)
+        };
+        let load = &load;
+        std::thread::scope(|scope| {
+            let clients = ["192.0.2.1:30080", "10.43.0.9:8080"].map(|target| scope.spawn(move || load(target)));
+            for change in 0..CHANGES {
+                api.put("endpointslices", slice("web", http(), &pods[..1 + change % 3]));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            for client in clients {
+                let (answered, failed) = client.join().unwrap();
+                assert!(answered > 10 && failed.is_empty(), "{answered} answered, failed: {failed:?}");
+            }
+        });
+    });
 }
 
 /// Walk 11.2.
