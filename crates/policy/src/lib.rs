@@ -2,7 +2,7 @@
 //!
 //! Flow: informers on Pods, Namespaces, NetworkPolicies and, if the cluster has that kind, ClusterNetworkPolicies and Nodes ->
 //! [`world`] (what policies can know) -> [`plan`] (pure: chains and sets for the pods of this node, kept change by change) ->
-//! [`program`] (the difference to what is in the kernel) -> one transaction in the table `cox-policy`. [`decision`] says the same of a single connection, slowly: tests hold the kernel against it.
+//! [`program`] (the difference to what is in the kernel) -> transactions in the table `cox-policy`. [`decision`] says the same of a single connection, slowly: tests hold the kernel against it.
 //!
 //! Invariants: what a packet costs depends neither on the number of policies nor on that of pods; a pod has its rules before
 //! it has its first packet ([`registration`]); rules stay when we stop, and are exchanged as a whole when we come back; what the

@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use crate::plan::{CLOSED, Element, Plan, SUBJECTS, Touched, Was, next_of, self_sets};
 
 const TABLE: &str = "inet cox-policy";
+/// Stands in for it while it is replaced.
+const MEANWHILE: &str = "inet cox-policy-meanwhile";
 /// Elements per line, so that an error names few.
 const BATCH: usize = 500;
 
@@ -33,15 +35,23 @@ pub(crate) fn isolated() -> io::Result<BTreeSet<IpAddr>> {
     Ok(addresses)
 }
 
-/// Takes whatever table is there away and builds what is planned, at once.
+/// The transactions of [`afresh`] where a table isolates pods already. The hooks of the old table go and those of the new one come one
+/// after the other, and a packet on its way could meet neither: meanwhile, a third table judges as the new one will.
+pub(crate) fn in_place(plan: &Plan, inlined: &Inlined) -> Vec<String> {
+    let new = afresh(plan, inlined);
+    let meanwhile = (!plan.is_empty()).then(|| new.replace(TABLE, MEANWHILE));
+    let over = format!("add table {MEANWHILE}\ndelete table {MEANWHILE}\n");
+    meanwhile.into_iter().chain([new, over]).collect()
+}
+
+/// Takes whatever table is there away and builds what is planned.
 pub(crate) fn afresh(plan: &Plan, inlined: &Inlined) -> String {
     let mut text = format!("add table {TABLE}\ndelete table {TABLE}\n");
     if plan.is_empty() {
         return text;
     }
     declare(&mut text);
-    write(&Touched::all(plan), plan, inlined, &mut text);
-    text
+    text + &write(&Touched::all(plan), plan, inlined).concat()
 }
 
 /// The sets that [`afresh`] need not make, if there are more than `many`: those with a few elements that one rule looks at.
@@ -90,23 +100,33 @@ fn without_sets(rule: &str, plan: &Plan, inlined: &Inlined) -> Vec<String> {
     elements.map(one).collect()
 }
 
-/// The way to a plan from the one that it was; empty where nothing differs. `inlined` is what holds before it and, if it succeeds, after it.
-pub(crate) fn change(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> String {
-    match (was_empty(touched, now), now.is_empty()) {
-        (true, true) => String::new(),
+/// The way to a plan from the one that it was, in transactions; none where nothing differs. `inlined` is what holds before it and, if
+/// it succeeds, after it.
+pub(crate) fn change(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> Vec<String> {
+    let transactions = match (was_empty(touched, now), now.is_empty()) {
+        (true, true) => Vec::new(),
         (false, false) => {
-            let mut text = String::new();
-            match with_sets(touched, now, inlined) {
-                Some(touched) => write(&touched, now, inlined, &mut text),
-                None => write(touched, now, inlined, &mut text),
-            }
-            text
+            let more = with_sets(touched, now, inlined);
+            let parts = write(more.as_ref().unwrap_or(touched), now, inlined);
+            if moves_to_new_chain(touched, now) { parts.into() } else { vec![parts.concat()] }
         }
         _ => {
             *inlined = self::inlined(now, MANY_SETS);
-            afresh(now, inlined)
+            vec![afresh(now, inlined)]
         }
-    }
+    };
+    transactions.into_iter().filter(|text| !text.is_empty()).collect()
+}
+
+/// Whether a pod that is judged by a chain is to be judged by one that is not there yet. The kernel keeps to the rules that a packet's
+/// look began with, but looks into maps as they are now: led to a chain of the same transaction, a packet would find it empty,
+/// and pass.
+fn moves_to_new_chain(touched: &Touched, now: &Plan) -> bool {
+    touched.subjects.iter().any(|((map, address), was)| {
+        let verdict = now.subjects.get(map).and_then(|entries| entries.get(address));
+        let chain = verdict.map(|verdict| verdict.strip_prefix("jump ").unwrap_or(verdict));
+        was.is_some() && chain.is_some_and(|chain| matches!(touched.chains.get(chain), Some(None)))
+    })
 }
 
 /// What is touched, if that is more than the plan says: a set that was in a rule, and is touched or looked at by another rule now, is
@@ -140,7 +160,8 @@ fn with_sets(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> Option<Tou
 }
 
 /// What is left to do when a change was refused: whoever it concerns is closed until it is not.
-pub(crate) fn closing(touched: &Touched, now: &Plan) -> String {
+/// First the chain that does it, for the reason that [`moves_to_new_chain`] has.
+pub(crate) fn closing(touched: &Touched, now: &Plan) -> Vec<String> {
     let is_touched = |rule: &String| sets_of(rule).any(|set| touched.sets.contains_key(set));
     let concerns = |verdict: &str| {
         let chain = verdict.strip_prefix("jump ").unwrap_or(verdict);
@@ -164,7 +185,7 @@ pub(crate) fn closing(touched: &Touched, now: &Plan) -> String {
     line(&mut text, format_args!("add chain {TABLE} {CLOSED}"));
     line(&mut text, format_args!("flush chain {TABLE} {CLOSED}"));
     line(&mut text, format_args!("add rule {TABLE} {CLOSED} drop"));
-    let mut is_any = false;
+    let mut rest = String::new();
     for (map, entries) in &now.subjects {
         let was = |address: &IpAddr| touched.subjects.get(&(*map, *address));
         let meant: Vec<IpAddr> = entries
@@ -172,13 +193,12 @@ pub(crate) fn closing(touched: &Touched, now: &Plan) -> String {
             .filter(|(address, verdict)| is_new || was(address).is_some() || concerns(verdict))
             .map(|(address, _)| *address)
             .collect();
-        is_any |= !meant.is_empty();
         // Not there before, and there since this was done the last time: added again as it is.
         let had = meant.iter().filter(|address| !is_new && was(address).is_none_or(Option::is_some));
-        elements(&mut text, "delete", map, had.map(IpAddr::to_string));
-        elements(&mut text, "add", map, meant.iter().map(|address| format!("{address} : jump {CLOSED}")));
+        elements(&mut rest, "delete", map, had.map(IpAddr::to_string));
+        elements(&mut rest, "add", map, meant.iter().map(|address| format!("{address} : jump {CLOSED}")));
     }
-    if is_any { text } else { String::new() }
+    if rest.is_empty() { Vec::new() } else { vec![text, rest] }
 }
 
 fn was_empty(touched: &Touched, now: &Plan) -> bool {
@@ -203,8 +223,9 @@ fn declare(text: &mut String) {
     line(text, format_args!("add chain {TABLE} forward {{ type filter hook forward priority 0 ; }}"));
 }
 
-/// Declarations before their use; what is used no longer goes last.
-fn write(touched: &Touched, now: &Plan, inlined: &Inlined, text: &mut String) {
+/// What is new and nobody uses yet; then the rest, where what is used no longer goes last.
+fn write(touched: &Touched, now: &Plan, inlined: &Inlined) -> [String; 2] {
+    let [mut new, mut rest] = [String::new(), String::new()];
     let mut sets: Vec<(&String, &Was)> = touched.sets.iter().filter(|(name, _)| !inlined.contains_key(*name)).collect();
     if sets.len() > MANY_SETS {
         // Those that most rules look at are found first.
@@ -213,11 +234,12 @@ fn write(touched: &Touched, now: &Plan, inlined: &Inlined, text: &mut String) {
     }
     for (name, was) in sets {
         let Some(set) = now.sets.get(name) else { continue };
-        if matches!(was, Was::Absent) {
-            line(text, format_args!("add set {TABLE} {name} {}", set.declaration));
-        }
         let (gone, come): (Vec<&Element>, Vec<&Element>) = match was {
-            Was::Absent => (Vec::new(), set.elements.iter().collect()),
+            Was::Absent => {
+                line(&mut new, format_args!("add set {TABLE} {name} {}", set.declaration));
+                elements(&mut new, "add", name, set.elements.iter().map(Element::to_string));
+                continue;
+            }
             Was::Whole(had) => {
                 (had.elements.difference(&set.elements).collect(), set.elements.difference(&had.elements).collect())
             }
@@ -226,25 +248,29 @@ fn write(touched: &Touched, now: &Plan, inlined: &Inlined, text: &mut String) {
                 parts.iter().filter(|(one, was)| !**was && set.elements.contains(*one)).map(|(one, _)| one).collect(),
             ),
         };
-        elements(text, "delete", name, gone.into_iter().map(Element::to_string));
-        elements(text, "add", name, come.into_iter().map(Element::to_string));
+        elements(&mut rest, "delete", name, gone.into_iter().map(Element::to_string));
+        elements(&mut rest, "add", name, come.into_iter().map(Element::to_string));
     }
     for (name, was) in &touched.chains {
         if was.is_none() && now.chains.contains_key(name) {
-            line(text, format_args!("add chain {TABLE} {name}"));
+            line(&mut new, format_args!("add chain {TABLE} {name}"));
         }
     }
     for (name, was) in &touched.chains {
         let Some(rules) = now.chains.get(name) else { continue };
-        match was {
+        let text = match was {
             Some(was) if was == rules => continue,
-            Some(_) => line(text, format_args!("flush chain {TABLE} {name}")),
-            None => {}
-        }
+            Some(_) => {
+                line(&mut rest, format_args!("flush chain {TABLE} {name}"));
+                &mut rest
+            }
+            None => &mut new,
+        };
         for rule in rules.iter().flat_map(|rule| without_sets(rule, now, inlined)) {
             line(text, format_args!("add rule {TABLE} {name} {rule}"));
         }
     }
+    let text = &mut rest;
     if touched.forward.as_ref().is_some_and(|was| *was != now.forward) {
         line(text, format_args!("flush chain {TABLE} forward"));
         for rule in &now.forward {
@@ -275,6 +301,7 @@ fn write(touched: &Touched, now: &Plan, inlined: &Inlined, text: &mut String) {
             line(text, format_args!("delete set {TABLE} {name}"));
         }
     }
+    [new, rest]
 }
 
 fn elements(text: &mut String, verb: &str, set: &str, elements: impl Iterator<Item = String>) {

@@ -23,7 +23,7 @@ use crate::Config;
 use crate::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use crate::conditions;
 use crate::plan::{Announced, Planner};
-use crate::program::{Inlined, MANY_SETS, afresh, change, closing, inlined, isolated};
+use crate::program::{Inlined, MANY_SETS, afresh, change, closing, in_place, inlined, isolated};
 use crate::registration::{self, Call};
 use crate::world::{DNS, Labels, Node, Pod, Policy};
 
@@ -338,22 +338,21 @@ impl Enforcer {
         }
         self.planner.settle();
         let (touched, plan) = (self.planner.touched(), self.planner.plan());
-        let text = match self.is_programmed {
+        let transactions = match self.is_programmed {
             true => change(touched, plan, &mut self.inlined),
             false => {
                 self.inlined = inlined(plan, MANY_SETS);
-                afresh(plan, &self.inlined)
+                match isolated()?.is_empty() {
+                    true => vec![afresh(plan, &self.inlined)],
+                    false => in_place(plan, &self.inlined),
+                }
             }
         };
-        if !text.is_empty()
-            && let Err(error) = netlink::nft::apply(&text)
-        {
+        if let Err(error) = transactions.iter().try_for_each(|text| netlink::nft::apply(text)) {
             self.is_programmed = false;
-            // Nothing of it was done. Whoever it concerns gets neither the old rules nor none.
-            let text = closing(touched, plan);
-            if !text.is_empty()
-                && let Err(error) = netlink::nft::apply(&text)
-            {
+            // Nothing of it holds yet. Whoever it concerns gets neither the old rules nor none.
+            let closing = closing(touched, plan);
+            if let Err(error) = closing.iter().try_for_each(|text| netlink::nft::apply(text)) {
                 tracing::error!(%error, "pods that changed network policies concern could not be closed");
             }
             return Err(error);

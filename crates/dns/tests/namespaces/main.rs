@@ -149,7 +149,7 @@ fn with_server(test: impl FnOnce(&FakeApi) + Send + 'static) {
         socket.set_up(lo).unwrap();
         // glibc leaves out families of which the host has no address but the loopback's.
         for address in ["192.0.2.99/32", "2001:db8::53/128"] {
-            socket.add_address(lo, address.parse().unwrap()).unwrap();
+            socket.add_own_address(lo, address.parse().unwrap()).unwrap();
         }
         let api = cluster();
         let own = SERVERS.map(|server| SocketAddr::new(server.parse().unwrap(), 53));

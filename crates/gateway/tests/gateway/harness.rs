@@ -89,7 +89,7 @@ fn in_world<F: Future<Output = ()>>(
     socket.set_up(lo).unwrap();
     for number in 1..=9 {
         let length = if is_v6 { 128 } else { 32 };
-        socket.add_address(lo, format!("{}/{length}", local(number)).parse().unwrap()).unwrap();
+        socket.add_own_address(lo, format!("{}/{length}", local(number)).parse().unwrap()).unwrap();
     }
     // Threads of the runtime are made here, and so are in the namespace.
     let mut builder = tokio::runtime::Builder::new_multi_thread();

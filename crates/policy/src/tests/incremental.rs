@@ -124,7 +124,7 @@ fn the_kernel_takes_changes_of_any_order() {
                 happen(&mut random, &mut planner, &mut told, &mut world);
             }
             planner.settle();
-            all.push(change(planner.touched(), planner.plan(), &mut Inlined::new()));
+            all.extend(change(planner.touched(), planner.plan(), &mut Inlined::new()));
             planner.is_programmed();
         }
         assert_eq!(listed_after(all), listed_after(vec![afresh(planner.plan(), &Inlined::new())]), "seed {seed}");
@@ -157,6 +157,6 @@ fn a_change_touches_only_what_it_concerns() {
     let new = pod("other", "new", "b", json!({}), &["10.42.9.9"], json!([]));
     planner.set_pod("other/new", Some(Arc::new(new)));
     planner.settle();
-    let text = change(planner.touched(), planner.plan(), &mut Inlined::new());
+    let text = change(planner.touched(), planner.plan(), &mut Inlined::new()).concat();
     assert!(text.lines().count() <= 2 && text.contains("10.42.9.9 . tcp . 80"), "{text}");
 }

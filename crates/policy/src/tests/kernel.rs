@@ -5,6 +5,7 @@ use std::fs::File;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::cidr::Cidr;
@@ -291,15 +292,15 @@ fn the_kernel_decides_as_policies_say() {
             tell(&mut planner, &world);
             planner.settle();
             // Now and then everything anew, with small sets written into rules: those are made when a change needs them.
-            let text = match round % 3 {
+            let transactions = match round % 3 {
                 0 => {
                     in_rules = inlined(planner.plan(), 0);
                     most = most.max(in_rules.len());
-                    afresh(planner.plan(), &in_rules)
+                    vec![afresh(planner.plan(), &in_rules)]
                 }
                 _ => change(planner.touched(), planner.plan(), &mut in_rules),
             };
-            netlink::nft::apply(&text).unwrap();
+            transactions.iter().for_each(|text| netlink::nft::apply(text).unwrap());
             planner.is_programmed();
             let pods: BTreeMap<u8, &Arc<Pod>> =
                 world.pods.values().map(|pod| (pod.name[1..].parse::<u8>().unwrap() + 2, pod)).collect();
@@ -338,6 +339,58 @@ fn the_kernel_decides_as_policies_say() {
         }
         assert!(counts.iter().all(|count| *count > 300), "{counts:?}");
         assert!(most > 0, "no set was written into a rule");
+    };
+    std::thread::spawn(inside).join().unwrap();
+}
+
+/// However a pod is isolated, it is at every moment: nothing passes while it goes from one chain to another, or the table is replaced.
+#[test]
+fn security_a_change_of_policy_lets_nothing_through() {
+    let inside = || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let lab = Lab::build(&[Protocol::Udp]);
+        let closed = |name: &str| policy("default", name, json!({"podSelector": {}, "policyTypes": ["Ingress"]}));
+        let pods = vec![pod("default", "p0", NODE, json!({}), &["10.42.0.2"], json!([]))];
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(pods, vec![closed("always")]));
+        planner.settle();
+        netlink::nft::apply(&afresh(planner.plan(), &Inlined::new())).unwrap();
+        planner.is_programmed();
+
+        let target = SocketAddr::new(pod_address(2, false), PORTS[0]);
+        let flood = &lab.senders[&(3, false, Protocol::Udp)];
+        let receiver = &lab.receivers[0];
+        let is_over = AtomicBool::new(false);
+        let sent = std::thread::scope(|scope| {
+            let flooding = scope.spawn(|| {
+                let mut sent = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    // A full queue is nobody's mistake here.
+                    sent += u32::from(flood.send_to(&bytes(7, PORTS[0], Protocol::Udp), target).is_ok());
+                }
+                sent
+            });
+            for round in 0..600 {
+                let other = (round % 2 == 0).then(|| Arc::new(closed("sometimes")));
+                planner.set_policy("default/sometimes", other);
+                planner.settle();
+                let transactions = match round % 5 {
+                    // As after a restart.
+                    0 => in_place(planner.plan(), &Inlined::new()),
+                    _ => change(planner.touched(), planner.plan(), &mut Inlined::new()),
+                };
+                assert!(!transactions.is_empty());
+                transactions.iter().for_each(|text| netlink::nft::apply(text).unwrap());
+                planner.is_programmed();
+            }
+            is_over.store(true, Ordering::Relaxed);
+            flooding.join().unwrap()
+        });
+        assert!(sent > 1000, "{sent} sent");
+        receiver.socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let mut buffer = [0; 16];
+        let passed = std::iter::from_fn(|| receiver.socket.recv(&mut buffer).ok()).count();
+        assert_eq!(passed, 0, "of {sent}");
     };
     std::thread::spawn(inside).join().unwrap();
 }

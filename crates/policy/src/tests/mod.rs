@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cluster_policy::ClusterPolicy;
 use crate::decision::{Decision, End, decide};
 use crate::plan::{Announced, Plan, Planner};
-use crate::program::{Inlined, MANY_SETS, afresh, change, closing, inlined, isolated};
+use crate::program::{Inlined, MANY_SETS, afresh, change, closing, in_place, inlined, isolated};
 use crate::world::{Direction, Node, Pod, Policy, Protocol, World};
 
 mod closed;
@@ -491,14 +491,14 @@ fn the_kernel_takes_every_change() {
         for step in 0..12 {
             tell(&mut planner, &random_world(&mut random));
             planner.settle();
-            all.push(match step {
-                0 => afresh(planner.plan(), &Inlined::new()),
+            all.extend(match step {
+                0 => vec![afresh(planner.plan(), &Inlined::new())],
                 _ => change(planner.touched(), planner.plan(), &mut Inlined::new()),
             });
             planner.is_programmed();
         }
         assert_eq!(listed_after(all), listed_after(vec![afresh(planner.plan(), &Inlined::new())]));
-        assert_eq!(change(planner.touched(), planner.plan(), &mut Inlined::new()), "");
+        assert_eq!(change(planner.touched(), planner.plan(), &mut Inlined::new()), Vec::<String>::new());
     }
 }
 
@@ -513,7 +513,7 @@ fn a_pod_that_comes_is_an_element() {
     let come = pod("default", "new", "b", json!({}), &["10.42.1.9"], json!([]));
     planner.set_pod("default/new", Some(Arc::new(come)));
     planner.settle();
-    let text = without_hashes(&change(planner.touched(), planner.plan(), &mut Inlined::new()));
+    let text = without_hashes(&change(planner.touched(), planner.plan(), &mut Inlined::new()).concat());
     assert_eq!(text, "add element inet cox-policy pods4-* { 10.42.1.9 }\n");
 }
 
@@ -532,10 +532,10 @@ fn a_set_that_was_written_into_a_rule_is_made_when_a_change_needs_it() {
     let first = afresh(planner.plan(), &in_rules);
     assert!(first.contains(" ip saddr 10.42.1.2 tcp dport 80 return\n") && !first.contains("ports4"), "{first}");
     planner.is_programmed();
-    assert_eq!(change(planner.touched(), planner.plan(), &mut in_rules), "");
+    assert_eq!(change(planner.touched(), planner.plan(), &mut in_rules), Vec::<String>::new());
     planner.set_pod("default/two", Some(Arc::new(db("two", "10.42.1.3"))));
     planner.settle();
-    let second = change(planner.touched(), planner.plan(), &mut in_rules);
+    let second = change(planner.touched(), planner.plan(), &mut in_rules).concat();
     let said = without_hashes(&second.replace('\n', " \n"));
     for part in [
         "add set inet cox-policy ports4-* ",
@@ -562,7 +562,7 @@ fn security_answers_of_sctp_are_told_by_their_ports_or_not_at_all() {
     for (is_tracked, expected) in [(false, true), (true, false)] {
         planner.set_sctp_tracking(is_tracked);
         planner.settle();
-        let text = change(planner.touched(), planner.plan(), &mut Inlined::new());
+        let text = change(planner.touched(), planner.plan(), &mut Inlined::new()).concat();
         assert_eq!(text.contains("meta l4proto != sctp ct direction reply"), expected, "{text}");
         let listed = listed_after(vec![afresh(planner.plan(), &Inlined::new())]);
         assert_eq!(listed.iter().any(|part| part.contains("meta l4proto !=")), expected, "{listed:?}");
