@@ -259,6 +259,9 @@ fn plan(config: &Config, pods: &[Cidr], owner: &str) -> Vec<Element> {
 }
 
 /// The table itself; stated again by every ADD, so that it exists whoever comes first.
+///
+/// Its hooks come after -100, where iptables has the rules of services: host ports do not take their traffic. The chains
+/// that are removed here had them at -100; the kernel does not move a hook.
 fn base() -> String {
     format!(
         "add table {TABLE}\n\
@@ -276,12 +279,18 @@ fn base() -> String {
          add rule {TABLE} hostports dnat ip6 to ip6 daddr . meta l4proto . th dport map @address6\n\
          add rule {TABLE} hostports meta nfproto ipv4 dnat ip to meta l4proto . th dport map @any4\n\
          add rule {TABLE} hostports meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @any6\n\
-         add chain {TABLE} prerouting {{ type nat hook prerouting priority -100 ; }}\n\
+         add chain {TABLE} prerouting-late {{ type nat hook prerouting priority -99 ; }}\n\
+         flush chain {TABLE} prerouting-late\n\
+         add rule {TABLE} prerouting-late fib daddr type local jump hostports\n\
+         add chain {TABLE} output-late {{ type nat hook output priority -99 ; }}\n\
+         flush chain {TABLE} output-late\n\
+         add rule {TABLE} output-late fib daddr type local jump hostports\n\
+         add chain {TABLE} prerouting\n\
          flush chain {TABLE} prerouting\n\
-         add rule {TABLE} prerouting fib daddr type local jump hostports\n\
-         add chain {TABLE} output {{ type nat hook output priority -100 ; }}\n\
+         delete chain {TABLE} prerouting\n\
+         add chain {TABLE} output\n\
          flush chain {TABLE} output\n\
-         add rule {TABLE} output fib daddr type local jump hostports\n\
+         delete chain {TABLE} output\n\
          add chain {TABLE} postrouting {{ type nat hook postrouting priority 100 ; }}\n\
          flush chain {TABLE} postrouting\n\
          add rule {TABLE} postrouting ip saddr . ip daddr @masquerade4 masquerade\n\

@@ -7,6 +7,7 @@ mod lab;
 mod spoofing;
 
 use std::path::Path;
+use std::process::Command;
 
 use cni::config::NetworkConfig;
 use cni::{AttachmentArgs, Network, PortMapping, Status};
@@ -300,6 +301,43 @@ fn security_a_host_port_stays_with_its_pod() {
         lab.block_on(network.del("c2", &second, "eth0", &args("c2", ""))).unwrap();
         // And now it is nobody's.
         assert!(!lab.connects_from_host("192.0.2.1:8080"));
+    });
+}
+
+/// CVE-2019-9946, with a proxy that uses iptables, whichever of the two was there first.
+#[test]
+fn security_services_of_iptables_come_before_host_ports() {
+    Lab::run(|lab| {
+        // As a former version left it.
+        netlink::nft::apply(
+            "add table inet cox-portmap\n\
+             add chain inet cox-portmap prerouting { type nat hook prerouting priority -100 ; }\n\
+             add rule inet cox-portmap prerouting meta l4proto tcp accept\n\
+             add chain inet cox-portmap output { type nat hook output priority -100 ; }\n",
+        )
+        .unwrap();
+        let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        let network = network(lab, ours(), &list(&[bridge(json!({"isGateway": true}), v4()), portmap]));
+        let mapping =
+            PortMapping { host_port: 8080, container_port: 80, protocol: "tcp".into(), host_ip: String::new() };
+        let args = AttachmentArgs::for_pod("ns", "c1", "c1", "c1").port_mappings(&[mapping]);
+        let pod = lab.pod_path();
+        // A service without an endpoint that answers.
+        let service = |verb: &str| {
+            let rule = ["-w", "-t", "nat", verb, "PREROUTING", "-p", "tcp", "--dport", "8080", "-j", "REDIRECT"];
+            let status = Command::new("iptables").args(rule).args(["--to-ports", "9"]).status().unwrap();
+            assert!(status.success());
+        };
+        service("-A");
+        lab.block_on(network.add("c1", &pod, "eth0", &args)).unwrap();
+        lab.serve_in_pod();
+        assert!(!lab.connects_from_outside("192.0.2.1:8080"), "the service came first");
+        service("-D");
+        assert!(lab.connects_from_outside("192.0.2.1:8080"), "there is no service");
+        service("-A");
+        assert!(!lab.connects_from_outside("192.0.2.1:8080"), "the host port came first");
+        service("-D");
+        lab.block_on(network.del("c1", &pod, "eth0", &args)).unwrap();
     });
 }
 

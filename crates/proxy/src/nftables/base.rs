@@ -86,7 +86,7 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
         "",
         &[format!("{key} vmap @services"), format!("{to_node_port} meta l4proto . th dport vmap @node-ports")],
     );
-    // Before the host ports of pods, which the plug-in `portmap` has at -100: they do not take the traffic of services.
+    // Before the host ports of pods, which the plug-in `portmap` has at -99: they do not take the traffic of services.
     //
     // Twice: the kernel keeps to the chains it began with, but looks into maps as they are now. Where a transaction comes in
     // between, a chain and a map do not fit, and the packet finds no endpoint. It looks again in the next hook, which begins
