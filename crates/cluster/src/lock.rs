@@ -1,19 +1,27 @@
 //! The lock that says whether a cluster runs, and in which process.
 //!
 //! The kernel drops it when the process ends, however it ends: a stale pid is never believed, and waiting for the end of
-//! a cluster is waiting for the lock.
+//! a cluster is waiting for the lock, and then for what is left of the process: it closes its files one after the other, and
+//! the store's may be the last.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use rustix::io::Errno;
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::options::Options;
+
+/// Of a process that the kernel is taking apart (`sched.h`).
+const PF_EXITING: u64 = 0x4;
 
 /// Held for as long as this process runs the cluster.
 pub(crate) struct Lock(#[expect(dead_code, reason = "holding it is the point")] Flock<File>);
@@ -30,6 +38,11 @@ impl Lock {
             }
             Err(holder) => Ok(Err(holder)),
         }
+    }
+
+    /// Held until the process ends, whatever its tasks still do when all else is over.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
     }
 
     /// Held by a command that changes what is on this machine in several steps: two of them would undo each other's.
@@ -58,7 +71,14 @@ fn try_lock(path: &Path, how: FlockArg) -> Result<std::result::Result<Flock<File
     let in_file = || path.display().to_string();
     loop {
         match Flock::lock(open(path)?, how) {
-            Ok(file) => return Ok(Ok(file)),
+            Ok(mut file) => {
+                let mut last = String::new();
+                file.read_to_string(&mut last).with_context(in_file)?;
+                if let Ok(last) = last.trim().parse() {
+                    until_gone(Pid::from_raw(last))?;
+                }
+                return Ok(Ok(file));
+            }
             Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
                 let holder = Holder::read(file, path)?;
                 if !is_ending(holder.pid) {
@@ -71,13 +91,34 @@ fn try_lock(path: &Path, how: FlockArg) -> Result<std::result::Result<Flock<File
     }
 }
 
-/// Whether a process is a corpse, or has a SIGKILL to die of. One that cannot be seen is somewhere else, alive.
+/// Whether a process is a corpse, on its way out, or has a SIGKILL to die of. One that cannot be seen is somewhere else, alive.
 fn is_ending(pid: Pid) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
+    let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else { return false };
+    // Behind the name of the program, which may be anything.
+    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6)?.parse::<u64>().ok());
+    if flags.is_some_and(|flags| flags & PF_EXITING != 0) {
+        return true;
+    }
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
     let killed =
         |mask: &str| u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & 1 << (Signal::SIGKILL as u32 - 1) != 0);
     field("State:").starts_with(['Z', 'X']) || killed(field("SigPnd:")) || killed(field("ShdPnd:"))
+}
+
+/// Waits until nothing is left of a process that is ending; one that is not is another, with the same number.
+fn until_gone(pid: Pid) -> Result<()> {
+    let Some(number) = rustix::process::Pid::from_raw(pid.as_raw()).filter(|_| is_ending(pid)) else { return Ok(()) };
+    let process = match pidfd_open(number, PidfdFlags::empty()) {
+        Err(Errno::SRCH) => return Ok(()),
+        process => process.with_context(|| format!("waiting for the end of process {pid}"))?,
+    };
+    loop {
+        match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+            Err(nix::errno::Errno::EINTR) => {}
+            ended => return ended.map(drop).with_context(|| format!("waiting for the end of process {pid}")),
+        }
+    }
 }
 
 /// The process that runs a cluster.
@@ -110,6 +151,9 @@ impl Holder {
         // Not a task: the kernel's wait cannot be cancelled, and must not hold up the end of our own process.
         std::thread::spawn(move || {
             if open(&self.path).is_ok_and(|file| Flock::lock(file, FlockArg::LockShared).is_ok()) {
+                if let Err(error) = until_gone(self.pid) {
+                    tracing::warn!(%error, "it has left its lock");
+                }
                 // Nobody may be waiting any more.
                 let _ = sender.send(());
             }
@@ -146,7 +190,7 @@ impl Holder {
         self.refuse_stranger()?;
         nix::sys::signal::kill(self.pid, Signal::SIGTERM).with_context(|| format!("stopping process {}", self.pid))?;
         match Flock::lock(open(&self.path)?, FlockArg::LockExclusive) {
-            Ok(_) => Ok(()),
+            Ok(_) => until_gone(self.pid),
             Err((_, error)) => Err(error).with_context(|| self.path.display().to_string()),
         }
     }
@@ -203,6 +247,22 @@ mod tests {
         stranger.kill().unwrap();
         stranger.wait().unwrap();
         drop(held);
+    }
+
+    #[test]
+    fn only_what_is_ending_is_waited_for() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed());
+        assert!(!is_ending(pid));
+        until_gone(pid).unwrap();
+        child.kill().unwrap();
+        // Its parent does not take note, and so it is still there to be seen.
+        let flags = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
+        nix::sys::wait::waitid(nix::sys::wait::Id::Pid(pid), flags).unwrap();
+        assert!(is_ending(pid));
+        until_gone(pid).unwrap();
+        child.wait().unwrap();
+        until_gone(pid).unwrap();
     }
 
     #[test]

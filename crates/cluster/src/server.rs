@@ -50,10 +50,10 @@ pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
     private_dir(&options.run_dir)?;
     // Before the lock tells anyone where to send it: unheard, it would end the process.
     let nudges = signal(SignalKind::user_defined1())?;
-    let _lock = match Lock::take(&options.lock_file())? {
-        Ok(lock) => lock,
+    match Lock::take(&options.lock_file())? {
+        Ok(lock) => lock.keep(),
         Err(holder) => bail!("process {} runs this cluster already", holder.pid),
-    };
+    }
     import::refuse_unfinished(&options)?;
     let flags = members::completed(flags.over(Flags::remembered(&options)?)?, &options)?.settled()?;
     flags.remember(&options)?;

@@ -27,10 +27,10 @@ const RENEWAL_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Runs the node until SIGTERM or SIGINT. Progress goes to standard output.
 pub(super) async fn run(options: &Options) -> Result<()> {
     private_dir(&options.run_dir)?;
-    let _lock = match Lock::take(&options.lock_file())? {
-        Ok(lock) => lock,
+    match Lock::take(&options.lock_file())? {
+        Ok(lock) => lock.keep(),
         Err(holder) => bail!("process {} runs this node already", holder.pid),
-    };
+    }
     let mut member = Membership::load(options)?.context("this machine has not joined a cluster")?;
     let mut progress = Progress::default();
     tokio::select! {

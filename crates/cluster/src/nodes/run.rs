@@ -42,10 +42,10 @@ pub(crate) async fn main(args: Args) -> Result<()> {
     let options = &args.options;
     private_dir(&options.data_dir)?;
     private_dir(&options.run_dir)?;
-    let _lock = match Lock::take(&options.lock_file())? {
-        Ok(lock) => lock,
+    match Lock::take(&options.lock_file())? {
+        Ok(lock) => lock.keep(),
         Err(holder) => bail!("process {} runs this node already", holder.pid),
-    };
+    }
     if let Some(chore) = args.chore {
         return clear_pods(options, chore).await;
     }
