@@ -1,4 +1,4 @@
-//! What is in the kernel, and the transaction that makes it what is planned. But for [`isolated`] pure: plans in, text out.
+//! What is in the kernel, and the transactions that make it what is planned. But for [`isolated`] pure: plans in, text out.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,11 +22,20 @@ const FEW: usize = 4;
 /// Sets that the kernel does not have, because their elements are in the only rule that looks at them; each with the chain of that rule.
 pub(crate) type Inlined = BTreeMap<String, String>;
 
-/// The addresses that the table in the kernel isolates; none without a table. Blocking.
+/// The addresses that tables in the kernel isolate; none without a table. Blocking.
 pub(crate) fn isolated() -> io::Result<BTreeSet<IpAddr>> {
-    let mut addresses = BTreeSet::new();
+    Ok(isolated_by(TABLE)?.into_iter().chain(isolated_by(MEANWHILE)?).collect())
+}
+
+/// Whether the table isolates anyone, rather than one that stood in for it when a process was killed. Blocking.
+pub(crate) fn is_at_work() -> io::Result<bool> {
+    Ok(!isolated_by(TABLE)?.is_empty())
+}
+
+fn isolated_by(table: &str) -> io::Result<Vec<IpAddr>> {
+    let mut addresses = Vec::new();
     for (map, _) in SUBJECTS {
-        match netlink::nft::elements(TABLE, map) {
+        match netlink::nft::elements(table, map) {
             Ok(elements) => addresses.extend(elements.iter().filter_map(|element| element.key.parse::<IpAddr>().ok())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -35,23 +44,30 @@ pub(crate) fn isolated() -> io::Result<BTreeSet<IpAddr>> {
     Ok(addresses)
 }
 
-/// The transactions of [`afresh`] where a table isolates pods already. The hooks of the old table go and those of the new one come one
-/// after the other, and a packet on its way could meet neither: meanwhile, a third table judges as the new one will.
-pub(crate) fn in_place(plan: &Plan, inlined: &Inlined) -> Vec<String> {
-    let new = afresh(plan, inlined);
-    let meanwhile = (!plan.is_empty()).then(|| new.replace(TABLE, MEANWHILE));
-    let over = format!("add table {MEANWHILE}\ndelete table {MEANWHILE}\n");
-    meanwhile.into_iter().chain([new, over]).collect()
+/// The transactions that put a plan in the place of whatever is there.
+pub(crate) fn anew(plan: &Plan, inlined: &Inlined, is_at_work: bool) -> Vec<String> {
+    in_place(afresh(plan, inlined), is_at_work && !plan.is_empty())
 }
 
-/// Takes whatever table is there away and builds what is planned.
-pub(crate) fn afresh(plan: &Plan, inlined: &Inlined) -> String {
+/// Puts a new table in the place of another. The hooks of the old one go and those of the new one come one after the other, and a
+/// packet on its way could meet neither. Where pods are isolated, another table judges meanwhile as the new one will: one that is
+/// made for it, or that a process has left which was killed here.
+fn in_place(new: Vec<String>, is_at_work: bool) -> Vec<String> {
+    let of_other = |text: &String| text.replace(TABLE, MEANWHILE);
+    let meanwhile: Vec<String> = if is_at_work { new.iter().map(of_other).collect() } else { Vec::new() };
+    let over = format!("add table {MEANWHILE}\ndelete table {MEANWHILE}\n");
+    meanwhile.into_iter().chain(new).chain([over]).collect()
+}
+
+/// Takes whatever table is there away and builds what is planned: all that rules look at, then the rules that look.
+pub(crate) fn afresh(plan: &Plan, inlined: &Inlined) -> Vec<String> {
     let mut text = format!("add table {TABLE}\ndelete table {TABLE}\n");
     if plan.is_empty() {
-        return text;
+        return vec![text];
     }
     declare(&mut text);
-    text + &write(&Touched::all(plan), plan, inlined).concat()
+    let [new, rules, rest] = write(&Touched::all(plan), plan, inlined);
+    vec![text + &new, rules + &rest]
 }
 
 /// The sets that [`afresh`] need not make, if there are more than `many`: those with a few elements that one rule looks at.
@@ -100,32 +116,37 @@ fn without_sets(rule: &str, plan: &Plan, inlined: &Inlined) -> Vec<String> {
     elements.map(one).collect()
 }
 
-/// The way to a plan from the one that it was, in transactions; none where nothing differs. `inlined` is what holds before it and, if
+/// The way to a plan from the one that it was, in transactions; none where nothing differs.
+///
+/// What is new comes before what leads to it. The kernel keeps to the rules that a packet's look began with, but looks into maps as
+/// they are now: led to a chain of the same transaction, a packet would find it empty, and pass. And it fills sets with ranges
+/// last of all: a rule of the same transaction would find nothing in them. `inlined` is what holds before it and, if
 /// it succeeds, after it.
 pub(crate) fn change(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> Vec<String> {
     let transactions = match (was_empty(touched, now), now.is_empty()) {
         (true, true) => Vec::new(),
         (false, false) => {
             let more = with_sets(touched, now, inlined);
-            let parts = write(more.as_ref().unwrap_or(touched), now, inlined);
-            if moves_to_new_chain(touched, now) { parts.into() } else { vec![parts.concat()] }
+            let [new, rules, rest] = write(more.as_ref().unwrap_or(touched), now, inlined);
+            if moves_to_changed_chain(touched, now) { vec![new, rules, rest] } else { vec![new, rules + &rest] }
         }
         _ => {
             *inlined = self::inlined(now, MANY_SETS);
-            vec![afresh(now, inlined)]
+            afresh(now, inlined)
         }
     };
     transactions.into_iter().filter(|text| !text.is_empty()).collect()
 }
 
-/// Whether a pod that is judged by a chain is to be judged by one that is not there yet. The kernel keeps to the rules that a packet's
-/// look began with, but looks into maps as they are now: led to a chain of the same transaction, a packet would find it empty,
-/// and pass.
-fn moves_to_new_chain(touched: &Touched, now: &Plan) -> bool {
+/// Whether a pod that is judged by a chain is to be judged by another that changes: the map would lead to its rules of before.
+fn moves_to_changed_chain(touched: &Touched, now: &Plan) -> bool {
     touched.subjects.iter().any(|((map, address), was)| {
         let verdict = now.subjects.get(map).and_then(|entries| entries.get(address));
         let chain = verdict.map(|verdict| verdict.strip_prefix("jump ").unwrap_or(verdict));
-        was.is_some() && chain.is_some_and(|chain| matches!(touched.chains.get(chain), Some(None)))
+        let changes = |chain: &str| {
+            [chain.to_owned(), next_of(chain)].iter().any(|chain| matches!(touched.chains.get(chain), Some(Some(_))))
+        };
+        was.is_some() && verdict != was.as_ref() && chain.is_some_and(changes)
     })
 }
 
@@ -160,8 +181,8 @@ fn with_sets(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> Option<Tou
 }
 
 /// What is left to do when a change was refused: whoever it concerns is closed until it is not.
-/// First the chain that does it, for the reason that [`moves_to_new_chain`] has.
-pub(crate) fn closing(touched: &Touched, now: &Plan) -> Vec<String> {
+/// First the chain that does it, for the reason that [`change`] has.
+pub(crate) fn closing(touched: &Touched, now: &Plan, is_at_work: bool) -> Vec<String> {
     let is_touched = |rule: &String| sets_of(rule).any(|set| touched.sets.contains_key(set));
     let concerns = |verdict: &str| {
         let chain = verdict.strip_prefix("jump ").unwrap_or(verdict);
@@ -173,7 +194,7 @@ pub(crate) fn closing(touched: &Touched, now: &Plan) -> Vec<String> {
     let mut text = String::new();
     let is_new = was_empty(touched, now);
     if is_new {
-        text.push_str(&afresh(&Plan::default(), &Inlined::new()));
+        text.push_str(&afresh(&Plan::default(), &Inlined::new()).concat());
         declare(&mut text);
         for (set, declaration) in self_sets() {
             line(&mut text, format_args!("add set {TABLE} {set} {declaration}"));
@@ -198,7 +219,12 @@ pub(crate) fn closing(touched: &Touched, now: &Plan) -> Vec<String> {
         elements(&mut rest, "delete", map, had.map(IpAddr::to_string));
         elements(&mut rest, "add", map, meant.iter().map(|address| format!("{address} : jump {CLOSED}")));
     }
-    if rest.is_empty() { Vec::new() } else { vec![text, rest] }
+    match (rest.is_empty(), is_new) {
+        (true, _) => Vec::new(),
+        // After a restart all is new here, but not in the kernel.
+        (false, true) => in_place(vec![text + &rest], is_at_work),
+        (false, false) => vec![text, rest],
+    }
 }
 
 fn was_empty(touched: &Touched, now: &Plan) -> bool {
@@ -223,9 +249,9 @@ fn declare(text: &mut String) {
     line(text, format_args!("add chain {TABLE} forward {{ type filter hook forward priority 0 ; }}"));
 }
 
-/// What is new and nobody uses yet; then the rest, where what is used no longer goes last.
-fn write(touched: &Touched, now: &Plan, inlined: &Inlined) -> [String; 2] {
-    let [mut new, mut rest] = [String::new(), String::new()];
+/// What is new; other rules for chains that were there; and the rest, where what is used no longer goes last.
+fn write(touched: &Touched, now: &Plan, inlined: &Inlined) -> [String; 3] {
+    let [mut new, mut changed, mut rest] = [String::new(), String::new(), String::new()];
     let mut sets: Vec<(&String, &Was)> = touched.sets.iter().filter(|(name, _)| !inlined.contains_key(*name)).collect();
     if sets.len() > MANY_SETS {
         // Those that most rules look at are found first.
@@ -261,8 +287,8 @@ fn write(touched: &Touched, now: &Plan, inlined: &Inlined) -> [String; 2] {
         let text = match was {
             Some(was) if was == rules => continue,
             Some(_) => {
-                line(&mut rest, format_args!("flush chain {TABLE} {name}"));
-                &mut rest
+                line(&mut changed, format_args!("flush chain {TABLE} {name}"));
+                &mut changed
             }
             None => &mut new,
         };
@@ -301,7 +327,7 @@ fn write(touched: &Touched, now: &Plan, inlined: &Inlined) -> [String; 2] {
             line(text, format_args!("delete set {TABLE} {name}"));
         }
     }
-    [new, rest]
+    [new, changed, rest]
 }
 
 fn elements(text: &mut String, verb: &str, set: &str, elements: impl Iterator<Item = String>) {

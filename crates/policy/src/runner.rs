@@ -23,7 +23,7 @@ use crate::Config;
 use crate::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use crate::conditions;
 use crate::plan::{Announced, Planner};
-use crate::program::{Inlined, MANY_SETS, afresh, change, closing, in_place, inlined, isolated};
+use crate::program::{Inlined, MANY_SETS, anew, change, closing, inlined, is_at_work, isolated};
 use crate::registration::{self, Call};
 use crate::world::{DNS, Labels, Node, Pod, Policy};
 
@@ -101,7 +101,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
         match result {
             Ok(()) => failures = 0,
             Err(error) => {
-                // The transaction did nothing, and what is in the kernel may not be what we think: begin afresh.
+                // What is in the kernel may not be what we think: begin afresh.
                 tracing::error!(%error, "programming network policies failed");
                 failures += 1;
                 let delay = client::backoff::exponential(RETRY.0, RETRY.1, failures);
@@ -342,16 +342,13 @@ impl Enforcer {
             true => change(touched, plan, &mut self.inlined),
             false => {
                 self.inlined = inlined(plan, MANY_SETS);
-                match isolated()?.is_empty() {
-                    true => vec![afresh(plan, &self.inlined)],
-                    false => in_place(plan, &self.inlined),
-                }
+                anew(plan, &self.inlined, is_at_work()?)
             }
         };
         if let Err(error) = transactions.iter().try_for_each(|text| netlink::nft::apply(text)) {
             self.is_programmed = false;
             // Nothing of it holds yet. Whoever it concerns gets neither the old rules nor none.
-            let closing = closing(touched, plan);
+            let closing = closing(touched, plan, is_at_work().unwrap_or(true));
             if let Err(error) = closing.iter().try_for_each(|text| netlink::nft::apply(text)) {
                 tracing::error!(%error, "pods that changed network policies concern could not be closed");
             }

@@ -206,16 +206,16 @@ fn security_a_refused_change_leaves_closed_whom_it_concerns() {
     planner.settle();
     let first = afresh(planner.plan(), &Inlined::new());
     // The first of all is refused: all that were to be isolated are closed.
-    let closed = listed_after(closing(planner.touched(), planner.plan())).join("\n");
+    let closed = listed_after(closing(planner.touched(), planner.plan(), true)).join("\n");
     assert!(closed.contains("10.42.0.2 : jump closed") && closed.contains("ip daddr vmap @ingress4"), "{closed}");
     planner.is_programmed();
-    assert_eq!(closing(planner.touched(), planner.plan()), Vec::<String>::new());
+    assert_eq!(closing(planner.touched(), planner.plan(), true), Vec::<String>::new());
     // A later one: those whom it concerns, and again if that happens again.
     planner.set_policy("default/db", Some(Arc::new(isolating("db"))));
     planner.settle();
     let (second, again) = (
         change(planner.touched(), planner.plan(), &mut Inlined::new()).concat(),
-        closing(planner.touched(), planner.plan()),
+        closing(planner.touched(), planner.plan(), true),
     );
     let found = listed_after([vec![first.clone()], again.clone(), again].concat()).join("\n");
     assert!(found.contains("10.42.0.3 : jump closed") && !found.contains("10.42.0.2 : jump closed"), "{found}");
@@ -223,6 +223,7 @@ fn security_a_refused_change_leaves_closed_whom_it_concerns() {
     planner.is_programmed();
     planner.set_pod("default/friend", None);
     planner.settle();
-    let found = listed_after([vec![first, second], closing(planner.touched(), planner.plan())].concat()).join("\n");
+    let found =
+        listed_after([vec![first, second], closing(planner.touched(), planner.plan(), true)].concat()).join("\n");
     assert!(found.contains("10.42.0.2 : jump closed"), "{found}");
 }

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::cidr::Cidr;
@@ -15,6 +14,7 @@ use nix::sys::socket::sockopt::IpTransparent;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, bind, setsockopt, socket,
 };
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 
@@ -354,19 +354,26 @@ fn security_a_change_of_policy_lets_nothing_through() {
         let mut planner = Planner::new(NODE, "cox0");
         tell(&mut planner, &world(pods, vec![closed("always")]));
         planner.settle();
-        netlink::nft::apply(&afresh(planner.plan(), &Inlined::new())).unwrap();
-        planner.is_programmed();
 
         let target = SocketAddr::new(pod_address(2, false), PORTS[0]);
         let flood = &lab.senders[&(3, false, Protocol::Udp)];
         let receiver = &lab.receivers[0];
-        let is_over = AtomicBool::new(false);
+        // Without a policy it is reached.
+        let packet = bytes(7, PORTS[0], Protocol::Udp);
+        flood.send_to(&packet, target).unwrap();
+        assert_eq!(receiver.next(), 7);
+        netlink::nft::apply(&afresh(planner.plan(), &Inlined::new())).unwrap();
+        planner.is_programmed();
+
+        let is_over = CancellationToken::new();
         let sent = std::thread::scope(|scope| {
+            // Also when this thread panics.
+            let _end = is_over.clone().drop_guard();
             let flooding = scope.spawn(|| {
                 let mut sent = 0;
-                while !is_over.load(Ordering::Relaxed) {
+                while !is_over.is_cancelled() {
                     // A full queue is nobody's mistake here.
-                    sent += u32::from(flood.send_to(&bytes(7, PORTS[0], Protocol::Udp), target).is_ok());
+                    sent += u32::from(flood.send_to(&packet, target).is_ok());
                 }
                 sent
             });
@@ -376,14 +383,14 @@ fn security_a_change_of_policy_lets_nothing_through() {
                 planner.settle();
                 let transactions = match round % 5 {
                     // As after a restart.
-                    0 => in_place(planner.plan(), &Inlined::new()),
+                    0 => anew(planner.plan(), &Inlined::new(), true),
                     _ => change(planner.touched(), planner.plan(), &mut Inlined::new()),
                 };
                 assert!(!transactions.is_empty());
                 transactions.iter().for_each(|text| netlink::nft::apply(text).unwrap());
                 planner.is_programmed();
             }
-            is_over.store(true, Ordering::Relaxed);
+            is_over.cancel();
             flooding.join().unwrap()
         });
         assert!(sent > 1000, "{sent} sent");
@@ -391,6 +398,57 @@ fn security_a_change_of_policy_lets_nothing_through() {
         let mut buffer = [0; 16];
         let passed = std::iter::from_fn(|| receiver.socket.recv(&mut buffer).ok()).count();
         assert_eq!(passed, 0, "of {sent}");
+    };
+    std::thread::spawn(inside).join().unwrap();
+}
+
+/// What is allowed before and after a change is allowed all the time.
+#[test]
+fn a_change_of_policy_loses_nothing() {
+    let inside = || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let lab = Lab::build(&[Protocol::Udp]);
+        let open = |last: u16| {
+            let ports = json!([{"protocol": "UDP", "port": 70, "endPort": last}]);
+            policy("default", "open", json!({"podSelector": {}, "ingress": [{"ports": ports}]}))
+        };
+        let pods = vec![pod("default", "p0", NODE, json!({}), &["10.42.0.2"], json!([]))];
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(pods, vec![open(100)]));
+        planner.settle();
+        netlink::nft::apply(&afresh(planner.plan(), &Inlined::new())).unwrap();
+        planner.is_programmed();
+
+        let target = SocketAddr::new(pod_address(2, false), PORTS[0]);
+        let (sender, receiver) = (&lab.senders[&(3, false, Protocol::Udp)], &lab.receivers[0]);
+        let is_over = CancellationToken::new();
+        let arrived = std::thread::scope(|scope| {
+            // Also when this thread panics.
+            let _end = is_over.clone().drop_guard();
+            let sending = scope.spawn(|| {
+                let mut arrived = 0;
+                while !is_over.is_cancelled() {
+                    sender.send_to(&bytes(arrived, PORTS[0], Protocol::Udp), target).unwrap();
+                    assert_eq!(receiver.next(), arrived);
+                    arrived += 1;
+                }
+                arrived
+            });
+            for round in 0..300 {
+                planner.set_policy("default/open", Some(Arc::new(open(100 + round % 2))));
+                planner.settle();
+                let transactions = match round % 5 {
+                    // As after a restart.
+                    0 => anew(planner.plan(), &Inlined::new(), true),
+                    _ => change(planner.touched(), planner.plan(), &mut Inlined::new()),
+                };
+                transactions.iter().for_each(|text| netlink::nft::apply(text).unwrap());
+                planner.is_programmed();
+            }
+            is_over.cancel();
+            sending.join().unwrap()
+        });
+        assert!(arrived > 1000, "{arrived} arrived");
     };
     std::thread::spawn(inside).join().unwrap();
 }

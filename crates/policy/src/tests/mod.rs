@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cluster_policy::ClusterPolicy;
 use crate::decision::{Decision, End, decide};
 use crate::plan::{Announced, Plan, Planner};
-use crate::program::{Inlined, MANY_SETS, afresh, change, closing, in_place, inlined, isolated};
+use crate::program::{Inlined, MANY_SETS, anew, change, closing, inlined, isolated};
 use crate::world::{Direction, Node, Pod, Policy, Protocol, World};
 
 mod closed;
@@ -20,6 +20,11 @@ mod incremental;
 mod kernel;
 
 const NODE: &str = "a";
+
+/// All that makes a plan what is in the kernel, in one text.
+fn afresh(plan: &Plan, inlined: &Inlined) -> String {
+    crate::program::afresh(plan, inlined).concat()
+}
 
 fn pod(namespace: &str, name: &str, node: &str, labels: Value, addresses: &[&str], ports: Value) -> Pod {
     let ips: Vec<Value> = addresses.iter().map(|ip| json!({"ip": ip})).collect();
