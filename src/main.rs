@@ -9,6 +9,7 @@ mod memory;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Command};
 use futures_util::future::BoxFuture;
@@ -34,6 +35,9 @@ enum Group {
     /// Started by other components, never by people.
     Internal,
 }
+
+/// For what runs outside of the runtime when all else has ended.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 const fn row(group: Group, name: &'static str, about: &'static str, run: fn(Vec<OsString>) -> ExitCode) -> Component {
     Component { name, about, group, run }
@@ -206,7 +210,10 @@ fn start<A: Args>(argv: Vec<OsString>, main: Main<A>, log_level: &str) -> ExitCo
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };
-    match runtime.block_on(main(args)) {
+    let result = runtime.block_on(main(args));
+    // What still waits for a disk or a silent NFS server ends with the process.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

@@ -31,9 +31,12 @@ impl Lock {
     pub(crate) fn take(path: &Path) -> Result<std::result::Result<Lock, Holder>> {
         match try_lock(path, FlockArg::LockExclusiveNonblock)? {
             Ok(mut file) => {
+                let last = last_holder(&file);
                 file.set_len(0)?;
                 file.rewind()?;
                 write!(*file, "{}", std::process::id())?;
+                // Under our own number: nobody else takes this for the end of the last one.
+                last.map_or(Ok(()), until_gone)?;
                 Ok(Ok(Lock(file)))
             }
             Err(holder) => Ok(Err(holder)),
@@ -62,7 +65,14 @@ impl Lock {
             return Ok(None);
         }
         // Shared, so that two who only look do not see each other.
-        Ok(try_lock(path, FlockArg::LockSharedNonblock)?.err())
+        match try_lock(path, FlockArg::LockSharedNonblock)? {
+            Ok(file) => {
+                let last = last_holder(&file);
+                drop(file);
+                last.map_or(Ok(None), |last| until_gone(last).map(|()| None))
+            }
+            Err(holder) => Ok(Some(holder)),
+        }
     }
 }
 
@@ -71,14 +81,7 @@ fn try_lock(path: &Path, how: FlockArg) -> Result<std::result::Result<Flock<File
     let in_file = || path.display().to_string();
     loop {
         match Flock::lock(open(path)?, how) {
-            Ok(mut file) => {
-                let mut last = String::new();
-                file.read_to_string(&mut last).with_context(in_file)?;
-                if let Ok(last) = last.trim().parse() {
-                    until_gone(Pid::from_raw(last))?;
-                }
-                return Ok(Ok(file));
-            }
+            Ok(file) => return Ok(Ok(file)),
             Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
                 let holder = Holder::read(file, path)?;
                 if !is_ending(holder.pid) {
@@ -89,6 +92,13 @@ fn try_lock(path: &Path, how: FlockArg) -> Result<std::result::Result<Flock<File
             Err((_, error)) => return Err(error).with_context(in_file),
         }
     }
+}
+
+/// Who had a lock that is free now, if that can be told.
+fn last_holder(mut file: &File) -> Option<Pid> {
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    text.trim().parse().ok().map(Pid::from_raw)
 }
 
 /// Whether a process is a corpse, on its way out, or has a SIGKILL to die of. One that cannot be seen is somewhere else, alive.
@@ -110,7 +120,8 @@ fn is_ending(pid: Pid) -> bool {
 fn until_gone(pid: Pid) -> Result<()> {
     let Some(number) = rustix::process::Pid::from_raw(pid.as_raw()).filter(|_| is_ending(pid)) else { return Ok(()) };
     let process = match pidfd_open(number, PidfdFlags::empty()) {
-        Err(Errno::SRCH) => return Ok(()),
+        // Gone since, or the number of a thread.
+        Err(Errno::SRCH | Errno::INVAL) => return Ok(()),
         process => process.with_context(|| format!("waiting for the end of process {pid}"))?,
     };
     loop {
@@ -150,6 +161,7 @@ impl Holder {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         // Not a task: the kernel's wait cannot be cancelled, and must not hold up the end of our own process.
         std::thread::spawn(move || {
+            // Free again at once: only its end is waited for.
             if open(&self.path).is_ok_and(|file| Flock::lock(file, FlockArg::LockShared).is_ok()) {
                 if let Err(error) = until_gone(self.pid) {
                     tracing::warn!(%error, "it has left its lock");
@@ -190,7 +202,10 @@ impl Holder {
         self.refuse_stranger()?;
         nix::sys::signal::kill(self.pid, Signal::SIGTERM).with_context(|| format!("stopping process {}", self.pid))?;
         match Flock::lock(open(&self.path)?, FlockArg::LockExclusive) {
-            Ok(_) => until_gone(self.pid),
+            Ok(file) => {
+                drop(file);
+                until_gone(self.pid)
+            }
             Err((_, error)) => Err(error).with_context(|| self.path.display().to_string()),
         }
     }
