@@ -22,7 +22,8 @@ pub fn unguard() -> Result<(), nft::Error> {
 }
 
 fn rules(pods: &[Cidr], bridge: &str) -> String {
-    let mut text = format!("add table {TABLE}\ndelete table {TABLE}\nadd table {TABLE}\n");
+    // Rules are exchanged in their chains: the hook of a new chain would come after that of the old one had gone, or before.
+    let mut text = format!("add table {TABLE}\n");
     // Incoming packets are judged before anything else is made of them, outgoing ones when their link is known.
     for (chain, hook, link, address) in [
         ("incoming", "prerouting priority -300", "iifname", "saddr"),
@@ -30,7 +31,8 @@ fn rules(pods: &[Cidr], bridge: &str) -> String {
         ("own", "output priority -10", "oifname", "daddr"),
     ] {
         // Infallible: writing to a String.
-        let _ = writeln!(text, "add chain {TABLE} {chain} {{ type filter hook {hook} ; }}");
+        let _ =
+            writeln!(text, "add chain {TABLE} {chain} {{ type filter hook {hook} ; }}\nflush chain {TABLE} {chain}");
         for inside in ["lo", bridge, "cox-wg*"] {
             let _ = writeln!(text, "add rule {TABLE} {chain} {link} \"{inside}\" return");
         }

@@ -14,8 +14,10 @@ pub fn masquerade(sources: &[Cidr], inside: &[Cidr]) -> Result<(), nft::Error> {
 
 fn rules(sources: &[Cidr], inside: &[Cidr]) -> String {
     let mut text = format!(
-        "add table {TABLE}\ndelete table {TABLE}\nadd table {TABLE}\n\
-         add chain {TABLE} postrouting {{ type nat hook postrouting priority 100 ; }}\n"
+        // Never without its hook: a connection that began under a pod's address would go on with it.
+        "add table {TABLE}\n\
+         add chain {TABLE} postrouting {{ type nat hook postrouting priority 100 ; }}\n\
+         flush chain {TABLE} postrouting\n"
     );
     for (family, is_v6, multicast) in [("ip", false, "224.0.0.0/4"), ("ip6", true, "ff00::/8")] {
         let of_family = |ranges: &[Cidr]| -> Vec<String> {

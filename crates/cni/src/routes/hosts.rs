@@ -120,29 +120,17 @@ pub fn program(me: &Peer, plan: &Plan, vxlan: &VxlanConfig) -> io::Result<()> {
         wanted.insert(route);
     }
     let tunnel = match plan.tunnelled.is_empty() {
-        true => {
-            remove_tunnel(&socket, vxlan)?;
-            None
-        }
+        true => None,
         false => Some(ensure_tunnel(&socket, me, vxlan)?),
     };
     if let Some(tunnel) = tunnel {
-        let entry = |far: &Tunnelled| Neighbour { index: tunnel, addr: far.host, mac: far.mac };
         for far in &plan.tunnelled {
-            socket.set_forwarding(&entry(far))?;
+            socket.set_forwarding(&Neighbour { index: tunnel, addr: far.host, mac: far.mac })?;
             socket.set_neighbour(&Neighbour { index: tunnel, addr: far.range.addr, mac: far.mac })?;
             let mut route = Route::to(far.range).via(far.range.addr).dev(tunnel);
             route.protocol = Route::OURS;
             route.onlink = true;
             wanted.insert(route);
-        }
-        let present = |n: &Neighbour| plan.tunnelled.iter().any(|far| far.mac == n.mac && far.range.addr == n.addr);
-        for gone in socket.neighbours(tunnel)?.iter().filter(|n| is_ours(n.mac) && !present(n)) {
-            socket.del_neighbour(gone)?;
-        }
-        let moved = |e: &Neighbour| !plan.tunnelled.iter().any(|far| entry(far) == *e);
-        for gone in socket.forwarding(tunnel)?.iter().filter(|e| is_ours(e.mac) && moved(e)) {
-            socket.del_forwarding(gone)?;
         }
     }
     let key = |route: &Route| (route.dst, route.gateway, route.oif);
@@ -157,6 +145,23 @@ pub fn program(me: &Peer, plan: &Plan, vxlan: &VxlanConfig) -> io::Result<()> {
     }
     for route in present.iter().filter(|p| !wanted.iter().any(|w| w.dst == p.dst)) {
         socket.del_route(route)?;
+    }
+    // Last: until a moment ago there were routes through it.
+    match tunnel {
+        None => remove_tunnel(&socket, vxlan),
+        Some(tunnel) => prune_tunnel(&socket, tunnel, plan),
+    }
+}
+
+/// Forgets hosts that the tunnel leads to no longer.
+fn prune_tunnel(socket: &Socket, tunnel: u32, plan: &Plan) -> io::Result<()> {
+    let present = |n: &Neighbour| plan.tunnelled.iter().any(|far| far.mac == n.mac && far.range.addr == n.addr);
+    for gone in socket.neighbours(tunnel)?.iter().filter(|n| is_ours(n.mac) && !present(n)) {
+        socket.del_neighbour(gone)?;
+    }
+    let moved = |e: &Neighbour| !plan.tunnelled.iter().any(|far| far.host == e.addr && far.mac == e.mac);
+    for gone in socket.forwarding(tunnel)?.iter().filter(|e| is_ours(e.mac) && moved(e)) {
+        socket.del_forwarding(gone)?;
     }
     Ok(())
 }

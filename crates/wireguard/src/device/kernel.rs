@@ -39,8 +39,9 @@ impl Device {
     pub(super) fn set_peers(&self, peers: &[Peer]) -> Result<(), DeviceError> {
         let there = self.device("reading the peers")?.peers;
         let (set, gone) = changes(&there, peers);
-        self.wireguard.remove_peers(self.index, &gone).map_err(|source| self.failed("removing peers", source))?;
-        self.wireguard.set_peers(self.index, &set).map_err(|source| self.failed("setting peers", source))
+        // In this order a range goes from one peer to another, rather than to nobody in between.
+        self.wireguard.set_peers(self.index, &set).map_err(|source| self.failed("setting peers", source))?;
+        self.wireguard.remove_peers(self.index, &gone).map_err(|source| self.failed("removing peers", source))
     }
 
     pub(super) fn state(&self) -> Result<BTreeMap<PublicKey, PeerState>, DeviceError> {
