@@ -1,5 +1,6 @@
 //! Addresses on links.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -67,8 +68,22 @@ impl Socket {
         Ok(answers.iter().filter_map(|answer| parse(answer)).collect())
     }
 
+    /// The destinations of packets that this host keeps for itself.
+    pub fn own(&self) -> io::Result<Own> {
+        Ok(Own(self.addresses()?.into_iter().map(|address| address.cidr.addr).collect()))
+    }
+
     pub fn addresses_of(&self, index: u32) -> io::Result<Vec<Address>> {
         Ok(self.addresses()?.into_iter().filter(|address| address.index == index).collect())
+    }
+}
+
+/// The addresses of a host, with all of its loopback.
+pub struct Own(BTreeSet<IpAddr>);
+
+impl Own {
+    pub fn has(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.0.contains(&address)
     }
 }
 

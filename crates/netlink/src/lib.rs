@@ -19,7 +19,7 @@ mod route;
 mod socket;
 pub mod wireguard;
 
-pub use address::{Address, settle};
+pub use address::{Address, Own, settle};
 pub use announce::announce;
 pub use flow::Flow;
 pub use link::{Link, LinkKind, is_valid_ifname, mac_text, parse_mac};

@@ -339,9 +339,12 @@ fn forget_flows(config: &Config, pods: &[Cidr]) {
     let ports: Vec<&PortMapping> =
         config.runtime_config.port_mappings.iter().filter(|mapping| mapping.protocol == "udp").collect();
     let Some(socket) = (!ports.is_empty()).then(Socket::open_netfilter).and_then(Result::ok) else { return };
+    // Flows to the same port of others, such as a DNS server, are none of its business.
+    let Ok(own) = Socket::open().and_then(|socket| socket.own()) else { return };
+    let is_ours = |to: SocketAddr| own.has(to.ip()) && ports.iter().any(|mapping| is_mapped(mapping, to));
     for pod in pods {
         for flow in socket.udp_flows(pod.is_v6()).unwrap_or_default() {
-            if flow.endpoint.ip() != pod.addr && ports.iter().any(|mapping| is_mapped(mapping, flow.destination)) {
+            if flow.endpoint.ip() != pod.addr && is_ours(flow.destination) {
                 let _ = socket.forget(&flow);
             }
         }
