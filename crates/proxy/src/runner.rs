@@ -92,7 +92,8 @@ async fn run_mode<B: Backend>(mut config: Config, stop: CancellationToken) -> an
     }
     let mut failures = 0;
     let mut fresh_at = Instant::now();
-    servers.spawn(FutureExt::boxed(remove_leftovers(proxy.config.mode)));
+    // Once our own rules are there: until then services go by those of the other mode.
+    let mut other_mode = Some(remove_leftovers(proxy.config.mode));
     loop {
         if Instant::now() >= fresh_at {
             proxy.programmed = None;
@@ -106,7 +107,12 @@ async fn run_mode<B: Backend>(mut config: Config, stop: CancellationToken) -> an
             dirty.put_back(keys);
             Err(Error::Panicked)
         }) {
-            Ok(()) => failures = 0,
+            Ok(()) => {
+                failures = 0;
+                if let Some(removed) = other_mode.take() {
+                    servers.spawn(FutureExt::boxed(removed));
+                }
+            }
             Err(error) => {
                 // The transaction did nothing, and what is in the kernel may not be what we think: begin afresh.
                 tracing::error!(%error, "programming the rules failed");

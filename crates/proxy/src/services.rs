@@ -78,6 +78,8 @@ pub(crate) struct ServicePort {
     pub(crate) cluster: Vec<Target>,
     /// Usable under a Local policy: on this node.
     pub(crate) local: Vec<Target>,
+    /// All that answer, wherever they are and whatever the policies: flows to them go on until they end.
+    pub(crate) serving: Vec<Target>,
     /// Addresses of ready endpoints on this node: what a load balancer is told about.
     pub(crate) local_ready: BTreeSet<IpAddr>,
     /// Addresses of endpoints on this node, ready or not: they may reach themselves.
@@ -91,7 +93,7 @@ pub(crate) struct Frontend {
     pub(crate) port: u16,
 }
 
-/// UDP frontends and what they lead to now; flows to anything else are stale.
+/// UDP frontends and what answers behind them; flows to anything else are stale.
 pub(crate) type UdpTargets = BTreeMap<Frontend, Vec<Target>>;
 
 /// What the load balancer's health check asks of this node.
@@ -99,6 +101,10 @@ pub(crate) type UdpTargets = BTreeMap<Frontend, Vec<Target>>;
 pub(crate) struct HealthCheck {
     pub(crate) port: u16,
     pub(crate) local_endpoints: usize,
+}
+
+fn target(endpoint: &Endpoint) -> Target {
+    Target { addr: endpoint.addr, port: endpoint.port }
 }
 
 /// All ports of a Service; empty when it needs nothing from a proxy.
@@ -160,6 +166,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
                 external_local: spec.external_traffic_policy.as_deref() == Some("Local"),
                 cluster: choice.cluster,
                 local: choice.local,
+                serving: found.iter().filter(|e| e.is_ready || e.is_serving_terminating).map(target).collect(),
                 local_ready: choice.local_ready,
                 here: found.iter().filter(|e| is_on(e, node)).map(|e| e.addr).collect(),
             });
@@ -171,20 +178,12 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
 pub(crate) fn udp_targets(ports: &[ServicePort]) -> UdpTargets {
     let mut found = UdpTargets::new();
     for port in ports.iter().filter(|port| port.protocol == Protocol::Udp) {
-        let mut note = |addr: Option<IpAddr>, number: u16, targets: &[Target]| {
-            found.entry(Frontend { addr, port: number }).or_default().extend(targets);
+        let mut note = |addr: Option<IpAddr>, number: u16| {
+            found.entry(Frontend { addr, port: number }).or_default().extend(&port.serving);
         };
-        let internal = if port.internal_local { &port.local } else { &port.cluster };
-        let mut external = port.cluster.clone();
-        if port.external_local {
-            external.extend(&port.local);
-        }
-        port.cluster_ips.iter().for_each(|addr| note(Some(*addr), port.port, internal));
-        port.external_ips
-            .iter()
-            .chain(&port.load_balancer_ips)
-            .for_each(|addr| note(Some(*addr), port.port, &external));
-        port.node_port.iter().for_each(|number| note(None, *number, &external));
+        let addresses = port.cluster_ips.iter().chain(&port.external_ips).chain(&port.load_balancer_ips);
+        addresses.for_each(|addr| note(Some(*addr), port.port));
+        port.node_port.iter().for_each(|number| note(None, *number));
     }
     found
 }
@@ -232,7 +231,6 @@ struct Choice {
 }
 
 fn choose(found: &[Endpoint], node: &Node) -> Choice {
-    let target = |endpoint: &Endpoint| Target { addr: endpoint.addr, port: endpoint.port };
     let place = endpoints::Place { node: &node.name, zone: node.zone.as_deref() };
     let cluster = endpoints::choose(found, place).into_iter().map(target).collect();
     let local = || found.iter().filter(|endpoint| is_on(endpoint, node));

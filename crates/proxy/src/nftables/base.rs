@@ -111,17 +111,34 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
     }
     chain("check-forward", "type filter hook forward priority 0", &unserved);
     chain("check-output", "type filter hook output priority 0", &unserved);
-    let mut input = vec![
+    let input = [
         format!("ct state new {key} vmap @unserved"),
         "ct state new fib daddr type local meta l4proto . th dport vmap @unserved-ports".to_owned(),
     ];
-    if !is_v6 && settings.localhost_node_ports {
-        // `route_localnet` is on: keep the neighbours away from what listens on 127.0.0.1 only.
-        input.insert(
-            0,
-            "ip saddr != 127.0.0.0/8 ip daddr 127.0.0.0/8 ct state new ct status & dnat == 0 drop".to_owned(),
-        );
-    }
     chain("check-input", "type filter hook input priority 0", &input);
+    if !is_v6 {
+        text.push_str(&localhost(settings.localhost_node_ports));
+    }
     text
+}
+
+/// With `route_localnet` on, neighbours are kept away from what listens on 127.0.0.1 only. In a table that stays when all else is built
+/// afresh: the hooks of tables come and go one after the other, and a packet between them would get through.
+fn localhost(is_on: bool) -> String {
+    let table = "ip cox-proxy-localhost";
+    match is_on {
+        true => format!(
+            "add table {table}\n\
+             add chain {table} input {{ type filter hook input priority 0 ; }}\n\
+             flush chain {table} input\n\
+             add rule {table} input ip saddr != 127.0.0.0/8 ip daddr 127.0.0.0/8 ct state new ct status & dnat == 0 drop\n"
+        ),
+        false => format!("add table {table}\ndelete table {table}\n"),
+    }
+}
+
+/// Takes all tables away.
+pub(super) fn nothing() -> String {
+    let tables = FAMILIES.map(|family| format!("add table {0} cox-proxy\ndelete table {0} cox-proxy\n", family.name));
+    tables.concat() + &localhost(false)
 }

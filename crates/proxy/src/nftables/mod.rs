@@ -1,4 +1,4 @@
-//! The kernel's side, with nftables: one table per family, `cox-proxy`.
+//! The kernel's side, with nftables: one table per family, `cox-proxy`, and one that guards 127.0.0.1.
 //!
 //! A packet's (address, protocol, port) is looked up in `services`; the verdict leads to a chain that picks an endpoint by
 //! looking up (address, port, random number) in the `endpoints` map of the protocol. Those chains are shared by all services
@@ -27,10 +27,7 @@ pub(crate) async fn apply(transaction: &Transaction) -> Result<()> {
 
 /// Deletes our tables; quiet when there are none.
 pub(crate) async fn remove() -> Result<()> {
-    let text = base::FAMILIES
-        .map(|family| format!("add table {0} cox-proxy\ndelete table {0} cox-proxy\n", family.name))
-        .concat();
-    apply(&Transaction { text }).await
+    apply(&Transaction { text: base::nothing() }).await
 }
 
 #[cfg(test)]

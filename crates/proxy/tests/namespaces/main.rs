@@ -6,13 +6,13 @@ mod api;
 mod network;
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
-use network::{Api, HEALTHZ, Lab, METRICS, ask_tcp, ask_udp, get};
+use network::{Api, HEALTHZ, Lab, METRICS, ask_tcp, ask_tcp_within, ask_udp, get};
 use proxy::DetectLocal;
 
 /// Long enough for a busy machine; nothing waits for it when all is well.
@@ -75,26 +75,29 @@ fn nobody_is_refused_while_endpoints_change() {
         let _proxy = lab.proxy(&api);
         eventually("an answer", || ask_tcp(Some(lab.outside()), "192.0.2.1:30080"), Result::is_ok);
 
-        let is_over = AtomicBool::new(false);
+        let is_over = CancellationToken::new();
         let load = |target: &str| {
             setns(lab.outside(), CloneFlags::CLONE_NEWNET).unwrap();
             let (mut answered, mut failed) = (0, Vec::new());
-            while !is_over.load(Ordering::Relaxed) {
-                match ask_tcp(None, target) {
+            while !is_over.is_cancelled() {
+                let asked = Instant::now();
+                match ask_tcp_within(None, target, DEADLINE) {
                     Ok(_) => answered += 1,
-                    Err(error) => failed.push(error),
+                    Err(error) => failed.push(format!("{target} after {:?}: {error}", asked.elapsed())),
                 }
             }
             (answered, failed)
         };
         let load = &load;
         std::thread::scope(|scope| {
+            // Also when this thread panics.
+            let _end = is_over.clone().drop_guard();
             let clients = ["192.0.2.1:30080", "10.43.0.9:8080"].map(|target| scope.spawn(move || load(target)));
             for change in 0..CHANGES {
                 api.put("endpointslices", slice("web", http(), &pods[..1 + change % 3]));
                 std::thread::sleep(Duration::from_millis(5));
             }
-            is_over.store(true, Ordering::Relaxed);
+            is_over.cancel();
             for client in clients {
                 let (answered, failed) = client.join().unwrap();
                 assert!(answered > 10 && failed.is_empty(), "{answered} answered, failed: {failed:?}");

@@ -269,10 +269,14 @@ fn serve(pod: &Namespace, number: u8) {
 
 /// One connection and what came over it; from the host without a namespace.
 pub(crate) fn ask_tcp(from: Option<&Namespace>, target: &str) -> Result<String, String> {
+    ask_tcp_within(from, target, COMMAND_TIMEOUT)
+}
+
+pub(crate) fn ask_tcp_within(from: Option<&Namespace>, target: &str, timeout: Duration) -> Result<String, String> {
     let address = meant(target);
     let ask = move || {
-        let mut stream = TcpStream::connect_timeout(&address, COMMAND_TIMEOUT).map_err(|error| error.to_string())?;
-        stream.set_read_timeout(Some(COMMAND_TIMEOUT)).unwrap();
+        let mut stream = TcpStream::connect_timeout(&address, timeout).map_err(|error| error.to_string())?;
+        stream.set_read_timeout(Some(timeout)).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).map_err(|error| error.to_string())?;
         Ok(text)
