@@ -335,6 +335,13 @@ fn udp_clients_follow_their_service() {
         // One socket, so one flow: without forgetting it would stick to the first endpoint.
         let mut client = ask_udp(lab.pod(4), "10.43.0.10:53");
         eventually("first", &mut client, |a| a.as_deref() == Ok("p2"));
+        // While it ends it still answers whom it answered before; others go elsewhere.
+        let mut ending = slice("dns", ports.clone(), &[("10.42.0.2", "a"), ("10.42.0.3", "a")]);
+        ending["endpoints"][0]["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
+        api.put("endpointslices", ending);
+        let others = || answering(10, || ask_udp(lab.pod(4), "10.43.0.10:53")());
+        eventually("others", others, |seen| *seen == names(&["p3"]));
+        eventually("while it ends", &mut client, |a| a.as_deref() == Ok("p2"));
         api.put("endpointslices", slice("dns", ports, &[("10.42.0.3", "a")]));
         eventually("second", &mut client, |a| a.as_deref() == Ok("p3"));
     });
