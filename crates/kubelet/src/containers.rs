@@ -56,6 +56,10 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
+fn masked_paths(more: Vec<String>) -> Vec<String> {
+    MASKED_PATHS.iter().map(|path| (*path).to_owned()).chain(more).collect()
+}
+
 const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Sysctls that are namespaced and harm nobody else; others need `--allowed-unsafe-sysctls`.
@@ -303,6 +307,8 @@ pub(crate) struct ContainerParts<'a> {
     pub(crate) seccomp_root: &'a Path,
     /// Containers that name no seccomp profile get the runtime's.
     pub(crate) seccomp_default: bool,
+    /// Places of this machine that are masked besides those of every machine.
+    pub(crate) thermal_paths: Vec<String>,
 }
 
 pub(crate) fn container_config(
@@ -360,7 +366,7 @@ pub(crate) fn container_config(
                 supplemental_groups: groups,
                 supplemental_groups_policy: groups_policy(pod),
                 no_new_privs: context.allow_privilege_escalation == Some(false),
-                masked_paths: if unmasked { vec![] } else { MASKED_PATHS.iter().map(|p| (*p).into()).collect() },
+                masked_paths: if unmasked { vec![] } else { masked_paths(parts.thermal_paths) },
                 readonly_paths: if unmasked { vec![] } else { READONLY_PATHS.iter().map(|p| (*p).into()).collect() },
                 seccomp: Some(if is_privileged {
                     seccomp(None, parts.seccomp_root, false)
@@ -597,6 +603,7 @@ mod tests {
         assert_eq!(security.supplemental_groups, [3003, 4, 777]);
         let sandbox = sandbox_config(
             &pod,
+                thermal_paths: vec!["/sys/cpu0/hot".into()],
             SandboxParts {
                 attempt: 0,
                 hostname: "h".into(),
@@ -606,5 +613,6 @@ mod tests {
             },
         );
         assert_eq!((sandbox.port_mappings[0].host_port, sandbox.port_mappings[0].container_port), (8080, 80));
+        assert!(["/proc/kcore", "/sys/cpu0/hot"].iter().all(|path| security.masked_paths.iter().any(|it| it == path)));
     }
 }
