@@ -389,6 +389,11 @@ pub(crate) fn container_config(
     })
 }
 
+/// The image of a volume: the one that the pod may use. Its name may be another image's by the time that it is mounted.
+pub(crate) fn volume_image(id: String, reference: &str) -> v1::ImageSpec {
+    v1::ImageSpec { image: id, user_specified_image: reference.to_owned(), ..Default::default() }
+}
+
 /// Whether mounts below a volume are read-only too.
 pub(crate) fn is_recursively_read_only(mount: &VolumeMount, is_supported: bool) -> Result<bool, NotRecursive> {
     let mode = match mount.recursive_read_only.as_deref() {
@@ -557,6 +562,12 @@ mod tests {
     }
 
     #[test]
+    fn security_the_image_of_a_volume_is_the_one_that_was_looked_at() {
+        let spec = volume_image("sha256:1".into(), "example.com/a:latest");
+        assert_eq!((spec.image.as_str(), spec.user_specified_image.as_str()), ("sha256:1", "example.com/a:latest"));
+    }
+
+    #[test]
     fn pod_settings_fill_in_and_host_ports_are_mapped() {
         let spec = PodSpec {
             security_context: Some(PodSecurityContext {
@@ -592,6 +603,7 @@ mod tests {
                 target_id: None,
                 seccomp_root: Path::new("/"),
                 seccomp_default: false,
+                thermal_paths: vec!["/sys/cpu0/hot".into()],
             },
         )
         .unwrap();
@@ -601,9 +613,9 @@ mod tests {
         assert_eq!(security.run_as_user.unwrap().value, 1001);
         assert_eq!(security.run_as_group.unwrap().value, 2002);
         assert_eq!(security.supplemental_groups, [3003, 4, 777]);
+        assert!(["/proc/kcore", "/sys/cpu0/hot"].iter().all(|path| security.masked_paths.iter().any(|it| it == path)));
         let sandbox = sandbox_config(
             &pod,
-                thermal_paths: vec!["/sys/cpu0/hot".into()],
             SandboxParts {
                 attempt: 0,
                 hostname: "h".into(),
@@ -613,6 +625,5 @@ mod tests {
             },
         );
         assert_eq!((sandbox.port_mappings[0].host_port, sandbox.port_mappings[0].container_port), (8080, 80));
-        assert!(["/proc/kcore", "/sys/cpu0/hot"].iter().all(|path| security.masked_paths.iter().any(|it| it == path)));
     }
 }
