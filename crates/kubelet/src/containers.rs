@@ -56,6 +56,10 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
+fn masked_paths(more: Vec<String>) -> Vec<String> {
+    MASKED_PATHS.iter().map(|path| (*path).to_owned()).chain(more).collect()
+}
+
 const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Sysctls that are namespaced and harm nobody else; others need `--allowed-unsafe-sysctls`.
@@ -303,6 +307,8 @@ pub(crate) struct ContainerParts<'a> {
     pub(crate) seccomp_root: &'a Path,
     /// Containers that name no seccomp profile get the runtime's.
     pub(crate) seccomp_default: bool,
+    /// Places of this machine that are masked besides those of every machine.
+    pub(crate) thermal_paths: Vec<String>,
 }
 
 pub(crate) fn container_config(
@@ -360,7 +366,7 @@ pub(crate) fn container_config(
                 supplemental_groups: groups,
                 supplemental_groups_policy: groups_policy(pod),
                 no_new_privs: context.allow_privilege_escalation == Some(false),
-                masked_paths: if unmasked { vec![] } else { MASKED_PATHS.iter().map(|p| (*p).into()).collect() },
+                masked_paths: if unmasked { vec![] } else { masked_paths(parts.thermal_paths) },
                 readonly_paths: if unmasked { vec![] } else { READONLY_PATHS.iter().map(|p| (*p).into()).collect() },
                 seccomp: Some(if is_privileged {
                     seccomp(None, parts.seccomp_root, false)
@@ -381,6 +387,11 @@ pub(crate) fn container_config(
         }),
         ..Default::default()
     })
+}
+
+/// The image of a volume: the one that the pod may use. Its name may be another image's by the time that it is mounted.
+pub(crate) fn volume_image(id: String, reference: &str) -> v1::ImageSpec {
+    v1::ImageSpec { image: id, user_specified_image: reference.to_owned(), ..Default::default() }
 }
 
 /// Whether mounts below a volume are read-only too.
@@ -551,6 +562,12 @@ mod tests {
     }
 
     #[test]
+    fn security_the_image_of_a_volume_is_the_one_that_was_looked_at() {
+        let spec = volume_image("sha256:1".into(), "example.com/a:latest");
+        assert_eq!((spec.image.as_str(), spec.user_specified_image.as_str()), ("sha256:1", "example.com/a:latest"));
+    }
+
+    #[test]
     fn pod_settings_fill_in_and_host_ports_are_mapped() {
         let spec = PodSpec {
             security_context: Some(PodSecurityContext {
@@ -586,6 +603,7 @@ mod tests {
                 target_id: None,
                 seccomp_root: Path::new("/"),
                 seccomp_default: false,
+                thermal_paths: vec!["/sys/cpu0/hot".into()],
             },
         )
         .unwrap();
@@ -595,6 +613,7 @@ mod tests {
         assert_eq!(security.run_as_user.unwrap().value, 1001);
         assert_eq!(security.run_as_group.unwrap().value, 2002);
         assert_eq!(security.supplemental_groups, [3003, 4, 777]);
+        assert!(["/proc/kcore", "/sys/cpu0/hot"].iter().all(|path| security.masked_paths.iter().any(|it| it == path)));
         let sandbox = sandbox_config(
             &pod,
             SandboxParts {

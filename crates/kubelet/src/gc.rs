@@ -103,9 +103,10 @@ async fn collect_images(kubelet: &Kubelet, seen: &mut HashMap<String, Age>, all_
         if is_new && !all_unused && !is_too_old {
             continue;
         }
+        let known = kubelet.images.known(&image.id);
         match kubelet.runtime.remove_image(&image.id).await {
             Ok(()) => {
-                kubelet.images.removed(&image.id);
+                kubelet.images.removed(&image.id, known);
                 tracing::info!(image = image.id, bytes = image.size, "unused image removed");
                 to_free = to_free.saturating_sub(image.size);
             }

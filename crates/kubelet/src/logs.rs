@@ -124,9 +124,11 @@ fn open_plain(path: &Path) -> io::Result<std::fs::File> {
     }
 }
 
-/// At most `limit` bytes from the start of a regular file.
+/// At most `limit` bytes from the start of a regular file. It may be a file of a pod's volume, where containers make pipes: whoever
+/// waited for a writer there would wait for ever.
 pub(crate) async fn read_start(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
-    let file = File::open(path).await?;
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = tokio::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).await?;
     if !file.metadata().await?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
@@ -397,6 +399,18 @@ mod tests {
         std::fs::remove_dir_all(&container).unwrap();
         std::os::unix::fs::symlink(dir.path().join("secrets"), &container).unwrap();
         assert!(tail_text(&log, 80, 6).await.is_err());
+    }
+
+    /// A container may have a volume where its last words are expected, and in it a pipe that nobody writes to.
+    #[tokio::test]
+    async fn security_nobody_waits_for_the_last_words_of_a_container() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("message");
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        assert_eq!(read_start(&path, 6).await.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "whole\nrest").unwrap();
+        assert_eq!(read_start(&path, 6).await.unwrap(), b"whole\n");
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ mod mounts;
 mod old_containers;
 mod sandbox;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::containers::{self, ContainerParts};
 use crate::env::{self, Context, EnvFile, Sources};
 use crate::error::{CgroupError, ConfigError, SyncError};
 use crate::kubelet::Kubelet;
-use crate::node::machine::limits_swap;
+use crate::node::machine::{CPUS, limits_swap, thermal_paths};
 use crate::objects::NotSynced;
 use crate::pass::{Memory, Pass};
 use crate::plan::{self, Actions};
@@ -490,6 +491,7 @@ impl Kubelet {
                 target_id,
                 seccomp_root: &self.settings.root_dir.join("seccomp"),
                 seccomp_default: self.settings.seccomp_default,
+                thermal_paths: thermal_paths(Path::new(CPUS)),
             },
         )?)
     }

@@ -10,7 +10,7 @@ use cri::v1;
 use crate::engine::{Engine, Sandbox};
 use crate::error::{Error, Result, doing};
 use crate::image::store::Image;
-use crate::pod_config::{SHARED_FILES, hostname, namespace_options};
+use crate::pod_config::{SHARED_FILES, check_users, hostname, namespace_options};
 use crate::spec::{
     Device, Mount, MountSource, Namespace, Namespaces, Process, Propagation, Resources, Rootfs, Spec, User,
 };
@@ -47,6 +47,7 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
     {
         return Err(Error::Invalid("this runtime sets no SELinux labels".into()));
     }
+    check_done(config, &security)?;
     let wanted = linux.resources.unwrap_or_default();
     let capability = security.capabilities.clone().unwrap_or_default();
     let (mounts, volume_images) = mounts(input, &security)?;
@@ -78,7 +79,7 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
             None => seccomp::filters(&security, capabilities.effective)?,
             Some(_) => Vec::new(),
         },
-        apparmor: apparmor(&security),
+        apparmor: apparmor(&security, Path::new("/sys/kernel/security/apparmor").exists())?,
         oom_score_adj: wanted.oom_score_adj,
     };
     let spec = Spec {
@@ -167,15 +168,33 @@ fn user(security: &v1::LinuxContainerSecurityContext, image_user: &str) -> Resul
     })
 }
 
-/// None where the host has no AppArmor: there is nothing to confine with, and pods say so only when they must.
-fn apparmor(security: &v1::LinuxContainerSecurityContext) -> Option<String> {
-    if security.privileged || !Path::new("/sys/kernel/security/apparmor").exists() {
-        return None;
+/// What somebody asks for and would not get: they would believe to have it.
+fn check_done(config: &v1::ContainerConfig, security: &v1::LinuxContainerSecurityContext) -> Result<()> {
+    let refused = |what: &str| Err(Error::Invalid(what.to_owned()));
+    if let Some(options) = &security.namespace_options {
+        check_users(options)?;
     }
-    let profile = security.apparmor.as_ref()?;
+    if config.mounts.iter().any(|mount| !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty()) {
+        return refused("this runtime maps no owners of mounts");
+    }
+    match config.cdi_devices.is_empty() {
+        true => Ok(()),
+        false => refused("this runtime has no CDI devices"),
+    }
+}
+
+/// The profile of a file, for privileged containers as for others. There is no default one: where the kernel could enforce it,
+/// whoever asks for it must not go without.
+fn apparmor(security: &v1::LinuxContainerSecurityContext, has_apparmor: bool) -> Result<Option<String>> {
+    use v1::security_profile::ProfileType;
+    let Some(profile) = &security.apparmor else { return Ok(None) };
     match profile.profile_type() {
-        v1::security_profile::ProfileType::Localhost => Some(profile.localhost_ref.clone()),
-        _ => None,
+        ProfileType::Localhost if has_apparmor => Ok(Some(profile.localhost_ref.clone())),
+        ProfileType::Localhost => Err(Error::Invalid("AppArmor is not enabled on the host".into())),
+        ProfileType::RuntimeDefault if has_apparmor && !security.privileged => {
+            Err(Error::Invalid("this runtime has no default AppArmor profile".into()))
+        }
+        ProfileType::RuntimeDefault | ProfileType::Unconfined => Ok(None),
     }
 }
 
@@ -403,6 +422,60 @@ mod tests {
             (None, "", Some(7), Err(refused.to_string())),
         ] {
             assert_eq!(of(uid, name, gid), expected);
+        }
+    }
+
+    /// AppArmor confines whoever a profile is named for, or nothing starts.
+    #[test]
+    fn security_a_named_profile_is_never_left_out() {
+        use v1::security_profile::ProfileType::{Localhost, RuntimeDefault, Unconfined};
+        let of = |kind: v1::security_profile::ProfileType, privileged, has_apparmor| {
+            let apparmor = Some(v1::SecurityProfile { profile_type: kind.into(), localhost_ref: "own".into() });
+            super::apparmor(
+                &v1::LinuxContainerSecurityContext { apparmor, privileged, ..Default::default() },
+                has_apparmor,
+            )
+        };
+        for (kind, privileged, has_apparmor, expected) in [
+            (Localhost, false, true, Ok(Some("own".to_owned()))),
+            (Localhost, true, true, Ok(Some("own".to_owned()))),
+            (Localhost, false, false, Err(())),
+            (RuntimeDefault, false, true, Err(())),
+            (RuntimeDefault, true, true, Ok(None)),
+            (RuntimeDefault, false, false, Ok(None)),
+            (Unconfined, false, true, Ok(None)),
+        ] {
+            assert_eq!(
+                of(kind, privileged, has_apparmor).map_err(drop),
+                expected,
+                "{kind:?} {privileged} {has_apparmor}"
+            );
+        }
+        assert_eq!(super::apparmor(&v1::LinuxContainerSecurityContext::default(), true).unwrap(), None);
+    }
+
+    #[test]
+    fn security_containers_do_not_start_without_what_they_ask_for() {
+        let users = |mode: v1::NamespaceMode| v1::LinuxContainerSecurityContext {
+            namespace_options: Some(v1::NamespaceOption {
+                userns_options: Some(v1::UserNamespace { mode: mode.into(), ..Default::default() }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let mapping = vec![v1::IdMapping { host_id: 65536, container_id: 0, length: 65536 }];
+        let plain = v1::LinuxContainerSecurityContext::default();
+        let with_mount = |mount: v1::Mount| v1::ContainerConfig { mounts: vec![mount], ..Default::default() };
+        let device = v1::CdiDevice { name: "vendor.com/device=one".into() };
+        for (config, security, is_done) in [
+            (v1::ContainerConfig::default(), plain.clone(), true),
+            (v1::ContainerConfig::default(), users(v1::NamespaceMode::Node), true),
+            (v1::ContainerConfig::default(), users(v1::NamespaceMode::Pod), false),
+            (with_mount(v1::Mount { uid_mappings: mapping.clone(), ..Default::default() }), plain.clone(), false),
+            (with_mount(v1::Mount { gid_mappings: mapping, ..Default::default() }), plain.clone(), false),
+            (v1::ContainerConfig { cdi_devices: vec![device], ..Default::default() }, plain.clone(), false),
+        ] {
+            assert_eq!(check_done(&config, &security).is_ok(), is_done, "{config:?}");
         }
     }
 

@@ -48,8 +48,7 @@ pub(crate) async fn sync(engine: &Arc<Engine>, request: v1::ExecSyncRequest) -> 
     let pipes = || -> std::io::Result<_> {
         let (out_read, out_write) = sys::pipe()?;
         let (err_read, err_write) = sys::pipe()?;
-        let null = std::fs::File::open("/dev/null")?;
-        Ok((Output::new(out_read)?, Output::new(err_read)?, vec![null.into(), out_write, err_write]))
+        Ok((Output::new(out_read)?, Output::new(err_read)?, vec![sys::open_null()?, out_write, err_write]))
     };
     let (mut stdout, mut stderr, fds) = pipes().map_err(doing("making pipes"))?;
     let run = async {

@@ -4,6 +4,8 @@ use std::fs;
 
 use cri::v1;
 
+use crate::error::{Error, Result};
+
 /// Files of `/etc` that all containers of a pod see and may write to.
 pub(crate) const SHARED_FILES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
 
@@ -14,6 +16,15 @@ pub(crate) fn namespace_options(config: &v1::PodSandboxConfig) -> v1::NamespaceO
         .and_then(|l| l.security_context.as_ref())
         .and_then(|s| s.namespace_options.clone())
         .unwrap_or_default()
+}
+
+/// Root in a user namespace is nobody outside: who asks for one must not get the node's root.
+pub(crate) fn check_users(options: &v1::NamespaceOption) -> Result<()> {
+    let users = options.userns_options.as_ref();
+    match users.is_some_and(|users| users.mode() != v1::NamespaceMode::Node) {
+        true => Err(Error::Invalid("this runtime has no user namespaces".into())),
+        false => Ok(()),
+    }
 }
 
 pub(crate) fn hostname(config: &v1::PodSandboxConfig) -> String {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::blocking::blocking;
 use crate::engine::{Engine, Sandbox};
 use crate::error::{Error, Result, doing};
-use crate::pod_config::{cgroup_parent, hostname, namespace_options};
+use crate::pod_config::{cgroup_parent, check_users, hostname, namespace_options};
 use crate::record::{self, SandboxRecord, ShimRecord};
 use crate::shim::Paths;
 use crate::shim::client::{ShimClient, ShimError};
@@ -28,6 +28,7 @@ pub(crate) async fn run(engine: &Arc<Engine>, config: v1::PodSandboxConfig, hand
         return Err(Error::Invalid(format!("no runtime for {handler:?} is configured")));
     }
     names::check_sandbox(&config)?;
+    check_users(&namespace_options(&config))?;
     let id = record::new_id().map_err(doing("making an id"))?;
     let directory = engine.config.root.join("sandboxes").join(&id);
     fs::create_dir(&directory).map_err(doing(format!("creating {}", directory.display())))?;

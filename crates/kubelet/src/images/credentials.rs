@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Secret;
 use serde::{Deserialize, Serialize};
 
 /// The registry host and repository of an image.
-fn registry_of(image: &str) -> (String, String) {
+pub(super) fn registry_of(image: &str) -> (String, String) {
     match image.split_once('/') {
         Some((host, path)) if host.contains('.') || host.contains(':') || host == "localhost" => {
             (host.to_string(), path.to_string())

@@ -24,7 +24,7 @@ use crate::runtime::{CallError, Runtime};
 use crate::state;
 use crate::status::Waiting;
 use credentials::{Credential, Source};
-use pulled::Pulled;
+use pulled::{Known, Pulled};
 
 pub(crate) struct Images {
     runtime: Runtime,
@@ -107,7 +107,11 @@ impl Images {
                 self.recorder.warning(reference, "InspectFailed", message.clone());
                 Waiting { reason: "ImageInspectError", message }
             })?;
-            if let Some(present) = present.filter(|present| self.pulled.may_use(&name, &present.id, &credentials)) {
+            let may_use = |present: &v1::Image| {
+                let names = [present.repo_tags.as_slice(), &present.repo_digests].concat();
+                self.pulled.may_use(&name, &present.id, &names, &credentials)
+            };
+            if let Some(present) = present.filter(may_use) {
                 let message =
                     format!("Container image \"{image}\" already present on machine and can be accessed by the pod");
                 self.recorder.normal(reference, "Pulled", message);
@@ -180,9 +184,14 @@ impl Images {
         self.failures.lock().retain(|key, _| !key.starts_with(&prefix));
     }
 
-    /// The runtime has removed an image: who may use it is moot.
-    pub(crate) fn removed(&self, id: &str) {
-        self.pulled.removed(id);
+    /// What is known of an image that is going to be removed.
+    pub(crate) fn known(&self, id: &str) -> Known {
+        self.pulled.known(id)
+    }
+
+    /// The runtime has removed an image: who may use it is moot, unless it was pulled again meanwhile.
+    pub(crate) fn removed(&self, id: &str, before: Known) {
+        self.pulled.removed(id, before);
     }
 
     /// Tries every credential that fits the registry; without any, as nobody. Returns the one that opened.

@@ -43,6 +43,17 @@ impl Machine {
     }
 }
 
+/// Where processors are.
+pub(crate) const CPUS: &str = "/sys/devices/system/cpu";
+
+/// Of those processors that count how often they were too hot. Whoever reads that learns what others compute; containers do not
+/// (`defaultMaskedPaths`, v1.36).
+pub(crate) fn thermal_paths(cpus: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(cpus).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path().join("thermal_throttle")).filter(|path| path.exists());
+    paths.map(|path| path.to_string_lossy().into_owned()).collect()
+}
+
 /// Memory of the node: all of it, and what could be had. None when the kernel does not say.
 pub(crate) fn node_memory() -> Option<(u64, u64)> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -108,6 +119,16 @@ mod tests {
         ] {
             assert_eq!(swap_limit(cgroups), expected.map(PathBuf::from), "{cgroups:?}");
         }
+    }
+
+    #[test]
+    fn security_containers_do_not_see_how_hot_processors_are() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["cpu0/thermal_throttle", "cpu1/cache", "cpufreq"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        assert_eq!(thermal_paths(dir.path()), [dir.path().join("cpu0/thermal_throttle").to_string_lossy()]);
+        assert_eq!(thermal_paths(&dir.path().join("missing")), [""; 0]);
     }
 
     #[test]

@@ -46,7 +46,8 @@ impl Kubelet {
                 Mounted::Image { reference, policy } => {
                     let secrets = self.pull_secrets(pod).await;
                     let object = probes::container_reference(pod, &container.name);
-                    self.images
+                    let id = self
+                        .images
                         .ensure(images::Wanted {
                             pod_uid: state::uid(pod),
                             reference: &object,
@@ -60,7 +61,7 @@ impl Kubelet {
                     mounts.push(v1::Mount {
                         container_path: absolute(&mount.mount_path),
                         readonly: true,
-                        image: Some(crate::runtime::spec(reference)),
+                        image: Some(containers::volume_image(id, reference)),
                         image_sub_path: sub_path.unwrap_or_default(),
                         ..Default::default()
                     });

@@ -6,12 +6,18 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 const DEFAULT_FS_TYPE: &str = "ext4";
+/// What lies on a device. A pod may name any type, and with another one the kernel would never look at the device: `proc` shows the
+/// node's processes and settings whatever it is mounted from, and other types run programs that are called like them.
+const ON_DEVICES: [&str; 23] = [
+    "auto", "bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "gfs2", "hfsplus", "iso9660", "jfs",
+    "msdos", "nilfs2", "ntfs", "ntfs3", "ocfs2", "reiserfs", "squashfs", "udf", "vfat", "xfs",
+];
 
 /// Upstream's steps (`SafeFormatAndMount`, v1.36): look, format or check, mount.
 pub(super) fn mount(device: &Path, fs_type: &str, options: &[String], place: &Path) -> io::Result<()> {
     let fs_type = if fs_type.is_empty() { DEFAULT_FS_TYPE } else { fs_type };
-    if !fs_type.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-') {
-        return Err(io::Error::other(format!("invalid file system type {fs_type:?}")));
+    if !ON_DEVICES.contains(&fs_type) {
+        return Err(io::Error::other(format!("invalid file system type {fs_type:?}: not one of a device")));
     }
     let is_read_only = options.iter().flat_map(|one| one.split(',')).any(|option| option == "ro");
     match format_of(device)? {
@@ -151,6 +157,30 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(parse_format(text).as_deref(), expected, "{text:?}");
+        }
+    }
+
+    /// The device of an iSCSI volume is a pod's to choose, and so is the type: nothing of the node's is mounted in its place.
+    #[test]
+    fn security_only_file_systems_of_devices_are_mounted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (device, place) = (dir.path().join("missing"), dir.path().join("place"));
+        for (fs_type, is_one) in [
+            ("", true),
+            ("ext4", true),
+            ("xfs", true),
+            ("proc", false),
+            ("sysfs", false),
+            ("devtmpfs", false),
+            ("cgroup2", false),
+            ("tmpfs", false),
+            ("overlay", false),
+            ("fuse", false),
+            ("ext4 -o bind", false),
+            ("../ext4", false),
+        ] {
+            let refused = mount(&device, fs_type, &[], &place).unwrap_err().to_string();
+            assert_eq!(!refused.contains("invalid file system type"), is_one, "{fs_type}: {refused}");
         }
     }
 

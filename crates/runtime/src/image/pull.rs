@@ -166,6 +166,15 @@ fn check_sizes(config: &Descriptor, layers: &[Descriptor]) -> Result<(), PullErr
     }
 }
 
+/// A blob that is there already came with another manifest, perhaps as a layer of any size: this one may have promised less, and
+/// have been let in for that.
+fn check_length(blob: &Descriptor, length: u64) -> Result<(), PullError> {
+    match length == blob.size {
+        true => Ok(()),
+        false => Err(PullError::Content(format!("blob {} has {length} bytes, not {}", blob.digest, blob.size))),
+    }
+}
+
 /// What an image takes in the store.
 pub(crate) fn total_size(config: &Descriptor, layers: &[Layer]) -> u64 {
     layers.iter().fold(config.size, |sum, layer| sum.saturating_add(layer.blob.size))
@@ -198,8 +207,8 @@ async fn fetch(store: &ImageStore, registry: &Registry, blob: &Descriptor) -> Re
     }
     let lock = store.lock_of(&blob.digest);
     let _alone = lock.lock().await;
-    if store.blob_path(&blob.digest).exists() {
-        return Ok(());
+    if let Ok(there) = tokio::fs::metadata(store.blob_path(&blob.digest)).await {
+        return check_length(blob, there.len());
     }
     let partial = store.ingest_path(&blob.digest);
     let mut attempt = 0;
@@ -339,5 +348,21 @@ mod tests {
         }
         let layer = Layer { diff_id: String::new(), blob: of(u64::MAX) };
         assert_eq!(total_size(&of(u64::MAX), &[layer.clone(), layer]), u64::MAX);
+    }
+
+    /// The layer of one image is not read as the configuration of another, which promises to be small.
+    #[tokio::test]
+    async fn security_a_blob_that_is_there_is_as_long_as_promised() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(ImageStore::open(directory.path()).unwrap());
+        let mirrors = Mirrors::default();
+        let endpoint = mirrors.endpoints(&"127.0.0.1:1/a:b".parse().unwrap()).unwrap().remove(0);
+        let registry = Registry::new(endpoint, None).unwrap();
+        let digest = format!("sha256:{}", "1".repeat(64));
+        std::fs::write(store.blob_path(&digest), [0; 20]).unwrap();
+        for (size, is_fine) in [(20, true), (10, false), (30, false)] {
+            let blob = Descriptor { digest: digest.clone(), size, ..Default::default() };
+            assert_eq!(fetch(&store, &registry, &blob).await.is_ok(), is_fine, "{size}");
+        }
     }
 }

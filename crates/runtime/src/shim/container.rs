@@ -473,7 +473,7 @@ fn pipes(stdin: bool) -> io::Result<(Vec<OwnedFd>, Stdio)> {
         ours.push(write);
         read
     } else {
-        std::fs::File::open("/dev/null")?.into()
+        sys::open_null()?
     };
     let (out_read, out_write) = sys::pipe()?;
     let (err_read, err_write) = sys::pipe()?;

@@ -90,7 +90,8 @@ fn begin(paths: &Paths) -> Result<server::Server> {
 }
 
 fn detach_stdio(paths: &Paths) -> io::Result<()> {
-    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    // Pause has it, too.
+    let null = sys::open_null()?;
     let log = std::fs::OpenOptions::new().create(true).append(true).open(paths.sandbox.join("shim.log"))?;
     sys::dup_onto(null.as_fd(), 0)?;
     sys::dup_onto(null.as_fd(), 1)?;

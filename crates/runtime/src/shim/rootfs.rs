@@ -86,10 +86,11 @@ pub(super) fn stage_image(
 const MS_SLAVE_ALL: u64 = libc::MS_SLAVE | libc::MS_REC;
 
 /// A detached mount of the node's /dev/null, which masks files. The container's own may be whatever its user put there
-/// (CVE-2025-31133).
+/// (CVE-2025-31133). Read-only: the node's mode and owner are not the container's to change.
 fn null_device(kernel: &dyn Kernel) -> io::Result<OwnedFd> {
     let null = kernel.clone_mount(Path::new("/dev/null"))?;
     kernel.set_propagation(null.as_fd(), libc::MS_PRIVATE)?;
+    kernel.set_readonly(null.as_fd(), false)?;
     check_device(&null, libc::S_IFCHR, libc::makedev(1, 3))?;
     Ok(null)
 }

@@ -52,7 +52,7 @@ fn devices_and_masks_are_there_before_what_users_mount() {
     enter(&kernel, &spec, &v2()).unwrap();
     let calls = kernel.calls();
     let volume = volume.path().display();
-    let null = ["clone /dev/null", "private /dev/null"].map(str::to_owned);
+    let null = ["clone /dev/null", "private /dev/null", "read-only /dev/null"].map(str::to_owned);
     let device =
         |number: &str, name: &str| [format!("device {number} </dev/{name}>"), format!("mode 666 </dev/{name}>")];
     let mut expected = vec![

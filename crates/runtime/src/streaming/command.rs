@@ -138,12 +138,7 @@ impl Ends {
         for wanted in wanted {
             let fd = match wanted.then(|| pipes.next()).flatten() {
                 Some(fd) => fd,
-                None => std::fs::OpenOptions::new()
-                    .read(true)
-                    .write(true)
-                    .open("/dev/null")
-                    .map_err(doing("opening /dev/null"))?
-                    .into(),
+                None => sys::open_null().map_err(doing("opening /dev/null"))?,
             };
             ends.theirs.push(fd);
         }

@@ -3,8 +3,9 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::{c_path, c_str, cvt};
 
@@ -108,6 +109,23 @@ pub(crate) fn move_mount(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> io::R
 /// Makes the mount behind `fd` (and all below it, if `recursive`) read-only.
 pub(crate) fn set_mount_readonly(fd: BorrowedFd<'_>, recursive: bool) -> io::Result<()> {
     set_mount_attr(fd, &MountAttr { set: MOUNT_ATTR_RDONLY, clear: 0, propagation: 0, userns_fd: 0 }, recursive)
+}
+
+/// The node's /dev/null, for a process of a container. Whoever has a file open may have its mode and owner changed, by
+/// /proc/self/fd if not otherwise, and this one is everybody's: so it is opened on a read-only mount that is in no namespace. What
+/// is written to a device is none of that mount's business.
+pub(crate) fn open_null() -> io::Result<OwnedFd> {
+    // Made once: taking a mount away again has the whole kernel wait.
+    static MOUNT: OnceLock<OwnedFd> = OnceLock::new();
+    let mount = match MOUNT.get() {
+        Some(mount) => mount,
+        None => {
+            let null = clone_mount(c"/dev/null")?;
+            set_mount_readonly(null.as_fd(), false)?;
+            MOUNT.get_or_init(|| null)
+        }
+    };
+    std::fs::OpenOptions::new().read(true).write(true).open(super::fd_path(mount)).map(Into::into)
 }
 
 /// Gives the mount behind `fd` and all below it this propagation: one of `MS_PRIVATE`, `MS_SLAVE`, `MS_SHARED`.

@@ -108,6 +108,27 @@ pub(crate) async fn security_planted_devices_are_left_alone(world: Arc<World>) {
     node.remove_sandbox(&sandbox).await;
 }
 
+/// The node's null device masks files and is the input of programs that have none: its mode and owner stay the node's.
+pub(crate) async fn security_the_null_device_of_the_node_is_not_lent(world: Arc<World>) {
+    let node = world.node().await;
+    node.pull("busybox").await;
+    let mut config = node.container_config("null", "busybox", &["sleep", "1000"]);
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().masked_paths.push("/proc/version".into());
+    let (sandbox, id) = start(&node, "null", config).await.unwrap();
+    let null = Path::new("/dev/null");
+    let before = mode(null);
+    // What is masked, the input of the container's first program, and that of a command.
+    for place in ["/proc/version", "/proc/1/fd/0", "/proc/self/fd/0"] {
+        let changed = node.sh(&id, &format!("chmod 646 {place} 2>&1 || true")).await;
+        let after = mode(null);
+        fs::set_permissions(null, fs::Permissions::from_mode(before)).unwrap();
+        assert_eq!(after, before, "{place}");
+        assert!(changed.contains("Read-only file system"), "{place}: {changed}");
+        assert_eq!(node.sh(&id, &format!("echo lost > {place} && cat {place}")).await, "", "{place}");
+    }
+    node.remove_sandbox(&sandbox).await;
+}
+
 /// Nothing but a procfs comes to /proc, and only harmless files of it are hidden (CVE-2019-16884, CVE-2023-27561).
 pub(crate) async fn security_nothing_hides_proc(world: Arc<World>) {
     let node = world.node().await;

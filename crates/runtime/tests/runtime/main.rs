@@ -62,6 +62,7 @@ const TESTS: &[Test] = tests![
     containers::host_namespaces_and_mounts,
     attacks::security_names_lead_nowhere,
     attacks::security_planted_devices_are_left_alone,
+    attacks::security_the_null_device_of_the_node_is_not_lent,
     attacks::security_nothing_hides_proc,
     attacks::security_planted_terminals_are_not_taken,
     attacks::security_output_of_commands_is_bounded,
