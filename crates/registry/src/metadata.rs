@@ -71,6 +71,22 @@ pub fn conditions(errors: &mut FieldErrors, path: &Path<'_>, conditions: &[Condi
     }
 }
 
+/// A name that begins with the domain of whoever gave it: `acme.io/foo`.
+pub fn domain_prefixed_path(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    const CHARACTERS: &str = r"[A-Za-z0-9/\-._~%!$&'()*+,;=:]+";
+    let is_of_path = |c: char| c.is_ascii_alphanumeric() || "/-._~%!$&'()*+,;=:".contains(c);
+    match name.split_once('/') {
+        None if name.is_empty() => errors.required(path, ""),
+        Some((domain, rest)) if !domain.is_empty() && !rest.is_empty() => {
+            errors.invalid_each(path, domain, validation::dns1123_subdomain(domain));
+            if !rest.chars().all(is_of_path) {
+                errors.invalid(path, rest, validation::regex_error("Invalid path", CHARACTERS, &[]));
+            }
+        }
+        _ => errors.invalid(path, name, "must be a domain-prefixed path (such as \"acme.io/foo\")"),
+    }
+}
+
 fn condition_reason(reason: &str) -> Vec<String> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let bytes = reason.as_bytes();

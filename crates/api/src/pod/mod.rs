@@ -16,6 +16,20 @@ use crate::meta::Meta as _;
 /// The annotation of a pod that shows a static pod of its node in the API.
 pub const MIRROR: &str = "kubernetes.io/config.mirror";
 
+/// A namespace of the kernel that a pod may share with its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    Ipc,
+    Net,
+}
+
+/// Whose setting a sysctl changes, if it is that of a namespace; names may be written with slashes.
+pub fn namespace_of_sysctl(name: &str) -> Option<Shared> {
+    let name = name.replace('/', ".");
+    let is_ipc = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|start| name.starts_with(start));
+    is_ipc.then_some(Shared::Ipc).or_else(|| name.starts_with("net.").then_some(Shared::Net))
+}
+
 /// A pod as the API has it, or as a cache does.
 pub trait AnyPod {
     /// Without the name of its node, and the token volume by any name.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::rules;
 use crate::column::Column;
 use crate::core::pod_spec::defaults;
-use crate::core::pod_spec::template_warnings;
+use crate::core::pod_spec::{template, template_warnings};
 use crate::unset::{or_empty, set_text};
 use crate::{Call, Strategy, cells};
 
@@ -70,7 +70,8 @@ impl Strategy for DaemonSetStrategy {
         let mut errors = FieldErrors::default();
         let selectors = [new, old].map(|set| set.spec.as_ref().map(|spec| &spec.selector));
         rules::same_selector(&mut errors, selectors[0], selectors[1]);
-        errors.extend(self.validate_create(new));
+        let found = template::forgive(self.validate_create(new), || self.validate_create(old));
+        errors.extend(found.iter().cloned());
         errors
     }
 

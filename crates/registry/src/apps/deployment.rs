@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::rules;
 use crate::column::Column;
 use crate::core::pod_spec::defaults;
-use crate::core::pod_spec::template_warnings;
+use crate::core::pod_spec::{template, template_warnings};
 use crate::unset::{or_empty, set_text};
 use crate::{Strategy, cells};
 
@@ -56,7 +56,7 @@ impl Strategy for DeploymentStrategy {
     }
 
     fn validate_update(&self, new: &Deployment, old: &Deployment) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = template::forgive(self.validate_create(new), || self.validate_create(old));
         let [new, old] = [new, old].map(|object| object.spec.as_ref().map(|spec| &spec.selector));
         rules::same_selector(&mut errors, new, old);
         errors

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::rules;
 use crate::column::Column;
 use crate::core::pod_spec::defaults;
-use crate::core::pod_spec::template_warnings;
+use crate::core::pod_spec::{template, template_warnings};
 use crate::core::replication_controller::COLUMNS;
 use crate::{SelectableField, Strategy, cells};
 
@@ -39,7 +39,7 @@ impl Strategy for ReplicaSetStrategy {
     }
 
     fn validate_update(&self, new: &ReplicaSet, old: &ReplicaSet) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = template::forgive(self.validate_create(new), || self.validate_create(old));
         let [new, old] = [new, old].map(|object| object.spec.as_ref().map(|spec| &spec.selector));
         rules::same_selector(&mut errors, new, old);
         errors

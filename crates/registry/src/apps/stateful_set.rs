@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::rules;
 use crate::column::Column;
-use crate::core::pod_spec::defaults;
-use crate::core::pod_spec::template_warnings;
+use crate::core::persistent_volume_claim;
+use crate::core::pod_spec::{defaults, template, template_warnings};
 use crate::metadata::same;
 use crate::unset::{items, items_mut, or_empty, set_text, text};
 use crate::{Strategy, cells};
@@ -70,14 +70,23 @@ impl Strategy for StatefulSetStrategy {
             if let Some(service) = text(&spec.service_name) {
                 errors.invalid_each(path.child("serviceName"), service, names::dns1123_label(service));
             }
+            let path = path.child("volumeClaimTemplates");
+            for (i, claim) in items(&spec.volume_claim_templates).iter().enumerate() {
+                let claim = claim.spec.clone().unwrap_or_default();
+                persistent_volume_claim::validate_spec(&mut errors, &path.index(i).child("spec"), &claim);
+            }
         }
         errors
     }
 
     fn validate_update(&self, new: &StatefulSet, old: &StatefulSet) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let (Some(new), Some(old)) = (&new.spec, &old.spec) else { return errors };
-        validate_spec(&mut errors, &Path::new("spec"), new);
+        let (Some(new), Some(old)) = (&new.spec, &old.spec) else { return FieldErrors::default() };
+        let found = |spec| {
+            let mut errors = FieldErrors::default();
+            validate_spec(&mut errors, &Path::new("spec"), spec);
+            errors
+        };
+        let mut errors = template::forgive(found(new), || found(old));
         let mut munged = new.clone();
         munged.replicas = old.replicas;
         munged.template.clone_from(&old.template);
@@ -190,4 +199,39 @@ fn template_with_claims(spec: &StatefulSetSpec) -> PodTemplateSpec {
         }));
     }
     template
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_are_judged_before_a_pod_waits_for_them() {
+        let set = |claim: Value| -> StatefulSet {
+            let template =
+                json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "a", "image": "b"}]}});
+            let mut set = serde_json::from_value(json!({"metadata": {"name": "db"}, "spec": {
+                "selector": {"matchLabels": {"a": "b"}}, "template": template,
+                "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": claim}],
+            }}))
+            .unwrap();
+            StatefulSetStrategy.apply_defaults(&mut set);
+            set
+        };
+        let size = json!({"requests": {"storage": "1Gi"}});
+        for (claim, expected) in [
+            (json!({"accessModes": ["ReadWriteOnce"], "resources": size}), "[]"),
+            (json!({"resources": size}), "spec.volumeClaimTemplates[0].spec.accessModes: Required value"),
+            (
+                json!({"accessModes": ["ReadWriteOnce"]}),
+                "spec.volumeClaimTemplates[0].spec.resources[storage]: Required value",
+            ),
+        ] {
+            let found = StatefulSetStrategy.validate_create(&set(claim.clone())).to_string();
+            assert!(found.starts_with(expected), "{claim}: {found}");
+            // What is there already can still be scaled, and go.
+            let found = StatefulSetStrategy.validate_update(&set(claim.clone()), &set(claim)).to_string();
+            assert_eq!(found, "[]");
+        }
+    }
 }

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::job;
 use crate::column::{self, Column};
-use crate::core::pod_spec::template_warnings;
 use crate::core::pod_spec::validation::one_of;
+use crate::core::pod_spec::{template, template_warnings};
 use crate::unset::{items, set_text, text};
 use crate::{Strategy, cells};
 
@@ -60,9 +60,12 @@ impl Strategy for CronJobStrategy {
     }
 
     fn validate_update(&self, new: &CronJob, old: &CronJob) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        validate_spec(&mut errors, &Path::new("spec"), &new.spec, Some(&old.spec));
-        errors
+        let found = |spec| {
+            let mut errors = FieldErrors::default();
+            validate_spec(&mut errors, &Path::new("spec"), spec, Some(&old.spec));
+            errors
+        };
+        template::forgive(found(&new.spec), || found(&old.spec))
     }
 
     fn warnings(&self, new: &CronJob, old: Option<&CronJob>) -> Vec<String> {
@@ -147,5 +150,13 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &CronJobSpec, 
     }
     one_of(errors, &path.child("concurrencyPolicy"), &spec.concurrency_policy, &["Allow", "Forbid", "Replace"]);
     let template = path.child("jobTemplate");
-    job::validate_spec(errors, &template.child("spec"), &spec.job_template.spec.clone().unwrap_or_default());
+    let path = template.child("spec");
+    let job = spec.job_template.spec.clone().unwrap_or_default();
+    job::validate_spec(errors, &path, &job);
+    if let Some(selector) = &job.selector {
+        errors.invalid(path.child("selector"), selector, "`selector` will be auto-generated");
+    }
+    if job.manual_selector == Some(true) {
+        errors.not_supported(path.child("manualSelector"), "true", &["nil", "false"]);
+    }
 }

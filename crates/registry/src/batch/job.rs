@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::column::Column;
 use crate::core::pod_spec;
 use crate::core::pod_spec::template_warnings;
-use crate::metadata::{label_selector, same};
+use crate::metadata::{domain_prefixed_path, label_selector, same};
 use crate::unset::{items, items_mut, or_empty, set_text};
 use crate::{Call, SelectableField, Strategy, cells};
 
@@ -28,6 +28,9 @@ const COLUMNS: &[Column] = &[
     cells::IMAGES,
     cells::SELECTOR,
 ];
+
+/// The longest name of a controller that manages a job.
+const LONGEST_MANAGER: usize = 63;
 
 /// Labels that tie a job's pods to it, with and without the group's prefix.
 const UID_LABELS: [&str; 2] = ["controller-uid", "batch.kubernetes.io/controller-uid"];
@@ -89,11 +92,10 @@ impl Strategy for JobStrategy {
             return;
         }
         let labels = spec.template.metadata.get_or_insert_default().labels.get_or_insert_default();
-        for label in UID_LABELS {
-            labels.insert(label.to_owned(), uid.clone());
-        }
-        for label in NAME_LABELS {
-            labels.insert(label.to_owned(), name.clone());
+        for (keys, value) in [(UID_LABELS, &uid), (NAME_LABELS, &name)] {
+            for label in keys {
+                labels.entry(label.to_owned()).or_insert_with(|| value.clone());
+            }
         }
         let selector = spec.selector.get_or_insert_with(LabelSelector::default);
         selector.match_labels.get_or_insert_default().entry(UID_LABELS[1].to_owned()).or_insert(uid);
@@ -108,7 +110,17 @@ impl Strategy for JobStrategy {
         let none = JobSpec::default();
         let spec = job.spec.as_ref().unwrap_or(&none);
         let path = Path::new("spec");
+        own_labels(&mut errors, job, spec);
         validate_spec(&mut errors, &path, spec);
+        if let ("Indexed", Some(last)) = (or_empty(&spec.completion_mode), spec.completions.filter(|&count| count > 0))
+        {
+            // The host name of the last pod.
+            let (name, last) = (job.metadata.name(), last - 1);
+            if !api::validation::dns1123_label(&format!("{name}-{last}")).is_empty() {
+                let detail = format!("will not able to create pod with invalid DNS label: {name}-{last}");
+                errors.invalid("metadata.name", name, detail);
+            }
+        }
         match &spec.selector {
             None => errors.required(path.child("selector"), ""),
             Some(selector) => {
@@ -127,10 +139,15 @@ impl Strategy for JobStrategy {
     }
 
     fn validate_update(&self, new: &Job, old: &Job) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = pod_spec::template::forgive(self.validate_create(new), || self.validate_create(old));
         let (Some(new), Some(old_spec)) = (&new.spec, &old.spec) else { return errors };
-        if new.completions != old_spec.completions && or_empty(&new.completion_mode) != "Indexed" {
-            errors.invalid("spec.completions", new.completions, IMMUTABLE);
+        if new.completions != old_spec.completions {
+            if or_empty(&new.completion_mode) != "Indexed" {
+                errors.invalid("spec.completions", new.completions, IMMUTABLE);
+            } else if new.completions.is_some() && new.completions != new.parallelism {
+                let detail = "can only be modified in tandem with spec.parallelism";
+                errors.invalid("spec.completions", new.completions, detail);
+            }
         }
         if new.selector != old_spec.selector {
             errors.invalid("spec.selector", &new.selector, IMMUTABLE);
@@ -179,8 +196,17 @@ impl Strategy for JobStrategy {
         fn template(object: &Job) -> Option<&PodTemplateSpec> {
             object.spec.as_ref().map(|spec| &spec.template)
         }
-        let Some(new) = template(new) else { return Vec::new() };
-        template_warnings("spec.template", new, old.and_then(template))
+        let mut warnings = Vec::new();
+        let messages = api::validation::dns1123_label(new.metadata.name());
+        if old.is_none() && !messages.is_empty() {
+            warnings.push(format!(
+                "metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: [{}]",
+                messages.join(" ")
+            ));
+        }
+        let Some(new) = template(new) else { return warnings };
+        warnings.extend(template_warnings("spec.template", new, old.and_then(template)));
+        warnings
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -230,6 +256,55 @@ impl Strategy for JobStrategy {
     }
 }
 
+/// Labels by which a job knows its pods must be its own (`validateGeneratedSelector`, v1.36). Jobs from before there were
+/// labels with the group's prefix go on without them.
+fn own_labels(errors: &mut FieldErrors, job: &Job, spec: &JobSpec) {
+    if spec.manual_selector == Some(true) {
+        return;
+    }
+    let labels = spec.template.metadata.as_ref().and_then(|meta| meta.labels.as_ref());
+    let path = Path::new("spec.template.metadata.labels");
+    for (keys, value) in [(UID_LABELS, job.metadata.uid()), (NAME_LABELS, job.metadata.name())] {
+        for key in keys {
+            match labels.and_then(|labels| labels.get(key)) {
+                Some(found) if found != value => {
+                    errors.invalid(path.key(key), labels, format!("must be '{value}'"));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Limits that keep the lists of indexes in the status short.
+fn indexed_limits(errors: &mut FieldErrors, path: &Path<'_>, spec: &JobSpec) {
+    const MOST: i32 = 100_000;
+    const MOST_BESIDE_MANY: i32 = 10_000;
+    let failed = spec.max_failed_indexes;
+    let place = path.child("maxFailedIndexes");
+    if let (Some(failed), Some(completions)) = (failed, spec.completions)
+        && failed > completions
+    {
+        errors.invalid(place, failed, "must be less than or equal to completions");
+    }
+    if let Some(failed) = failed.filter(|&failed| failed > MOST) {
+        errors.invalid(place, failed, format!("must be less than or equal to {MOST}"));
+    }
+    if spec.completions.is_some_and(|completions| completions > MOST) && spec.backoff_limit_per_index.is_some() {
+        if failed.is_none() {
+            errors.required(place, format!("must be specified when completions is above {MOST}"));
+        }
+        for (name, value) in [("parallelism", spec.parallelism), ("maxFailedIndexes", failed)] {
+            if let Some(value) = value.filter(|&value| value > MOST_BESIDE_MANY) {
+                let detail = format!(
+                    "must be less than or equal to {MOST_BESIDE_MANY} when completions are above {MOST} and used with backoff limit per index"
+                );
+                errors.invalid(path.child(name), value, detail);
+            }
+        }
+    }
+}
+
 /// Defaults of a job's spec, also inside a CronJob.
 pub fn spec_defaults(spec: &mut JobSpec) {
     if spec.completions.is_none() && spec.parallelism.is_none() {
@@ -265,6 +340,12 @@ pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &JobSpec) 
             errors.invalid(path.child(name), value, "must be greater than or equal to 0");
         }
     }
+    if let Some(manager) = &spec.managed_by {
+        domain_prefixed_path(errors, &path.child("managedBy"), manager);
+        if manager.len() > LONGEST_MANAGER {
+            errors.too_long(path.child("managedBy"), LONGEST_MANAGER);
+        }
+    }
     if spec.max_failed_indexes.is_some() && spec.backoff_limit_per_index.is_none() {
         errors.required(path.child("backoffLimitPerIndex"), "when maxFailedIndexes is specified");
     }
@@ -277,6 +358,7 @@ pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &JobSpec) 
                 let detail = "must be less than or equal to 100000 when completion mode is Indexed";
                 errors.invalid(path.child("parallelism"), parallelism, detail);
             }
+            indexed_limits(errors, path, spec);
         }
         "" | "NonIndexed" => {
             for (name, value) in
@@ -329,6 +411,85 @@ mod tests {
         changed.spec.as_mut().unwrap().template.spec.as_mut().unwrap().containers[0].image = Some("c".to_owned());
         let errors = JobStrategy.validate_update(&changed, &job).to_string();
         assert!(errors.starts_with("spec.template: Invalid value:") && errors.ends_with("field is immutable"));
+    }
+
+    #[test]
+    fn creation_speaks_like_upstream() {
+        for (name, spec, expected) in [
+            ("pi", json!({ "managedBy": "acme.io/jobs" }), "[]".to_owned()),
+            (
+                "pi",
+                json!({ "managedBy": "jobs" }),
+                r#"spec.managedBy: Invalid value: "jobs": must be a domain-prefixed path (such as "acme.io/foo")"#
+                    .into(),
+            ),
+            (
+                "pi",
+                json!({ "managedBy": format!("acme.io/{}", "a".repeat(60)) }),
+                "spec.managedBy: Too long: may not be more than 63 bytes".into(),
+            ),
+            (
+                "pi",
+                json!({ "completionMode": "Indexed", "completions": 2, "backoffLimitPerIndex": 1, "maxFailedIndexes": 3 }),
+                "spec.maxFailedIndexes: Invalid value: 3: must be less than or equal to completions".into(),
+            ),
+            (
+                "pi",
+                json!({ "completionMode": "Indexed", "completions": 100_001, "backoffLimitPerIndex": 1 }),
+                "spec.maxFailedIndexes: Required value: must be specified when completions is above 100000".into(),
+            ),
+            (
+                "a.b",
+                json!({ "completionMode": "Indexed", "completions": 2 }),
+                r#"metadata.name: Invalid value: "a.b": will not able to create pod with invalid DNS label: a.b-1"#
+                    .into(),
+            ),
+        ] {
+            let mut whole =
+                json!({"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "b"}]}}});
+            whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+            let job = json!({ "metadata": { "name": name, "uid": "u1" }, "spec": whole });
+            assert_eq!(JobStrategy.validate_create(&made(job)).to_string(), expected, "{spec}");
+        }
+    }
+
+    fn made(job: Value) -> Job {
+        let mut job: Job = serde_json::from_value(job).unwrap();
+        JobStrategy.apply_defaults(&mut job);
+        let user = api::UserInfo::anonymous();
+        JobStrategy.prepare_for_create(&Call { user: &user, now: Timestamp::UNIX_EPOCH }, &mut job);
+        job
+    }
+
+    /// A manifest that was read from another job brings the labels of that one.
+    #[test]
+    fn labels_of_another_job_are_refused() {
+        let pod = json!({ "restartPolicy": "Never", "containers": [{ "name": "a", "image": "b" }] });
+        let labels = json!({ "batch.kubernetes.io/job-name": "other" });
+        let template = json!({ "metadata": { "labels": labels }, "spec": pod });
+        let job = made(json!({ "metadata": { "name": "pi", "uid": "u1" }, "spec": { "template": template } }));
+        let found = JobStrategy.validate_create(&job).to_string();
+        assert!(
+            found.contains("spec.template.metadata.labels[batch.kubernetes.io/job-name]: Invalid value"),
+            "{found}"
+        );
+        assert!(found.ends_with("must be 'pi'"), "{found}");
+    }
+
+    #[test]
+    fn an_indexed_job_becomes_wider_and_longer_at_once() {
+        let job = |completions: i32, parallelism: i32| {
+            let pod = json!({ "restartPolicy": "Never", "containers": [{ "name": "a", "image": "b" }] });
+            made(json!({ "metadata": { "name": "pi", "uid": "u1" }, "spec": {
+                "completionMode": "Indexed", "completions": completions, "parallelism": parallelism, "template": { "spec": pod },
+            } }))
+        };
+        let old = job(2, 2);
+        assert_eq!(JobStrategy.validate_update(&job(3, 3), &old).to_string(), "[]");
+        assert_eq!(
+            JobStrategy.validate_update(&job(3, 2), &old).to_string(),
+            "spec.completions: Invalid value: 3: can only be modified in tandem with spec.parallelism"
+        );
     }
 
     /// Before it starts, and between its pods' going and its being resumed.

@@ -267,7 +267,7 @@ fn storage(spec: &PersistentVolumeClaimSpec) -> Option<Quantity> {
     Quantity::try_from(requests.get("storage")?).ok()
 }
 
-pub(super) fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeClaimSpec) {
+pub(crate) fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PersistentVolumeClaimSpec) {
     const WITHOUT: &str = "at least 1 access mode is required";
     validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes), WITHOUT);
     label_selector(errors, &path.child("selector"), spec.selector.as_ref());

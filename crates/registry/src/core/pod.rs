@@ -1,6 +1,6 @@
 //! Pod: what the scheduler places and the kubelet runs.
 
-use api::field::FieldErrors;
+use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -105,7 +105,7 @@ impl Strategy for PodStrategy {
         if old.is_some() {
             return Vec::new();
         }
-        let mut warnings = super::pod_spec::annotation_warnings("", &pod.metadata, pod.spec.as_ref());
+        let mut warnings = super::pod_spec::spec_warnings(&Path::ROOT, &pod.metadata, pod.spec.as_ref());
         let name = or_empty(&pod.metadata.name);
         let messages = api::validation::dns1123_label(name);
         if !name.is_empty() && !messages.is_empty() {

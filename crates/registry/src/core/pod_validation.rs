@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::field::{FieldErrors, Path};
 use api::pod::{MIRROR, is_mirror};
 use api::validation as rules;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements, Toleration};
+use k8s_openapi::api::core::v1::{
+    Container, NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, PodStatus, ResourceRequirements, Toleration,
+};
 use serde_json::Value;
 
 use super::pod_spec;
@@ -13,6 +15,8 @@ use crate::metadata::{pruned, same};
 use crate::unset::{items, or_empty, text};
 
 const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
+const SECCOMP: &str = "container.seccomp.security.alpha.kubernetes.io/";
+const SECCOMP_OF_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
 pub(super) fn create(pod: &Pod) -> FieldErrors {
@@ -24,6 +28,7 @@ pub(super) fn create(pod: &Pod) -> FieldErrors {
     if text(&spec.node_name).is_some() && !items(&spec.scheduling_gates).is_empty() {
         errors.forbidden("spec.nodeName", "cannot be set until all schedulingGates have been cleared");
     }
+    profiles_agree(&mut errors, pod, spec);
     errors
 }
 
@@ -46,6 +51,7 @@ fn metadata_and_spec(pod: &Pod) -> FieldErrors {
             errors.invalid(format!("metadata.annotations[{DELETION_COST}]"), cost, "must be a 32bit integer");
         }
     }
+    annotated_profiles(&mut errors, pod, spec);
     if text(&spec.service_account_name).is_none() {
         for (i, volume) in items(&spec.volumes).iter().enumerate() {
             let sources = volume.projected.as_ref().map(|projected| items(&projected.sources)).unwrap_or_default();
@@ -60,9 +66,74 @@ fn metadata_and_spec(pod: &Pod) -> FieldErrors {
     errors
 }
 
+/// Profiles in annotations, from before they were fields.
+fn annotated_profiles(errors: &mut FieldErrors, pod: &Pod, spec: &PodSpec) {
+    for (key, profile) in pod.metadata.annotations.iter().flatten() {
+        if key == SECCOMP_OF_POD || key.starts_with(SECCOMP) {
+            let place = format!("metadata.annotations.{key}");
+            match profile.strip_prefix("localhost/") {
+                Some(local) => pod_spec::containers::descending_path(errors, &Path::new(&place), local),
+                None if matches!(profile.as_str(), "runtime/default" | "docker/default" | "unconfined") => {}
+                None => errors.invalid(place, profile, "must be a valid seccomp profile"),
+            }
+        } else if let Some(name) = key.strip_prefix(APP_ARMOR) {
+            let place = format!("metadata.annotations[{key}]");
+            let mut is_there = false;
+            pod_spec::each_container(&Path::ROOT, spec, |_, container| is_there |= container.name == name);
+            if !is_there {
+                errors.invalid(&place, name, "container not found");
+            }
+            if !matches!(profile.as_str(), "" | "runtime/default" | "unconfined") && !profile.starts_with("localhost/")
+            {
+                errors.invalid(&place, profile, format!("invalid AppArmor profile name: {profile:?}"));
+            }
+        }
+    }
+}
+
+/// An annotation and the field that took its place say the same, where there are both.
+fn profiles_agree(errors: &mut FieldErrors, pod: &Pod, spec: &PodSpec) {
+    let annotation = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
+    let agrees = |annotation: &str, kind: &str, local: Option<&str>| match kind {
+        "Localhost" => annotation.strip_prefix("localhost/") == Some(local.unwrap_or_default()),
+        "RuntimeDefault" => matches!(annotation, "runtime/default" | "docker/default"),
+        "Unconfined" => annotation == "unconfined",
+        _ => true,
+    };
+    let of_pod = spec.security_context.as_ref();
+    if let (Some(profile), Some(annotation)) =
+        (of_pod.and_then(|context| context.seccomp_profile.as_ref()), annotation(SECCOMP_OF_POD))
+        && !agrees(&annotation, &profile.type_, profile.localhost_profile.as_deref())
+    {
+        let place = "spec.securityContext.seccompProfile.type";
+        errors.forbidden(place, "seccomp type in annotation and field must match");
+    }
+    let is_windows = spec.os.as_ref().is_some_and(|os| os.name == "windows");
+    pod_spec::each_container(&Path::new("spec"), spec, |path, container| {
+        let own = container.security_context.as_ref();
+        if let (Some(profile), Some(annotation)) = (
+            own.and_then(|context| context.seccomp_profile.as_ref()),
+            annotation(&format!("{SECCOMP}{}", container.name)),
+        ) && !agrees(&annotation, &profile.type_, profile.localhost_profile.as_deref())
+        {
+            let place = path.child("securityContext.seccompProfile.type");
+            errors.forbidden(place, "seccomp type in annotation and field must match");
+        }
+        let app_armor = own.and_then(|context| context.app_armor_profile.as_ref());
+        let app_armor = app_armor.or_else(|| of_pod?.app_armor_profile.as_ref());
+        if let (Some(profile), Some(annotation), false) =
+            (app_armor, annotation(&format!("{APP_ARMOR}{}", container.name)), is_windows)
+            && !agrees(&annotation, &profile.type_, profile.localhost_profile.as_deref())
+        {
+            let place = path.child("securityContext.appArmorProfile.type");
+            errors.forbidden(place, "apparmor type in annotation and field must match");
+        }
+    });
+}
+
 /// A pod's spec is fixed but for images, a shorter deadline, more tolerations and fewer gates.
 pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
-    let mut errors = metadata_and_spec(new);
+    let mut errors = pod_spec::template::forgive(metadata_and_spec(new), || metadata_and_spec(old));
     annotations_update(&mut errors, new, old);
     let (Some(new), Some(old)) = (&new.spec, &old.spec) else { return errors };
     let path = Path::new("spec");
@@ -123,7 +194,7 @@ pub fn ephemeral_containers_update(new: &Pod, old: &Pod) -> FieldErrors {
     if is_mirror(&old.metadata) {
         return refused("static pods do not support ephemeral containers");
     }
-    let mut errors = metadata_and_spec(new);
+    let mut errors = pod_spec::template::forgive(metadata_and_spec(new), || metadata_and_spec(old));
     let containers = |pod: &'_ Pod| pod.spec.as_ref().and_then(|spec| spec.ephemeral_containers.clone());
     let new = containers(new).unwrap_or_default();
     for container in containers(old).unwrap_or_default() {
@@ -143,7 +214,7 @@ pub fn resize_update(new: &Pod, old: &Pod) -> FieldErrors {
     if is_mirror(&old.metadata) {
         return refused("static pods cannot be resized");
     }
-    let mut errors = metadata_and_spec(new);
+    let mut errors = pod_spec::template::forgive(metadata_and_spec(new), || metadata_and_spec(old));
     let (Some(new_spec), Some(old_spec)) = (&new.spec, &old.spec) else { return errors };
     if old_spec.os.as_ref().is_some_and(|os| os.name == "windows") {
         return refused("windows pods cannot be resized");
@@ -298,14 +369,41 @@ fn with_old_mutable_fields(errors: &mut FieldErrors, new: &PodSpec, old: &PodSpe
             );
         }
         munged.node_selector.clone_from(&old.node_selector);
-        let old_affinity = old.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
-        if old_affinity.is_none()
-            && let Some(affinity) = &mut munged.affinity
-        {
-            affinity.node_affinity = None;
+        let old_affinity = old.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        let new_affinity = munged.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        narrowed_affinity(errors, new_affinity, old_affinity);
+        if munged.affinity.is_some() || old_affinity.is_some() {
+            munged.affinity.get_or_insert_default().node_affinity = old_affinity.cloned();
         }
     }
     munged
+}
+
+/// While a pod is gated, the choice of its nodes becomes narrower only: terms get more requirements
+/// (`validateNodeAffinityMutation`, v1.36).
+fn narrowed_affinity(errors: &mut FieldErrors, new: Option<&NodeAffinity>, old: Option<&NodeAffinity>) {
+    const PLACE: &str = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
+    let terms = |affinity: Option<&NodeAffinity>| {
+        let required =
+            affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone());
+        required.map(|required| required.node_selector_terms).unwrap_or_default()
+    };
+    let (new, old) = (terms(new), terms(old));
+    if !old.is_empty() && old.len() != new.len() {
+        errors.invalid(PLACE, &new, "no additions/deletions to non-empty NodeSelectorTerms list are allowed");
+        return;
+    }
+    for (i, (new, old)) in new.iter().zip(&old).enumerate() {
+        let only_adds = |new: &[NodeSelectorRequirement], old: &[NodeSelectorRequirement]| new.starts_with(old);
+        let (new_labels, old_labels) = (items(&new.match_expressions), items(&old.match_expressions));
+        let (new_fields, old_fields) = (items(&new.match_fields), items(&old.match_fields));
+        // A term without requirements selects nothing: with one, it would be wider.
+        let was_empty = old_labels.is_empty() && old_fields.is_empty();
+        let is_empty = new_labels.is_empty() && new_fields.is_empty();
+        if was_empty && !is_empty || !only_adds(new_labels, old_labels) || !only_adds(new_fields, old_fields) {
+            errors.invalid(format!("{PLACE}[{i}]"), new, "only additions are allowed (no mutations or deletions)");
+        }
+    }
 }
 
 /// The fields that differ, one per line.
@@ -437,6 +535,239 @@ mod tests {
             });
             assert_eq!(create(&pod).to_string(), expected);
         }
+    }
+
+    /// Sets what a JSON pointer names, and says what is wrong then; parents are made.
+    fn said(changes: &[(&str, Value)]) -> String {
+        let pod = pod(|object| {
+            for (pointer, value) in changes {
+                let (parent, key) = pointer.rsplit_once('/').unwrap();
+                object.pointer_mut(parent).unwrap()[key] = value.clone();
+            }
+        });
+        create(&pod).to_string()
+    }
+
+    #[test]
+    fn what_is_set_for_the_whole_pod_holds_its_containers() {
+        let own = |requests: Value, limits: Value| json!({"requests": requests, "limits": limits});
+        for (whole, container, expected) in [
+            (own(json!({"cpu": "2"}), json!({"cpu": "3"})), own(json!({"cpu": "1"}), json!({"cpu": "3"})), "[]"),
+            (
+                own(json!({"cpu": "1"}), json!({})),
+                own(json!({"cpu": "2"}), json!({})),
+                "spec.resources.requests[cpu]: Invalid value: \"1\": must be greater than or equal to aggregate container requests of 2",
+            ),
+            (
+                own(json!({}), json!({"memory": "1Mi"})),
+                own(json!({"memory": "1Mi"}), json!({"memory": "2Mi"})),
+                "spec.resources.containers[0][memory].limits: Invalid value: \"2Mi\": must be less than or equal to pod limits of 1Mi",
+            ),
+            (
+                own(json!({"cpu": "2"}), json!({"cpu": "1"})),
+                own(json!({}), json!({})),
+                "spec.resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+            ),
+            (
+                own(json!({"ephemeral-storage": "1"}), json!({})),
+                own(json!({}), json!({})),
+                "spec.resources.requests[ephemeral-storage]: Unsupported value: \"ephemeral-storage\": supported values: \"cpu\", \"hugepages-\", \"memory\"",
+            ),
+            (
+                json!({"claims": []}),
+                own(json!({}), json!({})),
+                "spec.resources.claims: Forbidden: claims may not be set for Resources at pod-level",
+            ),
+        ] {
+            assert_eq!(said(&[("/spec/resources", whole), ("/spec/containers/0/resources", container)]), expected);
+        }
+    }
+
+    #[test]
+    fn what_no_node_could_do_is_refused() {
+        let volumes =
+            json!([{"name": "v", "emptyDir": {}}, {"name": "p", "persistentVolumeClaim": {"claimName": "c"}}]);
+        let mount = |more: Value| {
+            let mut mount = json!({"name": "v", "mountPath": "/v"});
+            mount.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!([mount])
+        };
+        let rro = "spec.containers[0].volumeMounts.recursiveReadOnly";
+        for (pointer, value, expected) in [
+            ("/spec/containers/0/volumeMounts", mount(json!({"readOnly": true, "recursiveReadOnly": "Enabled"})), "[]".into()),
+            (
+                "/spec/containers/0/volumeMounts",
+                mount(json!({"recursiveReadOnly": "IfPossible"})),
+                format!("{rro}: Forbidden: may only be specified when readOnly is true"),
+            ),
+            (
+                "/spec/containers/0/volumeMounts",
+                mount(json!({"readOnly": true, "recursiveReadOnly": "Enabled", "mountPropagation": "HostToContainer"})),
+                format!("{rro}: Forbidden: may only be specified when mountPropagation is None or not specified"),
+            ),
+            (
+                "/spec/containers/0/volumeMounts",
+                mount(json!({"recursiveReadOnly": "Sometimes"})),
+                format!("{rro}: Unsupported value: \"Sometimes\": supported values: \"Disabled\", \"Enabled\", \"IfPossible\""),
+            ),
+            (
+                "/spec/containers/0/volumeDevices",
+                json!([{"name": "p", "devicePath": "/dev/../x"}]),
+                "spec.containers[0].volumeDevices[0].devicePath: Invalid value: \"/dev/../x\": can not contain backsteps ('..')".into(),
+            ),
+            (
+                "/spec/containers/0/lifecycle",
+                json!({"stopSignal": "SIGUSR1"}),
+                "spec.containers[0].lifecycle.stopSignal: Forbidden: may not be set for containers with empty `spec.os.name`"
+                    .into(),
+            ),
+            (
+                "/spec/initContainers",
+                json!([{"name": "i", "image": "b:1", "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]),
+                "spec.initContainers[0].resizePolicy[0].restartPolicy: Invalid value: \"RestartContainer\": must not be set to 'RestartContainer' for non-sidecar initContainers"
+                    .into(),
+            ),
+            (
+                "/spec/securityContext",
+                json!({"seLinuxChangePolicy": "Never"}),
+                "spec.securityContext.seLinuxChangePolicy: Unsupported value: \"Never\": supported values: \"MountOption\", \"Recursive\""
+                    .into(),
+            ),
+            (
+                "/spec/resourceClaims",
+                json!([{"name": "c", "resourceClaimName": "x"}, {"name": "c", "resourceClaimName": "y"}]),
+                "spec.resourceClaims[1].name: Duplicate value: \"c\"".into(),
+            ),
+            ("/spec/overhead", json!({"cpu": "-1"}), "spec.overhead.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0".into()),
+            // A chart without a secret leaves an empty name.
+            ("/spec/imagePullSecrets", json!([{}, {"name": ""}]), "[]".into()),
+        ] {
+            assert_eq!(said(&[("/spec/volumes", volumes.clone()), (pointer, value)]), expected);
+        }
+    }
+
+    #[test]
+    fn each_system_has_its_own_fields() {
+        let signal = |name: &str| ("/spec/containers/0/lifecycle", json!({"stopSignal": name}));
+        let linux = ("/spec/os", json!({"name": "linux"}));
+        let windows = ("/spec/os", json!({"name": "windows"}));
+        for (changes, expected) in [
+            (vec![linux.clone(), signal("SIGRTMIN+15")], ""),
+            (vec![windows.clone(), signal("SIGTERM")], ""),
+            (vec![linux.clone(), signal("SIGNONE")], "lifecycle.stopSignal: Unsupported value: \"SIGNONE\""),
+            (vec![windows.clone(), signal("SIGUSR1")], "supported values: \"SIGKILL\", \"SIGTERM\""),
+            (
+                vec![linux, ("/spec/securityContext", json!({"windowsOptions": {}}))],
+                "spec.securityContext.windowsOptions: Forbidden: windows options cannot be set for a linux pod",
+            ),
+            (
+                vec![windows, ("/spec/containers/0/securityContext", json!({"privileged": true}))],
+                "spec.containers[0].securityContext.privileged: Forbidden: cannot be set for a windows pod",
+            ),
+            (vec![("/spec/os", json!({"name": "plan9"}))], "spec.os: Unsupported value: \"plan9\""),
+        ] {
+            let found = said(&changes);
+            assert!(if expected.is_empty() { found == "[]" } else { found.contains(expected) }, "{changes:?}: {found}");
+        }
+    }
+
+    #[test]
+    fn security_settings_of_the_node_are_not_a_pods() {
+        let sysctl = |name: &str| json!({"sysctls": [{"name": name, "value": "1"}]});
+        for (host, name, expected) in [
+            ("hostNetwork", "net.ipv4.tcp_syncookies", "may not be specified when 'hostNetwork' is true"),
+            ("hostNetwork", "net/ipv4/tcp_syncookies", "may not be specified when 'hostNetwork' is true"),
+            ("hostIPC", "kernel.shm_rmid_forced", "may not be specified when 'hostIPC' is true"),
+            ("hostIPC", "net.ipv4.tcp_syncookies", ""),
+            ("hostNetwork", "kernel.shm_rmid_forced", ""),
+        ] {
+            let found = said(&[(&format!("/spec/{host}"), json!(true)), ("/spec/securityContext", sysctl(name))]);
+            assert!(
+                if expected.is_empty() { found == "[]" } else { found.ends_with(expected) },
+                "{host} {name}: {found}"
+            );
+        }
+    }
+
+    #[test]
+    fn annotations_that_became_fields_are_understood() {
+        let annotated = |key: &str, value: &str, profile: Value| {
+            let mut annotations = json!({});
+            annotations[key] = json!(value);
+            said(&[("/metadata/annotations", annotations), ("/spec/containers/0/securityContext", profile)])
+        };
+        let app_armor = "container.apparmor.security.beta.kubernetes.io/";
+        let seccomp = "container.seccomp.security.alpha.kubernetes.io/";
+        for (key, value, profile, expected) in [
+            (format!("{app_armor}a"), "runtime/default", json!({}), ""),
+            (format!("{app_armor}other"), "unconfined", json!({}), "Invalid value: \"other\": container not found"),
+            (format!("{app_armor}a"), "none", json!({}), "invalid AppArmor profile name: \"none\""),
+            (
+                format!("{app_armor}a"),
+                "unconfined",
+                json!({"appArmorProfile": {"type": "RuntimeDefault"}}),
+                "appArmorProfile.type: Forbidden: apparmor type in annotation and field must match",
+            ),
+            (format!("{seccomp}a"), "localhost/x.json", json!({}), ""),
+            (format!("{seccomp}a"), "none", json!({}), "must be a valid seccomp profile"),
+            (
+                format!("{seccomp}a"),
+                "unconfined",
+                json!({"seccompProfile": {"type": "RuntimeDefault"}}),
+                "seccompProfile.type: Forbidden: seccomp type in annotation and field must match",
+            ),
+        ] {
+            let found = annotated(&key, value, profile);
+            assert!(
+                if expected.is_empty() { found == "[]" } else { found.contains(expected) },
+                "{key} {value}: {found}"
+            );
+        }
+    }
+
+    #[test]
+    fn gated_pods_choose_among_fewer_nodes() {
+        let required = |terms: Value| json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+        let label = |key: &str| json!({"key": key, "operator": "Exists"});
+        let gated = |affinity: &Value| {
+            pod(|pod| {
+                pod["spec"]["schedulingGates"] = json!([{"name": "a.io/g"}]);
+                if !affinity.is_null() {
+                    pod["spec"]["affinity"] = affinity.clone();
+                }
+            })
+        };
+        let one = required(json!([{"matchExpressions": [label("a")]}]));
+        for (old, new, expected) in [
+            (Value::Null, one.clone(), ""),
+            (one.clone(), required(json!([{"matchExpressions": [label("a"), label("b")]}])), ""),
+            (
+                one.clone(),
+                required(json!([{"matchExpressions": [label("b")]}])),
+                "nodeSelectorTerms[0]: Invalid value: ",
+            ),
+            (
+                one.clone(),
+                required(json!([{"matchExpressions": [label("a")]}, {"matchExpressions": [label("b")]}])),
+                "no additions/deletions to non-empty NodeSelectorTerms list are allowed",
+            ),
+            (one.clone(), Value::Null, "no additions/deletions to non-empty NodeSelectorTerms list are allowed"),
+        ] {
+            let found = update(&gated(&new), &gated(&old)).to_string();
+            assert!(if expected.is_empty() { found == "[]" } else { found.contains(expected) }, "{old} {new}: {found}");
+        }
+    }
+
+    #[test]
+    fn what_was_wrong_before_keeps_no_finalizer() {
+        let old = pod(|pod| {
+            pod["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": "SIGUSR1"});
+            pod["metadata"]["annotations"] = json!({format!("{APP_ARMOR}other"): "unconfined"});
+        });
+        let mut new = old.clone();
+        new.metadata.labels = Some([("a".to_owned(), "b".to_owned())].into());
+        assert_eq!(create(&old).len(), 2);
+        assert_eq!(update(&new, &old).to_string(), "[]");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use api::field::{FieldErrors, Path};
 use api::selector::Selector;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ReplicationController;
+use k8s_openapi::api::core::v1::{PodTemplateSpec, ReplicationController};
 use serde_json::{Value, json};
 
 use super::pod_spec;
@@ -79,8 +79,16 @@ impl Strategy for ReplicationControllerStrategy {
         errors
     }
 
-    fn validate_update(&self, new: &ReplicationController, _: &ReplicationController) -> FieldErrors {
-        self.validate_create(new)
+    fn validate_update(&self, new: &ReplicationController, old: &ReplicationController) -> FieldErrors {
+        pod_spec::template::forgive(self.validate_create(new), || self.validate_create(old))
+    }
+
+    fn warnings(&self, new: &ReplicationController, old: Option<&ReplicationController>) -> Vec<String> {
+        fn template(object: &ReplicationController) -> Option<&PodTemplateSpec> {
+            object.spec.as_ref()?.template.as_ref()
+        }
+        let Some(new) = template(new) else { return Vec::new() };
+        pod_spec::template_warnings("spec.template", new, old.and_then(template))
     }
 
     fn selectable_fields(&self) -> &'static [SelectableField] {

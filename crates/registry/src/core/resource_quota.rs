@@ -3,7 +3,7 @@
 use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ResourceQuota;
+use k8s_openapi::api::core::v1::{ResourceQuota, ResourceQuotaSpec};
 use serde_json::{Value, json};
 
 use super::pod_spec::{defaults, resources};
@@ -30,6 +30,92 @@ const SCOPES: &[&str] = &[
     "VolumeAttributesClass",
 ];
 
+/// Whether a scope says anything about what a quota of this name counts (`IsResourceQuotaScopeValidForResource`, v1.36). Names of
+/// further resources are counted in every scope.
+fn applies(scope: &str, name: &str) -> bool {
+    let is_standard = resources::is_counted(name)
+        || ["", "requests.", "limits."].iter().any(|side| {
+            let bare = name.strip_prefix(side).unwrap_or_default();
+            matches!(bare, "cpu" | "memory" | "ephemeral-storage")
+        })
+        || name == "requests.storage";
+    let is_compute = |name: &str| {
+        let bare = name.strip_prefix("requests.").or_else(|| name.strip_prefix("limits.")).unwrap_or(name);
+        matches!(bare, "cpu" | "memory")
+    };
+    match scope {
+        _ if !is_standard => true,
+        "BestEffort" => name == "pods",
+        "VolumeAttributesClass" => matches!(name, "persistentvolumeclaims" | "requests.storage"),
+        "CrossNamespacePodAffinity" | "NotBestEffort" | "NotTerminating" | "PriorityClass" | "Terminating" => {
+            name == "pods" || is_compute(name)
+        }
+        _ => true,
+    }
+}
+
+fn contradict<'a>(scopes: impl Iterator<Item = &'a str> + Clone) -> usize {
+    let has = |scope: &str| scopes.clone().any(|other| other == scope);
+    [("BestEffort", "NotBestEffort"), ("Terminating", "NotTerminating")]
+        .into_iter()
+        .filter(|(one, other)| has(one) && has(other))
+        .count()
+}
+
+fn scopes(errors: &mut FieldErrors, path: &Path<'_>, spec: &ResourceQuotaSpec) {
+    let (path, scopes) = (path.child("scopes"), items(&spec.scopes));
+    for scope in scopes {
+        if !SCOPES.contains(&scope.as_str()) {
+            errors.invalid(path, scopes, "unsupported scope");
+        }
+        for _ in spec.hard.iter().flatten().filter(|(name, _)| !applies(scope, name)) {
+            errors.invalid(path, scopes, "unsupported scope applied to resource");
+        }
+    }
+    for _ in 0..contradict(scopes.iter().map(String::as_str)) {
+        errors.invalid(path, scopes, "conflicting scopes");
+    }
+}
+
+fn selector(errors: &mut FieldErrors, path: &Path<'_>, spec: &ResourceQuotaSpec) {
+    let Some(selector) = &spec.scope_selector else { return };
+    let requirements = items(&selector.match_expressions);
+    let path = path.child("scopeSelector");
+    let path = path.child("matchExpressions");
+    for requirement in requirements {
+        let (scope, operator) = (requirement.scope_name.as_str(), requirement.operator.as_str());
+        if !SCOPES.contains(&scope) {
+            errors.invalid(path.child("scopeName"), scope, "unsupported scope");
+        }
+        for _ in spec.hard.iter().flatten().filter(|(name, _)| !applies(scope, name)) {
+            errors.invalid(path, selector, "unsupported scope applied to resource");
+        }
+        if !matches!(scope, "PriorityClass" | "VolumeAttributesClass")
+            && SCOPES.contains(&scope)
+            && operator != "Exists"
+        {
+            let detail = "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity";
+            errors.invalid(path.child("operator"), operator, detail);
+        }
+        let values = items(&requirement.values);
+        match operator {
+            "In" | "NotIn" if values.is_empty() => {
+                let detail = "must be at least one value when `operator` is 'In' or 'NotIn' for scope selector";
+                errors.required(path.child("values"), detail);
+            }
+            "Exists" | "DoesNotExist" if !values.is_empty() => {
+                let detail = "must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector";
+                errors.invalid(path.child("values"), values, detail);
+            }
+            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
+            other => errors.invalid(path.child("operator"), other, "not a valid selector operator"),
+        }
+    }
+    for _ in 0..contradict(requirements.iter().map(|requirement| requirement.scope_name.as_str())) {
+        errors.invalid(path, items(&spec.scopes), "conflicting scopes");
+    }
+}
+
 impl Strategy for ResourceQuotaStrategy {
     type Object = ResourceQuota;
 
@@ -52,11 +138,8 @@ impl Strategy for ResourceQuotaStrategy {
                 resources::quantity_value(&mut errors, &path, name, &amount);
             }
         }
-        for scope in items(&spec.scopes) {
-            if !SCOPES.contains(&scope.as_str()) {
-                errors.invalid(path.child("scopes"), items(&spec.scopes), "unsupported scope");
-            }
-        }
+        scopes(&mut errors, &path, &spec);
+        selector(&mut errors, &path, &spec);
         errors
     }
 
@@ -91,5 +174,53 @@ impl Strategy for ResourceQuotaStrategy {
             json!(limits.join(", ")),
             cells::age(&quota.metadata, now),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_fit_what_is_counted() {
+        let by = |scope: &str, operator: &str, values: Value| json!({"matchExpressions": [{"scopeName": scope, "operator": operator, "values": values}]});
+        for (spec, expected) in [
+            (json!({"hard": {"pods": "1", "cpu": "1", "x.io/y": "1"}, "scopes": ["NotBestEffort"]}), vec![]),
+            (json!({"hard": {"pods": "1"}, "scopes": ["Odd"]}), vec!["unsupported scope"]),
+            (json!({"hard": {"cpu": "1"}, "scopes": ["BestEffort"]}), vec!["unsupported scope applied to resource"]),
+            (
+                json!({"hard": {"services": "1"}, "scopes": ["Terminating"]}),
+                vec!["unsupported scope applied to resource"],
+            ),
+            (json!({"scopes": ["BestEffort", "NotBestEffort"]}), vec!["conflicting scopes"]),
+            (json!({"hard": {"pods": "1"}, "scopeSelector": by("PriorityClass", "In", json!(["high"]))}), vec![]),
+            (
+                json!({"scopeSelector": by("PriorityClass", "In", json!([]))}),
+                vec!["must be at least one value when `operator` is 'In' or 'NotIn' for scope selector"],
+            ),
+            (
+                json!({"scopeSelector": by("PriorityClass", "Exists", json!(["a"]))}),
+                vec!["must be no value when `operator` is 'Exist' or 'DoesNotExist' for scope selector"],
+            ),
+            (
+                json!({"scopeSelector": by("PriorityClass", "Near", json!(["a"]))}),
+                vec!["not a valid selector operator"],
+            ),
+            (
+                json!({"scopeSelector": by("Terminating", "In", json!(["a"]))}),
+                vec![
+                    "must be 'Exists' when scope is any of ResourceQuotaScopeTerminating, ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or ResourceQuotaScopeCrossNamespacePodAffinity",
+                ],
+            ),
+            (
+                json!({"hard": {"secrets": "1"}, "scopeSelector": by("PriorityClass", "Exists", json!(null))}),
+                vec!["unsupported scope applied to resource"],
+            ),
+        ] {
+            let quota: ResourceQuota = serde_json::from_value(json!({"spec": spec})).unwrap();
+            let errors = ResourceQuotaStrategy.validate_create(&quota);
+            let found: Vec<&str> = errors.iter().map(|error| error.detail.as_str()).collect();
+            assert_eq!(found, expected, "{spec}");
+        }
     }
 }

@@ -196,10 +196,40 @@ impl Strategy for ServiceStrategy {
     }
 
     fn warnings(&self, service: &Service, _: Option<&Service>) -> Vec<String> {
-        let distribution = service.spec.as_ref().and_then(|spec| text(&spec.traffic_distribution));
-        let is_old = distribution == Some("PreferClose");
-        let warning = r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#;
-        is_old.then(|| warning.to_owned()).into_iter().collect()
+        const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
+        let spec = service.spec.clone().unwrap_or_default();
+        let annotations = service.metadata.annotations.as_ref();
+        let has_hints = annotations.is_some_and(|annotations| annotations.contains_key(HINTS));
+        let is_elsewhere = or_empty(&spec.type_) == "ExternalName";
+        let is_headless = or_empty(&spec.type_) == "ClusterIP" && spec.cluster_ip.as_deref() == Some("None");
+        let (is_external, is_sticky) =
+            (!items(&spec.external_ips).is_empty(), or_empty(&spec.session_affinity) != "None");
+        let warnings = [
+            (
+                has_hints,
+                "annotation service.kubernetes.io/topology-aware-hints is deprecated, please use service.kubernetes.io/topology-mode instead",
+            ),
+            (
+                is_headless && text(&spec.load_balancer_ip).is_some(),
+                "spec.loadBalancerIP is ignored for headless services",
+            ),
+            (is_headless && is_external, "spec.externalIPs is ignored for headless services"),
+            (is_headless && is_sticky, "spec.SessionAffinity is ignored for headless services"),
+            (
+                is_external && !is_headless && !is_elsewhere,
+                "spec.externalIPs is deprecated and may no longer be implemented in some clusters",
+            ),
+            (is_external && is_elsewhere, r#"spec.externalIPs is ignored when spec.type is "ExternalName""#),
+            (
+                !is_elsewhere && text(&spec.external_name).is_some(),
+                r#"spec.externalName is ignored when spec.type is not "ExternalName""#,
+            ),
+            (
+                text(&spec.traffic_distribution) == Some("PreferClose"),
+                r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#,
+            ),
+        ];
+        warnings.into_iter().filter(|(applies, _)| *applies).map(|(_, warning)| warning.to_owned()).collect()
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -343,6 +373,14 @@ fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) 
         "ExternalName" => {
             if text(&spec.cluster_ip).is_some() {
                 errors.forbidden(path.child("clusterIPs"), "may not be set for ExternalName services");
+            }
+            for (name, is_set) in [
+                ("ipFamilies", !items(&spec.ip_families).is_empty()),
+                ("ipFamilyPolicy", spec.ip_family_policy.is_some()),
+            ] {
+                if is_set {
+                    errors.forbidden(path.child(name), "may not be set for ExternalName services");
+                }
             }
             let name = or_empty(&spec.external_name);
             let name = name.strip_suffix('.').unwrap_or(name);
@@ -489,6 +527,9 @@ fn policies(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec) {
     if kind != "ExternalName" {
         one_of(errors, &path.child("internalTrafficPolicy"), &spec.internal_traffic_policy, &["Cluster", "Local"]);
     }
+    if let Some(class) = spec.load_balancer_class.as_ref().filter(|_| kind == "LoadBalancer") {
+        errors.invalid_each(path.child("loadBalancerClass"), class, rules::qualified_name(class));
+    }
     if kind != "LoadBalancer" {
         if spec.allocate_load_balancer_node_ports.is_some() {
             errors.forbidden(
@@ -534,6 +575,36 @@ mod tests {
     }
 
     #[test]
+    fn what_has_no_effect_is_said() {
+        let external = json!(["192.0.2.1"]);
+        for (spec, expected) in [
+            (json!({"ports": [{"port": 80}]}), vec![]),
+            (
+                json!({"ports": [{"port": 80}], "externalIPs": external}),
+                vec!["spec.externalIPs is deprecated and may no longer be implemented in some clusters"],
+            ),
+            (
+                json!({"clusterIP": "None", "externalIPs": external, "sessionAffinity": "ClientIP", "externalName": "a.b"}),
+                vec![
+                    "spec.externalIPs is ignored for headless services",
+                    "spec.SessionAffinity is ignored for headless services",
+                    r#"spec.externalName is ignored when spec.type is not "ExternalName""#,
+                ],
+            ),
+            (
+                json!({"type": "ExternalName", "externalName": "a.b", "externalIPs": external}),
+                vec![r#"spec.externalIPs is ignored when spec.type is "ExternalName""#],
+            ),
+            (
+                json!({"ports": [{"port": 80}], "trafficDistribution": "PreferClose"}),
+                vec![r#"spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone""#],
+            ),
+        ] {
+            assert_eq!(ServiceStrategy.warnings(&service(spec.clone()), None), expected, "{spec}");
+        }
+    }
+
+    #[test]
     fn validation_speaks_like_upstream() {
         for (spec, expected) in [
             (json!({"ports": [{"port": 80}]}), "[]"),
@@ -548,6 +619,14 @@ mod tests {
             (
                 json!({"ports": [{"port": 80, "nodePort": 30000}]}),
                 "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'",
+            ),
+            (
+                json!({"type": "ExternalName", "externalName": "a.b", "ipFamilyPolicy": "SingleStack"}),
+                "spec.ipFamilyPolicy: Forbidden: may not be set for ExternalName services",
+            ),
+            (
+                json!({"type": "LoadBalancer", "ports": [{"port": 80}], "loadBalancerClass": "/a"}),
+                "spec.loadBalancerClass: Invalid value: \"/a\": prefix part must be non-empty",
             ),
         ] {
             let errors = ServiceStrategy.validate_create(&service(spec));

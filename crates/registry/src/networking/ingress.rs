@@ -23,15 +23,25 @@ const COLUMNS: &[Column] = &[
     Column::AGE,
 ];
 
+/// What named the class before there was a field.
+const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
+
 impl Strategy for IngressStrategy {
     type Object = Ingress;
     const COUNTS_GENERATIONS: bool = true;
+
+    fn warnings(&self, ingress: &Ingress, old: Option<&Ingress>) -> Vec<String> {
+        let is_annotated = ingress.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(CLASS_ANNOTATION));
+        let warning =
+            || format!("annotation {CLASS_ANNOTATION:?} is deprecated, please use 'spec.ingressClassName' instead");
+        (is_annotated && old.is_none()).then(warning).into_iter().collect()
+    }
 
     fn validate_create(&self, ingress: &Ingress) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let spec = ingress.spec.clone().unwrap_or_default();
         validate_spec(&mut errors, &Path::new("spec"), &spec);
-        let annotation = ingress.metadata.annotations.as_ref().and_then(|all| all.get("kubernetes.io/ingress.class"));
+        let annotation = ingress.metadata.annotations.as_ref().and_then(|all| all.get(CLASS_ANNOTATION));
         if let (Some(annotation), Some(class)) = (annotation, &spec.ingress_class_name)
             && annotation != class
         {
@@ -217,5 +227,23 @@ fn backend(errors: &mut FieldErrors, path: &Path<'_>, backend: &IngressBackend) 
                 ),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_annotation_that_became_a_field_is_named() {
+        let ingress = |annotations: Value| -> Ingress {
+            serde_json::from_value(json!({"metadata": {"name": "web", "annotations": annotations}})).unwrap()
+        };
+        let (old, new) = (ingress(json!({"kubernetes.io/ingress.class": "x"})), ingress(json!({})));
+        let expected =
+            "annotation \"kubernetes.io/ingress.class\" is deprecated, please use 'spec.ingressClassName' instead";
+        assert_eq!(IngressStrategy.warnings(&old, None), [expected]);
+        assert_eq!(IngressStrategy.warnings(&old, Some(&old)), Vec::<String>::new());
+        assert_eq!(IngressStrategy.warnings(&new, None), Vec::<String>::new());
     }
 }

@@ -1,11 +1,12 @@
 //! IngressClass: which controller serves which ingresses.
 
-use api::field::FieldErrors;
+use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::IngressClass;
 use serde_json::{Value, json};
 
 use crate::column::Column;
+use crate::metadata::domain_prefixed_path;
 use crate::unset::{or_empty, set_text, text};
 use crate::{Strategy, cells};
 
@@ -37,17 +38,7 @@ impl Strategy for IngressClassStrategy {
         if controller.len() > MAX_CONTROLLER {
             errors.too_long("spec.controller", MAX_CONTROLLER);
         }
-        match controller.split_once('/') {
-            None if controller.is_empty() => errors.required("spec.controller", ""),
-            Some((domain, path)) if !domain.is_empty() && !path.is_empty() => {
-                errors.invalid_each("spec.controller", domain, api::validation::dns1123_subdomain(domain));
-            }
-            _ => errors.invalid(
-                "spec.controller",
-                controller,
-                "must be a domain-prefixed path (such as \"acme.io/foo\")",
-            ),
-        }
+        domain_prefixed_path(&mut errors, &Path::new("spec.controller"), controller);
         if let Some(parameters) = &spec.parameters {
             for (name, value) in [("kind", &parameters.kind), ("name", &parameters.name)] {
                 if value.is_empty() {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::field::{FieldErrors, Path};
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvFromSource, EnvVar, EnvVarSource, FileKeySelector, ObjectFieldSelector, PodSpec,
-    ResourceFieldSelector,
+    Container, ContainerPort, ContainerResizePolicy, EnvFromSource, EnvVar, EnvVarSource, FileKeySelector,
+    ObjectFieldSelector, PodSpec, ResourceFieldSelector, VolumeMount,
 };
 
 use super::validation::one_of;
@@ -24,6 +24,10 @@ pub struct Surroundings<'a> {
     pub host_network: bool,
     /// Whether root in the pod is root outside.
     pub host_users: bool,
+    /// The operating system, where the spec says it.
+    pub os: Option<&'a str>,
+    /// A pod, rather than a template.
+    pub is_pod: bool,
 }
 
 pub fn validate(errors: &mut FieldErrors, spec_path: &Path<'_>, spec: &PodSpec, around: &Surroundings<'_>) {
@@ -40,6 +44,9 @@ pub fn validate(errors: &mut FieldErrors, spec_path: &Path<'_>, spec: &PodSpec, 
         }
         lifecycle_and_probes(errors, &path, container, around);
         restart_rules(errors, &path, container);
+        if around.host_network {
+            host_ports(errors, &path.child("ports"), items(&container.ports));
+        }
     }
     host_port_conflicts(errors, &path, &spec.containers);
 
@@ -66,6 +73,16 @@ pub fn validate(errors: &mut FieldErrors, spec_path: &Path<'_>, spec: &PodSpec, 
             }
         }
         restart_rules(errors, &path, container);
+        // They run one by one, and each has the ports to itself.
+        host_port_conflicts(errors, &spec_path.child("initContainers"), std::slice::from_ref(container));
+        if container.restart_policy.as_deref() != Some("Always") {
+            let restarts = |policy: &ContainerResizePolicy| policy.restart_policy == "RestartContainer";
+            for (i, _) in items(&container.resize_policy).iter().enumerate().filter(|(_, policy)| restarts(policy)) {
+                let place = path.child("resizePolicy");
+                let detail = "must not be set to 'RestartContainer' for non-sidecar initContainers";
+                errors.invalid(place.index(i).child("restartPolicy"), "RestartContainer", detail);
+            }
+        }
     }
     ephemeral(errors, &spec_path.child("ephemeralContainers"), spec, &mut names, around);
 }
@@ -98,14 +115,17 @@ fn ephemeral<'a>(
                 errors.forbidden(path.child("subPathExpr"), "cannot be set for an Ephemeral Container");
             }
         }
-        let has_resources = container.resources.as_ref().is_some_and(|r| r.limits.is_some() || r.requests.is_some());
+        let resources = container.resources.as_ref();
         for (name, present) in [
             ("ports", container.ports.is_some()),
+            ("resources", resources.is_some_and(|r| r.limits.is_some() || r.requests.is_some() || r.claims.is_some())),
+            ("resizePolicy", container.resize_policy.is_some()),
+            ("restartPolicy", container.restart_policy.is_some()),
+            ("restartPolicyRules", container.restart_policy_rules.is_some()),
             ("livenessProbe", container.liveness_probe.is_some()),
             ("readinessProbe", container.readiness_probe.is_some()),
             ("startupProbe", container.startup_probe.is_some()),
             ("lifecycle", container.lifecycle.is_some()),
-            ("resources", has_resources),
         ] {
             if present {
                 errors.forbidden(path.child(name), "cannot be set for an Ephemeral Container");
@@ -122,7 +142,7 @@ fn common(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
     }
     match container.image.as_deref().unwrap_or_default() {
         "" => errors.required(path.child("image"), ""),
-        image if image.trim() != image => {
+        image if around.is_pod && image.trim() != image => {
             errors.invalid(path.child("image"), image, "must not have leading or trailing whitespace");
         }
         _ => {}
@@ -133,7 +153,7 @@ fn common(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
         &container.termination_message_policy,
         &["File", "FallbackToLogsOnError"],
     );
-    ports(errors, &path.child("ports"), items(&container.ports), around.host_network);
+    ports(errors, &path.child("ports"), items(&container.ports));
     env(errors, &path.child("env"), items(&container.env));
     env_from(errors, &path.child("envFrom"), items(&container.env_from));
     mounts(errors, path, container, around);
@@ -149,7 +169,7 @@ fn common(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
 
 fn lifecycle_and_probes(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, around: &Surroundings<'_>) {
     if let Some(lifecycle) = &container.lifecycle {
-        probes::lifecycle(errors, &path.child("lifecycle"), lifecycle, around.grace);
+        probes::lifecycle(errors, &path.child("lifecycle"), lifecycle, around.grace, around.os);
     }
     probes::validate(errors, path, container);
 }
@@ -218,7 +238,17 @@ fn resize_policy(errors: &mut FieldErrors, path: &Path<'_>, container: &Containe
     }
 }
 
-fn ports(errors: &mut FieldErrors, path: &Path<'_>, ports: &[ContainerPort], host_network: bool) {
+/// Where the network is the node's, ports are not mapped.
+fn host_ports(errors: &mut FieldErrors, path: &Path<'_>, ports: &[ContainerPort]) {
+    for (i, port) in ports.iter().enumerate() {
+        if let Some(host_port) = port.host_port.filter(|&number| number != 0 && number != port.container_port) {
+            let detail = "must match `containerPort` when `hostNetwork` is true";
+            errors.invalid(path.index(i).child("hostPort"), host_port, detail);
+        }
+    }
+}
+
+fn ports(errors: &mut FieldErrors, path: &Path<'_>, ports: &[ContainerPort]) {
     let mut names = BTreeSet::new();
     for (i, port) in ports.iter().enumerate() {
         let path = path.index(i);
@@ -238,13 +268,6 @@ fn ports(errors: &mut FieldErrors, path: &Path<'_>, ports: &[ContainerPort], hos
         }
         if let Some(host_port) = port.host_port.filter(|&port| port != 0) {
             errors.invalid_each(path.child("hostPort"), host_port, rules::port_number(i64::from(host_port)));
-            if host_network && host_port != port.container_port {
-                errors.invalid(
-                    path.child("hostPort"),
-                    host_port,
-                    "must match `containerPort` when `hostNetwork` is true",
-                );
-            }
         }
         one_of(errors, &path.child("protocol"), &port.protocol, &["SCTP", "TCP", "UDP"]);
     }
@@ -341,17 +364,11 @@ fn file_key_ref(errors: &mut FieldErrors, path: &Path<'_>, file: &FileKeySelecto
 
 /// Variables are read from files of `emptyDir` volumes only (`validateFileKeyRefVolumes`, v1.36).
 pub(super) fn file_key_volumes(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
-    let plain = [("initContainers", items(&spec.init_containers)), ("containers", spec.containers.as_slice())];
-    let plain = plain.into_iter().flat_map(|(list, containers)| {
-        containers.iter().enumerate().map(move |(i, container)| (list, i, items(&container.env)))
-    });
-    let ephemeral = items(&spec.ephemeral_containers).iter().enumerate();
-    let ephemeral = ephemeral.map(|(i, container)| ("ephemeralContainers", i, items(&container.env)));
-    for (list, i, variables) in plain.chain(ephemeral) {
-        for (j, variable) in variables.iter().enumerate() {
+    super::each_container(path, spec, |path, container| {
+        for (i, variable) in items(&container.env).iter().enumerate() {
             let source = variable.value_from.as_ref();
             let Some(file) = source.and_then(|source| source.file_key_ref.as_ref()) else { continue };
-            let field = format!("{path}.{list}[{i}].env[{j}].valueFrom.fileKeyRef.volumeName");
+            let field = format!("{path}.env[{i}].valueFrom.fileKeyRef.volumeName");
             match items(&spec.volumes).iter().find(|volume| volume.name == file.volume_name) {
                 None => errors.not_found(field, &file.volume_name),
                 Some(volume) if volume.empty_dir.is_none() => {
@@ -360,7 +377,7 @@ pub(super) fn file_key_volumes(errors: &mut FieldErrors, path: &Path<'_>, spec: 
                 Some(_) => {}
             }
         }
-    }
+    });
 }
 
 /// Fields of the pod that a variable may show.
@@ -516,6 +533,7 @@ fn mounts(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
         {
             errors.invalid(path.child("subPathExpr"), expression, "subPathExpr and subPath are mutually exclusive");
         }
+        recursive_read_only(errors, &mounts_path.child("recursiveReadOnly"), mount);
         if let Some(mode) = text(&mount.mount_propagation) {
             let privileged = container.security_context.as_ref().and_then(|c| c.privileged).unwrap_or(false);
             match mode {
@@ -533,8 +551,28 @@ fn mounts(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
             }
         }
     }
+    devices_of(errors, &path.child("volumeDevices"), container, around);
+}
+
+/// Mounts below a volume are read-only with it (`validateMountRecursiveReadOnly`, v1.36).
+fn recursive_read_only(errors: &mut FieldErrors, path: &Path<'_>, mount: &VolumeMount) {
+    match mount.recursive_read_only.as_deref() {
+        None | Some("Disabled") => {}
+        Some("Enabled" | "IfPossible") => {
+            if mount.read_only != Some(true) {
+                errors.forbidden(path, "may only be specified when readOnly is true");
+            }
+            if mount.mount_propagation.as_deref().is_some_and(|mode| mode != "None") {
+                errors.forbidden(path, "may only be specified when mountPropagation is None or not specified");
+            }
+        }
+        Some(other) => errors.not_supported(path, other, &["Disabled", "Enabled", "IfPossible"]),
+    }
+}
+
+fn devices_of(errors: &mut FieldErrors, devices_path: &Path<'_>, container: &Container, around: &Surroundings<'_>) {
+    let devices = items(&container.volume_devices);
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
-    let devices_path = path.child("volumeDevices");
     for (i, device) in devices.iter().enumerate() {
         let path = devices_path.index(i);
         if device.name.is_empty() {
@@ -553,8 +591,18 @@ fn mounts(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
         }
         if device.device_path.is_empty() {
             errors.required(path.child("devicePath"), "");
+        } else if device.device_path.split('/').any(|part| part == "..") {
+            errors.invalid(path.child("devicePath"), &device.device_path, "can not contain backsteps ('..')");
         } else if !paths.insert(device.device_path.as_str()) {
             errors.invalid(path.child("devicePath"), &device.device_path, "must be unique");
+        }
+        let mounts = items(&container.volume_mounts);
+        if mounts.iter().any(|mount| mount.name == device.name) {
+            errors.invalid(path.child("name"), &device.name, "must not already exist in volumeMounts");
+        }
+        if mounts.iter().any(|mount| mount.mount_path == device.device_path) {
+            let detail = "must not already exist as a path in volumeMounts";
+            errors.invalid(path.child("devicePath"), &device.device_path, detail);
         }
     }
 }

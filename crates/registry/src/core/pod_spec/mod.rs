@@ -3,6 +3,7 @@
 pub mod containers;
 pub mod defaults;
 pub(crate) mod label_keys;
+mod os;
 pub mod placement;
 pub mod probes;
 pub mod resources;
@@ -12,9 +13,24 @@ pub mod validation;
 pub mod volumes;
 mod warnings;
 
-pub(crate) use warnings::{annotation_warnings, template_warnings};
+pub(crate) use warnings::{spec_warnings, template_warnings};
 
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer};
+use api::field::Path;
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, PodSpec};
+
+use crate::unset::items;
+
+/// Shows every container with its place (`VisitContainersWithPath`, v1.36).
+pub(crate) fn each_container(path: &Path<'_>, spec: &PodSpec, mut visit: impl FnMut(&Path<'_>, &Container)) {
+    for (list, containers) in [("initContainers", items(&spec.init_containers)), ("containers", &spec.containers)] {
+        let path = path.child(list);
+        containers.iter().enumerate().for_each(|(i, container)| visit(&path.index(i), container));
+    }
+    let path = path.child("ephemeralContainers");
+    for (i, container) in items(&spec.ephemeral_containers).iter().enumerate() {
+        visit(&path.index(i), &as_container(container));
+    }
+}
 
 /// An ephemeral container seen as a container, for rules that do not care.
 pub fn as_container(ephemeral: &EphemeralContainer) -> Container {

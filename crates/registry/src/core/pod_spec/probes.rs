@@ -62,7 +62,16 @@ fn probe(errors: &mut FieldErrors, path: &Path<'_>, probe: &Probe) {
     }
 }
 
-pub fn lifecycle(errors: &mut FieldErrors, path: &Path<'_>, lifecycle: &Lifecycle, grace: Option<i64>) {
+pub fn lifecycle(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    lifecycle: &Lifecycle,
+    grace: Option<i64>,
+    os: Option<&str>,
+) {
+    if let Some(signal) = &lifecycle.stop_signal {
+        super::os::stop_signal(errors, &path.child("stopSignal"), signal, os);
+    }
     for (name, hook) in [("postStart", &lifecycle.post_start), ("preStop", &lifecycle.pre_stop)] {
         let Some(hook) = hook else { continue };
         let parts = Handler {

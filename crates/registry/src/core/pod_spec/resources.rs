@@ -1,19 +1,75 @@
 //! Validation of resource requests and limits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
+use api::pod::resources::{self as amounts, Side};
 use api::quantity::Quantity;
 use api::validation as rules;
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
 use crate::unset::items;
 
+/// What one container asks for.
 pub fn requirements(
     errors: &mut FieldErrors,
     path: &Path<'_>,
     requirements: &ResourceRequirements,
     claims: &BTreeSet<&str>,
+) {
+    named_requirements(errors, path, requirements, claims, container_resource_name);
+}
+
+/// What a runtime class adds for itself reads like the limits of a container.
+pub fn overhead(errors: &mut FieldErrors, path: &Path<'_>, overhead: &BTreeMap<String, RawQuantity>) {
+    let limits = ResourceRequirements { limits: Some(overhead.clone()), ..ResourceRequirements::default() };
+    requirements(errors, path, &limits, &BTreeSet::new());
+}
+
+/// What is set for a pod as a whole, and holds what its containers ask for (`validatePodResources`, v1.36).
+pub fn whole_pod(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec, claims: &BTreeSet<&str>) {
+    let Some(whole) = &spec.resources else { return };
+    let path = path.child("resources");
+    if spec.os.as_ref().is_some_and(|os| os.name == "windows") {
+        errors.forbidden(path, "may not be set for a windows pod");
+        return;
+    }
+    if whole.claims.is_some() {
+        errors.forbidden(path.child("claims"), "claims may not be set for Resources at pod-level");
+    }
+    named_requirements(errors, &path, whole, claims, pod_resource_name);
+    let (requests, limits) =
+        (amounts::of_container(Some(whole), Side::Requests), amounts::of_container(Some(whole), Side::Limits));
+    let in_all = |side| amounts::of_pod(&PodSpec { resources: None, ..spec.clone() }, side);
+    for (name, sum) in in_all(Side::Requests) {
+        if let Some(request) = requests.get(&name).filter(|request| sum > **request) {
+            let detail = format!("must be greater than or equal to aggregate container requests of {sum}");
+            errors.invalid(path.child("requests").key(&name), request, detail);
+        }
+    }
+    for (name, sum) in in_all(Side::Limits).into_iter().filter(|(name, _)| name.starts_with("hugepages-")) {
+        if let Some(limit) = limits.get(&name).filter(|limit| sum > **limit) {
+            let detail = format!("must be greater than or equal to aggregate container limits of {sum}");
+            errors.invalid(path.child("limits").key(&name), limit, detail);
+        }
+    }
+    for (i, container) in spec.containers.iter().enumerate() {
+        for (name, own) in amounts::of_container(container.resources.as_ref(), Side::Limits) {
+            if let Some(limit) = limits.get(&name).filter(|limit| own > **limit) {
+                let detail = format!("must be less than or equal to pod limits of {limit}");
+                errors.invalid(path.child("containers").index(i).key(&name).child("limits"), own, detail);
+            }
+        }
+    }
+}
+
+fn named_requirements(
+    errors: &mut FieldErrors,
+    path: &Path<'_>,
+    requirements: &ResourceRequirements,
+    claims: &BTreeSet<&str>,
+    check_name: fn(&mut FieldErrors, &Path<'_>, &str),
 ) {
     let (limits_path, requests_path) = (path.child("limits"), path.child("requests"));
     let limits = requirements.limits.as_ref();
@@ -21,7 +77,7 @@ pub fn requirements(
     for (list_path, list) in [(&limits_path, limits), (&requests_path, requirements.requests.as_ref())] {
         for (name, raw) in list.into_iter().flatten() {
             let path = list_path.key(name);
-            container_resource_name(errors, &path, name);
+            check_name(errors, &path, name);
             let Ok(amount) = Quantity::try_from(raw) else {
                 errors.invalid(
                     path,
@@ -31,6 +87,9 @@ pub fn requirements(
                 continue;
             };
             quantity_value(errors, &path, name, &amount);
+            if !is_whole_pages(name, &amount) {
+                errors.invalid(path, &amount, format!("{amount} is not positive integer multiple of {name}"));
+            }
             compute |= matches!(name.as_str(), "cpu" | "memory");
             huge |= name.starts_with("hugepages-");
         }
@@ -60,11 +119,23 @@ pub fn requirements(
         let path = path.child("claims");
         let path = path.index(i);
         if claim.name.is_empty() {
-            errors.required(path.child("name"), "");
-        } else if !seen.insert((&claim.name, &claim.request)) {
+            errors.required(path, "");
+            continue;
+        }
+        let request = claim.request.as_deref().filter(|request| !request.is_empty());
+        if let Some(request) = request {
+            errors.invalid_each(path.child("request"), request, rules::dns1123_label(request));
+        }
+        // One entry without a request stands for all requests of the claim.
+        let overlaps = |(name, other): &(&str, Option<&str>)| {
+            *name == claim.name && (other.is_none() || request.is_none() || *other == request)
+        };
+        if seen.iter().any(overlaps) {
             errors.duplicate(path, &claim.name);
-        } else if !claims.contains(claim.name.as_str()) {
-            errors.not_found(path.child("name"), &claim.name);
+        }
+        seen.insert((claim.name.as_str(), request));
+        if !claims.contains(claim.name.as_str()) {
+            errors.not_found(path, &claim.name);
         }
     }
 }
@@ -95,6 +166,20 @@ pub fn container_resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: 
     } else if !is_native(name) && name.starts_with("requests.") {
         errors.invalid(path, name, "doesn't follow extended resource name standard");
     }
+}
+
+fn pod_resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    let before = errors.len();
+    resource_name(errors, path, name);
+    if errors.len() == before && !amounts::is_pod_level(name) {
+        errors.not_supported(path, name, &["cpu", "hugepages-", "memory"]);
+    }
+}
+
+/// Any resource that a quota, a claim or a container knows.
+pub fn resource_name(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    errors.invalid_each(path, name, rules::qualified_name(name));
+    standard_resource_name(errors, path, name);
 }
 
 /// Names without a domain are those that the system itself knows.
@@ -139,7 +224,14 @@ fn is_native(name: &str) -> bool {
     !name.contains('/') || name.contains("kubernetes.io/")
 }
 
+/// Huge pages are not divided. What is no huge page fits.
+fn is_whole_pages(name: &str, amount: &Quantity) -> bool {
+    let Some(size) = name.strip_prefix("hugepages-") else { return true };
+    let size = Quantity::parse(size).ok().filter(|size| size.is_integer() && size.value() > 0);
+    size.is_some_and(|size| amount.value() % size.value() == 0)
+}
+
 /// Whether more may be promised than there is.
-fn overcommits(name: &str) -> bool {
+pub fn overcommits(name: &str) -> bool {
     is_native(name) && !name.starts_with("hugepages-")
 }

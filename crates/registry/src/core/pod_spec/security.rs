@@ -1,6 +1,7 @@
 //! Validation of security contexts and host namespaces.
 
 use api::field::{FieldErrors, Path};
+use api::pod::{Shared, namespace_of_sysctl};
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{AppArmorProfile, PodSpec, SeccompProfile, SecurityContext};
 
@@ -16,12 +17,17 @@ pub fn pod(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
     }
     if spec.host_users == Some(false) {
         for (name, shared) in
-            [("hostNetwork", spec.host_network), ("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)]
+            [("hostNetwork", spec.host_network), ("HostPID", spec.host_pid), ("HostIPC", spec.host_ipc)]
         {
             if shared == Some(true) {
                 errors.forbidden(path.child(name), "when `hostUsers` is false");
             }
         }
+        super::each_container(path, spec, |path, container| {
+            if !items(&container.volume_devices).is_empty() {
+                errors.forbidden(path.child("volumeDevices"), "when `hostUsers` is false");
+            }
+        });
     }
     let Some(context) = &spec.security_context else { return };
     let path = path.child("securityContext");
@@ -45,9 +51,21 @@ pub fn pod(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
         } else if !names.insert(sysctl.name.as_str()) {
             errors.duplicate(path.child("name"), &sysctl.name);
         }
+        // In a namespace of the node it would be the node's setting.
+        let of_node = match namespace_of_sysctl(&sysctl.name) {
+            Some(Shared::Net) => (spec.host_network == Some(true)).then_some("hostNetwork"),
+            Some(Shared::Ipc) => (spec.host_ipc == Some(true)).then_some("hostIPC"),
+            None => None,
+        };
+        if let Some(of_node) = of_node {
+            let detail = format!("may not be specified when '{of_node}' is true");
+            errors.invalid(path.child("name"), &sysctl.name, detail);
+        }
     }
     choice(errors, &path.child("fsGroupChangePolicy"), &context.fs_group_change_policy, &["Always", "OnRootMismatch"]);
     choice(errors, &path.child("supplementalGroupsPolicy"), &context.supplemental_groups_policy, &["Merge", "Strict"]);
+    let labels = ["MountOption", "Recursive"];
+    choice(errors, &path.child("seLinuxChangePolicy"), &context.se_linux_change_policy, &labels);
     seccomp(errors, &path.child("seccompProfile"), context.seccomp_profile.as_ref());
     app_armor(errors, &path.child("appArmorProfile"), context.app_armor_profile.as_ref());
 }
@@ -105,24 +123,34 @@ fn profile_type(errors: &mut FieldErrors, path: &Path<'_>, kind: &str, local: &O
     let local_path = path.child("localhostProfile");
     match (kind, text(local)) {
         ("Localhost", None) => {
-            let detail = format!("must be set when {} type is Localhost", what.to_lowercase());
+            let detail = format!("must be set when {what} type is Localhost");
             errors.required(local_path, detail);
         }
         ("Localhost", Some(profile)) if what == "seccomp" => {
             super::containers::descending_path(errors, &local_path, profile);
         }
+        ("Localhost", Some(profile)) if profile.trim() != profile => {
+            errors.invalid(local_path, profile, "must not be padded with whitespace");
+        }
+        ("Localhost", Some(profile)) if profile.len() > LONGEST_PROFILE => errors.too_long(local_path, LONGEST_PROFILE),
         ("Localhost", Some(_)) => {}
         ("RuntimeDefault" | "Unconfined", Some(profile)) => {
-            let detail = format!("can only be set when {} type is Localhost", what.to_lowercase());
+            let detail = format!("can only be set when {what} type is Localhost");
             errors.invalid(local_path, profile, detail);
         }
         ("RuntimeDefault" | "Unconfined", None) => {}
-        ("", _) => errors.required(path.child("type"), "type is required when profile is set"),
+        ("", _) => {
+            let field = if what == "seccomp" { "seccompProfile" } else { "appArmorProfile" };
+            errors.required(path.child("type"), format!("type is required when {field} is set"));
+        }
         (other, _) => {
             errors.not_supported(path.child("type"), other, &["Localhost", "RuntimeDefault", "Unconfined"]);
         }
     }
 }
+
+/// A path, without its final zero.
+const LONGEST_PROFILE: usize = 4095;
 
 const SYSCTL: &str = "^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
 

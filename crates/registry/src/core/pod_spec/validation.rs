@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 
 use api::field::{FieldErrors, Path};
 use api::validation as rules;
-use k8s_openapi::api::core::v1::{HostAlias, PodDNSConfig, PodSpec};
+use k8s_openapi::api::core::v1::{HostAlias, PodDNSConfig, PodResourceClaim, PodSpec};
 
 use super::containers::Surroundings;
-use super::{containers, placement, security, volumes};
+use super::{containers, os, placement, resources, security, volumes};
 use crate::address::ip;
 use crate::unset::{items, or_empty, text};
 
@@ -31,9 +31,16 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec, pod: Opti
         restart_policy: or_empty(&spec.restart_policy),
         host_network: spec.host_network == Some(true),
         host_users: spec.host_users != Some(false),
+        os: spec.os.as_ref().map(|os| os.name.as_str()),
+        is_pod: pod.is_some(),
     };
+    resource_claims(errors, &path.child("resourceClaims"), items(&spec.resource_claims));
     containers::validate(errors, path, spec, &around);
     containers::file_key_volumes(errors, path, spec);
+    resources::whole_pod(errors, path, spec, &claims);
+    if let Some(overhead) = &spec.overhead {
+        resources::overhead(errors, &path.child("overhead"), overhead);
+    }
     one_of(errors, &path.child("restartPolicy"), &spec.restart_policy, &["Always", "OnFailure", "Never"]);
     one_of(
         errors,
@@ -78,11 +85,6 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec, pod: Opti
             rules::in_range(deadline, 1, i64::from(i32::MAX)),
         );
     }
-    for (i, secret) in items(&spec.image_pull_secrets).iter().enumerate() {
-        if secret.name.is_empty() {
-            errors.required(path.child("imagePullSecrets").index(i).child("name"), "");
-        }
-    }
     placement::validate(errors, path, spec);
     host_aliases(errors, &path.child("hostAliases"), items(&spec.host_aliases));
     if let Some(policy) = text(&spec.preemption_policy)
@@ -90,10 +92,38 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec, pod: Opti
     {
         errors.not_supported(path.child("preemptionPolicy"), policy, &["PreemptLowerPriority", "Never"]);
     }
-    if let Some(os) = &spec.os
-        && !matches!(os.name.as_str(), "linux" | "windows")
-    {
-        errors.not_supported(path.child("os.name"), &os.name, &["linux", "windows"]);
+    os::validate(errors, path, spec);
+}
+
+fn resource_claims(errors: &mut FieldErrors, path: &Path<'_>, claims: &[PodResourceClaim]) {
+    let mut names = BTreeSet::new();
+    for (i, claim) in claims.iter().enumerate() {
+        let path = path.index(i);
+        if claim.name.is_empty() {
+            errors.required(path.child("name"), "");
+        } else if !names.insert(claim.name.as_str()) {
+            errors.duplicate(path.child("name"), &claim.name);
+        } else {
+            errors.invalid_each(path.child("name"), &claim.name, rules::dns1123_label(&claim.name));
+        }
+        match (&claim.resource_claim_name, &claim.resource_claim_template_name) {
+            (Some(_), Some(_)) => {
+                let detail = "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified";
+                errors.invalid(path, claim, detail);
+            }
+            (None, None) => {
+                errors.invalid(path, claim, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`");
+            }
+            _ => {}
+        }
+        for (field, name) in [
+            ("resourceClaimName", &claim.resource_claim_name),
+            ("resourceClaimTemplateName", &claim.resource_claim_template_name),
+        ] {
+            if let Some(name) = name {
+                errors.invalid_each(path.child(field), name, rules::dns1123_subdomain(name));
+            }
+        }
     }
 }
 
