@@ -308,11 +308,11 @@ impl Driver {
         let read_only = request.readonly;
         check_target(&to)?;
         blocking(move || {
-            if is_mount_point(&to)? {
-                return Ok(());
+            if !is_mount_point(&to)? {
+                std::fs::create_dir_all(&to)?;
+                mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
             }
-            std::fs::create_dir_all(&to)?;
-            mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+            // Also what is mounted already: a process before this one may have ended between the two.
             if read_only {
                 let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
                 if let Err(error) = mount(None::<&str>, &to, None::<&str>, flags, None::<&str>) {

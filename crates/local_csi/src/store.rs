@@ -1,10 +1,12 @@
 //! Folders on disk: volumes and snapshots, each complete or not there. Blocking.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::syncfs;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -81,8 +83,8 @@ impl Folders {
         Ok(all)
     }
 
-    /// Makes a folder, with a copy of another's files in it. It is there as a whole or not at all. `prepare` gets the place
-    /// of the files while nothing is in it.
+    /// Makes a folder, with a copy of another's files in it. It is there as a whole or not at all, also after a power failure:
+    /// whoever asked for it tells others that it is. `prepare` gets the place of the files while nothing is in it.
     pub(crate) fn make<T: Serialize>(
         &self,
         id: &str,
@@ -90,31 +92,24 @@ impl Folders {
         from: Option<&Path>,
         prepare: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<()> {
-        use std::os::unix::fs::PermissionsExt;
         let new = self.0.join(format!(".{id}.new"));
-        unmount(&new.join(SOURCE));
-        files::remove_tree(&new)?;
-        let data = new.join("data");
-        std::fs::create_dir_all(&data)?;
-        std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777))?;
-        prepare(&data)?;
-        if let Some(from) = from {
-            let source = new.join(SOURCE);
-            std::fs::create_dir(&source)?;
-            let copied = without_links(from, &source).and_then(|()| copy(&source, &data));
-            unmount(&source);
-            copied?;
-            std::fs::remove_dir(&source)?;
+        clear(&new)?;
+        let made = fill(&new, about, from, prepare).and_then(|()| std::fs::rename(&new, self.0.join(id)));
+        // A copy that the disk has no room for does not keep the disk full.
+        if made.is_err()
+            && let Err(error) = clear(&new)
+        {
+            tracing::warn!(path = %new.display(), %error, "half a copy stays until the next try");
         }
-        write(&new.join(ABOUT), about)?;
-        std::fs::rename(&new, self.0.join(id))
+        made.and_then(|()| sync_dir(&self.0))
     }
 
     pub(crate) fn update<T: Serialize>(&self, id: &str, about: &T) -> io::Result<()> {
         let path = self.about(id);
         let new = path.with_extension("new");
         write(&new, about)?;
-        std::fs::rename(new, path)
+        std::fs::rename(new, &path)?;
+        path.parent().map_or(Ok(()), sync_dir)
     }
 
     /// Removes a folder; one that is not there is removed already.
@@ -125,13 +120,51 @@ impl Folders {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other?,
         }
+        // What was said to be gone does not come back.
+        sync_dir(&self.0)?;
         files::remove_tree(&old)
     }
 }
 
+/// Removes what is left of an earlier try.
+fn clear(new: &Path) -> io::Result<()> {
+    unmount(&new.join(SOURCE));
+    files::remove_tree(new)
+}
+
+fn fill<T: Serialize>(
+    new: &Path,
+    about: &T,
+    from: Option<&Path>,
+    prepare: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let data = new.join("data");
+    std::fs::create_dir_all(&data)?;
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777))?;
+    prepare(&data)?;
+    if let Some(from) = from {
+        let source = new.join(SOURCE);
+        std::fs::create_dir(&source)?;
+        let copied = without_links(from, &source).and_then(|()| copy(&source, &data));
+        unmount(&source);
+        copied?;
+        std::fs::remove_dir(&source)?;
+        // All of its files at once, and an error of any that the disk did not take.
+        syncfs(File::open(&data)?)?;
+    }
+    write(&new.join(ABOUT), about)?;
+    sync_dir(new)
+}
+
+/// Makes names durable that were created, renamed or removed.
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
 fn write<T: Serialize>(path: &Path, about: &T) -> io::Result<()> {
     use std::io::Write;
-    let mut file = std::fs::File::create(path)?;
+    let mut file = File::create(path)?;
     file.write_all(&serde_json::to_vec(about).map_err(io::Error::other)?)?;
     file.sync_all()
 }
@@ -166,5 +199,27 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     match output.status.success() {
         true => Ok(()),
         false => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_string())),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_fills_the_disk_does_not_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, source) = (dir.path().join("disk"), dir.path().join("source"));
+        std::fs::create_dir(&disk).unwrap();
+        std::fs::create_dir(&source).unwrap();
+        std::fs::write(source.join("file"), vec![7; 2 << 20]).unwrap();
+        mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), Some("size=1m")).unwrap();
+        let folders = Folders::open(&disk).unwrap();
+        let made = folders.make("one", &Volume::default(), Some(&source), |_| Ok(()));
+        let left = folders.names();
+        umount2(&disk, MntFlags::empty()).unwrap();
+        assert!(made.is_err());
+        assert_eq!(left.unwrap(), [""; 0]);
     }
 }

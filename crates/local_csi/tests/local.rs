@@ -84,6 +84,13 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     node.node_publish_volume(publish(true)).await.unwrap();
     assert!(std::fs::write(target.join("more"), "x").is_err(), "read-only");
     node.node_unpublish_volume(unpublish()).await.unwrap();
+    // As it is left by a process that was killed before it had made the mount read-only.
+    std::fs::create_dir(&target).unwrap();
+    let (from, none) = (driver.data("one"), None::<&str>);
+    nix::mount::mount(Some(&from), &target, none, nix::mount::MsFlags::MS_BIND, none).unwrap();
+    node.node_publish_volume(publish(true)).await.unwrap();
+    assert!(std::fs::write(target.join("more"), "x").is_err(), "read-only after all");
+    node.node_unpublish_volume(unpublish()).await.unwrap();
 
     let snapshot = v1::CreateSnapshotRequest { source_volume_id: "one".into(), name: "s".into(), ..Default::default() };
     let taken = controller.create_snapshot(snapshot.clone()).await.unwrap().snapshot.unwrap();
@@ -118,16 +125,59 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     serving.await.unwrap().unwrap();
 }
 
+/// Runs a program in a directory; what it complained about if it failed.
+fn run(dir: &Path, words: &[&str]) -> Result<(), String> {
+    let output = std::process::Command::new(words[0]).args(&words[1..]).current_dir(dir).output().unwrap();
+    output.status.success().then_some(()).ok_or(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// An `image` of a disk and a place `disk` to mount it.
+fn blank_disk(dir: &Path) {
+    std::fs::create_dir(dir.join("disk")).unwrap();
+    std::fs::File::create(dir.join("image")).unwrap().set_len(64 << 20).unwrap();
+}
+
+/// What the driver has said to be there is on the disk, and not only in memory: the disk as it is at that moment has all of it.
+#[tokio::test]
+async fn what_was_made_outlives_a_power_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |words: &[&str]| run(dir.path(), words);
+    blank_disk(dir.path());
+    run(&["mkfs.ext4", "-q", "image"]).unwrap();
+    if let Err(why) = run(&["mount", "-o", "loop", "image", "disk"]) {
+        eprintln!("skipped: no loop device can be had here: {why}");
+        return;
+    }
+    let store = dir.path().join("disk/store");
+    let driver = local_csi::Driver::open("n", &store).unwrap();
+    driver.create_volume(create("one", 1 << 20, None)).await.unwrap();
+    std::fs::write(driver.data("one").join("file"), vec![7; 100_000]).unwrap();
+    let snapshot = v1::CreateSnapshotRequest { source_volume_id: "one".into(), name: "s".into(), ..Default::default() };
+    let taken = driver.create_snapshot(snapshot).await;
+    let from = v1::ContentSource::Snapshot(v1::SnapshotSource { snapshot_id: "s".into() });
+    let restored = driver.create_volume(create("restored", 0, Some(from))).await;
+    let empty = driver.create_volume(create("empty", 1 << 20, None)).await;
+    let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
+    let deleted = driver.delete_volume(delete).await;
+    std::fs::copy(dir.path().join("image"), dir.path().join("later")).unwrap();
+    drop(driver);
+    run(&["umount", "disk"]).unwrap();
+    run(&["mount", "-o", "loop", "later", "disk"]).unwrap();
+    let length = |path: &str| std::fs::read(store.join(path)).map(|bytes| bytes.len()).ok();
+    let found = (length("snapshots/s/data/file"), length("volumes/restored/data/file"));
+    let (is_there, is_back) = (store.join("volumes/empty/data").is_dir(), store.join("volumes/one").exists());
+    run(&["umount", "disk"]).unwrap();
+    assert!(taken.is_ok() && restored.is_ok() && empty.is_ok() && deleted.is_ok());
+    assert_eq!(found, (Some(100_000), Some(100_000)));
+    assert!(is_there && !is_back);
+}
+
 /// The kernel holds a volume to its capacity, where it has project quotas.
 #[tokio::test]
 async fn a_full_volume_takes_no_more() {
     let dir = tempfile::tempdir().unwrap();
-    let run = |words: &[&str]| {
-        let output = std::process::Command::new(words[0]).args(&words[1..]).current_dir(dir.path()).output().unwrap();
-        output.status.success().then_some(()).ok_or(String::from_utf8_lossy(&output.stderr).into_owned())
-    };
-    std::fs::create_dir(dir.path().join("disk")).unwrap();
-    std::fs::File::create(dir.path().join("image")).unwrap().set_len(64 << 20).unwrap();
+    let run = |words: &[&str]| run(dir.path(), words);
+    blank_disk(dir.path());
     run(&["mkfs.ext4", "-q", "-O", "project,quota", "-E", "quotatype=prjquota", "image"]).unwrap();
     if let Err(why) = run(&["mount", "-o", "loop,prjquota", "image", "disk"]) {
         eprintln!("skipped: this kernel has no project quotas: {why}");
