@@ -14,7 +14,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::decision::{
     BETA_PROVISIONER_NOTE, BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONER_NOTE, Reclaim, Seen,
-    annotation, claim_key, for_claim, for_volume, is_to_delete, reclaim, volume_name,
+    annotation, claim_key, for_claim, for_volume, handed_to_driver, is_to_delete, reclaim, volume_name,
 };
 use super::metrics::{Operations, count_volumes};
 use super::protection::{BY_CLAIM, claims_of};
@@ -322,6 +322,10 @@ impl Controller {
 
     async fn sync_volume(&self, name: &str) -> Outcome {
         let Some(volume) = self.volumes.get(name) else { return Ok(Requeue::Never) };
+        if let Some(changed) = handed_to_driver(&volume) {
+            self.client.all::<PersistentVolume>().update(&changed).await?; // and its event comes back here
+            return Ok(Requeue::Never);
+        }
         let claim = self.claim_of(&volume).await?;
         match for_volume(&volume, claim.as_ref()) {
             ForVolume::Available => self.set_volume_phase(&volume, "Available", None).await,

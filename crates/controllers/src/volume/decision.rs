@@ -17,6 +17,10 @@ pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 pub(super) const PROVISIONER_NOTE: &str = "volume.kubernetes.io/storage-provisioner";
 pub(super) const BETA_PROVISIONER_NOTE: &str = "volume.beta.kubernetes.io/storage-provisioner";
+/// On volumes that a removed plug-in made: the driver that has its work now.
+const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
+/// Kept volumes until their plug-in had deleted them.
+const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
 /// What this binary provisioned before it had a driver: hostPath volumes, which stay readable and are still deleted. Claims of
 /// its classes get volumes of the driver.
 pub const LOCAL_PATH: &str = "cox.dev/local-path";
@@ -33,6 +37,25 @@ const MIGRATED: [(&str, &str); 8] = [
     ("kubernetes.io/portworx-volume", "pxd.portworx.com"),
     ("kubernetes.io/vsphere-volume", "csi.vsphere.vmware.com"),
 ];
+
+/// The removed plug-in whose work a driver has taken over.
+pub(super) fn plugin_before(driver: &str) -> Option<&'static str> {
+    let mut migrated = MIGRATED.iter().filter(|(old, _)| old.starts_with(IN_TREE));
+    migrated.find(|(_, new)| *new == driver).map(|(old, _)| *old)
+}
+
+/// A volume that a removed plug-in made, as the sidecars of the driver that took its work over must find it: without the name of
+/// that driver none of them deletes it (`updateVolumeMigrationAnnotationsAndFinalizers`, v1.36). None if it is so already.
+pub(super) fn handed_to_driver(volume: &PersistentVolume) -> Option<PersistentVolume> {
+    let maker = annotation(&volume.metadata, PROVISIONED_BY).filter(|maker| maker.starts_with(IN_TREE))?;
+    let (_, driver) = MIGRATED.iter().find(|(old, _)| *old == maker)?;
+    let mut changed = volume.clone();
+    changed.metadata.annotations.get_or_insert_default().insert(MIGRATED_TO.to_owned(), (*driver).to_owned());
+    if let Some(finalizers) = changed.metadata.finalizers.as_mut() {
+        finalizers.retain(|finalizer| finalizer != IN_TREE_FINALIZER);
+    }
+    (changed.metadata != volume.metadata).then_some(changed)
+}
 
 /// What the binder sees besides the claim.
 pub(super) struct Seen<'a> {
@@ -235,12 +258,17 @@ pub(super) enum Reclaim {
 /// What becomes of a released volume.
 pub(super) fn reclaim(volume: &PersistentVolume) -> Reclaim {
     let name = volume.metadata.name();
+    let is_migrated = annotation(&volume.metadata, MIGRATED_TO).is_some_and(|driver| !driver.is_empty());
+    let is_csi = volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some());
     match (policy(volume), annotation(&volume.metadata, PROVISIONED_BY)) {
+        _ if is_migrated => Reclaim::Leave,
         ("Retain", _) => Reclaim::Leave,
         ("Recycle", _) => {
             Reclaim::Fail { reason: "VolumeFailedRecycle", message: "No recycler plugin found for the volume!".into() }
         }
         ("Delete", Some(LOCAL_PATH)) => Reclaim::Delete,
+        // Its provisioner deletes it whoever made the object, as long as it is Released.
+        ("Delete", None) if is_csi => Reclaim::Leave,
         ("Delete", Some(provisioner))
             if !provisioner.starts_with(IN_TREE) || MIGRATED.iter().any(|(old, _)| *old == provisioner) =>
         {
@@ -538,5 +566,42 @@ mod tests {
         assert_eq!(failed(of("Delete", None)), "VolumeFailedDelete");
         assert_eq!(failed(of("Recycle", None)), "VolumeFailedRecycle");
         assert_eq!(failed(of("Burn", None)), "VolumeUnknownReclaimPolicy");
+        for (annotations, expected) in
+            [(json!(null), Reclaim::Leave), (json!({ MIGRATED_TO: "csi.example" }), Reclaim::Leave)]
+        {
+            let made = json!({
+                "metadata": { "annotations": annotations },
+                "spec": { "persistentVolumeReclaimPolicy": "Delete", "csi": { "driver": "csi.example", "volumeHandle": "h" } },
+            });
+            assert_eq!(reclaim(&volume("v", made)), expected, "{annotations}");
+        }
+    }
+
+    #[test]
+    fn volumes_of_removed_plugins_are_their_successors() {
+        let made = |by: &str, more: Value| {
+            let mut change = json!({ "metadata": { "annotations": { PROVISIONED_BY: by }, "finalizers": [IN_TREE_FINALIZER, "other"] } });
+            merge(&mut change, more);
+            volume("v", change)
+        };
+        for (maker, expected) in [
+            ("kubernetes.io/aws-ebs", Some("ebs.csi.aws.com")),
+            ("kubernetes.io/host-path", None),
+            (LOCAL_PATH, None),
+            ("csi.example", None),
+        ] {
+            let changed = handed_to_driver(&made(maker, json!({})));
+            let driver = changed.as_ref().and_then(|volume| annotation(&volume.metadata, MIGRATED_TO));
+            assert_eq!(driver, expected, "{maker}");
+            assert_eq!(
+                changed.and_then(|volume| volume.metadata.finalizers),
+                expected.map(|_| vec!["other".to_owned()])
+            );
+        }
+        let done = json!({ "metadata": { "annotations": { MIGRATED_TO: "ebs.csi.aws.com" }, "finalizers": null } });
+        assert_eq!(handed_to_driver(&made("kubernetes.io/aws-ebs", done)), None, "once");
+        assert_eq!(handed_to_driver(&volume("v", json!({}))), None);
+        assert_eq!(plugin_before("ebs.csi.aws.com"), Some("kubernetes.io/aws-ebs"));
+        assert_eq!(plugin_before(api::node_volumes::DRIVER), None);
     }
 }

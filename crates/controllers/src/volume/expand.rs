@@ -5,16 +5,23 @@ use std::sync::Arc;
 
 use api::meta::Meta as _;
 use api::quantity::Quantity;
-use client::{Event, EventRecorder, Informer};
+use api::volume_migration::csi_source;
+use client::{Client, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use serde_json::json;
 
-use super::decision::{claim_key, volume_name};
+use super::decision::{annotation, claim_key, plugin_before, volume_name};
 use super::matching::requested;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
+use crate::error::if_unchanged;
 use crate::{Error, pods};
 
+/// By which the resizer of a driver knows that it is to grow a volume that a removed plug-in made.
+const RESIZER: &str = "volume.kubernetes.io/storage-resizer";
+
 struct Controller {
+    client: Client,
     recorder: EventRecorder,
     claims: Informer<PersistentVolumeClaim>,
     volumes: Informer<PersistentVolume>,
@@ -41,7 +48,14 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         })
     };
     let recorder = EventRecorder::new(context.client.clone(), "volume_expand", "");
-    Arc::new(Controller { recorder, claims, volumes })
+    Arc::new(Controller { client: context.client.clone(), recorder, claims, volumes })
+}
+
+/// The removed plug-in that a volume is of, and the driver that has its work now.
+fn successor(volume: &PersistentVolume) -> Option<(&'static str, String)> {
+    let is_older = volume.spec.as_ref().is_some_and(|spec| spec.csi.is_none());
+    let driver = csi_source(volume).filter(|_| is_older)?.driver.clone();
+    Some((plugin_before(&driver)?, driver))
 }
 
 /// Bound, and asking for more than it has.
@@ -65,8 +79,19 @@ impl Reconcile for Controller {
                 let name = volume.metadata.name();
                 return Err(Error::object(format!("persistent Volume {name} not bound to PVC {key}")));
             }
-            let message = "waiting for an external controller to expand this PVC";
-            self.recorder.normal(&client::reference(&*claim), "ExternalExpanding", message);
+            let about = client::reference(&*claim);
+            let Some((plugin, driver)) = successor(&volume) else {
+                let message = "waiting for an external controller to expand this PVC";
+                self.recorder.normal(&about, "ExternalExpanding", message);
+                return Ok(Requeue::Never);
+            };
+            let message = format!("CSI migration enabled for {plugin}; waiting for external resizer to expand the pvc");
+            self.recorder.normal(&about, "ExternalExpanding", message);
+            if annotation(&claim.metadata, RESIZER) != Some(driver.as_str()) {
+                let patch = Patch::merge(json!({ "metadata": { "annotations": { RESIZER: driver } } }));
+                let claims = self.client.namespaced::<PersistentVolumeClaim>(claim.metadata.namespace());
+                if_unchanged(claims.patch_status(claim.metadata.name(), &patch).await)?;
+            }
             Ok(Requeue::Never)
         })
     }

@@ -105,6 +105,57 @@ async fn a_claim_is_served_by_an_external_provisioner() {
     cluster.stop().await;
 }
 
+/// Provisioners delete the released volumes of their drivers, whoever made the objects: a volume that failed is nobody's to delete.
+/// One that a removed plug-in made is known to the successor's sidecars by annotations.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn released_volumes_are_left_to_the_provisioners_of_their_drivers() {
+    let cluster = Cluster::start(0).await;
+    class(&cluster, "disks", "Immediate").await;
+    let own = json!({ "storageClassName": "disks", "persistentVolumeReclaimPolicy": "Delete" });
+    let ebs = json!({ "volumeID": "aws://zone/vol-1" });
+    let mut older = own.clone();
+    older.as_object_mut().unwrap().extend([("csi".to_owned(), json!(null)), ("awsElasticBlockStore".to_owned(), ebs)]);
+    let by_plugin = json!({ "pv.kubernetes.io/provisioned-by": "kubernetes.io/aws-ebs" });
+    let claims = cluster.client.namespaced::<PersistentVolumeClaim>("default");
+    for (name, annotations, spec) in [("static", json!({}), own), ("older", by_plugin, older)] {
+        volume(&cluster, name, annotations, spec).await;
+        claim(&cluster, name, json!({ "storageClassName": "disks", "volumeName": name })).await;
+        cluster.until::<PersistentVolumeClaim>("default", name, "bound", phase_is("Bound")).await;
+    }
+    let larger = json!({ "spec": { "resources": { "requests": { "storage": "3Gi" } } } });
+    claims.patch("older", &Patch::merge(larger)).await.unwrap();
+    let why = "CSI migration enabled for kubernetes.io/aws-ebs; waiting for external resizer to expand the pvc";
+    until_told(&cluster, "older", "ExternalExpanding", why).await;
+    let annotated = |annotations: Option<std::collections::BTreeMap<String, String>>, key: &str| {
+        annotations.is_some_and(|all| all.get(key).is_some_and(|driver| driver == "ebs.csi.aws.com"))
+    };
+    cluster
+        .until::<PersistentVolumeClaim>("default", "older", "given to the resizer", |claim| {
+            annotated(claim.metadata.annotations.clone(), "volume.kubernetes.io/storage-resizer")
+        })
+        .await;
+    for name in ["static", "older"] {
+        claims.delete(name, &DeleteParams::default()).await.unwrap();
+        cluster.until::<PersistentVolume>("", name, "released", volume_is("Released")).await;
+    }
+    let older = cluster.client.all::<PersistentVolume>().get("older").await.unwrap();
+    assert!(annotated(older.metadata.annotations, "pv.kubernetes.io/migrated-to"));
+    // A volume that nobody can delete fails after both of them were looked at.
+    let share = json!({
+        "storageClassName": "", "persistentVolumeReclaimPolicy": "Delete", "csi": null, "nfs": { "server": "s", "path": "/w" },
+    });
+    volume(&cluster, "share", json!({}), share).await;
+    claim(&cluster, "share", json!({ "storageClassName": "", "volumeName": "share" })).await;
+    cluster.until::<PersistentVolumeClaim>("default", "share", "bound", phase_is("Bound")).await;
+    claims.delete("share", &DeleteParams::default()).await.unwrap();
+    cluster.until::<PersistentVolume>("", "share", "failed", volume_is("Failed")).await;
+    for name in ["static", "older"] {
+        let volume = cluster.client.all::<PersistentVolume>().get(name).await.unwrap();
+        assert!(volume_is("Released")(&volume), "{name}: {:?}", volume.status);
+    }
+    cluster.stop().await;
+}
+
 /// What was deleted while it was bound is released when its claim goes, so that its provisioner can delete it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_under_deletion_is_released_all_the_same() {
@@ -166,8 +217,10 @@ async fn claims_and_volumes_that_do_not_fit_say_why() {
     let told = until_told(&cluster, "c", "ClaimLost", "Bound claim has lost its PersistentVolume").await;
     assert_eq!(told.source.unwrap().component.as_deref(), Some("persistentvolume-controller"));
     // Nobody here can delete what somebody made by hand.
-    volume(&cluster, "w", json!({}), json!({ "storageClassName": "", "persistentVolumeReclaimPolicy": "Delete" }))
-        .await;
+    let share = json!({
+        "storageClassName": "", "persistentVolumeReclaimPolicy": "Delete", "csi": null, "nfs": { "server": "s", "path": "/w" },
+    });
+    volume(&cluster, "w", json!({}), share).await;
     claim(&cluster, "e", json!({ "storageClassName": "", "volumeName": "w" })).await;
     cluster.until::<PersistentVolumeClaim>("default", "e", "bound", phase_is("Bound")).await;
     let claims = cluster.client.namespaced::<PersistentVolumeClaim>("default");
