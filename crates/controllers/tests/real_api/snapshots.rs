@@ -1,18 +1,25 @@
 //! Volume snapshots from request to removal. The driver's part is played by the test.
 
-use client::{DeleteParams, DynamicApi, Gvr, ListParams, Patch};
+use client::{Client, DeleteParams, DynamicApi, Gvr, ListParams, Patch};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use serde_json::{Value, json};
 
 use crate::harness::{Cluster, patiently};
+use crate::late_caches::Gate;
 
 const GROUP: &str = "snapshot.storage.k8s.io";
 const API_VERSION: &str = "snapshot.storage.k8s.io/v1";
 const SOURCE: &str = "snapshot.storage.kubernetes.io/pvc-as-source-protection";
 
 async fn start() -> Cluster {
-    let mut cluster = Cluster::without_manager(0).await;
-    let config = controllers::Config { volume_snapshots: true, ..cluster.manager() };
+    let cluster = Cluster::without_manager(0).await;
+    let client = cluster.manager().client;
+    started(cluster, client).await
+}
+
+/// With a manager that has this client.
+async fn started(mut cluster: Cluster, client: Client) -> Cluster {
+    let config = controllers::Config { client, volume_snapshots: true, ..cluster.manager() };
     cluster.spawn(controllers::run(config, cluster.stop.clone()));
     let class = json!({
         "apiVersion": API_VERSION, "kind": "VolumeSnapshotClass", "driver": "csi.example", "deletionPolicy": "Delete",
@@ -50,6 +57,25 @@ fn snapshot(name: &str, source: Value) -> Value {
     json!({ "apiVersion": API_VERSION, "kind": "VolumeSnapshot", "metadata": { "name": name, "namespace": "default" }, "spec": { "source": source } })
 }
 
+/// A claim `data` with a volume.
+async fn bound_claim(cluster: &Cluster) {
+    cluster
+        .apply::<PersistentVolume>(json!({
+            "metadata": { "name": "v" },
+            "spec": {
+                "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+                "csi": { "driver": "csi.example", "volumeHandle": "h" }, "claimRef": { "namespace": "default", "name": "data" },
+            },
+        }))
+        .await;
+    cluster
+        .apply::<PersistentVolumeClaim>(json!({
+            "metadata": { "name": "data", "namespace": "default" },
+            "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "v", "resources": { "requests": { "storage": "1Gi" } } },
+        }))
+        .await;
+}
+
 fn has_finalizer(claim: &PersistentVolumeClaim) -> bool {
     claim.metadata.finalizers.iter().flatten().any(|name| name == SOURCE)
 }
@@ -66,21 +92,7 @@ async fn a_snapshot_is_taken_of_a_claim_and_deleted_with_its_content() {
             .is_some_and(|text| text.contains("persistentvolumeclaim \"data\" not found"))
     })
     .await;
-    cluster
-        .apply::<PersistentVolume>(json!({
-            "metadata": { "name": "v" },
-            "spec": {
-                "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
-                "csi": { "driver": "csi.example", "volumeHandle": "h" }, "claimRef": { "namespace": "default", "name": "data" },
-            },
-        }))
-        .await;
-    cluster
-        .apply::<PersistentVolumeClaim>(json!({
-            "metadata": { "name": "data", "namespace": "default" },
-            "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": "v", "resources": { "requests": { "storage": "1Gi" } } },
-        }))
-        .await;
+    bound_claim(&cluster).await;
     let seen = until(&snapshots, "s", "gets a class", |it| it["spec"]["volumeSnapshotClassName"] == "fast").await;
     let name = format!("snapcontent-{}", seen["metadata"]["uid"].as_str().unwrap());
     let content = until(&contents, &name, "made", |_| true).await;
@@ -119,6 +131,32 @@ async fn a_snapshot_is_taken_of_a_claim_and_deleted_with_its_content() {
     let going = until(&contents, &name, "deleted", |it| !it["metadata"]["deletionTimestamp"].is_null()).await;
     assert_eq!(going["metadata"]["annotations"]["snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"], "yes");
     assert!(snapshots.get_opt("s").await.unwrap().is_some(), "not before its content");
+    contents.patch(&name, &Patch::merge(json!({ "metadata": { "finalizers": null } }))).await.unwrap();
+    until_gone(&snapshots, "s").await;
+    cluster.stop().await;
+}
+
+/// The content was made a moment ago, and the controller's cache of contents is late: the snapshot does not go without it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_content_that_is_seen_late_goes_with_its_snapshot() {
+    let cluster = Cluster::without_manager(0).await;
+    let (gate, client) = Gate::new(&cluster, "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents");
+    let cluster = started(cluster, client).await;
+    let (snapshots, contents) = (kind(&cluster, "volumesnapshots"), kind(&cluster, "volumesnapshotcontents"));
+    bound_claim(&cluster).await;
+    // Whoever answers has filled all of its caches.
+    snapshots.create(&snapshot("first", json!({ "persistentVolumeClaimName": "none" }))).await.unwrap();
+    until(&snapshots, "first", "answered", |it| it["status"]["error"].is_object()).await;
+    gate.close();
+    let made = snapshots.create(&snapshot("s", json!({ "persistentVolumeClaimName": "data" }))).await.unwrap();
+    let name = format!("snapcontent-{}", made["metadata"]["uid"].as_str().unwrap());
+    until(&contents, &name, "made", |_| true).await;
+    snapshots.delete("s", &DeleteParams::default()).await.unwrap();
+    let marked = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
+    until(&contents, &name, "marked", |it| it["metadata"]["annotations"][marked] == "yes").await;
+    assert!(snapshots.get_opt("s").await.unwrap().is_some(), "not before its content");
+    gate.open();
+    until(&contents, &name, "deleted", |it| !it["metadata"]["deletionTimestamp"].is_null()).await;
     contents.patch(&name, &Patch::merge(json!({ "metadata": { "finalizers": null } }))).await.unwrap();
     until_gone(&snapshots, "s").await;
     cluster.stop().await;

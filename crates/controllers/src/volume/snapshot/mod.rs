@@ -26,7 +26,7 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
 use crate::{Error, pods};
 use kinds::{GROUP, SnapshotStatus, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
-use plan::{CLAIM_FINALIZER, CONTENT_FINALIZER, Seen, Step, content_name, failed, is_unfinished, next};
+use plan::{CLAIM_FINALIZER, CONTENT_FINALIZER, Seen, Step, content_name, failed, is_unfinished, lets_go, next};
 
 /// Snapshots of a claim, and claims made from a snapshot, by `namespace/name`.
 const BY_SOURCE: &str = "snapshot-source";
@@ -248,8 +248,14 @@ impl Controller {
         let Some(snapshot) = kinds.snapshots.get(key) else { return Ok(Requeue::Never) };
         let source = &snapshot.spec.source;
         let namespace = snapshot.metadata.namespace();
-        let named = source.volume_snapshot_content_name.clone();
-        let content = kinds.contents.get(&named.unwrap_or_else(|| content_name(&snapshot)));
+        let content = source.volume_snapshot_content_name.clone().unwrap_or_else(|| content_name(&snapshot));
+        let content = match kinds.contents.get(&content) {
+            // Without its content it would go at once, and nobody would delete what was taken: the cache may be late.
+            seen if lets_go(&snapshot, seen.as_deref()) => {
+                self.client.all::<VolumeSnapshotContent>().get_opt(&content).await?.map(Arc::new)
+            }
+            seen => seen,
+        };
         let claim = source.persistent_volume_claim_name.as_ref();
         let claim = claim.and_then(|name| self.claims.get(&format!("{namespace}/{name}")));
         // A claim may name any volume; the volume says whose it is.

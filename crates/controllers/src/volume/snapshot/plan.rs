@@ -92,6 +92,11 @@ pub(super) fn next(seen: &Seen<'_>) -> Step {
     }
 }
 
+/// Whether a snapshot is on its way out and no content of its own keeps it.
+pub(super) fn lets_go(snapshot: &VolumeSnapshot, content: Option<&VolumeSnapshotContent>) -> bool {
+    snapshot.metadata.deletion_timestamp.is_some() && !content.is_some_and(|content| is_bound_to(content, snapshot))
+}
+
 fn remove(seen: &Seen<'_>) -> Step {
     if seen.is_restoring {
         let message = "Snapshot is being used to restore a PVC".to_owned();
