@@ -26,7 +26,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// A manager's client that sees the watches of `path` through the gate, and everything else as it is.
-    fn new(cluster: &Cluster, path: &'static str) -> (Self, Client) {
+    pub(crate) fn new(cluster: &Cluster, path: &'static str) -> (Self, Client) {
         let (sender, open) = watch::channel(true);
         let (reached, seen) = watch::channel(0);
         let (server, reached) = (cluster.handler.clone(), Arc::new(reached));

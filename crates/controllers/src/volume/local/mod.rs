@@ -42,7 +42,10 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
 use definition::definition;
 use error::NoVolume;
-use plan::{Asked, FINALIZER, Seen, Step, Target, handle, has_finalizer, is_bound_to, is_done_with, next, node_of};
+use plan::{
+    Asked, FINALIZER, Seen, Step, Target, deciding, handle, has_finalizer, is_bound_to, is_done_with, needs, next,
+    node_of,
+};
 
 /// Volumes by handle, claims by the id that a volume made for them has, objects of nodes by what they are asked about.
 const BY_VOLUME: &str = "local-volume";
@@ -306,7 +309,7 @@ impl Controller {
                 Some(Asked { node: name_of(&object.metadata), request, answer })
             })
             .collect();
-        let volume = self.volumes.by_index(BY_VOLUME, id).into_iter().next();
+        let volume = deciding(self.volumes.by_index(BY_VOLUME, id));
         let claim = match &volume {
             Some(volume) => {
                 let claim = claim_key(volume).and_then(|key| self.claims.get(&key));
@@ -547,7 +550,7 @@ impl Controller {
         let reference = live.spec.as_ref().and_then(|spec| spec.claim_ref.clone()).unwrap_or_default();
         let claims = self.client.namespaced::<PersistentVolumeClaim>(&reference.namespace.unwrap_or_default());
         let claim = claims.get_opt(&reference.name.unwrap_or_default()).await?;
-        Ok(claim.is_none_or(|claim| !is_bound_to(&live, &claim)))
+        Ok(claim.is_none_or(|claim| !needs(&claim, &live)))
     }
 
     fn serves(&self, node: &str) -> bool {

@@ -1,5 +1,7 @@
 //! The next step of a volume of `local.cox`, from the objects as they are: pure.
 
+use std::sync::Arc;
+
 use api::node_volumes::{Action, Answer, DRIVER, Request, Source, TOPOLOGY_KEY};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
@@ -114,6 +116,17 @@ pub(super) fn is_done_with(volume: &PersistentVolume) -> bool {
         && annotation(&volume.metadata, PROVISIONED_BY) == Some(DRIVER)
         && policy == Some("Delete")
         && is_released(volume)
+}
+
+/// Which object decides about a folder that several stand for: as long as one of them needs it, it stays.
+pub(super) fn deciding(volumes: Vec<Arc<PersistentVolume>>) -> Option<Arc<PersistentVolume>> {
+    volumes.into_iter().min_by_key(|volume| is_done_with(volume))
+}
+
+/// Whether a claim needs a volume that is to go. One that has another needs this one no more, which was made for it as well.
+pub(super) fn needs(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> bool {
+    let has_another = volume_name(claim).is_some_and(|name| Some(name) != volume.metadata.name.as_deref());
+    is_bound_to(volume, claim) && !has_another
 }
 
 pub(super) fn has_finalizer(volume: &PersistentVolume) -> bool {
@@ -385,6 +398,24 @@ mod tests {
             volume["metadata"]["finalizers"] = json!([FINALIZER]);
         });
         assert_eq!(decide(Some(&kept), None, None, &[]), "let go");
+        // Somebody has made another object for the folder.
+        let (gone, other) = (Arc::new(gone), Arc::new(volume(|volume| volume["metadata"]["name"] = json!("other"))));
+        for all in [vec![gone.clone(), other.clone()], vec![other.clone(), gone.clone()]] {
+            assert_eq!(deciding(all), Some(other.clone()));
+        }
+        assert_eq!(deciding(vec![gone.clone()]), Some(gone));
+        assert_eq!(deciding(Vec::new()), None);
+    }
+
+    #[test]
+    fn a_volume_that_was_made_in_vain_goes_and_no_other() {
+        let volume = volume(|_| {});
+        for (named, expected) in [("pvc-u", true), ("", true), ("other", false)] {
+            assert_eq!(needs(&claim("1Mi", "1Mi", named), &volume), expected, "{named}");
+        }
+        let mut another = claim("1Mi", "1Mi", "pvc-u");
+        another.metadata.uid = Some("another".into());
+        assert!(!needs(&another, &volume));
     }
 
     #[test]
