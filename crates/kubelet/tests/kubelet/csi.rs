@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use client::Patch;
+use client::{DeleteParams, Patch};
 use csi::tonic::Code;
 use csi::v1::{AccessMode, AccessType, NodeRpc};
 use k8s_openapi::api::core::v1::{
@@ -210,6 +210,10 @@ pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
     node.wait("own", "running again", |pod| restarts(pod) > 0 && is_ready(pod)).await;
     node.wait_message("MountVolume.SetUp failed for volume \"v\" : rpc error: code = Internal desc = sealed").await;
     driver.set_fault("NodePublishVolume", None);
+    // Neither is a driver whose object is gone, without which nobody gets such a volume anew.
+    node.api.client().all::<CSIDriver>().delete(NAME, &DeleteParams::default()).await.unwrap();
+    std::fs::write(driver.volume(&publish.volume_id).join("end"), "").unwrap();
+    node.wait("own", "running once more", |pod| restarts(pod) > 1 && is_ready(pod)).await;
     node.delete("own").await;
     assert_eq!(driver.count("NodeStageVolume", &publish.volume_id), 0);
     assert_clean(node, driver);

@@ -137,8 +137,10 @@ impl Layout {
                 let path = self.pod_volume(uid, &record.spec_name).join(RECORD);
                 let old = Record::read(&path).ok();
                 self.refuse_other(old.as_ref(), record)?;
-                let record =
-                    Record { group_applied: old.as_ref().is_some_and(|old| old.group_applied), ..record.clone() };
+                // What was given to the group is what is mounted; after a restart of the machine the driver mounts it anew.
+                let has_group = old.as_ref().is_some_and(|old| old.group_applied)
+                    && mounts::is_mounted_at(&Linux, &self.target(uid, &record.spec_name, mode))?;
+                let record = Record { group_applied: has_group, ..record.clone() };
                 if old.as_ref() != Some(&record) {
                     record.write(&path)?;
                 }
@@ -377,9 +379,18 @@ mod tests {
             layout.forget_staging(&record(), mode).unwrap();
         }
         layout.note_use("u", &record(), Mode::Filesystem).unwrap();
+        let target = layout.target("u", "pv", Mode::Filesystem);
+        mounts::tmpfs(&Linux, &target, None).unwrap();
         layout.note_group("u", &record()).unwrap();
         layout.note_use("u", &record(), Mode::Filesystem).unwrap();
-        assert!(layout.is_group_applied("u", "pv"), "a later note keeps it");
+        let is_kept = layout.is_group_applied("u", "pv");
+        nix::mount::umount(&target).unwrap();
+        assert!(is_kept, "a later note keeps it");
+        assert!(!layout.note_use("u", &record(), Mode::Filesystem).unwrap());
+        assert!(
+            !layout.is_group_applied("u", "pv"),
+            "but not of what is mounted no more, as after a restart of the machine"
+        );
     }
 
     #[test]

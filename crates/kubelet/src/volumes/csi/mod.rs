@@ -240,11 +240,12 @@ impl Csi {
         let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         check_names(&wanted).map_err(fail)?;
         let object = self.objects.get(&wanted.driver);
-        if let Some(why) = wanted.refused(object.as_deref()) {
-            return Err(fail(why.into()));
-        }
         let key = (state::uid(pod).to_string(), wanted.spec_name.clone());
         let known = self.done.lock().published.get(&key).cloned().filter(|published| published.is_of(&wanted));
+        if let Some(why) = wanted.refused(object.as_deref()) {
+            // A pod that has its volume keeps it, whatever becomes of the driver's object.
+            return known.map(|known| known.mounted()).ok_or_else(|| fail(why.into()));
+        }
         let is_done = |known: &Published| !asks_again(object.as_deref()) && !self.is_to_grow(known, &wanted);
         if let Some(known) = known.as_ref().filter(|known| is_done(known)) {
             return Ok(known.mounted());
