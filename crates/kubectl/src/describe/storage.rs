@@ -28,7 +28,7 @@ pub(super) fn volume(pv: &Value, w: &mut Writer) {
     write_labels(w, "Labels", &meta["labels"]);
     write_annotations(w, "Annotations", &meta["annotations"]);
     w.line(0, format!("Finalizers:\t[{}]", strings(&meta["finalizers"]).join(" ")));
-    w.line(0, format!("StorageClass:\t{}", text(spec, "/storageClassName")));
+    w.line(0, format!("StorageClass:\t{}", class_of(pv)));
     match meta["deletionTimestamp"].as_str() {
         Some(since) => {
             let lasts = crate::duration::age(Some(since), jiff::Timestamp::now());
@@ -78,11 +78,32 @@ fn requirements(w: &mut Writer, level: usize, title: &str, list: &Value, operato
     }
 }
 
+/// The class of a claim or volume: its older annotation counts before the field.
+fn class_of(object: &Value) -> &str {
+    let older = object["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"].as_str();
+    older.unwrap_or_else(|| text(object, "/spec/storageClassName"))
+}
+
+/// Pods that name a claim, and those that it was made for.
+fn users_of<'a>(pvc: &Value, pods: &'a [Value]) -> Vec<&'a str> {
+    let names_it = |pod: &&Value| {
+        let mut volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
+        volumes.any(|volume| volume["persistentVolumeClaim"]["claimName"] == pvc["metadata"]["name"])
+    };
+    let owns_it = |pod: &&Value| {
+        let mut owners = pvc["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+        owners.any(|owner| owner["kind"] == "Pod" && owner["uid"] == pod["metadata"]["uid"])
+    };
+    let named = pods.iter().filter(names_it);
+    let owning = pods.iter().filter(|pod| owns_it(pod) && !names_it(pod));
+    named.chain(owning).map(|pod| text(pod, "/metadata/name")).collect()
+}
+
 pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<()> {
     let (meta, spec, status) = (&pvc["metadata"], &pvc["spec"], &pvc["status"]);
     w.line(0, format!("Name:\t{}", text(meta, "/name")));
     w.line(0, format!("Namespace:\t{}", text(meta, "/namespace")));
-    w.line(0, format!("StorageClass:\t{}", text(spec, "/storageClassName")));
+    w.line(0, format!("StorageClass:\t{}", class_of(pvc)));
     if meta["deletionTimestamp"].is_null() {
         w.line(0, format!("Status:\t{}", text(status, "/phase")));
     } else {
@@ -113,17 +134,8 @@ pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<(
         w.line(1, format!("Name:\t{}", text(source, "/name")));
     }
     let namespace = text(meta, "/namespace");
-    let pods = all_items(cx, || Request::get(format!("/api/v1/namespaces/{namespace}/pods"))).await;
-    let pods = pods.unwrap_or_default();
-    let users: Vec<&str> = pods
-        .iter()
-        .filter(|p| {
-            p["spec"]["volumes"]
-                .as_array()
-                .is_some_and(|v| v.iter().any(|v| v["persistentVolumeClaim"]["claimName"] == meta["name"]))
-        })
-        .map(|p| text(p, "/metadata/name"))
-        .collect();
+    let pods = all_items(cx, || Request::get(format!("/api/v1/namespaces/{namespace}/pods"))).await?;
+    let users = users_of(pvc, &pods);
     if users.is_empty() {
         w.line(0, "Used By:\t<none>");
     }
@@ -195,6 +207,34 @@ pub(super) fn csi_node(node: &Value, w: &mut Writer) {
         }
         if driver["topologyKeys"].is_array() {
             w.line(3, format!("Topology Keys:\t[{}]", or_none(&strings(&driver["topologyKeys"]).join(" "))));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_is_used_by_the_pod_that_it_was_made_for() {
+        let pod =
+            |name: &str, volume: Value| json!({"metadata": {"name": name, "uid": name}, "spec": {"volumes": [volume]}});
+        let claims = |name: &str| json!({"name": "v", "persistentVolumeClaim": {"claimName": name}});
+        let pods =
+            [pod("own", json!({"name": "v", "ephemeral": {}})), pod("a", claims("own-v")), pod("b", claims("other"))];
+        let owner = |kind: &str| json!([{"kind": kind, "name": "own", "uid": "own"}]);
+        for (owners, expected) in
+            [(owner("Pod"), vec!["a", "own"]), (owner("Job"), vec!["a"]), (json!(null), vec!["a"])]
+        {
+            let claim = json!({"metadata": {"name": "own-v", "ownerReferences": owners}});
+            assert_eq!(users_of(&claim, &pods), expected, "{claim}");
+        }
+        let older = json!({"volume.beta.kubernetes.io/storage-class": "old"});
+        for (annotations, expected) in [(older, "old"), (json!(null), "new")] {
+            let claim = json!({"metadata": {"annotations": annotations}, "spec": {"storageClassName": "new"}});
+            assert_eq!(class_of(&claim), expected);
         }
     }
 }
