@@ -15,8 +15,27 @@ use tokio::task::JoinSet;
 const MAX_CONNECTIONS: usize = 64;
 const REQUEST_LIMIT: usize = 8 * 1024;
 
+/// What a path is answered with.
+pub struct Answer {
+    pub code: u16,
+    pub body: String,
+    /// A header beside the usual ones.
+    pub header: Option<(&'static str, String)>,
+}
+
+impl From<(u16, String)> for Answer {
+    fn from((code, body): (u16, String)) -> Self {
+        Self { code, body, header: None }
+    }
+}
+
 /// Answers every request by its path until dropped.
 pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static) {
+    serve_answers(listener, move |path| answer(path).into()).await;
+}
+
+/// As [`serve`], for answers that have a header of their own.
+pub async fn serve_answers(listener: TcpListener, answer: impl Fn(&str) -> Answer + Send + Sync + 'static) {
     let answer = Arc::new(answer);
     let places = Connections::new(|| Limits { total: MAX_CONNECTIONS, per_address: MAX_CONNECTIONS });
     let mut connections = JoinSet::new();
@@ -40,7 +59,7 @@ pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     tls::accept(listener, || {}).await
 }
 
-async fn respond(mut stream: Accepted, answer: &(impl Fn(&str) -> (u16, String) + ?Sized)) -> std::io::Result<()> {
+async fn respond(mut stream: Accepted, answer: &(impl Fn(&str) -> Answer + ?Sized)) -> std::io::Result<()> {
     let mut request = Vec::new();
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|window| window == b"\r\n\r\n") && request.len() < REQUEST_LIMIT {
@@ -51,7 +70,7 @@ async fn respond(mut stream: Accepted, answer: &(impl Fn(&str) -> (u16, String) 
     }
     let text = String::from_utf8_lossy(&request);
     let path = text.split(' ').nth(1).and_then(|path| path.split('?').next()).unwrap_or("/");
-    let (code, body) = answer(path);
+    let Answer { code, body, header } = answer(path);
     let reason = match code {
         200 => "OK",
         404 => "Not Found",
@@ -62,8 +81,9 @@ async fn respond(mut stream: Accepted, answer: &(impl Fn(&str) -> (u16, String) 
         "/metrics" => "text/plain; version=0.0.4; charset=utf-8",
         _ => "text/plain; charset=utf-8",
     };
+    let more = header.map(|(name, value)| format!("{name}: {value}\r\n")).unwrap_or_default();
     let head = format!(
-        "HTTP/1.1 {code} {reason}\r\nContent-Type: {kind}\r\nX-Content-Type-Options: nosniff\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 {code} {reason}\r\nContent-Type: {kind}\r\nX-Content-Type-Options: nosniff\r\n{more}Content-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;

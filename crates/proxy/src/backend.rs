@@ -33,4 +33,7 @@ pub(crate) trait Backend: Sized + Send {
     fn apply(transaction: &Self::Transaction) -> impl Future<Output = Result<()>> + Send;
 
     fn is_empty(transaction: &Self::Transaction) -> bool;
+
+    /// Whether nobody has removed what was programmed, as far as that is seen at once.
+    fn is_there() -> impl Future<Output = bool> + Send;
 }

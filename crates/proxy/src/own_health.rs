@@ -45,10 +45,20 @@ impl OwnHealth {
         self.state.lock().is_leaving = is_leaving;
     }
 
+    /// Whether rules are there and follow what changes.
+    pub(crate) fn is_serving(&self) -> bool {
+        let state = self.state.lock();
+        state.updated.is_some() && self.is_live(&state)
+    }
+
+    fn is_live(&self, state: &State) -> bool {
+        state.pending.is_none_or(|since| since.elapsed() < self.timeout)
+    }
+
     /// `/livez`, and `/healthz`, by which load balancers also notice that the node is about to go.
     pub(crate) fn answer(&self, path: &str) -> (u16, String) {
         let state = self.state.lock();
-        let is_live = state.pending.is_none_or(|since| since.elapsed() < self.timeout);
+        let is_live = self.is_live(&state);
         let is_healthy = match path {
             "/healthz" => is_live && !state.is_leaving && state.updated.is_some(),
             "/livez" => is_live,
@@ -77,15 +87,19 @@ mod tests {
         let health = OwnHealth::new(Duration::from_secs(3600));
         let codes = |health: &OwnHealth| ["/healthz", "/livez", "/other"].map(|path| health.answer(path).0);
         assert_eq!(codes(&health), [503, 200, 404]);
+        assert!(!health.is_serving(), "no rules yet");
         health.queued();
         health.updated();
         assert_eq!(codes(&health), [200, 200, 404]);
+        assert!(health.is_serving());
         health.set_leaving(true);
         assert_eq!(codes(&health), [503, 200, 404]);
+        assert!(health.is_serving(), "endpoints that are there are served until the node goes");
         health.set_leaving(false);
         let stuck = OwnHealth { timeout: Duration::ZERO, ..health };
         stuck.queued();
         assert_eq!(codes(&stuck), [503, 503, 404]);
+        assert!(!stuck.is_serving());
         stuck.updated();
         assert_eq!(codes(&stuck), [200, 200, 404]);
     }

@@ -35,6 +35,8 @@ const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// When the pod or service changed that made the endpoint controller write a slice.
 const TRIGGER_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const BY_SERVICE: &str = "service";
+/// Between looks at whether the rules are still there: whoever reloads those of a machine from a file removes all others.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
 
 /// Keeps the node's rules in step with the API until `stop`. The rules stay behind, so that a restart interrupts nobody.
@@ -78,7 +80,7 @@ async fn run_mode<B: Backend>(mut config: Config, stop: CancellationToken) -> an
         changes: Mutex::default(),
         notify: Notify::new(),
         metrics: ProxyMetrics::new(&families(&settings), config.mode.failures()),
-        health: OwnHealth::new(config.resync_period.saturating_mul(2)),
+        health: Arc::new(OwnHealth::new(config.resync_period.saturating_mul(2))),
     });
     config.client = config.client.with_metrics(dirty.metrics.registry());
     let informers = InformerFactory::new(config.client.clone());
@@ -129,10 +131,24 @@ async fn run_mode<B: Backend>(mut config: Config, stop: CancellationToken) -> an
         tokio::select! {
             () = dirty.notify.notified() => {}
             () = tokio::time::sleep_until(fresh_at) => {}
+            () = gone::<B>() => {
+                tracing::error!("somebody has removed the rules of services; they are programmed afresh");
+                proxy.programmed = None;
+            }
             () = stop.cancelled() => return Ok(()),
         }
         if !proxy.config.min_sync_period.is_zero() {
             tokio::time::sleep(proxy.config.min_sync_period).await;
+        }
+    }
+}
+
+/// Returns when rules are gone that were there.
+async fn gone<B: Backend>() {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        if !B::is_there().await {
+            return;
         }
     }
 }
@@ -196,7 +212,7 @@ struct Dirty {
     changes: Mutex<Changes>,
     notify: Notify,
     metrics: ProxyMetrics,
-    health: OwnHealth,
+    health: Arc<OwnHealth>,
 }
 
 #[derive(Default)]
@@ -296,6 +312,7 @@ impl<B: Backend> Proxy<B> {
                 dirty.notify.notify_one();
             }
         });
+        let checks = HealthChecks::new(dirty.health.clone());
         Self {
             config,
             settings,
@@ -308,7 +325,7 @@ impl<B: Backend> Proxy<B> {
             udp: HashMap::new(),
             without_local: HashMap::new(),
             node: Node::default(),
-            checks: HealthChecks::default(),
+            checks,
         }
     }
 

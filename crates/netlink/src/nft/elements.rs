@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::Unclear;
 use super::batch::Batch;
-use super::declaration::{Known, Layout, Type, Value, user_text};
+use super::declaration::{Known, Layout, Type, Value, milliseconds, user_text};
 use super::syntax::{TableName, Words};
 use crate::link::parse_mac;
 use crate::message::{NLM_F_CREATE, Request};
@@ -21,6 +21,7 @@ const ELEMENT: u16 = 1;
 pub(super) const ELEMENT_KEY: u16 = 1;
 pub(super) const ELEMENT_DATA: u16 = 2;
 const ELEMENT_FLAGS: u16 = 3;
+pub(super) const ELEMENT_EXPIRES: u16 = 5;
 pub(super) const ELEMENT_USERDATA: u16 = 6;
 const ELEMENT_KEY_END: u16 = 10;
 pub(super) const DATA_VALUE: u16 = 1;
@@ -84,6 +85,8 @@ struct Encoded<'a> {
     /// The same as `low` where it is one key.
     high: Vec<u8>,
     data: Data<'a>,
+    /// In how many milliseconds it goes by itself, where that is less than the set says.
+    expires: Option<u64>,
     comment: Option<&'a str>,
 }
 
@@ -144,13 +147,14 @@ impl<'a> Anonymous<'a> {
     }
 }
 
-/// `{ 10.0.0.1 . tcp . 80 comment "web" : goto x, … }`.
+/// `{ 10.0.0.1 . tcp . 80 comment "web" : goto x, … }`, or `{ 10.0.0.1 expires 60s, … }`.
 fn parse<'a>(layout: &Layout, rest: &mut Words<'a>) -> Option<Vec<Encoded<'a>>> {
     let mut elements = Vec::new();
     rest.take("{").then_some(())?;
     loop {
         let (low, high) = key(&layout.key, rest)?;
         (layout.is_interval || low == high).then_some(())?;
+        let expires = if rest.take("expires") { Some(milliseconds(rest.next()?)?) } else { None };
         let comment = if rest.take("comment") { Some(rest.next()?) } else { None };
         let data = match (&layout.value, rest.take(":")) {
             (_, false) => Data::None,
@@ -161,7 +165,7 @@ fn parse<'a>(layout: &Layout, rest: &mut Words<'a>) -> Option<Vec<Encoded<'a>>> 
             }
             (Value::None, true) => return None,
         };
-        elements.push(Encoded { low, high, data, comment });
+        elements.push(Encoded { low, high, data, expires, comment });
         if rest.take("}") {
             return Some(elements);
         }
@@ -298,6 +302,10 @@ fn push(
                 let request = match (&element.data, is_new) {
                     (Data::Value(value), true) => request.nest(ELEMENT_DATA, |data| data.attr(DATA_VALUE, value)),
                     (Data::Verdict(verdict), true) => request.nest(ELEMENT_DATA, |data| verdict.write(data)),
+                    _ => request,
+                };
+                let request = match element.expires {
+                    Some(left) if is_new => request.attr(ELEMENT_EXPIRES, &left.to_be_bytes()),
                     _ => request,
                 };
                 match element.comment {

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::Error;
 use super::batch::SUBSYSTEM;
 use super::declaration::{Layout, SET_DATA_TYPE, SET_FLAGS, SET_KEY_TYPE, TABLE_NAME, Type, Value, set_names};
 use super::elements::{
-    COMMENT, DATA_VALUE, DATA_VERDICT, ELEMENT_DATA, ELEMENT_KEY, ELEMENT_USERDATA, LIST_ELEMENTS, LIST_SET,
-    LIST_TABLE, VERDICT_CHAIN,
+    COMMENT, DATA_VALUE, DATA_VERDICT, ELEMENT_DATA, ELEMENT_EXPIRES, ELEMENT_KEY, ELEMENT_USERDATA, LIST_ELEMENTS,
+    LIST_SET, LIST_TABLE, VERDICT_CHAIN,
 };
 use super::syntax::{Family, TableName};
 use crate::Socket;
@@ -28,11 +29,12 @@ pub struct Table {
     pub name: String,
 }
 
-/// An element as text: what stands before the colon, after it, and the comment.
+/// An element as text: what stands before the colon, after it, when it goes by itself, and the comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     pub key: String,
     pub target: Option<Target>,
+    pub expires: Option<Duration>,
     pub comment: Option<String>,
 }
 
@@ -114,8 +116,10 @@ fn parse(layout: &Layout, element: &[u8]) -> Option<Element> {
         }
         _ => None,
     };
+    let left = inner(ELEMENT_EXPIRES, element).and_then(|left| <[u8; 8]>::try_from(left).ok());
+    let expires = left.map(|left| Duration::from_millis(u64::from_be_bytes(left)));
     let comment = inner(ELEMENT_USERDATA, element).and_then(comment);
-    Some(Element { key, target, comment })
+    Some(Element { key, target, expires, comment })
 }
 
 /// `10.0.0.1 . tcp . 80`.

@@ -234,6 +234,7 @@ fn elements_are_read_back_and_tables_deleted() {
         let expected = Element {
             key: "127.0.0.1 . udp . 53".into(),
             target: Some(Target::Value("10.0.0.1 . 5353".into())),
+            expires: None,
             comment: Some("owner".into()),
         };
         assert_eq!(found, [expected]);
@@ -254,6 +255,22 @@ fn elements_are_read_back_and_tables_deleted() {
         assert_eq!(all.len(), 2);
         delete_tables(&all[..1]).unwrap();
         assert_eq!(tables().unwrap(), all[1..]);
+    });
+}
+
+#[test]
+fn an_element_goes_in_its_own_time() {
+    in_namespace(|| {
+        apply(
+            "add table ip t\nadd set ip t s { type ipv4_addr ; flags dynamic,timeout ; size 9 ; timeout 7200s ; }\n\
+             add element ip t s { 10.0.0.1, 10.0.0.2 expires 3600s }\n",
+        )
+        .unwrap();
+        let mut found = elements("ip t", "s").unwrap();
+        found.sort_by(|one, other| one.key.cmp(&other.key));
+        let left: Vec<u64> = found.iter().map(|element| element.expires.unwrap_or_default().as_secs()).collect();
+        let [whole, part] = left[..] else { panic!("{found:?}") };
+        assert!(whole <= 7200 && whole > part && part <= 3600 && part > 0, "{found:?}");
     });
 }
 

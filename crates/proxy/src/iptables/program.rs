@@ -76,6 +76,11 @@ impl crate::backend::Backend for Program {
     fn is_empty(transaction: &Transaction) -> bool {
         transaction.is_empty()
     }
+
+    /// Looking takes as long as reading all rules of the machine.
+    async fn is_there() -> bool {
+        true
+    }
 }
 
 impl Program {

@@ -4,6 +4,9 @@ use std::fmt::Write;
 
 use crate::settings::{Pods, Settings};
 
+/// The name of the table of each family.
+pub(super) const TABLE: &str = "cox-proxy";
+
 /// One address family; the two tables differ in these words only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Family {
@@ -40,7 +43,7 @@ pub(super) fn set_of(settings: &Settings, cidrs: &[String], family: Family) -> O
 /// A fresh, empty table in place of whatever is there.
 pub(super) fn table(settings: &Settings, family: Family) -> String {
     let Family { name: ip, addr_type, is_v6 } = family;
-    let (mask, table) = (settings.mask(), format!("{ip} cox-proxy"));
+    let (mask, table) = (settings.mask(), format!("{ip} {TABLE}"));
     let key = format!("{ip} daddr . meta l4proto . th dport");
     let mut text = format!(
         "add table {table}\n\

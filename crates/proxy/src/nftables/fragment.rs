@@ -12,6 +12,8 @@ use crate::settings::Settings;
 
 /// Endpoints for a Local policy and for the whole cluster share a map: the latter's indexes start here.
 const CLUSTER_OFFSET: usize = 32768;
+/// What the names of sets begin with that say which clients an endpoint has.
+pub(super) const CLIENTS: &str = "clients-";
 /// As many clients as one endpoint remembers.
 const AFFINITY_SIZE: usize = 65536;
 
@@ -218,7 +220,7 @@ impl Builder<'_> {
         let mut verdicts = Vec::new();
         for (i, target) in targets.iter().enumerate() {
             let hash = self.hash(target);
-            let (endpoint, clients) = (format!("endpoint-{hash}"), format!("clients-{hash}"));
+            let (endpoint, clients) = (format!("endpoint-{hash}"), format!("{CLIENTS}{hash}"));
             let at = if target.addr.is_ipv6() {
                 format!("[{}]:{}", target.addr, target.port)
             } else {

@@ -9,6 +9,10 @@ mod base;
 mod fragment;
 mod program;
 
+use std::fmt::Write as _;
+
+use base::{Family, TABLE};
+use program::BATCH;
 pub(crate) use program::Program;
 
 use crate::error::Result;
@@ -23,6 +27,31 @@ pub(crate) struct Transaction {
 pub(crate) async fn apply(transaction: &Transaction) -> Result<()> {
     let text = transaction.text.clone();
     Ok(tokio::task::spawn_blocking(move || netlink::nft::apply(&text)).await??)
+}
+
+/// What adds the clients to sets that these sets have now, each for the time that it has left: a table that takes the place of
+/// another forgets nobody. Blocking.
+fn kept(sets: &[(Family, String)]) -> String {
+    let mut text = String::new();
+    for (family, set) in sets {
+        let table = format!("{} {TABLE}", family.name);
+        let found = match netlink::nft::elements(&table, set) {
+            Ok(found) => found,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                tracing::warn!(set, %error, "clients may be given other endpoints: it cannot be read which they have");
+                return text;
+            }
+        };
+        // Whole seconds: less than one is none.
+        let left = found.iter().filter_map(|client| Some((&client.key, client.expires?.as_secs())));
+        let left = left.filter(|(_, left)| *left > 0).map(|(client, left)| format!("{client} expires {left}s"));
+        for batch in left.collect::<Vec<String>>().chunks(BATCH) {
+            // Infallible: writing to a String.
+            let _ = writeln!(text, "add element {table} {set} {{ {} }}", batch.join(", "));
+        }
+    }
+    text
 }
 
 /// Deletes our tables; quiet when there are none.
@@ -254,6 +283,47 @@ mod tests {
         unserved["ports"] = json!([{"port": 80, "nodePort": 30081}]);
         step("default/none", Some(contribution(unserved, &[])));
         kernel_accepts(&all);
+    }
+
+    /// Everything is built anew after a start, after a failure and once an hour.
+    #[test]
+    fn clients_keep_their_endpoints_when_all_is_built_anew() {
+        let sticky = json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9", "fd43::9"], "sessionAffinity": "ClientIP",
+            "ports": [{"port": 80}]});
+        let inside = move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let build = |endpoints: &[(&str, &str)]| {
+                let services = HashMap::from([("default/web".to_owned(), contribution(sticky.clone(), endpoints))]);
+                runtime.block_on(async {
+                    let (program, transaction) = Program::from_scratch(&settings(), services).await.unwrap();
+                    apply(&transaction).await.unwrap();
+                    program
+                })
+            };
+            let clients = |program: &Program| -> Vec<(String, u64)> {
+                let sets = program.sets_of_clients();
+                let all = sets.flat_map(|(family, set)| {
+                    netlink::nft::elements(&format!("{} cox-proxy", family.name), &set).unwrap()
+                });
+                let mut all: Vec<_> = all.map(|one| (one.key, one.expires.unwrap().as_secs())).collect();
+                all.sort();
+                all
+            };
+            let both = [THREE, &[("fd42::2", "a")]].concat();
+            let program = build(&both);
+            for (family, set) in program.sets_of_clients() {
+                let client = if family.is_v6 { "2001:db8::7" } else { "192.0.2.7" };
+                let text = format!("add element {} cox-proxy {set} {{ {client} expires 60s }}\n", family.name);
+                runtime.block_on(apply(&Transaction { text })).unwrap();
+            }
+            let (before, after) = (clients(&program), clients(&build(&both)));
+            assert_eq!((before.len(), after.len()), (4, 4), "{after:?}");
+            assert!(after.iter().all(|(_, left)| (1..=60).contains(left)), "in their time: {after:?}");
+            // Those of an endpoint that is gone go with it.
+            assert_eq!(clients(&build(&both[1..])).len(), 3);
+        };
+        std::thread::spawn(inside).join().unwrap();
     }
 
     #[test]

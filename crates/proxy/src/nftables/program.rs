@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
 use super::Transaction;
-use super::base::{FAMILIES, Family, table};
-use super::fragment::{Fragment, Part, fragment};
+use super::base::{FAMILIES, Family, TABLE, table};
+use super::fragment::{CLIENTS, Fragment, Part, fragment};
 use crate::error::Result;
 use crate::services::ServicePort;
 use crate::settings::Settings;
 
 /// Elements per `add element` line, so that an error names few.
-const BATCH: usize = 500;
+pub(super) const BATCH: usize = 500;
 
 /// The state of the kernel as far as we know it.
 #[derive(Default)]
@@ -61,8 +61,12 @@ impl crate::backend::Backend for Program {
         fragment(ports, settings)
     }
 
+    /// Clients stay with the endpoints that they have, as far as these are still there.
     async fn from_scratch(settings: &Settings, services: HashMap<String, Fragment>) -> Result<(Self, Transaction)> {
-        Ok(Self::fresh(settings, services))
+        let (program, mut transaction) = Self::fresh(settings, services);
+        let clients: Vec<(Family, String)> = program.sets_of_clients().collect();
+        transaction.text.push_str(&tokio::task::spawn_blocking(move || super::kept(&clients)).await?);
+        Ok((program, transaction))
     }
 
     fn present(&self, service: &str) -> Option<&Fragment> {
@@ -101,6 +105,14 @@ impl crate::backend::Backend for Program {
     fn is_empty(transaction: &Transaction) -> bool {
         transaction.text.is_empty()
     }
+
+    async fn is_there() -> bool {
+        match tokio::task::spawn_blocking(netlink::nft::tables).await {
+            Ok(Ok(tables)) => tables.iter().filter(|table| table.name == TABLE).count() == FAMILIES.len(),
+            // Not being able to look is no answer.
+            _ => true,
+        }
+    }
 }
 
 impl Program {
@@ -111,6 +123,13 @@ impl Program {
         let all = services.into_iter().map(|(key, fragment)| (key, Some(fragment))).collect();
         text.push_str(&crate::backend::Backend::update(&mut program, all).text);
         (program, Transaction { text })
+    }
+
+    /// The sets that remember which clients an endpoint has.
+    pub(super) fn sets_of_clients(&self) -> impl Iterator<Item = (Family, String)> + '_ {
+        let all = FAMILIES.iter().zip(&self.families);
+        let all = all.flat_map(|(family, state)| state.sets.keys().map(move |name| (*family, name.clone())));
+        all.filter(|(_, name)| name.starts_with(CLIENTS))
     }
 }
 
@@ -245,7 +264,7 @@ fn unshare(all: &mut HashMap<String, Shared>, name: &str, changed: impl FnOnce(V
 impl Changes {
     /// Declarations before their use, elements before the chains they lead to go.
     fn write(self, family: Family, text: &mut String) {
-        let table = format!("{} cox-proxy", family.name);
+        let table = format!("{} {TABLE}", family.name);
         let mut line = |arguments: std::fmt::Arguments<'_>| {
             // Infallible: writing to a String.
             let _ = text.write_fmt(arguments);

@@ -241,6 +241,25 @@ fn session_affinity_ends_when_a_client_is_silent() {
     });
 }
 
+/// Many machines have a service whose restart flushes all rules before it reads its own.
+#[test]
+fn rules_that_somebody_removes_come_back() {
+    Lab::run(|lab| {
+        let api = Api::default();
+        let spec =
+            json!({"clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "ports": [{"port": 8080, "targetPort": 80}]});
+        api.put("services", service("web", spec));
+        api.put("endpointslices", slice("web", http(), &[("10.42.0.2", "a")]));
+        let _proxy = lab.proxy(&api);
+        let ask = || ask_tcp(Some(lab.pod(5)), "10.43.0.9:8080");
+        eventually("first answer", ask, Result::is_ok);
+        let mut tables = netlink::nft::tables().unwrap();
+        tables.retain(|table| table.name == "cox-proxy");
+        netlink::nft::delete_tables(&tables).unwrap();
+        eventually("answer", ask, Result::is_ok);
+    });
+}
+
 #[test]
 fn endpoints_come_from_several_slices_with_several_ports() {
     Lab::run(|lab| {
@@ -302,6 +321,7 @@ fn a_node_serves_its_own_clients_and_says_whether_it_can() {
         eventually("the node's own pod", || answering(20, ask), |seen| *seen == names(&["p3"]));
         let health = || get("127.0.0.1:31000", "/healthz").unwrap_or_else(|error| error);
         eventually("healthy", health, |text| text.starts_with("HTTP/1.1 200") && text.contains("\"localEndpoints\":1"));
+        assert!(health().contains("X-Load-Balancing-Endpoint-Weight: 1\r\n"), "{}", health());
 
         // On its way out and still serving: better than nothing, as long as there is nothing better.
         let mut leaving = slice("web", http(), &[("10.42.0.2", "b"), ("10.42.0.4", "a")]);
