@@ -11,7 +11,7 @@ use http::StatusCode;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use tls::{Connections, Detached, Limits, Place, Stream};
+use tls::{Connections, Detached, Limits, Place, Stream, Work};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -223,9 +223,11 @@ impl Door {
                 match found {
                     Some(Arriving::Stream(found)) if found.is_terminated => {
                         let stream = place.handshake(self.stream_tls.accept(stream)).await?;
-                        self.pass(stream, &found, arrival.turn.worker).await
+                        self.pass(stream, place.occupy(), &found, arrival.turn.worker).await
                     }
-                    Some(Arriving::Stream(found)) => self.pass(stream, &found, arrival.turn.worker).await,
+                    Some(Arriving::Stream(found)) => {
+                        self.pass(stream, place.occupy(), &found, arrival.turn.worker).await
+                    }
                     Some(Arriving::Requests) => self.https(place, Box::new(stream), arrival).await,
                     // There is no certificate to show it, so it is closed without an answer.
                     Some(Arriving::Nothing) | None => Ok(()),
@@ -269,10 +271,12 @@ impl Door {
         place.serve(stream, &self.closing, answer).await
     }
 
-    /// Joins a connection with one to a backend.
+    /// Joins a connection with one to a backend. It keeps its place for as long as it lasts: one that gives the place up and stays would
+    /// not be counted any more.
     async fn pass(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin,
+        _work: Work,
         found: &StreamRoute,
         worker: usize,
     ) -> Result<(), client::BoxError> {
@@ -399,6 +403,63 @@ mod tests {
             ask(&mut client).await;
             clients.push(client);
         }
+        stop.cancel();
+        ports.close().await.end().await;
+    }
+
+    #[tokio::test]
+    async fn security_connections_that_pass_through_are_counted() {
+        use crate::table::{Backend, BackendProtocol, Listener, Route, Weighted};
+        let stop = CancellationToken::new();
+        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let behind = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let backend = Backend {
+            name: "raw".into(),
+            protocol: BackendProtocol::Http1,
+            wants_tls: false,
+            tls: None,
+            endpoints: vec![behind.local_addr().unwrap()],
+        };
+        let weighted = Weighted { weight: 1, backend: Some(Arc::new(backend)), filters: Vec::new() };
+        let route = Route {
+            name: "raw".into(),
+            filters: Vec::new(),
+            action: Action::Forward(vec![weighted]),
+            timeout: None,
+            backend_timeout: None,
+            metrics: Default::default(),
+        };
+        let stream = StreamRoute { route: Arc::new(route), is_terminated: false };
+        let streams = [(crate::hostname::Pattern::Any, stream)].into_iter().collect();
+        let listeners = [(crate::hostname::Pattern::Any, Arc::new(Listener { streams, ..Listener::default() }))];
+        let listeners = listeners.into_iter().collect();
+        let port = Port { protocol: Protocol::Tls, listeners, default_certificate: None };
+        let table = Arc::new(Table { ports: [(Bind::shared(free.port()), Arc::new(port))].into(), ..Table::default() });
+        let mut ports = Ports::new(plane.clone(), vec![free.ip()]);
+        ports.connections = Connections::new(|| Limits { total: 1, per_address: 1 });
+        plane.swap(table.clone());
+        assert_eq!(ports.apply(&table).await, BTreeMap::new());
+        let hello = || async {
+            let name = "raw.test".try_into().unwrap();
+            let mut tls = rustls::ClientConnection::new(Arc::new(tls::unverified_client()), name).unwrap();
+            let mut words = Vec::new();
+            tls.write_tls(&mut words).unwrap();
+            let mut client = TcpStream::connect(free).await.unwrap();
+            // Whoever is turned away may be so before this.
+            let _closed = client.write_all(&words).await;
+            client
+        };
+        let mut first = hello().await;
+        let (mut its_backend, _) = behind.accept().await.unwrap();
+        let mut second = hello().await;
+        let mut byte = [0];
+        tokio::select! {
+            read = second.read(&mut byte) => assert!(matches!(read, Ok(0) | Err(_)), "turned away"),
+            _ = behind.accept() => panic!("there is no place for it: the first still has the only one"),
+        }
+        its_backend.write_all(b"x").await.unwrap();
+        assert_eq!(first.read(&mut byte).await.unwrap(), 1, "and goes on");
         stop.cancel();
         ports.close().await.end().await;
     }

@@ -6,7 +6,7 @@
 //! A port has places in all and per address that clients come from. When they are taken, those make room that have
 //! never sent a request, the oldest first, else the one that has been idle for longest; only when all are at work is
 //! the newcomer turned away. So a flood of silent connections, even from the address of an honest client, costs that client
-//! nothing but a moment. Watches and upgraded streams are work for as long as they last: nothing here ends them.
+//! nothing but a moment. Watches, upgraded streams and those that pass through are work for as long as they last: nothing here ends them.
 
 mod accepted;
 mod serve;
@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 pub use self::accepted::{Accepted, Detached};
-pub use self::serve::Stream;
+pub use self::serve::{Stream, Work};
 use crate::descriptors;
 
 /// For the next piece of an answer that its client does not take.

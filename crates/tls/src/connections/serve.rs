@@ -61,6 +61,12 @@ impl Place {
         }
     }
 
+    /// Has the connection count as being at work for as long as what comes back is held: its bytes pass through, and nobody here sees
+    /// whether they are idle.
+    pub fn occupy(self: &Arc<Self>) -> Work {
+        Work::begin(self)
+    }
+
     /// Answers the requests of a connection until it ends. From `closing` on, what has begun is finished.
     pub async fn serve<I, F, R, B>(
         self: Arc<Self>,
@@ -188,8 +194,8 @@ fn builder(buffer: Option<usize>) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// A request that is being answered.
-pub(super) struct Work(Arc<Place>);
+/// A request that is being answered, or something else that a connection is at work for.
+pub struct Work(Arc<Place>);
 
 impl Work {
     pub(super) fn begin(place: &Arc<Place>) -> Self {
