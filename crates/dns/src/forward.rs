@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::{Name, Record, RecordType};
+use hickory_proto::rr::{Name, RData, Record, RecordType};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -88,6 +88,26 @@ pub(crate) struct Reply {
 impl Reply {
     pub(crate) fn failure(code: ResponseCode) -> Reply {
         Reply { code, is_authentic: false, answers: Vec::new(), authorities: Vec::new(), length: 0 }
+    }
+
+    /// Whether there is nothing of the type that was asked for, be it at the end of an alias.
+    fn is_denial(&self, kind: RecordType) -> bool {
+        let is_asked = |record: &Record| kind == RecordType::ANY || record.record_type() == kind;
+        self.code == ResponseCode::NXDomain || !self.answers.iter().any(is_asked)
+    }
+
+    /// For how many seconds it may be believed. How long something is missing is for its zone to say (RFC 2308), however long an
+    /// alias to it holds.
+    fn ttl(&self, is_denial: bool) -> u32 {
+        let of_answers = self.answers.iter().map(|record| record.ttl).min();
+        if !is_denial {
+            return of_answers.unwrap_or(0);
+        }
+        let zones = self.authorities.iter().filter_map(|record| match &record.data {
+            RData::SOA(zone) => Some(record.ttl.min(zone.minimum)),
+            _ => None,
+        });
+        zones.min().map_or(0, |ttl| of_answers.map_or(ttl, |alias| ttl.min(alias)))
     }
 }
 
@@ -226,10 +246,8 @@ impl Forwarder {
 
     fn remember(&self, question: &Question, reply: &Reply) {
         let Some(limits) = &self.limits else { return };
-        let is_denial = reply.answers.is_empty();
-        let records = if is_denial { &reply.authorities } else { &reply.answers };
-        let ttl = records.iter().map(|record| record.ttl).min().unwrap_or(0);
-        let ttl = ttl.min(limits.seconds(&question.name, is_denial));
+        let is_denial = reply.is_denial(question.kind);
+        let ttl = reply.ttl(is_denial).min(limits.seconds(&question.name, is_denial));
         if ttl == 0
             || reply.length > CACHED_ANSWER
             || !matches!(reply.code, ResponseCode::NoError | ResponseCode::NXDomain)
@@ -322,8 +340,7 @@ async fn over_tcp(server: SocketAddr, packet: &[u8], query: &Message) -> std::io
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::rr::RData;
-    use hickory_proto::rr::rdata::NULL;
+    use hickory_proto::rr::rdata::{CNAME, NS, NULL, SOA};
     use tokio::net::TcpListener;
 
     use super::*;
@@ -369,6 +386,35 @@ mod tests {
             forwarder.remember(&question(&format!("n{i}.example."), false), &reply(50));
         }
         assert_eq!(forwarder.remembered_names(), CACHE_SIZE);
+    }
+
+    #[test]
+    fn what_is_missing_is_so_for_as_long_as_its_zone_says() {
+        let name = |text: &str| Name::from_ascii(text).unwrap();
+        let record = |data: RData| Record::from_rdata(name("a.example."), 3000, data);
+        let alias = || record(RData::CNAME(CNAME(name("b.example."))));
+        let address = || record(RData::A(Ipv4Addr::LOCALHOST.into()));
+        let zone = |minimum| record(RData::SOA(SOA::new(name("ns.example."), name("h.example."), 1, 1, 1, 1, minimum)));
+        let servers = || record(RData::NS(NS(name("ns.example."))));
+        let (found, missing) = (ResponseCode::NoError, ResponseCode::NXDomain);
+        for (code, answers, authorities, expected) in [
+            (found, vec![alias(), address()], vec![], 3000),
+            (found, vec![address()], vec![servers()], 3000),
+            (found, vec![], vec![zone(7)], 7),
+            (missing, vec![], vec![zone(5000)], 3000),
+            // An alias that holds for long leads to what may be there soon.
+            (found, vec![alias()], vec![zone(7)], 7),
+            (missing, vec![alias()], vec![zone(7)], 7),
+            (missing, vec![alias()], vec![], 0),
+            // Where to ask is no denial.
+            (found, vec![], vec![servers()], 0),
+        ] {
+            let reply = Reply { answers, authorities, ..Reply::failure(code) };
+            let is_denial = reply.is_denial(RecordType::A);
+            assert_eq!(reply.ttl(is_denial), expected, "{code} {:?} {:?}", reply.answers, reply.authorities);
+        }
+        let reply = Reply { answers: vec![alias()], ..Reply::failure(found) };
+        assert!(!reply.is_denial(RecordType::CNAME) && !reply.is_denial(RecordType::ANY));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Packets in, packets out: UDP and TCP on every address, answers of the zone at once, others as they come.
 
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ use crate::plan::Plan;
 use crate::responder::{Reaction, Responder};
 
 const MAX_CONNECTIONS: usize = 200;
+/// Of one client: others are to get through to us, too.
+const MAX_CONNECTIONS_OF_CLIENT: usize = 40;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Sockets per address, among which the kernel spreads clients: one per core, within reason.
 const MAX_SOCKETS: usize = 4;
@@ -222,16 +225,24 @@ async fn send(socket: &UdpSocket, bytes: &[u8], client: SocketAddr) {
 
 async fn serve_tcp(responder: Arc<Responder>, listener: TcpListener, metrics: Arc<ListenerMetrics>) {
     let mut connections = JoinSet::new();
+    // Held by each connection of a client, and once here.
+    let mut clients: HashMap<IpAddr, Arc<()>> = HashMap::new();
     loop {
         tokio::select! {
-            (stream, _) = plain_http::accept(&listener), if connections.len() < MAX_CONNECTIONS => {
+            (stream, from) = plain_http::accept(&listener), if connections.len() < MAX_CONNECTIONS => {
+                let one = clients.entry(from.ip()).or_default().clone();
+                if Arc::strong_count(&one) > 1 + MAX_CONNECTIONS_OF_CLIENT {
+                    tracing::debug!(%from, "connection turned away: its client has enough of them");
+                    continue;
+                }
                 let (responder, metrics) = (responder.clone(), metrics.clone());
                 connections.spawn(FutureExt::boxed(async move {
                     // A client that goes away has no one to tell.
                     let _ = converse(&responder, &metrics, stream).await;
+                    drop(one);
                 }));
             }
-            Some(_) = connections.join_next() => {}
+            Some(_) = connections.join_next() => clients.retain(|_, held| Arc::strong_count(held) > 1),
         }
     }
 }

@@ -5,7 +5,7 @@
 mod api;
 
 use std::cell::Cell;
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -467,6 +467,20 @@ fn health_and_metrics_have_corednss_names() {
             "coredns_proxy_request_duration_seconds",
         ] {
             assert!(text.contains(name), "{name} in\n{text}");
+        }
+    });
+}
+
+#[test]
+fn security_one_client_does_not_take_all_connections() {
+    with_server(|_| {
+        let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect((SERVERS[0], 53)).unwrap()).collect();
+        assert_eq!(short("-b 127.0.0.5 +tcp web.ns.svc.cluster.local A"), "10.43.0.9");
+        drop(silent);
+        let is_free = || short("-b 127.0.0.1 +tcp web.ns.svc.cluster.local A") == "10.43.0.9";
+        let deadline = Instant::now() + DEADLINE;
+        while !is_free() {
+            assert!(Instant::now() < deadline, "connections that have ended are counted");
         }
     });
 }
