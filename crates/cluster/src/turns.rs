@@ -26,6 +26,11 @@ impl Turns {
         self.changes.mark_unchanged();
     }
 
+    /// As [`Turns::next`], with a turn after so long in any case: for what is also changed by others.
+    pub(crate) async fn next_within(&mut self, interval: Duration, failed: bool) -> Result<bool> {
+        tokio::time::timeout(interval, self.next(failed)).await.unwrap_or(Ok(true))
+    }
+
     /// Waits for the next turn, after one that failed or not: false if there is none, because all is to end.
     pub(crate) async fn next(&mut self, failed: bool) -> Result<bool> {
         if !failed {
@@ -78,7 +83,12 @@ mod tests {
         let began = Instant::now();
         assert!(turns.next(true).await.unwrap());
         assert_eq!(began.elapsed(), RETRY.0, "success forgets failures");
+        let began = Instant::now();
+        turns.begin();
+        assert!(turns.next_within(RETRY.1, false).await.unwrap());
+        assert_eq!(began.elapsed(), RETRY.1, "unless it is to be looked at");
         stop.cancel();
         assert!(!turns.next(false).await.unwrap());
+        assert!(!turns.next_within(RETRY.1, false).await.unwrap());
     }
 }

@@ -132,11 +132,7 @@ pub(super) async fn run(config: Config, stop: CancellationToken) -> Result<()> {
             }
         };
         let interval = if own.keys.len() > 1 { EXCHANGE_INTERVAL } else { LOOK_INTERVAL };
-        let goes_on = tokio::select! {
-            goes_on = turns.next(failed) => goes_on?,
-            () = tokio::time::sleep(interval) => true,
-        };
-        if !goes_on {
+        if !turns.next_within(interval, failed).await? {
             return Ok(());
         }
     }

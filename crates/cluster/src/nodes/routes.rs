@@ -3,17 +3,21 @@
 //! Flow: Nodes (informer) -> peers -> `cni::routes::plan` -> `cni::routes::program`, in this process's network namespace.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::Result;
 use api::meta::Meta as _;
 use client::{Client, Informer, InformerFactory};
-use cni::routes::{Backend, Peer, Plan, VxlanConfig, plan, program};
+use cni::routes::{Backend, Peer, Plan, VxlanConfig, is_in_place, plan, program};
 use k8s_openapi::api::core::v1::Node;
 use netlink::{RouteKind, Socket};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::turns::Turns;
+
+/// Between looks at routes that nobody tells us of.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Programs routes until `stop`; they stay behind, so that a restart interrupts nobody.
 pub(super) async fn run(client: Client, me: String, backend: Backend, stop: CancellationToken) -> Result<()> {
@@ -45,20 +49,20 @@ pub(super) async fn run(client: Client, me: String, backend: Backend, stop: Canc
                 programmed = None;
             }
         }
-        if !turns.next(programmed.is_none()).await? {
+        if !turns.next_within(LOOK_INTERVAL, programmed.is_none()).await? {
             return Ok(());
         }
     }
 }
 
-/// Programs the routes unless they are as `programmed` says. Who is a neighbour is asked anew each time: after a restart of
-/// the machine its networks may come up later than this.
+/// Programs the routes unless they are as `programmed` says, and still there. Who is a neighbour is asked anew each time: after a
+/// restart of the machine its networks may come up later than this.
 async fn apply(me: String, peers: Vec<Peer>, backend: Backend, programmed: Option<Plan>) -> Result<Plan> {
     let programming = move || -> std::io::Result<Plan> {
         let Some(own) = peers.iter().find(|peer| peer.name == me) else { return Ok(Plan::default()) };
         let socket = Socket::open()?;
         let plan = plan(&me, &peers, backend, |address| is_neighbour(&socket, address));
-        if programmed.as_ref() != Some(&plan) {
+        if programmed.as_ref() != Some(&plan) || !is_in_place(&plan)? {
             program(own, &plan, &VxlanConfig::default())?;
         }
         Ok(plan)
@@ -92,7 +96,40 @@ pub(super) fn peer(node: &Node) -> Option<Peer> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netlink::LinkKind;
     use serde_json::json;
+
+    #[test]
+    fn routes_come_back_that_their_link_took_along() {
+        let inside = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let socket = Socket::open().unwrap();
+            let kind = LinkKind::Veth { peer: "out0", peer_netns: None, peer_mtu: None };
+            socket.add_link("eth0", kind, None, None).unwrap();
+            let link = socket.link("eth0").unwrap().unwrap().index;
+            socket.add_address(link, "192.0.2.1/24".parse().unwrap()).unwrap();
+            let peer = |name: &str, address: &str, range: &str| Peer {
+                name: name.into(),
+                address: address.parse().unwrap(),
+                pod_cidrs: vec![range.parse().unwrap()],
+            };
+            let peers = || vec![peer("a", "192.0.2.1", "10.42.1.0/24"), peer("b", "192.0.2.2", "10.42.2.0/24")];
+            let apply = |programmed| runtime.block_on(apply("a".into(), peers(), Backend::HostGw, programmed)).unwrap();
+            let is_there = || socket.routes().unwrap().iter().any(|route| route.dst == "10.42.2.0/24".parse().unwrap());
+            socket.set_up(socket.link("out0").unwrap().unwrap().index).unwrap();
+            socket.set_up(link).unwrap();
+            let programmed = apply(None);
+            assert!(is_there());
+            let down = std::process::Command::new("ip").args(["link", "set", "eth0", "down"]).status().unwrap();
+            assert!(down.success());
+            assert!(!is_there());
+            socket.set_up(link).unwrap();
+            apply(Some(programmed));
+            assert!(is_there());
+        };
+        std::thread::spawn(inside).join().unwrap();
+    }
 
     #[test]
     fn a_node_is_a_peer_once_it_has_address_and_range() {

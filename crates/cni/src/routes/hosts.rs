@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use api::cidr::Cidr;
-use netlink::{LinkKind, Neighbour, Route, Socket};
+use netlink::{LinkKind, Neighbour, Route, RouteKind, Socket};
 
 /// Room for the outer headers: Ethernet 14, IP 20 or 40, UDP 8, VXLAN 8.
 const OVERHEAD_V4: u32 = 50;
@@ -153,6 +153,19 @@ pub fn program(me: &Peer, plan: &Plan, vxlan: &VxlanConfig) -> io::Result<()> {
     }
 }
 
+/// Whether all routes of a plan are there: a link that goes down takes its routes along, and network managers remove those of others.
+pub fn is_in_place(plan: &Plan) -> io::Result<bool> {
+    let present: BTreeSet<(Cidr, Option<IpAddr>)> = Socket::open()?
+        .routes()?
+        .into_iter()
+        .filter(|route| route.protocol == Route::OURS && route.kind == RouteKind::Unicast)
+        .map(|route| (route.dst, route.gateway))
+        .collect();
+    let tunnelled = plan.tunnelled.iter().map(|far| (far.range, far.range.addr));
+    let mut wanted = plan.direct.iter().copied().chain(tunnelled);
+    Ok(wanted.all(|(range, gateway)| present.contains(&(range, Some(gateway)))))
+}
+
 /// Forgets hosts that the tunnel leads to no longer.
 fn prune_tunnel(socket: &Socket, tunnel: u32, plan: &Plan) -> io::Result<()> {
     let present = |n: &Neighbour| plan.tunnelled.iter().any(|far| far.mac == n.mac && far.range.addr == n.addr);
@@ -216,8 +229,13 @@ pub fn pod_mtu(backend: Backend, underlay: u32, node: IpAddr) -> u32 {
 fn mac_of(range: Cidr) -> [u8; 6] {
     let tail: [u8; 4] = match range.network().addr {
         IpAddr::V4(addr) => addr.octets(),
-        // The low half of a network address is zero: the range is told apart by bytes 4 to 8.
-        IpAddr::V6(addr) => addr.octets()[4..8].try_into().unwrap_or_default(),
+        // Ranges of nodes differ in at most two bytes, mostly within bytes 4 to 8: those after them are zero where ranges have half of all
+        // bits, and keep smaller ones apart.
+        IpAddr::V6(addr) => {
+            let [_, one, two, three] = [0, 4, 8, 12]
+                .map(|at| <[u8; 4]>::try_from(&addr.octets()[at..at + 4]).map(u32::from_be_bytes).unwrap_or_default());
+            (one ^ two ^ three).to_be_bytes()
+        }
     };
     [MAC_PREFIX[0], MAC_PREFIX[1], tail[0], tail[1], tail[2], tail[3]]
 }
@@ -262,5 +280,16 @@ mod tests {
             ["10.42.0.0/24", "10.42.1.0/24", "fd42::/64", "fd42:0:1::/64"].map(|r| mac_of(r.parse().unwrap())).into();
         assert_eq!(macs.len(), 4);
         assert!(macs.iter().all(|mac| is_ours(*mac) && mac[0] & 3 == 2));
+        // Nodes may be of several versions: what one makes of a range is what the other makes of it.
+        assert_eq!(mac_of("fd42:0:1:2::/64".parse().unwrap()), [0x0e, 0x63, 0, 1, 0, 2]);
+        for ranges in [
+            // `--node-cidr-mask-size-ipv6` allows ranges that are smaller than half of all addresses.
+            &["fd42::/80", "fd42::1:0:0:0/80", "fd42::ffff:0:0:0/80"][..],
+            &["fd42::/104", "fd42::100:0/104", "fd42::1:0:0/104", "fd42::1:100:0/104"],
+            &["fd42::/112", "fd42::1:0/112", "fd42::ffff:0/112"],
+        ] {
+            let macs: BTreeSet<_> = ranges.iter().map(|range| mac_of(range.parse().unwrap())).collect();
+            assert_eq!(macs.len(), ranges.len(), "{ranges:?}");
+        }
     }
 }

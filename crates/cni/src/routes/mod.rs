@@ -11,5 +11,5 @@ mod ranges;
 
 pub use devices::{program_devices, remove_plain};
 pub use egress::masquerade;
-pub use hosts::{Backend, Peer, Plan, VxlanConfig, plan, pod_mtu, program};
+pub use hosts::{Backend, Peer, Plan, VxlanConfig, is_in_place, plan, pod_mtu, program};
 pub use ranges::{seal, unseal};
