@@ -51,6 +51,8 @@ pub struct Pod {
     pub addresses: Vec<IpAddr>,
     /// Neither is in the host's network nor has ended: it has addresses of its own, or will.
     pub has_network: bool,
+    /// Had addresses of its own and has ended, as somebody says: its node may know better.
+    pub is_over: bool,
     pub is_leaving: bool,
     pub ports: Vec<NamedPort>,
 }
@@ -164,6 +166,7 @@ impl Pod {
         addresses.dedup();
         let phase = status.and_then(|status| status.phase.as_deref());
         let is_over = matches!(phase, Some("Succeeded" | "Failed"));
+        let is_of_host = spec.and_then(|spec| spec.host_network) == Some(true);
         let containers =
             spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
         let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
@@ -183,7 +186,8 @@ impl Pod {
             labels: pod.metadata.labels.as_ref().map(shared_labels).unwrap_or_default(),
             node: spec.and_then(|spec| spec.node_name.clone()).unwrap_or_default(),
             addresses,
-            has_network: !is_over && spec.and_then(|spec| spec.host_network) != Some(true),
+            has_network: !is_over && !is_of_host,
+            is_over: is_over && !is_of_host,
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
             ports: ports.collect(),
         }

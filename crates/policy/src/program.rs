@@ -32,6 +32,12 @@ pub(crate) fn is_at_work() -> io::Result<bool> {
     Ok(!isolated_by(TABLE)?.is_empty())
 }
 
+/// Whether the table is in the kernel, whatever it holds. Whoever reloads the rules of a machine from a file removes all others. Blocking.
+pub(crate) fn is_there() -> io::Result<bool> {
+    let name = TABLE.rsplit(' ').next().unwrap_or(TABLE);
+    Ok(netlink::nft::tables()?.iter().any(|table| table.name == name))
+}
+
 fn isolated_by(table: &str) -> io::Result<Vec<IpAddr>> {
     let mut addresses = Vec::new();
     for (map, _) in SUBJECTS {

@@ -23,13 +23,15 @@ use crate::Config;
 use crate::cluster_policy::{ClusterNetworkPolicy, ClusterPolicy, GROUP, PLURAL, VERSION};
 use crate::conditions;
 use crate::plan::{Announced, Planner};
-use crate::program::{Inlined, MANY_SETS, anew, change, closing, inlined, is_at_work, isolated};
+use crate::program::{Inlined, MANY_SETS, anew, change, closing, inlined, is_at_work, is_there, isolated};
 use crate::registration::{self, Call};
 use crate::world::{DNS, Labels, Node, Pod, Policy};
 
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
 /// Everything is programmed afresh this often, in case somebody else changed it.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(3600);
+/// Between looks at whether the table is still there: without it nobody is isolated.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a pod that announced itself is waited for before it starts behind closed doors.
 const POD_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -112,6 +114,7 @@ async fn enforce(config: Config, stop: CancellationToken) -> anyhow::Result<()> 
             }
         }
         let next = enforcer.waiting.iter().map(|waiting| waiting.until).min().unwrap_or(fresh_at).min(fresh_at);
+        let next = next.min(Instant::now() + LOOK_INTERVAL);
         tokio::select! {
             () = shared.changed.notified() => {}
             call = calls.recv() => match call {
@@ -329,6 +332,10 @@ impl Enforcer {
 
     /// Brings the kernel in step with what is known. Blocking.
     fn program(&mut self, news: News) -> Result<(), netlink::nft::Error> {
+        if self.is_programmed && !self.planner.plan().is_empty() && !is_there()? {
+            tracing::error!("somebody has removed the rules of network policies; they are programmed afresh");
+            self.is_programmed = false;
+        }
         news.apply_to(&mut self.planner);
         let is_sctp_tracked = tracks_sctp();
         self.planner.set_sctp_tracking(is_sctp_tracked);
@@ -378,5 +385,44 @@ impl Enforcer {
                 self.waiting.push(waiting);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Many machines have a service whose restart flushes all rules before it reads its own.
+    #[test]
+    fn security_rules_that_somebody_removes_come_back() {
+        let inside = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+            let mut enforcer = Enforcer {
+                planner: Planner::new("a", "cox0"),
+                has_inherited: false,
+                is_programmed: false,
+                inlined: Inlined::new(),
+                waiting: Vec::new(),
+            };
+            let pod = serde_json::from_value(json!({"metadata": {"namespace": "default", "name": "web", "uid": "web"},
+                "spec": {"nodeName": "a", "containers": []}, "status": {"podIPs": [{"ip": "10.42.0.2"}]}}));
+            let policy = serde_json::from_value(json!({"metadata": {"namespace": "default", "name": "deny"},
+                "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}));
+            let news = News {
+                pods: [("default/web".to_owned(), Some(Arc::new(Pod::new(&pod.unwrap()))))].into(),
+                policies: [("default/deny".to_owned(), Some(Arc::new(Policy::new(&policy.unwrap()))))].into(),
+                ..News::default()
+            };
+            enforcer.program(news).unwrap();
+            let before = isolated().unwrap();
+            assert_eq!(before.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.42.0.2"]);
+            netlink::nft::delete_tables(&netlink::nft::tables().unwrap()).unwrap();
+            assert!(isolated().unwrap().is_empty());
+            enforcer.program(News::default()).unwrap();
+            assert_eq!(isolated().unwrap(), before);
+        };
+        std::thread::spawn(inside).join().unwrap();
     }
 }

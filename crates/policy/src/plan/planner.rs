@@ -206,7 +206,7 @@ impl Planner {
     /// until they are given back.
     fn outlive(&mut self, key: &str, before: &Pod) {
         let is_given_back = self.given_back.remove(key).is_some_and(|uid| uid == before.uid);
-        if is_given_back || !before.has_network || before.node != self.node {
+        if is_given_back || !(before.has_network || before.is_over) || before.node != self.node {
             return;
         }
         let is_free = |address: &&IpAddr| !self.holders.contains_key(*address) && !self.is_shown_with(**address);
@@ -381,7 +381,15 @@ impl Planner {
             && self.shown.get(&gone.pod).is_some_and(|shown| shown.uid == gone.uid && has_all(shown))
         {
             self.given_back.insert(gone.pod.clone(), gone.uid.clone());
+            self.dirty_subjects.insert(gone.pod.clone());
         }
+    }
+
+    /// Whether packets of a pod are judged on this node. One that is said to be over may run on until it gives its addresses back: that it
+    /// is was said by others while its node was away, perhaps.
+    fn is_judged_here(&self, key: &str, pod: &Pod) -> bool {
+        let is_given_back = || self.given_back.get(key).is_some_and(|uid| *uid == pod.uid);
+        pod.node == self.node && (pod.has_network || (pod.is_over && !is_given_back()))
     }
 
     #[cfg(test)]
@@ -420,12 +428,12 @@ impl Planner {
     fn know(&mut self, key: &str) {
         self.dirty_subjects.insert(key.to_owned());
         let now = self.shown.get(key).map(|shown| {
+            let has_had_network = shown.has_network || shown.is_over;
             let is_own =
-                |announced: &&Announced| announced.uid == shown.uid && shown.node == self.node && shown.has_network;
+                |announced: &&Announced| announced.uid == shown.uid && shown.node == self.node && has_had_network;
             let announced = self.announced.get(key).filter(is_own);
             let is_anothers = |address: &IpAddr| {
-                shown.has_network
-                    && self.holders.get(address).is_some_and(|holder| holder != key || announced.is_none())
+                has_had_network && self.holders.get(address).is_some_and(|holder| holder != key || announced.is_none())
             };
             let added = |address: &&IpAddr| !shown.addresses.contains(address);
             let more: Vec<IpAddr> =
@@ -442,7 +450,7 @@ impl Planner {
         if before == now {
             return;
         }
-        let is_here = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| pod.has_network && pod.node == self.node);
+        let is_here = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| self.is_judged_here(key, pod));
         let (was_subject, is_subject) = (is_here(&before), is_here(&now));
         let has_same_labels = match (&before, &now) {
             (Some(before), Some(now)) => before.labels == now.labels && before.namespace == now.namespace,
@@ -516,14 +524,14 @@ impl Planner {
                 claims.extend(announced.addresses.iter().map(closed));
             }
         }
-        if let Some(pod) = self.world.pods.get(key).filter(|pod| pod.has_network).cloned() {
-            let is_here = pod.node == self.node;
+        let is_here = self.world.pods.get(key).is_some_and(|pod| self.is_judged_here(key, pod));
+        if let Some(pod) = self.world.pods.get(key).filter(|pod| pod.has_network || is_here).cloned() {
             // A namespace that is not shown yet may have any labels, and so be one that a policy of the cluster selects, or
             // forbids to others.
             let is_unknown = has_cluster_policies && !self.world.namespaces.contains_key(&pod.namespace);
             let rank = match is_here {
                 false => Rank::Elsewhere,
-                true if pod.is_leaving => Rank::Leaving,
+                true if pod.is_leaving || pod.is_over => Rank::Leaving,
                 true => Rank::Living,
             };
             if is_unknown || is_here {
@@ -534,7 +542,6 @@ impl Planner {
                 claims.extend(pod.addresses.iter().map(|address| (*address, rank, leads.clone())));
             }
         }
-        let is_here = self.world.pods.get(key).is_some_and(|pod| pod.has_network && pod.node == self.node);
         let before = self.subjects.get(key).map(|subject| subject.claimed.clone()).unwrap_or_default();
         for (address, rank) in before {
             self.dirty_addresses.insert(address);

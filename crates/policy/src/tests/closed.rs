@@ -118,6 +118,44 @@ fn security_a_pod_that_outlives_its_object_is_closed() {
     assert!(planner.plan().is_empty());
 }
 
+/// Who cleans up after a node that was away says of its pods that they have failed, and removes them, while they run.
+#[test]
+fn security_a_pod_that_others_say_is_over_is_judged_until_it_gives_its_addresses_back() {
+    let deny = || policy("default", "deny", json!({"podSelector": {}}));
+    let web = || pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.9"], json!([]));
+    let over = || Pod { has_network: false, is_over: true, ..web() };
+    let led = |planner: &mut Planner| {
+        planner.settle();
+        planner.plan().subjects["ingress4"].get(&ip("10.42.0.9")).cloned()
+    };
+    let set = |planner: &mut Planner, pod: Option<Pod>| planner.set_pod("default/web", pod.map(Arc::new));
+    for is_announced in [false, true] {
+        let mut planner = Planner::new(NODE, "cox0");
+        tell(&mut planner, &world(vec![web()], vec![deny()]));
+        if is_announced {
+            planner.announce(announced("default/web", "web", &["10.42.0.9"]));
+        }
+        let before = led(&mut planner);
+        assert!(before.as_ref().is_some_and(|led| led.starts_with("jump in-")));
+        set(&mut planner, Some(over()));
+        assert_eq!(led(&mut planner), before, "{is_announced}");
+        set(&mut planner, None);
+        assert_eq!(led(&mut planner).as_deref(), Some("jump closed"), "{is_announced}");
+        // As it is with every pod that ends by itself.
+        set(&mut planner, Some(web()));
+        set(&mut planner, Some(over()));
+        planner.withdraw(&announced("default/web", "web", &["10.42.0.9"]));
+        assert_eq!(led(&mut planner), None, "{is_announced}");
+        set(&mut planner, None);
+        assert_eq!(led(&mut planner), None, "{is_announced}");
+    }
+    // Nobody means it, and whoever has its address is judged by what is said of that one.
+    let mut planner = Planner::new(NODE, "cox0");
+    let next = pod("other", "next", NODE, json!({}), &["10.42.0.9"], json!([]));
+    tell(&mut planner, &world(vec![over(), next], vec![deny()]));
+    assert_eq!(led(&mut planner), None);
+}
+
 /// A sandbox was made anew, and the end of the old one is heard of after the new one's begin.
 #[test]
 fn security_the_late_end_of_a_sandbox_leaves_the_next_one_alone() {
