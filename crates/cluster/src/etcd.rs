@@ -15,7 +15,7 @@ use store::{Compare, Op, Relocated, Store, Txn};
 use crate::ca_hash::CaHash;
 
 /// What keys begin with in this program, whatever they begin with in etcd.
-const ROOT: &str = "/registry/";
+pub(crate) const ROOT: &str = "/registry/";
 /// No object: the authority of the cluster that this etcd belongs to.
 const AUTHORITY: &str = "/registry/cox/authority";
 /// Servers that live write themselves down here, for some seconds.
@@ -123,18 +123,29 @@ impl Etcd {
 
 /// Makes the etcd that of the cluster with this authority (PEM); fails if it is another's.
 pub(crate) async fn claim(store: &dyn Store, authority: &str) -> Result<()> {
-    let own: Vec<String> = CaHash::of_all(authority)?.iter().map(CaHash::to_string).collect();
+    let own = CaHash::of_all(authority)?;
     let first = own.first().context("the cluster's authority is empty")?;
     let claim = Txn::new()
         .when(Compare::absent(AUTHORITY))
-        .then(Op::put(AUTHORITY, first.clone()))
+        .then(Op::put(AUTHORITY, first.to_string()))
         .otherwise(Op::get(AUTHORITY));
     let done = store.txn(claim).await.context("writing to etcd whose it is")?;
     if done.succeeded {
         return Ok(());
     }
-    let found = done.kv(0).map(|kv| String::from_utf8_lossy(&kv.value).into_owned()).unwrap_or_default();
-    if !own.contains(&found) {
+    check_own(&own, &done.kv(0).map(|kv| String::from_utf8_lossy(&kv.value).into_owned()).unwrap_or_default())
+}
+
+/// Fails if the etcd is another cluster's. One that is nobody's is not claimed.
+pub(crate) async fn refuse_others(store: &dyn Store, authority: &str) -> Result<()> {
+    match store.get(AUTHORITY).await.context("asking etcd whose it is")? {
+        Some(kv) => check_own(&CaHash::of_all(authority)?, &String::from_utf8_lossy(&kv.value)),
+        None => Ok(()),
+    }
+}
+
+fn check_own(own: &[CaHash], found: &str) -> Result<()> {
+    if !own.iter().any(|own| own.to_string() == found) {
         bail!(
             "this etcd belongs to the cluster with the authority {found}: join it as a server ('cox token create --server' \
              there prints how), or give this cluster a place of its own with --etcd-prefix"

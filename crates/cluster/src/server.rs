@@ -117,7 +117,9 @@ async fn start(
         components.supervise("etcd members", move |stop| members::keep(options.clone(), shape.clone(), stop));
     }
     if shape.etcd.is_used() {
-        etcd::claim(&*shape.etcd.connect().await?, &read(&pki.certificate("ca"))?).await?;
+        let store = shape.etcd.connect().await?;
+        etcd::claim(&*store, &read(&pki.certificate("ca"))?).await?;
+        etcd::TRANSFER.taken_over(&*store).await.context("taking over what was carried into etcd")?;
         progress.done("etcd", &shape.etcd.etcd_servers.join(", "));
     }
     let summaries = kubelet::SummarySlot::default();

@@ -8,21 +8,26 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+use store::KeyValue;
 use store::etcd::Members;
 use store::transfer::Carried;
 
 use crate::background;
-use crate::etcd::{self, Etcd, PREFIX, SERVERS, TRANSFER};
+use crate::etcd::{self, Etcd, PREFIX, ROOT, SERVERS, TRANSFER};
 use crate::ha::Ha;
 use crate::join::Membership;
 use crate::lock::Lock;
 use crate::members::{self, Member};
+use crate::node_roles::CONTROL_PLANE;
 use crate::nodes::Network;
 use crate::options::Options;
 use crate::pki::Pki;
 use crate::shape::Flags;
 use crate::{encryption, manage, server_pki};
 
+/// Nodes, in a store.
+const NODES: &str = "/registry/minions/";
 /// Part of the name of what was left behind.
 const MOVED: &str = "moved";
 /// For this server's member of etcd to answer.
@@ -132,7 +137,8 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     carried.map(drop)
 }
 
-async fn hold(options: &Options) -> Result<Lock> {
+/// The lock of a cluster that was stopped: nobody starts it as long as this is held.
+pub(crate) async fn hold(options: &Options) -> Result<Lock> {
     let mut looks = 0;
     loop {
         match Lock::take(&options.lock_file())? {
@@ -162,6 +168,12 @@ async fn carry(options: &Options, now: &Flags, wanted: &Flags) -> Result<(Carrie
     }
     let carried = carried?;
     wanted.remember(options)?;
+    // Members have ended; a server that starts does the same.
+    if Place::of(wanted) == Place::Etcd
+        && let Err(error) = take_over(&wanted.etcd).await
+    {
+        println!(" ! etcd still says that objects are on their way there, until the cluster starts: {error:#}");
+    }
     let left = match Place::of(now) {
         Place::Embedded => Some(put_aside(&options.store_dir(), MOVED)?),
         Place::Members => Some(members::forget(options, |dir| put_aside(dir, MOVED))?),
@@ -184,10 +196,15 @@ async fn fill(options: &Options, now: &Flags, wanted: &Flags, member: Option<&Me
 async fn into_etcd(options: &Options, etcd: &Etcd) -> Result<Carried> {
     let from = encryption::open(&options.store_dir()).await?;
     let to = etcd.connect().await?;
-    let carried = TRANSFER.into_store(&*from, &*to).await.context("carrying objects into etcd")?;
     let authority = fs::read_to_string(Pki::open(&options.pki_dir()).certificate("ca"))?;
+    etcd::refuse_others(&*to, &authority).await?;
+    let carried = TRANSFER.into_store(&*from, &*to).await.context("carrying objects into etcd")?;
     etcd::claim(&*to, &authority).await?;
     Ok(carried)
+}
+
+async fn take_over(etcd: &Etcd) -> Result<()> {
+    Ok(TRANSFER.taken_over(&*etcd.connect().await?).await?)
 }
 
 async fn out_of_etcd(options: &Options, now: &Flags) -> Result<Carried> {
@@ -203,12 +220,36 @@ async fn out_of_etcd(options: &Options, now: &Flags) -> Result<Carried> {
     if let Some(other) = servers.iter().find_map(|kv| kv.key.strip_prefix(SERVERS).filter(|name| *name != own)) {
         bail!("the server at {other} runs, or did some seconds ago: take all others out first ('cox delete' there)");
     }
+    if !now.ha.ha {
+        let mut nodes = from.range(store::Range::prefix(NODES)).await?.kvs;
+        let file = options.encryption_file();
+        let file = file.try_exists()?.then_some(&*file);
+        apiserver::open_others(&mut nodes, ROOT, file).await.context("looking for other servers")?;
+        if let Some(other) = other_server(&nodes, &now.shape()?.node_name)? {
+            bail!(
+                "the server {other} would go on with what stays in etcd when it starts again: 'cox delete' there, then 'cox \
+                 kubectl delete node {other}' here"
+            );
+        }
+    }
     let dir = options.store_dir();
     // From an attempt that was broken off: nothing has used it.
     if dir.try_exists()? {
         put_aside(&dir, MOVED)?;
     }
     TRANSFER.into_directory(&*from, &dir).await.context("carrying objects out of etcd")
+}
+
+/// A server beside `own`, whether it runs or not, by the nodes that are stored.
+fn other_server(nodes: &[KeyValue], own: &str) -> Result<Option<String>> {
+    for kv in nodes {
+        let name = kv.key.strip_prefix(NODES).unwrap_or_default();
+        let node: Value = serde_json::from_slice(&kv.value).with_context(|| kv.key.to_string())?;
+        if name != own && node["metadata"]["labels"].get(CONTROL_PLANE).is_some() {
+            return Ok(Some(name.to_owned()));
+        }
+    }
+    Ok(None)
 }
 
 /// Gives a directory another name beside its own, which is free then.
@@ -222,6 +263,10 @@ pub(crate) fn put_aside(dir: &Path, why: &str) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use store::{EmbeddedStore, Store};
+
     use super::*;
     use crate::shape::Machine;
 
@@ -254,6 +299,26 @@ mod tests {
         let mut elsewhere = in_etcd;
         elsewhere.etcd.etcd_prefix = Some("/two".into());
         assert!(refused(&elsewhere, Etcd::default(), Ha::default(), true).contains("only objects below"));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_stopped_is_another_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(dir.path(), Default::default()).unwrap());
+        let labelled = format!(r#"{{"metadata":{{"labels":{{"{CONTROL_PLANE}":""}}}}}}"#);
+        for (name, node, expected) in [
+            ("own", &*labelled, None),
+            ("worker", r#"{"metadata":{"labels":{"a":"b"}}}"#, None),
+            ("plain", r#"{"metadata":{}}"#, None),
+            ("second", &*labelled, Some("second")),
+        ] {
+            store.put(&format!("{NODES}{name}"), node.to_owned()).await.unwrap();
+            let nodes = store.range(store::Range::prefix(NODES)).await.unwrap().kvs;
+            assert_eq!(other_server(&nodes, "own").unwrap().as_deref(), expected, "{name}");
+        }
+        store.put(&format!("{NODES}broken"), "no json").await.unwrap();
+        let nodes = store.range(store::Range::prefix(NODES)).await.unwrap().kvs;
+        assert!(other_server(&nodes, "own").is_err(), "what cannot be read may be one");
     }
 
     #[tokio::test]

@@ -1,14 +1,16 @@
 //! `cox store`: examine, salvage, copy and restore the directory of an embedded store.
 
-use crate::embedded::{self, Imported, Report};
+use crate::embedded::{self, GoOn, Imported, Report, USUALLY_LATER};
 use crate::transfer::LEASE_TTL;
-use crate::{Contents, foreign};
+use crate::{Contents, Revision, foreign};
 use clap::Subcommand;
 use futures_util::future::BoxFuture;
 use std::path::{Path, PathBuf};
 
 /// Where an etcd has the objects of a cluster.
 const ROOT: &str = "/registry/";
+/// Nobody has written so much.
+const MAX_LATER: u64 = 1 << 40;
 
 /// What can be done with a store.
 #[derive(Subcommand, Clone, Debug)]
@@ -36,6 +38,9 @@ pub enum Command {
         file: PathBuf,
         /// The directory to make; it must not hold a store
         dir: PathBuf,
+        /// How many revisions to skip: more than were given since the file was written, because clients may have seen those
+        #[arg(long, value_name = "COUNT", default_value_t = USUALLY_LATER, value_parser = clap::value_parser!(u64).range(..=MAX_LATER))]
+        bump_revision: u64,
     },
 }
 
@@ -68,20 +73,20 @@ fn run(command: Command) -> Result<Vec<String>, crate::StoreError> {
             let (revision, size) = embedded::backup(&dir, &file)?;
             vec![format!("{}: revision {revision}, {size} bytes", file.display())]
         }
-        Command::Restore { file, dir } => describe(&restore(&file, &dir)?),
+        Command::Restore { file, dir, bump_revision } => describe(&restore(&file, &dir, bump_revision)?),
     })
 }
 
-fn restore(file: &Path, dir: &Path) -> Result<Report, crate::StoreError> {
+fn restore(file: &Path, dir: &Path, later: u64) -> Result<Report, crate::StoreError> {
     if !foreign::is_etcd_database(file)? {
-        return embedded::restore(file, dir);
+        return embedded::restore(file, dir, GoOn::Later(later));
     }
     let Contents { kvs, revision } = foreign::read_etcd_snapshot(file, ROOT)?;
     if kvs.is_empty() {
         let message = format!("{} has no objects below {ROOT}: is it a snapshot of a cluster?", file.display());
         return Err(crate::StoreError::Invalid(message));
     }
-    embedded::import(dir, Imported { kvs, revision, lease_time: LEASE_TTL })
+    embedded::import(dir, Imported { kvs, revision: Revision(revision.0 + later), lease_time: LEASE_TTL })
 }
 
 fn describe(report: &Report) -> Vec<String> {
@@ -131,7 +136,9 @@ mod tests {
         assert!(command(&["repair", "@a"]).unwrap_err().contains("is in use by process"));
         drop(store);
         assert!(command(&["repair", "@a"]).unwrap().starts_with("nothing to repair"));
-        assert!(command(&["restore", "@copy", "@b"]).unwrap().contains("ok: revision 2, 1 keys"));
+        assert!(command(&["restore", "@copy", "@b"]).unwrap().contains("ok: revision 1000002, 1 keys"));
+        let same = command(&["restore", "--bump-revision=0", "@copy", "@same"]).unwrap();
+        assert!(same.ends_with("ok: revision 2, 1 keys, 0 leases, history from revision 0"), "{same}");
         assert!(command(&["restore", "@copy", "@b"]).unwrap_err().ends_with("already holds a store"));
         // Compacted history is gone from the files, and the store goes on.
         let store: Arc<dyn Store> = Arc::new(EmbeddedStore::open(path("b"), Options::default()).unwrap());

@@ -3,7 +3,7 @@
 //! Into etcd: it counts its own revisions, so it is brought above the source's first, then everything is written anew. A
 //! client that knew an object or a list by an older revision is told that it is gone, and reads again.
 //! Into an embedded store: every key keeps its revisions, and the store goes on from the source's.
-//! Invariant: a target that was not filled to its end says so, and the next attempt begins anew.
+//! Invariant: a target that was not filled to its end, or not taken into use, says so, and the next attempt begins anew.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ use crate::{Contents, KeyRange, KeyValue, Op, Range, Result, Revision, Store, St
 const AT_ONCE: usize = 128;
 /// Keys that are read or compared at a time.
 const PAGE: usize = 500;
+/// Revisions that are counted up between compactions: a store that keeps all of them may be full before it is there.
+const COUNTED_UP: u64 = 50_000;
 /// Keys that would end by themselves get so long again.
 pub const LEASE_TTL: Duration = Duration::from_secs(3600);
 
@@ -39,7 +41,8 @@ pub struct Carried {
 }
 
 impl Transfer<'_> {
-    /// Writes everything into a store that counts for itself. Nobody else may write to either meanwhile.
+    /// Writes everything into a store that counts for itself. Nobody else may write to either meanwhile. The mark stays until
+    /// [`Transfer::taken_over`]: whoever is ended before begins anew.
     pub async fn into_store(&self, from: &dyn Store, to: &dyn Store) -> Result<Carried> {
         self.make_room(to).await?;
         let Contents { kvs, revision } = self.read(from).await?;
@@ -57,11 +60,18 @@ impl Transfer<'_> {
             try_join_all(writes).await?;
         }
         self.compare(&kvs, to).await?;
-        to.txn(Txn::new().then(Op::delete(self.mark))).await?;
         // Nobody is to watch how this came about.
         let revision = to.current_revision().await?;
         to.compact(revision).await?;
         Ok(Carried { keys: kvs.len(), revision })
+    }
+
+    /// The target is in use: nothing in it is to be thrown away any more.
+    pub async fn taken_over(&self, to: &dyn Store) -> Result<()> {
+        if to.get(self.mark).await?.is_some() {
+            to.txn(Txn::new().then(Op::delete(self.mark))).await?;
+        }
+        Ok(())
     }
 
     /// Makes an embedded store of everything, in a directory that must not hold one.
@@ -106,7 +116,8 @@ impl Transfer<'_> {
             page.start_after = after;
             let page = from.range(page).await?;
             after = page.kvs.last().map(|kv| kv.key.clone());
-            let stays = |kv: &KeyValue| self.without.iter().any(|start| kv.key.starts_with(start));
+            let stays =
+                |kv: &KeyValue| *kv.key == *self.mark || self.without.iter().any(|start| kv.key.starts_with(start));
             kvs.extend(page.kvs.into_iter().filter(|kv| !stays(kv)));
             if !page.more {
                 return Ok(Contents { kvs, revision });
@@ -117,6 +128,7 @@ impl Transfer<'_> {
     /// Makes the target count at least as far as `revision`.
     async fn raise(&self, to: &dyn Store, revision: Revision) -> Result<()> {
         let mut missing = revision.0.saturating_sub(to.current_revision().await?.0);
+        let mut kept = 0;
         while missing > 0 {
             let count = missing.min(AT_ONCE as u64);
             let mut writes = Vec::new();
@@ -124,7 +136,11 @@ impl Transfer<'_> {
                 writes.push(to.txn(Txn::new().then(Op::put(self.mark, "revisions are counted up"))));
             }
             try_join_all(writes).await?;
-            missing -= count;
+            (missing, kept) = (missing - count, kept + count);
+            if kept >= COUNTED_UP {
+                kept = 0;
+                to.compact(to.current_revision().await?).await?;
+            }
         }
         Ok(())
     }
@@ -149,5 +165,42 @@ impl Transfer<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EmbeddedStore;
+    use crate::embedded::Options;
+
+    const ALL: Transfer<'static> = Transfer { root: "/registry/", mark: "/registry/cox/moving", without: &[] };
+
+    #[tokio::test]
+    async fn a_transfer_that_ends_anywhere_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to] = ["a", "b"].map(|name| EmbeddedStore::open(dir.path().join(name), Options::default()).unwrap());
+        (&from as &dyn Store).put("/registry/a", "1").await.unwrap();
+        // Killed before its flags say where the objects are, the command is given again.
+        for _ in 0..2 {
+            assert_eq!(ALL.into_store(&from, &to).await.unwrap().keys, 1);
+        }
+        ALL.taken_over(&to).await.unwrap();
+        ALL.taken_over(&to).await.unwrap();
+        assert!(ALL.into_store(&from, &to).await.unwrap_err().to_string().contains("is not empty: it has /registry/a"));
+        // One that lives with a mark does not pass it on.
+        (&to as &dyn Store).put(ALL.mark, "left behind").await.unwrap();
+        assert_eq!(ALL.into_directory(&to, &dir.path().join("c")).await.unwrap().keys, 1);
+    }
+
+    #[tokio::test]
+    async fn counting_up_leaves_no_history() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = EmbeddedStore::open(dir.path(), Options::default()).unwrap();
+        let wanted = Revision(COUNTED_UP + 1000);
+        ALL.raise(&to, wanted).await.unwrap();
+        assert_eq!(to.current_revision().await.unwrap(), wanted);
+        let early = to.range(Range::key(ALL.mark).at(Revision(COUNTED_UP - 1000))).await.unwrap_err();
+        assert!(matches!(early, StoreError::Compacted { .. }), "{early}");
     }
 }

@@ -21,9 +21,9 @@ use anyhow::{Context, Result, bail};
 use api::cidr::Cidr;
 use futures_util::future::BoxFuture;
 use jiff::SignedDuration;
-use store::embedded::Imported;
+use store::embedded::{Imported, USUALLY_LATER};
 use store::transfer::{LEASE_TTL, Transfer};
-use store::{Contents, Store};
+use store::{Contents, Revision, Store};
 
 use crate::encryption;
 use crate::etcd::Etcd;
@@ -269,6 +269,14 @@ fn moved_dns(plan: &Plan, range: &str) -> Result<Option<String>> {
     Ok((now != before).then(|| format!("names are answered at {now} from now on, and no longer at {before}")))
 }
 
+/// The revision of the new store. A snapshot is older than what clients have seen, and these revisions are not to be given again.
+fn goes_on_at(objects: &Objects, read: Revision) -> Revision {
+    match objects {
+        Objects::Snapshot(_) => Revision(read.0 + USUALLY_LATER),
+        Objects::Etcd(_) | Objects::Kine(_) => read,
+    }
+}
+
 /// The resources that were encrypted, and are to be.
 fn encrypted(file: Option<&Path>) -> Result<Vec<String>> {
     let Some(file) = file else { return Ok(encryption::resources([])) };
@@ -393,7 +401,7 @@ async fn write(
     found.keys.write(&options.pki_dir())?;
     let file = encryption::write_new(options, encrypted)?;
     let sealed = apiserver::seal_values(&mut plan.kept, &file).await?;
-    let (dir, revision) = (options.store_dir(), contents.revision);
+    let (dir, revision) = (options.store_dir(), goes_on_at(&found.objects, contents.revision));
     let imported = Imported { kvs: std::mem::take(&mut plan.kept), revision, lease_time: LEASE_TTL };
     let report = tokio::task::spawn_blocking(move || store::embedded::import(&dir, imported)).await??;
     flags.remember(options)?;
@@ -420,6 +428,18 @@ mod tests {
             api_address: "10.96.0.1".parse().ok(),
             kubeadm: Some(json!({"networking": {"dnsDomain": "example.org", "podSubnet": "10.244.0.0/16"}})),
             ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn a_snapshot_gives_no_revision_that_clients_have_seen() {
+        let read = Revision(7);
+        for (objects, expected) in [
+            (Objects::Etcd(Box::default()), read),
+            (Objects::Kine("state.db".into()), read),
+            (Objects::Snapshot("a.db".into()), Revision(7 + USUALLY_LATER)),
+        ] {
+            assert_eq!(goes_on_at(&objects, read), expected);
         }
     }
 

@@ -14,7 +14,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use client::Clock;
 use futures_util::future::BoxFuture;
 use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
+use store::embedded::{GoOn, USUALLY_LATER};
 
 use super::health::Patient;
 use super::skew::{self, Minor};
@@ -26,7 +28,7 @@ use crate::lock::{Holder, Lock};
 use crate::options::Options;
 use crate::pki::{private_dir, write_private};
 use crate::shape::Flags;
-use crate::store_move::put_aside;
+use crate::store_move::{hold, put_aside};
 use crate::{manage, members, progress};
 
 /// A program says its version at once.
@@ -311,13 +313,16 @@ pub(super) async fn here(args: &Args) -> Result<()> {
             return Err(error);
         }
     }
-    if member.is_none() && holder.is_some() && !is_one_of_several && !args.force {
-        // A server that does not answer may be what the new program is to mend.
-        let nodes = async { turn::nodes(&connect(&options.admin_kubeconfig())?).await };
-        match tokio::time::timeout(TURN_TIMEOUT, nodes).await {
-            Ok(Ok(nodes)) => skew::check_server(&node, new, &nodes)?,
-            Ok(Err(error)) => println!(" ! what versions the nodes are of is not known: {error:#}"),
-            Err(_) => println!(" ! what versions the nodes are of is not known: the API does not answer"),
+    let is_asked = holder.is_some() || flags.etcd.is_used();
+    if member.is_none() && is_asked && !is_one_of_several && !args.force {
+        // A server that does not answer may be what the new program is to mend. One that is away has others that know.
+        let servers = match holder.is_some() {
+            true => connect(&options.admin_kubeconfig()).map(|own| vec![own]),
+            false => machine::servers_of(options),
+        };
+        match nodes_by(servers).await {
+            Ok(nodes) => skew::check_server(&node, new, &nodes)?,
+            Err(error) => println!(" ! what versions the nodes are of is not known: {error:#}"),
         }
     }
     let last_sign = if holder.is_some() { patient.last_sign().await } else { None };
@@ -325,6 +330,8 @@ pub(super) async fn here(args: &Args) -> Result<()> {
     let was_running = holder.is_some();
     let mut started = None;
     let upgraded = async {
+        // Nobody else starts the cluster meanwhile: what it wrote would be lost on the way back.
+        let mut closed = if was_running { None } else { Some(hold(options).await?) };
         for step in forward(objects, was_running) {
             record.begun.push(step);
             record.save(options)?;
@@ -334,7 +341,10 @@ pub(super) async fn here(args: &Args) -> Result<()> {
                     let path = members::snapshot(options, &flags.etcd, own).await?;
                     println!(" ✓ snapshot       {}", path.display());
                 }
-                Step::Stop => drop(manage::stop(options)?),
+                Step::Stop => {
+                    manage::stop(options)?;
+                    closed = Some(hold(options).await?);
+                }
                 Step::BackUp => {
                     let (store, file) = (options.store_dir(), backup_file(options));
                     fs::remove_file(&file).or_else(|error| match error.kind() {
@@ -346,7 +356,10 @@ pub(super) async fn here(args: &Args) -> Result<()> {
                     println!(" ✓ backup         revision {revision}");
                 }
                 Step::Replace => replace(binary, &record)?,
-                Step::Start => started = Some(start(options, &record, timeout).await?),
+                Step::Start => {
+                    drop(closed.take());
+                    started = Some(start(options, &record, timeout).await?);
+                }
                 Step::Observe => patient.keeps_well(last_sign.as_ref(), observe).await?,
             }
         }
@@ -376,6 +389,19 @@ pub(super) async fn here(args: &Args) -> Result<()> {
         give_turn_back(options, &node).await;
     }
     ended
+}
+
+/// All nodes, as the first server that answers knows them.
+async fn nodes_by(servers: Result<Vec<client::Client>>) -> Result<Vec<Node>> {
+    let mut failed = anyhow!("no server is known");
+    for server in servers? {
+        match tokio::time::timeout(TURN_TIMEOUT, turn::nodes(&server)).await {
+            Ok(Ok(nodes)) => return Ok(nodes),
+            Ok(Err(error)) => failed = error,
+            Err(_) => failed = anyhow!("the API does not answer"),
+        }
+    }
+    Err(failed)
 }
 
 /// Ends a program that said that it was ready and runs no cluster. One that does is ended as every cluster is.
@@ -419,6 +445,8 @@ async fn give_turn_back(options: &Options, node: &str) {
 }
 
 async fn go_back(options: &Options, record: &Record) -> Result<()> {
+    // Nobody starts the cluster while its objects are exchanged under it.
+    let mut closed = None;
     for step in back(&record.begun) {
         match step {
             Return::Stop => {
@@ -434,6 +462,7 @@ async fn go_back(options: &Options, record: &Record) -> Result<()> {
                         }
                     }
                 }
+                closed = Some(hold(options).await?);
             }
             // Not there: it was not replaced yet.
             Return::PutBack if !record.old().try_exists()? => {}
@@ -444,23 +473,32 @@ async fn go_back(options: &Options, record: &Record) -> Result<()> {
             Return::Restore if !backup_file(options).try_exists()? => {}
             Return::Restore => {
                 let (store, file) = (options.store_dir(), backup_file(options));
-                if store.try_exists()? {
-                    put_aside(&store, "failed")?;
-                }
-                tokio::task::spawn_blocking(move || {
-                    store::embedded::restore(&file, &store)?;
-                    fs::remove_file(&file).map_err(anyhow::Error::from)
-                })
-                .await??;
+                tokio::task::spawn_blocking(move || put_objects_back(&store, &file)).await??;
             }
             Return::Start => {
+                drop(closed.take());
                 if Lock::holder(&options.lock_file())?.is_none() {
                     start(options, record, Duration::MAX).await?;
                 }
             }
         }
     }
+    drop(closed);
     record.forget(options)
+}
+
+/// Has the store go on from what it was before, above every revision that was given since.
+fn put_objects_back(store: &Path, file: &Path) -> Result<()> {
+    let mut go_on = GoOn::Later(USUALLY_LATER);
+    if store.try_exists()? {
+        // One that only a newer program can read says nothing.
+        if let Ok(failed) = store::embedded::check(store) {
+            go_on = GoOn::Above(failed.revision);
+        }
+        put_aside(store, "failed")?;
+    }
+    store::embedded::restore(file, store, go_on)?;
+    fs::remove_file(file).with_context(|| file.display().to_string())
 }
 
 /// The kernel's link to the program of a cluster that runs.
@@ -542,6 +580,11 @@ async fn ended(mut child: Child) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+    use store::{EmbeddedStore, Store};
+
     use super::*;
 
     #[test]
@@ -580,6 +623,126 @@ mod tests {
             assert_eq!(earlier(&all[..count], true), with_binary, "after {count} steps");
             assert_eq!(earlier(&all[..count], false), alone, "after {count} steps");
         }
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Answers every request on this listener with a list of one server, of another version.
+    fn serve(listener: std::net::TcpListener) {
+        let info = json!({
+            "architecture": "", "bootID": "", "containerRuntimeVersion": "", "kernelVersion": "", "kubeProxyVersion": "",
+            "kubeletVersion": "v1.35.9", "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": "",
+        });
+        let metadata = json!({"name": "other", "labels": {crate::node_roles::CONTROL_PLANE: ""}});
+        let nodes = json!([{"metadata": metadata, "status": {"nodeInfo": info}}]);
+        let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": nodes}).to_string();
+        std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                lines.take_while(|line| !line.is_empty()).for_each(drop);
+                let head =
+                    format!("content-type: application/json\r\ncontent-length: {}\r\nconnection: close", list.len());
+                std::io::Write::write_all(&mut stream, format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{list}").as_bytes())
+                    .unwrap();
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_away_asks_others_for_their_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().join("data"), run_dir: dir.path().join("run"), name: "c".into() };
+        private_dir(&options.data_dir).unwrap();
+        let mut flags = Flags::default();
+        flags.machine.node_name = Some("own".into());
+        flags.machine.node_ip = vec![std::net::Ipv4Addr::LOCALHOST.into()];
+        flags.etcd.etcd_servers = vec!["https://127.0.0.1:1".into()];
+        flags.settled().unwrap().remember(&options).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (gone, other) = ("127.0.0.1:1".to_owned(), listener.local_addr().unwrap().to_string());
+        serve(listener);
+        let named = |kind: &str, value: &dyn Fn(&str) -> serde_json::Value| {
+            let entry = |server: &String| json!({"name": format!("c@{server}"), kind: value(server)});
+            [&gone, &other].map(entry).to_vec()
+        };
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "users": [{"name": "c", "user": {}}],
+            "clusters": named("cluster", &|server| json!({"server": format!("http://{server}")})),
+            "contexts": named("context", &|server| json!({"cluster": format!("c@{server}"), "user": "c"})),
+        });
+        private_dir(options.admin_kubeconfig().parent().unwrap()).unwrap();
+        fs::write(options.admin_kubeconfig(), config.to_string()).unwrap();
+        let program = |name: &str, version: &str| {
+            let (draft, path) = (dir.path().join("draft"), dir.path().join(name));
+            fs::write(&draft, format!("#!/bin/sh\necho 'cox 1 (Kubernetes {version})'\n")).unwrap();
+            // By another process: a program that is open for writing in this one could not be run.
+            let copied = Command::new("install").arg(&draft).arg(&path).status().unwrap();
+            assert!(copied.success());
+            path
+        };
+        let (old, new) = (program("old", "v1.36"), program("new", "v1.37"));
+        let mut words = vec!["upgrade".into(), new.clone().into_os_string(), "--target".into(), old.into_os_string()];
+        for (flag, path) in [("--data-dir", &options.data_dir), ("--run-dir", &options.run_dir)] {
+            words.extend([flag.into(), path.clone().into_os_string()]);
+        }
+        words.extend(["--name".into(), "c".into()]);
+        let args = <Line as clap::Parser>::try_parse_from(words).unwrap().args;
+        let refused = here(&args).await.unwrap_err().to_string();
+        assert!(refused.contains("the server other is of v1.35"), "{refused}");
+        assert!(Record::load(&options).unwrap().is_none(), "nothing was begun");
+    }
+
+    #[tokio::test]
+    async fn what_was_stored_comes_back_and_nobody_starts_the_cluster_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().join("data"), run_dir: dir.path().join("run"), name: "c".into() };
+        let open =
+            || -> Arc<dyn Store> { Arc::new(EmbeddedStore::open(options.store_dir(), Default::default()).unwrap()) };
+        for path in [&options.data_dir, &options.run_dir] {
+            fs::create_dir(path).unwrap();
+        }
+        let old = open();
+        let known = old.put("/k", "old").await.unwrap();
+        drop(old);
+        let file = backup_file(&options);
+        store::embedded::backup(&options.store_dir(), &file).unwrap();
+        let copy = fs::read(&file).unwrap();
+        fs::remove_file(&file).unwrap();
+        let new = open();
+        let lost = new.put("/k", "of the new program").await.unwrap();
+        drop(new);
+        // Opened by nobody until somebody writes to it: that is how long the return takes.
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let begun = vec![Step::BackUp, Step::Replace, Step::Start];
+        let record = Record { target: dir.path().join("cox"), command: "up".into(), begun };
+        drop(Lock::take(&options.lock_file()).unwrap());
+        let returning = tokio::spawn({
+            let (options, record) = (options.clone(), record.clone());
+            async move { go_back(&options, &record).await }
+        });
+        let is_closed = async {
+            while Lock::holder(&options.lock_file()).unwrap().is_none() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), is_closed).await.expect("the cluster can be started meanwhile");
+        let pipe = file.clone();
+        tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(pipe)).await.unwrap().unwrap();
+        returning.await.unwrap().unwrap_err();
+        assert!(Lock::holder(&options.lock_file()).unwrap().is_none());
+        // Tried again with a whole one, it goes on above what was there since.
+        fs::remove_file(&file).unwrap();
+        fs::rename(options.data_dir.join("store.failed-1"), options.store_dir()).unwrap();
+        fs::write(&file, copy).unwrap();
+        go_back(&options, &record).await.unwrap();
+        let again = open();
+        assert_eq!(again.get("/k").await.unwrap().unwrap().mod_revision, known);
+        assert!(again.current_revision().await.unwrap() > lost);
+        assert!(!file.exists() && Record::load(&options).unwrap().is_none());
     }
 
     #[test]

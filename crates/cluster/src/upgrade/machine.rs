@@ -218,14 +218,7 @@ impl Machine {
         if let Some(member) = &self.member {
             return join::clients(&self.options, member);
         }
-        let path = self.options.admin_kubeconfig();
-        let config = Kubeconfig::read(&path).with_context(|| path.display().to_string())?;
-        let servers = kubeconfig::servers_in(&path, &self.options.name)?;
-        let connect = |server: &String| {
-            let context = Some(format!("{}@{server}", self.options.name));
-            Ok(Client::from_kubeconfig(&config, &Overrides { context, ..Overrides::default() })?)
-        };
-        servers.iter().map(connect).collect()
+        servers_of(&self.options)
     }
 
     /// Starts the process that replaces this one.
@@ -240,6 +233,18 @@ impl Machine {
         command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         command.spawn().context("starting 'cox upgrade'")
     }
+}
+
+/// Every server that a server knows of, as its administrator.
+pub(super) fn servers_of(options: &Options) -> Result<Vec<Client>> {
+    let path = options.admin_kubeconfig();
+    let config = Kubeconfig::read(&path).with_context(|| path.display().to_string())?;
+    let servers = kubeconfig::servers_in(&path, &options.name)?;
+    let connect = |server: &String| {
+        let context = Some(format!("{}@{server}", options.name));
+        Ok(Client::from_kubeconfig(&config, &Overrides { context, ..Overrides::default() })?)
+    };
+    servers.iter().map(connect).collect()
 }
 
 fn arguments(order: &Order, options: &Options) -> Vec<OsString> {

@@ -26,7 +26,9 @@ mod spare;
 mod tools;
 
 pub use recover::TornTail;
-pub use tools::{Imported, Repaired, Report, backup, check, condense, contents, import, repair, restore};
+pub use tools::{
+    GoOn, Imported, Repaired, Report, USUALLY_LATER, backup, check, condense, contents, import, repair, restore,
+};
 
 use crate::{
     LeaseId, Op, Range, RangeResult, Result, Revision, SnapshotStream, Store, StoreError, Txn, TxnResult, Watch,

@@ -5,7 +5,7 @@ use super::frame::{FrameReader, LOG_MAGIC};
 use super::index::{Lease, View};
 use super::recover::{self, TornTail};
 use super::{random_number, snapshot};
-use crate::{Contents, KeyValue, Range, Result, Revision, StoreError};
+use crate::{Contents, KeyValue, LeaseId, Range, Result, Revision, StoreError};
 use imbl::OrdSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,16 +58,59 @@ pub fn backup(dir: &Path, file: &Path) -> Result<(Revision, u64)> {
     Ok((found.view.revision, size))
 }
 
+/// From where a store that is made of a backup goes on counting. Clients may have seen revisions that the backup does not have: if
+/// these were given to other changes, a watch would go on without what is between, and a write that was decided on what is lost
+/// would be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GoOn {
+    /// Above this one, the latest that was given.
+    Above(Revision),
+    /// So many after the backup's. With none it is the same store again, history included.
+    Later(u64),
+}
+
+/// More than are usually given between two backups.
+pub const USUALLY_LATER: u64 = 1_000_000;
+
+impl GoOn {
+    /// After a backup of this revision.
+    fn after(self, backup: Revision) -> Revision {
+        match self {
+            // One more: whoever saw the latest asks for what comes next, and is to be told that it is gone.
+            GoOn::Above(latest) if latest > backup => latest.next().next(),
+            GoOn::Above(_) => backup,
+            GoOn::Later(count) => Revision(backup.0 + count),
+        }
+    }
+}
+
 /// Makes a store from a backup in `dir`, which must not hold one.
-pub fn restore(file: &Path, dir: &Path) -> Result<Report> {
+pub fn restore(file: &Path, dir: &Path, go_on: GoOn) -> Result<Report> {
     let loaded = snapshot::read(file, false)?;
     refuse_occupied(dir)?;
     directory::create(dir)?;
     let _lock = Lock::take(dir)?;
-    let path = directory::snapshot_path(dir, loaded.header.sequence);
+    let sequence = loaded.header.sequence;
+    let mut view = loaded.replay.view;
+    let revision = go_on.after(view.revision);
+    if revision != view.revision {
+        let leases = view.leases.iter().map(|(id, lease)| (*id, lease.ttl)).collect();
+        view = without_history(view.range(&Range::prefix(""))?.kvs, leases, revision);
+    }
+    let path = directory::snapshot_path(dir, sequence);
     // A store of its own from here on: its files must not be mixed with the original's.
-    snapshot::write_file(&path, &loaded.replay.view, random_number(), loaded.header.sequence, &AtomicBool::new(false))?;
+    snapshot::write_file(&path, &view, random_number(), sequence, &AtomicBool::new(false))?;
     check(dir)
+}
+
+/// A view of these keys, of which nothing before `revision` is known.
+fn without_history(kvs: Vec<KeyValue>, leases: Vec<(LeaseId, Duration)>, revision: Revision) -> View {
+    let mut view = View::starting(revision, revision, revision.next());
+    for (lease, ttl) in leases {
+        view.leases.insert(lease, Lease { ttl, keys: OrdSet::new() });
+    }
+    kvs.into_iter().for_each(|kv| view.insert_base(kv));
+    view
 }
 
 fn refuse_occupied(dir: &Path) -> Result<()> {
@@ -95,11 +138,8 @@ pub fn import(dir: &Path, from: Imported) -> Result<Report> {
     refuse_occupied(dir)?;
     directory::create(dir)?;
     let _lock = Lock::take(dir)?;
-    let mut view = View::starting(from.revision, from.revision, from.revision.next());
-    for lease in from.kvs.iter().filter_map(|kv| kv.lease) {
-        view.leases.insert(lease, Lease { ttl: from.lease_time, keys: OrdSet::new() });
-    }
-    from.kvs.into_iter().for_each(|kv| view.insert_base(kv));
+    let leases = from.kvs.iter().filter_map(|kv| Some((kv.lease?, from.lease_time))).collect();
+    let view = without_history(from.kvs, leases, from.revision);
     let first = 1;
     let path = directory::snapshot_path(dir, first);
     snapshot::write_file(&path, &view, random_number(), first, &AtomicBool::new(false))?;
@@ -233,6 +273,59 @@ fn read(dir: &Path) -> Result<recover::Recovered> {
             Ok(None) => return Err(StoreError::Io { path: dir.into(), reason: "holds no store".into() }),
             Err(StoreError::Io { path, .. }) if attempts < 5 && dir.is_dir() && !path.exists() => {}
             Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::embedded::Options;
+    use crate::{EmbeddedStore, Store, Watch};
+
+    #[tokio::test]
+    async fn revisions_that_were_lost_are_not_given_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, file) = (dir.path().join("first"), dir.path().join("backup"));
+        let open = |dir: &Path| -> Arc<dyn Store> { Arc::new(EmbeddedStore::open(dir, Options::default()).unwrap()) };
+        let store = open(&first);
+        let lease = store.grant_lease(Duration::from_secs(600)).await.unwrap();
+        let with_lease = crate::Op::put_with_lease("/leased", "v", lease);
+        store.txn(crate::Txn::new().then(with_lease)).await.unwrap();
+        let known = store.put("/k", "in the backup").await.unwrap();
+        backup(&first, &file).unwrap();
+        let lost = store.put("/k", "lost").await.unwrap();
+        drop(store);
+
+        for (go_on, expected) in [
+            (GoOn::Above(lost), lost.next().next()),
+            (GoOn::Later(USUALLY_LATER), Revision(known.0 + USUALLY_LATER)),
+            // Nobody saw more than the backup has: it goes on with its history.
+            (GoOn::Above(known), known),
+            (GoOn::Later(0), known),
+        ] {
+            let again = dir.path().join(format!("{go_on:?}"));
+            let report = restore(&file, &again, go_on).unwrap();
+            assert_eq!((report.revision, report.keys, report.leases), (expected, 2, 1), "{go_on:?}");
+            let store = open(&again);
+            let kv = store.get("/k").await.unwrap().unwrap();
+            assert_eq!((&kv.value[..], kv.mod_revision), (&b"in the backup"[..], known), "{go_on:?}");
+            assert_eq!(store.get("/leased").await.unwrap().unwrap().lease, Some(lease));
+            assert_eq!(store.keep_alive(lease).await.unwrap(), Duration::from_secs(600));
+            let written = store.put("/k", "another").await.unwrap();
+            assert_eq!(written, expected.next(), "{go_on:?}");
+            if expected == known {
+                assert!(store.watch(Watch::key("/k").from(known)).await.is_ok());
+                continue;
+            }
+            assert_ne!(written, lost, "who decided on what is lost would write over it");
+            // Who saw what is lost reads anew, and does not go on from there.
+            for from in [known, lost, lost.next()] {
+                let refused = store.watch(Watch::key("/k").from(from)).await.err();
+                assert!(matches!(refused, Some(StoreError::Compacted { .. })), "{go_on:?} from {from}: {refused:?}");
+            }
         }
     }
 }

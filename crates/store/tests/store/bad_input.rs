@@ -5,7 +5,7 @@ use crate::{child, child_argument, memory_dir, open};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use store::embedded::{self, Options};
+use store::embedded::{self, GoOn, Options};
 use store::*;
 
 fn refusal(dir: &Path) -> String {
@@ -75,8 +75,11 @@ async fn wrong_directories_are_refused() {
     for (error, expected) in [
         (embedded::check(&dir.path().join("nowhere")).unwrap_err(), "No such file"),
         (embedded::check(&case("empty")).unwrap_err(), "holds no store"),
-        (embedded::restore(&dir.path().join("nowhere"), &dir.path().join("new")).unwrap_err(), "No such file"),
-        (embedded::restore(&file, &dir.path().join("new")).unwrap_err(), "not a file of this store"),
+        (
+            embedded::restore(&dir.path().join("nowhere"), &dir.path().join("new"), GoOn::Later(0)).unwrap_err(),
+            "No such file",
+        ),
+        (embedded::restore(&file, &dir.path().join("new"), GoOn::Later(0)).unwrap_err(), "not a file of this store"),
         (embedded::backup(&two, &file).unwrap_err(), "already exists"),
     ] {
         let text = error.to_string();
@@ -85,7 +88,7 @@ async fn wrong_directories_are_refused() {
     assert!(!dir.path().join("new").exists());
     let backup = dir.path().join("backup");
     embedded::backup(&two, &backup).unwrap();
-    let error = embedded::restore(&backup, &one).unwrap_err().to_string();
+    let error = embedded::restore(&backup, &one, GoOn::Later(0)).unwrap_err().to_string();
     assert!(error.ends_with("already holds a store"), "{error}");
 }
 

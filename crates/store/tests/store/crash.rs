@@ -5,7 +5,7 @@ use crate::{memory_dir, open};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use store::embedded::{Options, backup, check, repair, restore};
+use store::embedded::{GoOn, Options, backup, check, repair, restore};
 use store::*;
 
 /// A store whose log has one frame per write, and where each frame ends: (length of the log, revision).
@@ -131,7 +131,7 @@ async fn snapshot_damaged_anywhere_is_refused() {
     let file = dir.path().join("backup");
     let (revision, size) = backup(&dir.path().join("a"), &file).unwrap();
     assert_eq!(size, std::fs::metadata(&file).unwrap().len());
-    let restored = restore(&file, &dir.path().join("b")).unwrap();
+    let restored = restore(&file, &dir.path().join("b"), GoOn::Later(0)).unwrap();
     assert_eq!(restored.revision, revision);
     let original = check(&dir.path().join("a")).unwrap();
     assert_eq!((restored.keys, restored.compacted), (original.keys, original.compacted));
@@ -142,10 +142,10 @@ async fn snapshot_damaged_anywhere_is_refused() {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x20;
         std::fs::write(&file, &bytes).unwrap();
-        let error = restore(&file, &target).unwrap_err();
+        let error = restore(&file, &target, GoOn::Later(0)).unwrap_err();
         assert!(file_of(&error).is_some(), "flip at {at}: {error}");
         std::fs::write(&file, &whole[..at]).unwrap();
-        let error = restore(&file, &target).unwrap_err();
+        let error = restore(&file, &target, GoOn::Later(0)).unwrap_err();
         assert!(file_of(&error).is_some(), "cut at {at}: {error}");
     }
     assert!(!target.exists(), "nothing was made");
@@ -196,7 +196,7 @@ async fn repair_salvages_a_snapshot() {
     let file = dir.path().join("backup");
     backup(&source, &file).unwrap();
     let target = dir.path().join("b");
-    restore(&file, &target).unwrap();
+    restore(&file, &target, GoOn::Later(0)).unwrap();
     let snapshot = std::fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().path());
     let snapshot = snapshot.into_iter().find(|path| path.to_string_lossy().contains("snapshot-")).unwrap();
     let mut bytes = std::fs::read(&snapshot).unwrap();
@@ -240,7 +240,7 @@ async fn online_backup_is_consistent() {
         let (revision, _) = tokio::task::spawn_blocking(move || backup(&from, &copy)).await.unwrap().unwrap();
         assert!(revision >= before, "everything acknowledged before is in it");
         let target = dir.path().join(format!("restored-{round}"));
-        restore(&file, &target).unwrap();
+        restore(&file, &target, GoOn::Later(0)).unwrap();
         let copy: Arc<dyn Store> = Arc::new(open(&target));
         let found = copy.range(Range::prefix("")).await.unwrap();
         assert!(found.kvs.iter().all(|kv| kv.value == found.kvs[0].value), "whole transactions only");

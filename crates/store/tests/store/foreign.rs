@@ -181,7 +181,8 @@ async fn snapshots_of_etcd_are_read() {
     };
     // One of something else does not become an empty store.
     etcd.put("/other/y", "y").await.unwrap();
-    let restore = store::cli::Command::Restore { file: save("other.db"), dir: dir.path().join("other") };
+    let restore =
+        store::cli::Command::Restore { file: save("other.db"), dir: dir.path().join("other"), bump_revision: 0 };
     let error = store::cli::main(restore).await.unwrap_err();
     assert!(error.to_string().contains("no objects below /registry/"), "{error}");
 
@@ -209,7 +210,7 @@ async fn snapshots_of_etcd_are_read() {
 
     // A store is made of it by the command that makes one of a backup.
     let restored = dir.path().join("store");
-    let restore = store::cli::Command::Restore { file: path.clone(), dir: restored.clone() };
+    let restore = store::cli::Command::Restore { file: path.clone(), dir: restored.clone(), bump_revision: 0 };
     store::cli::main(restore).await.unwrap();
     assert_eq!(store::embedded::contents(&restored).unwrap(), expected);
 

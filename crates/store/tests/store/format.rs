@@ -3,6 +3,7 @@
 
 use crate::open;
 use std::sync::Arc;
+use store::embedded::GoOn;
 use store::*;
 
 const STORE: u64 = 0x0123_4567_89ab_cdef;
@@ -86,7 +87,7 @@ async fn what_version_1_has_written_is_opened() {
     // A backup is such a snapshot.
     let (backup, new) = (dir.path().join("backup"), dir.path().join("new"));
     std::fs::write(&backup, &snapshot).unwrap();
-    embedded::restore(&backup, &new).unwrap();
+    embedded::restore(&backup, &new, GoOn::Later(0)).unwrap();
     let store: Arc<dyn Store> = Arc::new(open(&new));
     assert_eq!(&store.get("/a").await.unwrap().unwrap().value[..], b"1");
 }

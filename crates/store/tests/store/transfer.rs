@@ -35,7 +35,15 @@ async fn everything_is_carried_into_etcd_and_back_and_revisions_grow() {
     etcd.put(TRANSFER.mark, "x").await.unwrap();
     let carried = TRANSFER.into_store(&*first, &*etcd).await.unwrap();
     assert_eq!(carried.keys, 601);
+    // Ended before it is in use, it is carried once more.
+    let carried = TRANSFER.into_store(&*first, &*etcd).await.unwrap();
+    assert_eq!(carried.keys, 601);
     assert!(carried.revision > last, "{carried:?} {last}");
+    for _ in 0..2 {
+        TRANSFER.taken_over(&*etcd).await.unwrap();
+    }
+    let refused = TRANSFER.into_store(&*first, &*etcd).await.unwrap_err().to_string();
+    assert!(refused.contains("is not empty"), "{refused}");
     for (key, expected) in
         [("/registry/a/0007", Some("607")), ("/registry/events/e", Some("e")), ("/registry/other", None)]
     {
