@@ -65,9 +65,9 @@ impl LeaderElector {
         Fut: Future<Output = ()>,
     {
         let mut observed = None;
-        loop {
-            if self.try_lead(&mut observed).await {
-                break;
+        let until = loop {
+            if let Some(until) = self.try_lead(&mut observed).await {
+                break until;
             }
             // Spread candidates so that they do not all write at once.
             let pause = self.election.durations.retry_period.mul_f64(1.0 + 0.2 * rand::random::<f64>());
@@ -75,7 +75,7 @@ impl LeaderElector {
                 () = stop.cancelled() => return true,
                 () = tokio::time::sleep(pause) => {}
             }
-        }
+        };
         tracing::info!(lease = self.election.name, identity = self.election.identity, "became leader");
         let leading = stop.child_token();
         let work = on_leading(leading.clone());
@@ -83,7 +83,7 @@ impl LeaderElector {
         let end = tokio::select! {
             () = &mut work => End::Finished,
             () = stop.cancelled() => End::Stopped,
-            () = self.keep(&mut observed) => End::Lost,
+            () = self.keep(&mut observed, until) => End::Lost,
         };
         leading.cancel();
         match end {
@@ -99,28 +99,33 @@ impl LeaderElector {
         true
     }
 
-    /// Renews until that failed for the whole renew deadline.
-    async fn keep(&self, observed: &mut Option<Observed>) {
-        let mut renewed = Instant::now();
+    /// Renews, until that was not done by the time that the lead lasts. An attempt that takes longer counts for nothing.
+    async fn keep(&self, observed: &mut Option<Observed>, mut until: Instant) {
         loop {
-            tokio::time::sleep(self.election.durations.retry_period).await;
-            if self.try_lead(observed).await {
-                renewed = Instant::now();
-            } else if renewed.elapsed() >= self.election.durations.renew_deadline {
-                return;
+            let renew = async {
+                tokio::time::sleep(self.election.durations.retry_period).await;
+                self.try_lead(observed).await
+            };
+            match tokio::time::timeout_at(until, renew).await {
+                Ok(Some(renewed)) => until = renewed,
+                Ok(None) => {}
+                Err(_) => return,
             }
         }
     }
 
-    /// Acquires or renews. A failure is logged and counts as "not now".
-    async fn try_lead(&self, observed: &mut Option<Observed>) -> bool {
-        match tokio::time::timeout(self.election.durations.renew_deadline, self.acquire(observed)).await {
-            Ok(Ok(leading)) => leading,
+    /// Acquires or renews, and says until when that is good without another renewal. A failure is logged and counts as "not
+    /// now". Others wait from when they see the record for as long as it lasts, and it was written after this began.
+    async fn try_lead(&self, observed: &mut Option<Observed>) -> Option<Instant> {
+        let Durations { lease, renew_deadline, .. } = self.election.durations;
+        let began = Instant::now();
+        match tokio::time::timeout(renew_deadline, self.acquire(observed)).await {
+            Ok(Ok(leading)) => leading.then(|| (Instant::now() + renew_deadline).min(began + lease)),
             Ok(Err(error)) => {
                 tracing::debug!(lease = self.election.name, %error, "lease not written");
-                false
+                None
             }
-            Err(_) => false,
+            Err(_) => None,
         }
     }
 
@@ -195,5 +200,77 @@ enum End {
 fn see(observed: &mut Option<Observed>, spec: LeaseSpec) {
     if observed.as_ref().is_none_or(|observed| observed.spec != spec) {
         *observed = Some(Observed { spec, at: Instant::now() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use http_body_util::{BodyExt, Full};
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::Handler;
+
+    /// A server with one Lease.
+    struct Server {
+        answers: Answers,
+        lease: Option<Bytes>,
+        written: Instant,
+    }
+
+    #[derive(Clone, Copy)]
+    enum Answers {
+        Well,
+        WithErrors,
+        Never,
+    }
+
+    impl Server {
+        fn answer(&mut self, request: http::Request<Bytes>) -> (u16, Bytes) {
+            if request.method() != http::Method::GET {
+                (self.lease, self.written) = (Some(request.into_body()), Instant::now());
+            }
+            let absent = br#"{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}"#;
+            self.lease.clone().map_or((404, Bytes::from_static(absent)), |lease| (200, lease))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_ends_before_others_may_begin() {
+        let began = Instant::now();
+        let server = Arc::new(Mutex::new(Server { answers: Answers::Well, lease: None, written: began }));
+        let asked = server.clone();
+        let handler: Handler = Arc::new(move |request| {
+            let asked = asked.clone();
+            Box::pin(async move {
+                let answers = asked.lock().answers;
+                let (status, text) = match answers {
+                    Answers::Never => std::future::pending().await,
+                    Answers::WithErrors => (500, Bytes::from_static(b"{}")),
+                    Answers::Well => asked.lock().answer(request),
+                };
+                let body = Full::new(text).map_err(|never| match never {}).boxed_unsync();
+                http::Response::builder().status(status).header("content-type", "application/json").body(body).unwrap()
+            })
+        });
+        let durations = Durations::default();
+        let election = Election { namespace: "n".into(), name: "l".into(), identity: "a".into(), durations };
+        let elector = LeaderElector::new(Client::in_process(handler, api::UserInfo::default()), election);
+        let of_test = server.clone();
+        let leads_on = elector.run(CancellationToken::new(), |leading| async move {
+            tokio::time::sleep(2 * durations.lease).await;
+            // Errors that come at once, then no answer at all.
+            of_test.lock().answers = Answers::WithErrors;
+            tokio::time::sleep(durations.renew_deadline - durations.retry_period).await;
+            of_test.lock().answers = Answers::Never;
+            leading.cancelled().await;
+        });
+        assert!(!leads_on.await);
+        let written = server.lock().written;
+        assert!(written >= began + durations.lease, "it renewed while it could");
+        assert!(written.elapsed() < durations.lease, "it led {:?} after the last renewal", written.elapsed());
     }
 }
