@@ -146,7 +146,7 @@ pub(crate) async fn keep(options: Options, etcd: Etcd, schedule: Schedule, stop:
 fn make_due(source: &Source, dir: &Path, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
     private_dir(dir)?;
     let name = &source.options.name;
-    let made = made(dir, name)?;
+    let made = made(dir, name, now)?;
     if let Some(pause) = until_due(made.last().map(|(at, _)| *at), now, schedule.interval) {
         return Ok(pause);
     }
@@ -165,7 +165,7 @@ fn make_due(source: &Source, dir: &Path, schedule: &Schedule, now: Timestamp) ->
 async fn put_due(source: &Source, place: &Place, schedule: &Schedule, now: Timestamp) -> Result<Duration> {
     let options = &source.options;
     let bucket = Bucket::open(place)?;
-    let made = put(&bucket, place, &options.name).await?;
+    let made = put(&bucket, place, &options.name, now).await?;
     if let Some(pause) = until_due(made.last().map(|(at, _)| *at), now, schedule.interval) {
         return Ok(pause);
     }
@@ -188,12 +188,10 @@ async fn put_due(source: &Source, place: &Place, schedule: &Schedule, now: Times
 }
 
 /// The copies in a bucket, oldest first.
-async fn put(bucket: &Bucket, place: &Place, cluster: &str) -> Result<Vec<(Timestamp, String)>> {
+async fn put(bucket: &Bucket, place: &Place, cluster: &str, now: Timestamp) -> Result<Vec<(Timestamp, String)>> {
     let names = bucket.list(&format!("{}{}", place.prefix, beginning(cluster))).await?;
     let at = |key: &String| key.strip_prefix(&place.prefix).and_then(|name| made_at(name, cluster));
-    let mut found: Vec<_> = names.into_iter().filter_map(|key| Some((at(&key)?, key))).collect();
-    found.sort();
-    Ok(found)
+    Ok(oldest_first(names.into_iter().filter_map(|key| Some((at(&key)?, key))).collect(), now))
 }
 
 fn name_at(cluster: &str, now: Timestamp) -> String {
@@ -262,7 +260,7 @@ pub(crate) async fn fetch(args: FetchArgs, remembered: S3Flags) -> Result<()> {
     let flags = args.s3.over(remembered);
     let place = flags.place()?.context("which endpoint? Say --backup-s3-endpoint and --backup-s3-bucket")?;
     let bucket = Bucket::open(&place)?;
-    let found = put(&bucket, &place, &args.options.name).await?;
+    let found = put(&bucket, &place, &args.options.name, Timestamp::now()).await?;
     let name = |key: &str| key.strip_prefix(&place.prefix).unwrap_or(key).to_owned();
     let Some((wanted, file)) = args.copy.zip(args.file) else {
         found.iter().for_each(|(_, key)| println!("{}", name(key)));
@@ -297,7 +295,7 @@ fn made_at(name: &str, cluster: &str) -> Option<Timestamp> {
 }
 
 /// The copies that are there, oldest first. Other files are not ours to remove.
-fn made(dir: &Path, cluster: &str) -> Result<Vec<(Timestamp, PathBuf)>> {
+fn made(dir: &Path, cluster: &str, now: Timestamp) -> Result<Vec<(Timestamp, PathBuf)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).with_context(|| dir.display().to_string())? {
         let path = entry.with_context(|| dir.display().to_string())?.path();
@@ -306,8 +304,16 @@ fn made(dir: &Path, cluster: &str) -> Result<Vec<(Timestamp, PathBuf)>> {
             found.push((at, path));
         }
     }
-    found.sort();
-    Ok(found)
+    Ok(oldest_first(found, now))
+}
+
+/// Copies in the order in which they were made. One that seems to be of the future was made while the clock was wrong, nobody knows
+/// when: the others are newer, and outlast it.
+fn oldest_first<T: Ord>(mut copies: Vec<(Timestamp, T)>, now: Timestamp) -> Vec<(Timestamp, T)> {
+    // Other servers' clocks may be a little ahead.
+    let latest = now.checked_add(CLOCK_CHECK_INTERVAL).unwrap_or(now);
+    copies.sort_by(|one, other| (one.0 <= latest, one).cmp(&(other.0 <= latest, other)));
+    copies
 }
 
 /// For `cox status`: how many there are, and the newest.
@@ -317,7 +323,7 @@ pub(crate) fn describe(options: &Options, schedule: &Schedule) -> String {
         // Not asked: the answer would wait for somebody else's network.
         Target::S3(place) => return format!("{place} ('cox store fetch' lists them)"),
     };
-    match made(dir, &options.name) {
+    match made(dir, &options.name, Timestamp::now()) {
         Err(error) => format!("{error:#}"),
         Ok(made) => match made.last() {
             None => format!("{} (none yet)", dir.display()),
@@ -405,6 +411,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn copies_of_a_clock_that_was_ahead_are_not_the_newest() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().join("d"), run_dir: dir.path().join("r"), name: "c".into() };
+        let _store = EmbeddedStore::open(options.store_dir(), Default::default()).unwrap();
+        let source = Source { options, etcd: Etcd::default() };
+        let to = dir.path().join("b");
+        let plan = Schedule { to: Target::Dir(to.clone()), interval: Duration::from_secs(3600), keep: 2 };
+        let at = |second| Timestamp::from_second(second).unwrap();
+        private_dir(&to).unwrap();
+        for second in [2_000_000_000, 2_000_003_600] {
+            fs::write(to.join(name_at("c", at(second))), "").unwrap();
+        }
+        // The clock is right again: one is due, and then not at once another.
+        let now = at(1_800_000_000);
+        assert_eq!(make_due(&source, &to, &plan, now).unwrap(), plan.interval);
+        assert_eq!(make_due(&source, &to, &plan, at(1_800_000_600)).unwrap(), Duration::from_secs(3000));
+        let times = |now| made(&to, "c", now).unwrap().iter().map(|(at, _)| at.as_second()).collect::<Vec<_>>();
+        assert_eq!(times(now), [2_000_003_600, 1_800_000_000], "the newest is the last");
+        let later = at(1_800_003_600);
+        assert_eq!(make_due(&source, &to, &plan, later).unwrap(), plan.interval);
+        assert_eq!(times(later), [1_800_000_000, 1_800_003_600]);
+    }
+
+    #[tokio::test]
     async fn copies_are_made_kept_and_restored() {
         let dir = tempfile::tempdir().unwrap();
         let options = Options { data_dir: dir.path().join("d"), run_dir: dir.path().join("r"), name: "c".into() };
@@ -423,7 +453,7 @@ mod tests {
             let later = now.checked_add(SignedDuration::from_secs(600)).unwrap();
             assert_eq!(make_due(&source, &to, &plan, later).unwrap(), Duration::from_secs(3000));
         }
-        let found = made(&to, "c").unwrap();
+        let found = made(&to, "c", Timestamp::from_second(1_800_020_000).unwrap()).unwrap();
         assert_eq!(found.len(), 2);
         assert!(
             describe(&options, &plan).contains("(2, the last at 2027-01-15T11:00:00Z)"),
@@ -435,7 +465,7 @@ mod tests {
             assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
         }
         let restored = dir.path().join("again");
-        store::embedded::restore(&found[1].1, &restored).unwrap();
+        store::embedded::restore(&found[1].1, &restored, store::embedded::GoOn::Later(0)).unwrap();
         let again: Arc<dyn Store> = Arc::new(EmbeddedStore::open(&restored, Default::default()).unwrap());
         assert_eq!(again.get("/k3").await.unwrap().unwrap().value, "v");
     }

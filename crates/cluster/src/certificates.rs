@@ -98,9 +98,10 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
         // A certificate for an etcd of others is not ours to sign.
         let is_ours = |name: &str| shape.ha.ha || !name.starts_with("etcd-");
         let ours = leaves.iter().filter(|(name, one)| !one.is_authority && is_ours(name));
-        let ends = ours.map(|(_, one)| one.not_after).min();
-        let mut pause =
-            ends.map_or(CLOCK_CHECK_INTERVAL, |end| until_renewal(Timestamp::now(), end, shape.certificate_validity));
+        let now = Timestamp::now();
+        let lives =
+            ours.map(|(_, one)| until_renewal(now, (one.not_before, one.not_after), shape.certificate_validity));
+        let mut pause = lives.min().unwrap_or(CLOCK_CHECK_INTERVAL);
         if pause.is_zero() {
             let (options, shape) = (options.clone(), shape.clone());
             match tokio::task::spawn_blocking(move || renew(&options, &shape)).await? {
@@ -116,8 +117,12 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
     }
 }
 
-/// How long a certificate that ends at `end` still does.
-fn until_renewal(now: Timestamp, end: Timestamp, validity: Duration) -> Duration {
+/// How long a certificate still does that is good from `begin` to `end`. One that is good only later was signed while the clock was
+/// ahead.
+fn until_renewal(now: Timestamp, (begin, end): (Timestamp, Timestamp), validity: Duration) -> Duration {
+    if now < begin {
+        return Duration::ZERO;
+    }
     let left = Duration::try_from(end.duration_since(now)).unwrap_or_default();
     left.saturating_sub(validity.mul_f64(LEFT))
 }
@@ -129,18 +134,21 @@ mod tests {
     #[test]
     fn renewal_comes_before_the_end() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        for (now, end, validity, expected) in [
-            (0, 1000, 1000, 700),
-            (650, 1000, 1000, 50),
-            (700, 1000, 1000, 0),
-            (999, 1000, 1000, 0),
-            (2000, 1000, 1000, 0),
+        for (now, begin, end, validity, expected) in [
+            (0, 0, 1000, 1000, 700),
+            (650, 0, 1000, 1000, 50),
+            (700, 0, 1000, 1000, 0),
+            (999, 0, 1000, 1000, 0),
+            (2000, 0, 1000, 1000, 0),
             // Signed when certificates lived for longer, or shorter.
-            (0, 10_000, 1000, 9700),
-            (0, 100, 1000, 0),
+            (0, 0, 10_000, 1000, 9700),
+            (0, 0, 100, 1000, 0),
+            // Signed by a clock that was ahead.
+            (0, 5000, 6000, 1000, 0),
+            (5000, 5000, 6000, 1000, 700),
         ] {
-            let found = until_renewal(at(now), at(end), Duration::from_secs(validity));
-            assert_eq!(found.as_secs(), expected, "{now} {end} {validity}");
+            let found = until_renewal(at(now), (at(begin), at(end)), Duration::from_secs(validity));
+            assert_eq!(found.as_secs(), expected, "{now} {begin} {end} {validity}");
         }
     }
 }

@@ -49,7 +49,7 @@ async fn run_main(args: Args) -> Result<()> {
     let usual = || PathBuf::from(format!("cox-support-{}.tar.gz", now.strftime("%Y%m%dT%H%M%SZ")));
     let path = args.output.unwrap_or_else(usual);
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-    let mut bundle = Bundle::new(file.with_context(|| path.display().to_string())?);
+    let mut bundle = Bundle::new(file.with_context(|| path.display().to_string())?, now);
     let client = connection::connect(&args.options.admin_kubeconfig());
     collect(&args.options, client, now, &mut bundle).await?;
     let missing = bundle.missing.len();
@@ -66,12 +66,13 @@ struct Bundle<W: Write> {
     archive: tar::Builder<GzEncoder<W>>,
     redactor: Redactor,
     missing: Vec<String>,
+    now: Timestamp,
 }
 
 impl<W: Write> Bundle<W> {
-    fn new(out: W) -> Bundle<W> {
+    fn new(out: W, now: Timestamp) -> Bundle<W> {
         let archive = tar::Builder::new(GzEncoder::new(out, Compression::default()));
-        Bundle { archive, redactor: Redactor::default(), missing: Vec::new() }
+        Bundle { archive, redactor: Redactor::default(), missing: Vec::new(), now }
     }
 
     fn add(&mut self, name: &str, found: Result<String>) -> Result<()> {
@@ -88,7 +89,7 @@ impl<W: Write> Bundle<W> {
         let mut header = tar::Header::new_gnu();
         header.set_size(text.len() as u64);
         header.set_mode(0o600);
-        header.set_mtime(u64::try_from(Timestamp::now().as_second()).unwrap_or_default());
+        header.set_mtime(u64::try_from(self.now.as_second()).unwrap_or_default());
         self.archive.append_data(&mut header, Path::new("cox-support").join(name), text.as_bytes())?;
         Ok(())
     }
@@ -390,7 +391,7 @@ mod tests {
         )
         .unwrap();
 
-        let mut bundle = Bundle::new(Vec::new());
+        let mut bundle = Bundle::new(Vec::new(), Timestamp::UNIX_EPOCH);
         collect(&options, Ok(client), Timestamp::now(), &mut bundle).await.unwrap();
         let files = unpacked(&bundle.finish().unwrap());
         let has = |name: &str, text: &str| assert!(files[name].contains(text), "{name}: {}", files[name]);

@@ -222,9 +222,14 @@ pub(super) fn defragmentation(states: &[State], which: Which) -> Result<Vec<u64>
     Ok(chosen.into_iter().map(|state| state.member.id).collect())
 }
 
-/// The snapshots that are too many, oldest first. Names begin with their time.
-pub(super) fn superfluous(mut names: Vec<String>, keep: usize) -> Vec<String> {
-    names.sort_unstable();
+/// The newest snapshot that is not after `latest`. Names begin with their time.
+pub(super) fn newest<'n>(names: &'n [String], latest: &str) -> Option<&'n String> {
+    names.iter().filter(|name| name.as_str() <= latest).max()
+}
+
+/// The snapshots that are too many, oldest first. Those after `latest` were made while the clock was wrong, and go before others.
+pub(super) fn superfluous(mut names: Vec<String>, keep: usize, latest: &str) -> Vec<String> {
+    names.sort_unstable_by(|one, other| (one.as_str() <= latest, one).cmp(&(other.as_str() <= latest, other)));
     names.truncate(names.len().saturating_sub(keep));
     names
 }
@@ -357,7 +362,11 @@ mod tests {
     #[test]
     fn the_newest_snapshots_stay() {
         let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        assert_eq!(superfluous(names(&["3.db", "1.db", "2.db"]), 2), ["1.db"]);
-        assert!(superfluous(names(&["1.db"]), 2).is_empty());
+        assert_eq!(superfluous(names(&["3.db", "1.db", "2.db"]), 2, "4"), ["1.db"]);
+        assert!(superfluous(names(&["1.db"]), 2, "4").is_empty());
+        // What a clock that was ahead has named goes first, and is not the newest.
+        assert_eq!(superfluous(names(&["8.db", "1.db", "9.db", "2.db"]), 2, "4"), ["8.db", "9.db"]);
+        assert_eq!(newest(&names(&["8.db", "1.db", "2.db"]), "4").unwrap(), "2.db");
+        assert_eq!(newest(&names(&["8.db"]), "4"), None);
     }
 }

@@ -33,6 +33,8 @@ const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
 /// After one that failed: each reads the whole database.
 const SNAPSHOT_RETRY: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
 const SNAPSHOTS_KEPT: usize = 5;
+/// What is of later than this was made while the clock was wrong.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(3600);
 
 /// Looks after the members, until `stop`. What one does for all, the server does whose member leads.
 pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken) -> Result<()> {
@@ -65,7 +67,7 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
         }
         if let Some(interval) = interval
             && tokio::time::Instant::now() >= not_before
-            && is_due(&options, interval)?
+            && is_due(&options, interval, Timestamp::now())?
         {
             match snapshot(&options, &shape.etcd, &own).await {
                 Ok(_) => pauses.reset(),
@@ -173,14 +175,25 @@ impl Drop for Unfinished {
 
 static ATTEMPTS: AtomicU64 = AtomicU64::new(0);
 
-fn is_due(options: &Options, interval: Duration) -> Result<bool> {
+fn is_due(options: &Options, interval: Duration, now: Timestamp) -> Result<bool> {
     let dir = snapshots_dir(options);
     if !dir.try_exists()? {
         return Ok(true);
     }
-    let Some(newest) = snapshot_names(&dir)?.into_iter().max() else { return Ok(true) };
+    let names = snapshot_names(&dir)?;
+    let Some(newest) = plan::newest(&names, &latest_name(now)) else { return Ok(true) };
     let written = fs::metadata(dir.join(newest))?.modified()?;
-    Ok(SystemTime::now().duration_since(written).is_ok_and(|age| age >= interval))
+    Ok(SystemTime::from(now).duration_since(written).is_ok_and(|age| age >= interval))
+}
+
+/// How a snapshot is called at a time.
+fn name_at(time: Timestamp) -> String {
+    format!("{}.db", time.strftime("%Y%m%dT%H%M%SZ"))
+}
+
+/// The latest name that there can be now, with room for a clock that was set back a little.
+fn latest_name(now: Timestamp) -> String {
+    name_at(now.checked_add(CLOCK_TOLERANCE).unwrap_or(now))
 }
 
 /// Writes a snapshot of the member at `url` and removes those that are too many. Returns its path.
@@ -188,7 +201,8 @@ pub(crate) async fn snapshot(options: &Options, etcd: &Etcd, url: &str) -> Resul
     let dir = snapshots_dir(options);
     private_dir(&dir)?;
     let store = store_of(etcd, url, SNAPSHOT_TIMEOUT).await?;
-    let path = dir.join(format!("{}.db", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
+    let now = Timestamp::now();
+    let path = dir.join(name_at(now));
     let (pid, attempt) = (std::process::id(), ATTEMPTS.fetch_add(1, Ordering::Relaxed));
     let temporary = path.with_extension(format!("{pid}.{attempt}.tmp"));
     let _unfinished = Unfinished(temporary.clone());
@@ -204,7 +218,7 @@ pub(crate) async fn snapshot(options: &Options, etcd: &Etcd, url: &str) -> Resul
     check.finish().with_context(|| temporary.display().to_string())?;
     fs::rename(&temporary, &path)?;
     fs::File::open(&dir)?.sync_all()?;
-    for name in plan::superfluous(snapshot_names(&dir)?, SNAPSHOTS_KEPT) {
+    for name in plan::superfluous(snapshot_names(&dir)?, SNAPSHOTS_KEPT, &latest_name(now)) {
         fs::remove_file(dir.join(&name)).with_context(|| name.clone())?;
     }
     Ok(path)
@@ -256,6 +270,21 @@ mod tests {
             assert!(torn.finish().is_err());
         }
         assert!(Check::default().finish().is_err());
+    }
+
+    #[test]
+    fn a_snapshot_of_a_clock_that_was_ahead_holds_up_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().into(), run_dir: dir.path().join("run"), name: "c".into() };
+        let (snapshots, interval) = (snapshots_dir(&options), Duration::from_secs(3600));
+        private_dir(&snapshots).unwrap();
+        let now = Timestamp::now();
+        let ahead = now + jiff::SignedDuration::from_hours(10_000);
+        let file = fs::File::create(snapshots.join(name_at(ahead))).unwrap();
+        file.set_modified(ahead.into()).unwrap();
+        assert!(is_due(&options, interval, now).unwrap());
+        fs::write(snapshots.join(name_at(now)), "").unwrap();
+        assert!(!is_due(&options, interval, now).unwrap());
     }
 
     #[test]
