@@ -275,11 +275,12 @@ fn valid_for(params: &mut CertificateParams, lifetime: Duration) {
     params.not_after = (now + lifetime).into();
 }
 
-/// Who a certificate is for, whose it is, and until when.
+/// Who a certificate is for, whose it is, and from when until when.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Certificate {
     pub subject: String,
     pub issuer: String,
+    pub not_before: Timestamp,
     pub not_after: Timestamp,
     pub is_authority: bool,
 }
@@ -301,6 +302,7 @@ impl Certificate {
         Ok(Certificate {
             subject: parsed.subject().to_string(),
             issuer: parsed.issuer().to_string(),
+            not_before: Timestamp::from_second(parsed.validity().not_before.timestamp())?,
             not_after: Timestamp::from_second(parsed.validity().not_after.timestamp())?,
             is_authority: parsed.is_ca(),
         })
@@ -316,11 +318,11 @@ static WRITES: AtomicU64 = AtomicU64::new(0);
 
 /// Replaces a file as a whole; only its owner can read it.
 pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    // Of this write alone: threads of one process write the same file, too.
+    name.push(format!(".{}.{}", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
+    let temporary = path.with_file_name(name);
     let write = || -> std::io::Result<()> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        // Of this write alone: threads of one process write the same file, too.
-        name.push(format!(".{}.{}", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
-        let temporary = path.with_file_name(name);
         let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
         file.write_all(content)?;
         file.sync_all()?;
@@ -329,13 +331,28 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
     };
-    write().with_context(|| format!("writing {}", path.display()))
+    let written = write().inspect_err(|_| {
+        // On a full disk this is tried again and again, and each time another one would stay.
+        let _absent = fs::remove_file(&temporary);
+    });
+    written.with_context(|| format!("writing {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn security_a_key_that_could_not_be_written_leaves_nothing_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sa.key");
+        fs::create_dir(&path).unwrap();
+        for _ in 0..3 {
+            write_private(&path, b"a secret").unwrap_err();
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
 
     #[test]
     fn authorities_last_and_leaves_are_renewed() {

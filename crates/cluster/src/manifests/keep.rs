@@ -45,12 +45,14 @@ pub(crate) async fn keep(client: Client, options: Options, node: String, stop: C
     let watch = FileWatch::of_directories();
     let mut failures = 0;
     loop {
-        if let Err(error) = private_dir(&dir) {
-            tracing::warn!("{error:#}");
-        }
         watch.add_directory_of_files(&dir);
         let passed = async {
             let before = Record::load(&options)?;
+            // One that had files and is gone is not an empty one: what it is on may not be mounted.
+            if before.files.is_empty() && !dir.try_exists()? {
+                private_dir(&dir)?;
+                watch.add_directory_of_files(&dir);
+            }
             let (after, is_busy) = pass(&client, &options, before.clone()).await?;
             anyhow::Ok((before, after, is_busy))
         };
@@ -397,6 +399,29 @@ mod tests {
         assert!(!is_busy);
         assert_eq!(record.lines(), ["1 files, 1 objects"]);
         assert_eq!((value("mine").await, value("theirs").await.as_deref()), (None, Some("own")));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_directory_that_is_gone_takes_nothing_with_it() {
+        let Setting { client, options, _dir } = setting().await;
+        put(&options, "a.yaml", &map("one", "first"));
+        let stop = CancellationToken::new();
+        let kept = tokio::spawn(keep(client.clone(), options.clone(), "n1".into(), stop.clone()));
+        let maps = client.namespaced::<ConfigMap>("default");
+        let is_there = async |name: &str| maps.get_opt(name).await.unwrap().is_some();
+        let has_error = || Record::load(&options).unwrap().error.is_some();
+        until("the object", async || is_there("one").await.then_some(())).await;
+        let (dir, aside) = (options.manifests_dir(), options.data_dir.join("aside"));
+        std::fs::rename(&dir, &aside).unwrap();
+        std::fs::write(aside.join("change.yaml"), "").unwrap();
+        until("a word about it", async || has_error().then_some(())).await;
+        assert!(is_there("one").await);
+        std::fs::rename(&aside, &dir).unwrap();
+        put(&options, "b.yaml", &map("two", "x"));
+        until("another object", async || is_there("two").await.then_some(())).await;
+        assert!(is_there("one").await && !has_error());
+        stop.cancel();
+        kept.await.unwrap().unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -103,7 +103,7 @@ async fn explain(args: Args) -> Result<()> {
         bail!("{:?} is not KIND/NAME, such as pod/nginx", args.object);
     };
     let client = args.target.connect()?;
-    let seen = Seen { namespace: client.default_namespace().to_owned(), client };
+    let seen = Seen { namespace: client.default_namespace().to_owned(), client, now: Timestamp::now() };
     let (object, cause) = match kind {
         "pod" | "pods" | "po" => {
             let pod = seen.client.namespaced::<Pod>(&seen.namespace).get(name).await?;
@@ -115,7 +115,7 @@ async fn explain(args: Args) -> Result<()> {
         }
         "node" | "nodes" | "no" => {
             let node = seen.client.all::<Node>().get(name).await?;
-            (format!("node/{name}"), node::cause(&node, Timestamp::now()))
+            (format!("node/{name}"), node::cause(&node, seen.now))
         }
         _ => seen.workload(kind, name).await?,
     };
@@ -165,6 +165,7 @@ async fn explain_cluster(client: &Client) -> Result<()> {
 struct Seen {
     client: Client,
     namespace: String,
+    now: Timestamp,
 }
 
 impl Seen {
@@ -177,7 +178,7 @@ impl Seen {
         if let Some(cause) = volume::of_pod(pod, node.as_ref(), &self.claims(pod).await?) {
             return Ok(cause);
         }
-        Ok(pod::cause(pod, &events, node.as_ref(), Timestamp::now()))
+        Ok(pod::cause(pod, &events, node.as_ref(), self.now))
     }
 
     /// What was said about an object, oldest first.
