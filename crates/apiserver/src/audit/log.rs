@@ -76,7 +76,11 @@ impl Log {
             now += jiff::SignedDuration::from_millis(1);
             aside = self.backup(now);
         }
-        std::fs::rename(&self.config.path, aside)?;
+        match std::fs::rename(&self.config.path, aside) {
+            // Somebody else put it aside, or this did before there was no room for the next one.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            renamed => renamed?,
+        }
         let file = append(&self.config.path)?;
         for path in self.too_many() {
             if let Err(error) = std::fs::remove_file(&path) {
@@ -178,6 +182,21 @@ mod tests {
         drop(log);
         Log::open(config.clone()).unwrap().write(&[line(9)]).unwrap();
         assert_eq!(std::fs::read_to_string(&config.path).unwrap(), "line 0008\nline 0009\n");
+    }
+
+    #[test]
+    fn a_file_that_was_put_aside_already_is_followed_by_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.log");
+        let config = LogConfig { path: path.clone(), max_age: Duration::ZERO, max_backups: 0, max_bytes: 10 };
+        let log = Log::open(config).unwrap();
+        log.write(&[Bytes::from("full 1234")]).unwrap();
+        // There was no room for the next one when this was put aside.
+        std::fs::rename(&path, dir.path().join("aside")).unwrap();
+        for line in ["next", "more"] {
+            log.write(&[Bytes::from(line)]).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "next\nmore\n");
     }
 
     #[test]
