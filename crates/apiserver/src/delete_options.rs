@@ -1,6 +1,7 @@
 //! `DeleteOptions`: how a delete is asked for.
 
 use api::Status;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use serde_json::{Value, json};
 
 const ORPHAN: &str = "orphan";
@@ -21,15 +22,31 @@ pub(crate) struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// Takes over what a `DeleteOptions` object says.
-    pub(crate) fn read(&mut self, body: &Value) {
-        self.grace = body["gracePeriodSeconds"].as_i64();
-        self.policy = body["propagationPolicy"].as_str().map(str::to_owned);
-        self.orphan_dependents = body["orphanDependents"].as_bool();
-        self.uid = body["preconditions"]["uid"].as_str().map(str::to_owned);
-        self.resource_version = body["preconditions"]["resourceVersion"].as_str().map(str::to_owned);
-        self.ignores_read_error = body[IGNORE_READ_ERROR].as_bool() == Some(true);
-        self.dry_run |= body["dryRun"].as_array().is_some_and(|list| list.iter().any(|value| value == "All"));
+    /// Takes over what a `DeleteOptions` object says. What cannot be read is refused: a condition or a dry run that was passed
+    /// over would delete what was to stay.
+    pub(crate) fn read(&mut self, body: &Value) -> Result<(), Status> {
+        if body["kind"].as_str().is_some_and(|kind| !matches!(kind, "" | "DeleteOptions")) {
+            return Err(Status::bad_request("decoded object cannot be converted to DeleteOptions"));
+        }
+        let said: Option<meta::DeleteOptions> = api::codec::from_value(body).map_err(|error| {
+            Status::bad_request(format!(
+                "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {error}"
+            ))
+        })?;
+        let said = said.unwrap_or_default();
+        let conditions = said.preconditions.unwrap_or_default();
+        (self.grace, self.policy, self.orphan_dependents) =
+            (said.grace_period_seconds, said.propagation_policy, said.orphan_dependents);
+        (self.uid, self.resource_version) = (conditions.uid, conditions.resource_version);
+        self.ignores_read_error = said.ignore_store_read_error_with_cluster_breaking_potential == Some(true);
+        let wanted = said.dry_run.unwrap_or_default();
+        self.dry_run |= !wanted.is_empty();
+        if wanted.iter().any(|value| value != "All") {
+            let mut errors = api::field::FieldErrors::default();
+            errors.not_supported("dryRun", wanted, &["All"]);
+            Self::refuse(errors)?;
+        }
+        Ok(())
     }
 
     /// As an object of its kind, for those who are asked about the delete.

@@ -20,12 +20,12 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use super::connect_options::ConnectOptions;
+use super::connect_options::{ConnectOptions, ports};
 use super::log_options;
 use crate::admission::{Attributes, Verb};
 use crate::body::{Body, BodyError};
 use crate::remote::proxied_answer::{self, Links};
-use crate::remote::{Place, passage, service};
+use crate::remote::{FOR_KUBELET, Place, passage, service};
 use crate::state::{Operation, State};
 use crate::verbs::websocket;
 
@@ -156,7 +156,7 @@ async fn ask_inside(state: &State, node: &str, path: &str) -> Option<Bytes> {
 async fn admit(operation: &Operation) -> Result<(), Status> {
     let row = operation.resource.subresource(&operation.info.subresource);
     let (group, version, kind) = row.and_then(|row| row.kind).unwrap_or(("", "v1", "Options"));
-    let mut object: AnyObject = Box::new(ConnectOptions::new(group, version, kind, &operation.info));
+    let mut object: AnyObject = Box::new(ConnectOptions::new(group, version, kind, &operation.info)?);
     let mut attributes = Attributes { object: Some(&mut object), ..operation.attributes(Verb::Connect, false) };
     operation.state.admission.admit(&operation.state.cluster, &mut attributes).await?;
     operation.state.admission.validate(&operation.state.cluster, &attributes).await
@@ -225,7 +225,7 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destin
             format!("/containerLogs/{namespace}/{name}/{container}")
         }
         Action::PortForward => {
-            params.extend(query.all("ports").map(|port| ("ports", port.to_owned())));
+            params.extend(ports(query)?.into_iter().map(|port| ("ports", port.to_string())));
             format!("/portForward/{namespace}/{name}")
         }
         _ => {
@@ -401,9 +401,9 @@ async fn forward(
         if destination.host.contains(':') { format!("[{}]", destination.host) } else { destination.host.clone() };
     let host = format!("{host}:{}", destination.port);
     request.headers_mut().insert(header::HOST, HeaderValue::from_str(&host).map_err(Status::internal)?);
-    if destination.scheme != Scheme::Kubelet
-        && let Ok(path) = HeaderValue::from_str(&operation.info.path)
-    {
+    if destination.scheme == Scheme::Kubelet {
+        request.headers_mut().insert(FOR_KUBELET, HeaderValue::from_static("true"));
+    } else if let Ok(path) = HeaderValue::from_str(&operation.info.path) {
         request.headers_mut().insert("x-forwarded-uri", path);
     }
     let response = sender

@@ -38,7 +38,7 @@ enum Grounds {
 pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Status> {
     let eviction = body_value(operation)?.value;
     let mut options = DeleteOptions { dry_run: operation.dry_run()?, ..Default::default() };
-    options.read(&eviction["deleteOptions"]);
+    options.read(&eviction["deleteOptions"])?;
     check_options(&operation.info.name, &options)?;
     let eviction: Eviction = serde_json::from_value(eviction)
         .map_err(|error| Status::bad_request(format!("Eviction cannot be handled: {error}")))?;
@@ -47,7 +47,7 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     }
     let eviction = admit_body(operation, eviction, options.dry_run).await?;
     // Plug-ins may have changed how the pod goes.
-    options.read(&api::codec::to_value(&eviction.delete_options).map_err(Status::internal)?);
+    options.read(&api::codec::to_value(&eviction.delete_options).map_err(Status::internal)?)?;
     check_options(&operation.info.name, &options)?;
     let (namespace, name) = (&operation.info.namespace, &operation.info.name);
     // The pod that a disruption was spent on. Nobody pays twice for one that could not be deleted at once.

@@ -2,6 +2,10 @@
 
 use api::{Status, UserInfo};
 use http::{Response, StatusCode};
+use k8s_openapi::api::authentication::v1::{SelfSubjectReview, TokenReview};
+use k8s_openapi::api::authorization::v1::{
+    LocalSubjectAccessReview, SelfSubjectAccessReview, SelfSubjectRulesReview, SubjectAccessReview,
+};
 use registry::Review;
 use serde_json::{Value, json};
 
@@ -9,15 +13,15 @@ use crate::authz::Attributes;
 use crate::body::Body;
 use crate::state::Operation;
 use crate::verbs::respond::respond_value;
-use crate::verbs::write::body_value;
+use crate::verbs::write::{body_value, check_kind};
 
 pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Response<Body>, Status> {
     let mut body = body_value(operation)?.value;
-    if !body.is_object() {
-        body = json!({});
-    }
-    body["kind"] = operation.resource.kind.as_ref().into();
-    body["apiVersion"] = operation.resource.api_version().into();
+    check_kind(&operation.resource, &mut body)?;
+    fits(review, &body).map_err(|error| {
+        let (kind, version) = (&operation.resource.kind, &operation.resource.version);
+        Status::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {error}"))
+    })?;
     if body.get("metadata").is_none() {
         body["metadata"] = json!({});
     }
@@ -53,6 +57,18 @@ pub(crate) async fn review(operation: &Operation, review: Review) -> Result<Resp
         }
     }
     respond_value(operation, StatusCode::CREATED, &body)
+}
+
+/// Whether a question is one of its kind. A group or an audience that was passed over would make another question of it.
+fn fits(review: Review, body: &Value) -> serde_json::Result<()> {
+    match review {
+        Review::Token => api::codec::from_value::<TokenReview>(body).map(drop),
+        Review::SelfSubject => api::codec::from_value::<SelfSubjectReview>(body).map(drop),
+        Review::SelfSubjectAccess => api::codec::from_value::<SelfSubjectAccessReview>(body).map(drop),
+        Review::SubjectAccess => api::codec::from_value::<SubjectAccessReview>(body).map(drop),
+        Review::LocalSubjectAccess => api::codec::from_value::<LocalSubjectAccessReview>(body).map(drop),
+        Review::SelfSubjectRules => api::codec::from_value::<SelfSubjectRulesReview>(body).map(drop),
+    }
 }
 
 async fn token(operation: &Operation, body: &mut Value) {

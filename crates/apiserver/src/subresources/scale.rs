@@ -4,6 +4,7 @@ use api::field::FieldErrors;
 use api::{GroupKind, Status};
 use bytes::Bytes;
 use http::{Response, StatusCode};
+use k8s_openapi::api::autoscaling::v1::ScaleSpec;
 use registry::Resource;
 use registry::scale::{scale_of, set_replicas};
 use serde_json::Value;
@@ -23,6 +24,18 @@ pub(crate) async fn get(operation: &Operation) -> Result<Response<Body>, Status>
 
 pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Status> {
     let wanted = body_value(operation)?.value;
+    let kind = wanted["kind"].as_str().unwrap_or_default();
+    if !wanted.is_object() || !matches!(kind, "" | "Scale") {
+        return Err(Status::bad_request(format!(
+            "{kind} in version \"v1\" cannot be handled as a Scale: converting ({kind}) to (Scale): unknown conversion"
+        )));
+    }
+    let (name, given) = (&operation.info.name, wanted["metadata"]["name"].as_str().unwrap_or_default());
+    if !given.is_empty() && given != name {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({given}) does not match the name on the URL ({name})"
+        )));
+    }
     write(operation, |_| Ok(wanted.clone())).await
 }
 
@@ -52,7 +65,7 @@ async fn write(
     let resource = &operation.resource;
     let written = modify(operation, Target::Main, |current, _| {
         let wanted = make(&scale(resource, &current.entry.json())?)?;
-        let replicas = wanted["spec"]["replicas"].as_i64().unwrap_or(0);
+        let replicas = replicas(&wanted)?;
         if replicas < 0 {
             let mut errors = FieldErrors::default();
             errors.invalid("spec.replicas", replicas, "must be greater than or equal to 0");
@@ -68,6 +81,14 @@ async fn write(
     })
     .await?;
     respond_value(operation, StatusCode::OK, &scale(resource, &written.stored)?)
+}
+
+/// How many a Scale asks for. A number that cannot be read is not taken for none.
+fn replicas(wanted: &Value) -> Result<i64, Status> {
+    let spec: Option<ScaleSpec> = api::codec::from_value(&wanted["spec"]).map_err(|error| {
+        Status::bad_request(format!("Scale in version \"v1\" cannot be handled as a Scale: {error}"))
+    })?;
+    Ok(spec.and_then(|spec| spec.replicas).unwrap_or(0).into())
 }
 
 fn scale(resource: &Resource, stored: &Bytes) -> Result<Value, Status> {

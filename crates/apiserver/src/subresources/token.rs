@@ -111,7 +111,15 @@ fn bind(
     reference: &Value,
     claims: &mut TokenClaims,
 ) -> Result<(), Status> {
-    let Some(kind) = reference["kind"].as_str().filter(|kind| !kind.is_empty()) else { return Ok(()) };
+    if reference.is_null() {
+        return Ok(());
+    }
+    let kind = reference["kind"].as_str().unwrap_or_default();
+    let api_version = reference["apiVersion"].as_str().unwrap_or_default();
+    if api_version.contains('/') || !matches!(kind, "Pod" | "Secret" | "Node") {
+        let message = format!("cannot bind token to object of type {api_version}, Kind={kind}");
+        return Err(Status::bad_request(message));
+    }
     let name = reference["name"].as_str().unwrap_or_default();
     let namespace = &operation.info.namespace;
     let objects = operation.state.objects();
@@ -119,10 +127,7 @@ fn bind(
     let found = match kind {
         "Pod" => pod.as_ref().map(|pod| pod.metadata.clone()),
         "Secret" => objects.metadata::<Secret>(namespace, name)?,
-        "Node" => objects.metadata::<Node>("", name)?,
-        other => {
-            return Err(Status::bad_request(format!("cannot bind token for serviceaccount to object of type {other}")));
-        }
+        _ => objects.metadata::<Node>("", name)?,
     };
     let found = found.ok_or_else(|| {
         let resource = format!("{}s", kind.to_lowercase()).into();

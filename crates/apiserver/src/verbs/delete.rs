@@ -52,7 +52,7 @@ fn options(operation: &Operation) -> Result<DeleteOptions, Status> {
         options.ignores_read_error = query.flag(IGNORE_READ_ERROR);
     } else {
         let body = write::body_value(operation)?.value;
-        options.read(&body);
+        options.read(&body)?;
     }
     options.validate()?;
     Ok(options)

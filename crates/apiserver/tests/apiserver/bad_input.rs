@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-use crate::harness::Cluster;
+use crate::harness::{ADMIN_TOKEN, Cluster};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -128,5 +128,118 @@ async fn impossible_questions_are_refused() {
         let body = if method == "GET" { Value::Null } else { json!({"metadata": {"name": "a"}}) };
         let (found, status) = cluster.send(method, path, body).await;
         assert_eq!((found, status["reason"].as_str()), (code, Some(reason)), "{method} {path}: {status}");
+    }
+}
+
+/// A condition or a dry run that is passed over because it cannot be read would delete what was to stay.
+#[tokio::test]
+async fn security_options_that_cannot_be_read_delete_nothing() {
+    let cluster = Cluster::start().await;
+    let (code, map) = cluster.send("POST", MAPS, json!({"metadata": {"name": "kept"}})).await;
+    assert_eq!(code, 201, "{map}");
+    let path = format!("{MAPS}/kept");
+    for (options, expected) in [
+        (json!({"dryRun": "All"}), 400),
+        (json!({"dryRun": ["Server"]}), 422),
+        (json!({"dryRun": [true]}), 400),
+        (json!({"preconditions": {"uid": 7}}), 400),
+        (json!({"preconditions": "uid"}), 400),
+        (json!({"preconditions": {"resourceVersion": 1}}), 400),
+        (json!({"gracePeriodSeconds": "0"}), 400),
+        (json!({"propagationPolicy": ["Orphan"]}), 400),
+        (json!({"orphanDependents": "true"}), 400),
+        (json!({"kind": "ConfigMap", "apiVersion": "v1"}), 400),
+        (json!([]), 400),
+    ] {
+        for path in [path.as_str(), MAPS] {
+            let (code, status) = cluster.send("DELETE", path, options.clone()).await;
+            assert_eq!(code, expected, "{options}: {status}");
+        }
+        assert_eq!(cluster.send("GET", &path, Value::Null).await.0, 200, "{options}");
+    }
+    let uid = &map["metadata"]["uid"];
+    let rehearsed =
+        json!({"kind": "DeleteOptions", "apiVersion": "v1", "dryRun": ["All"], "preconditions": {"uid": uid}});
+    assert_eq!(cluster.send("DELETE", &path, rehearsed).await.0, 200);
+    assert_eq!(cluster.send("DELETE", &path, json!({"propagationPolicy": "Background"})).await.0, 200);
+    assert_eq!(cluster.send("GET", &path, Value::Null).await.0, 404);
+}
+
+#[tokio::test]
+async fn security_a_scale_that_cannot_be_read_is_not_none() {
+    let cluster = Cluster::start().await;
+    let labels = json!({"app": "a"});
+    let deployment = json!({"metadata": {"name": "d"}, "spec": {"replicas": 3, "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "x"}]}}}});
+    let path = "/apis/apps/v1/namespaces/default/deployments";
+    assert_eq!(cluster.send("POST", path, deployment).await.0, 201);
+    let path = format!("{path}/d/scale");
+    for (method, content_type, body) in [
+        ("PUT", "application/json", json!({"spec": {"replicas": "5"}})),
+        ("PUT", "application/json", json!({"spec": {"replicas": 1.5}})),
+        ("PUT", "application/json", json!({"spec": {"replicas": 4_294_967_296_i64}})),
+        ("PUT", "application/json", json!({"spec": "5"})),
+        ("PUT", "application/json", json!("5")),
+        ("PUT", "application/json", json!({"kind": "Deployment", "apiVersion": "apps/v1", "spec": {}})),
+        ("PUT", "application/json", json!({"metadata": {"name": "other"}, "spec": {"replicas": 5}})),
+        ("PATCH", "application/merge-patch+json", json!({"spec": {"replicas": "5"}})),
+        ("PATCH", "application/json-patch+json", json!([{"op": "replace", "path": "/spec", "value": 5}])),
+    ] {
+        let (code, status) = cluster.send_raw(method, &path, content_type, body.clone()).await;
+        assert_eq!(code, 400, "{body}: {}", String::from_utf8_lossy(&status));
+        assert_eq!(cluster.send("GET", &path, Value::Null).await.1["spec"]["replicas"], 3, "{body}");
+    }
+    let scale =
+        json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": {"name": "d"}, "spec": {"replicas": 5}});
+    assert_eq!(cluster.send("PUT", &path, scale).await.1["spec"]["replicas"], 5);
+}
+
+/// Whoever wants a token that ends with an object does not get one that outlives it.
+#[tokio::test]
+async fn security_a_token_is_bound_to_what_was_named_or_not_issued() {
+    let cluster = Cluster::start().await;
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    assert_eq!(cluster.send("POST", accounts, json!({"metadata": {"name": "robot"}})).await.0, 201);
+    for (reference, expected) in [
+        (json!({"name": "p"}), 400),
+        (json!({"kind": "", "name": "p"}), 400),
+        (json!({}), 400),
+        (json!({"kind": "ConfigMap", "name": "p"}), 400),
+        (json!({"kind": "Secret", "apiVersion": "apps/v1", "name": "p"}), 400),
+        (json!({"kind": "Pod", "apiVersion": "v1", "name": "p"}), 404),
+        (Value::Null, 201),
+    ] {
+        let request = json!({"spec": {"audiences": ["a"], "boundObjectRef": reference}});
+        let (code, answer) = cluster.send("POST", &format!("{accounts}/robot/token"), request).await;
+        assert_eq!(code, expected, "{reference}: {answer}");
+    }
+}
+
+/// Without a group, an audience or a kind that cannot be read, a review would answer another question.
+#[tokio::test]
+async fn security_reviews_answer_the_question_that_was_asked_or_none() {
+    let cluster = Cluster::start().await;
+    let pods = json!({"verb": "get", "resource": "pods", "namespace": "default"});
+    let access = |key: &str, value: Value| json!({"spec": {"user": "ann", key: value, "resourceAttributes": pods}});
+    let token = |audiences: Value| json!({"spec": {"token": ADMIN_TOKEN, "audiences": audiences}});
+    let (of_tokens, of_access) =
+        ("authentication.k8s.io/v1/tokenreviews", "authorization.k8s.io/v1/subjectaccessreviews");
+    let in_namespace = "authorization.k8s.io/v1/namespaces/default/localsubjectaccessreviews";
+    for (path, question, expected) in [
+        (of_tokens, token(json!("vault")), 400),
+        (of_tokens, token(json!([7])), 400),
+        (of_tokens, token(json!(["vault"])), 201),
+        (of_tokens, json!({"kind": "Pod", "spec": {"token": ADMIN_TOKEN}}), 400),
+        (of_tokens, json!([]), 400),
+        (of_access, access("groups", json!("dev")), 400),
+        (of_access, access("groups", json!([7])), 400),
+        (of_access, access("extra", json!({"scope": "a"})), 400),
+        (of_access, access("extra", json!({"scope": ["a"]})), 201),
+        (of_access, json!({"spec": {"user": "ann", "resourceAttributes": {"verb": ["get"]}}}), 400),
+        (in_namespace, access("groups", json!("dev")), 400),
+        (in_namespace, access("groups", json!(["dev"])), 201),
+    ] {
+        let (code, answer) = cluster.send("POST", &format!("/apis/{path}"), question.clone()).await;
+        assert_eq!(code, expected, "{question}: {answer}");
     }
 }
