@@ -27,6 +27,7 @@ use crate::elsewhere::{Elsewhere, spent_elsewhere};
 use crate::flow_control::{Flow, Seat};
 use crate::in_flight;
 use crate::metrics::{Labels, Serving, Took};
+use crate::remote::FOR_KUBELET;
 use crate::request_info::{RequestInfo, Warnings};
 use crate::stamp::{now, unique_id};
 use crate::state::{Operation, State};
@@ -172,6 +173,9 @@ async fn admit(
     crate::trace_context::join(&parts.headers, &user);
     trail.received(Some(&user), &attributes).await?;
     trace::lap(Stage::Audit);
+    if parts.headers.contains_key(FOR_KUBELET) {
+        return Err(Status::from_code(403, "a request to a kubelet was led to an API server"));
+    }
     info.check()?;
     if info.goes_beyond() && state.aggregation.of(info).is_none() {
         return Err(Status::no_such_path());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{HeaderName, Request, Response, header};
 use http_body_util::Full;
 use k8s_openapi::api::core::v1::{NodeAddress, NodeCondition, NodeDaemonEndpoints};
 use parking_lot::Mutex;
@@ -21,6 +21,10 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const MAX_KEPT: usize = 2048;
 /// More than the summary of a node with a thousand pods.
 const MAX_PAGE: usize = 64 << 20;
+
+/// Marks what is sent to a kubelet in the name of this server. Nodes say where their kubelets are: led to an API server, a request
+/// would be served there with the rights of this one.
+pub(crate) const FOR_KUBELET: HeaderName = HeaderName::from_static("x-cox-for-kubelet");
 
 /// How this server reaches kubelets.
 pub(crate) struct KubeletClient {
@@ -97,7 +101,8 @@ impl KubeletClient {
         let tls = self.tls.get();
         let connections = self.kept.lock().of(host, port, &tls, Instant::now());
         let name = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        let request = Request::get(path).header(header::HOST, name).body(Full::<Bytes>::default())?;
+        let request = Request::get(path).header(header::HOST, name).header(FOR_KUBELET, "true");
+        let request = request.body(Full::<Bytes>::default())?;
         let connect = || dial(host, port, Some((&*tls, host)));
         connections.exchange_up_to(MAX_PAGE, request, connect).await
     }

@@ -29,7 +29,7 @@ use tokio_rustls::TlsConnector;
 pub(crate) use connection::{ConnectError, Connections, Lost, Problem, Sender, dial};
 pub(crate) use kubeconfig::Identities;
 use kubeconfig::Kubeconfig;
-pub(crate) use kubelet::{KubeletClient, Place};
+pub(crate) use kubelet::{FOR_KUBELET, KubeletClient, Place};
 pub(crate) use service::Services;
 
 /// How often a question is put when the other side is in trouble, and the pause after the first time (upstream's

@@ -101,6 +101,30 @@ async fn logs_come_from_the_kubelet() {
     assert_eq!(code, 400);
 }
 
+/// A node that says that its kubelet is where an API server listens gets nobody what API servers may do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_a_kubelets_address_does_not_lead_back_with_the_servers_rights() {
+    let cluster = Cluster::with_files(|dir, config| {
+        let file = |name: &str| Some(dir.join(name));
+        config.kubelet_client_certificate = file("admin.crt");
+        config.kubelet_client_key = file("admin.key");
+        config.kubelet_certificate_authority = file("ca.crt");
+    })
+    .await;
+    let port: u16 = cluster.url.rsplit_once(':').unwrap().1.parse().unwrap();
+    assert_eq!(cluster.send("POST", "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await.0, 201);
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}});
+    let patch = "application/merge-patch+json";
+    assert_eq!(cluster.send_raw("PATCH", "/api/v1/nodes/n/status", patch, status).await.0, 200);
+    for path in ["/api/v1/secrets", "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/version"] {
+        let (code, answer) = cluster.send_raw("GET", &format!("/api/v1/nodes/n/proxy{path}"), "", Value::Null).await;
+        let answer = String::from_utf8_lossy(&answer);
+        assert_eq!(code, 403, "{path}: {answer}");
+        assert!(answer.contains("was led to an API server"), "{path}: {answer}");
+    }
+}
+
 /// A kubelet that was taken over must not send clients of ours elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn security_a_kubelets_redirection_ends_here() {
