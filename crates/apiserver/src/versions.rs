@@ -1,8 +1,14 @@
 //! Objects between the version that a row serves and the one that is stored.
 
+use std::sync::Arc;
+
 use api::Status;
+use bytes::Bytes;
 use registry::{AnyObject, Resource};
 use serde_json::Value;
+
+use crate::json;
+use crate::watch_cache::Entry;
 
 /// The stored form of an object in the version this row serves.
 pub(crate) fn served_value(resource: &Resource, stored: &[u8]) -> Result<Value, Status> {
@@ -36,4 +42,37 @@ pub(crate) fn decode_checked(
     let unknown = resource.strategy.normalize(&mut value).map_err(|error| refuse(&error))?;
     problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
     resource.strategy.decode_value(value).map_err(|error| refuse(&error))
+}
+
+/// Whether an encoded object is in a version.
+pub(crate) fn is_in(object: &[u8], version: &str) -> bool {
+    json::find(object, &["apiVersion"]).is_some_and(|at| json::text(&object[at]) == version)
+}
+
+/// What is stored, in the version of the row.
+pub(crate) async fn entries(resource: &Resource, mut entries: Vec<Arc<Entry>>) -> Result<Vec<Arc<Entry>>, Status> {
+    let Some(converter) = &resource.converter else { return Ok(entries) };
+    let wanted = resource.api_version();
+    let foreign = entries.iter_mut().filter(|entry| !is_in(&entry.stored, &wanted));
+    let foreign: Vec<&mut Arc<Entry>> = foreign.collect();
+    if foreign.is_empty() {
+        return Ok(entries);
+    }
+    let read = |entry: &&mut Arc<Entry>| {
+        serde_json::from_slice(&entry.readable()?.stored).map_err(|error| entry.refuse(&error))
+    };
+    let objects: Vec<Value> = foreign.iter().map(read).collect::<Result<_, _>>()?;
+    let converted = converter.convert(&resource.kind, objects, &wanted).await?;
+    for (entry, object) in foreign.into_iter().zip(converted) {
+        let stored = encoded(resource, &object, &wanted)?;
+        *entry = Arc::new(Entry::new(&entry.prefix, entry.key.clone(), &stored, entry.revision));
+    }
+    Ok(entries)
+}
+
+/// What a converter has made, as it is stored.
+pub(crate) fn encoded(resource: &Resource, object: &Value, version: &str) -> Result<Bytes, Status> {
+    let raw = serde_json::to_vec(object).map_err(Status::internal)?;
+    let canonical = json::canonical(raw, &resource.kind, version, None);
+    canonical.map(Bytes::from).ok_or_else(|| Status::internal("a converted object has no metadata"))
 }

@@ -8,20 +8,24 @@ use super::managed_fields::{RecordedFields, recorded as recorded_managed_fields}
 use super::{Attributes, Verb};
 
 /// The new state as a client of `resource` would see it.
-pub(super) fn versioned_object(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
+pub(super) async fn versioned_object(
+    attributes: &Attributes<'_>,
+    resource: &Resource,
+) -> Result<Option<Value>, Status> {
+    let Some(object) = attributes.object.as_deref() else { return Ok(None) };
     let managed_fields = attributes.managed_fields.and_then(RecordedFields::as_json);
-    let object = attributes.object.as_deref();
-    object.map(|object| versioned(attributes, resource, &**object, managed_fields)).transpose()
+    versioned(attributes, resource, &**object, managed_fields).await.map(Some)
 }
 
 /// The old one.
-pub(super) fn versioned_old(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
+pub(super) async fn versioned_old(attributes: &Attributes<'_>, resource: &Resource) -> Result<Option<Value>, Status> {
+    let Some(object) = attributes.old else { return Ok(None) };
     let managed_fields = attributes.old_entry.and_then(|entry| recorded_managed_fields(&entry.stored));
-    attributes.old.map(|object| versioned(attributes, resource, object, managed_fields)).transpose()
+    versioned(attributes, resource, object, managed_fields).await.map(Some)
 }
 
 /// An object as a client of `resource` would see it. The bodies of some subresources have the same form everywhere.
-fn versioned(
+async fn versioned(
     attributes: &Attributes<'_>,
     resource: &Resource,
     object: &dyn Object,
@@ -31,21 +35,43 @@ fn versioned(
     if let (Some(managed_fields), None) = (managed_fields, &object.meta().managed_fields) {
         value["metadata"]["managedFields"] = serde_json::from_str(managed_fields).map_err(Status::internal)?;
     }
-    if let Some(conversion) = resource.conversion.as_ref().filter(|_| !attributes.has_own_kind()) {
+    if attributes.has_own_kind() {
+        return Ok(value);
+    }
+    if resource.is_custom {
+        return in_version(attributes.resource, value, resource.api_version()).await;
+    }
+    if let Some(conversion) = &resource.conversion {
         conversion.from_storage(&mut value);
     }
     Ok(value)
 }
 
+/// An object of a custom kind in another of its versions: whoever is asked about it sees what a client of that version sees. By
+/// name only, nothing of it is lost.
+async fn in_version(own: &Resource, mut value: Value, wanted: String) -> Result<Value, Status> {
+    let Some(converter) = own.converter.as_ref().filter(|_| value["apiVersion"] != *wanted) else {
+        value["apiVersion"] = wanted.into();
+        return Ok(value);
+    };
+    let converted = converter.convert(&own.kind, vec![value], &wanted).await?.pop();
+    converted.ok_or_else(|| Status::internal("a conversion lost an object"))
+}
+
 /// The way back, with defaults for what the patch left unset. Unknown fields are dropped, as upstream's decoder does.
-pub(super) fn stored(
+pub(super) async fn stored(
     attributes: &Attributes<'_>,
     resource: &Resource,
-    value: Value,
+    mut value: Value,
     before: &dyn Object,
 ) -> Result<AnyObject, Status> {
     if attributes.has_own_kind() {
         return before.decode_like(value).map_err(Status::internal);
+    }
+    // Built-in kinds have one form on their way, custom ones that of the request.
+    let resource = if resource.is_custom { attributes.resource } else { resource };
+    if resource.is_custom {
+        value = in_version(resource, value, resource.api_version()).await?;
     }
     let mut object = crate::versions::decode_checked(resource, value, &mut Vec::new())
         .map_err(|status| Status::internal(status.message))?;

@@ -95,7 +95,7 @@ pub(crate) async fn page(operation: &Operation) -> Result<Page, Status> {
     // Fields have the names of the version that is asked for: they are looked at once objects are in it.
     let fields = filter.fields.take();
     let page = read(operation, &filter).await?;
-    let mut entries = super::convert::entries(operation, page.entries).await?;
+    let mut entries = crate::versions::entries(&operation.resource, page.entries).await?;
     filter.fields = fields;
     entries.retain(|entry| filter.selects(entry));
     Ok(Page { entries, ..page })

@@ -90,7 +90,7 @@ pub(crate) async fn watch(
         } else {
             let entries: Vec<Arc<Entry>> = entries.cloned().collect();
             entries.iter().filter(|entry| filter.covers(entry)).try_for_each(|entry| entry.readable().map(drop))?;
-            let mut converted = super::convert::entries(&operation, entries).await?;
+            let mut converted = crate::versions::entries(&operation.resource, entries).await?;
             converted.retain(|entry| filter.selects(entry));
             converted
         };
@@ -307,7 +307,7 @@ impl Watcher {
             return seen(event);
         }
         let present = event.new.iter().chain(&event.old).cloned().collect();
-        let mut converted = super::convert::entries(&self.operation, present).await?.into_iter();
+        let mut converted = crate::versions::entries(&self.operation.resource, present).await?.into_iter();
         let new = event.new.as_ref().and_then(|_| converted.next());
         seen(&event.shown_as(new, converted.next()))
     }

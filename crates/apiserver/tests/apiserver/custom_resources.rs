@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::Cluster;
 use crate::lifecycle::APPLY;
+use crate::policies::{bind, rules};
 use crate::webhook_server::{Reply, WebhookServer};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -463,4 +464,87 @@ async fn a_webhook_converts_between_versions() {
         found["code"] == 500 && found["message"].as_str().unwrap().contains(wanted)
     })
     .await;
+}
+
+/// Whoever writes an object in a version of their choice is judged by it as it is in the version that a policy or webhook means.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_a_version_does_not_hide_an_object_from_policies_and_webhooks() {
+    let cluster = Cluster::start().await;
+    let server = WebhookServer::start(|path, question| match path {
+        "/convert" => Reply::Response(convert(question)),
+        _ if question["object"]["spec"]["host"] == "denied" => Reply::Deny(json!({"message": "that host"})),
+        _ => Reply::Allow,
+    })
+    .await;
+    let text = json!({"type": "string"});
+    let first = json!({"spec": {"type": "object", "properties": {"host": text, "port": text}}});
+    let second = json!({"spec": {"type": "object", "properties": {"address": text}}});
+    let versions = json!([version("v1", true, first), version("v2", false, second)]);
+    let mut hosts = definition("hosts", "Host", versions);
+    hosts["spec"]["conversion"] = json!({"strategy": "Webhook",
+        "webhook": {"clientConfig": server.client_config("/convert"), "conversionReviewVersions": ["v1"]}});
+    define(&cluster, &hosts).await;
+    let group = "/apis/admissionregistration.k8s.io/v1";
+    let hook = json!({"name": "w.example.com", "clientConfig": server.client_config("/judge"), "sideEffects": "None",
+        "admissionReviewVersions": ["v1"], "rules": [{"operations": ["*"], "apiGroups": ["example.com"],
+            "apiVersions": ["v1"], "resources": ["hosts"]}]});
+    let hook = json!({"metadata": {"name": "w"}, "webhooks": [hook]});
+    assert_eq!(cluster.post(&format!("{group}/validatingwebhookconfigurations"), &hook).await.0, 201);
+    let absent_is_fine = "!has(object.spec.host) || object.spec.host != params.data.host";
+    let spec = json!({"matchConstraints": rules("example.com", "hosts"), "validations": [{"expression": absent_is_fine}],
+        "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"}});
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let parameters = json!({"metadata": {"name": "evil"}, "data": {"host": "evil"}});
+    assert_eq!(cluster.post(maps, &parameters).await.0, 201);
+    let binding =
+        json!({"validationActions": ["Deny"], "paramRef": {"name": "evil", "parameterNotFoundAction": "Deny"}});
+    bind(&cluster, "validating", "v", spec, binding).await;
+    let patch = "[JSONPatch{op: 'replace', path: '/spec/port', value: '9'}]";
+    let moved = json!([{"name": "moved", "expression": "has(object.spec.host) && object.spec.host == 'moved'"}]);
+    let spec = json!({"matchConstraints": rules("example.com", "hosts"), "reinvocationPolicy": "Never", "matchConditions": moved,
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}]});
+    bind(&cluster, "mutating", "m", spec, json!({})).await;
+
+    let v2 = "/apis/example.com/v2/namespaces/default/hosts";
+    let host = |name: &str, address: &str| {
+        json!({"apiVersion": "example.com/v2", "kind": "Host",
+        "metadata": {"name": name}, "spec": {"address": address}})
+    };
+    for (name, address, expected) in [("evil", "evil:1", 422), ("denied", "denied:1", 400), ("fine", "fine:1", 201)] {
+        let (code, answer) = cluster.post(v2, &host(name, address)).await;
+        assert_eq!(code, expected, "{answer}");
+    }
+    let (code, answer) = cluster.patch(&format!("{v2}/fine"), MERGE, json!({"spec": {"address": "evil:2"}})).await;
+    assert_eq!(code, 422, "{answer}");
+    // What is changed in one version is changed in the other.
+    let (code, moved) = cluster.post(v2, &host("moved", "moved:1")).await;
+    assert_eq!(
+        (code, &moved["spec"], &moved["apiVersion"]),
+        (201, &json!({"address": "moved:9"}), &json!("example.com/v2"))
+    );
+    assert_eq!(cluster.get(&format!("{v2}/moved")).await.1["spec"], json!({"address": "moved:9"}));
+    let judged = server.take().into_iter().filter(|(path, _)| path == "/judge");
+    assert!(
+        judged.clone().count() >= 3
+            && judged.clone().all(|(_, asked)| asked["object"]["apiVersion"] == "example.com/v1")
+    );
+}
+
+/// Versions that differ in name only lose nothing on their way to a policy of another version and back.
+#[tokio::test]
+async fn policies_of_another_version_take_nothing_away() {
+    let cluster = Cluster::start().await;
+    let text = json!({"type": "string"});
+    let first = json!({"spec": {"type": "object", "properties": {"a": text}}});
+    let second = json!({"spec": {"type": "object", "properties": {"a": text, "b": text}}});
+    let versions = json!([version("v1", true, first), version("v2", false, second)]);
+    define(&cluster, &definition("pairs", "Pair", versions)).await;
+    let spec = json!({"matchConstraints": rules("example.com", "pairs"), "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression":
+            "[JSONPatch{op: 'replace', path: '/spec/a', value: object.apiVersion}]"}}]});
+    bind(&cluster, "mutating", "m", spec, json!({})).await;
+    let pair = json!({"apiVersion": "example.com/v2", "kind": "Pair", "metadata": {"name": "p"}, "spec": {"a": "x", "b": "y"}});
+    let (code, made) = cluster.post("/apis/example.com/v2/namespaces/default/pairs", &pair).await;
+    let expected = json!({"a": "example.com/v1", "b": "y"});
+    assert_eq!((code, &made["spec"], &made["apiVersion"]), (201, &expected, &json!("example.com/v2")), "{made}");
 }

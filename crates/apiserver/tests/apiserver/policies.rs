@@ -8,13 +8,13 @@ const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
 
-fn rules(group: &str, resource: &str) -> Value {
+pub(crate) fn rules(group: &str, resource: &str) -> Value {
     json!({"resourceRules": [{"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource],
         "operations": ["CREATE", "UPDATE"]}]})
 }
 
 /// Creates a policy and its binding, and waits until the server knows them.
-async fn bind(cluster: &Cluster, kind: &str, name: &str, spec: Value, binding: Value) {
+pub(crate) async fn bind(cluster: &Cluster, kind: &str, name: &str, spec: Value, binding: Value) {
     let mut bound = json!({"policyName": name});
     bound.as_object_mut().unwrap().extend(binding.as_object().unwrap().clone());
     for (plural, spec) in [("policies", spec), ("policybindings", bound)] {

@@ -27,11 +27,11 @@ pub(in crate::admission) struct Shown {
 }
 
 impl Shown {
-    pub(in crate::admission) fn new(attributes: &Attributes<'_>, resource: &Resource) -> Result<Self, Status> {
+    pub(in crate::admission) async fn new(attributes: &Attributes<'_>, resource: &Resource) -> Result<Self, Status> {
         let value = |json: Option<serde_json::Value>| json.as_ref().map_or(Value::Null, Value::from_json);
         Ok(Self {
-            object: value(versioned_object(attributes, resource)?),
-            old: value(versioned_old(attributes, resource)?),
+            object: value(versioned_object(attributes, resource).await?),
+            old: value(versioned_old(attributes, resource).await?),
             request: Value::from_json(&request(attributes, resource)),
         })
     }

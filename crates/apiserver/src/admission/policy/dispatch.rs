@@ -106,13 +106,13 @@ pub(super) struct Common {
 }
 
 impl Common {
-    pub(super) fn shown(&mut self, attributes: &Attributes<'_>, found: &Match) -> Result<Shown, Status> {
+    pub(super) async fn shown(&mut self, attributes: &Attributes<'_>, found: &Match) -> Result<Shown, Status> {
         let resource = found.resource(attributes);
         let key = resource.api_version();
         if let Some(shown) = self.versions.get(&key) {
             return Ok(shown.clone());
         }
-        let shown = Shown::new(attributes, resource)?;
+        let shown = Shown::new(attributes, resource).await?;
         self.versions.insert(key, shown.clone());
         Ok(shown)
     }

@@ -82,7 +82,7 @@ async fn ask(
 ) -> Result<Vec<String>, Status> {
     let policy = invocation.policy;
     let namespace = common.namespace(cluster, attributes).await?;
-    let shown = common.shown(attributes, &invocation.found)?;
+    let shown = common.shown(attributes, &invocation.found).await?;
     let with_params = |attributes: &Attributes<'_>, shown: &Shown| {
         let mut input = Input::new(attributes, shown, answers);
         input.params = params.clone();
@@ -110,7 +110,7 @@ async fn ask(
             break;
         }
         // Each mutation sees what those before it did.
-        let shown = common.shown(attributes, &invocation.found)?;
+        let shown = common.shown(attributes, &invocation.found).await?;
         let result = loop {
             let mut input = with_params(attributes, &shown);
             input.namespace = namespace.clone();
@@ -120,7 +120,7 @@ async fn ask(
             }
         };
         let outcome = match result {
-            Ok(value) => mutate(attributes, invocation, change, &value),
+            Ok(value) => mutate(attributes, invocation, change, &value).await,
             Err(failure) => Err(failure.into()),
         };
         match outcome {
@@ -147,15 +147,15 @@ enum MutationError {
 }
 
 /// Makes the change. Returns whether the object is another.
-fn mutate(
+async fn mutate(
     attributes: &mut Attributes<'_>,
     invocation: &Invocation<'_>,
     change: &Change,
     value: &Value,
 ) -> Result<bool, MutationError> {
     let resource = invocation.found.resource(attributes);
-    let (Some(mut object), Some(before)) = (versioned_object(attributes, resource)?, attributes.object.as_deref())
-    else {
+    let object = versioned_object(attributes, resource).await?;
+    let (Some(mut object), Some(before)) = (object, attributes.object.as_deref()) else {
         return Ok(false);
     };
     if before.meta().managed_fields.is_none() {
@@ -170,7 +170,7 @@ fn mutate(
         }
         false => patch::apply_configuration(&object, value, &resource.strategy.schema())?,
     };
-    let new = stored(attributes, resource, patched, &**before)?;
+    let new = stored(attributes, resource, patched, &**before).await?;
     let changed = !new.same(&**before);
     if let Some(object) = attributes.object.as_deref_mut() {
         *object = new;

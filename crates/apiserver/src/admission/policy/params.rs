@@ -71,7 +71,8 @@ pub(super) async fn collect(
     if found.is_empty() && reference.parameter_not_found_action.as_deref() == Some("Deny") {
         return Err(ParamsError::NotFound);
     }
-    Ok(found)
+    let found = crate::versions::entries(row, found).await?;
+    Ok(found.iter().map(|entry| value(row, entry)).collect::<Result<_, _>>()?)
 }
 
 fn value(row: &Resource, entry: &Entry) -> Result<Value, Unreadable> {
@@ -80,16 +81,20 @@ fn value(row: &Resource, entry: &Entry) -> Result<Value, Unreadable> {
     Ok(Value::from_json(&served))
 }
 
-async fn named(cluster: &Cluster, row: &Resource, namespace: &str, name: &str) -> Result<Option<Value>, ParamsError> {
+async fn named(
+    cluster: &Cluster,
+    row: &Resource,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Arc<Entry>>, ParamsError> {
     let key = inner_key(row, namespace, name);
     let cache = cluster.cache(row)?;
-    let read = || cache.get(&key).map(|entry| value(row, &entry)).transpose();
-    if let Some(found) = read()? {
+    if let Some(found) = cache.get(&key) {
         return Ok(Some(found));
     }
     // It may have been created a moment ago.
     cluster.caches.fresh().await.map_err(Status::from)?;
-    Ok(read()?)
+    Ok(cache.get(&key))
 }
 
 fn selected(
@@ -97,9 +102,9 @@ fn selected(
     row: &Resource,
     namespace: &str,
     selector: &Selector,
-) -> Result<Vec<Value>, ParamsError> {
+) -> Result<Vec<Arc<Entry>>, ParamsError> {
     let snapshot = cluster.cache(row)?.snapshot();
     let namespace = row.is_namespaced().then_some(namespace);
     let is_selected = |entry: &&Arc<Entry>| entry.is_unreadable() || entry.is_labelled(selector);
-    Ok(snapshot.range(namespace, None).filter(is_selected).map(|entry| value(row, entry)).collect::<Result<_, _>>()?)
+    Ok(snapshot.range(namespace, None).filter(is_selected).cloned().collect())
 }

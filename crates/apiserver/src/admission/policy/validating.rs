@@ -121,7 +121,7 @@ async fn ask(
 ) -> Result<Vec<Verdict>, Status> {
     let mut verdicts = Vec::new();
     for params in &invocation.params {
-        let shown = common.shown(attributes, &invocation.found)?;
+        let shown = common.shown(attributes, &invocation.found).await?;
         let namespace = common.namespace(cluster, attributes).await?;
         loop {
             let mut input = Input::new(attributes, &shown, answers);

@@ -41,7 +41,7 @@ async fn meets_conditions(
     attributes: &Attributes<'_>,
     found: &matching::Match,
 ) -> Result<bool, Status> {
-    let shown = Shown::new(attributes, found.resource(attributes))?;
+    let shown = Shown::new(attributes, found.resource(attributes)).await?;
     let answers = Answers::default();
     loop {
         let input = Input::new(attributes, &shown, &answers);

@@ -84,8 +84,8 @@ async fn ask(
 ) -> Result<bool, Refusal> {
     let resource = invocation.equivalent.clone();
     let resource = resource.as_deref().unwrap_or(attributes.resource);
-    let mut object = versioned_object(attributes, resource).map_err(Refusal::Denied)?;
-    let old = versioned_old(attributes, resource).map_err(Refusal::Denied)?;
+    let mut object = versioned_object(attributes, resource).await.map_err(Refusal::Denied)?;
+    let old = versioned_old(attributes, resource).await.map_err(Refusal::Denied)?;
     let answer =
         call(Call { cluster, invocation, attributes, mutating: true, object: object.as_ref(), old: old.as_ref() })
             .await?;
@@ -108,7 +108,7 @@ async fn ask(
         // They go on beside the object.
         value.pointer_mut("/metadata").and_then(Value::as_object_mut).map(|fields| fields.remove("managedFields"));
     }
-    let new = stored(attributes, resource, value.take(), &**before).map_err(Refusal::Denied)?;
+    let new = stored(attributes, resource, value.take(), &**before).await.map_err(Refusal::Denied)?;
     let changed = !new.same(&**before);
     if let Some(object) = attributes.object.as_deref_mut() {
         *object = new;

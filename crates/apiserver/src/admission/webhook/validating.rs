@@ -53,7 +53,8 @@ async fn ask_all(cluster: &Cluster, hooks: &[Hook], attributes: &Attributes<'_>)
         let resource = invocation.equivalent.as_deref().unwrap_or(attributes.resource);
         let key = resource.api_version();
         if !versions.contains_key(&key) {
-            let (object, old) = (versioned_object(attributes, resource)?, versioned_old(attributes, resource)?);
+            let object = versioned_object(attributes, resource).await?;
+            let old = versioned_old(attributes, resource).await?;
             versions.insert(key.clone(), Shown { object, old });
         }
         invocations.push((invocation, key));
