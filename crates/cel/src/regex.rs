@@ -4,15 +4,19 @@ pub use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 
 /// The largest program a pattern may become, in bytes.
-const LARGEST: usize = 1 << 20;
+pub(crate) const LARGEST: usize = 1 << 20;
 
 /// A pattern that is none, in Go's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadPattern(String);
+pub struct BadPattern {
+    why: String,
+    /// It would become more than [`LARGEST`].
+    pub(crate) is_too_large: bool,
+}
 
 impl std::fmt::Display for BadPattern {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "error parsing regexp: {}", self.0)
+        write!(f, "error parsing regexp: {}", self.why)
     }
 }
 
@@ -24,7 +28,10 @@ pub fn compile(pattern: &str) -> Result<Regex, BadPattern> {
         .configure(config)
         .syntax(syntax::Config::new().nest_limit(100))
         .build(&spelled_out(pattern))
-        .map_err(|error| BadPattern(error.to_string().lines().last().unwrap_or_default().to_owned()))
+        .map_err(|error| BadPattern {
+            why: error.to_string().lines().last().unwrap_or_default().to_owned(),
+            is_too_large: error.size_limit().is_some(),
+        })
 }
 
 /// The pattern with the ASCII classes written out; they may stand inside of brackets, too.

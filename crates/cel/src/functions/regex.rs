@@ -16,11 +16,21 @@ pub(super) const TABLE: &[Row] = &[
     }),
 ];
 
-/// With a pattern that is known only now. Making it costs much more than using it.
+/// So much of a program that is made of a pattern is a step.
+const BYTES_PER_STEP: usize = 64;
+
+/// With a pattern that is known only now. Making it costs much more than using it: a few letters can become a megabyte.
 fn dynamic(budget: &mut Budget, function: &str, values: &[Value]) -> Result<Value, Error> {
     let Some(Value::String(pattern)) = values.get(1) else { return no_such_overload() };
     budget.spend(100 + 10 * pattern.len() as u64)?;
-    let regex = regex::compile(pattern).map_err(|bad| Error::new(bad.to_string()))?;
+    let made = regex::compile(pattern);
+    let size = match &made {
+        Ok(regex) => regex.memory_usage(),
+        Err(bad) if bad.is_too_large => regex::LARGEST,
+        Err(_) => 0,
+    };
+    budget.spend((size / BYTES_PER_STEP) as u64)?;
+    let regex = made.map_err(|bad| Error::new(bad.to_string()))?;
     with(&regex, budget, function, values)
 }
 

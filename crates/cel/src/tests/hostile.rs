@@ -73,3 +73,22 @@ fn patterns_cannot_explode() {
     assert!(run("s.matches('((((a{1000}){1000}){1000}){100})' + s)").is_err());
     assert!(run("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab'.matches('^(a+)+$') == false").is_ok());
 }
+
+/// Each of these is short, and takes milliseconds to be made into a program, or to be found too large for one.
+#[test]
+fn security_patterns_cost_what_making_them_takes() {
+    for expression in [
+        "lists.range(1000).exists(x, s.matches('.{1000}' + s))",
+        "lists.range(1000).exists(x, s.find('[^a]{1000}' + s) != '')",
+        "lists.range(1000).all(x, s.matches('.{5000}' + s) || true)",
+    ] {
+        assert_eq!(run(expression).expect_err(expression).kind, ErrorKind::Cost, "{expression}");
+    }
+    for expression in [
+        "lists.range(300).all(x, s.matches('^[a-z]+$' + s) == false)",
+        "lists.range(100).all(x, s.matches('^' + s + '\\\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?$') == false)",
+        "lists.range(1000).all(x, s.matches('(' + s) || true)",
+    ] {
+        assert!(matches!(run(expression), Ok(crate::Value::Bool(true))), "{expression}: {:?}", run(expression));
+    }
+}
