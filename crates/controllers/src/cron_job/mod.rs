@@ -71,6 +71,12 @@ fn condition<'a>(job: &'a Job, kind: &str) -> Option<&'a k8s_openapi::api::batch
     conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
 }
 
+/// Whether a Job was made here. One that somebody starts from the same template (`kubectl create job --from`) neither holds up
+/// the schedule nor is it replaced.
+fn is_scheduled(job: &Job) -> bool {
+    job.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(SCHEDULED_AT))
+}
+
 impl Controller {
     async fn sync(&self, key: &str) -> Outcome {
         let Some(cron_job) = self.cron_jobs.get(key) else { return Ok(Requeue::Never) };
@@ -167,8 +173,15 @@ impl Controller {
             }
         }
         for job in jobs.iter().filter(|job| !crate::job::is_finished(job)) {
-            if !active.iter().any(|reference| reference.uid == job.metadata.uid) {
+            if active.iter().any(|reference| reference.uid == job.metadata.uid) {
+                continue;
+            }
+            if is_scheduled(job) {
                 active.push(client::reference(&**job));
+            } else {
+                let name = job.metadata.name();
+                let message = format!("Saw a job that the controller did not create or forgot: {name}");
+                self.recorder.warning(&about, "UnexpectedJob", message);
             }
         }
         let succeeded = jobs
@@ -365,6 +378,43 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_job_that_somebody_starts_by_hand_is_no_run_of_the_schedule() {
+        let handler: client::Handler = Arc::new(|_: Request<bytes::Bytes>| {
+            let body: Body = Full::new("{}".into()).map_err(|never| match never {}).boxed_unsync();
+            Box::pin(async move { Response::new(body) })
+        });
+        let controller = controller(Client::in_process(handler, api::UserInfo::default()));
+        let job = |name: &str, annotations: serde_json::Value| -> Arc<Job> {
+            let metadata = json!({ "name": name, "namespace": "default", "uid": name, "annotations": annotations });
+            Arc::new(serde_json::from_value(json!({ "metadata": metadata })).unwrap())
+        };
+        let jobs = [
+            job("nightly-1", json!({ SCHEDULED_AT: "2026-01-01T00:00:00Z" })),
+            job("by-hand", json!({ "cronjob.kubernetes.io/instantiate": "manual" })),
+        ];
+        let cron_job: CronJob = serde_json::from_value(json!({
+            "metadata": { "name": "nightly", "namespace": "default" },
+            "spec": { "schedule": "0 0 * * *", "jobTemplate": {} },
+        }))
+        .unwrap();
+        let status = controller.refreshed(&cron_job, CronJobStatus::default(), &jobs).await.unwrap();
+        let active: Vec<_> = status.active.into_iter().flatten().filter_map(|reference| reference.name).collect();
+        assert_eq!(active, ["nightly-1"]);
+    }
+
+    fn controller(client: Client) -> Controller {
+        let informers = InformerFactory::new(client.clone());
+        Controller {
+            recorder: EventRecorder::new(client.clone(), "cronjob-controller", ""),
+            clock: Clock::default(),
+            cron_jobs: informers.informer(),
+            jobs: informers.informer(),
+            skew: Metrics::new().histogram("skew", "", &[1.0], &[]),
+            client,
+        }
+    }
+
     /// What runs is replaced although no watch has shown it yet. Another Job of its name is not what is meant.
     #[tokio::test]
     async fn a_job_that_the_cache_does_not_show_is_replaced_as_well() {
@@ -381,16 +431,7 @@ mod tests {
             let response = Response::builder().status(code).body(body).unwrap();
             Box::pin(async move { response })
         });
-        let client = Client::in_process(handler, api::UserInfo::default());
-        let informers = InformerFactory::new(client.clone());
-        let controller = Controller {
-            recorder: EventRecorder::new(client.clone(), "cronjob-controller", ""),
-            clock: Clock::default(),
-            cron_jobs: informers.informer(),
-            jobs: informers.informer(),
-            skew: Metrics::new().histogram("skew", "", &[1.0], &[]),
-            client,
-        };
+        let controller = controller(Client::in_process(handler, api::UserInfo::default()));
         let cron_job: CronJob = serde_json::from_value(json!({
             "metadata": { "name": "nightly", "namespace": "default" },
             "spec": { "schedule": "0 0 * * *", "jobTemplate": {} },
