@@ -82,7 +82,13 @@ impl Strategy for PersistentVolumeClaimStrategy {
         }
         let bound = old.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
         if bound {
-            munged.resources.clone_from(&before.resources);
+            // The size, and nothing else that is asked for.
+            let size =
+                before.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get("storage").cloned());
+            if let Some(requests) = munged.resources.as_mut().and_then(|resources| resources.requests.as_mut()) {
+                requests.remove("storage");
+                requests.extend(size.map(|size| ("storage".to_owned(), size)));
+            }
             munged.volume_attributes_class_name.clone_from(&before.volume_attributes_class_name);
         }
         if !same(&munged, before) {
@@ -90,6 +96,15 @@ impl Strategy for PersistentVolumeClaimStrategy {
                 "spec",
                 "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
             );
+        }
+        let has_class = old.status.as_ref().is_some_and(|status| status.current_volume_attributes_class_name.is_some());
+        if has_class && text(&spec.volume_attributes_class_name).is_none() {
+            let to = if spec.volume_attributes_class_name.is_none() { "nil" } else { "empty string" };
+            if spec.volume_attributes_class_name != before.volume_attributes_class_name {
+                let detail =
+                    format!("update to {to} is forbidden when status.currentVolumeAttributesClassName is not nil");
+                errors.forbidden("spec.volumeAttributesClassName", detail);
+            }
         }
         if let (Some(new_size), Some(old_size)) = (storage(spec), storage(before))
             && new_size < old_size
@@ -296,6 +311,41 @@ pub(crate) fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &Pe
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bound_claim_grows_and_keeps_a_class() {
+        let claim = |resources: Value, class: Value| -> PersistentVolumeClaim {
+            serde_json::from_value(json!({
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": resources, "volumeAttributesClassName": class},
+                "status": {"phase": "Bound", "currentVolumeAttributesClassName": "fast", "capacity": {"storage": "1Gi"}},
+            }))
+            .unwrap()
+        };
+        let size = |size: &str| json!({"requests": {"storage": size}});
+        let old = claim(size("1Gi"), json!("fast"));
+        for (resources, class, expected) in [
+            (size("2Gi"), json!("fast"), "[]"),
+            (size("1Gi"), json!("slow"), "[]"),
+            (
+                json!({"requests": {"storage": "2Gi"}, "limits": {"storage": "3Gi"}}),
+                json!("fast"),
+                "spec: Forbidden: spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims",
+            ),
+            (
+                size("1Gi"),
+                json!(null),
+                "spec.volumeAttributesClassName: Forbidden: update to nil is forbidden when status.currentVolumeAttributesClassName is not nil",
+            ),
+            (
+                size("1Gi"),
+                json!(""),
+                "spec.volumeAttributesClassName: Forbidden: update to empty string is forbidden when status.currentVolumeAttributesClassName is not nil",
+            ),
+        ] {
+            let found = PersistentVolumeClaimStrategy.validate_update(&claim(resources, class), &old);
+            assert_eq!(found.to_string(), expected);
+        }
+    }
 
     #[test]
     fn the_expansion_of_a_volume_is_told_in_known_words() {

@@ -200,7 +200,19 @@ fn backend(errors: &mut FieldErrors, path: &Path<'_>, backend: &IngressBackend) 
     match (&backend.service, &backend.resource) {
         (Some(_), Some(_)) => errors.invalid(path, "", "cannot set both resource and service backends"),
         (None, None) => errors.invalid(path, "", "resource or service backend is required"),
-        (None, Some(_)) => {}
+        (None, Some(resource)) => {
+            let path = path.child("resource");
+            if let Some(group) = &resource.api_group {
+                errors.invalid_each(path.child("apiGroup"), group, validation::dns1123_subdomain(group));
+            }
+            for (field, value) in [("kind", &resource.kind), ("name", &resource.name)] {
+                if value.is_empty() {
+                    errors.required(path.child(field), format!("{field} is required"));
+                } else {
+                    errors.invalid_each(path.child(field), value, validation::path_segment_name(value));
+                }
+            }
+        }
         (Some(service), None) => {
             if service.name.is_empty() {
                 errors.required(path.child("service.name"), "");
@@ -233,6 +245,25 @@ fn backend(errors: &mut FieldErrors, path: &Path<'_>, backend: &IngressBackend) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_resource_that_serves_has_a_kind_and_a_name() {
+        for (resource, expected) in [
+            (json!({"apiGroup": "a.io", "kind": "Bucket", "name": "b"}), "[]"),
+            (
+                json!({"apiGroup": "a.io", "kind": "Bucket", "name": ""}),
+                "spec.defaultBackend.resource.name: Required value: name is required",
+            ),
+            (
+                json!({"kind": "a/b", "name": "b"}),
+                "spec.defaultBackend.resource.kind: Invalid value: \"a/b\": may not contain '/'",
+            ),
+        ] {
+            let ingress: Ingress =
+                serde_json::from_value(json!({"spec": {"defaultBackend": {"resource": resource}}})).unwrap();
+            assert_eq!(IngressStrategy.validate_create(&ingress).to_string(), expected);
+        }
+    }
 
     #[test]
     fn the_annotation_that_became_a_field_is_named() {
