@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use api::pod::Shared;
 use cri::v1;
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, Pod, SELinuxOptions, SeccompProfile, SecurityContext, VolumeMount,
@@ -92,11 +93,11 @@ pub(crate) fn forbidden_sysctl(pod: &Pod, allowed_unsafe: &[String]) -> Option<S
             return Some(format!("{name:?} not allowlisted"));
         }
         // In the node's own namespace it would be the node's setting.
-        let is_ipc = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|p| name.starts_with(p));
-        [(is_ipc, spec.host_ipc, "IPC"), (name.starts_with("net."), spec.host_network, "Net")]
-            .into_iter()
-            .find(|(is_of, is_host, _)| *is_of && *is_host == Some(true))
-            .map(|(_, _, namespace)| format!("{name:?} not allowed with host {namespace} enabled"))
+        let (is_host, namespace) = match api::pod::namespace_of_sysctl(&name)? {
+            Shared::Ipc => (spec.host_ipc, "IPC"),
+            Shared::Net => (spec.host_network, "Net"),
+        };
+        (is_host == Some(true)).then(|| format!("{name:?} not allowed with host {namespace} enabled"))
     })
 }
 
@@ -267,6 +268,12 @@ fn selinux(options: &SELinuxOptions) -> v1::SeLinuxOption {
         r#type: options.type_.clone().unwrap_or_default(),
         level: options.level.clone().unwrap_or_default(),
     }
+}
+
+/// The secrets to pull images with. The API takes references without a name: they mean nothing.
+pub(crate) fn pull_secrets(pod: &Pod) -> impl Iterator<Item = &str> {
+    let references = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
+    references.map(|reference| reference.name.as_str()).filter(|name| !name.is_empty())
 }
 
 /// The API writes `SIGRTMIN+1` what the runtime's protocol writes `SIGRTMINPLUS1`.
@@ -444,6 +451,13 @@ mod tests {
             let options = namespace_options(&pod(spec));
             assert_eq!((options.network, options.pid, options.ipc), (network as i32, pid as i32, ipc as i32));
         }
+    }
+
+    #[test]
+    fn pull_secrets_without_a_name_mean_nothing() {
+        let spec = json!({"containers": [], "imagePullSecrets": [{}, {"name": "a"}, {"name": ""}]});
+        let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+        assert_eq!(pull_secrets(&pod).collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]

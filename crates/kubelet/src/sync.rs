@@ -410,10 +410,10 @@ impl Kubelet {
     async fn pull_secrets(&self, pod: &Pod) -> Vec<Arc<Secret>> {
         let mut found = Vec::new();
         let mut missing = Vec::new();
-        for reference in pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten()) {
-            match self.volumes.secrets.get(state::uid(pod), state::namespace(pod), &reference.name).await {
+        for name in containers::pull_secrets(pod) {
+            match self.volumes.secrets.get(state::uid(pod), state::namespace(pod), name).await {
                 Ok(Some(secret)) => found.push(secret),
-                Ok(None) | Err(_) => missing.push(reference.name.clone()),
+                Ok(None) | Err(_) => missing.push(name.to_owned()),
             }
         }
         if !missing.is_empty() {
