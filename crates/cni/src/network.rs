@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -17,6 +18,8 @@ use crate::result::{AddResult, version_at_least};
 const CACHE_DIR: &str = "/var/lib/cni";
 /// The end of the name of a note whose attachment could not be undone whole.
 const LEFT: &str = "left";
+/// How long a plug-in may take. The kubelet gives a sandbox four minutes; after that it tries again, beside what still hangs.
+const PLUGIN_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A network as configured on this node.
 #[derive(Clone, Debug)]
@@ -394,7 +397,10 @@ impl Network {
             let _ = input.write_all(stdin.as_bytes()).await;
             drop(input);
         };
-        let ((), output) = tokio::join!(feed, child.wait_with_output());
+        let answer = async { tokio::join!(feed, child.wait_with_output()).1 };
+        // One that does not answer is killed.
+        let output = tokio::time::timeout(PLUGIN_TIMEOUT, answer).await;
+        let output = output.map_err(|_| failed(format!("no answer within {PLUGIN_TIMEOUT:?}")))?;
         let output = output.map_err(|error| failed(error.to_string()))?;
         if !output.stderr.is_empty() {
             tracing::debug!(plugin = kind, command, stderr = %String::from_utf8_lossy(&output.stderr), "plug-in said");
@@ -682,6 +688,32 @@ mod tests {
         install("gone", "/bin/true");
         release().await.unwrap();
         assert_eq!((left(), del().await.unwrap()), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_plug_in_that_never_answers_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (draft, process) = (dir.path().join("draft"), dir.path().join("process"));
+        std::fs::write(&draft, format!("#!/bin/sh\necho $$ >{}\nexec sleep 600\n", process.display())).unwrap();
+        // By another process: a program that is open for writing in this one could not be run.
+        let installed =
+            std::process::Command::new("install").arg(&draft).arg(dir.path().join("hangs")).status().unwrap();
+        assert!(installed.success());
+        let text = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "hangs"}]}"#;
+        let network =
+            Network::new(NetworkConfig::parse(text, true).unwrap(), [dir.path().into()]).cache_dir(dir.path());
+        let args = AttachmentArgs::default();
+        let error = network.add("c1", "/ns", "eth0", &args).await.unwrap_err().to_string();
+        assert!(error.contains("failed (add): no answer within 180s"), "{error}");
+        // It may not have come to its first line.
+        if let Ok(id) = std::fs::read_to_string(&process) {
+            let is_there = || std::path::Path::new("/proc").join(id.trim()).join("exe").read_link().is_ok();
+            let begun = std::time::Instant::now();
+            while is_there() && begun.elapsed() < Duration::from_secs(60) {
+                std::thread::yield_now();
+            }
+            assert!(!is_there(), "it is still there");
+        }
     }
 
     #[tokio::test]
