@@ -77,8 +77,8 @@ impl PodUsage {
     }
 }
 
-/// Looks at one pod. `stats` are those of all containers.
-pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerStats]) -> io::Result<PodUsage> {
+/// What a pod's containers use, without what is in files beside them. `stats` are those of all containers.
+pub(crate) fn of_containers(pod: &Pod, stats: &[v1::ContainerStats]) -> Vec<ContainerUsage> {
     let number = |value: &Option<v1::UInt64Value>| value.as_ref().map_or(0, |value| value.value);
     let mut containers = Vec::new();
     for stat in stats {
@@ -98,6 +98,12 @@ pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerS
             logs: Space::default(),
         });
     }
+    containers
+}
+
+/// Looks at one pod. `stats` are those of all containers.
+pub(crate) async fn of_pod(kubelet: &Kubelet, pod: &Pod, stats: &[v1::ContainerStats]) -> io::Result<PodUsage> {
+    let mut containers = of_containers(pod, stats);
     let (pod_dir, log_dir) = (kubelet.pod_dir(pod), kubelet.log_dir(pod));
     let volumes: Vec<(Volume, PathBuf)> = state::used_volumes(pod)
         .into_iter()

@@ -3,7 +3,8 @@
 //!
 //! Flow: every ten seconds, observations -> `thresholds` (pure) -> node conditions; when something runs short, images
 //! nobody uses and dead containers go first (disk), then one pod at a time, chosen by `rank` (pure). The node keeps
-//! showing pressure for a while after it ended, so that pods do not come back at once.
+//! showing pressure for a while after it ended, so that pods do not come back at once. What pods have on disks takes as long
+//! to find out as they have files, so memory and processes are watched beside it.
 
 mod rank;
 
@@ -40,6 +41,13 @@ pub(crate) struct Eviction {
     thresholds: Vec<Threshold>,
 }
 
+/// What one of two loops looks at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    MemoryAndProcesses,
+    Disks,
+}
+
 /// What one look leaves for the next.
 #[derive(Default)]
 struct Memory {
@@ -56,6 +64,10 @@ impl Eviction {
     }
 
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        tokio::join!(self.watch(Watched::MemoryAndProcesses, &stop), self.watch(Watched::Disks, &stop));
+    }
+
+    async fn watch(&self, watched: Watched, stop: &CancellationToken) {
         let mut ticks = tokio::time::interval(MONITOR_INTERVAL);
         let mut memory = Memory::default();
         loop {
@@ -63,12 +75,12 @@ impl Eviction {
                 () = stop.cancelled() => return,
                 _ = ticks.tick() => {}
             }
-            self.look(&mut memory).await;
+            self.look(watched, &mut memory).await;
         }
     }
 
-    async fn look(&self, memory: &mut Memory) {
-        let seen = self.observe().await;
+    async fn look(&self, watched: Watched, memory: &mut Memory) {
+        let seen = self.observe(watched).await;
         let now = Instant::now();
         let mut due: Vec<&Threshold> = Vec::new();
         for (index, threshold) in self.thresholds.iter().enumerate() {
@@ -90,8 +102,8 @@ impl Eviction {
                 due.push(threshold);
             }
         }
-        self.show(memory);
-        if self.evict_over_limit().await {
+        self.show(watched, memory);
+        if watched == Watched::Disks && self.evict_over_limit().await {
             return;
         }
         // Memory before all else: the order of signals is the order of urgency.
@@ -99,30 +111,37 @@ impl Eviction {
         let Some(threshold) = due.first() else { return };
         if threshold.signal.is_disk() {
             gc::collect_all(&self.kubelet).await;
-            if threshold.is_met(&self.observe().await, false) != Some(true) {
+            if threshold.is_met(&self.observe(watched).await, false) != Some(true) {
                 return;
             }
         }
-        self.evict_for(threshold, &seen).await;
+        self.evict_for(watched, threshold, &seen).await;
     }
 
     /// Lets the node's conditions follow.
-    fn show(&self, memory: &Memory) {
+    fn show(&self, watched: Watched, memory: &Memory) {
         let lingering = self.kubelet.settings.eviction_pressure_transition_period;
         let [memory, disk, pids] = memory.last.map(|last| last.is_some_and(|last| last.elapsed() < lingering));
-        let shown = Pressure { memory, disk, pids };
-        let before = std::mem::replace(&mut *self.kubelet.pressure.lock(), shown);
-        if before != shown {
+        let mut shown = self.kubelet.pressure.lock();
+        let before = *shown;
+        *shown = match watched {
+            Watched::MemoryAndProcesses => Pressure { memory, pids, ..before },
+            Watched::Disks => Pressure { disk, ..before },
+        };
+        if *shown != before {
             self.changed.notify_one();
         }
     }
 
-    async fn observe(&self) -> Observations {
+    async fn observe(&self, watched: Watched) -> Observations {
         let mut seen = Observations::new();
-        seen.extend(
-            node_memory().map(|(capacity, available)| (Signal::MemoryAvailable, Observed { available, capacity })),
-        );
-        seen.extend(processes());
+        if watched == Watched::MemoryAndProcesses {
+            seen.extend(
+                node_memory().map(|(capacity, available)| (Signal::MemoryAvailable, Observed { available, capacity })),
+            );
+            seen.extend(processes());
+            return seen;
+        }
         seen.extend(disk(&self.kubelet.settings.root_dir, Signal::NodefsAvailable, Signal::NodefsInodesFree));
         match self.kubelet.runtime.image_fs().await {
             Ok(info) => {
@@ -147,7 +166,10 @@ impl Eviction {
         }
     }
 
-    async fn usage_of(&self, pod: &Pod, stats: &[v1::ContainerStats]) -> Option<PodUsage> {
+    async fn usage_of(&self, watched: Watched, pod: &Pod, stats: &[v1::ContainerStats]) -> Option<PodUsage> {
+        if watched == Watched::MemoryAndProcesses {
+            return Some(PodUsage { containers: usage::of_containers(pod, stats), ..PodUsage::default() });
+        }
         let usage = usage::of_pod(&self.kubelet, pod, stats).await;
         usage.inspect_err(|error| tracing::warn!(pod = state::full_name(pod), %error, "use of a pod not known")).ok()
     }
@@ -167,7 +189,7 @@ impl Eviction {
         let Some(stats) = self.stats().await else { return false };
         let mut any = false;
         for pod in pods {
-            let Some(usage) = self.usage_of(&pod, &stats).await else { continue };
+            let Some(usage) = self.usage_of(Watched::Disks, &pod, &stats).await else { continue };
             if let Some(message) = rank::passed_limit(&pod, &usage).filter(|_| !is_critical(&pod)) {
                 self.kubelet.runtime.metrics.evicted("ephemeralpodfs.limit");
                 self.end(&pod, message, None, IMMEDIATE_GRACE);
@@ -178,11 +200,11 @@ impl Eviction {
     }
 
     /// Ends the pod that fits best.
-    async fn evict_for(&self, threshold: &Threshold, seen: &Observations) {
+    async fn evict_for(&self, watched: Watched, threshold: &Threshold, seen: &Observations) {
         let Some(stats) = self.stats().await else { return };
         let mut pods: Vec<(Arc<Pod>, PodUsage)> = Vec::new();
         for pod in self.active_pods() {
-            if let Some(usage) = self.usage_of(&pod, &stats).await {
+            if let Some(usage) = self.usage_of(watched, &pod, &stats).await {
                 pods.push((pod, usage));
             }
         }
