@@ -77,7 +77,8 @@ impl Request {
             method,
             path: path.into(),
             query: Vec::new(),
-            accept: "application/json",
+            // What is behind a proxied path may know other forms only.
+            accept: "application/json, */*",
             content_type: None,
             body: Bytes::new(),
             long_running: false,

@@ -40,6 +40,9 @@ struct Destination {
     path_and_query: String,
     /// Chosen by whoever wrote an object, so it must not lead back to this host or its link.
     is_restricted: bool,
+    /// A log is asked for by this server: how the client wants its answers is nothing to the kubelet, which may know only
+    /// others.
+    passes_headers: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -242,7 +245,8 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destin
     let query: Vec<String> =
         params.iter().map(|(key, value)| format!("{key}={}", encode_except(value, is_unreserved))).collect();
     let path_and_query = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
-    Ok(Some(Destination { host, port, scheme: Scheme::Kubelet, path_and_query, is_restricted: false }))
+    let passes_headers = action != Action::Log;
+    Ok(Some(Destination { host, port, scheme: Scheme::Kubelet, path_and_query, is_restricted: false, passes_headers }))
 }
 
 fn kubelet_address(state: &State, node_name: &str) -> Result<(String, u16), Status> {
@@ -314,7 +318,7 @@ fn proxied(operation: &Operation) -> Result<Destination, Status> {
     };
     // A kubelet of this host may well be reached at its loopback address.
     let is_restricted = scheme != Scheme::Kubelet;
-    Ok(Destination { host, port, scheme, path_and_query, is_restricted })
+    Ok(Destination { host, port, scheme, path_and_query, is_restricted, passes_headers: true })
 }
 
 /// A ready endpoint of a service.
@@ -396,7 +400,9 @@ async fn forward(
         .uri(uri)
         .body(Full::new(operation.body.clone()))
         .map_err(Status::internal)?;
-    *request.headers_mut() = passage::headers(&operation.headers, upgrading);
+    if destination.passes_headers {
+        *request.headers_mut() = passage::headers(&operation.headers, upgrading);
+    }
     let host =
         if destination.host.contains(':') { format!("[{}]", destination.host) } else { destination.host.clone() };
     let host = format!("{host}:{}", destination.port);

@@ -36,6 +36,8 @@ async fn kubelet(cluster: &Cluster) -> u16 {
                 let head = read_head(&mut tls).await;
                 assert!(!head.to_lowercase().contains("authorization"), "credentials were passed on: {head}");
                 if head.starts_with("GET /containerLogs/default/p/c?tailLines=5 ") {
+                    // Upstream's answers 406 to who wants JSON only.
+                    assert!(!head.to_lowercase().contains("\r\naccept"), "{head}");
                     tls.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 6\r\n\r\nhello\n")
                         .await
                         .unwrap();
@@ -97,6 +99,10 @@ async fn logs_come_from_the_kubelet() {
     let (code, log) =
         cluster.send_raw("GET", "/api/v1/namespaces/default/pods/p/log?tailLines=5", "", Value::Null).await;
     assert_eq!((code, &log[..]), (200, &b"hello\n"[..]));
+    let token = format!("Authorization: Bearer {ADMIN_TOKEN}");
+    let only_json = ["--header", &token, "--header", "Accept: application/json"];
+    let asked = cluster.curl("/api/v1/namespaces/default/pods/p/log?tailLines=5", &only_json).await;
+    assert_eq!(asked, (200, "hello\n".to_owned()));
     let (code, _) = cluster.send("GET", "/api/v1/namespaces/default/pods/p/log?container=x", Value::Null).await;
     assert_eq!(code, 400);
 }
