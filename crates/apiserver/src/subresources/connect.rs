@@ -228,7 +228,8 @@ fn kubelet_stream(operation: &Operation, action: Action) -> Result<Option<Destin
             format!("/containerLogs/{namespace}/{name}/{container}")
         }
         Action::PortForward => {
-            params.extend(ports(query)?.into_iter().map(|port| ("ports", port.to_string())));
+            // The kubelet has its own word for it.
+            params.extend(ports(query)?.into_iter().map(|port| ("port", port.to_string())));
             format!("/portForward/{namespace}/{name}")
         }
         _ => {

@@ -45,7 +45,9 @@ async fn kubelet(cluster: &Cluster) -> u16 {
                     let elsewhere =
                         "HTTP/1.1 302 Found\r\nlocation: https://elsewhere.example/\r\ncontent-length: 0\r\n\r\n";
                     tls.write_all(elsewhere.as_bytes()).await.unwrap();
-                } else if head.starts_with("POST /exec/default/p/c?output=1&command=ls") {
+                } else if head.starts_with("POST /exec/default/p/c?output=1&command=ls")
+                    || head.starts_with("POST /portForward/default/p?port=80&port=443 ")
+                {
                     tls.write_all(
                         b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n",
                     )
@@ -166,6 +168,9 @@ async fn upgrades_are_tunnelled_only_after_the_kubelet_agreed() {
     let cluster = cluster_with_pod().await;
     let pod = "/api/v1/namespaces/default/pods/p";
     let answer = upgrade(&cluster, &format!("{pod}/exec?command=ls&stdout=1"), b"ping").await;
+    assert!(answer.starts_with("HTTP/1.1 101") && answer.ends_with("ping"), "{answer}");
+    // Kubelets call it `port`.
+    let answer = upgrade(&cluster, &format!("{pod}/portforward?ports=80,443"), b"ping").await;
     assert!(answer.starts_with("HTTP/1.1 101") && answer.ends_with("ping"), "{answer}");
     // A refusal ends it: what the client sends next is a new request to us, not bytes for the kubelet.
     let smuggled = b"GET /pods HTTP/1.1\r\nhost: kubelet\r\n\r\n";

@@ -101,7 +101,14 @@ pub(super) async fn port_forward(server: &Server, parts: &[&str], request: Reque
     };
     let Some(sandbox) = sandbox else { return text(StatusCode::NOT_FOUND, "pod has no running sandbox") };
     let params = request.uri().query().unwrap_or_default();
-    let port = query(params, "port").chain(query(params, "ports")).filter_map(|port| port.parse().ok()).collect();
+    // Upstream's name and, from API servers that are a little older, the client's.
+    let lists: Vec<String> = query(params, "port").chain(query(params, "ports")).collect();
+    let read =
+        lists.iter().flat_map(|list| list.split(',')).map(str::parse).collect::<Result<_, std::num::ParseIntError>>();
+    let port = match read {
+        Ok(port) => port,
+        Err(error) => return text(StatusCode::BAD_REQUEST, format!("unable to parse {params:?} as ports: {error}")),
+    };
     match server.kubelet.runtime.port_forward_url(v1::PortForwardRequest { pod_sandbox_id: sandbox.id, port }).await {
         Ok(url) => hand_through(&url, request).await,
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
