@@ -188,6 +188,10 @@ impl Strategy for JobStrategy {
         errors
     }
 
+    fn validate_status_update(&self, new: &Job, old: &Job) -> FieldErrors {
+        super::job_status::validate_update(new, old)
+    }
+
     fn selectable_fields(&self) -> &'static [SelectableField] {
         const { &[SelectableField::new("status.successful", &["status", "succeeded"]).or("0")] }
     }

@@ -70,7 +70,7 @@ fn choice(errors: &mut FieldErrors, path: &Path<'_>, word: &str, supported: &[&s
 }
 
 /// Refused as a whole: upstream shows no value.
-fn refuse(errors: &mut FieldErrors, path: &Path<'_>, detail: &str) {
+pub(super) fn refuse(errors: &mut FieldErrors, path: &Path<'_>, detail: &str) {
     errors.push(FieldError { value: None, ..FieldError::invalid(path, "", detail) });
 }
 
@@ -168,32 +168,10 @@ fn success_rule(errors: &mut FieldErrors, path: &Path<'_>, completions: i32, rul
 }
 
 /// How many indexes `1,3-5,7` names; they only go up, and below the number of completions.
-fn count_indexes(text: &str, completions: i32) -> Result<i32, String> {
-    let order = |before: i32, now: i32| format!("non-increasing order, previous: {before}, current: {now}");
-    let number = |text: &str| -> Result<i32, String> {
-        let number: i32 =
-            text.parse().map_err(|_| format!("cannot convert string to integer for index: {}", quote(text)))?;
-        if number >= completions { Err(format!("too large index: {}", quote(text))) } else { Ok(number) }
-    };
+pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, String> {
     let (mut total, mut last) = (0, None);
-    for interval in text.split(',').filter(|_| !text.is_empty()) {
-        let parts: Vec<&str> = interval.split('-').collect();
-        let (first, end) = match *parts.as_slice() {
-            [one] => (number(one)?, number(one)?),
-            [first, end] => {
-                let (first, end) = (number(first)?, number(end)?);
-                if first >= end {
-                    return Err(order(first, end));
-                }
-                (first, end)
-            }
-            _ => {
-                return Err(format!(
-                    "the fragment {} violates the requirement that an index interval can have at most two parts separated by '-'",
-                    quote(interval)
-                ));
-            }
-        };
+    for interval in indexes(text, completions) {
+        let (first, end) = interval?;
         if let Some(last) = last.filter(|last| *last >= first) {
             return Err(order(last, first));
         }
@@ -201,6 +179,32 @@ fn count_indexes(text: &str, completions: i32) -> Result<i32, String> {
         last = Some(end);
     }
     Ok(total)
+}
+
+fn order(before: i32, now: i32) -> String {
+    format!("non-increasing order, previous: {before}, current: {now}")
+}
+
+/// The intervals in a text of indexes, each with its first and its last.
+pub(super) fn indexes(text: &str, completions: i32) -> impl Iterator<Item = Result<(i32, i32), String>> {
+    let number = move |text: &str| -> Result<i32, String> {
+        let number: i32 =
+            text.parse().map_err(|_| format!("cannot convert string to integer for index: {}", quote(text)))?;
+        if number >= completions { Err(format!("too large index: {}", quote(text))) } else { Ok(number) }
+    };
+    text.split(',').filter(move |_| !text.is_empty()).map(move |interval| {
+        match *interval.split('-').collect::<Vec<_>>().as_slice() {
+            [one] => number(one).map(|index| (index, index)),
+            [first, end] => match (number(first)?, number(end)?) {
+                (first, end) if first >= end => Err(order(first, end)),
+                interval => Ok(interval),
+            },
+            _ => Err(format!(
+                "the fragment {} violates the requirement that an index interval can have at most two parts separated by '-'",
+                quote(interval)
+            )),
+        }
+    })
 }
 
 #[cfg(test)]

@@ -3,3 +3,4 @@
 pub mod cron_job;
 pub mod job;
 mod job_policies;
+mod job_status;
