@@ -95,7 +95,8 @@ fn prepare(socket: &OwnedFd) -> Result<()> {
     sys::reset_signals();
     sys::reset_huge_pages();
     sys::umask(0o022);
-    sys::setsid().map_err(doing("setsid"))
+    sys::setsid().map_err(doing("setsid"))?;
+    sys::own_session_keyring().map_err(doing("session keyring"))
 }
 
 fn join(joins: Joins) -> Result<()> {

@@ -47,6 +47,18 @@ pub(crate) fn setsid() -> io::Result<()> {
     cvt(unsafe { libc::setsid() }.into()).map(drop)
 }
 
+/// A session keyring of its own, instead of the one that all children of the node's root share.
+pub(crate) fn own_session_keyring() -> io::Result<()> {
+    // KEYCTL_JOIN_SESSION_KEYRING; without a name the keyring is new.
+    let no_name: *const libc::c_char = std::ptr::null();
+    // SAFETY: no memory is read.
+    match cvt(unsafe { libc::syscall(libc::SYS_keyctl, 1, no_name) }) {
+        // A kernel without keys has none to share; nor can a container use any where a filter forbids it to us.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
+        result => result.map(drop),
+    }
+}
+
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: plain call.
     cvt(unsafe { libc::kill(pid, signal) }.into()).map(drop)
@@ -178,4 +190,30 @@ pub(crate) fn sethostname(name: &str) -> io::Result<()> {
 /// Opens one of this process's own namespaces, to come back to later.
 pub(crate) fn own_namespace(kind: &str) -> io::Result<OwnedFd> {
     std::fs::File::open(format!("/proc/self/ns/{kind}")).map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_a_session_keyring_is_shared_with_nobody() {
+        let keyring = || {
+            // KEYCTL_GET_KEYRING_ID of KEY_SPEC_SESSION_KEYRING, which is not made for it.
+            // SAFETY: no memory is read.
+            cvt(unsafe { libc::syscall(libc::SYS_keyctl, 0, -3, 0) }).unwrap()
+        };
+        let of_all = keyring();
+        // Each thread has its own.
+        let [one, two] = [(), ()].map(|()| {
+            std::thread::spawn(move || {
+                assert_eq!(keyring(), of_all);
+                own_session_keyring().unwrap();
+                keyring()
+            })
+            .join()
+            .unwrap()
+        });
+        assert!(one != of_all && two != of_all && one != two, "{one} {two} {of_all}");
+    }
 }
