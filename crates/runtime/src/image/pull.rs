@@ -32,6 +32,8 @@ pub(crate) enum Credentials {
     },
     /// A ready registry token.
     Token(String),
+    /// What registry tokens are given for (`identitytoken` in Docker's configuration).
+    Identity(String),
 }
 
 pub(super) fn io_error(doing: impl Into<String>) -> impl FnOnce(io::Error) -> PullError {

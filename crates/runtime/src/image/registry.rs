@@ -7,9 +7,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, USER_AGENT, WWW_AUTHENTICATE};
-use http::{Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt, Empty};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, LOCATION, RANGE, USER_AGENT, WWW_AUTHENTICATE};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
@@ -92,8 +92,11 @@ impl Registry {
         if scheme.eq_ignore_ascii_case("basic") {
             return basic().ok_or_else(refused);
         }
-        let url = token_url(&self.endpoint, rest, self.credentials.is_some())?;
-        let (response, _) = self.follow(&url, "application/json", basic().as_deref(), 0).await?;
+        let place = TokenPlace::of(&self.endpoint, rest, self.credentials.is_some())?;
+        let response = match &self.credentials {
+            Some(Credentials::Identity(token)) => self.exchange_identity(&place, token).await?,
+            _ => self.follow(&place.url(), "application/json", basic().as_deref(), 0).await?.0,
+        };
         if response.status() != StatusCode::OK {
             return Err(refused());
         }
@@ -101,6 +104,17 @@ impl Registry {
         let value: serde_json::Value = serde_json::from_slice(&collect(response).await?).map_err(|_| refused())?;
         let token = value.get("token").or_else(|| value.get("access_token")).and_then(|t| t.as_str());
         Ok(format!("Bearer {}", token.ok_or_else(refused)?))
+    }
+
+    /// OAuth 2: an identity token is sent in a body, never in a URL or to another place than the challenge names.
+    async fn exchange_identity(&self, place: &TokenPlace, token: &str) -> Result<Response<Incoming>, PullError> {
+        let uri: Uri = place.realm.parse().map_err(|_| PullError::Server(format!("{}: not a URL", place.realm)))?;
+        let form = format!("grant_type=refresh_token&client_id=cox&refresh_token={}&{}", escape(token), place.asked());
+        let request = request(Method::POST, &uri, "application/json")
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(Full::from(form))
+            .map_err(|e| PullError::Server(e.to_string()))?;
+        self.send(&uri, request).await
     }
 
     /// The answer at the end of all redirects, and whether it is from the server that was asked first.
@@ -114,10 +128,7 @@ impl Registry {
         let mut uri: Uri = url.parse().map_err(|_| PullError::Server(format!("{url}: not a URL")))?;
         let first = (uri.scheme().cloned(), uri.authority().cloned());
         for _ in 0..MAX_REDIRECTS {
-            let mut request = Request::get(uri.path_and_query().map_or("/", |p| p.as_str()))
-                .header(http::header::HOST, uri.authority().map_or("", |a| a.as_str()))
-                .header(USER_AGENT, "cox")
-                .header(ACCEPT, accept);
+            let mut request = request(Method::GET, &uri, accept);
             // Credentials stay with the server they are for, and as encrypted as they were.
             let is_first = uri.scheme() == first.0.as_ref() && uri.authority() == first.1.as_ref();
             if let (Some(authorization), true) = (authorization, is_first) {
@@ -126,7 +137,7 @@ impl Registry {
             if offset > 0 {
                 request = request.header(RANGE, format!("bytes={offset}-"));
             }
-            let request = request.body(Empty::new()).map_err(|e| PullError::Server(e.to_string()))?;
+            let request = request.body(Full::default()).map_err(|e| PullError::Server(e.to_string()))?;
             let response = self.send(&uri, request).await?;
             if !response.status().is_redirection() {
                 return Ok((response, is_first));
@@ -137,7 +148,7 @@ impl Registry {
         Err(PullError::Server(format!("{url}: too many redirects")))
     }
 
-    async fn send(&self, uri: &Uri, request: Request<Empty<Bytes>>) -> Result<Response<Incoming>, PullError> {
+    async fn send(&self, uri: &Uri, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, PullError> {
         let unreachable = |error: &dyn std::fmt::Display| PullError::Unreachable(format!("Get \"{uri}\": {error}"));
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let tls = uri.scheme_str() == Some("https");
@@ -157,7 +168,16 @@ impl Registry {
     }
 }
 
-async fn exchange<T>(io: T, request: Request<Empty<Bytes>>) -> hyper::Result<Response<Incoming>>
+fn request(method: Method, uri: &Uri, accept: &str) -> http::request::Builder {
+    Request::builder()
+        .method(method)
+        .uri(uri.path_and_query().map_or("/", |p| p.as_str()))
+        .header(HOST, uri.authority().map_or("", |a| a.as_str()))
+        .header(USER_AGENT, "cox")
+        .header(ACCEPT, accept)
+}
+
+async fn exchange<T>(io: T, request: Request<Full<Bytes>>) -> hyper::Result<Response<Incoming>>
 where
     T: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
@@ -210,20 +230,33 @@ async fn check(response: Response<Incoming>, url: &str) -> Result<Response<Incom
     }
 }
 
-/// Where the parameters of a challenge say that a token is given out.
-fn token_url(endpoint: &Endpoint, challenge: &str, has_credentials: bool) -> Result<String, PullError> {
-    let parameters = parse_challenge(challenge);
-    let get = |key: &str| parameters.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str());
-    let realm = get("realm").ok_or_else(|| PullError::Unauthorized(endpoint.url.clone()))?;
-    if has_credentials && !may_see_credentials(realm, endpoint) {
-        return Err(PullError::Server(format!("{}: credentials are not sent to {realm}", endpoint.url)));
+/// Where the parameters of a challenge say that a token is given out, and for what.
+struct TokenPlace {
+    realm: String,
+    scope: String,
+    service: Option<String>,
+}
+
+impl TokenPlace {
+    fn of(endpoint: &Endpoint, challenge: &str, has_credentials: bool) -> Result<Self, PullError> {
+        let parameters = parse_challenge(challenge);
+        let get = |key: &str| parameters.iter().find(|(k, _)| k == key).map(|(_, v)| v.clone());
+        let realm = get("realm").ok_or_else(|| PullError::Unauthorized(endpoint.url.clone()))?;
+        if has_credentials && !may_see_credentials(&realm, endpoint) {
+            return Err(PullError::Server(format!("{}: credentials are not sent to {realm}", endpoint.url)));
+        }
+        let scope = get("scope").unwrap_or_else(|| format!("repository:{}:pull", endpoint.repository));
+        Ok(Self { realm, scope, service: get("service") })
     }
-    let scope = get("scope").map_or_else(|| format!("repository:{}:pull", endpoint.repository), Into::into);
-    let mut url = format!("{realm}{}scope={}", if realm.contains('?') { '&' } else { '?' }, escape(&scope));
-    if let Some(service) = get("service") {
-        url.push_str(&format!("&service={}", escape(service)));
+
+    fn asked(&self) -> String {
+        let service = self.service.as_ref().map(|service| format!("&service={}", escape(service)));
+        format!("scope={}{}", escape(&self.scope), service.unwrap_or_default())
     }
-    Ok(url)
+
+    fn url(&self) -> String {
+        format!("{}{}{}", self.realm, if self.realm.contains('?') { '&' } else { '?' }, self.asked())
+    }
 }
 
 /// Whether a pull secret may go to the place that gives out tokens: over TLS, or where the network is ours, or where
@@ -301,12 +334,14 @@ pub(crate) fn fuzz_challenge(text: &str) {
         auth: None,
         repository: "a/b".into(),
     };
-    let _ = token_url(&endpoint, text, false);
-    // Read here as `follow` reads it.
-    let Ok(Ok(uri)) = token_url(&endpoint, text, true).map(|url| url.parse::<Uri>()) else { return };
-    let host = uri.host().unwrap_or_default();
-    let is_own = host == "localhost" || host == "[::1]" || host.starts_with("127.");
-    assert!(uri.scheme_str() == Some("https") || is_own, "{text}: {uri}");
+    let _ = TokenPlace::of(&endpoint, text, false);
+    let Ok(place) = TokenPlace::of(&endpoint, text, true) else { return };
+    // Read here as `follow` and `exchange_identity` read it.
+    for uri in [place.url(), place.realm].iter().filter_map(|url| url.parse::<Uri>().ok()) {
+        let host = uri.host().unwrap_or_default();
+        let is_own = host == "localhost" || host == "[::1]" || host.starts_with("127.");
+        assert!(uri.scheme_str() == Some("https") || is_own, "{text}: {uri}");
+    }
 }
 
 #[cfg(test)]
@@ -386,6 +421,27 @@ mod tests {
         let stolen = stolen.lock();
         assert!(!stolen.is_empty());
         assert!(stolen.iter().all(|request| !request.to_lowercase().contains("authorization")), "{stolen:?}");
+    }
+
+    #[tokio::test]
+    async fn an_identity_token_is_exchanged() {
+        let (registry, requests) = server(|request| {
+            let (status, body) = match request.lines().next().unwrap_or_default() {
+                "POST /token HTTP/1.1" => ("200 OK", "{\"access_token\": \"for-this\"}"),
+                _ if request.contains("authorization: Bearer for-this\r\n") => ("200 OK", "{}"),
+                _ => ("401 Unauthorized", ""),
+            };
+            let host = request.lines().find_map(|line| line.strip_prefix("host: ")).unwrap_or_default();
+            let challenge = format!("Bearer realm=\"http://{host}/token\",service=\"s t\"");
+            let length = body.len();
+            format!("HTTP/1.1 {status}\r\nwww-authenticate: {challenge}\r\ncontent-length: {length}\r\n\r\n{body}")
+        })
+        .await;
+        let registry = Registry::new(endpoint(registry), Some(Credentials::Identity("a/b".into()))).unwrap();
+        assert_eq!(registry.document("manifests/x", "*/*").await.unwrap().0, "{}");
+        let form =
+            "grant_type=refresh_token&client_id=cox&refresh_token=a%2Fb&scope=repository%3Aa%2Fb%3Apull&service=s%20t";
+        assert_eq!(requests.lock()[1].rsplit("\r\n\r\n").next(), Some(form));
     }
 
     #[test]

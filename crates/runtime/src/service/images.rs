@@ -63,6 +63,10 @@ fn credentials(auth: v1::AuthConfig) -> Result<Option<Credentials>, Error> {
     if !auth.registry_token.is_empty() {
         return Ok(Some(Credentials::Token(auth.registry_token)));
     }
+    // `docker login` writes a name without a password beside it.
+    if !auth.identity_token.is_empty() && auth.password.is_empty() {
+        return Ok(Some(Credentials::Identity(auth.identity_token)));
+    }
     if !auth.username.is_empty() {
         return Ok(Some(Credentials::Basic { username: auth.username, password: auth.password }));
     }
