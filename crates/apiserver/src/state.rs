@@ -207,11 +207,21 @@ impl Operation {
                 other => {
                     let mut errors = api::field::FieldErrors::default();
                     errors.not_supported("dryRun", vec![other], &["All"]);
-                    let kind = GroupKind::new("meta.k8s.io", "CreateOptions");
-                    return Err(Status::invalid(&kind, "", errors));
+                    return Err(self.refused_options(errors));
                 }
             }
         }
         Ok(dry_run)
+    }
+
+    /// What is wrong with the query, as upstream's object for it.
+    pub(crate) fn refused_options(&self, errors: api::field::FieldErrors) -> Status {
+        let kind = match self.info.verb {
+            registry::Verb::Update => "UpdateOptions",
+            registry::Verb::Patch => "PatchOptions",
+            registry::Verb::Delete | registry::Verb::DeleteCollection => "DeleteOptions",
+            _ => "CreateOptions",
+        };
+        Status::invalid(&GroupKind::new("meta.k8s.io", kind), "", errors)
     }
 }

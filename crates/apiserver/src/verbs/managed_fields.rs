@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use api::Status;
+use api::field::FieldErrors;
 use api::patch::apply::{Write, Writer};
 use http::header;
 use registry::resource::Conversion;
@@ -18,7 +19,7 @@ use crate::admission::managed_fields::{RecordedFields, given};
 use crate::state::Operation;
 use crate::watch_cache::Entry;
 
-/// Longer manager names are refused by clients; upstream cuts user agents there.
+/// Bytes of a manager's name, and letters of a user agent that stands for one.
 const MAX_MANAGER: usize = 128;
 
 pub(crate) use crate::accept::APPLY;
@@ -31,17 +32,30 @@ pub(crate) fn is_apply(operation: &Operation) -> bool {
 }
 
 /// Who writes: the `fieldManager` of the request, or the start of the client's user agent.
-pub(crate) fn manager(operation: &Operation) -> String {
-    if let Some(manager) = operation.info.query.get("fieldManager") {
-        return manager.to_owned();
+pub(crate) fn manager(operation: &Operation) -> Result<String, Status> {
+    if let Some(manager) = operation.info.query.get("fieldManager").filter(|manager| !manager.is_empty()) {
+        let errors = refused_manager(manager);
+        return if errors.is_empty() { Ok(manager.to_owned()) } else { Err(operation.refused_options(errors)) };
     }
     let agent = operation.headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let name = agent.split('/').next().unwrap_or_default();
-    match name {
+    Ok(match name {
         "" if operation.call().user.name == crate::cluster::OWN_USER => "kube-apiserver".to_owned(),
         "" => "unknown".to_owned(),
         name => name.chars().take(MAX_MANAGER).collect(),
+    })
+}
+
+fn refused_manager(manager: &str) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    if manager.len() > MAX_MANAGER {
+        errors.too_long("fieldManager", MAX_MANAGER);
     }
+    for (at, letter) in manager.char_indices().filter(|(_, letter)| letter.is_control()) {
+        let detail = format!("invalid character U+{:04X} (at position {at})", u32::from(letter));
+        errors.invalid("fieldManager", manager, detail);
+    }
+    errors
 }
 
 /// Fields that a write through this endpoint cannot change, so that nobody comes to own them by it.
@@ -68,7 +82,7 @@ pub(crate) fn track(
     let recorded = old.and_then(|(current, _)| current.managed_fields);
     let live = old.map(|(current, old)| stored_text(resource, current, old)).transpose()?;
     let text = crate::initializers::visible(resource, new)?;
-    let manager = manager(operation);
+    let manager = manager(operation)?;
     let writer = Writer {
         manager: &manager,
         api_version: &version(resource),

@@ -167,9 +167,9 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     let resource = &operation.resource;
     let query = &operation.info.query;
     let mut errors = FieldErrors::default();
-    if query.get("fieldManager").is_none() {
+    if query.get("fieldManager").is_none_or(str::is_empty) {
         errors.required("fieldManager", "is required for apply patch");
-        return Err(Status::invalid(&api::GroupKind::new("meta.k8s.io", "PatchOptions"), "", errors));
+        return Err(operation.refused_options(errors));
     }
     let validation = FieldValidation::of(operation)?;
     let decoded = api::codec::from_yaml(&operation.body)
@@ -203,7 +203,7 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     if resource.is_namespaced() {
         config["metadata"]["namespace"] = operation.info.namespace.as_str().into();
     }
-    let manager = super::managed_fields::manager(operation);
+    let manager = super::managed_fields::manager(operation)?;
     let writer = Writer {
         manager: &manager,
         api_version: &super::managed_fields::version(resource),

@@ -38,7 +38,7 @@ impl FieldValidation {
             Some(other) => {
                 let mut errors = FieldErrors::default();
                 errors.not_supported("fieldValidation", other, &["Ignore", "Strict", "Warn"]);
-                Err(Status::invalid(&api::GroupKind::new("meta.k8s.io", "CreateOptions"), "", errors))
+                Err(operation.refused_options(errors))
             }
         }
     }

@@ -284,6 +284,30 @@ async fn apply_on_the_server_keeps_owners_apart() {
 }
 
 #[tokio::test]
+async fn names_of_managers_are_checked() {
+    let cluster = Cluster::start().await;
+    let url = |name: &str, manager: &str| format!("{MAPS}{name}?fieldManager={manager}");
+    let (long, longest) = ("m".repeat(129), "m".repeat(128));
+    for (manager, problem) in [
+        (long.as_str(), "fieldManager: Too long: may not be more than 128 bytes"),
+        ("a%07b", "fieldManager: Invalid value: \"a\\ab\": invalid character U+0007 (at position 1)"),
+    ] {
+        let text = format!(" \"\" is invalid: {problem}");
+        let (code, status) = cluster.send("POST", &url("", manager), config_map("c")).await;
+        assert_eq!((code, status["message"].as_str()), (422, Some(&*format!("CreateOptions.meta.k8s.io{text}"))));
+        let apply = "application/apply-patch+yaml";
+        let (code, status) = cluster.send_raw("PATCH", &url("/c", manager), apply, config_map("c")).await;
+        let status: Value = serde_json::from_slice(&status).unwrap();
+        assert_eq!((code, status["message"].as_str()), (422, Some(&*format!("PatchOptions.meta.k8s.io{text}"))));
+    }
+    assert_eq!(cluster.send("GET", &format!("{MAPS}/c"), Value::Null).await.0, 404);
+    for (name, manager, expected) in [("c", longest.as_str(), longest.as_str()), ("d", "", "unknown")] {
+        let (code, map) = cluster.send("POST", &url("", manager), config_map(name)).await;
+        assert_eq!((code, &map["metadata"]["managedFields"][0]["manager"]), (201, &json!(expected)), "{map}");
+    }
+}
+
+#[tokio::test]
 async fn unknown_fields_warn_or_fail() {
     let cluster = Cluster::start().await;
     let mut map = config_map("c");
