@@ -24,17 +24,6 @@ pub(crate) enum Admitted<'a> {
     Later(BoxFuture<'a, Result<(), Status>>),
 }
 
-impl Admitted<'_> {
-    /// `None` if there is none.
-    async fn answer(self) -> Option<Result<(), Status>> {
-        match self {
-            Admitted::Unasked => None,
-            Admitted::Now(outcome) => Some(outcome),
-            Admitted::Later(future) => Some(future.await),
-        }
-    }
-}
-
 impl From<Result<(), Status>> for Admitted<'_> {
     fn from(outcome: Result<(), Status>) -> Self {
         Admitted::Now(outcome)
@@ -99,13 +88,15 @@ struct Named {
     /// What the trace calls it.
     traced: Name,
     plugin: Box<dyn Plugin>,
+    /// Its time is spent in servers elsewhere.
+    asks_webhooks: bool,
     times: Times,
 }
 
 impl Named {
     fn observe(&self, step: Step, verb: Verb, took: Duration, rejected: bool) {
         self.times.observe(step, verb, took, rejected);
-        if matches!(self.name, "MutatingAdmissionWebhook" | "ValidatingAdmissionWebhook") {
+        if self.asks_webhooks {
             spent_elsewhere(took);
         }
     }
@@ -131,7 +122,13 @@ impl Chain {
                 let made = (row.make)(settings.take(row.name));
                 let plugin =
                     made.map_err(|error| error.context(format!("couldn't init admission plugin {:?}", row.name)))?;
-                plugins.push(Named { name: row.name, traced: Name::new(row.name), plugin, times: Times::default() });
+                plugins.push(Named {
+                    name: row.name,
+                    traced: Name::new(row.name),
+                    plugin,
+                    asks_webhooks: matches!(row.name, "MutatingAdmissionWebhook" | "ValidatingAdmissionWebhook"),
+                    times: Times::default(),
+                });
             }
         }
         Ok(Self { plugins, times: Times::default() })
@@ -163,7 +160,11 @@ impl Chain {
         let mut started = Instant::now();
         trace::mark_at(started);
         for named in &self.plugins {
-            let Some(outcome) = named.plugin.admit(cluster, attributes).answer().await else { continue };
+            let outcome = match named.plugin.admit(cluster, attributes) {
+                Admitted::Unasked => continue,
+                Admitted::Now(outcome) => outcome,
+                Admitted::Later(future) => future.await,
+            };
             let ended = Instant::now();
             trace::lap_at(Stage::Mutate, named.traced, outcome.is_err(), ended);
             named.observe(Step::Admit, verb, ended - started, outcome.is_err());
@@ -179,8 +180,11 @@ impl Chain {
         let mut outcome = Ok(());
         trace::mark_at(begun);
         for named in &self.plugins {
-            let Some(answer) = named.plugin.validate(cluster, attributes).answer().await else { continue };
-            outcome = answer;
+            outcome = match named.plugin.validate(cluster, attributes) {
+                Admitted::Unasked => continue,
+                Admitted::Now(outcome) => outcome,
+                Admitted::Later(future) => future.await,
+            };
             let ended = Instant::now();
             trace::lap_at(Stage::Validate, named.traced, outcome.is_err(), ended);
             named.observe(Step::Validate, attributes.verb, ended - started, outcome.is_err());

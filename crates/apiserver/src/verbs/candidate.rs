@@ -100,6 +100,12 @@ impl<'a> Candidate<'a> {
     }
 }
 
+/// The object as the cache has it just now.
+pub(super) fn cached(operation: &Operation) -> Result<Option<Arc<Entry>>, Status> {
+    let inner = inner_key(&operation.resource, &operation.info.namespace, &operation.info.name);
+    Ok(operation.state.cache(&operation.resource)?.get(&inner))
+}
+
 /// Whether there is such an object.
 pub(super) async fn exists(operation: &Operation) -> Result<bool, Status> {
     let inner = inner_key(&operation.resource, &operation.info.namespace, &operation.info.name);

@@ -30,8 +30,8 @@ const UNSAFE_DELETE: &str = "unsafe-delete-ignore-read-errors";
 
 /// What became of an object.
 pub(crate) enum Deleted {
-    /// Gone; this was its last state, and the revision of the delete.
-    Gone(Arc<Entry>, u64),
+    /// Gone; this was its last state, as stored and read, and the revision of the delete.
+    Gone(Arc<Entry>, AnyObject, u64),
     /// Marked; it goes once grace and finalizers allow.
     Marked(Bytes),
 }
@@ -64,12 +64,11 @@ pub(crate) async fn delete(operation: &Operation) -> Result<Response<Body>, Stat
         return delete_unreadable(operation).await;
     }
     match delete_object(operation, &operation.info.namespace, &operation.info.name, &options).await? {
-        Deleted::Gone(last, revision) if operation.resource.returns_deleted => respond(
-            operation,
-            StatusCode::OK,
-            &write::with_revision(&as_deleted(operation, &last, &options)?, revision)?,
-        ),
-        Deleted::Gone(last, _) => {
+        Deleted::Gone(last, object, revision) if operation.resource.returns_deleted => {
+            let last = as_deleted(operation, &last, object, &options)?;
+            respond(operation, StatusCode::OK, &write::with_revision(&last, revision)?)
+        }
+        Deleted::Gone(last, ..) => {
             let uid = crate::json::find(&last.stored, &["metadata", "uid"]);
             let uid = uid.map(|range| crate::json::text(&last.stored[range]).into_owned()).unwrap_or_default();
             let status = Status::deleted(&operation.group_resource(), &operation.info.name, &uid);
@@ -112,8 +111,12 @@ async fn delete_unreadable(operation: &Operation) -> Result<Response<Body>, Stat
 }
 
 /// The last state of an object that is gone. Where others have time to end, it shows that this one had none.
-fn as_deleted(operation: &Operation, last: &Entry, options: &DeleteOptions) -> Result<Bytes, Status> {
-    let mut object = write::decode_entry(&operation.resource, last)?;
+fn as_deleted(
+    operation: &Operation,
+    last: &Entry,
+    mut object: AnyObject,
+    options: &DeleteOptions,
+) -> Result<Bytes, Status> {
     let is_unmarked = object.meta().deletion_timestamp.is_none();
     if !is_unmarked || operation.resource.strategy.grace(&*object, options.grace) == Grace::Immediate {
         return Ok(last.stored.clone());
@@ -197,12 +200,12 @@ async fn attempt(
         }
         Marking::Remove if options.dry_run => {
             let revision = current.revision;
-            Ok(Attempt::Unwritten(Deleted::Gone(current, revision)))
+            Ok(Attempt::Unwritten(Deleted::Gone(current, old, revision)))
         }
         Marking::Remove => Ok(match super::commit::remove(operation, key, current.revision).await {
             Ok(revision) => {
                 crate::hooks::after_delete(operation, &*old).await;
-                Attempt::Committed(Deleted::Gone(current, revision.0))
+                Attempt::Committed(Deleted::Gone(current, old, revision.0))
             }
             Err(error) => error.into(),
         }),

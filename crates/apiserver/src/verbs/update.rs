@@ -10,7 +10,7 @@ use trace::Stage;
 
 use super::candidate::{self, Attempt, Candidate};
 use super::respond::respond;
-use super::write::{self, Current, body_object, ensure_namespace, validate_meta_update};
+use super::write::{self, Current, body_object, body_object_beside, ensure_namespace, validate_meta_update};
 use crate::admission::managed_fields::RecordedFields;
 use crate::admission::{Attributes, Verb};
 use crate::body::Body;
@@ -55,7 +55,7 @@ impl Written {
 }
 
 pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Status> {
-    let mut object = body_object(operation)?;
+    let mut object = body_object_beside(operation, candidate::cached(operation)?.as_deref())?;
     let meta = object.meta_mut();
     ensure_namespace(operation, meta)?;
     match meta.name.as_deref() {
@@ -79,21 +79,22 @@ pub(crate) async fn update(operation: &Operation) -> Result<Response<Body>, Stat
     let written = modify(operation, target, |current, _| {
         // The version that it names is written over once, so that nothing needs to be kept for another time.
         let is_named = version.as_ref().is_some_and(|version| *version == current.entry.revision.to_string());
-        let is_only_attempt = is_named && !may_create;
-        let next = if is_only_attempt { object.take() } else { object.as_ref().map(|object| object.boxed_clone()) };
+        let next = if is_named { object.take() } else { object.as_ref().map(|object| object.boxed_clone()) };
         next.ok_or_else(|| Status::modified(&operation.group_resource(), &operation.info.name))
     })
     .await;
-    match (written, object) {
-        (Err(status), Some(object)) if may_create && status.is_not_found() => {
+    match written {
+        Err(status) if may_create && status.is_not_found() => {
             // Deleted by another server, which the cache did not show yet; or something else was not found.
             if !candidate::is_gone(operation).await? {
                 return Err(status);
             }
+            let mut object = body_object(operation)?;
+            ensure_namespace(operation, object.meta_mut())?;
             let stored = super::create::create_instead(operation, object).await?;
             Written { stored, created: true }.respond(operation)
         }
-        (written, _) => written?.respond(operation),
+        written => written?.respond(operation),
     }
 }
 

@@ -69,7 +69,13 @@ pub(crate) fn body_value(operation: &Operation) -> Result<Decoded, Status> {
 
 /// Turns the body into the stored type, after checking that it is what the URL says.
 pub(crate) fn body_object(operation: &Operation) -> Result<AnyObject, Status> {
-    if let Some(object) = plain_object(operation) {
+    body_object_beside(operation, None)
+}
+
+/// As [`body_object`], where the object is in the cache. Managed fields that came back just as they are recorded are not
+/// read: an object without any keeps those.
+pub(crate) fn body_object_beside(operation: &Operation, present: Option<&Entry>) -> Result<AnyObject, Status> {
+    if let Some(object) = plain_object(operation, present) {
         return Ok(object);
     }
     let Decoded { mut value, duplicates } = body_value(operation)?;
@@ -84,7 +90,7 @@ pub(crate) fn body_object(operation: &Operation) -> Result<AnyObject, Status> {
 }
 
 /// The short way for the usual body: JSON in the stored version, just as its schema says.
-fn plain_object(operation: &Operation) -> Option<AnyObject> {
+fn plain_object(operation: &Operation, present: Option<&Entry>) -> Option<AnyObject> {
     let (resource, body) = (&operation.resource, &operation.body);
     let is_json = operation.headers.get(header::CONTENT_TYPE).is_none_or(|value| value == "application/json");
     if !is_json || resource.conversion.is_some() || resource.initializers || FieldValidation::of(operation).is_err() {
@@ -94,7 +100,19 @@ fn plain_object(operation: &Operation) -> Option<AnyObject> {
     if !says("kind", &resource.kind) || !says("apiVersion", &resource.api_version()) {
         return None;
     }
-    resource.strategy.decode_fitting(body)
+    match present.and_then(|present| without_recorded_fields(body, present)) {
+        Some(text) => resource.strategy.decode_fitting(&text),
+        None => resource.strategy.decode_fitting(body),
+    }
+}
+
+/// The body without its managed fields, if it is the present version of the object with other changes only.
+fn without_recorded_fields<'a>(body: &'a [u8], present: &Entry) -> Option<Cow<'a, [u8]>> {
+    let version = json::find(body, &["metadata", "resourceVersion"])?;
+    let recorded = crate::admission::managed_fields::recorded(&present.stored)?;
+    let (text, given) = api::trim::apart(body);
+    let is_same = json::text(&body[version]) == present.revision.to_string() && given? == recorded.as_bytes();
+    is_same.then_some(text)
 }
 
 /// How repeated fields are reported, each once.
