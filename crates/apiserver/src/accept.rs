@@ -67,8 +67,6 @@ const OFFERED_AS_TEXT: &[&str] = &["application/json", "application/yaml"];
 impl Accept {
     /// Picks the first acceptable form, best quality first, as upstream does.
     pub(crate) fn parse(headers: &HeaderMap, info: &RequestInfo) -> Result<Self, Status> {
-        let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-        let text = accept.collect::<Vec<_>>().join(",");
         let gzip = headers
             .get(header::ACCEPT_ENCODING)
             .and_then(|value| value.to_str().ok())
@@ -77,6 +75,11 @@ impl Accept {
         let browser = ["curl", "Wget", "Mozilla/5.0"].iter().any(|name| agent.starts_with(name));
         let pretty = if info.query.get("pretty").is_some() { info.query.flag("pretty") } else { browser };
         let base = Self { encoding: Encoding::Json, shape: Shape::Object, meta_version: "v1", pretty, gzip };
+        if is_only_json(headers) {
+            return Ok(base);
+        }
+        let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        let text = accept.collect::<Vec<_>>().join(",");
         if text.trim().is_empty() {
             return Ok(base);
         }
@@ -101,6 +104,9 @@ impl Accept {
 
     /// Whether errors are to be told in protobuf.
     pub(crate) fn is_protobuf(headers: &HeaderMap) -> bool {
+        if is_only_json(headers) {
+            return false;
+        }
         let names = |media: &str| {
             headers.get_all(header::ACCEPT).iter().any(|value| value.to_str().is_ok_and(|value| value.contains(media)))
         };
@@ -147,6 +153,12 @@ impl Accept {
     pub(crate) fn is_plain(&self, resource: &Resource) -> bool {
         self.encoding == Encoding::Json && self.shape == Shape::Object && !self.pretty && resource.conversion.is_none()
     }
+}
+
+/// Whether JSON is all that the client asks for, which is the usual request.
+fn is_only_json(headers: &HeaderMap) -> bool {
+    let mut accept = headers.get_all(header::ACCEPT).iter();
+    accept.next().is_none_or(|value| value == "application/json") && accept.next().is_none()
 }
 
 fn quality(clause: &str) -> f32 {

@@ -1,9 +1,10 @@
 //! W3C's context of traces: taken from those who may choose what is exported, and given to everybody we ask.
 
 use api::UserInfo;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use trace::{Exporting, TraceContext};
 
+const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
 /// Besides those who may do anything.
 const MONITORING: &str = "system:monitoring";
 
@@ -14,7 +15,7 @@ pub(crate) fn join(headers: &HeaderMap, user: &UserInfo) {
     if !is_trusted && !is_component(user) {
         Exporting::alone();
     }
-    let named = headers.get(trace::TRACEPARENT).and_then(|text| text.to_str().ok()).and_then(TraceContext::parse);
+    let named = headers.get(TRACEPARENT).and_then(|text| text.to_str().ok()).and_then(TraceContext::parse);
     if let Some(context) = named {
         trace::follow(context, is_trusted);
     }
@@ -31,7 +32,7 @@ fn is_component(user: &UserInfo) -> bool {
 /// Says to whoever is asked next of which trace the present work is.
 pub(crate) fn pass_on(headers: &mut HeaderMap) {
     if let Some(value) = trace::trace_context().and_then(|at| HeaderValue::from_str(&at.to_string()).ok()) {
-        headers.insert(trace::TRACEPARENT, value);
+        headers.insert(TRACEPARENT, value);
     }
 }
 

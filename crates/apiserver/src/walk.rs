@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use api::Status;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use registry::{Resource, Verb};
 use serde::Deserialize;
 use trace::{Causes, Outcome, Recorder, Span, Stage, Walk, Work};
@@ -22,6 +22,8 @@ use crate::request_info::RequestInfo;
 use crate::state::State;
 
 const ACTOR: &str = "kube-apiserver";
+const CAUSE: HeaderName = HeaderName::from_static(trace::CAUSE_HEADER);
+const CLIENT: HeaderName = HeaderName::from_static(trace::CLIENT_HEADER);
 /// Spans come in quick succession; whoever follows a walk gets them together.
 const BATCH_INTERVAL: Duration = Duration::from_millis(100);
 /// How far back a client's clock is believed.
@@ -55,8 +57,8 @@ pub(crate) fn open<'a>(
     headers: &HeaderMap,
     authorized: &'a AtomicBool,
 ) -> Served<'a> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let (causes, client) = (text(trace::CAUSE_HEADER), text(trace::CLIENT_HEADER));
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let (causes, client) = (text(CAUSE), text(CLIENT));
     let writes = matches!(info.verb, Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection);
     // What a command reads on its way is in its own span.
     let belongs = causes.is_some() && client.is_none() && !info.is_long_running();
@@ -82,7 +84,7 @@ pub(crate) fn open<'a>(
     if !info.subresource.is_empty() {
         work.append_detail(&info.subresource);
     }
-    let shown = headers.get(trace::CLIENT_HEADER).filter(|shown| is_kept && shown.len() <= MAX_COMMAND);
+    let shown = headers.get(CLIENT).filter(|shown| is_kept && shown.len() <= MAX_COMMAND);
     let command = shown.map(|shown| (state.trace.clone(), shown.clone()));
     Served { work, command, authorized }
 }
