@@ -55,6 +55,35 @@ impl Quantity {
         if text.is_empty() {
             return Err(ParseError::Format);
         }
+        match Self::plain(text) {
+            Some(quantity) => Ok(quantity),
+            None => Self::parse_any(text),
+        }
+    }
+
+    /// Whole numbers in their canonical form, with or without a suffix: nearly all quantities are.
+    fn plain(text: &str) -> Option<Self> {
+        /// So many digits fit into a word with any of the suffixes.
+        const MAX_DIGITS: usize = 15;
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        if !(1..=MAX_DIGITS).contains(&digits) || text.starts_with('0') {
+            return None;
+        }
+        let number = text.bytes().take(digits).fold(0i64, |sum, digit| sum * 10 + i64::from(digit - b'0'));
+        let (nanos, format) = match &text[digits..] {
+            _ if number % 1000 == 0 => return None,
+            "m" => (i128::from(number) * (NANO / 1000), Format::DecimalSI),
+            "" => (i128::from(number) * NANO, Format::DecimalSI),
+            _ if number % 1024 == 0 => return None,
+            "Ki" => (i128::from(number << 10) * NANO, Format::BinarySI),
+            "Mi" if number < 1 << 40 => (i128::from(number << 20) * NANO, Format::BinarySI),
+            "Gi" if number < 1 << 30 => (i128::from(number << 30) * NANO, Format::BinarySI),
+            _ => return None,
+        };
+        Some(Self { nanos, format, kept: None })
+    }
+
+    fn parse_any(text: &str) -> Result<Self, ParseError> {
         let parts = split(text)?;
         let (factor, format) = suffix(parts.suffix).ok_or(ParseError::Suffix)?;
         let digits = match parts.fraction {
@@ -475,6 +504,15 @@ mod tests {
                 let again = Quantity::parse(&printed).unwrap();
                 prop_assert_eq!(&again, &quantity);
                 prop_assert_eq!(again.to_string(), printed);
+            }
+        }
+
+        #[test]
+        fn the_usual_ones_are_read_like_all_others(text in "[1-9][0-9]{0,15}(m|k|Ki|Mi|Gi|)") {
+            if let Some(quantity) = Quantity::plain(&text) {
+                let other = Quantity::parse_any(&text).unwrap();
+                prop_assert_eq!((quantity.nanos, quantity.format, &quantity.kept), (other.nanos, other.format, &other.kept));
+                prop_assert_eq!(quantity.to_string(), text);
             }
         }
 

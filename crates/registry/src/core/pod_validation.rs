@@ -93,7 +93,8 @@ fn annotated_profiles(errors: &mut FieldErrors, pod: &Pod, spec: &PodSpec) {
 
 /// An annotation and the field that took its place say the same, where there are both.
 fn profiles_agree(errors: &mut FieldErrors, pod: &Pod, spec: &PodSpec) {
-    let annotation = |key: &str| pod.metadata.annotations.as_ref()?.get(key).cloned();
+    let Some(annotations) = &pod.metadata.annotations else { return };
+    let annotation = |key: &str| annotations.get(key).cloned();
     let agrees = |annotation: &str, kind: &str, local: Option<&str>| match kind {
         "Localhost" => annotation.strip_prefix("localhost/") == Some(local.unwrap_or_default()),
         "RuntimeDefault" => matches!(annotation, "runtime/default" | "docker/default"),
@@ -327,6 +328,9 @@ fn deadline(errors: &mut FieldErrors, new: Option<i64>, old: Option<i64>) -> boo
 }
 
 fn added_tolerations(errors: &mut FieldErrors, new: &[Toleration], old: &[Toleration]) {
+    if new == old {
+        return;
+    }
     let without_time =
         |toleration: &Toleration| pruned(&Toleration { toleration_seconds: None, ..toleration.clone() }).to_string();
     // A body has room for tens of thousands: they are not compared each with each.

@@ -109,7 +109,8 @@ fn node_labels(warnings: &mut Vec<String>, at: &Path<'_>, spec: &PodSpec) {
 
 /// Annotations that do nothing any more, or have become fields.
 fn annotations(warnings: &mut Vec<String>, at: &Path<'_>, meta: &ObjectMeta, spec: &PodSpec) {
-    let has = |key: &str| meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(key));
+    let Some(annotations) = &meta.annotations else { return };
+    let has = |key: &str| annotations.contains_key(key);
     for (key, message) in ANNOTATIONS.iter().filter(|(key, _)| has(key)) {
         warnings.push(format!("{at}[{key}]: {message}"));
     }
