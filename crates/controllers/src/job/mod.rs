@@ -16,7 +16,7 @@ use api::meta::Meta as _;
 use api::selector::Selector;
 use client::{Client, Clock, Event, EventRecorder, Expectations, Informer, Patch};
 use futures_util::future::{BoxFuture, join_all};
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{Job, JobStatus};
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector, Pod as NewPod};
 use serde_json::json;
 use tokio::time::Instant;
@@ -202,10 +202,10 @@ impl Controller {
                 deleted
             }))
             .await;
-            let deleted = results.iter().filter(|result| result.is_ok()).count();
+            let deleted: Vec<_> =
+                doomed.iter().zip(&results).filter(|(_, result)| result.is_ok()).map(|(pod, _)| pod).collect();
+            note_deleted(&mut plan.status, &deleted);
             failure = results.into_iter().find_map(Result::err);
-            adjust(&mut plan.status.active, 0, deleted);
-            adjust(&mut plan.status.terminating, deleted, 0);
         }
         if !plan.create.is_empty() {
             let wanted = plan.create.len();
@@ -247,6 +247,16 @@ impl Controller {
 /// Who looks after the Job, if it is somebody else.
 fn managed_elsewhere(manager: Option<&str>) -> Option<&str> {
     manager.filter(|manager| *manager != MANAGED_BY)
+}
+
+/// What is left of the active pods of a status once these of them are deleted.
+fn note_deleted(status: &mut JobStatus, deleted: &[&Arc<Pod>]) {
+    adjust(&mut status.active, 0, deleted.len());
+    adjust(&mut status.terminating, deleted.len(), 0);
+    let ready = deleted.iter().filter(|pod| pods::is_ready(pod)).count();
+    // No ready pod is written as 0, unlike the others.
+    adjust(&mut status.ready, 0, ready);
+    status.ready.get_or_insert(0);
 }
 
 fn adjust(number: &mut Option<i32>, more: usize, fewer: usize) {

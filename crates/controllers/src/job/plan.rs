@@ -232,7 +232,7 @@ impl<'a> Pass<'a> {
                 if judge(self.spec.pod_failure_policy.as_ref(), pod) != Verdict::Ignore {
                     self.noted_failed.insert(uid(pod).to_owned());
                 }
-            } else {
+            } else if pods::phase(pod) != "Succeeded" {
                 continue;
             }
             self.plan.release.push(pod.clone());
@@ -365,9 +365,7 @@ impl<'a> Pass<'a> {
 
     /// The Job is to end: no more pods, and the final condition once every pod is counted and gone.
     fn stop(&mut self, target: JobCondition, settled: bool) {
-        if find(&self.status, &target.type_).is_none() {
-            self.status.conditions.get_or_insert_default().push(target.clone());
-        }
+        self.set_true(target.clone());
         self.plan.delete = self.active.clone();
         let counted = self.noted_failed.is_empty()
             && self.noted_succeeded.is_empty()
@@ -378,7 +376,7 @@ impl<'a> Pass<'a> {
         let (reason, message) = (target.reason.clone().unwrap_or_default(), target.message.clone().unwrap_or_default());
         let kind = if target.type_ == "SuccessCriteriaMet" { "Complete" } else { "Failed" };
         let last = self.condition(kind, "True", &reason, &message);
-        self.status.conditions.get_or_insert_default().push(last);
+        self.set_true(last);
         if kind == "Complete" {
             self.status.completion_time = Some(Time(self.now));
             self.plan.events.push((false, "Completed".into(), "Job completed".into()));
@@ -386,6 +384,16 @@ impl<'a> Pass<'a> {
             self.plan.events.push((true, reason, message));
         }
         self.plan.recheck = None;
+    }
+
+    /// In place of one that somebody made false.
+    fn set_true(&mut self, condition: JobCondition) {
+        let conditions = self.status.conditions.get_or_insert_default();
+        let stands = |one: &JobCondition| one.type_ == condition.type_ && one.status == "True";
+        if !conditions.iter().any(stands) {
+            conditions.retain(|one| one.type_ != condition.type_);
+            conditions.push(condition);
+        }
     }
 
     /// The Job goes on: as many active pods as there is work for.

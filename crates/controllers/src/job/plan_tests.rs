@@ -213,6 +213,51 @@ fn a_failure_is_judged_until_it_is_noted() {
 
 /// Its node deleted it for good without having reported an end: the Job must not wait for one.
 #[test]
+fn deleted_pods_are_not_ready() {
+    let [ready, other] = ["a", "b"].map(|name| Builder::new(name).phase("Running"));
+    let [ready, other] = [ready.ready(at(0)).build(), other.build()];
+    let status = |[active, ready, terminating]: [Option<i32>; 3]| JobStatus {
+        active,
+        ready,
+        terminating,
+        ..JobStatus::default()
+    };
+    let mut of_two = status([Some(2), Some(1), Some(0)]);
+    super::super::note_deleted(&mut of_two, &[&other]);
+    assert_eq!(of_two, status([Some(1), Some(1), Some(1)]));
+    super::super::note_deleted(&mut of_two, &[&ready]);
+    assert_eq!(of_two, status([None, Some(0), Some(2)]));
+}
+
+/// The API server takes no end without it.
+#[test]
+fn a_condition_that_somebody_made_false_becomes_true() {
+    let mut job = job(JobSpec { completions: Some(1), parallelism: Some(1), ..JobSpec::default() });
+    let is_false = |kind: &str| JobCondition { type_: kind.into(), status: "False".into(), ..JobCondition::default() };
+    job.status = Some(JobStatus {
+        conditions: Some(["SuccessCriteriaMet", "Complete"].map(is_false).into()),
+        succeeded: Some(1),
+        ..JobStatus::default()
+    });
+    let ended = plan(&job, &[], true, at(0)).status.conditions.unwrap();
+    let ended: Vec<_> = ended.iter().map(|condition| (&*condition.type_, &*condition.status)).collect();
+    assert_eq!(ended, [("SuccessCriteriaMet", "True"), ("Complete", "True")]);
+}
+
+#[test]
+fn a_pod_that_was_noted_as_failed_is_released_if_it_ends_well() {
+    let mut job = job(JobSpec { completions: Some(1), parallelism: Some(1), ..JobSpec::default() });
+    let failed = Some(vec!["uid-p".to_owned()]);
+    let uncounted = UncountedTerminatedPods { failed, ..UncountedTerminatedPods::default() };
+    job.status = Some(JobStatus { uncounted_terminated_pods: Some(uncounted), ..JobStatus::default() });
+    let plan = plan(&job, &[pod("p", "Succeeded", None)], true, at(0));
+    assert_eq!(
+        (plan.release.len(), plan.status.uncounted_terminated_pods),
+        (1, job.status.unwrap().uncounted_terminated_pods)
+    );
+}
+
+#[test]
 fn a_pod_that_was_deleted_before_it_ran_has_failed() {
     use k8s_openapi::api::batch::v1::{PodFailurePolicy, PodFailurePolicyRule};
 
