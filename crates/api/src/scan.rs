@@ -9,12 +9,13 @@ use std::ops::Range;
 /// The members of the object that starts at `at`: raw keys (without quotes) and the ranges of their values.
 pub fn members(json: &[u8], at: usize) -> Members<'_> {
     let at = skip_space(json, at);
-    Members { json, at: if json.get(at) == Some(&b'{') { Some(at + 1) } else { None } }
+    Members { json, at: if json.get(at) == Some(&b'{') { Some(at + 1) } else { None }, is_first: true }
 }
 
 pub struct Members<'a> {
     json: &'a [u8],
     at: Option<usize>,
+    is_first: bool,
 }
 
 impl<'a> Iterator for Members<'a> {
@@ -39,12 +40,18 @@ impl<'a> Members<'a> {
     /// As [`Self::enter`]: where the key is.
     pub(crate) fn enter_at(&mut self) -> Option<(Range<usize>, usize)> {
         let mut at = skip_space(self.json, self.at.take()?);
-        if self.json.get(at) == Some(&b',') {
-            at = skip_space(self.json, at + 1);
+        match self.json.get(at)? {
+            b',' if !self.is_first => at = skip_space(self.json, at + 1),
+            b'"' if self.is_first => {}
+            // `}` or damage: either way there are no more members.
+            _ => {
+                self.at = Some(at);
+                return None;
+            }
         }
+        self.is_first = false;
         if self.json.get(at) != Some(&b'"') {
-            self.at = Some(at);
-            return None; // `}` or damage: either way there are no more members
+            return None;
         }
         let key_end = skip_string(self.json, at)?;
         let colon = skip_space(self.json, key_end);

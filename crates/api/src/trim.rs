@@ -21,6 +21,11 @@ pub fn apart(object: &[u8]) -> (Cow<'_, [u8]>, Option<&[u8]>) {
     }
 }
 
+/// Where the managed fields of an object are.
+pub fn managed_fields_of(object: &[u8]) -> Option<Range<usize>> {
+    managed_fields(object).map(|(_, fields)| fields)
+}
+
 /// Where they are, with one of the commas around them and without.
 fn managed_fields(object: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
     let metadata = scan::find_start(object, &["metadata"])?;

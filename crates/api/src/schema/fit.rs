@@ -212,6 +212,9 @@ mod tests {
             // Not JSON, or not alone.
             (r#"{"metadata":{"name":"a"}"#, false),
             (r#"{} {}"#, false),
+            (r#"{"metadata":{"annotations":{},}}"#, false),
+            (r#"{"metadata":{,"annotations":{}}}"#, false),
+            (r#"{"metadata":{"name":"a" "annotations":{}}}"#, false),
             ("[]", false),
             ("", false),
         ] {

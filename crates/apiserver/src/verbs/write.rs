@@ -106,13 +106,15 @@ fn plain_object(operation: &Operation, present: Option<&Entry>) -> Option<AnyObj
     }
 }
 
-/// The body without its managed fields, if it is the present version of the object with other changes only.
-fn without_recorded_fields<'a>(body: &'a [u8], present: &Entry) -> Option<Cow<'a, [u8]>> {
+/// The body with no value for its managed fields, if it is the present version of the object with other changes only. What
+/// else is wrong with it stays wrong.
+fn without_recorded_fields(body: &[u8], present: &Entry) -> Option<Vec<u8>> {
     let version = json::find(body, &["metadata", "resourceVersion"])?;
     let recorded = crate::admission::managed_fields::recorded(&present.stored)?;
-    let (text, given) = api::trim::apart(body);
-    let is_same = json::text(&body[version]) == present.revision.to_string() && given? == recorded.as_bytes();
-    is_same.then_some(text)
+    let given = api::trim::managed_fields_of(body)?;
+    let is_same =
+        json::text(&body[version]) == present.revision.to_string() && &body[given.clone()] == recorded.as_bytes();
+    is_same.then(|| [&body[..given.start], b"null", &body[given.end..]].concat())
 }
 
 /// How repeated fields are reported, each once.

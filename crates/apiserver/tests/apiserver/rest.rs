@@ -284,6 +284,30 @@ async fn apply_on_the_server_keeps_owners_apart() {
 }
 
 #[tokio::test]
+async fn what_is_wrong_beside_recorded_fields_is_seen() {
+    let cluster = Cluster::start().await;
+    let (_, map) = cluster.send("POST", MAPS, config_map("c")).await;
+    let (version, recorded) = (&map["metadata"]["resourceVersion"], &map["metadata"]["managedFields"]);
+    let put = async |metadata: String, expected: &str| {
+        let body = format!("{{\"kind\":\"ConfigMap\",\"apiVersion\":\"v1\",\"metadata\":{{{metadata}}}}}");
+        let url = format!("{MAPS}/c?fieldValidation=Strict");
+        let text = body.clone().into();
+        let response = cluster.request("PUT", &url, "application/json", text, "admin", &["system:masters"]).await;
+        let code = response.status().as_u16();
+        let answer = response.into_body().collect().await.unwrap().to_bytes();
+        let answer: Value = serde_json::from_slice(&answer).unwrap();
+        let message = answer["message"].as_str().unwrap_or_default();
+        assert!((code == 200) == expected.is_empty() && message.contains(expected), "{body}: {code} {message}");
+    };
+    let (named, fields) =
+        (format!("\"name\":\"c\",\"resourceVersion\":{version}"), format!("\"managedFields\":{recorded}"));
+    put(format!("{named},{fields},\"managedFields\":[]"), "duplicate field \"metadata.managedFields\"").await;
+    put(format!("{named} {fields}"), "expected `,` or `}`").await;
+    put(format!(",{fields},{named}"), "key must be a string").await;
+    put(format!("{named},{fields}"), "").await;
+}
+
+#[tokio::test]
 async fn names_of_managers_are_checked() {
     let cluster = Cluster::start().await;
     let url = |name: &str, manager: &str| format!("{MAPS}{name}?fieldManager={manager}");
