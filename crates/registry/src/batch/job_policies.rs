@@ -167,13 +167,26 @@ fn success_rule(errors: &mut FieldErrors, path: &Path<'_>, completions: i32, rul
     }
 }
 
+/// What is wrong with a text of indexes.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum BadIndexes {
+    #[error("cannot convert string to integer for index: {}", quote(.0))]
+    NoNumber(String),
+    #[error("too large index: {}", quote(.0))]
+    TooLarge(String),
+    #[error("non-increasing order, previous: {before}, current: {now}")]
+    Order { before: i32, now: i32 },
+    #[error("the fragment {} violates the requirement that an index interval can have at most two parts separated by '-'", quote(.0))]
+    Parts(String),
+}
+
 /// How many indexes `1,3-5,7` names; they only go up, and below the number of completions.
-pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, String> {
+pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, BadIndexes> {
     let (mut total, mut last) = (0, None);
     for interval in indexes(text, completions) {
         let (first, end) = interval?;
-        if let Some(last) = last.filter(|last| *last >= first) {
-            return Err(order(last, first));
+        if let Some(before) = last.filter(|last| *last >= first) {
+            return Err(BadIndexes::Order { before, now: first });
         }
         total += end - first + 1;
         last = Some(end);
@@ -181,28 +194,21 @@ pub(super) fn count_indexes(text: &str, completions: i32) -> Result<i32, String>
     Ok(total)
 }
 
-fn order(before: i32, now: i32) -> String {
-    format!("non-increasing order, previous: {before}, current: {now}")
-}
-
 /// The intervals in a text of indexes, each with its first and its last.
-pub(super) fn indexes(text: &str, completions: i32) -> impl Iterator<Item = Result<(i32, i32), String>> {
-    let number = move |text: &str| -> Result<i32, String> {
-        let number: i32 =
-            text.parse().map_err(|_| format!("cannot convert string to integer for index: {}", quote(text)))?;
-        if number >= completions { Err(format!("too large index: {}", quote(text))) } else { Ok(number) }
+pub(super) fn indexes(text: &str, completions: i32) -> impl Iterator<Item = Result<(i32, i32), BadIndexes>> {
+    let number = move |text: &str| match text.parse::<i32>() {
+        Err(_) => Err(BadIndexes::NoNumber(text.to_owned())),
+        Ok(number) if number >= completions => Err(BadIndexes::TooLarge(text.to_owned())),
+        Ok(number) => Ok(number),
     };
     text.split(',').filter(move |_| !text.is_empty()).map(move |interval| {
         match *interval.split('-').collect::<Vec<_>>().as_slice() {
             [one] => number(one).map(|index| (index, index)),
             [first, end] => match (number(first)?, number(end)?) {
-                (first, end) if first >= end => Err(order(first, end)),
+                (before, now) if before >= now => Err(BadIndexes::Order { before, now }),
                 interval => Ok(interval),
             },
-            _ => Err(format!(
-                "the fragment {} violates the requirement that an index interval can have at most two parts separated by '-'",
-                quote(interval)
-            )),
+            _ => Err(BadIndexes::Parts(interval.to_owned())),
         }
     })
 }
@@ -264,7 +270,11 @@ mod tests {
             ("9", Err("too large index: \"9\"")),
             ("x", Err("cannot convert string to integer for index: \"x\"")),
         ] {
-            assert_eq!(count_indexes(indexes, 5), expected.map_err(str::to_owned), "{indexes}");
+            assert_eq!(
+                count_indexes(indexes, 5).map_err(|problem| problem.to_string()),
+                expected.map_err(str::to_owned),
+                "{indexes}"
+            );
         }
         let rule = json!({"completionMode": "Indexed", "completions": 3, "successPolicy": {"rules": [{"succeededIndexes": "0-1", "succeededCount": 3}]}});
         assert!(refused(rule).contains("must be less than or equal to 2 (the number of indexes"));
