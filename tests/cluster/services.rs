@@ -317,6 +317,11 @@ impl Services {
             r#"{"spec": {"externalTrafficPolicy": "Local", "selector": {"part": "two"}, "loadBalancerSourceRanges": null}}"#,
         );
         addresses("balanced", "the address of the node with the pod", &["10.44.0.2"]);
+        // The proxy follows by itself, sooner or later than the status.
+        self.cluster.wait("the other node's pod is out of reach", || {
+            let answers = (0..8).map(|_| self.cluster.http_get("10.44.0.2:8088"));
+            answers.flatten().all(|answer| answer.lines().last() == Some("Hello from second")).then_some(())
+        });
         self.reaches("the pod of that node", "10.44.0.2:8088", &["Hello from second"]);
         // What is given up goes to who waits for it.
         patch(
