@@ -1,5 +1,6 @@
 //! The verbs, their status codes and their corner cases.
 
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use crate::harness::Cluster;
