@@ -94,7 +94,7 @@ pub struct Args {
     /// Where a Prometheus takes those figures by remote write, such as http://prometheus:9090/api/v1/write.
     #[arg(long, value_name = "URL", requires = "history_file")]
     pub history_remote_write_url: Option<String>,
-    /// Enables anonymous requests to the secure port of the API server.
+    /// Enables anonymous requests to the secure port of the API server, but not if --authorization-mode has AlwaysAllow.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: Option<bool>,
     /// File with the issuers of tokens that are accepted, what their claims mean, and where requests may be anonymous.

@@ -34,7 +34,7 @@ pub(crate) use service_account::{LAST_USED, PublicKeys, TokenClaims, TokenIssuer
 pub(crate) use static_files::{BasicFile, TokenFile};
 pub(crate) use webhook::TokenWebhook;
 
-use crate::config::Config;
+use crate::config::{Authorizer, Config};
 use crate::watch_cache::Caches;
 
 /// What is known of the other end of a connection.
@@ -97,7 +97,15 @@ impl Authenticators {
         });
         let webhook = config.token_webhook.as_ref();
         let by_flag = config.anonymous_auth.map(|on| if on { Anonymous::Anyone } else { Anonymous::Nobody });
-        let mut anonymous = by_flag.clone().unwrap_or(Anonymous::Anyone);
+        let may_all = config.authorizers.iter().any(|authorizer| matches!(authorizer, Authorizer::AlwaysAllow));
+        let mut anonymous = match by_flag.clone().unwrap_or(Anonymous::Anyone) {
+            // Whoever reaches the port would rule the cluster.
+            Anonymous::Anyone if may_all => {
+                tracing::warn!("with the authorizer AlwaysAllow, --anonymous-auth is off: use another authorizer");
+                Anonymous::Nobody
+            }
+            anonymous => anonymous,
+        };
         if let Some(file) = &config.authentication_config_file {
             let found = config_file::load(file, &config.service_account_issuers)?.anonymous;
             anyhow::ensure!(

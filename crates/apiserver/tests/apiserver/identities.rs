@@ -45,14 +45,31 @@ async fn bootstrap_tokens_introduce_new_nodes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_can_be_refused_and_wrong_credentials_always_are() {
-    let open = Cluster::start().await;
+    let open = Cluster::with(|config| config.authorizers = vec![Authorizer::Rbac]).await;
     let closed = Cluster::with(|config| config.anonymous_auth = Some(false)).await;
-    assert_eq!(open.whoami(&[]).await.unwrap()["username"], "system:anonymous");
+    // Known as somebody, who may not ask who that is.
+    assert_eq!(open.whoami(&[]).await, Err(403));
     assert_eq!(closed.whoami(&[]).await, Err(401));
     for cluster in [&open, &closed] {
         assert_eq!(cluster.whoami(&["-H", "Authorization: Bearer wrong"]).await, Err(401));
         let admin = format!("Authorization: Bearer {ADMIN_TOKEN}");
         assert_eq!(cluster.whoami(&["-H", &admin]).await.unwrap()["username"], "admin");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_nobody_is_allowed_everything() {
+    for authorizers in [vec![Authorizer::AlwaysAllow], vec![Authorizer::Rbac, Authorizer::AlwaysAllow]] {
+        for anonymous_auth in [None, Some(true)] {
+            let cluster = Cluster::with(|config| {
+                config.authorizers.clone_from(&authorizers);
+                config.anonymous_auth = anonymous_auth;
+            })
+            .await;
+            for nobody in [&[][..], &["-u", "bad:wrong"]] {
+                assert_eq!(cluster.whoami(nobody).await, Err(401), "{authorizers:?} {anonymous_auth:?} {nobody:?}");
+            }
+        }
     }
 }
 

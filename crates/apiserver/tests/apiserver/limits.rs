@@ -157,8 +157,11 @@ async fn requests_end_with_their_time_and_watches_do_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn browsers_of_allowed_origins_may_ask() {
-    let cluster =
-        Cluster::with(|config| config.cors_allowed_origins = vec!["^https://good[.]example$".to_owned()]).await;
+    let cluster = Cluster::with(|config| {
+        config.authorizers = vec![Authorizer::Rbac];
+        config.cors_allowed_origins = vec!["^https://good[.]example$".to_owned()];
+    })
+    .await;
     let ask = async |origin: &str, args: &[&str]| {
         let origin = format!("Origin: {origin}");
         let mut all = vec!["-i", "-H", origin.as_str()];
