@@ -27,9 +27,9 @@ pub(super) enum Auth {
 }
 
 impl Auth {
-    /// In client-go's order: exec plug-in, token file, token, OIDC id token, basic.
+    /// In client-go's order: token file, token, OIDC id token, basic. A plug-in is run for who has nothing else to show.
     pub(super) fn new(user: &AuthInfo, server: &str) -> Result<Self, Error> {
-        if let Some(exec) = &user.exec {
+        if let Some(exec) = user.exec.as_ref().filter(|_| !has_credentials(user)) {
             return Ok(Auth::Exec(Box::new(ExecPlugin::new(exec.clone(), server))));
         }
         if let Some(path) = &user.token_file {
@@ -83,6 +83,12 @@ impl Auth {
     }
 }
 
+fn has_credentials(user: &AuthInfo) -> bool {
+    let has_certificate = user.client_certificate.is_some() || user.client_certificate_data.is_some();
+    let has_key = user.client_key.is_some() || user.client_key_data.is_some();
+    user.token.is_some() || user.token_file.is_some() || user.username.is_some() || (has_certificate && has_key)
+}
+
 pub(super) fn bearer(token: &str) -> Result<HeaderValue, Error> {
     Ok(sensitive(
         HeaderValue::from_str(&format!("Bearer {token}"))
@@ -93,4 +99,28 @@ pub(super) fn bearer(token: &str) -> Result<HeaderValue, Error> {
 fn sensitive(mut value: HeaderValue) -> HeaderValue {
     value.set_sensitive(true);
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plug_in_is_run_for_who_has_nothing_else() {
+        let shows = |fields: &str| {
+            let user = format!("{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: x}}, {fields}}}");
+            matches!(Auth::new(&yaml_serde::from_str(&user).unwrap(), "https://a").unwrap(), Auth::Exec(_))
+        };
+        for (fields, expected) in [
+            ("", true),
+            ("client-certificate: c", true),
+            ("client-certificate: c, client-key: k", false),
+            ("client-certificate-data: Yw==, client-key-data: aw==", false),
+            ("token: t", false),
+            ("tokenFile: f", false),
+            ("username: u", false),
+        ] {
+            assert_eq!(shows(fields), expected, "{fields}");
+        }
+    }
 }
