@@ -137,7 +137,8 @@ impl Place {
                 results.push(thawed.map(drop).map_err(anyhow::Error::from));
             }
             for mount in [self.disk(number), self.below_disk(number)].iter().filter(|mount| mount.exists()) {
-                results.push(run(Command::new("umount").arg(mount)));
+                // Lazily: a namespace that somebody made meanwhile has a copy of the mount, and keeps it busy.
+                results.push(run(Command::new("umount").arg("--lazy").arg(mount)));
             }
         }
         for name in (0..COUNT).map(|number| self.machine(number)).chain([self.switch()]) {
