@@ -216,6 +216,15 @@ pub(crate) fn pod_spec_mut(object: &mut Value) -> Option<&mut Value> {
     object.pointer_mut(&pointer)
 }
 
+/// As [`record`], for an object that was changed by a patch: what it is afterwards, if it is recorded.
+pub(crate) async fn record_patch(cx: &Context, path: String, dry_run: DryRun) -> Result<Option<Value>> {
+    if !cx.flags.bool("record") {
+        return Ok(None);
+    }
+    let cause = json!({"metadata": {"annotations": {CHANGE_CAUSE: cx.change_cause()}}});
+    patch(cx, path, PatchKind::Merge, cause.to_string(), dry_run, "").await.map(Some)
+}
+
 /// Adds or refreshes the change cause when `--record` asks for it.
 pub(crate) fn record(cx: &Context, object: &mut Value) {
     if cx.flags.has_flag("record") && cx.flags.bool("record") {

@@ -76,7 +76,7 @@ async fn run(cx: &Context) -> Result<()> {
     }
     let dry_run = cx.dry_run()?;
     let mut printer = cx.printer("autoscaled", dry_run)?.typed();
-    let (infos, unread) = resources::infos(cx, &Options { latest: true, ..Options::default() }).await?;
+    let (infos, unread) = resources::infos(cx, &Options::default()).await?;
     let mut failures = Vec::new();
     for info in infos {
         if !scales(cx, &info.mapping).await? {

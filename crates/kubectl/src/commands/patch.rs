@@ -109,7 +109,8 @@ async fn patch(cx: &Context) -> Result<()> {
             apply_locally(&info, kind, &patch)?
         } else {
             let path = if subresource.is_empty() { info.path() } else { format!("{}/{subresource}", info.path()) };
-            objects::patch(cx, path, kind, body.clone(), dry_run, &manager).await?
+            let patched = objects::patch(cx, path, kind, body.clone(), dry_run, &manager).await?;
+            objects::record_patch(cx, info.path(), dry_run).await?.unwrap_or(patched)
         };
         let changed = object["metadata"]["resourceVersion"] != info.object["metadata"]["resourceVersion"]
             || object != info.object;

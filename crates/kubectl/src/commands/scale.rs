@@ -80,10 +80,7 @@ async fn run(cx: &Context) -> Result<()> {
         }
         let patch = json!({"spec": {"replicas": replicas}});
         objects::patch(cx, path, PatchKind::Merge, patch.to_string(), dry_run, "kubectl-scale").await?;
-        if cx.flags.bool("record") {
-            let cause = json!({"metadata": {"annotations": {objects::CHANGE_CAUSE: cx.change_cause()}}});
-            objects::patch(cx, info.path(), PatchKind::Merge, cause.to_string(), dry_run, "").await?;
-        }
+        objects::record_patch(cx, info.path(), dry_run).await?;
         print_scaled(cx, &info, &mut printer, dry_run)?;
         let timeout = cx.flags.duration("timeout");
         if !timeout.is_zero() {

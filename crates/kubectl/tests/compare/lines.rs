@@ -67,6 +67,13 @@ async fn objects_go_round() {
     write(&alone, "elsewhere.yaml", &web.replace("name: applied", "name: elsewhere"));
     let exposed = passes(&alone, "expose -f elsewhere.yaml --port=80").await;
     assert_eq!(exposed, "service/elsewhere exposed\n");
+    let line = "autoscale -f nowhere.yaml --max=2 --dry-run=client -o name";
+    let nowhere = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: nowhere}\n";
+    write(&alone, "nowhere.yaml", nowhere);
+    assert_eq!(passes(&alone, line).await, "horizontalpodautoscaler.autoscaling/nowhere\n");
+    passes(&alone, "patch deployment web --record -p '{\"spec\":{\"minReadySeconds\":1}}'").await;
+    let cause = passes(&alone, "get deployment web -o jsonpath={.metadata.annotations}").await;
+    assert!(cause.contains("kubernetes.io/change-cause\":\"kubectl patch deployment web --record"), "{cause}");
     let annotation = "jsonpath={.metadata.annotations}";
     passes(&alone, "expose pod web-1 --name=kept --port=80 --save-config").await;
     assert!(passes(&alone, &format!("get service kept -o {annotation}")).await.contains("last-applied"));
@@ -103,6 +110,15 @@ async fn lines_say_what_upstreams_say() {
     let why = "strategic merge patch is not supported for example.com/v1, Kind=W locally, try --type merge";
     write(&alone, "custom.yaml", "apiVersion: example.com/v1\nkind: W\nmetadata: {name: w}\n");
     fails(&alone, "patch --local -f custom.yaml -p '{}'", why).await;
+
+    // A base64 text in lines, as base64 writes it.
+    let script = format!(
+        "{KUBECTL} config set clusters.c.certificate-authority-data --kubeconfig=c \"$(echo YWE=; echo; echo)\"; \
+         {KUBECTL} config set clusters.d.certificate-authority-data --kubeconfig=c \"$(printf 'YW\\nE=')\"; grep -o ': YW.*' c"
+    );
+    let set = alone.command("sh").args(["-c", &script]).output().await.unwrap();
+    let set = String::from_utf8_lossy(&set.stdout);
+    assert!(set.ends_with(": YWE=\n: YWE=\n"), "{set}");
 
     write(&alone, "later.kubeconfig", "apiVersion: v2\nkind: Config\n");
     let why =

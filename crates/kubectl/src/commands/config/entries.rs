@@ -425,7 +425,10 @@ fn typed(cx: &Context, field: &str, value: &str) -> Result<Value> {
         if cx.flags.bool("set-raw-bytes") {
             return Ok(json!(STANDARD.encode(value.as_bytes())));
         }
-        STANDARD.decode(value).map_err(|e| Failure::message(format!("error decoding input value: {e}")))?;
+        // As `base64` breaks its lines.
+        let value = value.replace(['\n', '\r'], "");
+        STANDARD.decode(&value).map_err(|e| Failure::message(format!("error decoding input value: {e}")))?;
+        return Ok(json!(value));
     }
     Ok(json!(value))
 }
