@@ -139,6 +139,13 @@ pub(crate) fn apply_locally(info: &resources::Info, kind: PatchKind, patch: &Val
 }
 
 async fn replace(cx: &Context) -> Result<()> {
+    for (flag, is_given) in
+        [("grace-period", cx.flags.int("grace-period") >= 0), ("timeout", !cx.flags.duration("timeout").is_zero())]
+    {
+        if is_given && !cx.flags.bool("force") {
+            return Err(Failure::message(format!("--{flag} must have --force specified")));
+        }
+    }
     if cx.flags.list("filename").is_empty() && cx.flags.string("kustomize").is_empty() {
         return Err(Failure::message("must specify one of -f and -k"));
     }

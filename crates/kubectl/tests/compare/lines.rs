@@ -55,6 +55,19 @@ async fn objects_go_round() {
     let applied = passes(&alone, "apply view-last-applied cm settings").await;
     assert!(applied.contains("a: \"2\""), "{applied}");
 
+    passes(&alone, "create cm other --from-literal=a=b").await;
+    let all = alone.run_with(&["edit", "cm"], "EDITOR", "cat").await;
+    assert!(all.0.contains("kind: List") && all.1 == "Edit cancelled, no changes made.\n", "{all:?}");
+
+    write(
+        &alone,
+        "annotate",
+        "#!/bin/sh\nsed -i 's/^    name: settings/    annotations: {edited: \"yes\"}\\n&/' \"$1\"\n",
+    );
+    alone.command("chmod").args(["+x", "annotate"]).status().await.unwrap();
+    let one = alone.run_with(&["edit", "cm"], "EDITOR", "./annotate").await;
+    assert!(one.0.contains("configmap/settings edited\n") && one.0.contains(" skipped\n"), "{one:?}");
+
     fails(&alone, "edit -f nokind.yaml", "Object 'Kind' is missing").await;
 
     // An object that is refused after the old one was deleted: that comes back.
@@ -110,6 +123,12 @@ async fn lines_say_what_upstreams_say() {
     let why = "strategic merge patch is not supported for example.com/v1, Kind=W locally, try --type merge";
     write(&alone, "custom.yaml", "apiVersion: example.com/v1\nkind: W\nmetadata: {name: w}\n");
     fails(&alone, "patch --local -f custom.yaml -p '{}'", why).await;
+
+    fails(&alone, "replace -f web.yaml --grace-period=1", "--grace-period must have --force specified").await;
+    fails(&alone, "replace -f web.yaml --timeout=1s", "--timeout must have --force specified").await;
+    passes(&alone, "apply -f web.yaml").await;
+    let named = passes(&alone, "rollout history deployment applied --template={{.metadata.name}}:").await;
+    assert_eq!(named, "applied:");
 
     // A base64 text in lines, as base64 writes it.
     let script = format!(

@@ -257,6 +257,10 @@ async fn history_of(cx: &Context, info: &Info, wanted: i64, printer: &mut Printe
         if wanted > 0 && !all.iter().any(|r| r.number == wanted) {
             return Err(Failure::message("unable to find the specified revision"));
         }
+        // A template alone is for the object itself.
+        if !cx.flags.changed("output") {
+            return cx.print(&printer.print(&info.object)?);
+        }
         for revision in all.iter().filter(|r| wanted == 0 || r.number == wanted) {
             cx.print(&printer.print(&revision.object)?)?;
         }
