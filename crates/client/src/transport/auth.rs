@@ -83,10 +83,13 @@ impl Auth {
     }
 }
 
+/// An empty text is none, as in client-go.
 fn has_credentials(user: &AuthInfo) -> bool {
-    let has_certificate = user.client_certificate.is_some() || user.client_certificate_data.is_some();
-    let has_key = user.client_key.is_some() || user.client_key_data.is_some();
-    user.token.is_some() || user.token_file.is_some() || user.username.is_some() || (has_certificate && has_key)
+    let any =
+        |fields: &[&Option<String>]| fields.iter().any(|field| field.as_ref().is_some_and(|text| !text.is_empty()));
+    any(&[&user.token, &user.token_file, &user.username])
+        || (any(&[&user.client_certificate, &user.client_certificate_data])
+            && any(&[&user.client_key, &user.client_key_data]))
 }
 
 pub(super) fn bearer(token: &str) -> Result<HeaderValue, Error> {
@@ -119,6 +122,7 @@ mod tests {
             ("token: t", false),
             ("tokenFile: f", false),
             ("username: u", false),
+            ("token: '', username: ''", true),
         ] {
             assert_eq!(shows(fields), expected, "{fields}");
         }
