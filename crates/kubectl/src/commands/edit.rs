@@ -39,6 +39,9 @@ async fn run(cx: &Context) -> Result<()> {
     let infos =
         resources::all_infos(cx, &Options { latest: true, types_alone: true, unchecked: true, ..Options::default() })
             .await?;
+    if infos.is_empty() {
+        return Err(Failure::message("edit cancelled, no objects found"));
+    }
     edit_all(cx, infos, Mode::Patch).await
 }
 
@@ -121,8 +124,11 @@ async fn send_all(cx: &Context, infos: &[Info], shown: &[Value], mut wanted: Val
     if let ([info], [shown]) = (infos, shown) {
         return send(cx, info, shown, wanted, mode).await;
     }
+    let Some(Value::Array(items)) = wanted.get_mut("items").map(Value::take) else {
+        return Err(Failure::message("the edited list has no items"));
+    };
     let mut failures = Vec::new();
-    for item in wanted["items"].as_array_mut().map(std::mem::take).unwrap_or_default() {
+    for item in items {
         let is_same = |shown: &&Value| IDENTITY.iter().all(|field| shown.pointer(field) == item.pointer(field));
         match infos.iter().zip(shown).find(|(_, shown)| is_same(shown)) {
             None => failures.push(Failure::message(RENAMED)),

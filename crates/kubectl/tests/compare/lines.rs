@@ -68,6 +68,11 @@ async fn objects_go_round() {
     let one = alone.run_with(&["edit", "cm"], "EDITOR", "./annotate").await;
     assert!(one.0.contains("configmap/settings edited\n") && one.0.contains(" skipped\n"), "{one:?}");
 
+    fails(&alone, "edit jobs", "edit cancelled, no objects found").await;
+    write(&alone, "annotate", "#!/bin/sh\nsed -i 's/^items:/other:/' \"$1\"\n");
+    let spoilt = alone.run_with(&["edit", "cm"], "EDITOR", "./annotate").await;
+    assert!(spoilt.1.contains("the edited list has no items"), "{spoilt:?}");
+
     fails(&alone, "edit -f nokind.yaml", "Object 'Kind' is missing").await;
 
     // An object that is refused after the old one was deleted: that comes back.
