@@ -34,7 +34,7 @@ pub(crate) use service_account::{LAST_USED, PublicKeys, TokenClaims, TokenIssuer
 pub(crate) use static_files::{BasicFile, TokenFile};
 pub(crate) use webhook::TokenWebhook;
 
-use crate::config::{Authorizer, Config};
+use crate::config::Config;
 use crate::watch_cache::Caches;
 
 /// What is known of the other end of a connection.
@@ -97,10 +97,9 @@ impl Authenticators {
         });
         let webhook = config.token_webhook.as_ref();
         let by_flag = config.anonymous_auth.map(|on| if on { Anonymous::Anyone } else { Anonymous::Nobody });
-        let may_all = config.authorizers.iter().any(|authorizer| matches!(authorizer, Authorizer::AlwaysAllow));
         let mut anonymous = match by_flag.clone().unwrap_or(Anonymous::Anyone) {
             // Whoever reaches the port would rule the cluster.
-            Anonymous::Anyone if may_all => {
+            Anonymous::Anyone if config.allows_everything() => {
                 tracing::warn!("with the authorizer AlwaysAllow, --anonymous-auth is off: use another authorizer");
                 Anonymous::Nobody
             }

@@ -126,6 +126,8 @@ struct Lasting {
     node: Option<Arc<node::NodeAuthorizer>>,
     abac: Option<Arc<abac::Abac>>,
     rbac: bool,
+    /// Anonymous requests are off from the start where this is on.
+    always_allow: bool,
 }
 
 impl Lasting {
@@ -133,7 +135,8 @@ impl Lasting {
         let absent = |name: &str| anyhow::anyhow!("{name} cannot be added while the server runs");
         let mode = |authorizer: &Authorizer| {
             Ok(match authorizer {
-                Authorizer::AlwaysAllow => Mode::AlwaysAllow,
+                Authorizer::AlwaysAllow if self.always_allow => Mode::AlwaysAllow,
+                Authorizer::AlwaysAllow => return Err(absent("AlwaysAllow")),
                 Authorizer::AlwaysDeny => Mode::AlwaysDeny,
                 Authorizer::Rbac if self.rbac => Mode::Rbac,
                 Authorizer::Rbac => return Err(absent("RBAC")),
@@ -155,7 +158,8 @@ impl Authorizers {
             (true, None) => anyhow::bail!("authorization-mode ABAC's authorization policy file not passed"),
         };
         let node = has(|one| matches!(one, Authorizer::Node)).then(|| Arc::new(node::NodeAuthorizer::new(caches)));
-        let lasting = Lasting { node, abac, rbac: has(|one| matches!(one, Authorizer::Rbac)) };
+        let rbac = has(|one| matches!(one, Authorizer::Rbac));
+        let lasting = Lasting { node, abac, rbac, always_allow: config.allows_everything() };
         let modes = match config.authorization_config_file.clone() {
             None => Modes::Fixed(Arc::new(lasting.modes(&config.authorizers)?)),
             Some(file) => Modes::Followed(Reloading::new(vec![file], move |files| {

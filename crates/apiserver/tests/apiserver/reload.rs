@@ -129,3 +129,22 @@ async fn the_authorization_configuration_is_followed() {
     replace(&file, &first);
     assert_eq!(ask().await, 200);
 }
+
+/// Anonymous requests, which such a server refuses, would find everything allowed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_a_server_does_not_begin_to_allow_everything() {
+    let text = |kind: &str| {
+        format!(
+            "apiVersion: apiserver.config.k8s.io/v1\nkind: AuthorizationConfiguration\nauthorizers: [{{type: {kind}, name: a}}]\n"
+        )
+    };
+    let cluster = Cluster::with_files(|dir, config| {
+        std::fs::write(dir.join("authorization.yaml"), text("RBAC")).unwrap();
+        config.authorization_config_file = Some(dir.join("authorization.yaml"));
+        config.authorizers = vec![Authorizer::Rbac];
+    })
+    .await;
+    assert_eq!(cluster.curl("/api/v1/nodes", &[]).await.0, 403);
+    replace(&cluster.dir.path().join("authorization.yaml"), &text("AlwaysAllow"));
+    assert_eq!(cluster.curl("/api/v1/nodes", &[]).await.0, 403);
+}
