@@ -7,7 +7,6 @@
 use std::any::Any;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -19,7 +18,6 @@ pub trait Typed:
     k8s_openapi::Resource
     + k8s_openapi::Metadata<Ty = ObjectMeta>
     + Parts
-    + JsonSchema
     + Serialize
     + DeserializeOwned
     + Clone
@@ -34,7 +32,6 @@ impl<K> Typed for K where
     K: k8s_openapi::Resource
         + k8s_openapi::Metadata<Ty = ObjectMeta>
         + Parts
-        + JsonSchema
         + Serialize
         + DeserializeOwned
         + Clone

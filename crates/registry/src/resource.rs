@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use api::schema::Document;
 use api::{GroupKind, GroupResource, Status};
-use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::Value;
 
 pub use super::action::Action;
@@ -82,13 +82,13 @@ pub struct Subresource {
 
 impl Action {
     /// Adds the body of a subresource to an OpenAPI document, where it is not the parent or a stream.
-    pub fn describe(self, generator: &mut SchemaGenerator) -> Option<String> {
+    pub fn describe(self, document: &mut Document) -> Option<String> {
         use k8s_openapi::api::{authentication, autoscaling, core, policy};
         match self {
-            Action::Scale => Some(describe::<autoscaling::v1::Scale>(generator)),
-            Action::Binding => Some(describe::<core::v1::Binding>(generator)),
-            Action::Eviction => Some(describe::<policy::v1::Eviction>(generator)),
-            Action::Token => Some(describe::<authentication::v1::TokenRequest>(generator)),
+            Action::Scale => Some(describe::<autoscaling::v1::Scale>(document)),
+            Action::Binding => Some(describe::<core::v1::Binding>(document)),
+            Action::Eviction => Some(describe::<policy::v1::Eviction>(document)),
+            Action::Token => Some(describe::<authentication::v1::TokenRequest>(document)),
             _ => None,
         }
     }
@@ -151,11 +151,10 @@ pub trait Converter: Send + Sync {
 pub type Converted<'a> = Pin<Box<dyn Future<Output = Result<Vec<Value>, Status>> + Send + 'a>>;
 
 /// Adds the type of a row to an OpenAPI document and returns its name there.
-pub type Describe = Arc<dyn Fn(&mut SchemaGenerator) -> String + Send + Sync>;
+pub type Describe = Arc<dyn Fn(&mut Document) -> String + Send + Sync>;
 
-fn describe<K: JsonSchema>(generator: &mut SchemaGenerator) -> String {
-    generator.subschema_for::<K>();
-    K::schema_name().into_owned()
+fn describe<K: k8s_openapi::Resource>(document: &mut Document) -> String {
+    document.add_kind(K::API_VERSION, K::KIND)
 }
 
 pub struct Resource {
@@ -212,7 +211,7 @@ impl Resource {
     }
 
     /// A resource that is answered, not stored.
-    pub fn answered<K: k8s_openapi::Resource + JsonSchema + 'static>(
+    pub fn answered<K: k8s_openapi::Resource + 'static>(
         scope: Scope,
         plural: &'static str,
         singular: &'static str,
@@ -339,7 +338,7 @@ impl Resource {
     }
 
     /// The same resource in another version, converted to and from this one, the stored version.
-    pub fn also_as<K: k8s_openapi::Resource + JsonSchema + 'static>(&self, conversion: Conversion) -> Self {
+    pub fn also_as<K: k8s_openapi::Resource + 'static>(&self, conversion: Conversion) -> Self {
         Self {
             group: K::GROUP.into(),
             version: K::VERSION.into(),

@@ -1,123 +1,84 @@
-//! Reduces the schemas that `k8s-openapi` generates to [`super::Type`]s, and keeps them.
+//! Reads the types that the build wrote down (`build/main.rs`), and keeps those that were asked for.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
-
-use schemars::{JsonSchema, SchemaGenerator};
-use serde_json::{Map, Value};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::{Field, Struct, StructRef, Type, table, zero};
 
-/// Every definition met so far, by name. It only grows, and no further than the API has types.
-static DEFINITIONS: LazyLock<Mutex<HashMap<String, StructRef>>> = LazyLock::new(Mutex::default);
-
-/// The schema of a kind. The first call for a kind generates and reduces it; the full text with its
-/// descriptions is dropped again.
-pub fn of<K: JsonSchema>() -> StructRef {
-    named(&K::schema_name(), |generator| drop(generator.subschema_for::<K>()))
+mod types {
+    include!(concat!(env!("OUT_DIR"), "/types.rs"));
 }
 
-fn named(name: &str, describe: fn(&mut SchemaGenerator)) -> StructRef {
-    let mut known = DEFINITIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(definition) = known.get(name) {
+/// The definitions met so far, by their places.
+static KNOWN: Mutex<Vec<Option<StructRef>>> = Mutex::new(Vec::new());
+
+/// The schema of a kind; of one that is not built in, that of a structure without fields.
+pub fn of<K: k8s_openapi::Resource>() -> StructRef {
+    let place = place(K::API_VERSION, K::KIND);
+    debug_assert!(place.is_some(), "{} {} has no schema", K::API_VERSION, K::KIND);
+    place.map_or_else(|| StructRef::from(Struct::new(K::KIND, Vec::new())), structure)
+}
+
+/// The name of a kind's definition.
+pub fn name(api_version: &str, kind: &str) -> Option<&'static str> {
+    place(api_version, kind).map(|place| types::DEFINITIONS[place].0)
+}
+
+fn place(api_version: &str, kind: &str) -> Option<usize> {
+    let found = types::KINDS.binary_search_by(|(known, name, _)| (*known, *name).cmp(&(api_version, kind)));
+    found.ok().map(|at| types::KINDS[at].2)
+}
+
+fn structure(place: usize) -> StructRef {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.resize(types::DEFINITIONS.len(), None);
+    definition(&mut known, place)
+}
+
+fn definition(known: &mut [Option<StructRef>], place: usize) -> StructRef {
+    if let Some(definition) = &known[place] {
         return definition.clone();
     }
-    let mut generator = SchemaGenerator::default();
-    describe(&mut generator);
-    let definitions = generator.take_definitions(false);
-    let mut builder = Builder { definitions: &definitions, known: &mut known };
-    match builder.definition(name) {
-        Type::Struct(definition) => definition,
-        // Only aliases (Time, Quantity...) end here, and nobody decodes those alone.
-        _ => StructRef::from(Struct::new(name, Vec::new())),
-    }
+    let definition = StructRef(Arc::new(OnceLock::new()));
+    known[place] = Some(definition.clone());
+    let (name, fields) = types::DEFINITIONS[place];
+    let marks = zero::Marks::of(name);
+    let fields = fields.split_ascii_whitespace().filter_map(|field| field.split_once(':')).map(|(field, text)| {
+        let (field, required) = field.strip_suffix('!').map_or((field, false), |field| (field, true));
+        let ty = of_text(known, text);
+        Field {
+            name: field.into(),
+            merge: table::merge(name, field),
+            key_default: table::key_default(name, field),
+            granular: table::is_granular(name, field),
+            zero: marks.zero(field, &ty, required),
+            required,
+            ty,
+        }
+    });
+    let fields = fields.collect();
+    // Set exactly once: the place was empty a moment ago, and whoever called has the lock.
+    let _ = definition.0.set(Struct::new(name, fields));
+    definition
 }
 
-struct Builder<'a> {
-    definitions: &'a Map<String, Value>,
-    known: &'a mut HashMap<String, StructRef>,
-}
-
-impl Builder<'_> {
-    fn definition(&mut self, name: &str) -> Type {
-        match name.rsplit('.').next().unwrap_or(name) {
-            "IntOrString" => return Type::IntOrString,
-            "Quantity" => return Type::Quantity,
-            "Time" | "MicroTime" => return Type::Time,
-            "RawExtension"
-            | "FieldsV1"
-            | "JSON"
-            | "JSONSchemaPropsOrArray"
-            | "JSONSchemaPropsOrBool"
-            | "JSONSchemaPropsOrStringArray" => return Type::Any,
-            _ => {}
-        }
-        if let Some(definition) = self.known.get(name) {
-            return Type::Struct(definition.clone());
-        }
-        let Some(schema) = self.definitions.get(name) else {
-            return Type::Any;
-        };
-        let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
-            // A structure without fields, such as an empty marker struct, still refuses unknown ones.
-            return match schema.get("type").and_then(Value::as_str) {
-                Some("object") if schema.get("additionalProperties").is_none() => {
-                    let definition = StructRef::from(Struct::new(name, Vec::new()));
-                    self.known.insert(name.to_owned(), definition.clone());
-                    Type::Struct(definition)
-                }
-                _ => self.inline(schema),
-            };
-        };
-        let definition = StructRef(Arc::new(OnceLock::new()));
-        self.known.insert(name.to_owned(), definition.clone());
-        let required = schema.get("required").and_then(Value::as_array);
-        let is_required = |field: &String| required.is_some_and(|all| all.iter().any(|name| name == field));
-        let marks = zero::Marks::of(name);
-        let fields = properties
-            .iter()
-            .map(|(field, schema)| {
-                let (ty, required) = (self.inline(schema), is_required(field));
-                Field {
-                    name: field.as_str().into(),
-                    merge: table::merge(name, field),
-                    key_default: table::key_default(name, field),
-                    granular: table::is_granular(name, field),
-                    zero: marks.zero(field, &ty, required),
-                    required,
-                    ty,
-                }
-            })
-            .collect();
-        // Set exactly once: the name was not known a moment ago, and the lock is held throughout.
-        let _ = definition.0.set(Struct::new(name, fields));
-        Type::Struct(definition)
+fn of_text(known: &mut [Option<StructRef>], text: &str) -> Type {
+    if let Some(item) = text.strip_prefix("[]") {
+        return Type::List(Box::new(of_text(known, item)));
     }
-
-    fn inline(&mut self, schema: &Value) -> Type {
-        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
-            let name = reference.rsplit('/').next().unwrap_or(reference);
-            return self.definition(name);
-        }
-        let text = |key: &str| schema.get(key).and_then(Value::as_str);
-        match (text("type"), text("format")) {
-            (Some("boolean"), _) => Type::Bool,
-            (Some("integer"), Some("int32")) => Type::Int32,
-            (Some("integer"), _) => Type::Int64,
-            (Some("number"), _) => Type::Number,
-            (Some("string"), Some("byte")) => Type::Bytes,
-            (Some("string"), Some("date-time")) => Type::Time,
-            (Some("string"), _) => Type::String,
-            (Some("array"), _) => {
-                Type::List(Box::new(schema.get("items").map_or(Type::Any, |items| self.inline(items))))
-            }
-            (Some("object"), _) => match schema.get("additionalProperties") {
-                Some(values) => Type::Map(Box::new(self.inline(values))),
-                None => Type::Any,
-            },
-            _ if schema.get("x-kubernetes-int-or-string").is_some() => Type::IntOrString,
-            _ => Type::Any,
-        }
+    if let Some(item) = text.strip_prefix("{}") {
+        return Type::Map(Box::new(of_text(known, item)));
+    }
+    match text {
+        "bool" => Type::Bool,
+        "int32" => Type::Int32,
+        "int64" => Type::Int64,
+        "number" => Type::Number,
+        "string" => Type::String,
+        "bytes" => Type::Bytes,
+        "time" => Type::Time,
+        "intOrString" => Type::IntOrString,
+        "quantity" => Type::Quantity,
+        place => place.parse().map_or(Type::Any, |place| Type::Struct(definition(known, place))),
     }
 }
 
@@ -159,11 +120,24 @@ mod tests {
     }
 
     #[test]
+    fn every_definition_can_be_read() {
+        for ((api_version, kind, place), (name, _)) in
+            types::KINDS.iter().map(|kind| (kind, types::DEFINITIONS[kind.2]))
+        {
+            assert_eq!(super::name(api_version, kind), Some(name));
+            assert!(!structure(*place).fields().is_empty(), "{name}");
+        }
+        let known = KNOWN.lock().unwrap().iter().flatten().count();
+        assert!(known > 500, "{known}");
+        assert_eq!(super::name("v1", "Gadget"), None);
+    }
+
+    #[test]
     fn recursive_schemas_are_linked() {
         let definition = of::<CustomResourceDefinition>();
         assert_eq!(definition.short_name(), "CustomResourceDefinition");
-        let known = DEFINITIONS.lock().unwrap();
-        let props = known.values().find(|d| d.short_name() == "JSONSchemaProps").unwrap();
+        let known = KNOWN.lock().unwrap();
+        let props = known.iter().flatten().find(|d| d.short_name() == "JSONSchemaProps").unwrap();
         let Type::Map(inner) = &props.field("properties").unwrap().ty else { panic!("not a map") };
         assert!(std::ptr::eq(inner.as_struct().unwrap(), &**props));
     }

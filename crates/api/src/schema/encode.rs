@@ -273,7 +273,6 @@ mod tests {
     use k8s_openapi::api::rbac::v1::{ClusterRole, Role};
     use k8s_openapi::api::scheduling::v1::PriorityClass;
     use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-    use schemars::JsonSchema;
     use serde::de::DeserializeOwned;
     use serde_json::json;
 
@@ -281,7 +280,7 @@ mod tests {
     use crate::schema::of;
 
     /// What becomes of an object that is read and written again.
-    fn written<K: JsonSchema + Serialize + DeserializeOwned>(given: Value) -> Value {
+    fn written<K: k8s_openapi::Resource + Serialize + DeserializeOwned>(given: Value) -> Value {
         let typed: K = serde_json::from_value(given).unwrap();
         let text = encode(&typed, &of::<K>()).unwrap();
         let value: Value = serde_json::from_slice(&text).unwrap();

@@ -1,21 +1,23 @@
 //! Schemas: which fields a kind has, of which type, and how they merge.
 //!
-//! Built from the schemas that `k8s-openapi` carries, kind by kind when first asked for, reduced to
-//! what decoding and merging need; definitions shared by several kinds (a pod template) exist once. A
-//! custom resource builds the same [`Type`] from its own schema.
+//! Written down by the build from the schemas that `k8s-openapi` has, reduced to what decoding and merging need, and read
+//! kind by kind when first asked for; definitions shared by several kinds (a pod template) exist once. A custom resource
+//! builds the same [`Type`] from its own schema. The whole schemas are for OpenAPI documents ([`Document`]).
 //! Flow: `fit` (nothing to say: straight to the typed object), else `codec` -> `check` (unknown fields, wrong types,
 //! canonical quantities) -> typed object -> `encode` (what Go leaves out, and what it writes all the same).
 
 mod build;
 mod check;
+mod document;
 mod encode;
 mod fit;
 mod intern;
 pub mod table;
 mod zero;
 
-pub use build::of;
+pub use build::{name, of};
 pub use check::{TypeError, check, normalize};
+pub use document::Document;
 pub(crate) use encode::tidy_fields;
 pub use encode::{encode, encode_plain};
 pub use fit::fit;

@@ -4,12 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use api::Status;
+use api::schema::Document as Schemas;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ListMeta, WatchEvent};
-use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
-use k8s_openapi::schemars::SchemaGenerator;
-use k8s_openapi::schemars::generate::SchemaSettings;
 use registry::{Resource, Table, Verb};
 use serde_json::{Map, Value, json};
 
@@ -57,6 +54,9 @@ pub(crate) fn v2(documents: &Documents, parts: &http::request::Parts) -> Respons
     let document = known.v2_json.get_or_init(|| Document::new(v2_whole(documents).to_string().into_bytes()));
     document.respond(parts, "application/json")
 }
+
+/// The package of what all kinds share.
+const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1";
 
 fn info() -> Value {
     json!({"title": "Kubernetes", "version": super::version()["gitVersion"]})
@@ -154,17 +154,14 @@ fn v3_value(table: &Table, group: &str, version: &str) -> Value {
 /// The schemas of the rows and everything they refer to, with upstream's extensions, and the paths of the rows; with a
 /// registry, also those of the server's own documents.
 fn describe(rows: &[&Resource], dialect: Dialect, table: Option<&Table>) -> (Map<String, Value>, Map<String, Value>) {
-    let mut settings = SchemaSettings::draft07();
-    settings.definitions_path = dialect.definitions().into();
-    let mut generator = SchemaGenerator::new(settings);
+    let mut schemas = Schemas::new(dialect.references());
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     let (mut paths, mut lists) = (Map::new(), Map::new());
-    generator.subschema_for::<DeleteOptions>();
-    generator.subschema_for::<ListMeta>();
-    generator.subschema_for::<WatchEvent<RawExtension>>();
-    generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::Status>();
+    for name in ["DeleteOptions", "ListMeta", "Status", "WatchEvent"] {
+        schemas.add(&format!("{META}.{name}"));
+    }
     for row in rows {
-        let described = (row.describe)(&mut generator);
+        let described = (row.describe)(&mut schemas);
         let kind = |kind: String| json!({"group": row.group, "version": row.version, "kind": kind});
         let mut add = |name: &str, value: Value| {
             let known = kinds.entry(name.to_owned()).or_default();
@@ -180,23 +177,23 @@ fn describe(rows: &[&Resource], dialect: Dialect, table: Option<&Table>) -> (Map
         }
         for subresource in &row.subresources {
             if let (Some(name), Some((group, version, kind))) =
-                (subresource.action.describe(&mut generator), subresource.kind)
+                (subresource.action.describe(&mut schemas), subresource.kind)
             {
                 add(&name, json!({"group": group, "version": version, "kind": kind}));
             }
         }
-        openapi_paths::add(row, &described, dialect, &mut generator, &mut paths);
+        openapi_paths::add(row, &described, dialect, &mut schemas, &mut paths);
     }
     if let Some(table) = table {
-        super::openapi_groups::add(table, dialect, &mut generator, &mut paths);
+        super::openapi_groups::add(table, dialect, &mut schemas, &mut paths);
     }
     let versions: BTreeSet<(&str, &str)> = rows.iter().map(|row| (&*row.group, &*row.version)).collect();
     for (kind, everywhere) in [("Status", false), ("DeleteOptions", true), ("WatchEvent", true)] {
         let of = |(group, version): &(&str, &str)| json!({"group": group, "version": version, "kind": kind});
         let known = if everywhere { versions.iter().map(of).collect() } else { vec![of(&("", "v1"))] };
-        kinds.insert(format!("io.k8s.apimachinery.pkg.apis.meta.v1.{kind}"), known);
+        kinds.insert(format!("{META}.{kind}"), known);
     }
-    let mut definitions = generator.take_definitions(true);
+    let mut definitions = schemas.into_schemas();
     definitions.append(&mut lists);
     for (name, schema) in &mut definitions {
         simplify(schema, dialect);
@@ -222,7 +219,7 @@ fn list(row: &Resource, kind: &str, dialect: Dialect) -> Value {
             "apiVersion": {"type": "string", "description": "APIVersion defines the versioned schema of this representation of an object."},
             "kind": {"type": "string", "description": "Kind is a string value representing the REST resource this object represents."},
             "items": {"type": "array", "description": format!("List of {}.", row.plural), "items": dialect.reference(kind)},
-            "metadata": dialect.reference("io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta"),
+            "metadata": dialect.reference(&format!("{META}.ListMeta")),
         },
     })
 }

@@ -1,22 +1,23 @@
 //! The paths of an OpenAPI document that are not about a resource: groups, versions, the version of the server, the issuer
 //! of tokens.
 
+use api::schema::Document;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIGroupList, APIResourceList, APIVersions};
-use k8s_openapi::apimachinery::pkg::version::Info;
-use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use registry::Table;
 use serde_json::{Map, Value, json};
 
 use super::openapi_paths::{Dialect, MEDIA, capitalized, group_tag};
 
+const INFO: &str = "io.k8s.apimachinery.pkg.version.Info";
+
 /// Adds all of them.
-pub(super) fn add(table: &Table, dialect: Dialect, generator: &mut SchemaGenerator, paths: &mut Map<String, Value>) {
+pub(super) fn add(table: &Table, dialect: Dialect, document: &mut Document, paths: &mut Map<String, Value>) {
     let mut add = |path: &str, id: &str, tag: &str, description: &str, answer: Option<String>| {
         paths.insert(path.to_owned(), json!({"get": operation(dialect, id, tag, description, answer)}));
     };
-    let group_list = Some(described::<APIGroupList>(generator));
-    let (group_of, resources) = (described::<APIGroup>(generator), described::<APIResourceList>(generator));
-    let versions = Some(described::<APIVersions>(generator));
+    let group_list = Some(described::<APIGroupList>(document));
+    let (group_of, resources) = (described::<APIGroup>(document), described::<APIResourceList>(document));
+    let versions = Some(described::<APIVersions>(document));
     add("/api/", "getCoreAPIVersions", "core", "get available API versions", versions);
     add("/apis/", "getAPIVersions", "apis", "get available API versions", group_list);
     for (group, versions) in table.groups() {
@@ -32,7 +33,8 @@ pub(super) fn add(table: &Table, dialect: Dialect, generator: &mut SchemaGenerat
             add(&path, &id, &tag, "get available resources", Some(resources.clone()));
         }
     }
-    let info = Some(described::<Info>(generator));
+    document.add(INFO);
+    let info = Some(INFO.to_owned());
     add("/version/", "getCodeVersion", "version", "get the version information for this server", info);
     let (issuer, keys) = ("/.well-known/openid-configuration/", "/openid/v1/jwks/");
     let what = "get service account issuer OpenID configuration, also known as the 'OIDC discovery doc'";
@@ -41,9 +43,8 @@ pub(super) fn add(table: &Table, dialect: Dialect, generator: &mut SchemaGenerat
     add(keys, "getServiceAccountIssuerOpenIDKeyset", "openid", what, None);
 }
 
-fn described<K: JsonSchema>(generator: &mut SchemaGenerator) -> String {
-    generator.subschema_for::<K>();
-    K::schema_name().into_owned()
+fn described<K: k8s_openapi::Resource>(document: &mut Document) -> String {
+    document.add_kind(K::API_VERSION, K::KIND)
 }
 
 fn operation(dialect: Dialect, id: &str, tag: &str, description: &str, answer: Option<String>) -> Value {

@@ -1,7 +1,7 @@
 //! The paths of an OpenAPI document, from the resource table: what clients look for in them is the kind and the action
 //! of an operation, its parameters, and the types of bodies and answers.
 
-use k8s_openapi::schemars::SchemaGenerator;
+use api::schema::Document;
 use registry::resource::Subresource;
 use registry::{Action, Resource, Verb};
 use serde_json::{Map, Value, json};
@@ -22,15 +22,15 @@ pub(super) enum Dialect {
 
 impl Dialect {
     /// Where types are, as a JSON pointer.
-    pub(super) fn definitions(self) -> &'static str {
+    pub(super) fn references(self) -> &'static str {
         match self {
-            Dialect::V2 => "/definitions",
-            Dialect::V3 => "/components/schemas",
+            Dialect::V2 => "#/definitions/",
+            Dialect::V3 => "#/components/schemas/",
         }
     }
 
     pub(super) fn reference(self, name: &str) -> Value {
-        json!({"$ref": format!("#{}/{name}", self.definitions())})
+        json!({"$ref": format!("{}{name}", self.references())})
     }
 
     fn parameter(self, name: &str, place: &str, kind: &str) -> Value {
@@ -125,7 +125,7 @@ pub(super) fn add(
     row: &Resource,
     kind: &str,
     dialect: Dialect,
-    generator: &mut SchemaGenerator,
+    document: &mut Document,
     paths: &mut Map<String, Value>,
 ) {
     let mut writer = Writer { row, kind, dialect, paths };
@@ -133,7 +133,7 @@ pub(super) fn add(
     writer.object();
     writer.watches();
     for subresource in &row.subresources {
-        let body = subresource.action.describe(generator);
+        let body = subresource.action.describe(document);
         writer.subresource(subresource, body.as_deref());
     }
 }

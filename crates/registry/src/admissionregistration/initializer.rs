@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use api::field::{FieldErrors, Path};
 use k8s_openapi::ClusterResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::Strategy;
@@ -77,49 +76,6 @@ impl Parts for InitializerConfiguration {
     codec!();
     fn copy_status(&mut self, _: &Self) {}
     fn clear_status(&mut self) {}
-}
-
-impl JsonSchema for InitializerConfiguration {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "io.k8s.api.admissionregistration.v1alpha1.InitializerConfiguration".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let texts = json_schema!({"type": "array", "items": {"type": "string"}});
-        json_schema!({
-            "description": "InitializerConfiguration describes the configuration of initializers.",
-            "type": "object",
-            "properties": {
-                "apiVersion": {"type": "string"},
-                "kind": {"type": "string"},
-                "metadata": (generator.subschema_for::<ObjectMeta>()),
-                "initializers": {
-                    "description": "Resources and their default initializers, asked in this order.",
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"description": "A domain name with at least three segments.", "type": "string"},
-                            "rules": {
-                                "description": "What the initializer cares about.",
-                                "type": "array",
-                                "items": {
-                                    "type": "object",
-                                    "properties": {
-                                        "apiGroups": (texts.clone()),
-                                        "apiVersions": (texts.clone()),
-                                        "resources": (texts),
-                                    },
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-            "required": ["metadata"],
-        })
-    }
 }
 
 pub struct InitializerConfigurationStrategy;

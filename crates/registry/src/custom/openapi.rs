@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
+use api::schema::Document;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::resource::Describe;
@@ -13,6 +12,7 @@ const API_VERSION: &str = "APIVersion defines the versioned schema of this repre
      recognized schemas to the latest internal value, and may reject unrecognized values.";
 const KIND: &str = "Kind is a string value representing the REST resource this object represents. Servers may infer this from \
      the endpoint the client submits requests to. Cannot be updated. In CamelCase.";
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 const METADATA: &str = "Standard object's metadata.";
 
 /// What adds the type to a document. The schema is kept as text: it is read when somebody asks for the document.
@@ -20,18 +20,18 @@ pub(super) fn describe(group: &str, version: &str, kind: &str, props: &JSONSchem
     let reversed: Vec<&str> = group.rsplit('.').collect();
     let name = format!("{}.{version}.{kind}", reversed.join("."));
     let text = serde_json::to_string(props).unwrap_or_default();
-    Arc::new(move |generator| {
+    Arc::new(move |document| {
         let schema = serde_json::from_str(&text).unwrap_or_default();
-        let described = published(schema, generator);
-        generator.definitions_mut().insert(name.clone(), described);
+        let described = published(schema, document);
+        document.insert(name.clone(), described);
         name.clone()
     })
 }
 
-fn published(mut schema: Value, generator: &mut SchemaGenerator) -> Value {
-    generator.subschema_for::<ObjectMeta>();
-    let definitions = generator.settings().definitions_path.to_string();
-    let is_v2 = !definitions.contains("components");
+fn published(mut schema: Value, document: &mut Document) -> Value {
+    document.add(OBJECT_META);
+    let reference = document.reference(OBJECT_META);
+    let is_v2 = !reference.contains("components");
     if is_v2 && keeps_unknown(&schema) {
         // Old clients would refuse every field that is not listed.
         return json!({"type": "object"});
@@ -39,8 +39,6 @@ fn published(mut schema: Value, generator: &mut SchemaGenerator) -> Value {
     if is_v2 {
         simplify(&mut schema);
     }
-    let reference =
-        format!("#{}/{}", definitions.trim_start_matches('#').trim_end_matches('/'), ObjectMeta::schema_name());
     let metadata = if is_v2 {
         json!({"$ref": reference, "description": METADATA})
     } else {
