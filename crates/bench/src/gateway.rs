@@ -281,7 +281,9 @@ impl Connection {
 
     /// One request, whose answer must be whole.
     fn get(&mut self, route: usize, body: &str) -> anyhow::Result<()> {
-        write!(self.stream, "GET /r{route}/{body} HTTP/1.1\r\nhost: {HOST}\r\n\r\n")?;
+        // In one piece, as clients send it: `write!` to the stream would send each part by itself.
+        let request = format!("GET /r{route}/{body} HTTP/1.1\r\nhost: {HOST}\r\n\r\n");
+        self.stream.write_all(request.as_bytes())?;
         self.stream.flush()?;
         let mut read = 0;
         let head = loop {
