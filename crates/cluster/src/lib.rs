@@ -32,6 +32,7 @@ pub mod join;
 pub mod join_command;
 mod key_rotation;
 mod kubeconfig;
+mod kubelet_access;
 mod leftovers;
 mod local_volumes;
 mod lock;

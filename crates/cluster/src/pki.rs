@@ -26,6 +26,8 @@ pub(crate) const LEAF_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Certificates are good from so long ago, so that a client whose clock is a little behind is not turned away.
 const BACKDATED: Duration = Duration::from_secs(3600);
 
+use crate::kubelet_access;
+
 /// The directory of keys; every file has a name that kubeadm users know.
 #[derive(Debug, Clone)]
 pub(crate) struct Pki {
@@ -61,7 +63,7 @@ impl Pki {
         let client = |name, organizations| Subject { name, organizations, hosts: &[], addresses: &[] };
         pki.leaf(&ca, "apiserver", Subject { name: "kube-apiserver", organizations: &[], hosts, addresses })?;
         pki.leaf(&ca, "admin", client("kubernetes-admin", &["system:masters"]))?;
-        pki.leaf(&ca, "apiserver-kubelet-client", client("kube-apiserver-kubelet-client", &["system:masters"]))?;
+        pki.leaf(&ca, "apiserver-kubelet-client", client(kubelet_access::USER, &[]))?;
         pki.leaf(&front_proxy, "front-proxy-client", client("front-proxy-client", &[]))?;
         pki.kubelet(&ca, node_name, addresses)?;
         Ok(pki)
@@ -371,6 +373,21 @@ mod tests {
             let mode = entry.unwrap().metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o077, 0, "nothing here is for others");
         }
+    }
+
+    #[test]
+    fn security_only_the_administrator_has_every_right() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::prepare(dir.path(), LEAF_LIFETIME, "n1", &["localhost".into()], &[]).unwrap();
+        pki.prepare_member("n1", &[]).unwrap();
+        let all = pki.certificates().unwrap();
+        let masters: Vec<&str> = all
+            .iter()
+            .filter(|(_, certificate)| certificate.subject.contains("system:masters"))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        assert_eq!(masters, ["admin"]);
+        assert!(all.iter().any(|(name, _)| name == "apiserver-kubelet-client"));
     }
 
     /// What cannot be found is not made anew over what can: the whole cluster trusts it.

@@ -26,16 +26,31 @@ pub(crate) async fn ensure(client: &Client, role: Role) -> Result<()> {
         "metadata": {"name": name},
         "rules": rules,
     });
+    let roles = client.all::<ClusterRole>();
+    let written = roles.patch(name, &Patch::apply(MANAGER, role).force()).await;
+    written.with_context(|| format!("writing the role of {whose}"))?;
+    bind(client, Binding { name, whose, role: name, subjects }).await
+}
+
+/// A role that is there already, and who gets it.
+pub(crate) struct Binding {
+    pub(crate) name: &'static str,
+    /// Whose it is, in messages.
+    pub(crate) whose: &'static str,
+    pub(crate) role: &'static str,
+    pub(crate) subjects: Value,
+}
+
+/// Writes a binding; doing so again changes nothing.
+pub(crate) async fn bind(client: &Client, binding: Binding) -> Result<()> {
+    let Binding { name, whose, role, subjects } = binding;
     let binding = json!({
         "apiVersion": format!("{GROUP}/v1"),
         "kind": "ClusterRoleBinding",
         "metadata": {"name": name},
-        "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": name},
+        "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": role},
         "subjects": subjects,
     });
-    let roles = client.all::<ClusterRole>();
-    let written = roles.patch(name, &Patch::apply(MANAGER, role).force()).await;
-    written.with_context(|| format!("writing the role of {whose}"))?;
     let bindings = client.all::<ClusterRoleBinding>();
     let bound = bindings.patch(name, &Patch::apply(MANAGER, binding).force()).await;
     bound.with_context(|| format!("binding the role of {whose}")).map(drop)

@@ -11,6 +11,7 @@ use api::UserInfo;
 use api::cidr::Cidr;
 use client::serving::Serving;
 use client::{Client, Durations, Election};
+use futures_util::FutureExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -26,8 +27,8 @@ use crate::settings::{ClusterSettings, Settings};
 use crate::shape::{self, Encryption, Flags, Shape};
 use crate::{
     authority, backups, certificates, dns_service, encryption, etcd, import, ingress, join, key_rotation,
-    local_volumes, manifests, members, metrics_reader, network_policy, node_address, node_network, node_roles, nodes,
-    upgrade, usual_place, wireguard_keys,
+    kubelet_access, local_volumes, manifests, members, metrics_reader, network_policy, node_address, node_network,
+    node_roles, nodes, upgrade, usual_place, wireguard_keys,
 };
 
 /// Plug-ins beside those that every API server has: a node's credential is good for that node only, and nobody takes
@@ -139,6 +140,13 @@ async fn start(
         Client::in_process(handler.clone(), user(name, groups)).traced(trace.clone(), actor)
     };
     let admin = as_user("kubernetes-admin", &["system:masters", "system:authenticated"]);
+    // Before anybody asks a kubelet, which remembers for a while whom it has refused. Admission may need a pod that only the
+    // node can start, and a role from earlier is as good.
+    for role in [kubelet_access::ensure(&admin).boxed(), network_policy::ensure_role(&admin).boxed()] {
+        if let Err(error) = components.until(role).await {
+            tracing::warn!("{error:#}");
+        }
+    }
     progress.done("api server", &url(node_ip, shape.secure_port));
 
     let (authority_changed, authority_changes) = tokio::sync::watch::channel(());
@@ -173,10 +181,6 @@ async fn start(
     };
     if !nodes::all(options)?.is_empty() {
         nodes::ensure_bridge(&network)?;
-    }
-    // Admission may need a pod that only the node can start, and a role from earlier is as good.
-    if let Err(error) = components.until(network_policy::ensure_role(&admin)).await {
-        tracing::warn!("{error:#}");
     }
     start_encryption(shape, &admin, components).await;
     usual_place::ensure(options);
