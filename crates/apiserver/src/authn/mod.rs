@@ -220,7 +220,7 @@ impl Authenticators {
         }
         let mut errors: Vec<AuthnError> = Vec::new();
         if let Some(keys) = &self.service_accounts {
-            match keys.verify(caches, token, wanted, now).await {
+            match Box::pin(keys.verify(caches, token, wanted, now)).await {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
                 Err(error) => errors.push(error.into()),
@@ -235,14 +235,14 @@ impl Authenticators {
         }
         let issuers = self.issuers.as_ref().map(Reloading::get).unwrap_or_default();
         for oidc in self.oidc.iter().chain(issuers.iter()).filter(|_| is_ours) {
-            match oidc.verify(token, now).await {
+            match Box::pin(oidc.verify(token, now)).await {
                 Ok(Some(user)) => return Ok(Some((user, common))),
                 Ok(None) => {}
                 Err(error) => errors.push(error.into()),
             }
         }
         if let Some(webhook) = &self.webhook {
-            match webhook.verify(token, wanted).await {
+            match Box::pin(webhook.verify(token, wanted)).await {
                 Ok(Some(found)) => return Ok(Some(found)),
                 Ok(None) => {}
                 Err(error) => errors.push(error.into()),

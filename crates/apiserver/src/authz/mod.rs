@@ -198,7 +198,7 @@ impl Authorizers {
                 Mode::Abac(abac) => abac.decide(user, attributes),
                 Mode::Rbac => self.rbac.decide(user, attributes),
                 Mode::Node(node) => node.decide(user, attributes),
-                Mode::Webhook(webhook) => webhook.decide(user, attributes).await,
+                Mode::Webhook(webhook) => Box::pin(webhook.decide(user, attributes)).await,
             };
             match opinion {
                 Opinion::Allow(reason) => {
@@ -234,8 +234,11 @@ impl Authorizers {
         if decision.allowed {
             return Ok(decision);
         }
-        caches.fresh().await?;
-        self.require(user, attributes).await
+        Box::pin(async {
+            caches.fresh().await?;
+            self.require(user, attributes).await
+        })
+        .await
     }
 
     /// The answer to a SelfSubjectRulesReview.

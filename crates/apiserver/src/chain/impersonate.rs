@@ -45,12 +45,22 @@ pub(super) async fn impersonate(
             Some(text) => Err(Status::bad_request(text)),
         };
     }
+    // On the heap: most requests do not come here, and need no room for it.
+    Box::pin(become_another(authorizers, user, wanted, request)).await.map(Some)
+}
+
+async fn become_another(
+    authorizers: &Authorizers,
+    user: &UserInfo,
+    wanted: Wanted,
+    request: &Attributes,
+) -> Result<Impersonated, Status> {
     let mut first = None;
     for mode in Mode::ALL.into_iter().filter(|mode| mode.fits(&wanted, user)) {
         match constrained(authorizers, user, &wanted, request, mode).await {
             Ok(()) => {
                 let constraint = Some(mode.verb());
-                return Ok(Some(Impersonated { user: wanted.into_user(Some(mode)), constraint }));
+                return Ok(Impersonated { user: wanted.into_user(Some(mode)), constraint });
             }
             Err(refused) => drop(first.get_or_insert(refused)),
         }
@@ -60,7 +70,7 @@ pub(super) async fn impersonate(
             return Err(first.unwrap_or(refused));
         }
     }
-    Ok(Some(Impersonated { user: wanted.into_user(None), constraint: None }))
+    Ok(Impersonated { user: wanted.into_user(None), constraint: None })
 }
 
 /// Kinds of users that one may be given the right to be, and no others.

@@ -224,7 +224,7 @@ async fn row(state: &State, info: &RequestInfo) -> Result<Option<Arc<Resource>>,
     let (group, version, plural) = (&info.group, &info.version, &info.resource);
     match state.registry.find(group, version, plural) {
         Some(row) => Ok(Some(row)),
-        None => Ok(crate::custom::served(state, group, version, plural).await?),
+        None => Ok(Box::pin(crate::custom::served(state, group, version, plural)).await?),
     }
 }
 
@@ -323,10 +323,10 @@ async fn dispatch(
         return crate::walk::serve(&state, &info, &body);
     }
     if let Some(backend) = state.aggregation.of(&info) {
-        return Ok(backend.forward(&state.forwarding(), &info, &user, parts, body).await);
+        return Ok(Box::pin(backend.forward(&state.forwarding(), &info, &user, parts, body)).await);
     }
     if !info.is_resource {
-        return crate::endpoints::serve(&state, &info, parts, &user).await;
+        return Box::pin(crate::endpoints::serve(&state, &info, parts, &user)).await;
     }
     let resource = row.ok_or_else(Status::no_such_path)?;
     if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
@@ -365,7 +365,8 @@ async fn dispatch(
     let wants_protobuf = Accept::is_protobuf(&parts.headers);
     let upgrade = parts.extensions.remove::<hyper::upgrade::OnUpgrade>();
     let warnings = Arc::new(Warnings::default());
-    let operation = Operation {
+    // On the heap: it goes through several futures, and each would hold it twice.
+    let operation = Box::new(Operation {
         state,
         info,
         resource,
@@ -376,7 +377,7 @@ async fn dispatch(
         now: now(),
         accept,
         warnings: warnings.clone(),
-    };
+    });
     let mut response = match Box::pin(run(operation, upgrade)).await {
         Ok(response) => response,
         Err(status) if wants_protobuf => crate::status::protobuf_response(&status),
@@ -392,11 +393,13 @@ async fn dispatch(
 }
 
 /// Most resources are stored; what is not is answered by whoever knows.
-async fn run(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
+async fn run(operation: Box<Operation>, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
     let is_read = operation.info.subresource.is_empty() && matches!(operation.info.verb, Verb::Get | Verb::List);
     match operation.resource.serving {
-        registry::Serving::ComponentStatuses if is_read => crate::health::component_statuses(&operation).await,
-        registry::Serving::Metrics(of) if is_read => crate::resource_metrics::serve(&operation, of).await,
+        registry::Serving::ComponentStatuses if is_read => {
+            Box::pin(crate::health::component_statuses(&operation)).await
+        }
+        registry::Serving::Metrics(of) if is_read => Box::pin(crate::resource_metrics::serve(&operation, of)).await,
         _ => crate::subresources::run(operation, upgrade).await,
     }
 }

@@ -112,7 +112,7 @@ impl FlowControl {
             Arrival::Waits { place, ticket, woken } => {
                 let began = Instant::now();
                 let waiting = Waiting::new(self, &flow, place, ticket);
-                if tokio::time::timeout(self.queue_timeout, woken).await.is_err() {
+                if Box::pin(tokio::time::timeout(self.queue_timeout, woken)).await.is_err() {
                     return Err(refuse(&flow, "time-out", began.elapsed()));
                 }
                 waiting.sit_down();

@@ -26,7 +26,7 @@ use crate::verbs;
 
 /// Answers a request that passed the chain.
 pub(crate) async fn run(
-    operation: Operation,
+    operation: Box<Operation>,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
 ) -> Result<Response<Body>, Status> {
     if let Some(deprecation) = operation.resource.strategy.deprecation() {
@@ -47,7 +47,7 @@ pub(crate) async fn run(
 }
 
 async fn subresource(
-    operation: Operation,
+    operation: Box<Operation>,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
 ) -> Result<Response<Body>, Status> {
     let Some(row) = operation.resource.subresource(&operation.info.subresource) else {

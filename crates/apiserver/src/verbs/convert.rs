@@ -19,7 +19,7 @@ pub(super) async fn entry(operation: &Operation, entry: Arc<Entry>) -> Result<Ar
     if operation.resource.converter.is_none() {
         return Ok(entry);
     }
-    let mut converted = entries(&operation.resource, vec![entry]).await?;
+    let mut converted = Box::pin(entries(&operation.resource, vec![entry])).await?;
     converted.pop().ok_or_else(|| Status::internal("a conversion lost an object"))
 }
 

@@ -36,7 +36,7 @@ use crate::state::Operation;
 
 /// Runs the verb of a request that passed the chain.
 pub(crate) async fn run(
-    operation: Operation,
+    operation: Box<Operation>,
     upgrade: Option<hyper::upgrade::OnUpgrade>,
 ) -> Result<Response<Body>, Status> {
     // Neither way makes room for the other.
@@ -48,7 +48,7 @@ pub(crate) async fn run(
 
 /// Runs a write to its end even when its client leaves: cut short between a claim and the object that owns it, it would
 /// leave the claim to nobody.
-async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
+async fn to_its_end(operation: Box<Operation>) -> Result<Response<Body>, Status> {
     let state = operation.state.clone();
     let task = state.writes.spawn(trace::detached(crate::audit::carried(Box::pin(serve(operation, None)))));
     match task.await.map_err(tokio::task::JoinError::try_into_panic) {
@@ -58,8 +58,11 @@ async fn to_its_end(operation: Operation) -> Result<Response<Body>, Status> {
     }
 }
 
-async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>) -> Result<Response<Body>, Status> {
-    let Operation { resource, info, .. } = &operation;
+async fn serve(
+    operation: Box<Operation>,
+    upgrade: Option<hyper::upgrade::OnUpgrade>,
+) -> Result<Response<Body>, Status> {
+    let Operation { resource, info, .. } = &*operation;
     let served = match info.subresource.as_str() {
         "" => resource.verbs,
         name => resource.subresource(name).ok_or_else(Status::no_such_path)?.verbs,
@@ -71,7 +74,7 @@ async fn serve(operation: Operation, upgrade: Option<hyper::upgrade::OnUpgrade>)
     match info.verb {
         Verb::Get => get::get(&operation).await,
         Verb::List => Box::pin(list::list(&operation)).await,
-        Verb::Watch => Box::pin(watch::watch(operation, upgrade)).await,
+        Verb::Watch => Box::pin(watch::watch(*operation, upgrade)).await,
         Verb::Create => Box::pin(create::create(&operation)).await,
         Verb::Update => Box::pin(update::update(&operation)).await,
         Verb::Patch => Box::pin(patch::patch(&operation)).await,

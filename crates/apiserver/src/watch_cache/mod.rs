@@ -198,6 +198,11 @@ impl Caches {
         if self.applied() >= revision {
             return Ok(());
         }
+        // On the heap: nearly nobody waits, and a request that does not needs no room for it.
+        Box::pin(self.wait_for_events(revision, waiting)).await
+    }
+
+    async fn wait_for_events(&self, revision: u64, waiting: Waiting) -> Result<(), Behind> {
         let mut applied = self.applied.subscribe();
         let reached = async {
             loop {
