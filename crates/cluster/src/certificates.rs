@@ -12,7 +12,9 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::authority;
+use crate::connection::connect;
 use crate::join::{Membership, remaining};
+use crate::kubelet_access;
 use crate::nodes;
 use crate::options::Options;
 use crate::pki::{Certificate, Pki};
@@ -48,7 +50,7 @@ pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
     Box::pin(async move {
         match args.command {
             Command::List(options) => list(&options),
-            Command::Renew(options) => renew_now(&options),
+            Command::Renew(options) => renew_now(&options).await,
             Command::RotateCa(args) => authority::rotate(args).await,
         }
     })
@@ -80,12 +82,19 @@ fn all(options: &Options) -> Result<Vec<(String, Certificate)>> {
     Ok(found)
 }
 
-fn renew_now(options: &Options) -> Result<()> {
+async fn renew_now(options: &Options) -> Result<()> {
     if let Some(member) = Membership::load(options)? {
         bail!("this machine is a node of {}: it renews its certificates by itself", member.server);
     }
     if !options.pki_dir().join("ca.key").try_exists()? {
         bail!("there is no cluster at {}", options.data_dir.display());
+    }
+    // The server that runs may be an older one, which uses what is signed now and writes no such binding.
+    if let Ok(admin) = connect(&options.admin_kubeconfig())
+        && let Err(error) = kubelet_access::ensure(&admin).await
+        && !error.downcast_ref::<client::Error>().is_some_and(|error| matches!(error, client::Error::Transport { .. }))
+    {
+        return Err(error);
     }
     renew(options, &Flags::remembered(options)?.shape()?)?;
     list(options)

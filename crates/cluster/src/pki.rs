@@ -20,13 +20,13 @@ use rcgen::{
     KeyUsagePurpose, SanType,
 };
 
+use crate::kubelet_access;
+
 const AUTHORITY_YEARS: u64 = 10;
 /// How long what the authorities sign is good for, if nobody says otherwise.
 pub(crate) const LEAF_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Certificates are good from so long ago, so that a client whose clock is a little behind is not turned away.
 const BACKDATED: Duration = Duration::from_secs(3600);
-
-use crate::kubelet_access;
 
 /// The directory of keys; every file has a name that kubeadm users know.
 #[derive(Debug, Clone)]

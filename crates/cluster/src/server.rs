@@ -11,7 +11,6 @@ use api::UserInfo;
 use api::cidr::Cidr;
 use client::serving::Serving;
 use client::{Client, Durations, Election};
-use futures_util::FutureExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -140,13 +139,10 @@ async fn start(
         Client::in_process(handler.clone(), user(name, groups)).traced(trace.clone(), actor)
     };
     let admin = as_user("kubernetes-admin", &["system:masters", "system:authenticated"]);
-    // Before anybody asks a kubelet, which remembers for a while whom it has refused. Admission may need a pod that only the
-    // node can start, and a role from earlier is as good.
-    for role in [kubelet_access::ensure(&admin).boxed(), network_policy::ensure_role(&admin).boxed()] {
-        if let Err(error) = components.until(role).await {
-            tracing::warn!("{error:#}");
-        }
-    }
+    // As early as possible: a kubelet remembers for a while whom it has refused.
+    components.until(if_possible(kubelet_access::ensure(&admin))).await?;
+    let asking = admin.clone();
+    components.supervise("kubelet access", move |stop| kubelet_access::keep(asking.clone(), stop));
     progress.done("api server", &url(node_ip, shape.secure_port));
 
     let (authority_changed, authority_changes) = tokio::sync::watch::channel(());
@@ -182,7 +178,8 @@ async fn start(
     if !nodes::all(options)?.is_empty() {
         nodes::ensure_bridge(&network)?;
     }
-    start_encryption(shape, &admin, components).await;
+    components.until(if_possible(network_policy::ensure_role(&admin))).await?;
+    start_encryption(shape, &admin, components).await?;
     usual_place::ensure(options);
     let node = nodes::Node { options, settings: &settings, pki: &pki, clients, pulls: None, summaries };
     let gateway = node.start(components).await?;
@@ -327,19 +324,25 @@ fn own_settings(options: &Options, shape: &Shape, network: &nodes::Network) -> R
     })
 }
 
+/// What is better done now and need not be: admission may need a pod that only the node can start, and a role from earlier is
+/// as good.
+async fn if_possible(writing: impl Future<Output = Result<()>>) -> Result<()> {
+    if let Err(error) = writing.await {
+        tracing::warn!("{error:#}");
+    }
+    Ok(())
+}
+
 /// Keys for the traffic between nodes, or an end of them.
-async fn start_encryption(shape: &Shape, admin: &Client, components: &mut Components) {
+async fn start_encryption(shape: &Shape, admin: &Client, components: &mut Components) -> Result<()> {
     match shape.encryption {
         Some(_) => {
             let (keeper, period) = (admin.clone(), shape.encryption_rotation);
             components.supervise("wireguard keys", move |stop| wireguard_keys::keep(keeper.clone(), period, stop));
         }
-        None => {
-            if let Err(error) = components.until(wireguard_keys::forget(admin)).await {
-                tracing::warn!("{error:#}");
-            }
-        }
+        None => components.until(if_possible(wireguard_keys::forget(admin))).await?,
     }
+    Ok(())
 }
 
 /// Runs the controllers with the authority that signs; once more, when that is another.
