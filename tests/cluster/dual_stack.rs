@@ -24,6 +24,7 @@ apiVersion: v1
 kind: Service
 metadata: {name: six}
 spec:
+  type: NodePort
   ipFamilies: [IPv6]
   selector: {app: hello}
   ports: [{port: 80}]
@@ -64,6 +65,12 @@ fn both_families_lead_to_every_pod() {
             cluster.answers(&format!("through {address} at {node}"), 2, || http_get(network, &address));
         }
     }
+
+    // So has the further node, and its ports answer in both.
+    let line = "get node node-2 -o jsonpath={.status.addresses[?(@.type=='InternalIP')].address}";
+    assert_eq!(cluster.kubectl(line), "10.44.0.2 fd44::2");
+    let port = cluster.kubectl("get service six -o jsonpath={.spec.ports[0].nodePort}");
+    cluster.answers("at a port of node-2", 2, || cluster.http_get(&format!("[fd44::2]:{port}")));
 
     // A pod asks by name and gets both; addresses have names in both families too.
     let script = "nslookup -type=a hello.default.svc.cluster.local; nslookup -type=aaaa hello.default.svc.cluster.local; \

@@ -93,7 +93,11 @@ async fn start(
     }
     let api_address = shape.service_address(1)?;
     let dns_address = shape.service_address(10)?;
-    let network = nodes::Network { range: shape.node_cidr.network(), first_node: node_name.clone() };
+    let network = nodes::Network {
+        range: shape.node_cidr.network(),
+        second: shape.second_node_cidr.map(|range| range.network()),
+        first_node: node_name.clone(),
+    };
     network.save(options)?;
     network.ensure_count(options, shape.nodes)?;
     let pki = prepare_keys(options, shape, &network)?;
@@ -204,7 +208,8 @@ async fn start(
     components.until(upgrade::ensure_role(&admin)).await?;
     let machine = upgrade::Machine::server(options, &node_name, &admin);
     components.supervise("upgrade", move |stop| machine.clone().follow(stop));
-    let ranges = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
+    let mut ranges = node_network::ranges(&format!("{},{},{}", shape.cluster_cidr, shape.service_cidr, network.range))?;
+    ranges.extend(network.second);
     let (names, addresses) = certified(shape, &network)?;
     let reserved = join::Reserved { ranges, addresses, names };
     let approver = admin.clone();
@@ -252,7 +257,7 @@ async fn start(
         network,
         pki,
         admin: admin.clone(),
-        first_node: node_ip,
+        first_node: shape.node_ips.clone(),
         dns: (gateway, dns_service::PORT).into(),
     };
     components.spawn("nodes", supervisor.run(nudges, components.stop.clone()));
@@ -316,7 +321,7 @@ fn own_settings(options: &Options, shape: &Shape, network: &nodes::Network) -> R
         cluster: ClusterSettings::new(shape)?,
         registries: shape.registries.clone(),
         images_dir: options.images_dir(),
-        also_behind: vec![network.range.to_string()],
+        also_behind: [network.range].into_iter().chain(network.second).map(|range| range.to_string()).collect(),
         asks_for_certificate: false,
         resolvers: None,
         labels: shape.labels.clone(),

@@ -35,7 +35,8 @@ pub(crate) fn certified(shape: &Shape, network: &Network) -> Result<(Vec<String>
         "kubernetes.default.svc".to_owned(),
         format!("kubernetes.default.svc.{domain}"),
     ];
-    let mut addresses = vec![Ipv4Addr::LOCALHOST.into(), shape.service_address(1)?, network.gateway()?];
+    let mut addresses = vec![Ipv4Addr::LOCALHOST.into(), shape.service_address(1)?];
+    addresses.extend(network.gateways()?.iter().map(|gateway| gateway.addr));
     if shape.node_ips.iter().any(IpAddr::is_ipv6) {
         addresses.push(Ipv6Addr::LOCALHOST.into());
     }
@@ -66,7 +67,7 @@ pub(crate) fn renew(options: &Options, shape: &Shape) -> Result<()> {
     let pki = prepare_keys(options, shape, &network)?;
     for record in nodes::all(options)? {
         if record.options(options).pki_dir().try_exists()? {
-            nodes::prepare_keys(options, &pki, &record, &network.server_url(shape.secure_port)?)?;
+            nodes::prepare_keys(options, &network, &pki, &record, &network.server_url(shape.secure_port)?)?;
         }
     }
     let access = Access::admin(&options.name, "", &pki)?;

@@ -67,10 +67,10 @@ pub(crate) struct Flags {
     #[arg(long)]
     #[serde(skip)]
     pub nodes: Option<u32>,
-    /// Addresses of the nodes in network namespaces; the first address is this machine's (default: 10.44.0.0/24
-    /// or fd44::/64)
+    /// Addresses of the nodes in network namespaces; the first address is this machine's. A second range for dual stack
+    /// (default: 10.44.0.0/24 or fd44::/64)
     #[arg(long)]
-    pub node_cidr: Option<Cidr>,
+    pub node_cidr: Option<String>,
     /// How pods reach pods of other nodes: host-gw, vxlan, or auto, which tunnels only between nodes that share no network
     /// (default: auto)
     #[arg(long)]
@@ -183,6 +183,8 @@ pub(crate) struct Shape {
     pub cluster_domain: String,
     pub nodes: u32,
     pub node_cidr: Cidr,
+    /// Of the other family, in a cluster with two.
+    pub second_node_cidr: Option<Cidr>,
     pub routes: Backend,
     /// Of traffic between nodes, and how often its keys are exchanged.
     pub encryption: Option<Encryption>,
@@ -357,6 +359,33 @@ impl Flags {
         Ok(!has_route(false)? && has_route(true)?)
     }
 
+    /// Addresses of further nodes: a range, and one of the other family in a cluster with two.
+    fn node_cidrs(&self, is_v6: bool, others: [&str; 2]) -> Result<(Cidr, Option<Cidr>)> {
+        let has_two = families(others[0]).len() > 1;
+        let usual = |is_v6: bool| match is_v6 {
+            true => Cidr::new(Ipv6Addr::new(0xfd44, 0, 0, 0, 0, 0, 0, 0).into(), 64),
+            false => Cidr::new(Ipv4Addr::new(10, 44, 0, 0).into(), 24),
+        };
+        let text = self.node_cidr.as_deref().unwrap_or_default();
+        let given = ranges(text).context("--node-cidr")?;
+        match *given {
+            [] | [_] => {
+                let first = given.first().copied().unwrap_or_else(|| usual(is_v6));
+                // Nobody chose the second: it must not take what somebody chose.
+                let is_taken = |range: &Cidr| {
+                    let others = others.iter().flat_map(|text| ranges(text).ok()).flatten();
+                    others.chain([first]).any(|other| other.contains(range.addr) || range.contains(other.addr))
+                };
+                let second = Some(usual(!first.is_v6())).filter(|second| has_two && !is_taken(second));
+                Ok((first, second))
+            }
+            [first, second] if has_two && first.is_v6() != second.is_v6() => Ok((first, Some(second))),
+            [_, _] if has_two => bail!("--node-cidr={text}: both ranges are of the same family"),
+            [_, _] => bail!("--node-cidr={text}: the cluster has one family (--cluster-cidr={})", others[0]),
+            _ => bail!("--node-cidr={text}: one range, or two for dual stack"),
+        }
+    }
+
     /// Addresses of Gateways are not those of pods, services or nodes.
     fn check_gateway_pool(&self, taken: &[Cidr]) -> Result<()> {
         let pool = &self.gateway_address_pool;
@@ -376,10 +405,7 @@ impl Flags {
         let is_v6 = self.is_v6_first()?;
         let cluster_cidr = text(&self.cluster_cidr, if is_v6 { "fd42::/48" } else { "10.42.0.0/16" });
         let service_cidr = text(&self.service_cidr, if is_v6 { "fd43::/112" } else { "10.43.0.0/16" });
-        let node_cidr = self.node_cidr.unwrap_or_else(|| match is_v6 {
-            true => Cidr::new(Ipv6Addr::new(0xfd44, 0, 0, 0, 0, 0, 0, 0).into(), 64),
-            false => Cidr::new(Ipv4Addr::new(10, 44, 0, 0).into(), 24),
-        });
+        let (node_cidr, second_node_cidr) = self.node_cidrs(is_v6, [&cluster_cidr, &service_cidr])?;
         let mut node_ips = self.machine.addresses(&families(&cluster_cidr))?;
         let mut own_address = None;
         // Ranges that are none are told of where they are used.
@@ -388,6 +414,7 @@ impl Flags {
             .flat_map(|text| ranges(text).ok())
             .flatten()
             .chain([node_cidr])
+            .chain(second_node_cidr)
             .collect();
         self.check_gateway_pool(&taken)?;
         if node_ips.is_empty() {
@@ -410,6 +437,7 @@ impl Flags {
             cluster_domain,
             nodes: self.nodes.unwrap_or(1),
             node_cidr,
+            second_node_cidr,
             routes: self.routes.unwrap_or_default(),
             encryption: self.encryption()?,
             encryption_rotation: self.encryption_rotation()?,
@@ -704,6 +732,36 @@ mod tests {
         assert_eq!(of(None, None, "2001:db8::1"), six);
         assert_eq!(of(Some("fd00::/48"), None, "192.0.2.1"), ["fd00::/48", six[1], six[2]]);
         assert_eq!(of(None, Some("10.96.0.0/12"), "2001:db8::1"), [four[0], "10.96.0.0/12", four[2]]);
+    }
+
+    #[test]
+    fn further_nodes_have_an_address_of_each_family() {
+        let of = |cluster: &str, node: Option<&str>| {
+            let node_ip = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse().unwrap());
+            let machine = Machine { node_name: Some("n".into()), node_ip: node_ip.into(), ..Machine::default() };
+            let service_cidr = cluster.contains(',').then(|| "10.43.0.0/16,fd43::/112".to_owned());
+            let (cluster_cidr, node_cidr) = (Some(cluster.to_owned()), node.map(str::to_owned));
+            let shape = Flags { machine, cluster_cidr, service_cidr, node_cidr, ..Flags::default() }.shape();
+            let text =
+                |shape: Shape| (shape.node_cidr.to_string(), shape.second_node_cidr.map(|range| range.to_string()));
+            shape.map(text).map_err(|error| format!("{error:#}"))
+        };
+        let two = "10.42.0.0/16,fd42::/48";
+        let is = |first: &str, second: Option<&str>| Ok((first.to_owned(), second.map(str::to_owned)));
+        assert_eq!(of("10.42.0.0/16", None), is("10.44.0.0/24", None));
+        assert_eq!(of(two, None), is("10.44.0.0/24", Some("fd44::/64")));
+        assert_eq!(of(two, Some("10.99.0.0/24")), is("10.99.0.0/24", Some("fd44::/64")));
+        assert_eq!(of(two, Some("10.99.0.0/24, fd99::/64")), is("10.99.0.0/24", Some("fd99::/64")));
+        assert_eq!(of("10.42.0.0/16,fd44::/48", None), is("10.44.0.0/24", None), "the second is taken");
+        for (cluster, node, why) in [
+            (two, "10.99.0.0/24,10.98.0.0/24", "same family"),
+            ("10.42.0.0/16", "10.99.0.0/24,fd99::/64", "one family"),
+            (two, "10.99.0.0/24,fd99::/64,fd98::/64", "one range, or two"),
+            (two, "10.99.0.0/240", "10.99.0.0/240"),
+        ] {
+            let error = of(cluster, Some(node)).unwrap_err();
+            assert!(error.contains(why) && error.contains("--node-cidr"), "{error}");
+        }
     }
 
     #[test]

@@ -173,7 +173,7 @@ pub(crate) struct Bundle {
     tls_san: Vec<String>,
     /// The pool of Gateways was checked against it.
     #[serde(default)]
-    node_cidr: Option<Cidr>,
+    node_cidr: Option<String>,
     /// Whichever server leads serves Gateways and services of type LoadBalancer, with the addresses that they have.
     #[serde(default)]
     gateway: Option<bool>,
@@ -465,7 +465,7 @@ mod tests {
             ..Flags::default()
         };
         let common = Flags {
-            node_cidr: Some("10.45.0.0/24".parse().unwrap()),
+            node_cidr: Some("10.45.0.0/24".into()),
             gateway: Some(true),
             gateway_http_port: Some(8080),
             gateway_https_port: Some(8443),

@@ -7,15 +7,16 @@ use client::Client;
 use client::kubeconfig::{AuthInfo, Cluster, Kubeconfig, Overrides};
 
 use super::parts::Clients;
-use super::record::Record;
+use super::record::{Network, Record};
 use crate::options::Options;
 use crate::pki::{Pki, write_private};
 
 /// Signs the node's certificates anew and writes the kubeconfigs its parts use. These name files, so that a node that runs
 /// shows what was signed last.
-pub(crate) fn prepare(cluster: &Options, pki: &Pki, record: &Record, server: &str) -> Result<()> {
+pub(crate) fn prepare(cluster: &Options, network: &Network, pki: &Pki, record: &Record, server: &str) -> Result<()> {
     let options = record.options(cluster);
-    let keys = pki.sign_node(&options.pki_dir(), &record.name, &[record.address])?;
+    let addresses: Vec<_> = [record.address].into_iter().chain(network.second_of(record.address)).collect();
+    let keys = pki.sign_node(&options.pki_dir(), &record.name, &addresses)?;
     let text = |path: PathBuf| Some(path.display().to_string());
     for part in ["kubelet", "proxy"] {
         let leaf = format!("{part}-client");

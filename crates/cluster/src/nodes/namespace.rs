@@ -19,15 +19,14 @@ const UPLINK: &str = "eth0";
 
 /// Makes the bridge that further nodes are on; it must be there before anyone asks how to reach them.
 pub(crate) fn ensure_bridge(network: &Network) -> Result<u32> {
-    let gateway = Cidr::new(network.gateway()?, network.range.prefix);
-    bridge(BRIDGE, &[gateway]).context("making the bridge between nodes")
+    bridge(BRIDGE, &network.gateways()?).context("making the bridge between nodes")
 }
 
-/// Makes what is missing of a node's network. `first_node` is the address of the node outside of namespaces.
-pub(super) fn ensure(cluster: &Options, network: &Network, record: &Record, first_node: IpAddr) -> Result<()> {
+/// Makes what is missing of a node's network. `first_node` has the addresses of the node outside of namespaces.
+pub(super) fn ensure(cluster: &Options, network: &Network, record: &Record, first_node: &[IpAddr]) -> Result<()> {
     let path = record.netns(cluster);
     let make = || -> Result<()> {
-        let gateway = network.gateway()?;
+        let addresses: Vec<IpAddr> = [record.address].into_iter().chain(network.second_of(record.address)).collect();
         let bridge = ensure_bridge(network)?;
         let namespace = match Netns::is_kept_at(&path) {
             true => Netns::open(&path)?,
@@ -43,19 +42,23 @@ pub(super) fn ensure(cluster: &Options, network: &Network, record: &Record, firs
         // A node that asks the first one for a service may be led back to a pod of its own.
         outside.set_hairpin(port.index, true)?;
         outside.set_up(port.index)?;
-        if record.address.is_ipv6() {
+        if addresses.iter().any(IpAddr::is_ipv6) {
             // Addresses are given out once, and one that is still being asked about sends nothing.
             namespace.enter(|| netns::set_sysctl(&format!("net/ipv6/conf/{UPLINK}/accept_dad"), "0"))??;
         }
         let mac = outside.link_by_index(bridge)?.context("the bridge between nodes is gone")?.mac;
-        furnish(&inside, Cidr::new(record.address, network.range.prefix), gateway, (first_node, mac))
+        for (address, gateway) in addresses.into_iter().zip(network.gateways()?) {
+            let first = first_node.iter().find(|first| first.is_ipv6() == gateway.is_v6());
+            furnish(&inside, Cidr::new(address, gateway.prefix), gateway.addr, first.map(|first| (*first, mac)))?;
+        }
+        Ok(())
     };
     make().with_context(|| format!("making the network of node {}", record.name))
 }
 
-/// Loopback, address, and two routes: the first node is a neighbour on the bridge whatever its address, and all else
-/// is behind it.
-fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, (first_node, mac): (IpAddr, [u8; 6])) -> Result<()> {
+/// Loopback, address, and two routes: the first node is a neighbour on the bridge whatever its address of this family, and
+/// all else is behind it.
+fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, first_node: Option<(IpAddr, [u8; 6])>) -> Result<()> {
     let index = |name: &str| -> Result<u32> { Ok(inside.link(name)?.with_context(|| format!("no {name}"))?.index) };
     inside.set_up(index("lo")?)?;
     let uplink = index(UPLINK)?;
@@ -63,7 +66,7 @@ fn furnish(inside: &Socket, address: Cidr, gateway: IpAddr, (first_node, mac): (
         inside.add_own_address(uplink, address)?;
     }
     inside.set_up(uplink)?;
-    if first_node.is_ipv6() == address.is_v6() && !address.contains(first_node) {
+    if let Some((first_node, mac)) = first_node.filter(|(first, _)| !address.contains(*first)) {
         let mut neighbour = Route::to(Cidr::host(first_node)).dev(uplink);
         neighbour.scope = Scope::LINK;
         inside.replace_route(&neighbour)?;

@@ -1,7 +1,7 @@
 //! What is known about a further node while nothing of it runs: one small file in its directory.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -96,6 +96,9 @@ pub(crate) fn find(cluster: &Options, name: &str) -> Result<Record> {
 pub(crate) struct Network {
     /// Addresses of nodes; the bridge that joins them has the first.
     pub range: Cidr,
+    /// Their second addresses, of the other family, in a cluster with two.
+    #[serde(default)]
+    pub second: Option<Cidr>,
     /// The node in the cluster's own process.
     pub first_node: String,
 }
@@ -118,6 +121,25 @@ impl Network {
     /// The address of this machine on the bridge, which is how further nodes reach the API server.
     pub(crate) fn gateway(&self) -> Result<IpAddr> {
         cidr::next(self.range.network().addr).with_context(|| format!("{} has no room for nodes", self.range))
+    }
+
+    /// The addresses of this machine on the bridge, each with its range.
+    pub(crate) fn gateways(&self) -> Result<Vec<Cidr>> {
+        let first = self.gateway()?;
+        let second = self.second.and_then(|range| Some(Cidr::new(self.second_of(first)?, range.prefix)));
+        Ok([Cidr::new(first, self.range.prefix)].into_iter().chain(second).collect())
+    }
+
+    /// The second address of whoever has this one: as far from the beginning of the second range.
+    pub(crate) fn second_of(&self, address: IpAddr) -> Option<IpAddr> {
+        let second = self.second?;
+        let place = bits(address).checked_sub(bits(self.range.network().addr))?;
+        let bits = bits(second.network().addr).checked_add(place)?;
+        let found = match second.is_v6() {
+            true => IpAddr::from(Ipv6Addr::from_bits(bits)),
+            false => IpAddr::from(Ipv4Addr::from_bits(u32::try_from(bits).ok()?)),
+        };
+        (second.contains(found) && found != second.last()).then_some(found)
     }
 
     /// How nodes reach the API server of this machine.
@@ -170,12 +192,44 @@ impl Network {
     }
 }
 
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn network(range: &str, first_node: &str) -> Network {
-        Network { range: range.parse().unwrap(), first_node: first_node.into() }
+        Network { range: range.parse().unwrap(), second: None, first_node: first_node.into() }
+    }
+
+    #[test]
+    fn second_addresses_follow_the_first() {
+        let of = |range: &str, second: &str, address: &str| {
+            let network = Network { second: Some(second.parse().unwrap()), ..network(range, "box") };
+            network.second_of(address.parse().unwrap()).map(|found| found.to_string())
+        };
+        assert_eq!(of("10.44.0.0/24", "fd44::/64", "10.44.0.3").as_deref(), Some("fd44::3"));
+        assert_eq!(of("fd44::/64", "10.44.0.0/24", "fd44::fe").as_deref(), Some("10.44.0.254"));
+        for (range, second, address) in [
+            ("fd44::/64", "10.44.0.0/24", "fd44::ff"),
+            ("fd44::/64", "10.44.0.0/24", "fd44::1:0:0:1"),
+            ("fd44::/64", "255.255.255.0/24", "fd44::ffff:ffff"),
+            ("10.44.0.0/24", "fd44::/126", "10.44.0.9"),
+            ("10.44.0.0/24", "fd44::/64", "10.43.0.9"),
+        ] {
+            assert_eq!(of(range, second, address), None, "{range} {second} {address}");
+        }
+        let network = Network { second: Some("fd44::/64".parse().unwrap()), ..network("10.44.0.0/24", "box") };
+        let gateways: Vec<_> = network.gateways().unwrap().iter().map(Cidr::to_string).collect();
+        assert_eq!(gateways, ["10.44.0.1/24", "fd44::1/64"]);
+        // As it was written before there were two.
+        let old: Network = serde_json::from_str(r#"{"range": "10.44.0.0/24", "first_node": "box"}"#).unwrap();
+        assert_eq!(old.second_of("10.44.0.3".parse().unwrap()), None);
     }
 
     #[test]

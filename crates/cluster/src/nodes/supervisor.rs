@@ -42,7 +42,7 @@ pub(crate) struct Supervisor {
     /// Marks nodes that were stopped and deletes those that were removed.
     pub admin: Client,
     /// The node in this process.
-    pub first_node: IpAddr,
+    pub first_node: Vec<IpAddr>,
     /// That node's DNS server, which reaches the machine's resolvers.
     pub dns: SocketAddr,
 }
@@ -163,13 +163,13 @@ impl Supervisor {
         let options = record.options(&self.cluster);
         private_dir(&options.data_dir)?;
         private_dir(&options.run_dir)?;
-        namespace::ensure(&self.cluster, &self.network, record, self.first_node)?;
+        namespace::ensure(&self.cluster, &self.network, record, &self.first_node)?;
         let server = self.network.server_url(self.shape.secure_port)?;
-        keys::prepare(&self.cluster, &self.pki, record, &server)?;
+        keys::prepare(&self.cluster, &self.network, &self.pki, record, &server)?;
         let settings = Settings {
             name: record.name.clone(),
             address: record.address,
-            second_address: None,
+            second_address: self.network.second_of(record.address),
             kubelet_port: self.shape.kubelet_port,
             cluster: ClusterSettings::new(&self.shape)?,
             registries: self.shape.registries.clone(),
