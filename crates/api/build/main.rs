@@ -50,8 +50,9 @@ fn ours() -> Result<(Map<String, Value>, Kinds), Box<dyn Error>> {
     for (name, schema) in &mut definitions {
         let removed = schema.as_object_mut().and_then(|schema| schema.remove(GROUP_VERSION_KIND));
         let kind = removed.ok_or_else(|| format!("{name} has no {GROUP_VERSION_KIND}"))?;
-        let text = |part: &str| kind[part].as_str().unwrap_or_default().to_owned();
-        kinds.insert([api_version(&text("group"), &text("version")), text("kind")], name.clone());
+        let text =
+            |part: &str| kind[part].as_str().ok_or_else(|| format!("{name}: {GROUP_VERSION_KIND} has no {part}"));
+        kinds.insert([api_version(text("group")?, text("version")?), text("kind")?.to_owned()], name.clone());
     }
     Ok((definitions, kinds))
 }
@@ -64,7 +65,7 @@ fn types(definitions: &Map<String, Value>, kinds: &Kinds) -> Result<String, Box<
     let types = Types { definitions, structures: &structures };
     let mut text = String::from("pub(super) static DEFINITIONS: &[(&str, &str)] = &[\n");
     for name in &structures {
-        writeln!(text, "    ({name:?}, {:?}),", types.fields(&definitions[*name]))?;
+        writeln!(text, "    ({name:?}, {:?}),", types.fields(&definitions[*name])?)?;
     }
     text.push_str("];\npub(super) static KINDS: &[(&str, &str, usize)] = &[\n");
     for ([api_version, kind], name) in kinds {
@@ -104,17 +105,19 @@ struct Types<'a> {
 
 impl Types<'_> {
     /// `NAME:TYPE NAME!:TYPE`, with a mark at fields that must be given.
-    fn fields(&self, schema: &Value) -> String {
+    fn fields(&self, schema: &Value) -> Result<String, String> {
         let required = schema["required"].as_array();
         let mark = |field: &str| required.is_some_and(|all| all.iter().any(|name| name == field));
         let properties = schema["properties"].as_object().into_iter().flatten();
-        let fields = properties
-            .map(|(field, schema)| format!("{field}{}:{}", if mark(field) { "!" } else { "" }, self.of(schema)));
-        fields.collect::<Vec<_>>().join(" ")
+        let fields = properties.map(|(field, schema)| {
+            let mark = if mark(field) { "!" } else { "" };
+            self.of(schema).map(|of| format!("{field}{mark}:{of}"))
+        });
+        Ok(fields.collect::<Result<Vec<_>, _>>()?.join(" "))
     }
 
     /// As Go writes it, with the place of its definition instead of a structure's name.
-    fn of(&self, schema: &Value) -> String {
+    fn of(&self, schema: &Value) -> Result<String, String> {
         // A description beside a reference makes it one of one.
         let reference = schema.get("$ref").or_else(|| schema["allOf"].get(0).and_then(|only| only.get("$ref")));
         if let Some(reference) = reference.and_then(Value::as_str) {
@@ -135,22 +138,22 @@ impl Types<'_> {
             (Some("string"), Some("byte")) => "bytes",
             (Some("string"), Some("date-time")) => "time",
             (Some("string"), _) => "string",
-            (Some("array"), _) => return format!("[]{}", self.of(&schema["items"])),
+            (Some("array"), _) => return Ok(format!("[]{}", self.of(&schema["items"])?)),
             (Some("object"), _) if schema.get("additionalProperties").is_some() => {
-                return format!("{{}}{}", self.of(&schema["additionalProperties"]));
+                return Ok(format!("{{}}{}", self.of(&schema["additionalProperties"])?));
             }
             _ if schema.get("x-kubernetes-int-or-string").is_some() => "intOrString",
             _ => "any",
         };
-        simple.to_owned()
+        Ok(simple.to_owned())
     }
 
-    fn named(&self, name: &str) -> String {
+    fn named(&self, name: &str) -> Result<String, String> {
         match (special(name), self.structures.binary_search(&name), self.definitions.get(name)) {
-            (Some(special), ..) => special.to_owned(),
-            (None, Ok(place), _) => place.to_string(),
+            (Some(special), ..) => Ok(special.to_owned()),
+            (None, Ok(place), _) => Ok(place.to_string()),
             (None, Err(_), Some(schema)) => self.of(schema),
-            (None, Err(_), None) => "any".to_owned(),
+            (None, Err(_), None) => Err(format!("{name} is referred to and has no definition")),
         }
     }
 }
@@ -164,10 +167,10 @@ fn packages(out: &Path, definitions: Map<String, Value>) -> Result<(), Box<dyn E
     }
     let mut text = String::from("pub(super) static PACKAGES: &[(&str, &[u8])] = &[\n");
     for (package, schemas) in packages {
-        let file = out.join(format!("{package}.deflate"));
+        let file = format!("{package}.deflate");
         let mut compressed = DeflateEncoder::new(Vec::new(), Compression::best());
         compressed.write_all(&serde_json::to_vec(&schemas)?)?;
-        std::fs::write(&file, compressed.finish()?)?;
+        std::fs::write(out.join(&file), compressed.finish()?)?;
         writeln!(text, "    ({package:?}, include_bytes!({file:?})),")?;
     }
     text.push_str("];\n");

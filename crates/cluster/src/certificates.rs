@@ -25,6 +25,8 @@ use crate::shape::{Flags, Shape};
 const LEFT: f64 = 0.3;
 /// How late a clock that was set is noticed.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+/// A server that does not answer in so long is not waited for.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// After a renewal that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -89,15 +91,20 @@ async fn renew_now(options: &Options) -> Result<()> {
     if !options.pki_dir().join("ca.key").try_exists()? {
         bail!("there is no cluster at {}", options.data_dir.display());
     }
-    // The server that runs may be an older one, which uses what is signed now and writes no such binding.
-    if let Ok(admin) = connect(&options.admin_kubeconfig())
-        && let Err(error) = kubelet_access::ensure(&admin).await
-        && !error.downcast_ref::<client::Error>().is_some_and(|error| matches!(error, client::Error::Transport { .. }))
-    {
-        return Err(error);
-    }
+    give_access_to_kubelets(options).await;
     renew(options, &Flags::remembered(options)?.shape()?)?;
     list(options)
+}
+
+/// The server that runs may be an older one, which uses what is signed now and gives it no rights. Failures keep nobody from
+/// renewing: the administrator's certificate may be what has expired, and a server that starts does this itself.
+async fn give_access_to_kubelets(options: &Options) {
+    let Ok(admin) = connect(&options.admin_kubeconfig()) else { return };
+    if let Ok(Err(error)) = tokio::time::timeout(SERVER_TIMEOUT, kubelet_access::ensure(&admin)).await
+        && !error.downcast_ref::<client::Error>().is_some_and(|error| matches!(error, client::Error::Transport { .. }))
+    {
+        tracing::warn!("{error:#}: if `logs` and `exec` are refused, restart the cluster with `cox up`");
+    }
 }
 
 /// Renews what is near its end, until `stop`.

@@ -11,11 +11,11 @@ mod types {
 /// The definitions met so far, by their places.
 static KNOWN: Mutex<Vec<Option<StructRef>>> = Mutex::new(Vec::new());
 
-/// The schema of a kind; of one that is not built in, that of a structure without fields.
+/// The schema of a kind; of one that is not built in, that of a structure about which nothing is known.
 pub fn of<K: k8s_openapi::Resource>() -> StructRef {
     let place = place(K::API_VERSION, K::KIND);
     debug_assert!(place.is_some(), "{} {} has no schema", K::API_VERSION, K::KIND);
-    place.map_or_else(|| StructRef::from(Struct::new(K::KIND, Vec::new())), structure)
+    place.map_or_else(|| StructRef::from(Struct::new(K::KIND, Vec::new()).open(true)), structure)
 }
 
 /// The name of a kind's definition.

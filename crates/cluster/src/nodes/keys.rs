@@ -15,8 +15,7 @@ use crate::pki::{Pki, write_private};
 /// shows what was signed last.
 pub(crate) fn prepare(cluster: &Options, network: &Network, pki: &Pki, record: &Record, server: &str) -> Result<()> {
     let options = record.options(cluster);
-    let addresses: Vec<_> = [record.address].into_iter().chain(network.second_of(record.address)).collect();
-    let keys = pki.sign_node(&options.pki_dir(), &record.name, &addresses)?;
+    let keys = pki.sign_node(&options.pki_dir(), &record.name, &network.addresses(record))?;
     let text = |path: PathBuf| Some(path.display().to_string());
     for part in ["kubelet", "proxy"] {
         let leaf = format!("{part}-client");

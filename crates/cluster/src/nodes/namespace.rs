@@ -26,7 +26,7 @@ pub(crate) fn ensure_bridge(network: &Network) -> Result<u32> {
 pub(super) fn ensure(cluster: &Options, network: &Network, record: &Record, first_node: &[IpAddr]) -> Result<()> {
     let path = record.netns(cluster);
     let make = || -> Result<()> {
-        let addresses: Vec<IpAddr> = [record.address].into_iter().chain(network.second_of(record.address)).collect();
+        let addresses = network.addresses(record);
         let bridge = ensure_bridge(network)?;
         let namespace = match Netns::is_kept_at(&path) {
             true => Netns::open(&path)?,

@@ -130,6 +130,11 @@ impl Network {
         Ok([Cidr::new(first, self.range.prefix)].into_iter().chain(second).collect())
     }
 
+    /// The addresses of a node, one or two.
+    pub(crate) fn addresses(&self, record: &Record) -> Vec<IpAddr> {
+        [record.address].into_iter().chain(self.second_of(record.address)).collect()
+    }
+
     /// The second address of whoever has this one: as far from the beginning of the second range.
     pub(crate) fn second_of(&self, address: IpAddr) -> Option<IpAddr> {
         let second = self.second?;
@@ -186,7 +191,10 @@ impl Network {
             bail!("{name:?} cannot be the name of a node: {problem}");
         }
         match address.filter(|address| self.range.contains(*address) && *address != self.range.last()) {
-            Some(address) => Ok(Record { name, number, address, wanted: Wanted::Running }),
+            Some(address) => match (self.second, self.second_of(address)) {
+                (Some(second), None) => bail!("the nodes' second range {second} has no address left"),
+                _ => Ok(Record { name, number, address, wanted: Wanted::Running }),
+            },
             None => bail!("the nodes' range {} has no address left", self.range),
         }
     }
@@ -253,6 +261,11 @@ mod tests {
         let network = network("10.44.0.0/30", "box");
         let only = network.next(&[], None).unwrap();
         assert!(network.next(&[only], None).is_err(), "the last address is for broadcasts");
+        let second = Some("fd44::/126".parse().unwrap());
+        let network = Network { second, ..self::network("10.44.0.0/24", "box") };
+        let only = network.next(&[], None).unwrap();
+        let error = network.next(&[only], None).unwrap_err().to_string();
+        assert_eq!(error, "the nodes' second range fd44::/126 has no address left");
     }
 
     #[test]
