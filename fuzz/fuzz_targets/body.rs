@@ -3,7 +3,7 @@
 #![no_main]
 
 use api::codec::{self, Encoding};
-use api::schema;
+use api::{read, schema};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use libfuzzer_sys::fuzz_target;
@@ -41,10 +41,10 @@ fn short_way(data: &[u8]) {
     let Some(text) = schema::fit(data, &schema) else { return };
     let Ok(decoded) = codec::from_json(data) else {
         // What is no JSON may seem to fit, and is found out when its typed form is read.
-        assert!(serde_json::from_slice::<Pod>(&text).is_err());
+        assert!(read::from_slice::<Pod>(&text).is_err());
         return;
     };
     let mut value = decoded.value;
     assert_eq!(schema::normalize(&mut value, &schema).expect("what fits has the right types"), Vec::<String>::new());
-    assert_eq!(serde_json::from_slice::<Pod>(&text).ok(), serde_json::from_value::<Pod>(value).ok());
+    assert_eq!(read::from_slice::<Pod>(&text).ok(), codec::from_value::<Pod>(&value).ok());
 }

@@ -2,9 +2,12 @@
 //! that says it, and nothing has to run before it can be read.
 //!
 //! - `types.rs`: every definition with its fields and their types, and which kind has which definition.
+//! - `structures.rs`: the fields of each structure of `k8s-openapi`, for those that are read (`src/read`).
+//! - `all_kinds.rs`: every kind of `k8s-openapi`, for tests of what has to hold for each.
 //! - `packages.rs` and a file for each package: the whole schemas, with descriptions, compressed.
 
 mod kinds;
+mod structures;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -33,12 +36,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         kinds.insert([api_version(group, version), kind.to_owned()], name);
     }
     let mut definitions = generator.take_definitions(true);
+    std::fs::write(out.join("structures.rs"), structures::write(&definitions, &kinds)?)?;
+    std::fs::write(out.join("all_kinds.rs"), structures::all_kinds(&kinds, &definitions))?;
     definitions.append(&mut ours);
     std::fs::write(out.join("types.rs"), types(&definitions, &kinds)?)?;
     packages(out, definitions)
 }
 
-type Kinds = BTreeMap<[String; 2], String>;
+pub(crate) type Kinds = BTreeMap<[String; 2], String>;
 
 fn api_version(group: &str, version: &str) -> String {
     if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") }
@@ -93,7 +98,7 @@ fn special(name: &str) -> Option<&'static str> {
 }
 
 /// A structure without fields, such as an empty marker struct, is one too: it refuses unknown ones.
-fn is_structure(name: &str, schema: &Value) -> bool {
+pub(crate) fn is_structure(name: &str, schema: &Value) -> bool {
     let is_empty = schema["type"] == "object" && schema.get("additionalProperties").is_none();
     special(name).is_none() && (schema["properties"].is_object() || is_empty)
 }

@@ -7,10 +7,11 @@
 use std::fmt;
 
 use serde::Serialize;
-use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
 use crate::go::join_path;
+use crate::read::{self, Read};
 use crate::yaml::{self, EXCESSIVE, Expansion, Meaning, PlainWords, Rules};
 
 /// A decoded body.
@@ -138,28 +139,16 @@ pub fn to_yaml(value: &impl Serialize) -> Result<String, DecodeError> {
     Ok(yaml::to_string(&serde_json::to_value(value)?))
 }
 
-/// The typed form of a value, by way of its text. What reads a kind is large: where speed does not count, a binary should have
-/// it once, for text, and not a second time for values.
-pub fn from_value<T: DeserializeOwned>(value: &Value) -> serde_json::Result<T> {
-    through_text(value, |text| serde_json::from_slice(text))
-}
-
-/// The same with a reader of one's own.
-pub fn through_text<T>(value: &Value, read: impl FnOnce(&[u8]) -> serde_json::Result<T>) -> serde_json::Result<T> {
-    read(&serde_json::to_vec(value)?).map_err(|error| unplaced(&error))
+/// The typed form of a value, by way of its text: kinds have one reader, for text.
+pub fn from_value<T: Read>(value: &Value) -> serde_json::Result<T> {
+    let without_place = |error| serde::de::Error::custom(read::without_place(&error));
+    // Nobody has seen the text that a place in it would be of.
+    read::from_slice(&serde_json::to_vec(value)?).map_err(without_place)
 }
 
 /// The value of a typed object, by way of its text, for the same reason.
 pub fn to_value<T: Serialize + ?Sized>(object: &T) -> serde_json::Result<Value> {
     serde_json::from_slice(&crate::schema::encode_plain(object)?)
-}
-
-/// An error without its place in a text that nobody has seen.
-#[cold]
-fn unplaced(error: &serde_json::Error) -> serde_json::Error {
-    let message = error.to_string();
-    let end = message.rfind(" at line ").unwrap_or(message.len());
-    serde::de::Error::custom(&message[..end])
 }
 
 /// In JSON every string is itself.

@@ -1,7 +1,8 @@
-//! The kinds that several crates read and write: their codecs are compiled here, once.
+//! The kinds that several crates write: their writers are compiled here, once. (What reads them is not generic:
+//! [`crate::read`].)
 //!
 //! A generic function is compiled in the crate that first uses it, and crates that do not depend on each other each make
-//! their own copy: the code that reads a Pod stood six times in the binary. What stands here is found by every crate
+//! their own copy: the code for a Pod stood six times in the binary. What stands here is found by every crate
 //! above. It pays only while crates share generic code, which they do at the optimisation levels we build with
 //! (`Cargo.toml`, profiles).
 
@@ -49,10 +50,8 @@ macro_rules! shared_kinds {
     };
 }
 
-/// The two ways between an object and the text of JSON, and those between it and a value, which only tests take
-/// ([`crate::codec::from_value`] says why).
+/// The way from an object to the text of JSON, and those between it and a value, which only tests take.
 struct Codec {
-    _read: fn(&[u8]) -> serde_json::Result<Box<dyn Any>>,
     _write: fn(&dyn Any) -> Option<serde_json::Result<Vec<u8>>>,
     #[cfg(debug_assertions)]
     _take: fn(serde_json::Value) -> serde_json::Result<Box<dyn Any>>,
@@ -63,7 +62,6 @@ struct Codec {
 impl Codec {
     const fn of<K: Serialize + DeserializeOwned + 'static>() -> Codec {
         Codec {
-            _read: |json| Ok(Box::new(serde_json::from_slice::<K>(json)?)),
             _write: |object| Some(crate::schema::encode_plain(object.downcast_ref::<K>()?)),
             #[cfg(debug_assertions)]
             _take: |value| Ok(Box::new(serde_json::from_value::<K>(value)?)),

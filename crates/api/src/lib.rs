@@ -31,6 +31,7 @@ pub mod placement;
 pub mod pod;
 pub mod quantity;
 pub mod quota;
+pub mod read;
 pub mod scan;
 pub mod schema;
 pub mod selector;

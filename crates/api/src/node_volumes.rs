@@ -96,6 +96,8 @@ pub struct Answer {
 /// Longer errors are cut.
 pub const ERROR_LENGTH: usize = 1024;
 
+crate::read_by_serde!(NodeVolumes);
+
 impl Resource for NodeVolumes {
     const API_VERSION: &'static str = "local.cox/v1";
     const GROUP: &'static str = DRIVER;

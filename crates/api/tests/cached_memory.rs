@@ -82,9 +82,9 @@ fn replica_set(at: usize) -> String {
 }
 
 /// What one decoded object takes on average.
-fn decoded<K: serde::de::DeserializeOwned>(texts: &[String]) -> (Vec<Arc<K>>, usize) {
+fn decoded<K: api::read::Read>(texts: &[String]) -> (Vec<Arc<K>>, usize) {
     let before = HELD.load(Ordering::Relaxed);
-    let objects = texts.iter().map(|text| Arc::new(serde_json::from_str(text).unwrap())).collect();
+    let objects = texts.iter().map(|text| Arc::new(api::read::from_str(text).unwrap())).collect();
     (objects, HELD.load(Ordering::Relaxed).saturating_sub(before) / texts.len())
 }
 

@@ -55,7 +55,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
             let mut offline = Offline::new(&Configuration::default(), 1)?;
             for frame in &*frames {
                 let event: Value = serde_json::from_slice(frame)?;
-                offline.set_pod(&Arc::new(serde_json::from_str(&event["object"].to_string())?));
+                offline.set_pod(&Arc::new(api::codec::from_value(&event["object"])?));
             }
             Ok(offline)
         })

@@ -240,7 +240,7 @@ fn pod(prefix: &str, at: usize, group: Group) -> Pod {
     let name = format!("{prefix}-{at}");
     let metadata = json!({"name": name, "uid": name, "namespace": "coxbench", "labels": (group.labels)()});
     let pod = json!({"metadata": metadata, "spec": (group.spec)()});
-    serde_json::from_value(pod).unwrap_or_default()
+    api::codec::from_value(&pod).unwrap_or_default()
 }
 
 impl Workload {
@@ -385,6 +385,8 @@ struct Seen {
     metadata: SeenMetadata,
     spec: SeenSpec,
 }
+
+api::read_by_serde!(Seen);
 
 #[derive(serde::Deserialize, Default)]
 #[serde(default, rename_all = "camelCase")]

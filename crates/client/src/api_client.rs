@@ -2,12 +2,12 @@
 
 use std::any::TypeId;
 
+use api::read::{Fields, Read, Reader};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Method, Request, header};
 use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::read_out;
@@ -18,7 +18,7 @@ use crate::{Client, DeleteParams, Error, ListParams, Patch, WatchStream, WritePa
 pub trait Resource:
     k8s_openapi::Resource
     + k8s_openapi::Metadata<Ty = ObjectMeta>
-    + DeserializeOwned
+    + Read
     + Clone
     + PartialEq
     + std::fmt::Debug
@@ -31,7 +31,7 @@ pub trait Resource:
 impl<K> Resource for K where
     K: k8s_openapi::Resource
         + k8s_openapi::Metadata<Ty = ObjectMeta>
-        + DeserializeOwned
+        + Read
         + Clone
         + PartialEq
         + std::fmt::Debug
@@ -42,22 +42,33 @@ impl<K> Resource for K where
 }
 
 /// A list answer of any resource.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(bound(deserialize = "K: Deserialize<'de>"))]
+#[derive(Debug, Clone, Serialize)]
 pub struct List<K> {
-    #[serde(default)]
     pub metadata: ListMeta,
-    #[serde(default = "Vec::new", deserialize_with = "items_or_null")]
     pub items: Vec<K>,
 }
 
-/// `items: null` is what some servers send for an empty list.
-fn items_or_null<'de, D, K>(deserializer: D) -> Result<Vec<K>, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    K: Deserialize<'de>,
-{
-    Ok(Option::<Vec<K>>::deserialize(deserializer)?.unwrap_or_default())
+impl<K: Read> Fields for List<K> {
+    fn name(&self) -> &'static str {
+        "List"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "metadata" => from.field(&mut self.metadata),
+            // Some servers send `null` for an empty list.
+            "items" => from.field(&mut self.items),
+            _ => from.skip(),
+        }
+    }
+}
+
+impl<K: Read> Read for List<K> {
+    fn read(from: &mut Reader<'_>) -> serde_json::Result<Self> {
+        let mut list = Self { metadata: ListMeta::default(), items: Vec::new() };
+        from.object(&mut list)?;
+        Ok(list)
+    }
 }
 
 /// The name of an object, and nothing else of it: for answers to what we wrote ourselves.
@@ -72,6 +83,8 @@ pub struct Written {
 struct WrittenMetadata {
     name: String,
 }
+
+api::read_by_serde!(Written);
 
 impl Written {
     pub fn name(&self) -> &str {
@@ -111,8 +124,8 @@ struct Answer {
 }
 
 impl Answer {
-    fn decode<T: DeserializeOwned>(self) -> Result<T, Error> {
-        serde_json::from_slice(&self.body).map_err(|source| Error::Decode { what: self.uri, source })
+    fn decode<T: Read>(self) -> Result<T, Error> {
+        api::read::from_slice(&self.body).map_err(|source| Error::Decode { what: self.uri, source })
     }
 }
 
@@ -133,7 +146,7 @@ impl<K: Resource> Api<K> {
     }
 }
 
-impl<K: DeserializeOwned> Api<K> {
+impl<K: Read> Api<K> {
     pub(crate) fn untyped(
         client: Client,
         group_path: String,
@@ -221,7 +234,7 @@ impl<K: DeserializeOwned> Api<K> {
 
     /// Creates, and reads of the answer only what `T` holds: decoding a whole object that nobody looks at costs more than
     /// sending it.
-    pub async fn create_as<T: DeserializeOwned>(&self, object: &K) -> Result<T, Error>
+    pub async fn create_as<T: Read>(&self, object: &K) -> Result<T, Error>
     where
         K: Serialize,
     {
@@ -261,12 +274,7 @@ impl<K: DeserializeOwned> Api<K> {
     }
 
     /// Patches a subresource (`scale`, `resize`, …) and decodes whatever object it answers with.
-    pub async fn patch_path<T: DeserializeOwned>(
-        &self,
-        name: &str,
-        subresource: Option<&str>,
-        patch: &Patch,
-    ) -> Result<T, Error> {
+    pub async fn patch_path<T: Read>(&self, name: &str, subresource: Option<&str>, patch: &Patch) -> Result<T, Error> {
         self.collection.patch(name, subresource, patch).await?.decode()
     }
 
@@ -280,13 +288,13 @@ impl<K: DeserializeOwned> Api<K> {
         self.collection.delete(query.finish(), params).await
     }
 
-    pub async fn get_subresource<T: DeserializeOwned>(&self, name: &str, subresource: &str) -> Result<T, Error> {
+    pub async fn get_subresource<T: Read>(&self, name: &str, subresource: &str) -> Result<T, Error> {
         let uri = self.collection.own_path(Some(name), Some(subresource));
         self.collection.call(Method::GET, uri, None).await?.decode()
     }
 
     /// POSTs to a subresource: `binding`, `eviction`, `token`.
-    pub async fn create_subresource<B: Serialize, T: DeserializeOwned>(
+    pub async fn create_subresource<B: Serialize, T: Read>(
         &self,
         name: &str,
         subresource: &str,
@@ -296,7 +304,7 @@ impl<K: DeserializeOwned> Api<K> {
     }
 
     /// PUTs a subresource: `scale`, `approval`, `finalize`, `ephemeralcontainers`.
-    pub async fn update_subresource<B: Serialize, T: DeserializeOwned>(
+    pub async fn update_subresource<B: Serialize, T: Read>(
         &self,
         name: &str,
         subresource: &str,
@@ -305,7 +313,7 @@ impl<K: DeserializeOwned> Api<K> {
         self.call(Method::PUT, self.collection.own_path(Some(name), Some(subresource)), body).await
     }
 
-    async fn call<B: Serialize, T: DeserializeOwned>(&self, method: Method, uri: String, body: &B) -> Result<T, Error> {
+    async fn call<B: Serialize, T: Read>(&self, method: Method, uri: String, body: &B) -> Result<T, Error> {
         let body = encode(body)?;
         self.collection.call(method, uri, Some(body)).await?.decode()
     }

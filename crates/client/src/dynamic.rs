@@ -1,7 +1,8 @@
 //! Resources known only at run time: custom resources, whatever discovery lists, the garbage collector's graph.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
-use serde::{Deserialize, Deserializer, Serialize};
+use api::read::{Fields, Read, Reader};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::{Api, Client, Object};
@@ -22,12 +23,35 @@ impl Client {
 }
 
 /// An object of any kind reduced to its type and metadata.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct PartialObject {
     pub api_version: String,
     pub kind: String,
     pub metadata: ObjectMeta,
+}
+
+impl Fields for PartialObject {
+    fn name(&self) -> &'static str {
+        "PartialObjectMetadata"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "apiVersion" => from.field(&mut self.api_version),
+            "kind" => from.field(&mut self.kind),
+            "metadata" => from.field(&mut self.metadata),
+            _ => from.skip(),
+        }
+    }
+}
+
+impl Read for PartialObject {
+    fn read(from: &mut Reader<'_>) -> serde_json::Result<Self> {
+        let mut object = Self::default();
+        from.object(&mut object)?;
+        Ok(object)
+    }
 }
 
 /// An object of any kind, reduced to who it is and whom it belongs to: what the garbage collector and the count of a quota look at.
@@ -37,36 +61,47 @@ pub struct Owned {
     pub metadata: ObjectMeta,
 }
 
-impl<'de> Deserialize<'de> for Owned {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Kept {
-            name: Option<String>,
-            namespace: Option<String>,
-            uid: Option<String>,
-            resource_version: Option<String>,
-            owner_references: Option<Vec<OwnerReference>>,
-            finalizers: Option<Vec<String>>,
-            deletion_timestamp: Option<Time>,
+impl Fields for Owned {
+    fn name(&self) -> &'static str {
+        "PartialObjectMetadata"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        if name != "metadata" {
+            return from.skip();
         }
-        #[derive(Deserialize)]
-        struct Object {
-            #[serde(default)]
-            metadata: Option<Kept>,
+        self.metadata = ObjectMeta::default();
+        if from.is_null()? { Ok(()) } else { from.object(&mut Ownership(&mut self.metadata)) }
+    }
+}
+
+/// The metadata of an [`Owned`], which is all that is read of it.
+struct Ownership<'a>(&'a mut ObjectMeta);
+
+impl Fields for Ownership<'_> {
+    fn name(&self) -> &'static str {
+        "ObjectMeta"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "name" => from.field(&mut self.0.name),
+            "namespace" => from.field(&mut self.0.namespace),
+            "uid" => from.field(&mut self.0.uid),
+            "resourceVersion" => from.field(&mut self.0.resource_version),
+            "ownerReferences" => from.field(&mut self.0.owner_references),
+            "finalizers" => from.field(&mut self.0.finalizers),
+            "deletionTimestamp" => from.field(&mut self.0.deletion_timestamp),
+            _ => from.skip(),
         }
-        let kept = Object::deserialize(deserializer)?.metadata.unwrap_or_default();
-        let metadata = ObjectMeta {
-            name: kept.name,
-            namespace: kept.namespace,
-            uid: kept.uid,
-            resource_version: kept.resource_version,
-            owner_references: kept.owner_references,
-            finalizers: kept.finalizers,
-            deletion_timestamp: kept.deletion_timestamp,
-            ..ObjectMeta::default()
-        };
-        Ok(Owned { metadata })
+    }
+}
+
+impl Read for Owned {
+    fn read(from: &mut Reader<'_>) -> serde_json::Result<Self> {
+        let mut object = Self::default();
+        from.object(&mut object)?;
+        Ok(object)
     }
 }
 
@@ -112,13 +147,13 @@ mod tests {
             "creationTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 3, "selfLink": "/", "managedFields": [] });
         all.as_object_mut().unwrap().extend(dropped.as_object().unwrap().clone());
         let read = |metadata: &serde_json::Value| -> Owned {
-            serde_json::from_value(json!({ "kind": "Secret", "metadata": metadata, "data": { "key": "aGlkZGVu" } }))
+            api::codec::from_value(&json!({ "kind": "Secret", "metadata": metadata, "data": { "key": "aGlkZGVu" } }))
                 .unwrap()
         };
         assert_eq!(serde_json::to_value(read(&all).metadata).unwrap(), kept);
         for empty in [json!({}), json!({ "metadata": null }), json!({ "metadata": {} })] {
-            assert_eq!(serde_json::from_value::<Owned>(empty).unwrap(), Owned::default());
+            assert_eq!(api::codec::from_value::<Owned>(&empty).unwrap(), Owned::default());
         }
-        assert!(serde_json::from_str::<Owned>("[7]").is_err());
+        assert!(api::read::from_str::<Owned>("[7]").is_err());
     }
 }

@@ -6,11 +6,11 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use api::read::{self, Read};
 use bytes::{Buf, BytesMut};
 use futures_util::Stream;
 use http_body::Body as _;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::{Body, Error};
@@ -40,7 +40,7 @@ pub struct WatchStream<K> {
     kind: PhantomData<fn() -> K>,
 }
 
-impl<K: DeserializeOwned> WatchStream<K> {
+impl<K: Read> WatchStream<K> {
     pub fn new(body: Body) -> Self {
         let lines = Lines { body, buffer: BytesMut::new(), scanned: 0, ended: false };
         Self { lines, is_trimmed: false, kind: PhantomData }
@@ -52,7 +52,7 @@ impl<K: DeserializeOwned> WatchStream<K> {
     }
 }
 
-impl<K: DeserializeOwned> Stream for WatchStream<K> {
+impl<K: Read> Stream for WatchStream<K> {
     type Item = Result<WatchEvent<K>, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -157,7 +157,7 @@ fn failed(source: serde_json::Error) -> Error {
     Error::Decode { what: "a watch event".into(), source }
 }
 
-fn read(line: &[u8], is_trimmed: bool) -> Result<Undecoded<'_>, Error> {
+fn undecoded(line: &[u8], is_trimmed: bool) -> Result<Undecoded<'_>, Error> {
     let frame: Frame<'_> = serde_json::from_slice(line).map_err(failed)?;
     // As bytes, like every other object: one reader is compiled, not two.
     let object = frame.object.get().as_bytes();
@@ -176,9 +176,9 @@ fn read(line: &[u8], is_trimmed: bool) -> Result<Undecoded<'_>, Error> {
     }
 }
 
-fn decode<K: DeserializeOwned>(line: &[u8], is_trimmed: bool) -> Result<WatchEvent<K>, Error> {
-    let object = |object: Cow<'_, [u8]>| serde_json::from_slice::<K>(&object).map_err(failed);
-    Ok(match read(line, is_trimmed)? {
+fn decode<K: Read>(line: &[u8], is_trimmed: bool) -> Result<WatchEvent<K>, Error> {
+    let object = |object: Cow<'_, [u8]>| read::from_slice::<K>(&object).map_err(failed);
+    Ok(match undecoded(line, is_trimmed)? {
         Undecoded::Added(added) => WatchEvent::Added(object(added)?),
         Undecoded::Modified(modified) => WatchEvent::Modified(object(modified)?),
         Undecoded::Deleted(deleted) => WatchEvent::Deleted(object(deleted)?),

@@ -239,7 +239,7 @@ mod tests {
         for (status, expected) in [("True", at(8)), ("False", at(2))] {
             let since = at(8).to_string();
             let scheduled = json!({ "type": "PodScheduled", "status": status, "lastTransitionTime": since });
-            let pod: Pod = serde_json::from_value(json!({
+            let pod: Pod = api::codec::from_value(&json!({
                 "metadata": { "name": "p", "creationTimestamp": at(2).to_string() },
                 "status": { "conditions": [scheduled] },
             }))

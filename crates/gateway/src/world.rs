@@ -97,6 +97,8 @@ pub struct AuthorityData {
     pub certificate: Option<String>,
 }
 
+api::read_by_serde!(AuthorityMap, Definition);
+
 impl client::Object for AuthorityMap {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata

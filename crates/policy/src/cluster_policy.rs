@@ -222,6 +222,8 @@ pub struct ClusterNetworkPolicy {
     pub status: Status,
 }
 
+api::read_by_serde!(ClusterNetworkPolicy);
+
 impl client::Object for ClusterNetworkPolicy {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata

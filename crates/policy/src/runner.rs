@@ -406,7 +406,8 @@ mod tests {
                 inlined: Inlined::new(),
                 waiting: Vec::new(),
             };
-            let pod = serde_json::from_value(json!({"metadata": {"namespace": "default", "name": "web", "uid": "web"},
+            let pod =
+                api::codec::from_value(&json!({"metadata": {"namespace": "default", "name": "web", "uid": "web"},
                 "spec": {"nodeName": "a", "containers": []}, "status": {"podIPs": [{"ip": "10.42.0.2"}]}}));
             let policy = serde_json::from_value(json!({"metadata": {"namespace": "default", "name": "deny"},
                 "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}}));

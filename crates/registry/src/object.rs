@@ -8,7 +8,6 @@ use std::any::Any;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::parts::Parts;
@@ -19,7 +18,6 @@ pub trait Typed:
     + k8s_openapi::Metadata<Ty = ObjectMeta>
     + Parts
     + Serialize
-    + DeserializeOwned
     + Clone
     + PartialEq
     + Send
@@ -33,19 +31,12 @@ impl<K> Typed for K where
         + k8s_openapi::Metadata<Ty = ObjectMeta>
         + Parts
         + Serialize
-        + DeserializeOwned
         + Clone
         + PartialEq
         + Send
         + Sync
         + 'static
 {
-}
-
-/// The typed form of a value, by way of its text: a second reader of every kind would be as large as the first, and nearly
-/// everything is read from text.
-pub(crate) fn read_value<K: Parts>(value: &Value) -> serde_json::Result<K> {
-    api::codec::through_text(value, K::read_json)
 }
 
 /// An object whose concrete type only its strategy knows.
@@ -114,7 +105,7 @@ impl<K: Typed> Object for K {
     }
 
     fn decode_like(&self, value: Value) -> serde_json::Result<AnyObject> {
-        Ok(Box::new(read_value::<K>(&value)?))
+        Ok(Box::new(api::codec::from_value::<K>(&value)?))
     }
 
     fn same(&self, other: &dyn Object) -> bool {

@@ -1,16 +1,15 @@
 //! Which kinds carry a `status`, so that the generic verbs can keep spec and status apart.
 //!
 //! A write to the main resource never changes the status, and a write to `/status` changes nothing but the status
-//! (and metadata). One macro row per kind is all that is needed for both, and for the code that reads and writes the kind:
-//! a function that is not generic is compiled where it stands, and not again by every crate that reads a Pod.
+//! (and metadata). One macro row per kind is all that is needed for both, and for the code that writes the kind:
+//! a function that is not generic is compiled where it stands, and not again by every crate that writes a Pod.
 
+use api::read::Read;
 use k8s_openapi::api::*;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 
-pub trait Parts: Sized {
-    /// The object of this JSON.
-    fn read_json(json: &[u8]) -> serde_json::Result<Self>;
+pub trait Parts: Read {
     /// The object as JSON, with the zero values that upstream writes and without those that it leaves out.
     fn write_json(&self) -> serde_json::Result<Vec<u8>>;
     /// Takes over the status of `from`; nothing for kinds without one.
@@ -21,24 +20,20 @@ pub trait Parts: Sized {
     fn fill_status(&mut self) {}
 }
 
-/// The codec of the kind around it.
-macro_rules! codec {
+/// How the kind around it is written.
+macro_rules! write_json {
     () => {
-        fn read_json(json: &[u8]) -> serde_json::Result<Self> {
-            // Checked once as a whole: string by string costs more.
-            serde_json::from_str(std::str::from_utf8(json).map_err(serde::de::Error::custom)?)
-        }
         fn write_json(&self) -> serde_json::Result<Vec<u8>> {
             api::schema::encode(self, &api::schema::of::<Self>())
         }
     };
 }
-pub(crate) use codec;
+pub(crate) use write_json;
 
 macro_rules! parts_of {
     ($kind:ty, |$object:ident| $fill:block) => {
         impl Parts for $kind {
-            codec!();
+            write_json!();
             fn copy_status(&mut self, from: &Self) {
                 self.status.clone_from(&from.status);
             }
@@ -74,7 +69,7 @@ macro_rules! with_status_as_given {
 macro_rules! without_status {
     ($($kind:ty),* $(,)?) => {$(
         impl Parts for $kind {
-            codec!();
+            write_json!();
             fn copy_status(&mut self, _: &Self) {}
             fn clear_status(&mut self) {}
         }

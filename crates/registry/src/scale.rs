@@ -6,14 +6,13 @@ use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
-use crate::object::read_value;
 use crate::scale_paths::at;
 use crate::{AnyObject, Object, Resource};
 
 /// The scale of a workload, for admission.
 pub fn of(resource: &Resource, object: &dyn Object) -> Result<Scale, Status> {
     let value = scale_of(resource, &object.to_value().map_err(Status::internal)?)?;
-    read_value(&value).map_err(Status::internal)
+    api::codec::from_value(&value).map_err(Status::internal)
 }
 
 /// Writes the replicas of a scale that admission may have changed into the workload.

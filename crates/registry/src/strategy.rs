@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::action::Action;
 use super::column::{Column, NAME_AND_AGE};
-use super::object::{AnyObject, Object, Typed, read_value};
+use super::object::{AnyObject, Object, Typed};
 use super::parts::Parts;
 
 /// Who asks, and when: all that a strategy may know of a request beyond the objects.
@@ -196,7 +196,7 @@ pub trait Strategy: Send + Sync + 'static {
     }
     /// The same of an encoded object. Kinds of which there are many read no more of it than they show.
     fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
-        let object = <Self::Object as Parts>::read_json(&api::trim::without_managed_fields(json))?;
+        let object = api::read::from_slice::<Self::Object>(&api::trim::without_managed_fields(json))?;
         Ok(self.cells(&object, now))
     }
 
@@ -286,11 +286,11 @@ fn typed_mut<K: Typed>(object: &mut dyn Object) -> &mut K {
 
 impl<S: Strategy> AnyStrategy for S {
     fn decode(&self, json: &[u8]) -> Result<AnyObject, serde_json::Error> {
-        Ok(Box::new(<S::Object as Parts>::read_json(json)?))
+        Ok(Box::new(api::read::from_slice::<S::Object>(json)?))
     }
 
     fn decode_value(&self, value: Value) -> Result<AnyObject, serde_json::Error> {
-        Ok(Box::new(read_value::<S::Object>(&value)?))
+        Ok(Box::new(api::codec::from_value::<S::Object>(&value)?))
     }
 
     fn check(&self, value: &mut Value) -> Result<Vec<String>, api::schema::TypeError> {

@@ -75,7 +75,7 @@ mod tests {
             let pod = json!({"metadata": {"name": "p", "namespace": "n"}, "status": {"phase": phase}, "spec": {
                 "nodeName": "a", "schedulerName": "s", "priority": 7, "overhead": {"cpu": "100m", "memory": "1Mi"},
                 "containers": [container("c"), container("d")]}});
-            Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
+            Arc::new(api::codec::from_value::<Pod>(&pod).unwrap())
         };
         let text = page(&[pod("Running")], &Catalogue::default());
         let series = |metric: &str, resource: &str, unit: &str| {

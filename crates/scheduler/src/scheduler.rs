@@ -389,7 +389,7 @@ mod tests {
             ("unlucky", "nothing left"),
         ] {
             let pod = json!({"metadata": {"name": name, "uid": name}, "spec": {"containers": []}});
-            let pod = Arc::new(PodInfo::pending(Arc::new(serde_json::from_value(pod).unwrap()), &cluster.catalogue));
+            let pod = Arc::new(PodInfo::pending(Arc::new(api::codec::from_value(&pod).unwrap()), &cluster.catalogue));
             let queued = Queued::first(pod, Moment::now());
             let attempt = Try { queued, profile: profile.clone(), began: Instant::now(), context: Default::default() };
             let (found, is_placed) = match assume(&mut cluster, &metrics, &attempt, "n".into()) {

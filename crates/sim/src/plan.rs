@@ -205,6 +205,8 @@ fn stamp(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
+api::read_by_serde!(Pod);
+
 impl client::Object for Pod {
     fn meta(&self) -> &ObjectMeta {
         &self.metadata

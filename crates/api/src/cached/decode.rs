@@ -9,22 +9,19 @@ use k8s_openapi::api::core::v1::{
     PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 
 use super::{Condition, ContainerStatus, Parts, Pod, Spec, State, Status, TOKEN_VOLUME};
+use crate::read::{self, Error, Read, Reader};
 use crate::scan;
 use crate::shared::{Table, lock};
 
 /// How many letters follow [`TOKEN_VOLUME`].
 const RANDOM: usize = 5;
 
-impl<'de> Deserialize<'de> for Pod {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pod, D::Error> {
+impl Read for Pod {
+    fn read(from: &mut Reader<'_>) -> Result<Pod, Error> {
         // Also checks that the text is JSON: what scans it below relies on that.
-        let text = Box::<RawValue>::deserialize(deserializer)?;
-        decode(text.get().as_bytes()).map_err(D::Error::custom)
+        decode(from.raw()?.as_bytes())
     }
 }
 
@@ -40,10 +37,10 @@ type Shared<T> = LazyLock<Mutex<Table<[u64; 2], T>>>;
 /// Nobody outside can find texts with the same hash.
 static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
 
-fn decode(text: &[u8]) -> Result<Pod, serde_json::Error> {
+fn decode(text: &[u8]) -> Result<Pod, Error> {
     if text.first() != Some(&b'{') {
         // The error that the type itself gives for what is no object.
-        return serde_json::from_slice::<CompletePod>(text).map(Pod::from);
+        return read::from_slice::<CompletePod>(text).map(Pod::from);
     }
     let hash = KEYS[0].hash_one(text);
     let paths: [&[&str]; 2] = [&["metadata", "uid"], &["metadata", "resourceVersion"]];
@@ -62,10 +59,10 @@ fn decode(text: &[u8]) -> Result<Pod, serde_json::Error> {
     Ok(Pod(if is_version(&pod) { lock(&PODS).keep(hash, pod, is_version) } else { pod }))
 }
 
-fn parts(text: &[u8]) -> Result<Parts, serde_json::Error> {
+fn parts(text: &[u8]) -> Result<Parts, Error> {
     let [metadata, spec, status] =
         [&["metadata"], &["spec"], &["status"]].map(|path| scan::find(text, path).map(|range| &text[range]));
-    let mut metadata = read::<ObjectMeta>(metadata)?.unwrap_or_default();
+    let mut metadata = part::<ObjectMeta>(metadata)?.unwrap_or_default();
     shrink(&mut metadata.owner_references);
     shrink(&mut metadata.finalizers);
     let spec = read_spec(spec)?;
@@ -73,29 +70,25 @@ fn parts(text: &[u8]) -> Result<Parts, serde_json::Error> {
     Ok(Parts { metadata, spec, status })
 }
 
-fn read<T: DeserializeOwned>(text: Option<&[u8]>) -> Result<Option<T>, serde_json::Error> {
-    text.map_or(Ok(None), serde_json::from_slice)
+fn part<T: Read>(text: Option<&[u8]>) -> Result<Option<T>, Error> {
+    text.map_or(Ok(None), read::from_slice)
 }
 
 /// What others hold that was decoded from the same text; else it is decoded, and `finish`ed.
-fn shared<T: DeserializeOwned>(
-    table: &Shared<T>,
-    text: &[u8],
-    finish: impl FnOnce(&mut T),
-) -> Result<Arc<T>, serde_json::Error> {
+fn shared<T: Read>(table: &Shared<T>, text: &[u8], finish: impl FnOnce(&mut T)) -> Result<Arc<T>, Error> {
     let hash = [0, 1].map(|key: usize| KEYS[key].hash_one(text));
     let known = lock(table).find(&hash);
     if let Some(known) = known {
         return Ok(known);
     }
-    let mut new: T = serde_json::from_slice(text)?;
+    let mut new: T = read::from_slice(text)?;
     finish(&mut new);
     Ok(lock(table).keep(hash, Arc::new(new), |_| true))
 }
 
-fn read_status(text: Option<&[u8]>, token_volume: Option<&str>) -> Result<Option<Status>, serde_json::Error> {
+fn read_status(text: Option<&[u8]>, token_volume: Option<&str>) -> Result<Option<Status>, Error> {
     let Some(text) = text.filter(|text| text.first() == Some(&b'{')) else {
-        return Ok(read::<PodStatus>(text)?.map(Status::from));
+        return Ok(part::<PodStatus>(text)?.map(Status::from));
     };
     let own = ["conditions", "containerStatuses", "initContainerStatuses", "podIP", "podIPs", "startTime"];
     let (common, [conditions, containers, init_containers, pod_ip, pod_ips, start_time]) = without(text, own);
@@ -107,25 +100,25 @@ fn read_status(text: Option<&[u8]>, token_volume: Option<&str>) -> Result<Option
         conditions: read_list(conditions, read_condition)?,
         container_statuses: read_list(containers, |text| read_container(text, token_volume))?,
         init_container_statuses: read_list(init_containers, |text| read_container(text, token_volume))?,
-        pod_ip: read::<String>(pod_ip)?,
-        pod_ips: read::<Vec<PodIP>>(pod_ips)?,
-        start_time: read::<Time>(start_time)?,
+        pod_ip: part::<String>(pod_ip)?,
+        pod_ips: part::<Vec<PodIP>>(pod_ips)?,
+        start_time: part::<Time>(start_time)?,
     };
     shrink(&mut status.pod_ips);
     Ok(Some(status))
 }
 
-fn read_condition(text: &[u8]) -> Result<Condition, serde_json::Error> {
+fn read_condition(text: &[u8]) -> Result<Condition, Error> {
     if text.first() != Some(&b'{') {
-        return serde_json::from_slice::<PodCondition>(text).map(Condition::from);
+        return read::from_slice::<PodCondition>(text).map(Condition::from);
     }
     let (common, [time]) = without(text, ["lastTransitionTime"]);
-    Ok(Condition { common: shared(&CONDITIONS, &common, |_| {})?, last_transition_time: read::<Time>(time)? })
+    Ok(Condition { common: shared(&CONDITIONS, &common, |_| {})?, last_transition_time: part::<Time>(time)? })
 }
 
-fn read_container(text: &[u8], token_volume: Option<&str>) -> Result<ContainerStatus, serde_json::Error> {
+fn read_container(text: &[u8], token_volume: Option<&str>) -> Result<ContainerStatus, Error> {
     if text.first() != Some(&b'{') {
-        return serde_json::from_slice::<CompleteContainerStatus>(text).map(ContainerStatus::from);
+        return read::from_slice::<CompleteContainerStatus>(text).map(ContainerStatus::from);
     }
     let (mut common, [id, state]) = without(text, ["containerID", "state"]);
     let random: Vec<_> = token_volume.into_iter().flat_map(|name| random_parts(&common, 0, name)).collect();
@@ -137,16 +130,13 @@ fn read_container(text: &[u8], token_volume: Option<&str>) -> Result<ContainerSt
             shrink(&mut container.volume_mounts);
             shrink(&mut container.allocated_resources_status);
         })?,
-        container_id: read::<String>(id)?,
-        state: read::<ContainerState>(state)?.map(State::from),
+        container_id: part::<String>(id)?,
+        state: part::<ContainerState>(state)?.map(State::from),
     })
 }
 
 /// A list each of whose items is read by `read_item`.
-fn read_list<T>(
-    text: Option<&[u8]>,
-    read_item: impl Fn(&[u8]) -> Result<T, serde_json::Error>,
-) -> Result<Option<Vec<T>>, serde_json::Error> {
+fn read_list<T>(text: Option<&[u8]>, read_item: impl Fn(&[u8]) -> Result<T, Error>) -> Result<Option<Vec<T>>, Error> {
     let Some(text) = text.filter(|text| *text != b"null") else { return Ok(None) };
     if text.first() != Some(&b'[') {
         // The error that a list gives for what is none.
@@ -185,9 +175,9 @@ pub(super) fn shrink<T>(list: &mut Option<Vec<T>>) {
     list.iter_mut().for_each(Vec::shrink_to_fit);
 }
 
-fn read_spec(text: Option<&[u8]>) -> Result<Option<Spec>, serde_json::Error> {
+fn read_spec(text: Option<&[u8]>) -> Result<Option<Spec>, Error> {
     let Some(text) = text.filter(|text| text.first() == Some(&b'{')) else {
-        return Ok(read::<PodSpec>(text)?.map(|spec| Spec { template: Arc::new(spec), ..Spec::default() }));
+        return Ok(part::<PodSpec>(text)?.map(|spec| Spec { template: Arc::new(spec), ..Spec::default() }));
     };
     let Own { template, node_name, token_volume } = own(text);
     let template = shared(&TEMPLATES, &template, |spec| {
@@ -196,7 +186,7 @@ fn read_spec(text: Option<&[u8]>) -> Result<Option<Spec>, serde_json::Error> {
         shrink(&mut spec.tolerations);
         shrink(&mut spec.volumes);
     })?;
-    let node_name = node_name.map(|range| serde_json::from_slice::<Option<String>>(&text[range])).transpose()?;
+    let node_name = node_name.map(|range| read::from_slice::<Option<String>>(&text[range])).transpose()?;
     Ok(Some(Spec { template, node_name: node_name.flatten(), token_volume }))
 }
 
@@ -245,8 +235,9 @@ fn cut(text: &[u8], mut parts: Vec<Range<usize>>) -> Vec<u8> {
     let mut left = Vec::with_capacity(text.len());
     let mut from = 0;
     for part in parts {
-        left.extend_from_slice(&text[from..part.start]);
-        from = part.end;
+        // Parts overlap where a field is repeated: each has the comma between.
+        left.extend_from_slice(&text[from..part.start.max(from)]);
+        from = from.max(part.end);
     }
     left.extend_from_slice(&text[from..]);
     left

@@ -368,11 +368,11 @@ mod tests {
 
     fn read(object: &Value) -> Pod {
         let text = object.to_string();
-        let pod: Pod = serde_json::from_str(&text).unwrap();
-        let complete: CompletePod = serde_json::from_str(&text).unwrap();
+        let pod: Pod = crate::read::from_str(&text).unwrap();
+        let complete: CompletePod = crate::read::from_str(&text).unwrap();
         assert_eq!(pod.complete(), complete, "{text}");
-        assert_eq!(serde_json::from_value::<Pod>(object.clone()).unwrap(), pod, "{text}");
-        let pretty: Pod = serde_json::from_str(&serde_json::to_string_pretty(object).unwrap()).unwrap();
+        assert_eq!(crate::codec::from_value::<Pod>(object).unwrap(), pod, "{text}");
+        let pretty: Pod = crate::read::from_str(&serde_json::to_string_pretty(object).unwrap()).unwrap();
         assert_eq!(pretty.complete(), complete, "{text}");
         pod
     }
@@ -479,7 +479,7 @@ mod tests {
         }
         let first =
             json!({ "spec": { "nodeName": "n", "volumes": [] } }).to_string().replace("[]", "[],\"containers\":[]");
-        let first: Pod = serde_json::from_str(&first).unwrap();
+        let first: Pod = crate::read::from_str(&first).unwrap();
         assert_eq!(first.spec.as_ref().unwrap().node_name.as_deref(), Some("n"));
     }
 
@@ -499,7 +499,7 @@ mod tests {
             "{\"status\":{\"containerStatuses\":{}}}",
             "{\"status\":{\"containerStatuses\":[{\"state\":7}]}}",
         ] {
-            assert!(serde_json::from_str::<Pod>(text).is_err(), "{text}");
+            assert!(crate::read::from_str::<Pod>(text).is_err(), "{text}");
         }
     }
 }

@@ -2,14 +2,11 @@
 
 use std::marker::PhantomData;
 
+use super::decode::{shrink, without};
+use crate::read::{self, Error, Read, Reader};
+use crate::scan;
 use k8s_openapi::Metadata;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
-
-use super::decode::{shrink, without};
-use crate::scan;
 
 /// An object of kind `K` whose metadata can be read at any time. Everything else is text: the type of a ReplicaSet has
 /// room for all that a pod may have, and takes many times as much.
@@ -42,22 +39,22 @@ impl<K: k8s_openapi::Resource> Metadata for Packed<K> {
     }
 }
 
-impl<'de, K: Metadata<Ty = ObjectMeta> + DeserializeOwned> Deserialize<'de> for Packed<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Box::<RawValue>::deserialize(deserializer)?;
-        let mut object: K = serde_json::from_slice(text.get().as_bytes()).map_err(D::Error::custom)?;
+impl<K: Metadata<Ty = ObjectMeta> + Read> Read for Packed<K> {
+    fn read(from: &mut Reader<'_>) -> Result<Self, Error> {
+        let text = from.raw()?;
+        let mut object: K = read::from_str(text)?;
         let mut metadata = std::mem::take(object.metadata_mut());
         shrink(&mut metadata.owner_references);
         shrink(&mut metadata.finalizers);
-        let (rest, _) = without(text.get().as_bytes(), ["apiVersion", "kind", "metadata"]);
+        let (rest, _) = without(text.as_bytes(), ["apiVersion", "kind", "metadata"]);
         Ok(Packed { metadata, rest: rest.into_boxed_slice(), kind: PhantomData })
     }
 }
 
-impl<K: Metadata<Ty = ObjectMeta> + DeserializeOwned> Packed<K> {
+impl<K: Metadata<Ty = ObjectMeta> + Read> Packed<K> {
     /// The object as the API has it.
     pub fn unpack(&self) -> K {
-        let mut object: K = serde_json::from_slice(&self.rest).expect("it was decoded from this text before");
+        let mut object: K = read::from_slice(&self.rest).expect("it was decoded from this text before");
         object.metadata_mut().clone_from(&self.metadata);
         object
     }
@@ -65,9 +62,9 @@ impl<K: Metadata<Ty = ObjectMeta> + DeserializeOwned> Packed<K> {
 
 impl<K> Packed<K> {
     /// The value at a path of fields, for those who need no more than that. `T` is the type that the field has in `K`.
-    pub fn part<T: DeserializeOwned>(&self, path: &[&str]) -> Option<T> {
+    pub fn part<T: Read>(&self, path: &[&str]) -> Option<T> {
         let place = scan::find(&self.rest, path)?;
-        serde_json::from_slice::<Option<T>>(&self.rest[place]).ok().flatten()
+        read::from_slice::<Option<T>>(&self.rest[place]).ok().flatten()
     }
 }
 
@@ -87,14 +84,14 @@ mod tests {
 
     fn read<K>(object: &Value) -> Packed<K>
     where
-        K: Metadata<Ty = ObjectMeta> + DeserializeOwned + PartialEq + std::fmt::Debug,
+        K: Metadata<Ty = ObjectMeta> + Read + PartialEq + std::fmt::Debug,
     {
-        let complete: K = serde_json::from_value(object.clone()).unwrap();
-        let packed: Packed<K> = serde_json::from_value(object.clone()).unwrap();
+        let complete: K = crate::codec::from_value(object).unwrap();
+        let packed: Packed<K> = crate::codec::from_value(object).unwrap();
         assert_eq!(packed.unpack(), complete, "{object}");
         assert_eq!(&packed.metadata, complete.metadata(), "{object}");
         for text in [object.to_string(), serde_json::to_string_pretty(object).unwrap()] {
-            let packed: Packed<K> = serde_json::from_str(&text).unwrap();
+            let packed: Packed<K> = read::from_str(&text).unwrap();
             assert_eq!(packed.unpack(), complete, "{text}");
         }
         packed
@@ -138,7 +135,7 @@ mod tests {
             "{\"metadata\":[7]}",
             "{\"spec\":{\"replicas\":\"3\"}}",
         ] {
-            assert!(serde_json::from_str::<Packed<ReplicaSet>>(text).is_err(), "{text}");
+            assert!(read::from_str::<Packed<ReplicaSet>>(text).is_err(), "{text}");
         }
     }
 }

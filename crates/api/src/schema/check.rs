@@ -81,6 +81,9 @@ impl<'a> Checker<'a> {
         if value.is_null() {
             return Ok(());
         }
+        if matches!(ty, Type::Int32 | Type::Int64 | Type::IntOrString) {
+            without_sign(value);
+        }
         let fits = match ty {
             Type::Any | Type::Deduced => true,
             Type::Bool => value.is_boolean(),
@@ -160,6 +163,13 @@ impl<'a> Checker<'a> {
             path.join("."),
             go_type(ty)
         ))
+    }
+}
+
+/// `-0`, which is a whole number for Go and none for serde.
+fn without_sign(value: &mut Value) {
+    if value.as_f64().is_some_and(|number| number == 0.0 && number.is_sign_negative()) {
+        *value = 0.into();
     }
 }
 

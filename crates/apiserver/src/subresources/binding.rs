@@ -14,7 +14,7 @@ use crate::verbs::write::{admit_body, body_value};
 use crate::verbs::{Target, modify};
 
 pub(crate) async fn bind(operation: &Operation) -> Result<Response<Body>, Status> {
-    let binding: Binding = serde_json::from_value(body_value(operation)?.value)
+    let binding: Binding = api::codec::from_value(&body_value(operation)?.value)
         .map_err(|error| Status::bad_request(format!("Binding cannot be handled: {error}")))?;
     let kind = binding.target.kind.as_deref().unwrap_or_default();
     let node = binding.target.name.clone().unwrap_or_default();

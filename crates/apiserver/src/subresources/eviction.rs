@@ -40,7 +40,7 @@ pub(crate) async fn evict(operation: &Operation) -> Result<Response<Body>, Statu
     let mut options = DeleteOptions { dry_run: operation.dry_run()?, ..Default::default() };
     options.read(&eviction["deleteOptions"])?;
     check_options(&operation.info.name, &options)?;
-    let eviction: Eviction = serde_json::from_value(eviction)
+    let eviction: Eviction = api::codec::from_value(&eviction)
         .map_err(|error| Status::bad_request(format!("Eviction cannot be handled: {error}")))?;
     if eviction.metadata.name() != operation.info.name {
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));
@@ -143,7 +143,7 @@ async fn mark(operation: &Operation, options: &DeleteOptions) -> Result<Option<S
         Ok(Box::new(pod))
     })
     .await?;
-    let pod: Pod = serde_json::from_slice(&written.stored).map_err(Status::internal)?;
+    let pod: Pod = api::read::from_slice(&written.stored).map_err(Status::internal)?;
     Ok(pod.metadata.resource_version)
 }
 

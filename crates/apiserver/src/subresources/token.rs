@@ -24,7 +24,7 @@ const EXTENDED_LIFE: i64 = 365 * 24 * 3600;
 
 pub(crate) async fn issue(operation: &Operation) -> Result<Response<Body>, Status> {
     let Some(issuer) = &operation.state.tokens else { return Err(Status::method_not_allowed()) };
-    let request: TokenRequest = serde_json::from_value(body_value(operation)?.value)
+    let request: TokenRequest = api::codec::from_value(&body_value(operation)?.value)
         .map_err(|error| Status::bad_request(format!("TokenRequest cannot be handled: {error}")))?;
     let request = admit_body(operation, request, operation.dry_run()?).await?;
     let mut request = serde_json::to_value(request).map_err(Status::internal)?;

@@ -75,7 +75,7 @@ impl Entry {
 
     /// The typed form, by the one reader of its kind.
     pub(crate) fn object<K: Parts>(&self) -> Result<K, Unreadable> {
-        self.decode_by(K::read_json)
+        self.decode_by(api::read::from_slice)
     }
 
     /// As much of it as another type takes.

@@ -13,6 +13,7 @@ mod shared;
 use std::sync::Arc;
 
 use api::meta::Meta as _;
+use api::read::Read;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
@@ -23,7 +24,7 @@ use crate::{Api, ListParams, Owned, PartialObject, Resource};
 use cache::{Cache, IndexFn};
 
 /// Anything an informer can hold.
-pub trait Object: serde::de::DeserializeOwned + Clone + Send + Sync + 'static {
+pub trait Object: Read + Clone + Send + Sync + 'static {
     fn meta(&self) -> &ObjectMeta;
     fn meta_mut(&mut self) -> &mut ObjectMeta;
     /// What the object is called in logs.

@@ -339,7 +339,7 @@ mod tests {
         let pod = |name: &str, node: &str, host: bool| -> Pod {
             let object = json!({"metadata": {"namespace": "default", "name": name},
                 "spec": {"containers": [], "nodeName": node, "hostNetwork": host}, "status": {"podIP": "10.42.0.2"}});
-            Pod::new(&serde_json::from_value(object).unwrap())
+            Pod::new(&api::codec::from_value(&object).unwrap())
         };
         let key = wireguard::PrivateKey::generate().unwrap().public();
         let node = |name: &str, generations: &[u64]| -> NodeObject {
@@ -373,7 +373,7 @@ mod tests {
         let pod = |name: &str, address: &str| -> (String, Arc<Pod>) {
             let object = json!({"metadata": {"namespace": "default", "name": name, "labels": {"app": name}},
                 "spec": {"containers": []}, "status": {"podIP": address}});
-            let pod = Pod::new(&serde_json::from_value(object).unwrap());
+            let pod = Pod::new(&api::codec::from_value(&object).unwrap());
             (pod.key(), Arc::new(pod))
         };
         let policy = |name: &str, spec| -> (String, Arc<Policy>) {

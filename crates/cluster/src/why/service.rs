@@ -398,7 +398,7 @@ mod tests {
     fn pod(name: &str, address: &str) -> (String, Arc<Pod>) {
         let object = json!({"metadata": {"namespace": "default", "name": name, "labels": {"app": name}},
             "spec": {"nodeName": "node-1", "containers": []}, "status": {"podIP": address}});
-        let pod = Pod::new(&serde_json::from_value(object).unwrap());
+        let pod = Pod::new(&api::codec::from_value(&object).unwrap());
         (pod.key(), Arc::new(pod))
     }
 

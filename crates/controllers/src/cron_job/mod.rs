@@ -387,7 +387,7 @@ mod tests {
         let controller = controller(Client::in_process(handler, api::UserInfo::default()));
         let job = |name: &str, annotations: serde_json::Value| -> Arc<Job> {
             let metadata = json!({ "name": name, "namespace": "default", "uid": name, "annotations": annotations });
-            Arc::new(serde_json::from_value(json!({ "metadata": metadata })).unwrap())
+            Arc::new(api::codec::from_value(&json!({ "metadata": metadata })).unwrap())
         };
         let jobs = [
             job("nightly-1", json!({ SCHEDULED_AT: "2026-01-01T00:00:00Z" })),

@@ -401,7 +401,7 @@ mod tests {
         service.metadata.annotations = Some([(TOPOLOGY_MODE.to_owned(), "Auto".to_owned())].into());
         let node = |name: &str, zone: &str| -> Arc<Node> {
             Arc::new(
-                serde_json::from_value(serde_json::json!({
+                api::codec::from_value(&serde_json::json!({
                     "metadata": {"name": name, "labels": {ZONE: zone}},
                     "status": {"allocatable": {"cpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
                 }))

@@ -214,7 +214,7 @@ mod tests {
         metrics.judged(&["Ignore".into(), "FailIndex".into(), "Ignore".into()]);
         metrics.created(&before, &JobStatus { failed: Some(1), ..JobStatus::default() }, 3, 1);
         metrics.left_to("example.com/other");
-        let held: Pod = serde_json::from_value(json!({
+        let held: Pod = api::codec::from_value(&json!({
             "metadata": {"finalizers": [super::super::plan::FINALIZER]}, "status": {"phase": "Failed"}
         }))
         .unwrap();

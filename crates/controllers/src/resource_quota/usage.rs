@@ -63,7 +63,7 @@ mod tests {
     use api::quota::of_pod;
 
     fn pod(value: serde_json::Value) -> Pod {
-        serde_json::from_value(value).unwrap()
+        api::codec::from_value(&value).unwrap()
     }
 
     #[test]

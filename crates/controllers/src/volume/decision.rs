@@ -465,7 +465,7 @@ mod tests {
         ];
         let pod = |name: &str, node: &str| -> Arc<Pod> {
             Arc::new(
-                serde_json::from_value(json!({
+                api::codec::from_value(&json!({
                     "metadata": { "name": name, "namespace": "default" },
                     "spec": { "nodeName": node, "containers": [], "volumes": [{ "name": "d", "persistentVolumeClaim": { "claimName": "c" } }] },
                 }))

@@ -229,7 +229,7 @@ mod tests {
             }
             let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": "p", "uid": owner, "controller": true });
             let claim = json!({ "metadata": { "name": "p-v", "namespace": "ns", "ownerReferences": [owner] } });
-            let (pod, claim) = (serde_json::from_value(pod).unwrap(), serde_json::from_value(claim).unwrap());
+            let (pod, claim) = (api::codec::from_value(&pod).unwrap(), api::codec::from_value(&claim).unwrap());
             assert_eq!(keeps(&pod, &claim), expected, "{what}");
         }
     }

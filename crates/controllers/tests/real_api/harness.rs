@@ -121,7 +121,7 @@ impl Cluster {
     }
 
     pub(crate) async fn apply<K: Resource + serde::Serialize>(&self, object: Value) -> K {
-        let object: K = serde_json::from_value(object).unwrap();
+        let object: K = api::codec::from_value(&object).unwrap();
         self.client.all::<K>().create(&object).await.unwrap_or_else(|error| panic!("{}: {error}", K::KIND))
     }
 

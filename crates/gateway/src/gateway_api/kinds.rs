@@ -20,6 +20,8 @@ macro_rules! kinds {
             pub const PLURAL: &'static str = $plural;
         }
 
+        api::read_by_serde!($kind);
+
         impl client::Object for $kind {
             fn meta(&self) -> &ObjectMeta {
                 &self.metadata

@@ -33,7 +33,7 @@ fn pod(namespace: &str, name: &str, node: &str, labels: Value, addresses: &[&str
         "spec": {"nodeName": node, "containers": [{"name": "c", "ports": ports}]},
         "status": {"phase": "Running", "podIPs": ips},
     });
-    Pod::new(&serde_json::from_value(object).unwrap())
+    Pod::new(&api::codec::from_value(&object).unwrap())
 }
 
 fn policy(namespace: &str, name: &str, spec: Value) -> Policy {

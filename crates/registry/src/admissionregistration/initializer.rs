@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use crate::Strategy;
-use crate::parts::{Parts, codec};
+use crate::parts::{Parts, write_json};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -72,8 +72,10 @@ impl k8s_openapi::Metadata for InitializerConfiguration {
     }
 }
 
+api::read_by_serde!(InitializerConfiguration);
+
 impl Parts for InitializerConfiguration {
-    codec!();
+    write_json!();
     fn copy_status(&mut self, _: &Self) {}
     fn clear_status(&mut self) {}
 }

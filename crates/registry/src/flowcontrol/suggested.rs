@@ -3,7 +3,6 @@
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use serde_json::{Value, json};
 
-use crate::object::read_value;
 use crate::parts::Parts;
 
 pub const GROUP: &str = "flowcontrol.apiserver.k8s.io";
@@ -113,7 +112,7 @@ pub fn schemas() -> Vec<Suggestion> {
 /// What a cluster begins with, for the time before anything is written.
 pub fn suggested() -> (Vec<FlowSchema>, Vec<PriorityLevelConfiguration>) {
     fn typed<T: Parts>(suggestions: Vec<Suggestion>) -> Vec<T> {
-        suggestions.into_iter().filter_map(|suggestion| read_value(&suggestion.object).ok()).collect()
+        suggestions.into_iter().filter_map(|suggestion| api::codec::from_value(&suggestion.object).ok()).collect()
     }
     (typed(schemas()), typed(levels()))
 }

@@ -396,7 +396,7 @@ mod tests {
 
     fn pod(uid: &str, node: Option<&str>, phase: &str) -> Arc<Pod> {
         Arc::new(
-            serde_json::from_value(json!({
+            api::codec::from_value(&json!({
                 "metadata": {"name": uid, "namespace": "default", "uid": uid},
                 "spec": {"nodeName": node, "containers": [{"name": "c", "resources": {"requests": {"cpu": "100m"}}}]},
                 "status": {"phase": phase},

@@ -18,14 +18,14 @@ fn offline(nodes: &[Value], pods: &[Value]) -> Offline {
         offline.set_node(Arc::new(serde_json::from_value(node.clone()).unwrap()));
     }
     for pod in pods {
-        offline.set_pod(&Arc::new(serde_json::from_value(pod.clone()).unwrap()));
+        offline.set_pod(&Arc::new(api::codec::from_value(pod).unwrap()));
     }
     offline
 }
 
 /// The node, or why there is none; preemption shows as `node: victims`.
 fn verdict(offline: &mut Offline, pod: &Value) -> String {
-    match offline.schedule(Arc::new(serde_json::from_value(pod.clone()).unwrap())) {
+    match offline.schedule(Arc::new(api::codec::from_value(pod).unwrap())) {
         Outcome::Placed { node } => node,
         Outcome::Preempts { node, victims } => format!("{node}: {}", victims.join(" ")),
         Outcome::Unplaced { message } => message,
@@ -227,10 +227,8 @@ fn room_is_kept_for_nominated_pods() {
     let mut cluster = offline(&nodes, &[]);
     let nominated =
         pod("vip", json!({"priority": 100, "containers": [{"name": "c", "resources": {"requests": {"cpu": "800m"}}}]}));
-    let info = crate::pod::PodInfo::pending(
-        Arc::new(serde_json::from_value(nominated.clone()).unwrap()),
-        &cluster.cluster.catalogue,
-    );
+    let info =
+        crate::pod::PodInfo::pending(Arc::new(api::codec::from_value(&nominated).unwrap()), &cluster.cluster.catalogue);
     cluster.cluster.nominated.add(Arc::new(info), "n1");
     assert!(
         verdict(&mut cluster, &pod("low", json!({"priority": 1})))
@@ -280,7 +278,7 @@ fn who_makes_way_is_remembered_as_it_would_be_found_anew() {
                 let at = dice.random_range(0..running_pods.len());
                 let hour = dice.random_range(10..20);
                 running_pods[at]["status"] = json!({"startTime": format!("2026-01-01T{hour}:00:00Z")});
-                offline.set_pod(&Arc::new(serde_json::from_value(running_pods[at].clone()).unwrap()));
+                offline.set_pod(&Arc::new(api::codec::from_value(&running_pods[at]).unwrap()));
             }
             3 => {
                 let budget = json!({"spec": {"selector": {"matchLabels": {"app": format!("a{}", dice.random_range(0..3))}}},
@@ -291,7 +289,7 @@ fn who_makes_way_is_remembered_as_it_would_be_found_anew() {
                 let (node, app) = (format!("n{}", dice.random_range(0..5)), format!("a{}", dice.random_range(0..3)));
                 let cpu = format!("{}m", dice.random_range(2..12) * 100);
                 let pod = running(&format!("p{step}"), &node, &app, dice.random_range(0..3), &cpu);
-                offline.set_pod(&Arc::new(serde_json::from_value(pod.clone()).unwrap()));
+                offline.set_pod(&Arc::new(api::codec::from_value(&pod).unwrap()));
                 running_pods.push(pod);
             }
         }
@@ -300,7 +298,7 @@ fn who_makes_way_is_remembered_as_it_would_be_found_anew() {
             json!({"priority": 1 + step % 2, "containers": [{"name": "c", "resources": {"requests": {"cpu": "1500m"}}}]}),
         );
         let new =
-            Arc::new(PodInfo::pending(Arc::new(serde_json::from_value(new).unwrap()), &offline.cluster.catalogue));
+            Arc::new(PodInfo::pending(Arc::new(api::codec::from_value(&new).unwrap()), &offline.cluster.catalogue));
         let remembered = candidates(&mut offline, &mut remembering, &new);
         let anew = candidates(&mut offline, &mut Decider::new(0, StdRng::seed_from_u64(1)), &new);
         assert_eq!(remembered, anew, "step {step}");

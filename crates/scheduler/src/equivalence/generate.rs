@@ -250,7 +250,7 @@ impl Generator {
             metadata["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": self.of(&["r1", "r2"]),
                 "uid": "u", "controller": true}]);
         }
-        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+        api::codec::from_value(&json!({"metadata": metadata, "spec": spec})).unwrap()
     }
 
     pub(super) fn service(&mut self) -> (String, String, Labels) {

@@ -370,7 +370,7 @@ mod tests {
         let catalogue = Offline::new(&Configuration::default(), 1).unwrap().cluster.catalogue;
         let info = |app: &str, near: Vec<Value>, far: Vec<Value>| {
             let terms = |terms| json!({ "requiredDuringSchedulingIgnoredDuringExecution": terms });
-            let pod: Pod = serde_json::from_value(json!({
+            let pod: Pod = api::codec::from_value(&json!({
                 "metadata": { "name": app, "namespace": "default", "labels": { "app": app } },
                 "spec": { "containers": [], "affinity": { "podAffinity": terms(near), "podAntiAffinity": terms(far) } },
             }))

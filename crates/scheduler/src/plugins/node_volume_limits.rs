@@ -171,15 +171,14 @@ mod tests {
     use api::cached::Pod;
     use k8s_openapi::api::core::v1::{Node, PersistentVolume};
     use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass, VolumeAttachment};
-    use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::config::Configuration;
     use crate::offline::{Offline, Outcome};
 
-    fn made<K: DeserializeOwned>(value: Value) -> Arc<K> {
-        Arc::new(serde_json::from_value(value).unwrap())
+    fn made<K: api::read::Read>(value: Value) -> Arc<K> {
+        Arc::new(api::codec::from_value(&value).unwrap())
     }
 
     /// One node whose driver takes two volumes; bound claims `a` to `d`, and `later`, which has no volume yet.

@@ -294,7 +294,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn requests(spec: Value) -> (i64, i64, i64, i64) {
-        let pod: Pod = serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap();
+        let pod: Pod = api::codec::from_value(&json!({"metadata": {}, "spec": spec})).unwrap();
         let requests = Requests::of(&pod, &Catalogue::default());
         (requests.asked.milli_cpu, requests.asked.memory, requests.weight_cpu, requests.weight_memory)
     }
@@ -315,7 +315,7 @@ mod tests {
             json!({"containers": [with("1")], "initContainers": [with("3"), sidecar], "overhead": {"cpu": "1"}}),
             json!({"containers": [with("1")], "resources": {"requests": {"cpu": "5"}}, "overhead": {"cpu": "100m"}}),
         ] {
-            let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+            let pod: Pod = api::codec::from_value(&json!({"spec": spec})).unwrap();
             use api::pod::resources::{Side, with_overhead};
             let meant = with_overhead(pod.spec.as_ref().unwrap(), Side::Requests);
             let catalogue = Catalogue::default();
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_resize_under_way_holds_the_larger() {
         let pod = |allocated: &str, conditions: Value| -> Pod {
-            serde_json::from_value(json!({"metadata": {},
+            api::codec::from_value(&json!({"metadata": {},
                 "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]},
                 "status": {"conditions": conditions, "containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": true,
                     "restartCount": 0, "allocatedResources": {"cpu": allocated}, "resources": {"requests": {"cpu": "1"}}}]}}))
@@ -380,7 +380,7 @@ mod tests {
             [("1", "1", false, 2000), ("3", "1", false, 3000), ("1", "3", false, 3000), ("1", "1500m", true, 1500)]
         {
             let reason = if infeasible { "Infeasible" } else { "Deferred" };
-            let pod: Pod = serde_json::from_value(json!({"metadata": {},
+            let pod: Pod = api::codec::from_value(&json!({"metadata": {},
                 "spec": {"containers": [{"name": "c"}], "resources": {"requests": {"cpu": "2"}}},
                 "status": {"conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}],
                     "allocatedResources": {"cpu": allocated, "memory": "1Gi"},

@@ -31,7 +31,7 @@ fn pod(uid: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {
     let gates: Vec<_> = gates.iter().map(|name| json!({"name": name})).collect();
     let pod = json!({"metadata": {"name": uid, "uid": uid},
         "spec": {"priority": priority, "containers": [], "schedulingGates": gates}});
-    Arc::new(PodInfo::pending(Arc::new(serde_json::from_value(pod).unwrap()), &Catalogue::default()))
+    Arc::new(PodInfo::pending(Arc::new(api::codec::from_value(&pod).unwrap()), &Catalogue::default()))
 }
 
 fn rejected(by: &'static str) -> Ended {

@@ -85,7 +85,7 @@ impl Cluster {
     /// Makes an object, and waits until the scheduler that runs has seen it: its watches do not wait for each other.
     async fn create<K: Resource + serde::Serialize>(&self, object: Value) -> K {
         let namespace = object["metadata"]["namespace"].as_str().map(str::to_owned);
-        let object: K = serde_json::from_value(object).unwrap();
+        let object: K = api::codec::from_value(&object).unwrap();
         let api = match &namespace {
             Some(namespace) => self.client.namespaced::<K>(namespace),
             None => self.client.all::<K>(),

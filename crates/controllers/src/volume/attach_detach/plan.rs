@@ -416,7 +416,7 @@ mod tests {
             ("Pending", true, json!([]), false, false),
         ] {
             let deleted = deleted.then_some("2024-01-01T00:00:00Z");
-            let pod: Pod = serde_json::from_value(json!({
+            let pod: Pod = api::codec::from_value(&json!({
                 "metadata": { "deletionTimestamp": deleted },
                 "status": { "phase": phase, "containerStatuses": statuses },
             }))
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn only_pods_of_the_same_namespace_are_named() {
-        let pod: Pod = serde_json::from_value(json!({ "metadata": { "name": "p", "namespace": "mine" } })).unwrap();
+        let pod: Pod = api::codec::from_value(&json!({ "metadata": { "name": "p", "namespace": "mine" } })).unwrap();
         let user = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
         for (users, expected) in [
             (vec![], "Volume is already exclusively attached to one node and can't be attached to another"),

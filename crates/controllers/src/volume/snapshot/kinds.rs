@@ -17,6 +17,8 @@ pub(in crate::volume) const API_VERSION: &str = "snapshot.storage.k8s.io/v1";
 
 macro_rules! kind {
     ($kind:ident, $plural:literal, $scope:ty) => {
+        api::read_by_serde!($kind);
+
         impl Resource for $kind {
             const API_VERSION: &'static str = API_VERSION;
             const GROUP: &'static str = GROUP;

@@ -415,7 +415,7 @@ mod tests {
     async fn nothing_is_waited_for_without_the_pod_and_its_node() {
         let pod = |uid: &str| -> Arc<Pod> {
             let meta = json!({ "namespace": "ns", "name": "p", "uid": uid });
-            Arc::new(serde_json::from_value(json!({ "metadata": meta, "spec": { "containers": [] } })).unwrap())
+            Arc::new(api::codec::from_value(&json!({ "metadata": meta, "spec": { "containers": [] } })).unwrap())
         };
         let info = PodInfo::pending(pod("u"), &Catalogue::default());
         let placement = Placement { pod: Arc::new(info), node: "n".into() };
