@@ -227,7 +227,7 @@ const FLOORS: &[Floors] = &[
             // Who asks, whether they may, and what else decides about a write.
             "remote authz audit authn initializers seal versions delete_options cluster admission allocation",
             // What a server keeps while it runs.
-            "cors in_flight flow_control metrics aggregation discovery event_leases node_usage history state",
+            "cors in_flight flow_control metrics aggregation discovery event_leases node_summary node_usage history state",
             // What it does with a request.
             "hooks verbs subresources resource_metrics integrity custom health metrics_page endpoints programs walk chain",
             // What it does by itself.

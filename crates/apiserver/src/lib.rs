@@ -43,6 +43,7 @@ mod json;
 mod loopback;
 mod metrics;
 mod metrics_page;
+mod node_summary;
 mod node_usage;
 mod programs;
 mod protobuf;

@@ -1,5 +1,5 @@
 //! Samples of what nodes and containers have used, and the rates between two of them. The kubelet in this process is asked
-//! by a call, others over connections that are kept.
+//! by a call, others over connections that are kept. `node_summary` reads what they answer.
 //!
 //! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
 //! node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started or more is asked for.
@@ -14,11 +14,12 @@ use api::Status;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt, stream};
 use jiff::Timestamp;
-use serde::Deserialize;
 use tokio::sync::Mutex;
 
 use crate::cluster::Cluster;
+use crate::node_summary::{self, Counts, NodeCounts, Used};
 use crate::remote::Place;
+use crate::watch_cache::Entry;
 
 /// An answer this young is given again, and one that lacks a pod which has just started as long as it is this young.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
@@ -36,30 +37,14 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
 /// Nodes asked at a time. With many, one look at the sockets finds many answers.
 const PARALLEL: usize = 64;
-
-/// CPU time in nanoseconds since the start, and bytes in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Used {
-    cpu: u64,
-    memory: u64,
-}
+/// Clients read figures into signed numbers.
+const MAX_USAGE: u64 = i64::MAX as u64;
 
 /// Rate in nanoseconds per second, and bytes in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) cpu: u64,
     pub(crate) memory: u64,
-}
-
-/// What a node or a pod has counted since its start.
-#[derive(Debug, PartialEq, Eq)]
-struct Counts {
-    /// Of a pod: a new one of an old name begins anew.
-    uid: String,
-    /// By container. A node has one, without a name.
-    used: BTreeMap<String, Used>,
-    /// Bytes received and sent.
-    network: Option<(u64, u64)>,
 }
 
 #[derive(Debug, Clone)]
@@ -93,7 +78,8 @@ pub(crate) struct Rates {
 
 impl Rates {
     pub(crate) fn total(&self) -> Usage {
-        let sum = |one: fn(&Usage) -> u64| self.containers.values().map(one).fold(0, u64::saturating_add);
+        let sum =
+            |one: fn(&Usage) -> u64| self.containers.values().map(one).fold(0, u64::saturating_add).min(MAX_USAGE);
         Usage { cpu: sum(|usage| usage.cpu), memory: sum(|usage| usage.memory) }
     }
 }
@@ -272,7 +258,7 @@ impl Sampler {
 fn rate(old: &Used, new: &Used, length: Duration) -> Option<Usage> {
     let used = u128::from(new.cpu.checked_sub(old.cpu)?);
     let cpu = used * 1_000_000_000 / length.as_nanos().max(1);
-    Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX), memory: new.memory })
+    Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX).min(MAX_USAGE), memory: new.memory })
 }
 
 async fn sample(cluster: &Arc<Cluster>, question: Question) -> Samples {
@@ -308,105 +294,33 @@ fn sample_one(
 
 async fn ask(cluster: &Arc<Cluster>, node: &str, question: Question) -> Result<NodeSample, Status> {
     let text = cluster.own()?.ask_kubelet(node, question.path()).await?;
-    let summary: Summary = serde_json::from_slice(&text).map_err(Status::internal)?;
-    Ok(read(summary, Instant::now(), crate::stamp::now()))
-}
-
-#[derive(Deserialize)]
-struct Summary {
-    node: Measured,
-    #[serde(default)]
-    pods: Vec<PodStats>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PodStats {
-    pod_ref: PodRef,
-    network: Option<Network>,
-    #[serde(default)]
-    containers: Vec<Measured>,
-}
-
-#[derive(Deserialize)]
-struct PodRef {
-    namespace: String,
-    name: String,
-    #[serde(default)]
-    uid: String,
-}
-
-#[derive(Deserialize)]
-struct Measured {
-    #[serde(default)]
-    name: String,
-    cpu: Option<Cpu>,
-    memory: Option<Memory>,
-    /// Of nodes.
-    network: Option<Network>,
-    fs: Option<FileSystem>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Network {
-    rx_bytes: Option<u64>,
-    tx_bytes: Option<u64>,
-}
-
-impl Network {
-    fn bytes(&self) -> Option<(u64, u64)> {
-        self.rx_bytes.zip(self.tx_bytes)
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct FileSystem {
-    capacity_bytes: Option<u64>,
-    available_bytes: Option<u64>,
-}
-
-impl FileSystem {
-    fn used(&self) -> Option<(u64, u64)> {
-        let (size, free) = self.capacity_bytes.zip(self.available_bytes)?;
-        Some((size.checked_sub(free)?, size))
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Cpu {
-    usage_core_nano_seconds: Option<u64>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Memory {
-    working_set_bytes: Option<u64>,
-}
-
-impl Measured {
-    fn used(&self) -> Option<Used> {
-        Some(Used {
-            cpu: self.cpu.as_ref()?.usage_core_nano_seconds?,
-            memory: self.memory.as_ref()?.working_set_bytes?,
-        })
-    }
-}
-
-fn read(summary: Summary, taken: Instant, time: Timestamp) -> NodeSample {
-    let point = |uid, measured: &[Measured], network: Option<&Network>| {
-        let used = measured.iter().filter_map(|one| Some((one.name.clone(), one.used()?))).collect();
-        Point { taken, counts: Arc::new(Counts { uid, used, network: network.and_then(Network::bytes) }) }
+    let (taken, time) = (Instant::now(), crate::stamp::now());
+    let pods = cluster.caches.get("pods");
+    let is_own = |namespace: &str, name: &str| {
+        let pod = pods.as_ref().and_then(|pods| pods.get(&[namespace, "/", name].concat()));
+        pod.is_some_and(|pod| is_on(&pod, node))
     };
-    let pods = summary.pods.into_iter().map(|pod| {
-        let point = point(pod.pod_ref.uid, &pod.containers, pod.network.as_ref());
-        ((pod.pod_ref.namespace, pod.pod_ref.name), point)
-    });
-    let pods = pods.collect();
-    let node = point(String::new(), std::slice::from_ref(&summary.node), summary.node.network.as_ref());
-    NodeSample { time, node, pods, disk: summary.node.fs.as_ref().and_then(FileSystem::used) }
+    let counts = node_summary::read(&text, is_own).map_err(Status::internal)?;
+    Ok(NodeSample::new(counts, taken, time))
+}
+
+/// Whether a pod is bound to a node.
+pub(crate) fn is_on(pod: &Entry, node: &str) -> bool {
+    let found = crate::json::find(&pod.stored, &["spec", "nodeName"]);
+    found.is_some_and(|found| crate::json::text(&pod.stored[found]) == node)
+}
+
+impl NodeSample {
+    fn new(counts: NodeCounts, taken: Instant, time: Timestamp) -> Self {
+        let point = |counts| Point { taken, counts: Arc::new(counts) };
+        let NodeCounts { node, pods, disk } = counts;
+        Self {
+            time,
+            node: point(node),
+            pods: pods.into_iter().map(|(key, counts)| (key, point(counts))).collect(),
+            disk,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -419,7 +333,8 @@ mod tests {
     }
 
     fn at(summary: Value, seconds: u64, start: Instant) -> NodeSample {
-        read(serde_json::from_value(summary).unwrap(), start + Duration::from_secs(seconds), Timestamp::UNIX_EPOCH)
+        let counts = node_summary::read(summary.to_string().as_bytes(), |_, _| true).unwrap();
+        NodeSample::new(counts, start + Duration::from_secs(seconds), Timestamp::UNIX_EPOCH)
     }
 
     fn key() -> (String, String) {

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::accept::{Accept, Encoding, encode_as, is_table};
 use crate::body::Body;
 use crate::body::response;
-use crate::node_usage::{Question, Rates, Usage, Window};
+use crate::node_usage::{Question, Rates, Usage, Window, is_on};
 use crate::state::{Operation, State};
 use crate::watch_cache::Entry;
 
@@ -215,7 +215,7 @@ fn measured<'w>(
                 let wanted = window.pods.iter().filter(|((own, _), _)| namespace.is_empty() || own == namespace);
                 for ((own, name), rates) in wanted {
                     let known = state.objects().entry::<Pod>(own, name)?;
-                    // A node speaks for its own pods only.
+                    // It was the node's when it was measured, and may be another's by now.
                     let known = known.filter(|known| is_on(known, node));
                     items.extend(known.map(|known| Item { of: known, end: window.end, rates }));
                 }
@@ -224,12 +224,6 @@ fn measured<'w>(
     }
     items.sort_by(|a, b| (a.of.namespace(), a.of.name()).cmp(&(b.of.namespace(), b.of.name())));
     Ok(items)
-}
-
-/// Whether a pod is assigned to a node.
-pub(crate) fn is_on(pod: &Entry, node: &str) -> bool {
-    let found = crate::json::find(&pod.stored, &["spec", "nodeName"]);
-    found.is_some_and(|found| crate::json::text(&pod.stored[found]) == node)
 }
 
 /// For so long a pod that runs is new: whoever asks for it need not wait for the next round.

@@ -7,8 +7,7 @@ use jiff::Timestamp;
 
 use crate::history::STEP;
 use crate::history::sample::{self, Counted};
-use crate::node_usage::Question;
-use crate::resource_metrics::is_on;
+use crate::node_usage::{Question, is_on};
 use crate::state::State;
 
 /// Minutes between two writes of the file.

@@ -19,8 +19,8 @@ use super::connection::{Connections, Problem, dial};
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Kubelets that connections are kept to; others are connected to for each question.
 const MAX_KEPT: usize = 2048;
-/// More than the summary of a node with a thousand pods.
-const MAX_PAGE: usize = 64 << 20;
+/// More than the summary of a node with a thousand pods, with all volumes. Many nodes are asked at a time.
+const MAX_PAGE: usize = 16 << 20;
 
 /// Marks what is sent to a kubelet in the name of this server. Nodes say where their kubelets are: led to an API server, a request
 /// would be served there with the rights of this one.
