@@ -1,8 +1,11 @@
 //! The ring: one value a minute of each series, for some hours, in bounded memory.
 //!
 //! All series share the axis of time: a minute has the same place in each of them. What was not measured is not a number.
+//!
+//! Invariant: where there is no room for all, components and nodes come first, then the pods that use most CPU. All series of
+//! one of them are kept or none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Seconds between two values.
 pub(crate) const STEP: u64 = 60;
@@ -10,6 +13,10 @@ pub(crate) const STEP: u64 = 60;
 pub(crate) const POINTS: usize = 360;
 /// Each takes 1.5 KB: under 4 MB in all.
 const MAX_SERIES: usize = 2500;
+/// Minutes of which the mean says how busy something is.
+const BUSY_MINUTES: u64 = 60;
+/// How much busier a newcomer has to be than what makes room for it. Two that take turns would leave no history of either.
+const BUSIER: f32 = 2.0;
 
 /// Whose series it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +100,15 @@ pub(crate) struct Key {
     pub(crate) name: Box<str>,
 }
 
+/// Whose series it is, by name: components, then nodes, then pods.
+type Owner = (Of, Box<str>, Box<str>);
+
+impl Key {
+    fn owner(&self) -> Owner {
+        (self.of, self.namespace.clone(), self.name.clone())
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Ring {
     /// The latest minute, since 1970.
@@ -135,20 +151,59 @@ impl Ring {
             self.series.retain(|_, values| values.iter().any(|value| value.is_finite()));
         }
         self.newest = minute;
-        let mut left_out = 0;
+        let mut values: Vec<(Key, f32)> = values.into_iter().collect();
+        let new = values.iter().filter(|(key, _)| !self.series.contains_key(key)).count();
+        let all = values.len();
+        if self.series.len() + new > MAX_SERIES {
+            let kept = self.foremost(&values);
+            self.series.retain(|key, _| kept.contains(&key.owner()));
+            values.retain(|(key, _)| kept.contains(&key.owner()));
+        }
+        let left_out = all - values.len();
         for (key, value) in values {
-            let is_full = self.series.len() >= MAX_SERIES;
-            match self.series.get_mut(&key) {
-                Some(values) => values[place(minute)] = value,
-                None if is_full => left_out += 1,
-                None => {
-                    let mut values = vec![f32::NAN; POINTS].into_boxed_slice();
-                    values[place(minute)] = value;
-                    self.series.insert(key, values);
-                }
-            }
+            let values = self.series.entry(key).or_insert_with(|| vec![f32::NAN; POINTS].into_boxed_slice());
+            values[place(minute)] = value;
         }
         left_out
+    }
+
+    /// Of all that there is with these values, as much as there is room for.
+    fn foremost(&self, values: &[(Key, f32)]) -> BTreeSet<Owner> {
+        // Number of series, and how busy.
+        let mut owners: BTreeMap<Owner, (usize, f32)> = BTreeMap::new();
+        for (key, values) in &self.series {
+            let (series, busy) = owners.entry(key.owner()).or_default();
+            *series += 1;
+            if key.what == What::Cpu {
+                *busy = self.mean(values) * BUSIER;
+            }
+        }
+        for (key, value) in values.iter().filter(|(key, _)| !self.series.contains_key(key)) {
+            let (series, busy) = owners.entry(key.owner()).or_default();
+            *series += 1;
+            if key.what == What::Cpu {
+                *busy = *value;
+            }
+        }
+        let mut ranked: Vec<(Owner, (usize, f32))> = owners.into_iter().collect();
+        ranked.sort_by(|(one, (_, busy)), (other, (_, busier))| one.0.cmp(&other.0).then(busier.total_cmp(busy)));
+        let mut room = MAX_SERIES;
+        let fits = |(_, (series, _)): &(Owner, (usize, f32))| match room.checked_sub(*series) {
+            Some(left) => {
+                room = left;
+                true
+            }
+            None => false,
+        };
+        ranked.into_iter().filter(fits).map(|(owner, _)| owner).collect()
+    }
+
+    /// Of the values of late; of nothing, zero.
+    fn mean(&self, values: &[f32]) -> f32 {
+        let minutes = self.newest.saturating_sub(BUSY_MINUTES)..=self.newest;
+        let known = minutes.map(|minute| values[place(minute)]).filter(|value| value.is_finite());
+        let (sum, count) = known.fold((0.0, 0.0), |(sum, count): (f32, f32), value| (sum + value, count + 1.0));
+        if count > 0.0 { sum / count } else { 0.0 }
     }
 
     /// The series that `wanted` picks, each with its values of the last minutes: seconds since 1970, and the value.
@@ -218,5 +273,51 @@ mod tests {
         assert_eq!(ring.record(1, many(MAX_SERIES + 7)), 7);
         assert_eq!(ring.raw().len(), MAX_SERIES);
         assert!(MAX_SERIES * POINTS * size_of::<f32>() < 4 << 20);
+    }
+
+    /// CPU and memory of a pod.
+    fn pod(name: &str, cpu: f32) -> [(Key, f32); 2] {
+        let key = |what| Key { what, of: Of::Pod, namespace: "d".into(), name: name.into() };
+        [(key(What::Cpu), cpu), (key(What::Memory), 1.0)]
+    }
+
+    fn there(ring: &Ring, of: Of) -> BTreeSet<String> {
+        ring.raw().keys().filter(|key| key.of == of).map(|key| key.name.to_string()).collect()
+    }
+
+    #[test]
+    fn security_pods_leave_room_for_nodes_and_components() {
+        let mut ring = Ring::default();
+        let crowd = || (0..MAX_SERIES).flat_map(|at| pod(&format!("p{at}"), 1.0));
+        assert_eq!(ring.record(1, crowd()), MAX_SERIES, "half of them have room");
+        let component = Key { of: Of::Component, ..key("cox") };
+        let nodes = [(key("n1"), 0.1), (component, 0.0)];
+        assert_eq!(ring.record(2, crowd().chain(nodes)), MAX_SERIES + 2);
+        assert_eq!((there(&ring, Of::Node).len(), there(&ring, Of::Component).len()), (1, 1));
+        assert_eq!(ring.raw().len(), MAX_SERIES);
+        assert_eq!(points(&ring, "n1", 10).len(), 1);
+    }
+
+    #[test]
+    fn the_busiest_pods_are_kept() {
+        let mut ring = Ring::default();
+        let crowd = |minute: u64, others: &[(&str, f32)]| {
+            let idle = (0..MAX_SERIES / 2 - 1).flat_map(|at| pod(&format!("idle-{at}"), 0.5));
+            let others = others.iter().flat_map(|(name, cpu)| pod(name, *cpu)).collect::<Vec<_>>();
+            (minute, idle.chain(others).collect::<Vec<_>>())
+        };
+        let mut record = |(minute, values): (u64, Vec<_>)| {
+            let left_out = ring.record(minute, values);
+            let named = there(&ring, Of::Pod).into_iter().filter(|name| !name.starts_with("idle-"));
+            (left_out, named.collect::<Vec<_>>())
+        };
+        assert_eq!(record(crowd(1, &[("old", 0.1)])), (0, vec!["old".to_owned()]));
+        // Somewhat busier is not enough, and both series of a pod go.
+        assert_eq!(record(crowd(2, &[("old", 0.1), ("new", 0.15)])), (2, vec!["old".to_owned()]));
+        assert_eq!(record(crowd(3, &[("old", 0.1), ("new", 3.0)])), (2, vec!["new".to_owned()]));
+        // What is gone makes room, however busy it was, once it is not seen any more.
+        assert_eq!(record(crowd(4, &[("newer", 0.2)])), (2, vec!["new".to_owned()]));
+        let later = 5 + BUSY_MINUTES;
+        assert_eq!(record(crowd(later, &[("newer", 0.2)])), (0, vec!["newer".to_owned()]));
     }
 }
