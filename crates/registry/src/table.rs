@@ -270,7 +270,7 @@ fn autoscaling_group() -> Vec<Resource> {
         .short(&["hpa"])
         .category("all")
         .status();
-    let v1 = v2.also_as::<autoscaling::v1::HorizontalPodAutoscaler>(conversion::AUTOSCALING_V1);
+    let v1 = v2.also_as::<autoscaling::v1::HorizontalPodAutoscaler>(super::autoscaling::v1::CONVERSION);
     vec![v2, v1]
 }
 

@@ -8,10 +8,10 @@ use k8s_openapi::api::autoscaling::v2::{
 };
 use serde_json::{Value, json};
 
-use super::rules;
+use super::{rules, v1};
 use crate::column::Column;
 use crate::unset::{items, set_text};
-use crate::{Strategy, cells};
+use crate::{Call, Strategy, cells};
 
 pub struct HorizontalPodAutoscalerStrategy;
 
@@ -53,6 +53,18 @@ impl Strategy for HorizontalPodAutoscalerStrategy {
             scaling_rules(up, &[("Pods", 4), ("Percent", 100)]);
             scaling_rules(behavior.scale_down.get_or_insert_default(), &[("Percent", 100)]);
         }
+    }
+
+    fn prepare_for_create(&self, _: &Call<'_>, scaler: &mut HorizontalPodAutoscaler) {
+        v1::drop_annotations(&mut scaler.metadata.annotations);
+    }
+
+    fn prepare_for_update(&self, _: &Call<'_>, new: &mut HorizontalPodAutoscaler, _: &HorizontalPodAutoscaler) {
+        v1::drop_annotations(&mut new.metadata.annotations);
+    }
+
+    fn prepare_for_status_update(&self, _: &Call<'_>, new: &mut HorizontalPodAutoscaler, _: &HorizontalPodAutoscaler) {
+        v1::drop_annotations(&mut new.metadata.annotations);
     }
 
     fn validate_create(&self, scaler: &HorizontalPodAutoscaler) -> FieldErrors {
