@@ -8,6 +8,12 @@ pub(crate) enum Error {
     Fetch { api: &'static str, source: client::Error },
     #[error("no metrics returned from {0}")]
     Empty(&'static str),
+    #[error(
+        "unable to fetch metrics from {api}: the {api} server returned {found} results when we asked for exactly one"
+    )]
+    NotOne { api: &'static str, found: usize },
+    #[error("unable to fetch metrics from {api}: the {api} server spoke of {found:?} when we asked for {asked:?}")]
+    OfAnother { api: &'static str, found: String, asked: String },
     #[error("no pods returned by selector while calculating replica count")]
     NoPods,
     #[error("unable to calculate ready pods: {}", Error::NoPods)]

@@ -119,8 +119,7 @@ async fn custom(
         query.push(("metricLabelSelector", metric_selector));
     }
     let found: Result<List<MetricValue>, client::Error> = client.get_at(&whole, &query).await;
-    let found = found.map_err(unable(CUSTOM_METRICS))?.items;
-    if found.is_empty() { Err(Error::Empty(CUSTOM_METRICS)) } else { Ok(found) }
+    Ok(found.map_err(unable(CUSTOM_METRICS))?.items)
 }
 
 /// A metric of each pod that `selector` finds.
@@ -133,6 +132,9 @@ pub(super) async fn of_pods(
 ) -> Result<Samples> {
     let path = ["namespaces", namespace, "pods", "*", metric];
     let found = custom(client, &path, Some(selector), metric_selector).await?;
+    if found.is_empty() {
+        return Err(Error::Empty(CUSTOM_METRICS));
+    }
     let sample = |value: MetricValue| {
         let window = value.window_seconds.map_or(CUSTOM_WINDOW, Duration::from_secs);
         let sample = Sample { value: value.value.milli_value(), timestamp: value.timestamp, window };
@@ -151,7 +153,9 @@ pub(super) async fn of_object(
     metric: &str,
     metric_selector: &str,
 ) -> Result<i64> {
-    let found = if object.kind == "Namespace" && matches!(object.api_version.as_deref(), None | Some("" | "v1")) {
+    let is_namespace = object.kind == "Namespace" && matches!(object.api_version.as_deref(), None | Some("" | "v1"));
+    let asked = if is_namespace { namespace } else { &object.name };
+    let found = if is_namespace {
         custom(client, &["namespaces", namespace, "metrics", metric], None, metric_selector).await?
     } else {
         let resource = resources.find(client, object.api_version.as_deref().unwrap_or_default(), &object.kind).await;
@@ -164,7 +168,16 @@ pub(super) async fn of_object(
         };
         custom(client, &["namespaces", namespace, &full, &object.name, metric], None, metric_selector).await?
     };
-    found.first().map(|value| value.value.milli_value()).ok_or(Error::Empty(CUSTOM_METRICS))
+    let [value] = found.as_slice() else {
+        return Err(Error::NotOne { api: CUSTOM_METRICS, found: found.len() });
+    };
+    // An adapter need not say of what it speaks.
+    match value.described_object.as_ref().map(|described| &described.name) {
+        Some(name) if !name.is_empty() && name != asked => {
+            Err(Error::OfAnother { api: CUSTOM_METRICS, found: name.clone(), asked: asked.to_owned() })
+        }
+        _ => Ok(value.value.milli_value()),
+    }
 }
 
 /// The sum of what a metric from outside the cluster says, in thousandths.
@@ -308,6 +321,34 @@ mod tests {
             let found = of_object(&client, &Resources::default(), "own", &object, "m", "").await;
             assert_eq!(found.unwrap(), 1500, "{kind}");
             assert_eq!(*asked.lock(), format!("/apis/custom.metrics.k8s.io/v1beta2{expected}"), "{kind}");
+        }
+    }
+
+    #[tokio::test]
+    async fn security_an_adapter_is_believed_one_value_of_the_object_that_was_named() {
+        let value = |name: &str| {
+            format!(
+                r#"{{"describedObject":{{"kind":"Namespace","name":"{name}"}},"timestamp":"2026-01-01T00:00:00Z","value":"2"}}"#
+            )
+        };
+        let unnamed = r#"{"timestamp":"2026-01-01T00:00:00Z","value":"2"}"#.to_owned();
+        let exactly_one = "the custom metrics API server returned {} results when we asked for exactly one";
+        for (items, expected) in [
+            (vec![value("own")], Ok(2000)),
+            (vec![unnamed], Ok(2000)),
+            (vec![], Err(exactly_one.replace("{}", "0"))),
+            (vec![value("own"), value("own")], Err(exactly_one.replace("{}", "2"))),
+            (
+                vec![value("others")],
+                Err(r#"the custom metrics API server spoke of "others" when we asked for "own""#.to_owned()),
+            ),
+        ] {
+            let items = Bytes::from(format!(r#"{{"versions":[],"items":[{}]}}"#, items.join(",")));
+            let client = adapter(move || Full::new(items.clone()).map_err(|never| match never {}).boxed_unsync());
+            let object = CrossVersionObjectReference { kind: "Namespace".to_owned(), ..Default::default() };
+            let found = of_object(&client, &Resources::default(), "own", &object, "m", "").await;
+            let expected = expected.map_err(|why| format!("unable to fetch metrics from custom metrics API: {why}"));
+            assert_eq!(found.map_err(|error| error.to_string()), expected);
         }
     }
 
