@@ -257,8 +257,9 @@ impl Look<'_> {
         let mut partly = None;
         let mut sources = spec.metrics.iter().flatten();
         let reads_idle_targets = sources.any(|metric| matches!(metric.type_.as_str(), "Object" | "External"));
-        let told = self.conditions.iter().find(|condition| condition.type_ == TO_ZERO);
-        let (is_told, was_scaled) = (told.is_some(), told.is_some_and(|condition| condition.status == "True"));
+        let recorded = self.conditions.iter().find(|condition| condition.type_ == TO_ZERO);
+        let was_scaled_to_zero = recorded.map(|condition| condition.status == "True");
+        let was_scaled = was_scaled_to_zero == Some(true);
         let (desired, why) = if current == 0 && !normalize::can_wake(was_scaled, bounds, reads_idle_targets) {
             let message = "scaling is disabled since the replica count of the target is zero";
             self.condition(ACTIVE, false, "ScalingDisabled", message);
@@ -320,16 +321,16 @@ impl Look<'_> {
             }
             let message = format!("the HPA controller was able to update the target scale to {desired}");
             self.condition(ABLE, true, "SucceededRescale", message);
-            if is_told && !goes_to_zero {
-                let message = "the HPA controller did not scale the workload to zero";
-                self.condition(TO_ZERO, false, "NotScaledToZero", message);
-            }
             let message = format!("New size: {desired}; reason: {why}");
             controller.recorder.normal(&client::reference(self.scaler), "SuccessfulRescale", message);
             self.resized = Some((current, desired));
             if let Some(behavior) = &spec.behavior {
                 controller.memory.changed(self.key, behavior, current, desired, self.now);
             }
+        }
+        if !goes_to_zero && normalize::is_not_scaled_to_zero(was_scaled_to_zero, bounds, current, rescales) {
+            let message = "the HPA controller did not scale the workload to zero";
+            self.condition(TO_ZERO, false, "NotScaledToZero", message);
         }
         let status = HorizontalPodAutoscalerStatus {
             current_replicas: Some(current),

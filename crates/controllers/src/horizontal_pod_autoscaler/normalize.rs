@@ -46,6 +46,16 @@ pub(super) fn can_wake(was_scaled_to_zero: bool, bounds: Bounds, reads_idle_targ
     was_scaled_to_zero && (bounds.min != 0 || reads_idle_targets)
 }
 
+/// Whether `ScaledToZero` becomes false when a target does not go to zero, by what the condition says so far: with every
+/// change of size, as upstream, and as soon as a target has a size again. Autoscalers that never go to zero do not have it.
+pub(super) fn is_not_scaled_to_zero(recorded: Option<bool>, bounds: Bounds, current: i32, rescales: bool) -> bool {
+    match recorded {
+        Some(true) => rescales || current > 0,
+        Some(false) => rescales,
+        None => rescales && bounds.min == 0,
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Dated {
     at: Timestamp,
@@ -220,6 +230,23 @@ mod tests {
 
     const WINDOW: Duration = Duration::from_secs(300);
     const BOUNDS: Bounds = Bounds { min: 1, max: 100 };
+
+    #[test]
+    fn a_target_that_is_not_at_zero_is_not_recorded_as_such() {
+        let (from_one, from_zero) = (BOUNDS, Bounds { min: 0, max: 100 });
+        for (what, recorded, bounds, current, rescales, expected) in [
+            ("never at zero", None, from_one, 3, true, false),
+            ("may go to zero", None, from_zero, 3, true, true),
+            ("stays as it is", None, from_zero, 3, false, false),
+            ("wakes up", Some(true), from_zero, 0, true, true),
+            ("sleeps on", Some(true), from_zero, 0, false, false),
+            ("was scaled up by somebody", Some(true), from_zero, 3, false, true),
+            ("another size", Some(false), from_one, 3, true, true),
+            ("switched off", Some(false), from_zero, 0, false, false),
+        ] {
+            assert_eq!(is_not_scaled_to_zero(recorded, bounds, current, rescales), expected, "{what}");
+        }
+    }
 
     #[test]
     fn without_behavior() {
