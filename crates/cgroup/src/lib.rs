@@ -8,10 +8,12 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod cpu_rates;
 mod hierarchies;
 mod limits;
 pub mod systemd;
 
+pub use cpu_rates::CpuRates;
 pub use hierarchies::{Hierarchies, Hierarchy, Missing, keyed};
 pub use limits::{Limits, Setting, shares_to_weight};
 

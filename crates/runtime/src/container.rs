@@ -183,7 +183,7 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
     })
     .await
     .map_err(doing(format!("removing container {id}")))?;
-    engine.cpu_samples.forget(&forgotten);
+    engine.cpu_rates.forget(&forgotten);
     engine.emit(&sandbox, &id, v1::ContainerEventType::ContainerDeletedEvent);
     engine.containers.lock().remove(&id);
     Ok(())

@@ -10,7 +10,6 @@ mod capabilities;
 mod cgroup;
 mod container;
 mod container_spec;
-mod cpu_samples;
 mod device_filter;
 mod disk_usage;
 mod engine;

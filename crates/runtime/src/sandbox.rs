@@ -276,6 +276,7 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
     }
     let directory = sandbox.directory.clone();
     blocking(move || files::remove_tree(&directory)).await.map_err(doing("removing the sandbox's directory"))?;
+    crate::stats::forget_sandbox(engine, &sandbox);
     engine.emit(&id, &id, v1::ContainerEventType::ContainerDeletedEvent);
     engine.sandboxes.lock().remove(&id);
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cgroup::{Version, keyed};
 use cri::v1;
@@ -10,7 +11,7 @@ use files::Usage;
 use crate::disk_usage::{Found, Keep};
 use crate::engine::{Container, Engine, Sandbox};
 use crate::pod_config::{SHARED_FILES, cgroup_parent};
-use crate::record;
+use crate::record::{self, SandboxRecord};
 
 fn value(value: u64) -> Option<v1::UInt64Value> {
     Some(v1::UInt64Value { value })
@@ -20,7 +21,8 @@ fn read_number(path: impl AsRef<Path>) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn cpu(engine: &Engine, cgroup: &str) -> Option<v1::CpuUsage> {
+/// `made` is when the cgroup was, in nanoseconds since 1970, if that is known.
+fn cpu(engine: &Engine, cgroup: &str, made: Option<i64>) -> Option<v1::CpuUsage> {
     let total = match engine.cgroups.version() {
         Version::V1 => read_number(engine.cgroups.directory("cpuacct", cgroup)?.join("cpuacct.usage"))?,
         Version::V2 => {
@@ -29,10 +31,11 @@ fn cpu(engine: &Engine, cgroup: &str) -> Option<v1::CpuUsage> {
         }
     };
     let now = record::now();
+    let age = made.and_then(|made| u64::try_from(now - made).ok()).map(Duration::from_nanos);
     Some(v1::CpuUsage {
         timestamp: now,
         usage_core_nano_seconds: value(total),
-        usage_nano_cores: engine.cpu_samples.rate(cgroup, now, total).and_then(value),
+        usage_nano_cores: engine.cpu_rates.rate(cgroup, Instant::now(), total, age).and_then(value),
         ..Default::default()
     })
 }
@@ -106,23 +109,35 @@ pub(crate) fn of_container(engine: &Engine, container: &Container) -> v1::Contai
             labels: record.config.labels.clone(),
             annotations: record.config.annotations.clone(),
         }),
-        cpu: running.then(|| cpu(engine, &record.cgroup)).flatten(),
+        cpu: running.then(|| cpu(engine, &record.cgroup, Some(record.created_at))).flatten(),
         memory: running.then(|| memory(engine, &record.cgroup)).flatten(),
         writable_layer: Some(writable_layer(engine, container, &record.id)),
         ..Default::default()
     }
 }
 
+/// The pod's own cgroup holds its containers and pause.
+fn of_pod(record: &SandboxRecord) -> String {
+    let parent = crate::cgroup::child_path(&cgroup_parent(&record.config), &record.id);
+    match cgroup_parent(&record.config).is_empty() {
+        true => parent,
+        false => parent.rsplit_once('/').map(|(p, _)| p.to_string()).unwrap_or(parent),
+    }
+}
+
+/// Forgets what was measured of a sandbox.
+pub(crate) fn forget_sandbox(engine: &Engine, sandbox: &Sandbox) {
+    engine.cpu_rates.forget(&of_pod(&sandbox.record.lock()));
+}
+
 pub(crate) fn of_sandbox(engine: &Engine, sandbox: &Sandbox) -> v1::PodSandboxStats {
     let record = sandbox.record.lock().clone();
     let containers: Vec<v1::ContainerStats> =
         engine.containers_of(&record.id).iter().filter(|c| c.is_running()).map(|c| of_container(engine, c)).collect();
-    // The pod's own cgroup holds its containers and pause.
-    let parent = crate::cgroup::child_path(&cgroup_parent(&record.config), &record.id);
-    let pod_cgroup = match cgroup_parent(&record.config).is_empty() {
-        true => parent,
-        false => parent.rsplit_once('/').map(|(p, _)| p.to_string()).unwrap_or(parent),
-    };
+    let pod_cgroup = of_pod(&record);
+    // The cgroup of a pod outlives its sandboxes.
+    let is_first = record.config.metadata.as_ref().is_some_and(|metadata| metadata.attempt == 0);
+    let made = is_first.then_some(record.created_at);
     v1::PodSandboxStats {
         attributes: Some(v1::PodSandboxAttributes {
             id: record.id.clone(),
@@ -131,7 +146,7 @@ pub(crate) fn of_sandbox(engine: &Engine, sandbox: &Sandbox) -> v1::PodSandboxSt
             annotations: record.config.annotations.clone(),
         }),
         linux: Some(v1::LinuxPodSandboxStats {
-            cpu: cpu(engine, &pod_cgroup),
+            cpu: cpu(engine, &pod_cgroup, made),
             memory: memory(engine, &pod_cgroup),
             network: network(sandbox.pause()),
             process: Some(v1::ProcessUsage {

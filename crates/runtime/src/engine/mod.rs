@@ -24,7 +24,6 @@ use tokio_util::task::TaskTracker;
 use crate::Config;
 use crate::blocking::blocking;
 use crate::cgroup::Cgroups;
-use crate::cpu_samples::Samples;
 use crate::disk_usage::Walks;
 use crate::error::{Error, Result, doing};
 use crate::image::{ImageStore, Mirrors};
@@ -57,7 +56,7 @@ pub(crate) struct Engine {
     pub(crate) events: broadcast::Sender<v1::ContainerEventResponse>,
     pub(crate) shims: Arc<Starter>,
     pub(crate) pod_cidr: Mutex<String>,
-    pub(crate) cpu_samples: Samples,
+    pub(crate) cpu_rates: cgroup::CpuRates,
     pub(crate) walks: Walks,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -177,7 +176,7 @@ impl Engine {
             events: broadcast::channel(EVENT_BUFFER).0,
             shims,
             pod_cidr: Mutex::default(),
-            cpu_samples: Default::default(),
+            cpu_rates: Default::default(),
             walks: Default::default(),
             tasks: TaskTracker::new(),
             stop,
