@@ -81,7 +81,7 @@ fn swap_limit(cgroups: &str) -> Option<PathBuf> {
     Some(Path::new("/sys/fs/cgroup").join(own).join("memory.swap.max"))
 }
 
-fn meminfo_bytes(meminfo: &str, field: &str) -> u64 {
+pub(crate) fn meminfo_bytes(meminfo: &str, field: &str) -> u64 {
     meminfo
         .lines()
         .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))

@@ -12,10 +12,9 @@ use http::{Response, StatusCode};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::summary::{cpu_of, memory_of, node_cpu_nanos, number};
-use super::{Server, text};
+use super::summary::{cpu_of, memory_of, number};
+use super::{Server, cadvisor, text};
 use crate::certificates::{RENEWALS_FAILED, Store};
-use crate::node::machine::node_memory;
 use crate::state::label;
 use crate::static_pods;
 use crate::status_writer::Ending;
@@ -211,10 +210,10 @@ pub(super) async fn resource(server: &Server) -> Response<Body> {
         Ok(starts) => starts,
         Err(error) => return failed(&error),
     };
-    let (Some((total, available)), Some(node_cpu)) = (node_memory(), node_cpu_nanos()) else {
+    let Some(node) = cadvisor::figures(&server.kubelet).await else {
         return failed(&"the kernel does not say what the node uses");
     };
-    answer(&resource_families(&by_pod(&stats), &starts, total - available, node_cpu))
+    answer(&resource_families(&by_pod(&stats), &starts, node.memory.working_set, node.cpu))
 }
 
 /// A family with one number a container.
@@ -222,7 +221,7 @@ type OfContainer<'a> = (Kind, &'static str, &'static str, &'a dyn Fn(&v1::Contai
 
 fn resource_families(pods: &Pods<'_>, starts: &BTreeMap<String, f64>, memory: u64, cpu: u64) -> Metrics {
     let metrics = Metrics::new();
-    let seconds = |stat: &v1::ContainerStats| Some(cpu_of(stat).0 as f64 / 1e9);
+    let seconds = |stat: &v1::ContainerStats| Some(cpu_of(stat) as f64 / 1e9);
     let bytes = |stat: &v1::ContainerStats| Some(memory_of(stat).0 as f64);
     let swap = |stat: &v1::ContainerStats| Some(number(&stat.swap.as_ref()?.swap_usage_bytes) as f64);
     let started = |stat: &v1::ContainerStats| starts.get(&stat.attributes.as_ref()?.id).copied();

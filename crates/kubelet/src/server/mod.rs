@@ -16,11 +16,12 @@ mod tls;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::tls::{Connections, Limits};
 use api::zpages::{self, About};
 use bytes::Bytes;
+use cgroup::CpuRates;
 use client::Body;
 use client::metrics::panics;
 use client::metrics::slis::Slis;
@@ -58,6 +59,8 @@ pub(crate) struct Server {
     slis: Slis,
     /// When the containers that ran at the last scrape had started, in seconds, by id.
     starts: Mutex<BTreeMap<String, f64>>,
+    /// Of the node, and of containers whose runtime does not say them.
+    cpu_rates: CpuRates,
 }
 
 /// What `/healthz` looks at. Who is answered is well, but may have stopped looking at its pods.
@@ -76,6 +79,11 @@ impl Server {
         let tls = tls::server_config(&kubelet.settings, &kubelet.host_ips, served.clone())?;
         let auth = auth::Auth::new(kubelet.client.clone(), &kubelet.settings);
         let started = Timestamp::from_second(kubelet.clock.now().as_second())?;
+        let cpu_rates = CpuRates::default();
+        if let Some(node) = cadvisor::read_node(kubelet.cgroups.as_ref()) {
+            // The first who asks has a rate, too.
+            cpu_rates.rate(summary::NODE, Instant::now(), node.cpu, None);
+        }
         Ok(Arc::new(Server {
             kubelet,
             workers,
@@ -85,6 +93,7 @@ impl Server {
             started,
             slis: Slis::default(),
             starts: Mutex::default(),
+            cpu_rates,
         }))
     }
 

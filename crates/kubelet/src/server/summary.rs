@@ -2,10 +2,12 @@
 //!
 //! Most of its cost is a walk through the folders of every pod. Who does not need that says so (`Extent`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
+use cgroup::CpuRates;
 use client::{Body, Clock};
 use cri::v1;
 use http::{Response, StatusCode};
@@ -13,14 +15,17 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::cadvisor::{self, Pressure, Pressures, Stall};
+use super::cadvisor::{self, Interface, NodeMemory, Pressure, Pressures, Stall};
 use super::{Server, json as answer, text};
 use crate::kubelet::Kubelet;
-use crate::node::machine::{disk, node_memory};
+use crate::node::machine::disk;
 use crate::state::{self, label};
 use crate::usage::{self, PodUsage, Space};
 use crate::volumes::blocking;
 use crate::volumes::csi::Stats;
+
+/// Under which the node's CPU time is known beside that of containers.
+pub(super) const NODE: &str = "/";
 
 /// How much of the summary is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,41 +75,49 @@ fn second_of(clock: &Clock) -> String {
     Timestamp::from_second(clock.now().as_second()).unwrap_or_default().to_string()
 }
 
-/// Seconds of cpu the whole machine has used, in nanoseconds. None when the kernel does not say.
-pub(super) fn node_cpu_nanos() -> Option<u64> {
-    let stat = std::fs::read_to_string("/proc/stat").ok()?;
-    let ticks: u64 = stat
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .skip(1)
-        .enumerate()
-        // idle and iowait are not use; guest time is in user time already.
-        .filter(|(index, _)| !matches!(index, 3 | 4 | 8 | 9))
-        .filter_map(|(_, value)| value.parse::<u64>().ok())
-        .sum();
-    Some(ticks * 10_000_000)
+/// The interface of the default route in the texts of `/proc/net/route` and `/proc/net/ipv6_route`.
+fn default_interface<'t>(routes: &'t str, routes_v6: &'t str) -> Option<&'t str> {
+    let words = |line: &'t str| line.split_whitespace().collect::<Vec<_>>();
+    let v4 = routes.lines().skip(1).map(words).find(|words| words.get(1) == Some(&"00000000"));
+    let is_default = |words: &Vec<&str>| {
+        let is_everything = |destination: &&str| destination.bytes().all(|digit| digit == b'0');
+        words.first().is_some_and(is_everything) && words.get(1) == Some(&"00") && words.last() != Some(&"lo")
+    };
+    let v6 = || routes_v6.lines().map(words).find(is_default)?.last().copied();
+    v4.and_then(|words| words.first().copied()).or_else(v6)
 }
 
-/// What came and went through the interface of the default route: its name, bytes and errors received, then sent.
-fn node_network(now: &str, routes: &str, interfaces: &str) -> Option<Value> {
-    let default = routes.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let name = default.into_iter().find(|words| words.get(1) == Some(&"00000000"))?.first()?.to_string();
-    let counted = interfaces.lines().find_map(|line| line.trim_start().strip_prefix(&name)?.strip_prefix(':'))?;
-    let counted: Vec<u64> = counted.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [rx_bytes, _, rx_errors, _, _, _, _, _, tx_bytes, _, tx_errors, ..] = counted[..] else { return None };
-    let counts = json!({
-        "name": name, "rxBytes": rx_bytes, "rxErrors": rx_errors, "txBytes": tx_bytes, "txErrors": tx_errors,
-    });
-    let mut value = counts.clone();
+/// What came and went through the interfaces of the node, and through that of the default route.
+fn node_network(now: &str, default: Option<&str>, interfaces: &str) -> Option<Value> {
+    let counts = |interface: &Interface| {
+        let (received, sent) = (&interface.received, &interface.sent);
+        json!({
+            "name": interface.name, "rxBytes": received.bytes, "rxErrors": received.errors,
+            "txBytes": sent.bytes, "txErrors": sent.errors,
+        })
+    };
+    let is_default = |interface: &&Interface| Some(interface.name.as_str()) == default;
+    let all = cadvisor::all_interfaces(interfaces);
+    let told: Vec<Value> =
+        all.iter().filter(|interface| !interface.is_ignored() || is_default(interface)).map(counts).collect();
+    if told.is_empty() {
+        return None;
+    }
+    let mut value = all.iter().find(is_default).map_or_else(|| json!({"name": ""}), counts);
     value["time"] = json!(now);
-    value["interfaces"] = json!([counts]);
+    value["interfaces"] = json!(told);
     Some(value)
 }
 
-pub(super) fn cpu_of(stat: &v1::ContainerStats) -> (u64, u64) {
-    stat.cpu.as_ref().map_or((0, 0), |cpu| (number(&cpu.usage_core_nano_seconds), number(&cpu.usage_nano_cores)))
+/// Nanoseconds so far.
+pub(super) fn cpu_of(stat: &v1::ContainerStats) -> u64 {
+    stat.cpu.as_ref().map_or(0, |cpu| number(&cpu.usage_core_nano_seconds))
+}
+
+/// Billionths of a core; none as long as there is nothing to compare with. Runtimes need not know it.
+fn rate_of(stat: &v1::ContainerStats, rates: &CpuRates) -> Option<u64> {
+    let known = stat.cpu.as_ref().and_then(|cpu| cpu.usage_nano_cores.as_ref()).map(|rate| rate.value);
+    known.or_else(|| rates.rate(&stat.attributes.as_ref()?.id, Instant::now(), cpu_of(stat), None))
 }
 
 /// Working set, usage, resident.
@@ -114,8 +127,27 @@ pub(super) fn memory_of(stat: &v1::ContainerStats) -> (u64, u64, u64) {
     })
 }
 
-fn cpu_json(now: &str, (nanos, nano_cores): (u64, u64)) -> Value {
-    json!({"time": now, "usageCoreNanoSeconds": nanos, "usageNanoCores": nano_cores})
+fn cpu_json(now: &str, nanos: u64, nano_cores: Option<u64>) -> Value {
+    let mut value = json!({"time": now, "usageCoreNanoSeconds": nanos});
+    if let Some(nano_cores) = nano_cores {
+        value["usageNanoCores"] = json!(nano_cores);
+    }
+    value
+}
+
+fn node_memory_json(now: &str, memory: &NodeMemory) -> Value {
+    let mut value = json!({
+        "time": now, "availableBytes": memory.available, "usageBytes": memory.usage,
+        "workingSetBytes": memory.working_set,
+    });
+    for (field, amount) in
+        [("rssBytes", memory.rss), ("pageFaults", memory.page_faults), ("majorPageFaults", memory.major_page_faults)]
+    {
+        if let Some(amount) = amount {
+            value[field] = json!(amount);
+        }
+    }
+    value
 }
 
 fn memory_json(now: &str, (working, usage, rss): (u64, u64, u64), stat: Option<&v1::MemoryUsage>) -> Value {
@@ -190,17 +222,17 @@ pub(super) async fn summarize(server: &Server, query: &str) -> io::Result<Value>
         let sandbox = sandboxes.get(state::uid(pod));
         pods.push(pod_json(server, &now, pod, own, sandbox, files.as_ref(), &pressures));
     }
-    let (Some((total, available)), Some(cpu)) = (node_memory(), node_cpu_nanos()) else {
-        return Err(io::Error::other("the kernel does not say what the node uses"));
-    };
+    let ids: HashSet<&str> =
+        stats.iter().filter_map(|stat| stat.attributes.as_ref()).map(|attributes| attributes.id.as_str()).collect();
+    server.cpu_rates.retain(|of| of == NODE || ids.contains(of));
+    let figures = cadvisor::figures(kubelet).await;
+    let figures = figures.ok_or_else(|| io::Error::other("the kernel does not say what the node uses"))?;
+    let rate = server.cpu_rates.rate(NODE, Instant::now(), figures.cpu, None);
     let mut node = json!({
         "nodeName": kubelet.settings.node_name,
         "startTime": server.started.to_string(),
-        "cpu": cpu_json(&now, (cpu, 0)),
-        "memory": {
-            "time": now, "availableBytes": available, "usageBytes": total.saturating_sub(available),
-            "workingSetBytes": total.saturating_sub(available),
-        },
+        "cpu": cpu_json(&now, figures.cpu, rate),
+        "memory": node_memory_json(&now, &figures.memory),
     });
     add_pressure(&mut node, &now, pressures.get("/"));
     if extent != Extent::CpuAndMemory {
@@ -210,7 +242,8 @@ pub(super) async fn summarize(server: &Server, query: &str) -> io::Result<Value>
         let inodes = stat.map_or(0, |stat| stat.files().saturating_sub(stat.files_available()));
         node["fs"] = fs_json(&now, root, Space { bytes: capacity.saturating_sub(free), inodes });
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        if let Some(network) = node_network(&now, &read("/proc/net/route"), &read("/proc/net/dev")) {
+        let (v4, v6) = (read("/proc/net/route"), read("/proc/net/ipv6_route"));
+        if let Some(network) = node_network(&now, default_interface(&v4, &v6), &read("/proc/net/dev")) {
             node["network"] = network;
         }
     }
@@ -312,17 +345,18 @@ fn pod_json(
         named.find_map(|status| status.state.as_ref()?.running.as_ref()?.started_at.clone())
     };
     let root = &kubelet.settings.root_dir;
-    let (mut cpu, mut memory) = ((0, 0), (0, 0, 0));
+    let (mut cpu, mut rate, mut memory) = (0, Some(0), (0, 0, 0));
     let containers: Vec<Value> = own
         .iter()
         .map(|stat| {
             let name = stat.attributes.as_ref().and_then(|attributes| attributes.labels.get(label::CONTAINER_NAME));
             let name = name.map(String::as_str).unwrap_or_default();
-            let (c, m) = (cpu_of(stat), memory_of(stat));
-            cpu = (cpu.0 + c.0, cpu.1 + c.1);
+            let (c, r, m) = (cpu_of(stat), rate_of(stat, &server.cpu_rates), memory_of(stat));
+            cpu += c;
+            rate = rate.zip(r).map(|(sum, rate)| sum + rate);
             memory = (memory.0 + m.0, memory.1 + m.1, memory.2 + m.2);
             let mut value = json!({
-                "name": name, "startTime": started(name), "cpu": cpu_json(now, c),
+                "name": name, "startTime": started(name), "cpu": cpu_json(now, c, r),
                 "memory": memory_json(now, m, stat.memory.as_ref()),
             });
             add_pressure(&mut value, now, stat.attributes.as_ref().and_then(|of| pressures.get(&of.id)));
@@ -336,7 +370,8 @@ fn pod_json(
         .collect();
     // The pod's own cgroup counts what belongs to no container, too.
     if let Some(of_pod) = sandbox.and_then(|sandbox| sandbox.cpu.as_ref()) {
-        cpu = (number(&of_pod.usage_core_nano_seconds), number(&of_pod.usage_nano_cores));
+        cpu = number(&of_pod.usage_core_nano_seconds);
+        rate = of_pod.usage_nano_cores.as_ref().map_or(rate, |rate| Some(rate.value));
     }
     if let Some(of_pod) = sandbox.and_then(|sandbox| sandbox.memory.as_ref()) {
         memory = (number(&of_pod.working_set_bytes), number(&of_pod.usage_bytes), number(&of_pod.rss_bytes));
@@ -344,7 +379,7 @@ fn pod_json(
     let mut value = json!({
         "podRef": {"name": state::name(pod), "namespace": state::namespace(pod), "uid": state::uid(pod)},
         "startTime": status.start_time,
-        "cpu": cpu_json(now, cpu), "memory": memory_json(now, memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
+        "cpu": cpu_json(now, cpu, rate), "memory": memory_json(now, memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
         "containers": containers,
     });
     let path = kubelet.cgroups.as_ref().map(|cgroups| cgroups.pod_path(pod));
@@ -419,12 +454,53 @@ mod tests {
     #[test]
     fn the_network_of_a_node_is_that_of_its_default_route() {
         let routes = "Iface Destination Gateway Flags\nlo 0000007F 0 1\neth0 00000000 0101A8C0 0003\n";
+        let zero = "0".repeat(32);
+        let routes_v6 = format!(
+            "fe800000000000000000000000000000 40 {zero} 00 {zero} 00000100 0 0 00000001 eth1\n\
+             {zero} 00 {zero} 00 {zero} ffffffff 0 0 00200200 lo\n{zero} 00 {zero} 00 {zero} 00000400 0 0 00000003 eth1\n"
+        );
+        for (v4, v6, expected) in [
+            (routes, "", Some("eth0")),
+            (routes, &*routes_v6, Some("eth0")),
+            ("Iface Destination\n", &routes_v6, Some("eth1")),
+            ("Iface Destination\n", "", None),
+        ] {
+            assert_eq!(default_interface(v4, v6), expected);
+        }
         let interfaces = "Inter-| Receive | Transmit\n face |bytes packets\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  \
-                          eth0: 500 4 3 0 0 0 0 0 700 6 5 0 0 0 0 0\n";
-        let found = node_network("now", routes, interfaces).unwrap();
+                          eth0: 500 4 3 0 0 0 0 0 700 6 5 0 0 0 0 0\n  veth9: 7 7 0 0 0 0 0 0 7 7 0 0 0 0 0 0\n \
+                          eth1: 50 4 3 0 0 0 0 0 70 6 5 0 0 0 0 0\n";
+        let names = |found: &Value| -> Vec<String> {
+            let all = found["interfaces"].as_array().unwrap().iter();
+            all.map(|interface| interface["name"].as_str().unwrap().to_owned()).collect()
+        };
+        let found = node_network("now", Some("eth0"), interfaces).unwrap();
         assert_eq!((&found["name"], &found["rxBytes"], &found["txBytes"]), (&json!("eth0"), &json!(500), &json!(700)));
         assert_eq!(found["interfaces"][0]["txErrors"], 5);
-        assert_eq!(node_network("now", "Iface Destination\n", interfaces), None);
-        assert_eq!(node_network("now", routes, "nothing"), None);
+        assert_eq!(names(&found), ["eth0", "eth1"]);
+        let found = node_network("now", Some("veth9"), interfaces).unwrap();
+        assert_eq!((&found["rxBytes"], names(&found).len()), (&json!(7), 3));
+        let found = node_network("now", None, interfaces).unwrap();
+        assert_eq!((&found["rxBytes"], names(&found)), (&Value::Null, vec!["eth0".to_owned(), "eth1".to_owned()]));
+        assert_eq!(node_network("now", None, "nothing"), None);
+    }
+
+    #[test]
+    fn rates_of_the_runtime_come_first_and_none_is_made_up() {
+        let value = |value| Some(v1::UInt64Value { value });
+        let stat = |total, rate: Option<u64>| v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes { id: "a".to_owned(), ..Default::default() }),
+            cpu: Some(v1::CpuUsage {
+                usage_core_nano_seconds: value(total),
+                usage_nano_cores: rate.and_then(value),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let rates = CpuRates::default();
+        assert_eq!(rate_of(&stat(1, Some(7)), &rates), Some(7));
+        assert_eq!(rate_of(&stat(1, None), &rates), None);
+        assert_eq!(cpu_json("t", 5, None), json!({"time": "t", "usageCoreNanoSeconds": 5}));
+        assert_eq!(cpu_json("t", 5, Some(0))["usageNanoCores"], 0);
     }
 }

@@ -42,7 +42,12 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
         let container = &pod["containers"][0];
         assert!(container["cpu"]["usageCoreNanoSeconds"].is_u64(), "{query}: {summary}");
         assert!(container["memory"]["workingSetBytes"].is_u64(), "{query}: {summary}");
-        assert!(summary["node"]["cpu"]["usageCoreNanoSeconds"].is_u64(), "{query}: {summary}");
+        for of in [&summary["node"], pod, container] {
+            assert!(
+                of["cpu"]["usageCoreNanoSeconds"].is_u64() && of["cpu"]["usageNanoCores"].is_u64(),
+                "{query}: {of}"
+            );
+        }
         let found = [summary["node"]["fs"].is_object(), container["logs"].is_object()];
         assert_eq!(found, has, "{query}: {summary}");
         for of in [&summary["node"], pod, container] {

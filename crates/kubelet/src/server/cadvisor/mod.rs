@@ -1,9 +1,11 @@
 //! `/metrics/cadvisor`: what the node, its pods and their containers use, under the names and labels of cAdvisor.
 //!
-//! Flow: a scrape -> the runtime's lists say which container is which -> each cgroup's files, read once ([`sample`]) and what
-//! its processes hold ([`processes`]) -> rows of the families below. Nothing is read between scrapes.
+//! Flow: a scrape -> the runtime's lists say which container is which -> each cgroup's files, read once ([`sample`]), what its
+//! processes hold ([`processes`]), for the root what else the kernel counts ([`node`]) -> rows of the families below. Nothing is
+//! read between scrapes.
 //! Not here: averages of the run queue and figures of single CPUs, which upstream's kubelet leaves off as well.
 
+mod node;
 mod processes;
 mod sample;
 
@@ -16,9 +18,10 @@ use cri::v1;
 use http::Response;
 use jiff::Timestamp;
 
+pub(super) use self::node::{NodeMemory, figures, read as read_node};
 use self::processes::Processes;
-use self::sample::{Disk, Interface, Io, IoCost, Sample, Traffic};
-pub(super) use self::sample::{Pressure, Pressures, Stall};
+use self::sample::{Disk, Io, IoCost, Sample, Traffic};
+pub(super) use self::sample::{Interface, Pressure, Pressures, Stall, all_interfaces};
 use super::Server;
 use super::metrics::{answer, failed};
 use crate::cgroups::Cgroups;
@@ -155,7 +158,9 @@ fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
     let mut rows: Vec<Row> =
         levels.into_iter().filter_map(|id| row(cgroups, Subject { id, ..Subject::default() })).collect();
     if let Some(root) = rows.first_mut().filter(|row| row.subject.id == "/") {
-        root.started = boot_time(&std::fs::read_to_string("/proc/stat").unwrap_or_default());
+        let machine = node::Machine::read();
+        root.started = boot_time(&machine.stat);
+        node::complete(&mut root.sample, &machine);
         root.interfaces = sample::interfaces(&std::fs::read_to_string("/proc/net/dev").unwrap_or_default());
     }
     for PodSubjects { pod, members } in pods {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// A limit above this is none: v1 writes the largest multiple of a page.
 const NO_LIMIT: u64 = 1 << 62;
 /// What the kernel counts ticks in, on every Linux we build for.
-const TICKS_PER_SECOND: f64 = 100.0;
+pub(super) const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Sample {
@@ -330,22 +330,33 @@ pub(super) fn disk(text: &str, number: &str) -> Option<Disk> {
 
 /// One interface's counters.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Interface {
-    pub(super) name: String,
-    pub(super) received: Traffic,
-    pub(super) sent: Traffic,
+pub(in crate::server) struct Interface {
+    pub(in crate::server) name: String,
+    pub(in crate::server) received: Traffic,
+    pub(in crate::server) sent: Traffic,
 }
 
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Traffic {
-    pub(super) bytes: u64,
-    pub(super) packets: u64,
-    pub(super) errors: u64,
-    pub(super) dropped: u64,
+pub(in crate::server) struct Traffic {
+    pub(in crate::server) bytes: u64,
+    pub(in crate::server) packets: u64,
+    pub(in crate::server) errors: u64,
+    pub(in crate::server) dropped: u64,
 }
 
-/// The interfaces in the text of `/proc/PID/net/dev`, without loopback and tunnels' ends that carry nothing.
-pub(super) fn interfaces(text: &str) -> Vec<Interface> {
+/// How the names of interfaces begin that are no way out of here: loopback, and ends of links to containers. What goes through
+/// them is counted where the containers are (`ignoredDevicePrefixes` of cAdvisor).
+const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+
+impl Interface {
+    pub(in crate::server) fn is_ignored(&self) -> bool {
+        let name = self.name.to_ascii_lowercase();
+        IGNORED.iter().any(|prefix| name.starts_with(prefix))
+    }
+}
+
+/// The interfaces in the text of `/proc/PID/net/dev`.
+pub(in crate::server) fn all_interfaces(text: &str) -> Vec<Interface> {
     let interface = |line: &str| {
         let (name, counts) = line.split_once(':')?;
         let counts: Vec<u64> = counts.split_whitespace().filter_map(|count| count.parse().ok()).collect();
@@ -353,11 +364,14 @@ pub(super) fn interfaces(text: &str) -> Vec<Interface> {
             let count = |offset: usize| counts.get(at + offset).copied();
             Some(Traffic { bytes: count(0)?, packets: count(1)?, errors: count(2)?, dropped: count(3)? })
         };
-        let name = name.trim().to_owned();
-        (name != "lo").then_some(())?;
-        Some(Interface { received: traffic(0)?, sent: traffic(8)?, name })
+        Some(Interface { received: traffic(0)?, sent: traffic(8)?, name: name.trim().to_owned() })
     };
     text.lines().filter_map(interface).collect()
+}
+
+/// Those that are not ignored.
+pub(super) fn interfaces(text: &str) -> Vec<Interface> {
+    all_interfaces(text).into_iter().filter(|interface| !interface.is_ignored()).collect()
 }
 
 #[cfg(test)]
@@ -481,9 +495,10 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_without_loopback() {
+    fn interfaces_without_loopback_and_links_to_containers() {
         let text = "Inter-|   Receive    |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes\n    \
-            lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 10 2 3 4 0 0 0 0 50 6 7 8 0 0 0 0\n broken: 1 2\n";
+            lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 10 2 3 4 0 0 0 0 50 6 7 8 0 0 0 0\n broken: 1 2\n\
+            veth1a: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\ndocker0: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n";
         let traffic = |bytes, packets, errors, dropped| Traffic { bytes, packets, errors, dropped };
         let eth0 = Interface { name: "eth0".into(), received: traffic(10, 2, 3, 4), sent: traffic(50, 6, 7, 8) };
         assert_eq!(interfaces(text), [eth0]);

@@ -1,0 +1,176 @@
+//! What the whole node uses: the figures of the root cgroup, as cAdvisor has them. Where version 2 has no file for the root, they
+//! are put together from what the kernel counts elsewhere.
+
+use super::read_file;
+use super::sample::{Sample, TICKS_PER_SECOND};
+use crate::cgroups::Cgroups;
+use crate::kubelet::Kubelet;
+use crate::node::machine::meminfo_bytes;
+use crate::volumes::blocking;
+
+/// For `/stats/summary` and `/metrics/resource`. What the kernel does not count is none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::server) struct NodeFigures {
+    /// Time of all processors, in nanoseconds.
+    pub(in crate::server) cpu: u64,
+    pub(in crate::server) memory: NodeMemory,
+}
+
+/// In bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::server) struct NodeMemory {
+    pub(in crate::server) usage: u64,
+    pub(in crate::server) working_set: u64,
+    /// What is not in the working set.
+    pub(in crate::server) available: u64,
+    pub(in crate::server) rss: Option<u64>,
+    pub(in crate::server) page_faults: Option<u64>,
+    pub(in crate::server) major_page_faults: Option<u64>,
+}
+
+/// The texts of `/proc/stat` and `/proc/meminfo`.
+pub(super) struct Machine {
+    pub(super) stat: String,
+    pub(super) meminfo: String,
+}
+
+impl Machine {
+    pub(super) fn read() -> Self {
+        let text = |path| std::fs::read_to_string(path).unwrap_or_default();
+        Self { stat: text("/proc/stat"), meminfo: text("/proc/meminfo") }
+    }
+
+    /// Bytes; none if the kernel does not say.
+    fn bytes(&self, name: &str) -> Option<u64> {
+        Some(meminfo_bytes(&self.meminfo, name)).filter(|bytes| *bytes > 0)
+    }
+
+    /// Seconds that all processors spent for programs, for the kernel, and in all. Idle time and waiting for disks are no use;
+    /// guests count as programs already.
+    fn cpu_seconds(&self) -> Option<[f64; 3]> {
+        let line = self.stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        let [user, nice, system, _idle, _iowait, irq, softirq, steal, ..] = ticks[..] else { return None };
+        let (user, system) = (user + nice, system + irq + softirq);
+        Some([user, system, user + system + steal].map(|ticks| ticks as f64 / TICKS_PER_SECOND))
+    }
+}
+
+/// Fills in what the root cgroup does not say of itself.
+pub(super) fn complete(root: &mut Sample, machine: &Machine) {
+    if let Some([user, system, all]) = machine.cpu_seconds() {
+        root.user_seconds.get_or_insert(user);
+        root.system_seconds.get_or_insert(system);
+        root.cpu_seconds.get_or_insert(all);
+    }
+    let (total, swap) = (machine.bytes("MemTotal"), meminfo_bytes(&machine.meminfo, "SwapTotal"));
+    // As version 1 counts what is in use (`rootStatsFromMeminfo` of libcontainer).
+    let in_use = || Some(root.rss?.saturating_add(root.cache?));
+    let taken = || Some(total?.saturating_sub(machine.bytes("MemAvailable")?));
+    root.usage = root.usage.or_else(in_use).or_else(taken);
+    root.working_set = root.usage.map(|usage| usage.saturating_sub(root.inactive_file.unwrap_or_default()));
+    root.swap = root.swap.or_else(|| Some(swap.saturating_sub(meminfo_bytes(&machine.meminfo, "SwapFree"))));
+    root.memory_limit = total.or(root.memory_limit);
+    root.swap_limit = Some(swap);
+    if !root.pids.is_empty() {
+        root.threads.get_or_insert(root.pids.len() as u64);
+        root.threads_max.get_or_insert(0);
+    }
+}
+
+/// None if the kernel does not say what the node has or uses.
+pub(in crate::server) async fn figures(kubelet: &Kubelet) -> Option<NodeFigures> {
+    let cgroups = kubelet.cgroups.clone();
+    blocking(move || Ok(read(cgroups.as_ref()))).await.ok().flatten()
+}
+
+pub(in crate::server) fn read(cgroups: Option<&Cgroups>) -> Option<NodeFigures> {
+    // Everything else would be read for nothing: this is asked again and again.
+    const FILES: [&str; 5] = ["cpu.stat", "memory.current", "memory.stat", "cpuacct.usage", "memory.usage_in_bytes"];
+    let root = cgroups.map(|cgroups| {
+        let read = |controller: &str, file: &str| {
+            FILES.contains(&file).then(|| read_file(cgroups, "/", controller, file)).flatten()
+        };
+        Sample::read(cgroups.is_v2(), &read)
+    });
+    from(root.unwrap_or_default(), &Machine::read())
+}
+
+fn from(mut root: Sample, machine: &Machine) -> Option<NodeFigures> {
+    complete(&mut root, machine);
+    let (usage, working_set) = root.usage.zip(root.working_set)?;
+    let memory = NodeMemory {
+        usage,
+        working_set,
+        available: machine.bytes("MemTotal")?.saturating_sub(working_set),
+        rss: root.rss,
+        page_faults: root.page_faults,
+        major_page_faults: root.major_page_faults,
+    };
+    Some(NodeFigures { cpu: (root.cpu_seconds? * 1e9) as u64, memory })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            stat: "cpu  100 50 30 9000 700 5 15 20 3 4\ncpu0 1 1 1 1 1 1 1 1 1 1\n".to_owned(),
+            meminfo: "MemTotal: 100 kB\nMemFree: 10 kB\nMemAvailable: 60 kB\nSwapTotal: 8 kB\nSwapFree: 3 kB\n"
+                .to_owned(),
+        }
+    }
+
+    /// `cpu.stat` and `memory.stat` are all that the root of version 2 has.
+    #[test]
+    fn the_root_of_version_2_is_completed() {
+        let read = |_: &str, file: &str| match file {
+            "cpu.stat" => Some("usage_usec 3000000\nuser_usec 2000000\nsystem_usec 1000000\n".to_owned()),
+            "memory.stat" => Some("anon 20480\nfile 40960\ninactive_file 10240\npgfault 7\npgmajfault 2\n".to_owned()),
+            "cgroup.procs" => Some("1\n2\n".to_owned()),
+            _ => None,
+        };
+        let mut root = Sample::read(true, &read);
+        assert_eq!((root.usage, root.working_set), (None, None));
+        complete(&mut root, &machine());
+        assert_eq!((root.usage, root.working_set, root.swap), (Some(61_440), Some(51_200), Some(5 * 1024)));
+        assert_eq!((root.memory_limit, root.swap_limit), (Some(100 * 1024), Some(8 * 1024)));
+        assert_eq!((root.cpu_seconds, root.user_seconds, root.system_seconds), (Some(3.0), Some(2.0), Some(1.0)));
+        assert_eq!((root.threads, root.threads_max), (Some(2), Some(0)));
+        let memory = NodeMemory {
+            usage: 61_440,
+            working_set: 51_200,
+            available: 51_200,
+            rss: Some(20_480),
+            page_faults: Some(7),
+            major_page_faults: Some(2),
+        };
+        assert_eq!(from(Sample::read(true, &read), &machine()), Some(NodeFigures { cpu: 3_000_000_000, memory }));
+    }
+
+    #[test]
+    fn the_root_of_version_1_says_most_itself() {
+        let read = |_: &str, file: &str| match file {
+            "cpuacct.usage" => Some("4000000000\n".to_owned()),
+            "memory.usage_in_bytes" => Some("50000\n".to_owned()),
+            "memory.stat" => Some("total_rss 30000\ntotal_cache 20000\ntotal_inactive_file 1000\n".to_owned()),
+            _ => None,
+        };
+        let found = from(Sample::read(false, &read), &machine()).unwrap();
+        assert_eq!((found.cpu, found.memory.usage, found.memory.working_set), (4_000_000_000, 50_000, 49_000));
+    }
+
+    #[test]
+    fn without_cgroups_the_machine_says_it_and_nothing_is_made_up() {
+        let found = from(Sample::default(), &machine()).unwrap();
+        assert_eq!((found.cpu, found.memory.usage, found.memory.available), (2_200_000_000, 40 * 1024, 60 * 1024));
+        assert_eq!(found.memory.rss, None);
+        for (stat, meminfo) in
+            [("", "MemTotal: 1 kB\nMemAvailable: 1 kB\n"), ("cpu  1 1 1 1 1 1 1 1 1 1\n", ""), ("cpu x", "")]
+        {
+            let machine = Machine { stat: stat.to_owned(), meminfo: meminfo.to_owned() };
+            assert_eq!(from(Sample::default(), &machine), None, "{stat:?} {meminfo:?}");
+        }
+    }
+}
