@@ -10,7 +10,7 @@ use registry::RuntimeConfig;
 
 use crate::config::{
     AuditConfig, Authorizer, Batching, Config, DEFAULT_ISSUER, EncryptionFile, FailurePolicy, LogConfig, Mode,
-    OidcConfig, Storage, Throttle, TokenWebhookConfig, Truncation, WebhookConfig,
+    OidcConfig, RemoteWrite, Storage, Throttle, TokenWebhookConfig, Truncation, WebhookConfig,
 };
 
 /// `cox apiserver`: upstream's flags, and `--data-dir` for the embedded store.
@@ -92,8 +92,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub history_file: Option<PathBuf>,
     /// Where a Prometheus takes those figures by remote write, such as http://prometheus:9090/api/v1/write.
-    #[arg(long, value_name = "URL", requires = "history_file")]
+    #[arg(long, value_name = "URL", requires = "history_file", conflicts_with = "history_remote_write_config_file")]
     pub history_remote_write_url: Option<String>,
+    /// File with the place of that Prometheus, the authorities that vouch for it, and credentials, in kubeconfig format.
+    #[arg(long, value_name = "FILE", requires = "history_file")]
+    pub history_remote_write_config_file: Option<PathBuf>,
     /// Enables anonymous requests to the secure port of the API server, but not if --authorization-mode has AlwaysAllow.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: Option<bool>,
@@ -571,6 +574,8 @@ impl TryFrom<Args> for Config {
                  abstract socket name"
             );
         }
+        let remote_write = args.history_remote_write_config_file.map(RemoteWrite::File);
+        let remote_write = remote_write.or(args.history_remote_write_url.map(RemoteWrite::Url));
         Ok(Config {
             storage,
             etcd_prefix: args.etcd_prefix,
@@ -645,7 +650,7 @@ impl TryFrom<Args> for Config {
                 None => None,
             },
             history_file: args.history_file,
-            history_remote_write_url: args.history_remote_write_url,
+            history_remote_write: remote_write,
             programs_dir: None,
             connections: None,
             local_kubelet: None,

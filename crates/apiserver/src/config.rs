@@ -11,6 +11,14 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use registry::RuntimeConfig;
 
+/// A server that takes values by Prometheus' remote write.
+#[derive(Clone, Debug)]
+pub enum RemoteWrite {
+    Url(String),
+    /// A kubeconfig file: where the server is, whom to trust, and with which credentials to write.
+    File(PathBuf),
+}
+
 /// Everything [`Server::new`](crate::Server::new) needs. Start from [`Config::new`] and set what differs.
 #[derive(Clone)]
 pub struct Config {
@@ -104,7 +112,7 @@ pub struct Config {
     /// Where the last hours of figures are kept; without a file they are not.
     pub history_file: Option<PathBuf>,
     /// Where else those figures go, by Prometheus' remote write.
-    pub history_remote_write_url: Option<String>,
+    pub history_remote_write: Option<RemoteWrite>,
     /// Programs for the machines of the cluster, each named by its SHA-256; without a directory there are none.
     pub programs_dir: Option<PathBuf>,
     /// What is encrypted in the store, and with what; without one, nothing.
@@ -388,7 +396,7 @@ impl Config {
             profiling: true,
             tracing: None,
             history_file: None,
-            history_remote_write_url: None,
+            history_remote_write: None,
             programs_dir: None,
             encryption: None,
             connections: None,

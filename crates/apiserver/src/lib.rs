@@ -71,7 +71,7 @@ pub use authz::Attributes;
 pub use body::{Body, BodyError};
 pub use config::{
     AuditConfig, Authorizer, Batching, Config, EncryptionFile, FailurePolicy, LocalKubelet, LogConfig, Mode,
-    OidcConfig, Storage, Summaries, Throttle, TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
+    OidcConfig, RemoteWrite, Storage, Summaries, Throttle, TokenWebhookConfig, Truncation, WebhookConfig, etcd_root,
 };
 pub use otlp::TracingConfiguration;
 pub use registry::RuntimeConfig;

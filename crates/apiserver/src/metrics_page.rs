@@ -67,7 +67,7 @@ async fn collect(state: &State) {
             rows.add(&[("resource", &of.row.group_resource().to_string())], of.objects as f64);
         }
     });
-    if state.config.history_remote_write_url.is_some() {
+    if state.config.history_remote_write.is_some() {
         let (sent, dropped) = state.history.remote.get();
         let help = "Values of the history for remote write, by what became of them.";
         all.set_rows(Kind::Counter, "cox_history_remote_write_values_total", help, |rows| {

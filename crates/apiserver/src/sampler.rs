@@ -1,13 +1,17 @@
-//! Fills the history: once a minute what the nodes say to everybody who asks for usage, and what this server has counted.
+//! Fills the history: once a minute what the nodes say to everybody who asks for usage, and what this server has counted;
+//! and sends it elsewhere, if that is wanted.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
 
 use crate::history::STEP;
+use crate::history::remote_write::{self, Identity};
 use crate::history::sample::{self, Counted};
 use crate::node_usage::{Question, is_on};
+use crate::remote::Remote;
 use crate::state::State;
 
 /// Minutes between two writes of the file.
@@ -48,6 +52,18 @@ pub(crate) async fn run(state: Arc<State>) {
             let _ = tokio::task::spawn_blocking(move || saved.history.save()).await;
         }
     }
+}
+
+/// Sends each minute to a Prometheus until the server stops.
+pub(crate) async fn write_remotely(state: Arc<State>, remote: Remote) {
+    let address = state.config.advertise_address.map(|address| address.to_string());
+    let instance =
+        address.or_else(|| Some(std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?.trim().to_owned()));
+    let identity = || {
+        let system = state.objects().get::<Namespace>("", "kube-system").ok().flatten()?;
+        Some(Identity { cluster: system.metadata.uid.clone()?, instance: instance.clone()? })
+    };
+    remote_write::run(&state.history, remote, identity, state.stop.clone()).await;
 }
 
 /// The minute that comes next, and how long until then.

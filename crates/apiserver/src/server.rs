@@ -29,7 +29,7 @@ use crate::authz::Authorizers;
 use crate::body::{Body, RequestBody};
 use crate::chain;
 use crate::cluster::Cluster;
-use crate::config::{Config, EncryptionFile, Storage, etcd_root};
+use crate::config::{Config, EncryptionFile, RemoteWrite, Storage, etcd_root};
 use crate::cors::Cors;
 use crate::discovery::Documents;
 use crate::event_leases::EventLeases;
@@ -37,7 +37,7 @@ use crate::flow_control::FlowControl;
 use crate::history::History;
 use crate::in_flight::InFlight;
 use crate::metrics::{RequestMetrics, Timed};
-use crate::remote::{KubeletClient, Services};
+use crate::remote::{KubeletClient, Remote, Services};
 use crate::seal::{Foreign, Sealed, Seals};
 use crate::serving_certificate;
 use crate::state::State;
@@ -155,12 +155,14 @@ impl Server {
             let instance = state.config.advertise_address.map_or_else(String::new, |address| address.to_string());
             housekeeping.spawn(FutureExt::boxed(otlp::run(exporting, tracing, instance, state.stop.clone())));
         }
-        if let Some(url) = &state.config.history_remote_write_url {
-            let remote = crate::remote::Remote::from_url(url, None).context("--history-remote-write-url")?;
-            let state = state.clone();
-            let writing =
-                async move { crate::history::remote_write::run(&state.history, remote, state.stop.clone()).await };
-            housekeeping.spawn(writing);
+        if let Some(remote) = &state.config.history_remote_write {
+            let remote = match remote {
+                RemoteWrite::Url(url) => Remote::from_url(url, None).context("--history-remote-write-url")?,
+                RemoteWrite::File(path) => {
+                    Remote::from_kubeconfig(path).context("--history-remote-write-config-file")?
+                }
+            };
+            housekeeping.spawn(FutureExt::boxed(crate::sampler::write_remotely(state.clone(), remote)));
         }
         housekeeping.spawn(FutureExt::boxed(crate::sampler::run(state.clone())));
         if let Some(signer) = signer {

@@ -50,6 +50,7 @@ mod pki;
 pub mod preflight;
 mod progress;
 mod redact;
+mod remote_write;
 mod role;
 mod s3;
 mod server;

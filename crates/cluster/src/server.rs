@@ -426,7 +426,7 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     config.encryption = Some(apiserver::EncryptionFile { path: encryption, automatic_reload: true });
     config.history_file = Some(options.history_file());
     config.programs_dir = Some(options.programs_dir());
-    config.history_remote_write_url = shape.history_remote_write_url.clone();
+    config.history_remote_write = shape.history_remote_write.clone();
     if let Some(path) = &shape.tracing_config_file {
         config.tracing = Some(apiserver::TracingConfiguration::load(path)?);
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use api::cidr::Cidr;
+use apiserver::RemoteWrite;
 use cni::routes::Backend;
 use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,7 @@ use crate::ha::Ha;
 use crate::node_address;
 use crate::options::Options;
 use crate::pki::{LEAF_LIFETIME, write_private};
+use crate::remote_write::RemoteWriteFlags;
 
 /// Less would be spent on renewing them.
 const MIN_VALIDITY: Duration = Duration::from_secs(10);
@@ -120,10 +122,9 @@ pub(crate) struct Flags {
     #[arg(long, value_delimiter = ',', value_name = "URL")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub service_account_issuer: Vec<String>,
-    /// Prometheus remote-write endpoint for the history of metrics, such as http://prometheus:9090/api/v1/write
-    #[arg(long, value_name = "URL")]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub history_remote_write_url: Option<String>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub remote_write: RemoteWriteFlags,
 }
 
 /// The settings of this machine's node, whether it is the first of a cluster or joins one.
@@ -214,7 +215,7 @@ pub(crate) struct Shape {
     pub issuers: Vec<String>,
     /// Where traces and figures go, if anywhere else.
     pub tracing_config_file: Option<PathBuf>,
-    pub history_remote_write_url: Option<String>,
+    pub history_remote_write: Option<RemoteWrite>,
 }
 
 impl Flags {
@@ -297,7 +298,7 @@ impl Flags {
                 true => remembered.service_account_issuer,
                 false => self.service_account_issuer,
             },
-            history_remote_write_url: self.history_remote_write_url.or(remembered.history_remote_write_url),
+            remote_write: self.remote_write.over(remembered.remote_write),
         })
     }
 
@@ -456,7 +457,7 @@ impl Flags {
             names: self.tls_san.clone(),
             issuers,
             tracing_config_file: self.tracing_config_file.clone(),
-            history_remote_write_url: self.history_remote_write_url.clone(),
+            history_remote_write: self.remote_write.target(),
         })
     }
 }

@@ -1,6 +1,8 @@
-//! Prometheus' remote write, version 1.0: the values of the last minutes as a message of protobuf, compressed with snappy.
+//! Prometheus' remote write, version 1.0: each minute of values as a message of protobuf, compressed with snappy.
 //!
-//! A server that is away is caught up with when it is back, as far as an hour. What it refuses for good is not sent again.
+//! A server that is away is caught up with when it is back, minute by minute, as far as an hour. What it refuses for good is not
+//! sent again. Who sends is part of every series ([`Identity`]): several clusters, and several servers of one, may write to the same
+//! place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +12,7 @@ use prost::Message;
 use tokio_util::sync::CancellationToken;
 
 use super::History;
-use super::ring::{Key, STEP};
+use super::ring::{Key, POINTS, STEP};
 use crate::remote::{Remote, RemoteError};
 
 const HEADERS: &[(&str, &str)] = &[
@@ -19,9 +21,17 @@ const HEADERS: &[(&str, &str)] = &[
     ("x-prometheus-remote-write-version", "0.1.0"),
 ];
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Minutes that are sent again after a failure, and values of one message.
+/// Minutes that are sent again after a failure. Each is tried once a minute.
 const MAX_MINUTES: u64 = 60;
-const MAX_VALUES: usize = 10_000;
+
+/// Whose figures they are.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Identity {
+    /// The uid of the namespace kube-system, by which clusters are told apart.
+    pub(crate) cluster: String,
+    /// The address or name of the server.
+    pub(crate) instance: String,
+}
 
 /// What became of values.
 #[derive(Debug, Default)]
@@ -36,8 +46,13 @@ impl Counts {
     }
 }
 
-/// Sends every minute until `stop`.
-pub(crate) async fn run(history: &History, remote: Remote, stop: CancellationToken) {
+/// Sends every minute until `stop`, as soon as it is known who sends.
+pub(crate) async fn run(
+    history: &History,
+    remote: Remote,
+    identity: impl Fn() -> Option<Identity> + Send,
+    stop: CancellationToken,
+) {
     let mut sent = history.ring.lock().newest();
     let mut complained = false;
     loop {
@@ -45,82 +60,91 @@ pub(crate) async fn run(history: &History, remote: Remote, stop: CancellationTok
             () = stop.cancelled() => return,
             () = history.recorded.notified() => {}
         }
-        let (newest, series) = pending(history, sent);
-        let mut outcome = Ok(());
-        for message in messages(&series) {
-            let (values, body) = message;
-            outcome = remote.write(HEADERS, Bytes::from(body), TIMEOUT).await;
-            match &outcome {
-                Ok(()) => {
-                    history.remote.sent.fetch_add(values, Ordering::Relaxed);
-                }
-                // The specification: whoever refuses with 4xx is not asked again.
-                Err(RemoteError::Refused(code)) if code.is_client_error() && code.as_u16() != 429 => {
-                    history.remote.dropped.fetch_add(values, Ordering::Relaxed);
-                }
-                Err(_) => break,
-            }
-        }
-        match &outcome {
+        let Some(identity) = identity() else { continue };
+        let outcome = tokio::select! {
+            () = stop.cancelled() => return,
+            outcome = catch_up(history, &remote, &identity, &mut sent) => outcome,
+        };
+        match outcome {
             Err(error) if !std::mem::replace(&mut complained, true) => {
                 tracing::warn!(%error, "the history of figures is not taken by remote write");
             }
             Err(_) => {}
             Ok(()) => complained = false,
         }
-        let is_over = !matches!(&outcome, Err(error) if error.is_passing() || matches!(error, RemoteError::Late(_)));
-        if is_over {
-            sent = newest;
+    }
+}
+
+/// Sends what came after the minute `sent`, which follows.
+async fn catch_up(history: &History, remote: &Remote, identity: &Identity, sent: &mut u64) -> Result<(), RemoteError> {
+    let newest = history.ring.lock().newest();
+    if newest < *sent {
+        // The clock was ahead, and the ring began anew.
+        *sent = newest.saturating_sub(1);
+    }
+    let oldest = newest.saturating_sub(MAX_MINUTES);
+    if *sent < oldest {
+        let minutes = (*sent + 1).max(newest.saturating_sub(POINTS as u64))..=oldest;
+        let lost = minutes.map(|minute| values(history, minute).len() as u64).sum();
+        history.remote.dropped.fetch_add(lost, Ordering::Relaxed);
+        *sent = oldest;
+    }
+    let mut outcome = Ok(());
+    while *sent < newest {
+        let minute = *sent + 1;
+        let values = values(history, minute);
+        if !values.is_empty() {
+            let written = remote.write(HEADERS, Bytes::from(message(&values, minute, identity)), TIMEOUT).await;
+            let counter = match written {
+                Ok(()) => &history.remote.sent,
+                Err(error) if is_for_good(&error) => {
+                    outcome = Err(error);
+                    &history.remote.dropped
+                }
+                Err(error) => return Err(error),
+            };
+            counter.fetch_add(values.len() as u64, Ordering::Relaxed);
         }
+        *sent = minute;
+    }
+    outcome
+}
+
+/// The specification: whoever refuses with 4xx is not asked again. Nor is who points elsewhere: credentials are for the one that
+/// was named.
+fn is_for_good(error: &RemoteError) -> bool {
+    match error {
+        RemoteError::Unreachable(_) | RemoteError::Late(_) => false,
+        RemoteError::Refused(_) | RemoteError::Garbage(_) => !error.is_passing(),
     }
 }
 
-type Series = Vec<(Key, Vec<(u64, f32)>)>;
-
-/// What came after the minute `sent`.
-fn pending(history: &History, sent: u64) -> (u64, Series) {
-    let ring = history.ring.lock();
-    let newest = ring.newest();
-    let minutes = newest.saturating_sub(sent).min(MAX_MINUTES);
-    if minutes == 0 {
-        return (newest, Vec::new());
-    }
-    let recent = ring.recent(minutes as usize, |_| true).filter(|(_, points)| !points.is_empty());
-    (newest, recent.map(|(key, points)| (key.clone(), points)).collect())
+fn values(history: &History, minute: u64) -> Vec<(Key, f32)> {
+    history.ring.lock().at(minute).map(|(key, value)| (key.clone(), value)).collect()
 }
 
-/// Messages, each with the number of its values.
-fn messages(series: &Series) -> Vec<(u64, Vec<u8>)> {
-    let mut messages = Vec::new();
-    let mut rest = series.as_slice();
-    while !rest.is_empty() {
-        let mut values = 0;
-        let fits = |(_, points): &&(Key, Vec<(u64, f32)>)| {
-            values += points.len();
-            values <= MAX_VALUES
-        };
-        let many = rest.iter().take_while(fits).count().max(1);
-        let (now, later) = rest.split_at(many);
-        let count = now.iter().map(|(_, points)| points.len() as u64).sum();
-        messages.push((count, snappy(&WriteRequest { timeseries: now.iter().map(one).collect() }.encode_to_vec())));
-        rest = later;
-    }
-    messages
+fn message(values: &[(Key, f32)], minute: u64, identity: &Identity) -> Vec<u8> {
+    let timestamp = (minute * STEP * 1000) as i64;
+    let timeseries = values.iter().map(|(key, value)| TimeSeries {
+        labels: labels(key, identity),
+        samples: vec![Sample { value: f64::from(*value), timestamp }],
+    });
+    snappy(&WriteRequest { timeseries: timeseries.collect() }.encode_to_vec())
 }
 
-/// Labels in the order of their names; those without a value are left out.
-fn one((key, points): &(Key, Vec<(u64, f32)>)) -> TimeSeries {
+/// In the order of their names; those without a value are left out.
+fn labels(key: &Key, identity: &Identity) -> Vec<Label> {
     let name = format!("cox_history_{}", key.what.as_str());
-    let labels =
-        [("__name__", name.as_str()), ("name", &key.name), ("namespace", &key.namespace), ("of", key.of.as_str())];
+    let labels = [
+        ("__name__", name.as_str()),
+        ("cluster", &identity.cluster),
+        ("instance", &identity.instance),
+        ("name", &key.name),
+        ("namespace", &key.namespace),
+        ("of", key.of.as_str()),
+    ];
     let labels = labels.into_iter().filter(|(_, value)| !value.is_empty());
-    TimeSeries {
-        labels: labels.map(|(name, value)| Label { name: name.to_owned(), value: value.to_owned() }).collect(),
-        samples: points
-            .iter()
-            .map(|(seconds, value)| Sample { value: f64::from(*value), timestamp: (*seconds * 1000) as i64 })
-            .collect(),
-    }
+    labels.map(|(name, value)| Label { name: name.to_owned(), value: value.to_owned() }).collect()
 }
 
 const _: () = assert!(STEP == 60, "a minute is a value");
@@ -207,6 +231,9 @@ fn literals(out: &mut Vec<u8>, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
     use super::super::ring::{Of, What};
     use super::*;
 
@@ -245,37 +272,136 @@ mod tests {
         assert!(snappy(&[7; 100_000]).len() < 6000);
     }
 
+    fn key(name: &str) -> Key {
+        Key { what: What::Cpu, of: Of::Pod, namespace: "d".into(), name: name.into() }
+    }
+
+    fn identity() -> Identity {
+        Identity { cluster: "uid".to_owned(), instance: "10.0.0.1".to_owned() }
+    }
+
     #[test]
-    fn only_what_is_new_is_sent_with_its_labels_and_times() {
+    fn values_are_sent_with_their_labels_and_times() {
         let history = History::open(None);
-        let key = |name: &str| Key { what: What::Cpu, of: Of::Pod, namespace: "d".into(), name: name.into() };
         history.record(100, vec![(key("old"), 1.0)]);
         history.record(101, vec![(key("we\"b"), 0.5)]);
-        let (newest, series) = pending(&history, 100);
-        assert_eq!((newest, series.len()), (101, 1));
-        assert!(pending(&history, 101).1.is_empty());
-        let (values, body) = messages(&series).remove(0);
-        assert_eq!(values, 1);
+        let values = values(&history, 101);
+        let body = message(&values, 101, &identity());
         let request = WriteRequest::decode(unpacked(&body).as_slice()).unwrap();
+        assert_eq!(request.timeseries.len(), 1);
         let labels: Vec<_> =
             request.timeseries[0].labels.iter().map(|of| (of.name.as_str(), of.value.as_str())).collect();
-        let expected = [("__name__", "cox_history_cpu_cores"), ("name", "we\"b"), ("namespace", "d"), ("of", "pod")];
+        let expected = [
+            ("__name__", "cox_history_cpu_cores"),
+            ("cluster", "uid"),
+            ("instance", "10.0.0.1"),
+            ("name", "we\"b"),
+            ("namespace", "d"),
+            ("of", "pod"),
+        ];
         assert_eq!(labels, expected);
         assert_eq!(request.timeseries[0].samples, [Sample { value: 0.5, timestamp: 6_060_000 }]);
     }
 
-    #[test]
-    fn messages_are_bounded() {
-        let points: Vec<(u64, f32)> = (0..60).map(|minute| (minute * STEP, 1.0)).collect();
-        let key = |number: usize| Key {
-            what: What::Cpu,
-            of: Of::Pod,
-            namespace: "d".into(),
-            name: format!("{number}").into(),
-        };
-        let series: Series = (0..1000).map(|number| (key(number), points.clone())).collect();
-        let made = messages(&series);
-        assert_eq!(made.iter().map(|(values, _)| values).sum::<u64>(), 60_000);
-        assert!(made.iter().all(|(values, _)| *values <= MAX_VALUES as u64));
+    /// Answers one request after the other with these codes, then with 200. The heads of what it was asked.
+    async fn prometheus(codes: &[u16]) -> (String, tokio::sync::mpsc::UnboundedReceiver<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/api/v1/write", listener.local_addr().unwrap());
+        let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+        let mut codes = codes.to_vec().into_iter();
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                let head = String::from_utf8(head).unwrap();
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+                let mut body = vec![0; length.parse().unwrap()];
+                stream.read_exact(&mut body).await.unwrap();
+                let code = codes.next().unwrap_or(200);
+                let answer = format!(
+                    "HTTP/1.1 {code} Something\r\nlocation: /elsewhere\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+                );
+                stream.write_all(answer.as_bytes()).await.unwrap();
+                drop(tell.send(head));
+            }
+        });
+        (url, told)
+    }
+
+    #[tokio::test]
+    async fn what_fails_is_sent_again_from_where_it_failed() {
+        let (url, mut asked) = prometheus(&[200, 503, 400, 429, 302]).await;
+        let remote = Remote::from_url(&url, None).unwrap();
+        let history = History::open(None);
+        for minute in 100..=103 {
+            history.record(minute, vec![(key("a"), 1.0), (key("b"), 2.0)]);
+        }
+        let mut sent = 99;
+        let mut outcomes = Vec::new();
+        for _ in 0..4 {
+            let outcome = catch_up(&history, &remote, &identity(), &mut sent).await;
+            outcomes.push((sent, outcome.map_err(|error| error.to_string()), history.remote.get()));
+        }
+        let refused = |code: &str| Err(format!("answered {code}"));
+        let expected = [
+            (100, refused("503 Service Unavailable"), (2, 0)),
+            // One minute is refused for good, the next one for now.
+            (101, refused("429 Too Many Requests"), (2, 2)),
+            // Nobody follows elsewhere.
+            (103, refused("302 Found"), (4, 4)),
+            (103, Ok(()), (4, 4)),
+        ];
+        assert_eq!(outcomes, expected);
+        let mut paths = Vec::new();
+        while let Ok(head) = asked.try_recv() {
+            paths.push(head.split(' ').nth(1).unwrap().to_owned());
+        }
+        assert_eq!(paths, vec!["/api/v1/write"; 6]);
+    }
+
+    #[tokio::test]
+    async fn an_hour_is_made_up_for_and_no_more() {
+        let (url, mut asked) = prometheus(&[]).await;
+        let remote = Remote::from_url(&url, None).unwrap();
+        let history = History::open(None);
+        let mut sent = 0;
+        for minute in 1000..1000 + MAX_MINUTES + 7 {
+            history.record(minute, vec![(key("a"), 1.0)]);
+        }
+        catch_up(&history, &remote, &identity(), &mut sent).await.unwrap();
+        assert_eq!((sent, history.remote.get()), (1066, (MAX_MINUTES, 7)));
+        // A clock that went back does not keep the rest from being sent.
+        *history.ring.lock() = Default::default();
+        history.record(5, vec![(key("a"), 1.0)]);
+        catch_up(&history, &remote, &identity(), &mut sent).await.unwrap();
+        assert_eq!((sent, history.remote.get().0), (5, MAX_MINUTES + 1));
+        let mut count = 0;
+        while asked.try_recv().is_ok() {
+            count += 1;
+        }
+        assert_eq!(count, MAX_MINUTES + 1);
+    }
+
+    #[tokio::test]
+    async fn security_credentials_are_those_of_the_file_and_never_of_the_url() {
+        let refused = Remote::from_url("https://me:secret@prometheus/api/v1/write", None);
+        let why = refused.err().map(|error| error.to_string()).unwrap();
+        assert!(why.contains("credentials") && !why.contains("secret"), "{why}");
+        let (url, mut asked) = prometheus(&[]).await;
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("remote-write.yaml");
+        let text = format!(
+            "clusters:\n- name: p\n  cluster: {{server: '{url}'}}\nusers:\n- name: u\n  user: {{token: secret}}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        let remote = Remote::from_kubeconfig(&file).unwrap();
+        remote.write(HEADERS, Bytes::from_static(b"x"), TIMEOUT).await.unwrap();
+        let head = asked.recv().await.unwrap();
+        let address = url.strip_prefix("http://").and_then(|rest| rest.split('/').next()).unwrap();
+        assert!(head.contains("authorization: Bearer secret\r\n"), "{head}");
+        assert!(head.contains(&format!("host: {address}\r\n")), "{head}");
     }
 }

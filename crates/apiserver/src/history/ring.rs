@@ -206,6 +206,13 @@ impl Ring {
         if count > 0.0 { sum / count } else { 0.0 }
     }
 
+    /// The values of a minute.
+    pub(super) fn at(&self, minute: u64) -> impl Iterator<Item = (&Key, f32)> {
+        let is_held = minute <= self.newest && self.newest - minute < POINTS as u64;
+        let all = self.series.iter().filter(move |_| is_held).map(move |(key, values)| (key, values[place(minute)]));
+        all.filter(|(_, value)| value.is_finite())
+    }
+
     /// The series that `wanted` picks, each with its values of the last minutes: seconds since 1970, and the value.
     pub(crate) fn recent(
         &self,
@@ -264,6 +271,9 @@ mod tests {
         assert_eq!(points(&ring, "a", POINTS).len(), 2);
         ring.record(90_000, [(key("a"), 6.0)]);
         assert_eq!(points(&ring, "a", POINTS), [(90_000 * 60, 6.0)]);
+        let at = |minute| ring.at(minute).map(|(_, value)| value).collect::<Vec<_>>();
+        assert_eq!((at(90_000), at(89_999), at(90_001)), (vec![6.0], vec![], vec![]));
+        assert_eq!(at(90_000 - POINTS as u64), Vec::<f32>::new(), "its place is another minute's by now");
     }
 
     #[test]

@@ -104,6 +104,9 @@ impl Remote {
 
     /// A server known by its URL, trusted through the given authorities or the system's.
     pub(crate) fn from_url(url: &str, authorities: Option<&Trust>) -> anyhow::Result<Self> {
+        let authority = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next());
+        let has_credentials = authority.is_some_and(|authority| authority.contains('@'));
+        anyhow::ensure!(!has_credentials, "a URL must not contain credentials");
         let url: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
         let (files, given) = match authorities {
             None => (Vec::new(), None),
@@ -194,7 +197,7 @@ impl Remote {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, endpoint.url.authority().map(|name| name.as_str()).unwrap_or_default())
+            .header(header::HOST, endpoint.host())
             .header(header::USER_AGENT, concat!("cox-apiserver/", env!("CARGO_PKG_VERSION")));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -210,6 +213,12 @@ impl Remote {
 }
 
 impl Endpoint {
+    /// Without what may stand before it in a URL: that is nobody's business.
+    fn host(&self) -> &str {
+        let authority = self.url.authority().map(|authority| authority.as_str()).unwrap_or_default();
+        authority.rsplit_once('@').map_or(authority, |(_, host)| host)
+    }
+
     async fn connect(&self) -> Result<Sender, ConnectError> {
         let host = self.url.host().unwrap_or_default().trim_matches(['[', ']']);
         let secure = self.url.scheme_str() != Some("http");

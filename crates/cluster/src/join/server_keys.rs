@@ -219,7 +219,7 @@ impl Bundle {
             tracing_config_file: _,
             tls_san,
             service_account_issuer,
-            history_remote_write_url: _,
+            remote_write: _,
         } = Flags::remembered(options)?;
         if !etcd.is_used() {
             bail!(
@@ -409,6 +409,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::remote_write::RemoteWriteFlags;
 
     fn options(dir: &Path) -> Options {
         Options { data_dir: dir.to_owned(), run_dir: dir.join("run"), name: "t".to_owned() }
@@ -476,8 +477,11 @@ mod tests {
         };
         // What is of one machine stays there.
         let machine = Machine { node_name: Some("one".into()), ..Machine::default() };
-        let url = Some("http://192.0.2.9/api/v1/write".to_owned());
-        Flags { machine, history_remote_write_url: url, ..common.clone() }.remember(&first).unwrap();
+        let remote_write = RemoteWriteFlags {
+            history_remote_write_url: Some("http://192.0.2.9/api/v1/write".to_owned()),
+            ..RemoteWriteFlags::default()
+        };
+        Flags { machine, remote_write, ..common.clone() }.remember(&first).unwrap();
         let mut sent = serde_json::to_value(Bundle::gather(&first).unwrap()).unwrap();
         let read = |sent: &serde_json::Value| serde_json::from_value::<Bundle>(sent.clone()).unwrap();
         assert_eq!(read(&sent).families(), [false, true]);
