@@ -3,7 +3,7 @@
 use api::Status;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use registry::Resource;
+use registry::{Resource, Verb};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -14,10 +14,17 @@ use crate::request_info::RequestInfo;
 use crate::watch_cache::{Gzip, Piece};
 
 /// Server-side apply.
-pub(crate) const APPLY: &str = "application/apply-patch+yaml";
+const APPLY: &str = "application/apply-patch+yaml";
 pub(crate) const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const PATCHES: &[&str] = &["application/json-patch+json", "application/merge-patch+json", STRATEGIC, APPLY];
 const PATCHES_OF_CUSTOM: &[&str] = &["application/json-patch+json", "application/merge-patch+json", APPLY];
+
+/// Whether a request is a server-side apply.
+pub(crate) fn is_apply(verb: &Verb, headers: &HeaderMap) -> bool {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    *verb == Verb::Patch
+        && content_type.is_some_and(|value| value.split(';').next().unwrap_or_default().trim() == APPLY)
+}
 
 /// Forms of patches. What a strategic one does is written into the types of built-in kinds only.
 pub(crate) fn patch_types(resource: &Resource) -> &'static [&'static str] {

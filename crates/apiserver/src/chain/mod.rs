@@ -52,7 +52,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     let info = RequestInfo::new(request.method(), request.uri());
     let long_running = info.is_long_running();
     let authorized = AtomicBool::new(false);
-    let (labels, serving) = (Labels::unknown(&info), state.metrics.serving(&info));
+    let (labels, serving) = (Labels::unknown(&info, request.headers()), state.metrics.serving(&info));
     let mut seen = Seen { labels, serving, flow: None, authorized: &authorized };
     let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
@@ -330,7 +330,7 @@ async fn dispatch(
     }
     let resource = row.ok_or_else(Status::no_such_path)?;
     if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
-        seen.labels = Labels::of(&info);
+        seen.labels = Labels::of(&info, &parts.headers);
         if info.is_long_running() {
             seen.serving = Some(state.metrics.open(&seen.labels));
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ::metrics::slis::Slis;
 use ::metrics::{Counter, Gauge, Histogram, Metrics, exponential};
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use parking_lot::RwLock;
 use registry::Verb;
 
@@ -33,15 +33,16 @@ const NAMES: [&str; 7] = ["dry_run", "group", "resource", "scope", "subresource"
 
 impl Labels {
     /// Of a request before it is known whether what it names exists.
-    pub(crate) fn unknown(info: &RequestInfo) -> Self {
-        Self::new(["", "", "", "", "", upper(&info.verb), ""], info)
+    pub(crate) fn unknown(info: &RequestInfo, headers: &HeaderMap) -> Self {
+        Self::new(["", "", "", "", "", verb(info, headers), ""], info)
     }
 
     /// Of a request for something that exists.
-    pub(crate) fn of(info: &RequestInfo) -> Self {
+    pub(crate) fn of(info: &RequestInfo, headers: &HeaderMap) -> Self {
         let dry_run = if info.query.get("dryRun").is_some_and(|value| value == "All") { "All" } else { "" };
         let (group, resource, version) = (&*info.group, &*info.resource, &*info.version);
-        Self::new([dry_run, group, resource, scope(info), &info.subresource, upper(&info.verb), version], info)
+        let verb = verb(info, headers);
+        Self::new([dry_run, group, resource, scope(info), &info.subresource, verb, version], info)
     }
 
     fn new(values: [&str; NAMES.len()], info: &RequestInfo) -> Self {
@@ -72,20 +73,33 @@ pub(super) fn scope(info: &RequestInfo) -> &'static str {
     }
 }
 
-fn upper(verb: &Verb) -> &'static str {
-    match verb {
-        Verb::Get => "GET",
-        Verb::List => "LIST",
+/// Subresources that lead to a node or into a pod: whatever the method is, they are connected to.
+const CONNECTED: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
+
+/// As upstream names what a request does (`cleanVerb`, v1.36): by its method, but for lists, watches, server-side apply and
+/// connections. Deleting a collection is a DELETE.
+fn verb(info: &RequestInfo, headers: &HeaderMap) -> &'static str {
+    if info.is_resource && CONNECTED.contains(&info.subresource.as_str()) {
+        return "CONNECT";
+    }
+    // Also where the path is not that of a collection.
+    let watches = || info.query.all("watch").next().is_some_and(|watch| !is_false(watch));
+    match &info.verb {
         Verb::Watch => "WATCH",
+        Verb::Get | Verb::List if watches() => "WATCH",
+        Verb::Get | Verb::Head => "GET",
+        Verb::List => "LIST",
         Verb::Create | Verb::Post => "POST",
         Verb::Update | Verb::Put => "PUT",
+        Verb::Patch if crate::accept::is_apply(&info.verb, headers) => "APPLY",
         Verb::Patch => "PATCH",
-        Verb::Delete => "DELETE",
-        Verb::DeleteCollection => "DELETECOLLECTION",
-        Verb::Head => "HEAD",
-        Verb::Options => "OPTIONS",
-        _ => "CONNECT",
+        Verb::Delete | Verb::DeleteCollection => "DELETE",
+        Verb::Options | Verb::Custom(_) => "other",
     }
+}
+
+fn is_false(value: &str) -> bool {
+    value == "0" || value.eq_ignore_ascii_case("false")
 }
 
 /// What is counted of requests with the same labels and the same code.
@@ -288,6 +302,47 @@ mod tests {
     use super::*;
 
     #[test]
+    fn verbs_are_those_of_upstream() {
+        const PODS: &str = "/api/v1/namespaces/a/pods";
+        let pod = |rest: &str| format!("{PODS}/p{rest}");
+        for (method, url, content_type, expected) in [
+            ("GET", PODS.to_owned(), "", "LIST"),
+            ("HEAD", PODS.to_owned(), "", "LIST"),
+            ("GET", pod(""), "", "GET"),
+            ("HEAD", pod(""), "", "GET"),
+            ("GET", format!("{PODS}?watch=1"), "", "WATCH"),
+            ("GET", format!("{PODS}?watch=False"), "", "LIST"),
+            ("GET", pod("?watch=true"), "", "WATCH"),
+            ("GET", "/api/v1/watch/pods".to_owned(), "", "WATCH"),
+            ("POST", PODS.to_owned(), "application/json", "POST"),
+            ("PUT", pod("/status"), "", "PUT"),
+            ("PATCH", pod(""), "application/merge-patch+json", "PATCH"),
+            ("PATCH", pod(""), "application/apply-patch+yaml", "APPLY"),
+            ("POST", PODS.to_owned(), "application/apply-patch+yaml", "POST"),
+            ("DELETE", pod(""), "", "DELETE"),
+            ("DELETE", PODS.to_owned(), "", "DELETE"),
+            ("GET", pod("/log?follow=true"), "", "CONNECT"),
+            ("GET", pod("/exec"), "", "CONNECT"),
+            ("POST", pod("/exec"), "", "CONNECT"),
+            ("POST", pod("/portforward"), "", "CONNECT"),
+            ("PUT", pod("/proxy/some/path"), "", "CONNECT"),
+            ("POST", pod("/eviction"), "", "POST"),
+            ("GET", "/healthz".to_owned(), "", "GET"),
+            ("HEAD", "/healthz".to_owned(), "", "GET"),
+            ("POST", "/exec".to_owned(), "", "POST"),
+            ("OPTIONS", PODS.to_owned(), "", "other"),
+            ("OPTIONS", "/healthz".to_owned(), "", "other"),
+            ("MADEUP", "/healthz".to_owned(), "", "other"),
+            ("MADEUP", pod(""), "", "other"),
+        ] {
+            let info = RequestInfo::new(&method.parse().unwrap(), &url.parse().unwrap());
+            let content_type = content_type.parse().unwrap();
+            let headers = HeaderMap::from_iter([(http::header::CONTENT_TYPE, content_type)]);
+            assert_eq!(verb(&info, &headers), expected, "{method} {url}");
+        }
+    }
+
+    #[test]
     fn requests_are_counted_by_what_they_are() {
         let metrics = RequestMetrics::new(false);
         for (method, url, known, code) in [
@@ -298,14 +353,16 @@ mod tests {
             ("GET", "/api/v1/pods?watch=1", true, 200),
         ] {
             let info = RequestInfo::new(&method.parse().unwrap(), &url.parse().unwrap());
-            let labels = if known { Labels::of(&info) } else { Labels::unknown(&info) };
+            let headers = HeaderMap::new();
+            let labels = if known { Labels::of(&info, &headers) } else { Labels::unknown(&info, &headers) };
             let serving = metrics.serving(&info);
             let open = info.is_long_running().then(|| metrics.open(&labels));
             let took = Took { all: Duration::from_millis(260), elsewhere: Duration::from_millis(230) };
             metrics.observe(&labels, StatusCode::from_u16(code).unwrap(), took, Some(5000));
             drop((serving, open));
         }
-        metrics.terminated(&Labels::unknown(&RequestInfo::new(&http::Method::GET, &"/x".parse().unwrap())), 429);
+        let elsewhere = RequestInfo::new(&http::Method::GET, &"/x".parse().unwrap());
+        metrics.terminated(&Labels::unknown(&elsewhere, &HeaderMap::new()), 429);
         let totals = metrics.totals();
         assert_eq!((totals.all, totals.errors, totals.rejected), (4.0, 0.0, 0.0));
         assert_eq!(totals.durations.iter().map(|(_, count)| count).sum::<u64>(), 4);
@@ -330,7 +387,7 @@ mod tests {
 
         let shown = RequestMetrics::new(true);
         let info = RequestInfo::new(&http::Method::GET, &"/api/v1/pods".parse().unwrap());
-        shown.observe(&Labels::of(&info), StatusCode::OK, Took::default(), None);
+        shown.observe(&Labels::of(&info, &HeaderMap::new()), StatusCode::OK, Took::default(), None);
         let text = shown.all.render();
         assert!(
             text.contains("apiserver_request_slo_duration_seconds_count{") && text.contains("hidden_metrics_total 0")

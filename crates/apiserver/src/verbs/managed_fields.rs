@@ -22,13 +22,9 @@ use crate::watch_cache::Entry;
 /// Bytes of a manager's name, and letters of a user agent that stands for one.
 const MAX_MANAGER: usize = 128;
 
-pub(crate) use crate::accept::APPLY;
-
 /// Whether the request is a server-side apply, which records owners itself.
 pub(crate) fn is_apply(operation: &Operation) -> bool {
-    let content_type = operation.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    operation.info.verb == registry::Verb::Patch
-        && content_type.is_some_and(|value| value.split(';').next().unwrap_or_default().trim() == APPLY)
+    crate::accept::is_apply(&operation.info.verb, &operation.headers)
 }
 
 /// Who writes: the `fieldManager` of the request, or the start of the client's user agent.
