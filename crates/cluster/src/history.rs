@@ -35,6 +35,13 @@ impl History {
         found.map_or(&[], |series| &series.points)
     }
 
+    /// Of the points of a series, those of the last minutes that anything was recorded in.
+    pub(crate) fn lately<'p>(&self, points: &'p [(u64, f64)], minutes: u64) -> &'p [(u64, f64)] {
+        let newest = self.series.iter().filter_map(|series| series.points.last()).map(|(time, _)| *time).max();
+        let since = newest.unwrap_or_default().saturating_sub(minutes * 60);
+        &points[points.partition_point(|(time, _)| *time <= since)..]
+    }
+
     /// Namespace and name of all that there are figures of, in order.
     pub(crate) fn names(&self, of: &str) -> Vec<(&str, &str)> {
         let of = self.series.iter().filter(|series| series.of == of);
@@ -90,6 +97,20 @@ mod tests {
         assert_eq!(slope(&line(10)), Some(2.0));
         assert_eq!(slope(&[(5, 1.0); 9]), None, "no time has passed");
         assert_eq!(slope(&[]), None);
+    }
+
+    #[test]
+    fn what_is_late_is_so_for_all_series() {
+        let series = |name: &str, last: u64| Series {
+            what: "cpu_cores".to_owned(),
+            of: "node".to_owned(),
+            namespace: String::new(),
+            name: name.to_owned(),
+            points: (1..=last).map(|minute| (minute * 60, 1.0)).collect(),
+        };
+        let history = History { series: vec![series("here", 60), series("gone", 50)] };
+        let late = |name| history.lately(history.points("cpu_cores", "node", "", name), 15).len();
+        assert_eq!((late("here"), late("gone"), late("never")), (15, 5, 0));
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! `cox why cluster`: what is wrong, or will be at this rate, by the figures of the last hours.
 //!
-//! Flow: fetch objects, history and metrics -> [`findings`] (pure) -> print, worst first.
+//! Flow: fetch objects, history and metrics, these twice -> [`findings`] (pure) -> print, worst first.
+//! Invariant: what only counts up is told by how much it moved between two looks: what was long ago is over. So is what a single
+//! value of the history says.
+
+use std::collections::BTreeMap;
 
 use api::meta::Meta as _;
 use jiff::Timestamp;
@@ -9,14 +13,18 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use super::{Cause, node};
 use crate::history::{History, bytes, slope};
 
-/// A file system that is full sooner than this is told of.
+/// A file system that is full sooner than this is told of, and memory that is.
 const SOON: f64 = 24.0 * 3600.0;
+const MEMORY_SOON: f64 = 3600.0;
+/// Minutes of the history that say what is so now, and those in which a disk has to grow to be full one day.
+const NOW: u64 = 15;
+const GROWING: u64 = 45;
 /// And so is a certificate that ends sooner than this.
 const CERTIFICATE_SOON: f64 = 7.0 * 24.0 * 3600.0;
 /// The part of its periods in which a container may be held back.
 const THROTTLED: f64 = 0.25;
-/// Fewer periods say nothing.
-const PERIODS: f64 = 100.0;
+/// Fewer periods say nothing. There are ten a second.
+const PERIODS: f64 = 20.0;
 /// The part of requests that may fail.
 const FAILING: f64 = 0.05;
 /// The part of a node's memory that may be in use.
@@ -31,10 +39,17 @@ pub(super) struct Facts {
     pub(super) nodes: Vec<Node>,
     pub(super) pods: Vec<Pod>,
     pub(super) history: History,
+    pub(super) before: Look,
+    pub(super) after: Look,
+}
+
+/// What the components count at one time.
+#[derive(Default)]
+pub(super) struct Look {
     /// `/metrics` of the API server.
     pub(super) api: String,
-    /// Node, its `/metrics` and its `/metrics/cadvisor`, of those that answered.
-    pub(super) kubelets: Vec<(String, String, String)>,
+    /// By node its `/metrics` and its `/metrics/cadvisor`, of those that answered.
+    pub(super) kubelets: BTreeMap<String, (String, String)>,
 }
 
 /// What is wrong or will be, worst first. Decides, never awaits.
@@ -45,12 +60,15 @@ pub(super) fn findings(facts: &Facts) -> Vec<(String, Cause)> {
     found.extend(facts.nodes.iter().filter_map(|node| memory(node, &facts.history)));
     let mut reported = std::collections::BTreeSet::new();
     // Several nodes may have one claim's volume.
-    let claims = facts.kubelets.iter().flat_map(|(_, metrics, _)| volumes(metrics));
+    let claims = facts.after.kubelets.values().flat_map(|(metrics, _)| volumes(metrics));
     found.extend(claims.filter(|(object, cause)| reported.insert((object.clone(), cause.summary.clone()))));
     found.extend(certificates(facts));
     found.extend(api(facts));
     found.extend(pods(&facts.pods));
-    found.extend(facts.kubelets.iter().flat_map(|(_, _, cadvisor)| throttled(cadvisor)));
+    for (node, (_, after)) in &facts.after.kubelets {
+        let before = facts.before.kubelets.get(node).map(|(_, before)| before.as_str());
+        found.extend(before.into_iter().flat_map(|before| throttled(before, after)));
+    }
     found
 }
 
@@ -64,13 +82,13 @@ fn unwell(node: &Node, now: Timestamp) -> Option<(String, Cause)> {
     (!is_well).then(|| (format!("node/{}", name(node)), cause))
 }
 
-/// A disk that is full soon at the rate of the last hours.
+/// A disk that is full soon at the rate of the last hours, if it still grows.
 fn disk(node: &str, history: &History) -> Option<(String, Cause)> {
     let used = history.points("disk_used_bytes", "node", "", node);
     let (_, size) = *history.points("disk_size_bytes", "node", "", node).last()?;
     let (_, last) = *used.last()?;
-    let rate = slope(used).filter(|rate| *rate > 0.0)?;
-    let left = (size - last).max(0.0) / rate;
+    let rate = slope(used)?.min(slope(history.lately(used, GROWING))?);
+    let left = if rate > 0.0 { (size - last).max(0.0) / rate } else { f64::INFINITY };
     if left > SOON {
         return None;
     }
@@ -84,19 +102,30 @@ fn disk(node: &str, history: &History) -> Option<(String, Cause)> {
 fn memory(node: &Node, history: &History) -> Option<(String, Cause)> {
     let capacity = node.status.as_ref()?.capacity.as_ref()?.get("memory")?;
     let capacity = api::quantity::Quantity::parse(&capacity.0).ok()?.as_f64();
-    let (_, used) = *history.points("memory_bytes", "node", "", name(node)).last()?;
-    if capacity <= 0.0 || used < capacity * FULL {
+    let used = history.lately(history.points("memory_bytes", "node", "", name(node)), NOW);
+    let (_, last) = *used.last()?;
+    let mean = used.iter().map(|(_, used)| used).sum::<f64>() / used.len() as f64;
+    // In both halves: it went up and up, and not once.
+    let (earlier, later) = used.split_at(used.len() / 2);
+    let rate = slope(earlier).zip(slope(later)).map_or(0.0, |(earlier, later)| earlier.min(later));
+    let left = if rate > 0.0 { (capacity - last).max(0.0) / rate } else { f64::INFINITY };
+    let cause = if capacity <= 0.0 {
         return None;
-    }
-    let cause = Cause::new("its memory is nearly all in use")
-        .because(format!("{} of {}", bytes(used), bytes(capacity)))
-        .then("cox top --by memory");
-    Some((format!("node/{}", name(node)), cause))
+    } else if mean >= capacity * FULL {
+        Cause::new("its memory is nearly all in use").because(format!("{} of {}", bytes(mean), bytes(capacity)))
+    } else if left < MEMORY_SOON && last > capacity / 2.0 {
+        let evidence =
+            format!("{} of {} in use, {} more each minute", bytes(last), bytes(capacity), bytes(rate * 60.0));
+        Cause::new(format!("its memory is all in use in {} at this rate", node::period(left as i64))).because(evidence)
+    } else {
+        return None;
+    };
+    Some((format!("node/{}", name(node)), cause.then("cox top --by memory")))
 }
 
 /// Volumes of claims that are nearly full, in bytes or in files, and those that their drivers call abnormal.
 fn volumes(metrics: &str) -> Vec<(String, Cause)> {
-    let of = |what: &str| -> std::collections::BTreeMap<(String, String), f64> {
+    let of = |what: &str| -> BTreeMap<(String, String), f64> {
         let series = format!("kubelet_volume_stats_{what}");
         let named = samples(metrics, &series).filter_map(|(labels, value)| {
             // They become parts of commands that people run, and a node may say anything.
@@ -138,7 +167,7 @@ fn volumes(metrics: &str) -> Vec<(String, Cause)> {
 
 fn certificates(facts: &Facts) -> Vec<(String, Cause)> {
     let mut found = Vec::new();
-    for (node, metrics, _) in &facts.kubelets {
+    for (node, (metrics, _)) in &facts.after.kubelets {
         for (series, which) in [
             ("kubelet_certificate_manager_client_ttl_seconds", "it is a client with"),
             ("kubelet_certificate_manager_server_ttl_seconds", "it serves with"),
@@ -154,10 +183,11 @@ fn certificates(facts: &Facts) -> Vec<(String, Cause)> {
         }
     }
     let of_clients = "apiserver_client_certificate_expiration_seconds_bucket";
-    let soon = samples(&facts.api, of_clients).find(|(labels, _)| labels.contains("le=\"604800\""));
-    if let Some((_, count)) = soon.filter(|(_, count)| *count > 0.0) {
+    let moved = moved(&facts.before.api, &facts.after.api, of_clients);
+    let count: f64 = moved.iter().filter(|(labels, _)| labels.contains("le=\"604800\"")).map(|(_, count)| count).sum();
+    if count > 0.0 {
         let cause = Cause::new("clients use certificates that end within a week")
-            .because(format!("{count:.0} requests came with one since the API server started"))
+            .because(format!("{count:.0} requests came with one while this command looked"))
             .then("renew the certificates of kubeconfigs: 'cox up' does so for those that it made");
         found.push(("api".to_owned(), cause));
     }
@@ -169,29 +199,42 @@ fn api(facts: &Facts) -> Vec<(String, Cause)> {
     let mut found = Vec::new();
     let sum = |what: &str| -> f64 {
         let points = facts.history.points(what, "component", "", "kube-apiserver");
-        points.iter().map(|(_, value)| value).sum()
+        facts.history.lately(points, NOW).iter().map(|(_, value)| value).sum()
     };
     let (all, errors) = (sum("requests_per_second"), sum("errors_per_second"));
     if all > 0.0 && errors / all > FAILING {
         let cause = Cause::new("many requests fail")
-            .because(format!("{:.0} of 100 were answered with 5xx in the last hours", 100.0 * errors / all))
+            .because(format!("{:.0} of 100 were answered with 5xx in the last {NOW} minutes", 100.0 * errors / all))
             .then("cox logs apiserver")
             .then("cox kubectl get --raw '/readyz?verbose'");
         found.push(("api".to_owned(), cause));
     }
-    let mut levels: std::collections::BTreeMap<String, f64> = Default::default();
-    for (labels, count) in samples(&facts.api, "apiserver_flowcontrol_rejected_requests_total") {
-        *levels.entry(label(labels, "priority_level").unwrap_or_default().to_owned()).or_default() += count;
+    let mut levels: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    let rejected = "apiserver_flowcontrol_rejected_requests_total";
+    fn level(labels: &str) -> &str {
+        label(labels, "priority_level").unwrap_or_default()
     }
-    // What happened long ago is over.
-    if sum("rejections_per_second") > 0.0 {
-        for (level, count) in levels.into_iter().filter(|(_, count)| *count > 0.0) {
-            let cause = Cause::new("this level of the API is saturated: requests are turned away")
-                .because(format!("{count:.0} requests got 429 since the API server started, some in the last hours"))
-                .then("who asks so much? cox kubectl get --raw /debug/api_priority_and_fairness/dump_queues")
-                .then(format!("give it more shares: cox kubectl edit prioritylevelconfiguration {level}"));
-            found.push((format!("prioritylevelconfiguration/{level}"), cause));
-        }
+    for (labels, count) in samples(&facts.after.api, rejected) {
+        levels.entry(level(labels)).or_default().0 += count;
+    }
+    for (labels, count) in moved(&facts.before.api, &facts.after.api, rejected) {
+        levels.entry(level(labels)).or_default().1 += count;
+    }
+    let (lately, now) = (sum("rejections_per_second") > 0.0, levels.values().any(|(_, moved)| *moved > 0.0));
+    // Where none of them is at it just now, each may have been a few minutes ago.
+    let saturated = levels.iter().filter(|(_, (count, moved))| if now { *moved > 0.0 } else { lately && *count > 0.0 });
+    for (level, (count, moved)) in saturated {
+        let evidence = match now {
+            true => format!("{moved:.0} requests got 429 while this command looked"),
+            false => {
+                format!("{count:.0} requests got 429 since the API server started, some in the last {NOW} minutes")
+            }
+        };
+        let cause = Cause::new("this level of the API is saturated: requests are turned away")
+            .because(evidence)
+            .then("who asks so much? cox kubectl get --raw /debug/api_priority_and_fairness/dump_queues")
+            .then(format!("give it more shares: cox kubectl edit prioritylevelconfiguration {level}"));
+        found.push((format!("prioritylevelconfiguration/{level}"), cause));
     }
     found
 }
@@ -236,10 +279,10 @@ fn pods(pods: &[Pod]) -> Vec<(String, Cause)> {
     crashing.take(MOST).chain(homeless.take(MOST)).collect()
 }
 
-/// Containers that are held back by their limit of CPU.
-fn throttled(cadvisor: &str) -> Vec<(String, Cause)> {
-    let of = |series| -> std::collections::BTreeMap<[String; 3], f64> {
-        let named = samples(cadvisor, series).filter_map(|(labels, value)| {
+/// Containers that are held back by their limit of CPU, between two looks.
+fn throttled(before: &str, after: &str) -> Vec<(String, Cause)> {
+    let of = |series| -> BTreeMap<[String; 3], f64> {
+        let named = moved(before, after, series).into_iter().filter_map(|(labels, value)| {
             let of = |name| label(labels, name).map(str::to_owned);
             let key = [of("namespace")?, of("pod")?, of("container")?];
             key.iter().all(|part| !part.is_empty()).then_some((key, value))
@@ -255,11 +298,25 @@ fn throttled(cadvisor: &str) -> Vec<(String, Cause)> {
         }
         let [namespace, pod, container] = key;
         let cause = Cause::new("a container is held back by its limit of CPU")
-            .because(format!("{container} was throttled in {:.0} of 100 periods", 100.0 * held / periods))
+            .because(format!("{container} is throttled in {:.0} of 100 periods", 100.0 * held / periods))
             .then("raise its limit of CPU, or leave it out: its request already says what it is sure to get");
         Some((format!("pod/{pod} in {namespace}"), cause))
     });
     found.collect()
+}
+
+/// By how much the samples of a counter moved, by their labels. What began anew counts from its beginning; of a first look that
+/// has nothing at all nothing is known.
+fn moved<'t>(before: &'t str, after: &'t str, series: &str) -> Vec<(&'t str, f64)> {
+    if before.is_empty() {
+        return Vec::new();
+    }
+    let old: BTreeMap<&str, f64> = samples(before, series).collect();
+    let grown = |(labels, new): (&'t str, f64)| {
+        let old = old.get(labels).copied().filter(|old| *old <= new).unwrap_or_default();
+        (labels, new - old)
+    };
+    samples(after, series).map(grown).collect()
 }
 
 /// Labels and value of each sample of a series in a text of metrics.
@@ -293,9 +350,15 @@ mod tests {
             nodes: vec![serde_json::from_value(ready).unwrap()],
             pods: Vec::new(),
             history: History::default(),
-            api: String::new(),
-            kubelets: Vec::new(),
+            before: Look::default(),
+            after: Look::default(),
         }
+    }
+
+    /// With one node, `n1`.
+    fn look(api: &str, metrics: &str, cadvisor: &str) -> Look {
+        let kubelets = BTreeMap::from([("n1".to_owned(), (metrics.to_owned(), cadvisor.to_owned()))]);
+        Look { api: api.to_owned(), kubelets }
     }
 
     /// What, of what kind of thing, its name, and its values.
@@ -320,11 +383,52 @@ mod tests {
             ("disk_used_bytes", "node", "n1", used),
             ("disk_size_bytes", "node", "n1", vec![(3540, 100.0)]),
             ("memory_bytes", "node", "n1", vec![(3540, 500.0)]),
-            ("requests_per_second", "component", "kube-apiserver", vec![(60, 10.0)]),
-            ("errors_per_second", "component", "kube-apiserver", vec![(60, 0.1)]),
+            ("requests_per_second", "component", "kube-apiserver", vec![(3540, 10.0)]),
+            ("errors_per_second", "component", "kube-apiserver", vec![(3540, 0.1)]),
         ]);
-        calm.kubelets = vec![("n1".into(), "kubelet_certificate_manager_client_ttl_seconds +Inf\n".into(), "".into())];
+        calm.after = look("", "kubelet_certificate_manager_client_ttl_seconds +Inf\n", "");
         assert_eq!(told(&calm), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_was_long_ago_is_over() {
+        let mut calm = facts();
+        // An image of half the disk was fetched in the first half hour, and a program used all memory for a minute.
+        let disk = (0..120).map(|at| (at * 60, if at < 30 { 1000.0 + 100.0 * at as f64 } else { 4000.0 })).collect();
+        let memory = (0..120).map(|at| (at * 60, if at == 119 { 999.0 } else { 300.0 })).collect();
+        calm.history = history(&[
+            ("disk_used_bytes", "node", "n1", disk),
+            ("disk_size_bytes", "node", "n1", vec![(7140, 5000.0)]),
+            ("memory_bytes", "node", "n1", memory),
+            ("requests_per_second", "component", "kube-apiserver", vec![(60, 10.0), (7140, 1.0)]),
+            ("errors_per_second", "component", "kube-apiserver", vec![(60, 9.0), (7140, 0.0)]),
+            ("rejections_per_second", "component", "kube-apiserver", vec![(60, 9.0), (7140, 0.0)]),
+        ]);
+        let api = "apiserver_client_certificate_expiration_seconds_bucket{le=\"604800\"} 3\n\
+                   apiserver_flowcontrol_rejected_requests_total{priority_level=\"small\"} 2\n";
+        let cadvisor = "container_cpu_cfs_periods_total{container=\"c\",namespace=\"d\",pod=\"p\"} 1000\n\
+                        container_cpu_cfs_throttled_periods_total{container=\"c\",namespace=\"d\",pod=\"p\"} 600\n";
+        (calm.before, calm.after) = (look(api, "", cadvisor), look(api, "", &cadvisor.replace("1000", "1100")));
+        assert_eq!(told(&calm), Vec::<String>::new());
+        // Without a first look nothing is known to move.
+        calm.before = Look::default();
+        assert_eq!(told(&calm), Vec::<String>::new());
+    }
+
+    #[test]
+    fn memory_that_fills_up_is_told_before_it_is_full() {
+        let mut sick = facts();
+        let used = (0..30).map(|at| (at * 60, 400.0 + 15.0 * at as f64)).collect();
+        sick.history = history(&[("memory_bytes", "node", "n1", used)]);
+        assert_eq!(told(&sick), ["node/n1: its memory is all in use in 11m at this rate"]);
+    }
+
+    #[test]
+    fn counters_that_began_anew_count_from_their_beginning() {
+        let before = "c_total{a=\"1\"} 10\nc_total{a=\"2\"} 10\n";
+        let after = "c_total{a=\"1\"} 12\nc_total{a=\"2\"} 3\nc_total{a=\"3\"} 4\n";
+        assert_eq!(moved(before, after, "c_total"), [("a=\"1\"", 2.0), ("a=\"2\"", 3.0), ("a=\"3\"", 4.0)]);
+        assert!(moved("", after, "c_total").is_empty());
     }
 
     #[test]
@@ -335,14 +439,13 @@ mod tests {
         sick.history = history(&[
             ("disk_used_bytes", "node", "n1", used),
             ("disk_size_bytes", "node", "n1", vec![(3540, 10_000.0)]),
-            ("memory_bytes", "node", "n1", vec![(3540, 990.0)]),
-            ("requests_per_second", "component", "kube-apiserver", vec![(60, 10.0)]),
-            ("errors_per_second", "component", "kube-apiserver", vec![(60, 2.0)]),
-            ("rejections_per_second", "component", "kube-apiserver", vec![(60, 1.0)]),
+            ("memory_bytes", "node", "n1", vec![(3480, 980.0), (3540, 990.0)]),
+            ("requests_per_second", "component", "kube-apiserver", vec![(3540, 10.0)]),
+            ("errors_per_second", "component", "kube-apiserver", vec![(3540, 2.0)]),
+            ("rejections_per_second", "component", "kube-apiserver", vec![(3540, 1.0)]),
         ]);
-        sick.api = "apiserver_client_certificate_expiration_seconds_bucket{le=\"604800\"} 3\n\
-                    apiserver_flowcontrol_rejected_requests_total{flow_schema=\"a\",priority_level=\"small\",reason=\"queue-full\"} 2\n"
-            .into();
+        let api = "apiserver_client_certificate_expiration_seconds_bucket{le=\"604800\"} 3\n\
+                    apiserver_flowcontrol_rejected_requests_total{flow_schema=\"a\",priority_level=\"small\",reason=\"queue-full\"} 2\n";
         let cadvisor = "container_cpu_cfs_periods_total{container=\"c\",namespace=\"d\",pod=\"p\"} 1000\n\
                         container_cpu_cfs_throttled_periods_total{container=\"c\",namespace=\"d\",pod=\"p\"} 600\n\
                         container_cpu_cfs_periods_total{container=\"calm\",namespace=\"d\",pod=\"p\"} 1000\n\
@@ -362,7 +465,9 @@ mod tests {
         let shared = claim("capacity_bytes", "data", 1000)
             + &claim("available_bytes", "data", 20)
             + &claim("health_status_abnormal", "data;reboot", 1);
-        sick.kubelets = vec![("n1".into(), metrics, cadvisor.into()), ("n2".into(), shared, String::new())];
+        sick.after = look(api, &metrics, cadvisor);
+        sick.after.kubelets.insert("n2".into(), (shared, String::new()));
+        sick.before = look("other 1\n", "", "other 1\n");
         let pod = |value: Value| serde_json::from_value::<Pod>(value).unwrap();
         sick.pods = vec![
             pod(json!({"metadata": {"name": "loop", "namespace": "d"}, "status": {"containerStatuses": [{

@@ -11,6 +11,8 @@ mod pod;
 mod service;
 mod volume;
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use api::meta::Meta as _;
 use client::{Client, ListParams};
@@ -125,6 +127,8 @@ async fn explain(args: Args) -> Result<()> {
 
 /// Nodes whose own metrics are looked at: the first so many.
 const MOST_NODES: usize = 50;
+/// What only counts up says something by how far it moved: a few periods of a limit of CPU, a renewal of each lease.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
 
 async fn explain_cluster(client: &Client) -> Result<()> {
     let nodes = client.all::<Node>().list(&ListParams::default()).await?.items;
@@ -134,20 +138,11 @@ async fn explain_cluster(client: &Client) -> Result<()> {
         unseen.push(format!("{error:#}"));
         History::default()
     });
-    let api = client.get_text("/metrics").await.unwrap_or_else(|error| {
-        unseen.push(format!("the metrics of the API server: {error}"));
-        String::new()
-    });
-    let mut kubelets = Vec::new();
-    for node in nodes.iter().filter_map(|node| node.metadata.name.as_deref()).take(MOST_NODES) {
-        let path = |rest: &str| format!("/api/v1/nodes/{node}/proxy/{rest}");
-        let (metrics, cadvisor) = (path("metrics"), path("metrics/cadvisor"));
-        match tokio::try_join!(client.get_text(&metrics), client.get_text(&cadvisor)) {
-            Ok((metrics, cadvisor)) => kubelets.push((node.to_owned(), metrics, cadvisor)),
-            Err(error) => unseen.push(format!("the metrics of node {node}: {error}")),
-        }
-    }
-    let facts = cluster::Facts { now: Timestamp::now(), nodes, pods, history, api, kubelets };
+    let names: Vec<&str> = nodes.iter().filter_map(|node| node.metadata.name.as_deref()).take(MOST_NODES).collect();
+    let before = look(client, &names, &mut Vec::new()).await;
+    tokio::time::sleep(BETWEEN_LOOKS).await;
+    let after = look(client, &names, &mut unseen).await;
+    let facts = cluster::Facts { now: Timestamp::now(), nodes, pods, history, before, after };
     let found = cluster::findings(&facts);
     for (object, cause) in &found {
         print!("{}", cause.render(object));
@@ -159,6 +154,24 @@ async fn explain_cluster(client: &Client) -> Result<()> {
         println!("not seen: {}", shown(&what));
     }
     Ok(())
+}
+
+/// Asks all components for what they count. What did not answer goes to `unseen`.
+async fn look(client: &Client, nodes: &[&str], unseen: &mut Vec<String>) -> cluster::Look {
+    let api = client.get_text("/metrics").await.unwrap_or_else(|error| {
+        unseen.push(format!("the metrics of the API server: {error}"));
+        String::new()
+    });
+    let mut look = cluster::Look { api, ..cluster::Look::default() };
+    for node in nodes {
+        let path = |rest: &str| format!("/api/v1/nodes/{node}/proxy/{rest}");
+        let (metrics, cadvisor) = (path("metrics"), path("metrics/cadvisor"));
+        match tokio::try_join!(client.get_text(&metrics), client.get_text(&cadvisor)) {
+            Ok(texts) => drop(look.kubelets.insert((*node).to_owned(), texts)),
+            Err(error) => unseen.push(format!("the metrics of node {node}: {error}")),
+        }
+    }
+    look
 }
 
 /// The cluster as this command sees it.
