@@ -105,6 +105,65 @@ async fn a_kubelet_in_this_process_is_asked_by_a_call() {
     assert_eq!(code, 200);
 }
 
+/// However long others wait for a new answer: the first count of a new pod is asked for at once, and the second makes its rate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_has_just_started_is_told_after_two_counts() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let pods: Arc<parking_lot::Mutex<Vec<&str>>> = Arc::new(parking_lot::Mutex::new(vec!["old"]));
+    let (counted, there) = (asked.clone(), pods.clone());
+    let summaries: apiserver::Summaries = Arc::new(move |_: &str| {
+        let used = (counted.fetch_add(1, Ordering::Relaxed) + 1) * 1_000_000_000;
+        let measured = json!({"name": "main", "cpu": {"usageCoreNanoSeconds": used}, "memory": {"workingSetBytes": 7}});
+        let pod = |name: &&str| json!({"podRef": {"namespace": "default", "name": name}, "containers": [measured]});
+        let pods: Vec<Value> = there.lock().iter().map(pod).collect();
+        let text = json!({"node": measured, "pods": pods}).to_string();
+        Box::pin(async move { Some(Bytes::from(text)) })
+    });
+    let slot = apiserver::LocalKubelet { node: "n".to_owned(), summaries: Arc::default() };
+    *slot.summaries.lock() = Some(summaries);
+    let cluster = Cluster::with(|config| {
+        config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
+        config.local_kubelet = Some(slot.clone());
+    })
+    .await;
+    assert_eq!(cluster.send("POST", "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await.0, 201);
+    let since = "2026-01-01T00:00:00Z";
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": since,
+        "lastTransitionTime": since}]}});
+    let merge = "application/merge-patch+json";
+    assert_eq!(cluster.send_raw("PATCH", "/api/v1/nodes/n/status", merge, ready).await.0, 200);
+    let account = json!({"metadata": {"name": "default"}});
+    cluster.send("POST", "/api/v1/namespaces/default/serviceaccounts", account).await;
+    let start = async |name: &str, at: &str| {
+        let pod = json!({"metadata": {"name": name},
+            "spec": {"nodeName": "n", "containers": [{"name": "main", "image": "i"}]}});
+        assert_eq!(cluster.send("POST", "/api/v1/namespaces/default/pods", pod).await.0, 201);
+        let url = format!("/api/v1/namespaces/default/pods/{name}/status");
+        let running = json!({"status": {"phase": "Running", "startTime": at}});
+        assert_eq!(cluster.send_raw("PATCH", &url, merge, running).await.0, 200);
+    };
+    start("old", since).await;
+    let path = format!("{API}/namespaces/default/pods");
+    let (_, first) = cluster.send("GET", &path, Value::Null).await;
+    assert_eq!(names(&first), ["old"]);
+
+    start("new", &jiff::Timestamp::now().to_string()).await;
+    pods.lock().push("new");
+    let before = asked.load(Ordering::Relaxed);
+    let told = loop {
+        let (_, told) = cluster.send("GET", &path, Value::Null).await;
+        if names(&told) == ["new", "old"] {
+            break told;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    };
+    assert_eq!(asked.load(Ordering::Relaxed) - before, 2);
+    // The others keep their windows.
+    let window =
+        |at: usize| told["items"][at]["window"].as_str().unwrap().trim_end_matches('s').parse::<f64>().unwrap();
+    assert!(window(0) <= window(1), "{told}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_is_told_by_selectors_and_in_tables() {
     let cluster = Cluster::with(|config| {
