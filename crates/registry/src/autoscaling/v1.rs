@@ -715,7 +715,14 @@ mod tests {
 
     #[test]
     fn security_annotations_that_cannot_be_read_do_no_harm() {
-        for text in ["", "[", "7", "null", "[7]", r#"[{"type":"Pods","pods":{"targetAverageValue":"many"}}]"#] {
+        for text in [
+            "",
+            "[",
+            "7",
+            "null",
+            "[7]",
+            r#"[{"status":7,"pods":{"targetAverageValue":"many","currentAverageValue":"many"}}]"#,
+        ] {
             let annotations: Map<String, Value> =
                 ANNOTATIONS.iter().map(|name| ((*name).to_owned(), text.into())).collect();
             let mut hpa = json!({"apiVersion": "autoscaling/v1", "metadata": {"name": "a", "annotations": annotations},
