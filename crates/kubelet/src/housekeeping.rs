@@ -99,7 +99,7 @@ async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &In
             ..Default::default()
         });
     }
-    let mut left: Vec<String> = kubelet.volumes.pods_on_disk();
+    let mut left = Vec::from_iter(kubelet.volumes.pods_on_disk());
     left.extend(kubelet.cgroups.iter().flat_map(Cgroups::pods));
     left.extend(kubelet.cpu_manager.iter().flat_map(CpuManager::pods));
     left.sort();

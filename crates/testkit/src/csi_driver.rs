@@ -26,6 +26,8 @@ pub enum Fault {
     Hang,
     /// Does it, but the answer is lost: it will be asked a second time.
     LoseAnswer,
+    /// Never answers, and does it when its caller has given up long since: when the test says so.
+    Late,
 }
 
 /// A moment of a call.
@@ -102,6 +104,8 @@ struct Record {
     running: HashMap<String, usize>,
     overlaps: Vec<String>,
     hook: Option<Arc<Hook>>,
+    /// What it is late with.
+    late: Vec<Box<dyn FnOnce() + Send>>,
 }
 
 pub struct Driver {
@@ -165,6 +169,14 @@ impl Driver {
             Some(fault) => record.faults.insert(call, fault),
             None => record.faults.remove(call),
         };
+    }
+
+    /// Does all that it is late with; returns how much that was.
+    pub fn catch_up(&self) -> usize {
+        let late = std::mem::take(&mut self.record.lock().unwrap().late);
+        let count = late.len();
+        late.into_iter().for_each(|work| work());
+        count
     }
 
     /// Called at both moments of every call; a call that is not to go on never ends.
@@ -246,6 +258,10 @@ impl Driver {
             let result = match fault {
                 Some(Fault::Refuse(code, message)) => Err(Status::new(code, message)),
                 Some(Fault::Hang) => std::future::pending().await,
+                Some(Fault::Late) => {
+                    self.record.lock().unwrap().late.push(Box::new(|| drop(work().unwrap())));
+                    std::future::pending().await
+                }
                 fault => {
                     let done = work().map_err(|error| Status::internal(error.to_string()));
                     if !goes_on(When::After) {
@@ -297,7 +313,10 @@ fn bind(from: &Path, to: &Path, read_only: bool) -> nix::Result<()> {
     let failed = |_| nix::errno::Errno::EIO;
     match from.is_dir() {
         true => std::fs::create_dir_all(to).map_err(failed)?,
-        false => drop(std::fs::OpenOptions::new().create(true).append(true).open(to).map_err(failed)?),
+        false => {
+            to.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+            drop(std::fs::OpenOptions::new().create(true).append(true).open(to).map_err(failed)?);
+        }
     }
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
     if read_only {

@@ -475,14 +475,12 @@ impl Volumes {
         Ok(counts)
     }
 
-    /// Uids of all pods that have a directory.
-    pub(crate) fn pods_on_disk(&self) -> Vec<String> {
-        std::fs::read_dir(self.root.join("pods"))
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect()
+    /// Uids of all pods that have a directory, or a device.
+    pub(crate) fn pods_on_disk(&self) -> BTreeSet<String> {
+        self.csi.pods_on_disk().unwrap_or_else(|error| {
+            tracing::warn!(%error, "directories of pods not listed");
+            BTreeSet::new()
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use client::DeleteParams;
 use csi::tonic::Code;
+use csi::v1::NodeRpc;
 use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::storage::v1::CSINode;
 use serde_json::json;
@@ -165,6 +166,36 @@ pub(crate) async fn security_drivers_that_fail_hold_up_only_their_pods(node: &mu
     }
     assert_clean(node, bad);
     assert_clean(node, &good.driver);
+}
+
+/// A driver that publishes a volume when its caller has given up and the pod is gone: the next kubelet starts, the volume can be
+/// had by another pod, and what came too late goes.
+pub(crate) async fn security_volumes_published_late_hold_up_nobody(node: &mut Node) {
+    let brief = |settings: &mut kubelet::Settings| settings.volume_call_timeout = Duration::from_secs(2);
+    node.stop_kubelet().await;
+    node.start_kubelet_with(brief);
+    let mut options = Options::new(NAME);
+    options.abilities.retain(|ability| *ability != NodeRpc::StageUnstageVolume);
+    let served = driver(node, options, json!({})).await;
+    let driver = &served.driver;
+    claim(node, "late", NAME, json!({"accessModes": ["ReadWriteOncePod"]})).await;
+    driver.set_fault("NodePublishVolume", Some(Fault::Late));
+    node.create("first", using("late", "sleep 1000")).await;
+    node.wait_until("the driver is asked", || driver.count("NodePublishVolume", "handle-late") > 0).await;
+    let first = node.pod("first").await.unwrap();
+    node.delete("first").await;
+    let place = node.dir.path().join("kubelet/pods").join(uid(&first));
+    node.wait_until("all of it is undone", || !place.exists()).await;
+    driver.set_fault("NodePublishVolume", None);
+    node.stop_kubelet().await;
+    assert!(driver.catch_up() > 0);
+    assert_eq!(mounts_at(&place.join("volumes/kubernetes.io~csi/pv-late/mount")), 1);
+    node.start_kubelet_with(brief);
+    node.create("second", using("late", "sleep 1000")).await;
+    node.wait("second", "ready", is_ready).await;
+    node.wait_until("what came late is gone", || !place.exists()).await;
+    node.delete("second").await;
+    assert_clean(node, driver);
 }
 
 /// Plug-ins with another's name, another name than their own, a path for a name, no version of ours, or no answer.

@@ -3,14 +3,16 @@
 //! A record (`vol_data.json`) is there before a driver is asked for anything and goes after everything was undone. So a
 //! kubelet that starts finds all that an earlier one may have asked for, whenever that one ended.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use api::attachable::csi_name;
+use nix::mount::MntFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::volumes::kernel::Linux;
+use crate::volumes::kernel::{Kernel as _, Linux};
 use crate::volumes::{mounts, records};
 
 const RECORD: &str = "vol_data.json";
@@ -64,7 +66,7 @@ pub(crate) fn inline_handle(uid: &str, volume: &str) -> String {
 }
 
 /// How a volume is used; its places differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
     Filesystem,
     Block,
@@ -98,6 +100,11 @@ impl Layout {
         self.root.join("pods").join(uid).join("volumeDevices").join(PLUGIN).join(spec_name)
     }
 
+    /// Where drivers publish devices, by name of the volume.
+    fn published_devices(&self) -> PathBuf {
+        self.plugins().join("volumeDevices/publish")
+    }
+
     fn devices(&self, spec_name: &str) -> PathBuf {
         self.plugins().join("volumeDevices").join(spec_name)
     }
@@ -106,7 +113,7 @@ impl Layout {
     pub(crate) fn target(&self, uid: &str, spec_name: &str, mode: Mode) -> PathBuf {
         match mode {
             Mode::Filesystem => self.pod_volume(uid, spec_name).join("mount"),
-            Mode::Block => self.plugins().join("volumeDevices/publish").join(spec_name).join(uid),
+            Mode::Block => self.published_devices().join(spec_name).join(uid),
         }
     }
 
@@ -217,48 +224,106 @@ impl Layout {
         let path = self.staging_record(record, mode);
         remove_file(&path)?;
         if mode == Mode::Block {
-            remove_dir(&self.plugins().join("volumeDevices/publish").join(&record.spec_name))?;
+            remove_dir(&self.published_devices().join(&record.spec_name))?;
             remove_dir(&self.devices(&record.spec_name).join("data"))?;
             return remove_dir(&self.devices(&record.spec_name));
         }
         remove_dir(&self.staging_dir(record))
     }
 
-    /// The volumes of one pod, or of all.
+    /// The volumes of one pod, or of all. What was published without a record is one of them if its staging place tells which
+    /// volume it is; else it is a stray, which holds up nobody but its own pod ([`Layout::strays`]).
     pub(crate) fn in_use(&self, uid: Option<&str>) -> io::Result<Vec<Found>> {
         let pods = match uid {
             Some(uid) => vec![uid.to_string()],
-            None => names(&self.root.join("pods"))?,
+            None => Vec::from_iter(self.pods()?),
         };
         let mut found = Vec::new();
         for uid in pods {
-            for spec_name in names(&self.root.join("pods").join(&uid).join("volumes").join(PLUGIN))? {
-                let dir = self.pod_volume(&uid, &spec_name);
-                match Record::read(&dir.join(RECORD)) {
-                    Ok(record) => found.push(Found { uid: uid.clone(), mode: Mode::Filesystem, record }),
-                    // Begun and not even written down, or half removed: the driver has nothing there.
-                    Err(error) if !mounts::is_mount_point(&Linux, &dir.join("mount"))? => {
-                        tracing::warn!(path = %dir.display(), %error, "a volume's directory without a record");
-                    }
+            for (spec_name, mode) in self.places(&uid)? {
+                match self.recorded(&uid, &spec_name, mode)? {
+                    Ok(record) => found.push(Found { uid: uid.clone(), mode, record }),
                     Err(error) => {
-                        return Err(io::Error::other(format!("{}: {error}", dir.join(RECORD).display())));
+                        tracing::warn!(pod = uid, volume = spec_name, %error, "a place of a volume without a record");
                     }
-                }
-            }
-            for spec_name in names(&self.root.join("pods").join(&uid).join("volumeDevices").join(PLUGIN))? {
-                let path = self.devices(&spec_name).join("data").join(RECORD);
-                let target = self.target(&uid, &spec_name, Mode::Block);
-                match Record::read(&path) {
-                    Ok(record) => found.push(Found { uid: uid.clone(), mode: Mode::Block, record }),
-                    // The power failed in between: the driver has nothing there.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound && !target.try_exists()? => {
-                        tracing::warn!(path = %path.display(), %error, "a device's link without a record");
-                    }
-                    Err(error) => return Err(io::Error::other(format!("{}: {error}", path.display()))),
                 }
             }
         }
         Ok(found)
+    }
+
+    /// What is published for a pod and was never written down, or forgotten since: its driver did that after its caller had
+    /// given up. By name.
+    pub(crate) fn strays(&self, uid: &str) -> io::Result<Vec<(String, Mode)>> {
+        let mut strays = Vec::new();
+        for (spec_name, mode) in self.places(uid)? {
+            if self.recorded(uid, &spec_name, mode)?.is_err() && self.is_published(uid, &spec_name, mode)? {
+                strays.push((spec_name, mode));
+            }
+        }
+        Ok(strays)
+    }
+
+    /// Unmounts a stray without its driver, which nobody knows any more, and removes its place.
+    pub(crate) fn remove_stray(&self, uid: &str, spec_name: &str, mode: Mode) -> io::Result<()> {
+        let target = self.target(uid, spec_name, mode);
+        while mounts::is_mounted_at(&Linux, &target)? {
+            Linux.unmount(&target, MntFlags::MNT_DETACH)?;
+        }
+        self.forget_use(uid, spec_name, mode)?;
+        match (mode, remove_dir(&self.published_devices().join(spec_name))) {
+            // Other pods have the device.
+            (Mode::Block, Err(error)) if error.kind() != io::ErrorKind::DirectoryNotEmpty => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// All pods that have a directory, or a device that was published.
+    pub(crate) fn pods(&self) -> io::Result<BTreeSet<String>> {
+        let mut pods = BTreeSet::from_iter(names(&self.root.join("pods"))?);
+        for spec_name in names(&self.published_devices())? {
+            pods.extend(names(&self.published_devices().join(spec_name))?);
+        }
+        Ok(pods)
+    }
+
+    /// Where volumes of a pod are, or were begun.
+    fn places(&self, uid: &str) -> io::Result<BTreeSet<(String, Mode)>> {
+        let pod = self.root.join("pods").join(uid);
+        let mut places = BTreeSet::new();
+        for (kind, mode) in [("volumes", Mode::Filesystem), ("volumeDevices", Mode::Block)] {
+            places.extend(names(&pod.join(kind).join(PLUGIN))?.into_iter().map(|spec_name| (spec_name, mode)));
+        }
+        for spec_name in names(&self.published_devices())? {
+            if self.is_published(uid, &spec_name, Mode::Block)? {
+                places.insert((spec_name, Mode::Block));
+            }
+        }
+        Ok(places)
+    }
+
+    /// What is written down about a pod's volume, or why nothing is.
+    fn recorded(&self, uid: &str, spec_name: &str, mode: Mode) -> io::Result<io::Result<Record>> {
+        let path = match mode {
+            Mode::Filesystem => self.pod_volume(uid, spec_name).join(RECORD),
+            Mode::Block => self.devices(spec_name).join("data").join(RECORD),
+        };
+        let read = Record::read(&path);
+        // Begun and not even written down, or half removed: the driver has nothing there.
+        if read.is_ok() || mode == Mode::Block || !self.is_published(uid, spec_name, mode)? {
+            return Ok(read);
+        }
+        let mut staged = self.staged()?.into_iter();
+        Ok(staged.find(|(record, of)| *of == mode && record.spec_name == spec_name).map(|(it, _)| it).map_or(read, Ok))
+    }
+
+    /// Whether a driver has put something where a pod's volume belongs.
+    fn is_published(&self, uid: &str, spec_name: &str, mode: Mode) -> io::Result<bool> {
+        let target = self.target(uid, spec_name, mode);
+        match mode {
+            Mode::Filesystem => mounts::is_mounted_at(&Linux, &target),
+            Mode::Block => target.try_exists(),
+        }
     }
 
     /// All volumes that are staged here, or may be.
@@ -320,6 +385,8 @@ fn remove_unmounted(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use nix::mount::MsFlags;
+
     use super::*;
 
     fn record() -> Record {
@@ -417,8 +484,48 @@ mod tests {
         layout.note_use("u", &record(), Mode::Block).unwrap();
         std::fs::remove_file(layout.staging_record(&record(), Mode::Block)).unwrap();
         assert!(layout.in_use(None).unwrap().is_empty());
+        assert_eq!(layout.strays("u").unwrap(), []);
+        // Or made after the driver's caller had given up, when the link was gone.
+        layout.forget_use("u", "pv", Mode::Block).unwrap();
         std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
-        assert!(layout.in_use(None).is_err(), "a device may be there");
+        assert!(layout.in_use(None).unwrap().is_empty() && layout.pods().unwrap().contains("u"));
+        assert_eq!(layout.strays("u").unwrap(), [("pv".to_owned(), Mode::Block)]);
+        layout.remove_stray("u", "pv", Mode::Block).unwrap();
+        assert_eq!(layout.strays("u").unwrap(), []);
+        // Where others use the device its record is there, and says whom to ask.
+        layout.note_use("v", &record(), Mode::Block).unwrap();
+        std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
+        assert_eq!(layout.in_use(Some("u")).unwrap()[0].record, record());
+    }
+
+    /// A driver does what it was asked for when its caller has given up, and undone what was written down.
+    #[test]
+    fn security_a_volume_that_is_published_late_holds_up_its_own_pod_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        let other = Record { spec_name: "other".into(), volume_handle: "other".into(), ..record() };
+        layout.note_use("v", &other, Mode::Filesystem).unwrap();
+        let target = layout.target("u", "pv", Mode::Filesystem);
+        for _ in 0..2 {
+            mount_anew(&target);
+        }
+        let found = |uid: Option<&str>| -> Vec<_> {
+            layout.in_use(uid).unwrap().into_iter().map(|found| (found.uid, found.record.spec_name)).collect()
+        };
+        assert_eq!(found(None), [("v".to_owned(), "other".to_owned())]);
+        assert_eq!((layout.strays("u").unwrap().len(), layout.strays("v").unwrap().len()), (1, 0));
+        // While it is staged, its driver is known, and takes it back as any other.
+        layout.note_staging(&record(), Mode::Filesystem).unwrap();
+        assert_eq!(found(Some("u")), [("u".to_owned(), "pv".to_owned())]);
+        assert_eq!(layout.strays("u").unwrap(), []);
+        layout.forget_staging(&record(), Mode::Filesystem).unwrap();
+        layout.remove_stray("u", "pv", Mode::Filesystem).unwrap();
+        assert!(!target.exists() && layout.strays("u").unwrap().is_empty());
+    }
+
+    fn mount_anew(target: &Path) {
+        std::fs::create_dir_all(target).unwrap();
+        Linux.mount(Some(Path::new("tmpfs")), target, Some("tmpfs"), MsFlags::empty(), None).unwrap();
     }
 
     #[test]
@@ -433,8 +540,9 @@ mod tests {
         assert_eq!(std::fs::read_to_string(target.join("data")).unwrap(), "x");
         assert_eq!(layout.in_use(None).unwrap().len(), 1, "and not forgotten either");
         std::fs::write(layout.pod_volume("u", "pv").join(RECORD), "").unwrap();
-        assert!(layout.in_use(None).is_err(), "a record that cannot be read is not an absent one");
-        nix::mount::umount(&target).unwrap();
         assert!(layout.in_use(None).unwrap().is_empty());
+        assert_eq!(layout.strays("u").unwrap().len(), 1, "a record that cannot be read is not an absent one");
+        nix::mount::umount(&target).unwrap();
+        assert_eq!(layout.strays("u").unwrap(), []);
     }
 }

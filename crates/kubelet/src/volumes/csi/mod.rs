@@ -17,7 +17,7 @@ mod operations;
 mod stats;
 mod wanted;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -352,6 +352,11 @@ impl Csi {
         Ok(())
     }
 
+    /// All pods of which something may be left here.
+    pub(super) fn pods_on_disk(&self) -> std::io::Result<BTreeSet<String>> {
+        self.layout.pods()
+    }
+
     /// The driver of every volume that a pod has, or had begun to get.
     pub(super) fn drivers_in_use(&self) -> std::io::Result<Vec<String>> {
         Ok(self.layout.in_use(None)?.into_iter().map(|found| found.record.driver_name).collect())
@@ -369,7 +374,8 @@ impl Csi {
         // What was begun for the pod and nobody waits for ends first.
         let _ = self.running.subscribe().wait_for(|running| !running.contains_key(uid)).await;
         let (layout, owner) = (self.layout.clone(), uid.to_string());
-        let found = blocking(move || layout.in_use(Some(&owner))).await?;
+        let found = blocking(move || Ok((layout.in_use(Some(&owner))?, layout.strays(&owner)?))).await;
+        let (found, strays) = found?;
         let all = found.into_iter().map(|found| {
             let this = self.clone();
             self.detached(async move {
@@ -382,7 +388,7 @@ impl Csi {
                 unmounted
             })
         });
-        let failures: Vec<TornDown> = futures_util::future::join_all(all)
+        let mut failures: Vec<TornDown> = futures_util::future::join_all(all)
             .await
             .into_iter()
             .filter_map(|ended| match ended {
@@ -390,6 +396,12 @@ impl Csi {
                 Err(unfinished) => Some(unfinished.into()),
             })
             .collect();
+        for (spec_name, mode) in strays {
+            tracing::warn!(pod = uid, volume = spec_name, "unmounting what was published and is not written down");
+            let (layout, owner, name) = (self.layout.clone(), uid.to_string(), spec_name.clone());
+            let removed = blocking(move || layout.remove_stray(&owner, &name, mode)).await;
+            failures.extend(removed.err().map(|error| VolumeError::of(Operation::TearDown, &spec_name, error).into()));
+        }
         if !failures.is_empty() {
             return Err(TearDownError::Volumes(failures));
         }
