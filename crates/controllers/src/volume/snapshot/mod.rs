@@ -6,6 +6,7 @@
 
 pub(super) mod kinds;
 pub(super) mod plan;
+mod secret;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::kinds::{
     API_VERSION, SnapshotError, SnapshotStatus, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent,
 };
+use super::secret::SecretReference;
 
 pub(super) const SOURCE_FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection";
 pub(super) const BOUND_FINALIZER: &str = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection";
@@ -211,10 +212,15 @@ fn source(seen: &Seen<'_>) -> Result<Step, (&'static str, String)> {
         };
     }
     let mode = volume.spec.as_ref().and_then(|spec| spec.volume_mode.clone());
-    let meta = &seen.snapshot.metadata;
+    let (meta, content) = (&seen.snapshot.metadata, content_name(seen.snapshot));
+    let secret = SecretReference::of(found.parameters.as_ref(), &content, seen.snapshot);
+    let secret = secret.map_err(|error| failed(error.to_string()))?;
     Ok(Step::CreateContent(json!({
         "apiVersion": API_VERSION, "kind": "VolumeSnapshotContent",
-        "metadata": { "name": content_name(seen.snapshot), "finalizers": [CONTENT_FINALIZER] },
+        "metadata": {
+            "name": content, "finalizers": [CONTENT_FINALIZER],
+            "annotations": secret.map_or_else(|| json!({}), |secret| secret.annotations()),
+        },
         "spec": {
             "deletionPolicy": found.deletion_policy, "driver": csi.driver, "volumeSnapshotClassName": class,
             "source": { "volumeHandle": csi.volume_handle },
@@ -421,6 +427,41 @@ mod tests {
             };
             assert_eq!(word(&next(&seen)), expected, "{name}: {:?}", next(&seen));
         }
+    }
+
+    #[test]
+    fn security_a_content_says_which_secret_deletes_it() {
+        let volume: PersistentVolume = serde_json::from_value(
+            json!({ "metadata": { "name": "v" }, "spec": { "csi": { "driver": "d", "volumeHandle": "vol" } } }),
+        )
+        .unwrap();
+        let (snapshot, claim) = (snapshot(of_claim(), |_| {}), claim("Bound", &[CLAIM_FINALIZER]));
+        let key = |what: &str| format!("csi.storage.k8s.io/snapshotter-secret-{what}");
+        let step = |parameters: Value| {
+            let mut class = VolumeSnapshotClass::clone(&class("fast", "d", false));
+            class.parameters = serde_json::from_value(parameters).unwrap();
+            let (claim, volume, classes) = (Some(&claim), Some(&volume), &[Arc::new(class)]);
+            next(&Seen { snapshot: &snapshot, content: None, claim, volume, classes, is_restoring: false })
+        };
+        for (parameters, expected) in [
+            (json!(null), json!({})),
+            (
+                json!({ key("name"): "key-${volumesnapshot.name}", key("namespace"): "storage" }),
+                json!({
+                    "snapshot.storage.kubernetes.io/deletion-secret-name": "key-s",
+                    "snapshot.storage.kubernetes.io/deletion-secret-namespace": "storage",
+                }),
+            ),
+        ] {
+            let Step::CreateContent(content) = step(parameters) else { panic!("no content") };
+            assert_eq!(content["metadata"]["annotations"], expected);
+        }
+        let Step::Fail { reason, message } = step(json!({ key("name"): "key" })) else { panic!("no failure") };
+        assert_eq!(reason, "SnapshotContentCreationFailed");
+        assert!(
+            message.starts_with("Failed to create snapshot content with error failed to get name and"),
+            "{message}"
+        );
     }
 
     #[test]
