@@ -60,7 +60,7 @@ impl Strategy for CsiDriverStrategy {
         }
         for mode in items(&driver.spec.volume_lifecycle_modes) {
             if !matches!(mode.as_str(), "Ephemeral" | "Persistent") {
-                errors.not_supported("spec.volumeLifecycleModes", mode, &["Ephemeral", "Persistent"]);
+                errors.not_supported("spec.volumeLifecycleModes", mode, &["Persistent", "Ephemeral"]);
             }
         }
         if let Some(seconds) = driver.spec.node_allocatable_update_period_seconds.filter(|&seconds| seconds < 10) {
@@ -71,14 +71,19 @@ impl Strategy for CsiDriverStrategy {
         for (i, request) in items(&driver.spec.token_requests).iter().enumerate() {
             if !audiences.insert(request.audience.as_str()) {
                 errors.duplicate(format!("spec.tokenRequests[{i}].audience"), &request.audience);
+                continue;
             }
-            if let Some(seconds) = request.expiration_seconds.filter(|&seconds| seconds < 600) {
-                errors.invalid(
-                    format!("spec.tokenRequests[{i}].expirationSeconds"),
-                    seconds,
-                    "may not specify a duration less than 10 minutes",
-                );
-            }
+            let wrong = match request.expiration_seconds {
+                Some(seconds) if seconds < 600 => "may not specify a duration less than 10 minutes",
+                Some(seconds) if seconds > 1 << 32 => "may not specify a duration larger than 2^32 seconds",
+                _ => continue,
+            };
+            let place = format!("spec.tokenRequests[{i}].expirationSeconds");
+            errors.invalid(place, request.expiration_seconds, wrong);
+        }
+        if let Some(is_secret) = driver.spec.service_account_token_in_secrets.filter(|_| audiences.is_empty()) {
+            let why = "serviceAccountTokenInSecrets is set but no tokenRequests are specified";
+            errors.invalid("spec.serviceAccountTokenInSecrets", is_secret, why);
         }
         errors
     }
@@ -108,5 +113,55 @@ impl Strategy for CsiDriverStrategy {
             cells::joined(items(&spec.volume_lifecycle_modes)),
             cells::age(&driver.metadata, now),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_for_one_audience_each_and_for_a_while() {
+        let place = "spec.tokenRequests";
+        for (requests, in_secrets, expected) in [
+            (json!([{"audience": "", "expirationSeconds": 600}, {"audience": "a"}]), json!(true), vec![]),
+            (json!([{"audience": "a", "expirationSeconds": 1_i64 << 32}]), json!(null), vec![]),
+            (
+                json!([{"audience": "a"}, {"audience": "a", "expirationSeconds": 1}]),
+                json!(null),
+                vec![format!("{place}[1].audience: Duplicate value: \"a\"")],
+            ),
+            (
+                json!([{"audience": "a", "expirationSeconds": 599}]),
+                json!(null),
+                vec![format!(
+                    "{place}[0].expirationSeconds: Invalid value: 599: may not specify a duration less than 10 minutes"
+                )],
+            ),
+            (
+                json!([{"audience": "a", "expirationSeconds": (1_i64 << 32) + 1}]),
+                json!(null),
+                vec![format!(
+                    "{place}[0].expirationSeconds: Invalid value: 4294967297: \
+                     may not specify a duration larger than 2^32 seconds"
+                )],
+            ),
+            (
+                json!([]),
+                json!(false),
+                vec![
+                    "spec.serviceAccountTokenInSecrets: Invalid value: false: \
+                     serviceAccountTokenInSecrets is set but no tokenRequests are specified"
+                        .to_owned(),
+                ],
+            ),
+        ] {
+            let spec = json!({"tokenRequests": requests, "serviceAccountTokenInSecrets": in_secrets});
+            let mut driver = serde_json::from_value(json!({"metadata": {"name": "d"}, "spec": spec})).unwrap();
+            CsiDriverStrategy.apply_defaults(&mut driver);
+            let said: Vec<String> =
+                CsiDriverStrategy.validate_create(&driver).iter().map(ToString::to_string).collect();
+            assert_eq!(said, expected, "{spec}");
+        }
     }
 }

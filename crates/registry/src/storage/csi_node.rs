@@ -1,12 +1,20 @@
 //! CSINode: which storage drivers a node has.
 
-use api::field::FieldErrors;
+use std::collections::BTreeSet;
+
+use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
-use k8s_openapi::api::storage::v1::CSINode;
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver};
 use serde_json::{Value, json};
 
+use crate::apps::rules::non_negative;
 use crate::column::Column;
+use crate::core::volume_sources::csi_driver_name;
+use crate::metadata::same;
+use crate::unset::items;
 use crate::{Strategy, cells};
+
+const MAX_NODE_ID: usize = 192;
 
 pub struct CsiNodeStrategy;
 
@@ -18,16 +26,32 @@ impl Strategy for CsiNodeStrategy {
 
     fn validate_create(&self, node: &CSINode) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        let mut names = std::collections::BTreeSet::new();
+        let (drivers, mut names) = (Path::new("spec.drivers"), BTreeSet::new());
         for (i, driver) in node.spec.drivers.iter().enumerate() {
-            let place = |field: &str| format!("spec.drivers[{i}].{field}");
-            if driver.name.is_empty() {
-                errors.required(place("name"), "");
-            } else if !names.insert(driver.name.as_str()) {
-                errors.duplicate(place("name"), &driver.name);
+            let path = drivers.index(i);
+            csi_driver_name(&mut errors, &path.child("name"), &driver.name);
+            match driver.node_id.len() {
+                0 => errors.required(path.child("nodeID"), ""),
+                1..=MAX_NODE_ID => {}
+                _ => {
+                    let why = format!("must be {MAX_NODE_ID} characters or less");
+                    errors.invalid(path.child("nodeID"), &driver.node_id, why);
+                }
             }
-            if driver.node_id.is_empty() {
-                errors.required(place("nodeID"), "");
+            let count = driver.allocatable.as_ref().and_then(|allocatable| allocatable.count);
+            non_negative(&mut errors, &path.child("allocatable.count"), count.map(i64::from));
+            if !names.insert(driver.name.as_str()) {
+                errors.duplicate(path.child("name"), &driver.name);
+            }
+            let mut keys = BTreeSet::new();
+            for key in items(&driver.topology_keys) {
+                if key.is_empty() {
+                    errors.required(path, "");
+                }
+                if !keys.insert(key) {
+                    errors.duplicate(path, key);
+                }
+                errors.invalid_each(path, key, api::validation::qualified_name(key));
             }
         }
         errors
@@ -35,12 +59,12 @@ impl Strategy for CsiNodeStrategy {
 
     fn validate_update(&self, new: &CSINode, old: &CSINode) -> FieldErrors {
         let mut errors = self.validate_create(new);
+        // How many volumes the node may have is all that changes.
+        let fixed = |driver: &CSINodeDriver| CSINodeDriver { allocatable: None, ..driver.clone() };
         for driver in &new.spec.drivers {
             let before = old.spec.drivers.iter().find(|before| before.name == driver.name);
-            if let Some(before) = before
-                && (before.node_id != driver.node_id || before.topology_keys != driver.topology_keys)
-            {
-                errors.invalid("spec.drivers", driver, api::field::IMMUTABLE);
+            if before.is_some_and(|before| !same(&fixed(before), &fixed(driver))) {
+                errors.invalid("spec.drivers", fixed(driver), api::field::IMMUTABLE);
             }
         }
         errors
@@ -52,5 +76,67 @@ impl Strategy for CsiNodeStrategy {
 
     fn cells(&self, node: &CSINode, now: Timestamp) -> Vec<Value> {
         vec![cells::name(&node.metadata), json!(node.spec.drivers.len()), cells::age(&node.metadata, now)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(drivers: Value) -> CSINode {
+        serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": {"drivers": drivers}})).unwrap()
+    }
+
+    #[test]
+    fn drivers_of_a_node_have_names_ids_and_keys() {
+        let id = "x".repeat(MAX_NODE_ID + 1);
+        for (drivers, expected) in [
+            (json!([{"name": "d", "nodeID": "n", "topologyKeys": ["d/zone"], "allocatable": {"count": 0}}]), vec![]),
+            (json!([{"name": "d", "nodeID": &id[1..]}]), vec![]),
+            (
+                json!([{"name": "d", "nodeID": id}]),
+                vec![format!("spec.drivers[0].nodeID: Invalid value: \"{id}\": must be 192 characters or less")],
+            ),
+            (
+                json!([{"name": "", "nodeID": ""}]),
+                vec![
+                    "spec.drivers[0].name: Required value".to_owned(),
+                    "spec.drivers[0].nodeID: Required value".to_owned(),
+                ],
+            ),
+            (
+                json!([{"name": "d", "nodeID": "n"}, {"name": "d", "nodeID": "n"}]),
+                vec!["spec.drivers[1].name: Duplicate value: \"d\"".to_owned()],
+            ),
+            (
+                json!([{"name": "d", "nodeID": "n", "topologyKeys": ["a", "a"], "allocatable": {"count": -1}}]),
+                vec![
+                    "spec.drivers[0].allocatable.count: Invalid value: -1: must be greater than or equal to 0"
+                        .to_owned(),
+                    "spec.drivers[0]: Duplicate value: \"a\"".to_owned(),
+                ],
+            ),
+        ] {
+            let errors = CsiNodeStrategy.validate_create(&node(drivers.clone()));
+            let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            assert_eq!(said, expected, "{drivers}");
+        }
+        let refused = |drivers: Value| !CsiNodeStrategy.validate_create(&node(drivers)).is_empty();
+        assert!(refused(json!([{"name": "a b", "nodeID": "n"}])));
+        assert!(refused(json!([{"name": "x".repeat(64), "nodeID": "n"}])));
+        assert!(refused(json!([{"name": "d", "nodeID": "n", "topologyKeys": ["a b"]}])));
+    }
+
+    #[test]
+    fn only_the_number_of_volumes_changes() {
+        let old = node(json!([{"name": "d", "nodeID": "n", "allocatable": {"count": 1}}]));
+        for (drivers, expected) in [
+            (json!([{"name": "d", "nodeID": "n", "topologyKeys": [], "allocatable": {"count": 2}}]), 0),
+            (json!([{"name": "d", "nodeID": "m"}]), 1),
+            (json!([{"name": "d", "nodeID": "n", "topologyKeys": ["a"]}]), 1),
+            (json!([{"name": "e", "nodeID": "m"}]), 0),
+        ] {
+            assert_eq!(CsiNodeStrategy.validate_update(&node(drivers.clone()), &old).len(), expected, "{drivers}");
+        }
     }
 }

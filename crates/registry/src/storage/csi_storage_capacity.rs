@@ -1,11 +1,13 @@
 //! CSIStorageCapacity: how much a driver can still make somewhere.
 
-use api::field::{FieldErrors, IMMUTABLE};
+use api::field::{FieldErrors, IMMUTABLE, Path};
+use api::quantity::Quantity;
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use serde_json::{Value, json};
 
 use crate::column::Column;
+use crate::metadata::{label_selector, same};
 use crate::{Strategy, cells};
 
 pub struct CsiStorageCapacityStrategy;
@@ -22,14 +24,20 @@ impl Strategy for CsiStorageCapacityStrategy {
 
     fn validate_create(&self, capacity: &CSIStorageCapacity) -> FieldErrors {
         let mut errors = FieldErrors::default();
+        label_selector(&mut errors, &Path::new("nodeTopology"), capacity.node_topology.as_ref());
         let class = &capacity.storage_class_name;
         errors.invalid_each("storageClassName", class, api::validation::dns1123_subdomain(class));
+        if let Some(size) = &capacity.capacity
+            && size.0.parse::<Quantity>().is_ok_and(|size| size.is_negative())
+        {
+            errors.invalid("capacity", size, "must be greater than or equal to 0");
+        }
         errors
     }
 
     fn validate_update(&self, new: &CSIStorageCapacity, old: &CSIStorageCapacity) -> FieldErrors {
         let mut errors = self.validate_create(new);
-        if new.node_topology != old.node_topology {
+        if !same(&new.node_topology, &old.node_topology) {
             errors.invalid("nodeTopology", &new.node_topology, IMMUTABLE);
         }
         errors.immutable("storageClassName", &new.storage_class_name, &old.storage_class_name);
@@ -43,5 +51,39 @@ impl Strategy for CsiStorageCapacityStrategy {
     fn cells(&self, capacity: &CSIStorageCapacity, _: Timestamp) -> Vec<Value> {
         let size = capacity.capacity.as_ref().map_or("<unset>", |size| size.0.as_str());
         vec![cells::name(&capacity.metadata), json!(capacity.storage_class_name), json!(size)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacities_are_of_a_class_somewhere() {
+        for (capacity, expected) in [
+            (json!({"storageClassName": "fast"}), vec![]),
+            (
+                json!({"storageClassName": "fast", "capacity": "0", "maximumVolumeSize": "1Gi",
+                    "nodeTopology": {"matchLabels": {"zone": "a"}}}),
+                vec![],
+            ),
+            (
+                json!({"storageClassName": "fast", "capacity": "-1"}),
+                vec!["capacity: Invalid value: \"-1\": must be greater than or equal to 0"],
+            ),
+            (
+                json!({"storageClassName": "fast",
+                    "nodeTopology": {"matchExpressions": [{"key": "zone", "operator": "In"}]}}),
+                vec![
+                    "nodeTopology.matchExpressions[0].values: Required value: \
+                     must be specified when `operator` is 'In' or 'NotIn'",
+                ],
+            ),
+        ] {
+            let object = serde_json::from_value(capacity.clone()).unwrap();
+            let errors = CsiStorageCapacityStrategy.validate_create(&object);
+            let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            assert_eq!(said, expected, "{capacity}");
+        }
     }
 }

@@ -1,13 +1,15 @@
 //! StorageClass: a kind of storage, and how volumes of it are made.
 
-use api::field::FieldErrors;
+use api::field::{FieldErrors, Path};
 use api::meta::Meta as _;
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::{Value, json};
 
+use super::rules;
 use crate::column::Column;
-use crate::unset::{or_empty, set_text, text};
+use crate::metadata::same;
+use crate::unset::{items, or_empty, set_text, text};
 use crate::{Strategy, cells};
 
 pub struct StorageClassStrategy;
@@ -31,15 +33,9 @@ impl Strategy for StorageClassStrategy {
 
     fn validate_create(&self, class: &StorageClass) -> FieldErrors {
         let mut errors = FieldErrors::default();
-        if class.provisioner.is_empty() {
-            errors.required("provisioner", "");
-        } else {
-            let messages = api::validation::qualified_name(&class.provisioner.to_lowercase());
-            errors.invalid_each("provisioner", &class.provisioner, messages);
-        }
-        let parameters = class.parameters.as_ref();
-        if parameters.is_some_and(|parameters| parameters.contains_key("")) {
-            errors.invalid("parameters", "", "field can not be empty.");
+        rules::provisioner(&mut errors, &Path::new("provisioner"), &class.provisioner);
+        if let Some(parameters) = &class.parameters {
+            rules::parameters(&mut errors, &Path::new("parameters"), parameters);
         }
         if let Some(policy) = text(&class.reclaim_policy)
             && !matches!(policy, "Delete" | "Retain")
@@ -53,12 +49,13 @@ impl Strategy for StorageClassStrategy {
                 errors.not_supported("volumeBindingMode", other, &["Immediate", "WaitForFirstConsumer"]);
             }
         }
+        rules::allowed_topologies(&mut errors, &Path::new("allowedTopologies"), items(&class.allowed_topologies));
         errors
     }
 
     fn validate_update(&self, new: &StorageClass, old: &StorageClass) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        if new.parameters != old.parameters {
+        let mut errors = self.validate_create(new);
+        if !same(&new.parameters, &old.parameters) {
             errors.forbidden("parameters", "updates to parameters are forbidden.");
         }
         if new.provisioner != old.provisioner {
