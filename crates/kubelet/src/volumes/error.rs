@@ -137,8 +137,8 @@ pub(crate) enum Cause {
     Labels(#[from] ManyLabels),
     #[error("kubernetes.io/csi: {needed_by}: {source}")]
     NoDriver { needed_by: &'static str, source: NoDriver },
-    #[error("fetching NodeStageSecretRef {namespace}/{name} failed: {why}")]
-    Secret { namespace: String, name: String, why: SecretError },
+    #[error("fetching {field} {secret} failed: {why}")]
+    Secret { field: &'static str, secret: String, why: SecretError },
     #[error(transparent)]
     Attach(#[from] AttachError),
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]

@@ -118,13 +118,16 @@ pub(crate) fn walk(dir: &Path) -> Vec<PathBuf> {
 pub(crate) async fn volumes_are_staged_published_and_taken_down(node: &mut Node) {
     let served = driver(node, Options::new(NAME), json!({"fsGroupPolicy": "File"})).await;
     let driver = &served.driver;
-    let secret: Secret =
-        serde_json::from_value(json!({"metadata": {"name": "key"}, "stringData": {"pass": "word"}})).unwrap();
-    node.api.client().namespaced::<Secret>("default").create(&secret).await.unwrap();
-    let reference = json!({"namespace": "default", "name": "key"});
+    let secrets = node.api.client().namespaced::<Secret>("default");
+    for name in ["stage", "publish"] {
+        let secret = json!({"metadata": {"name": name}, "stringData": {"pass": "word"}});
+        secrets.create(&serde_json::from_value(secret).unwrap()).await.unwrap();
+    }
+    let reference = |name: &str| json!({"namespace": "default", "name": name});
     let source = json!({
         "driver": NAME, "volumeHandle": "handle-one", "fsType": "ext4", "volumeAttributes": {"colour": "blue"},
-        "nodeStageSecretRef": reference, "nodePublishSecretRef": reference,
+        "nodeStageSecretRef": reference("stage"), "nodePublishSecretRef": reference("publish"),
+        "nodeExpandSecretRef": reference("missing"),
     });
     claim(node, "one", NAME, json!({"csi": source, "mountOptions": ["noatime"]})).await;
     let script = "echo hello > /v/file; stat -c '%g %a' /v; sleep 1000";
@@ -141,8 +144,10 @@ pub(crate) async fn volumes_are_staged_published_and_taken_down(node: &mut Node)
         stage.staging_target_path.starts_with(&*root.join("plugins/kubernetes.io/csi").join(NAME).to_string_lossy())
     );
     assert!(stage.staging_target_path.ends_with("/globalmount"));
-    let secrets = [("pass".to_string(), "word".to_string())].into();
-    assert_eq!((&stage.secrets, &publish.secrets), (&secrets, &secrets));
+    let given = [("pass".to_string(), "word".to_string())].into();
+    assert_eq!((&stage.secrets, &publish.secrets), (&given, &given));
+    // Nobody needs it any more: the volume is staged.
+    secrets.delete("stage", &DeleteParams::default()).await.unwrap();
     assert_eq!(publish.volume_context, [("colour".to_string(), "blue".to_string())].into(), "nothing of the pod");
     let capability = publish.volume_capability.unwrap();
     assert_eq!(capability.access_mode, Some(AccessMode::SingleNodeWriter.into()));

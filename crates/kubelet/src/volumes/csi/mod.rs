@@ -118,9 +118,9 @@ struct Inputs {
     label: Option<String>,
     publish_context: BTreeMap<String, String>,
     volume_context: BTreeMap<String, String>,
-    stage_secrets: BTreeMap<String, String>,
-    publish_secrets: BTreeMap<String, String>,
-    expand_secrets: BTreeMap<String, String>,
+    secrets: Arc<Objects<Secret>>,
+    /// The pod's tokens, where the driver wants them among the secrets.
+    secret_tokens: BTreeMap<String, String>,
 }
 
 impl Inputs {
@@ -128,6 +128,20 @@ impl Inputs {
     fn work(&self, stage: Stage, wanted: &Wanted) -> Work {
         let work = Work::caused(&self.cause, stage, state::ACTOR, state::traced_name(&self.pod));
         work.with_detail(format_args!("{} {}", wanted.driver, wanted.spec_name))
+    }
+
+    /// What a call is given besides the volume: looked up only by whoever is about to make the call. A secret may be gone that
+    /// nobody needs any more.
+    async fn secret(
+        &self,
+        field: &'static str,
+        reference: Option<&SecretReference>,
+    ) -> Result<BTreeMap<String, String>, Cause> {
+        let Some(SecretReference { namespace, name }) = reference else { return Ok(BTreeMap::new()) };
+        let (namespace, name) = (namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default());
+        let values = secret_values(namespace, name, state::uid(&self.pod), &self.secrets).await;
+        let place = || format!("{namespace}/{name}");
+        values.map_err(|why| Cause::Secret { field, secret: place(), why })
     }
 
     async fn call<T>(
@@ -233,7 +247,7 @@ impl Csi {
         self: &Arc<Self>,
         pod: &Pod,
         wanted: Wanted,
-        secrets: &Objects<Secret>,
+        secrets: &Arc<Objects<Secret>>,
         tokens: &Tokens,
     ) -> Result<Mounted, VolumeError> {
         let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
@@ -270,7 +284,7 @@ impl Csi {
         wanted: Wanted,
         object: Option<Arc<CSIDriver>>,
         is_first: bool,
-        secrets: &Objects<Secret>,
+        secrets: &Arc<Objects<Secret>>,
         tokens: &Tokens,
     ) -> Result<Mounted, VolumeError> {
         let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
@@ -282,13 +296,6 @@ impl Csi {
             true => wanted.label(pod, object.as_deref()).map_err(|error| fail(error.into()))?,
             false => None,
         };
-        let secret = async |reference: Option<&SecretReference>| match reference {
-            None => Ok(BTreeMap::new()),
-            Some(reference) => secret_data(reference, state::uid(pod), secrets).await,
-        };
-        let stage_secrets = secret(wanted.stage_secret.as_ref()).await.map_err(fail)?;
-        let publish_secrets = secret(wanted.publish_secret.as_ref()).await.map_err(fail)?;
-        let expand_secrets = secret(wanted.expand_secret.as_ref()).await.map_err(fail)?;
         let mut inputs = Inputs {
             pod: Arc::new(pod.clone()),
             cause: trace::current(),
@@ -298,9 +305,8 @@ impl Csi {
             label,
             publish_context: BTreeMap::new(),
             volume_context: wanted.context(pod, object.as_deref()),
-            stage_secrets,
-            publish_secrets,
-            expand_secrets,
+            secrets: secrets.clone(),
+            secret_tokens: BTreeMap::new(),
             object,
         };
         self.add_tokens(&mut inputs, tokens).await.map_err(fail)?;
@@ -346,7 +352,7 @@ impl Csi {
         }
         let text = serde_json::Value::Object(all).to_string();
         match as_secret {
-            true => inputs.publish_secrets.insert(TOKENS_KEY.into(), text),
+            true => inputs.secret_tokens.insert(TOKENS_KEY.into(), text),
             false => inputs.volume_context.insert(TOKENS_KEY.into(), text),
         };
         Ok(())
@@ -530,20 +536,6 @@ fn check_names(wanted: &Wanted) -> Result<(), Cause> {
         true => Err(Cause::NoHandle),
         false => Ok(()),
     }
-}
-
-async fn secret_data(
-    reference: &SecretReference,
-    uid: &str,
-    secrets: &Objects<Secret>,
-) -> Result<BTreeMap<String, String>, Cause> {
-    let (namespace, name) =
-        (reference.namespace.as_deref().unwrap_or_default(), reference.name.as_deref().unwrap_or_default());
-    secret_values(namespace, name, uid, secrets).await.map_err(|why| Cause::Secret {
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        why,
-    })
 }
 
 /// What a secret holds, as text.

@@ -1,5 +1,6 @@
 //! One volume and its driver: stage, grow, publish, and the way back. The volume is locked all the while.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -55,16 +56,29 @@ impl Csi {
                 return Err(VolumeError::of(operation, &wanted.spec_name, Cause::UsedByAnotherPod));
             }
         }
+        let is_staging = inputs.driver.abilities.has(NodeRpc::StageUnstageVolume) && !wanted.is_inline;
+        let is_staged = self.done.lock().staged.contains(&volume);
+        let stage_secrets = match is_staging && !is_staged {
+            true => {
+                let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::MountDevice };
+                let secrets = inputs.secret("NodeStageSecretRef", wanted.stage_secret.as_ref()).await;
+                Some(secrets.map_err(|cause| VolumeError::of(operation, &wanted.spec_name, cause))?)
+            }
+            false => None,
+        };
+        let secrets = inputs.secret("NodePublishSecretRef", wanted.publish_secret.as_ref()).await;
+        let mut publish_secrets = secrets.map_err(fail)?;
+        publish_secrets.extend(inputs.secret_tokens.clone());
         let (layout, noted, owner) = (self.layout.clone(), record.clone(), uid.clone());
         let is_new =
             blocking(move || layout.note_use(&owner, &noted, mode)).await.map_err(|error| fail(error.into()))?;
         if is_new {
             self.done.lock().begun.insert(key.clone());
         }
-        let staging = match inputs.driver.abilities.has(NodeRpc::StageUnstageVolume) && !wanted.is_inline {
-            true => Some(self.stage(wanted, inputs, &record, is_new).await?),
-            false => None,
-        };
+        let staging = is_staging.then(|| self.layout.staging(&record, mode));
+        if let Some((staging, secrets)) = staging.as_ref().zip(stage_secrets) {
+            self.stage(wanted, inputs, &record, (staging, secrets), is_new).await?;
+        }
         let target = self.layout.target(&uid, &wanted.spec_name, mode);
         let driver = &inputs.driver;
         let request = v1::NodePublishVolumeRequest {
@@ -74,7 +88,7 @@ impl Csi {
             target_path: driver.path(&target),
             volume_capability: Some(Self::capability(wanted, inputs)),
             readonly: wanted.is_read_only,
-            secrets: inputs.publish_secrets.clone(),
+            secrets: publish_secrets,
             volume_context: inputs.volume_context.clone(),
         };
         let publish = driver.clients.node.node_publish_volume(request);
@@ -134,29 +148,26 @@ impl Csi {
         wanted.capability(&inputs.pod, &inputs.driver.abilities, inputs.label.as_deref())
     }
 
-    /// Stages the volume unless it is; returns where.
+    /// Stages the volume, with what the driver needs for that.
     async fn stage(
         &self,
         wanted: &Wanted,
         inputs: &Inputs,
         record: &Record,
+        (staging, secrets): (&Path, BTreeMap<String, String>),
         is_first_use: bool,
-    ) -> Result<std::path::PathBuf, VolumeError> {
+    ) -> Result<(), VolumeError> {
         let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::MountDevice };
         let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         let (volume, mode, driver) = (record.unique_name(), wanted.mode(), &inputs.driver);
-        let staging = self.layout.staging(record, mode);
-        if self.done.lock().staged.contains(&volume) {
-            return Ok(staging);
-        }
         let (layout, noted) = (self.layout.clone(), record.clone());
         let is_new = blocking(move || layout.note_staging(&noted, mode)).await.map_err(|error| fail(error.into()))?;
         let request = v1::NodeStageVolumeRequest {
             volume_id: wanted.handle.clone(),
             publish_context: inputs.publish_context.clone(),
-            staging_target_path: driver.path(&staging),
+            staging_target_path: driver.path(staging),
             volume_capability: Some(Self::capability(wanted, inputs)),
-            secrets: inputs.stage_secrets.clone(),
+            secrets,
             volume_context: wanted.attributes.clone(),
         };
         let stage = driver.clients.node.node_stage_volume(request);
@@ -171,7 +182,7 @@ impl Csi {
             return Err(fail(Cause::Driver(status)));
         }
         self.done.lock().staged.insert(volume);
-        Ok(staging)
+        Ok(())
     }
 
     async fn forget_use(&self, uid: &str, record: &Record, mode: Mode) {
@@ -227,13 +238,14 @@ impl Csi {
             self.tell_not_grown(namespace, name, &cause, false).await;
             return Err(fail(cause));
         }
+        let secrets = inputs.secret("NodeExpandSecretRef", wanted.expand_secret.as_ref()).await.map_err(fail)?;
         let request = v1::NodeExpandVolumeRequest {
             volume_id: wanted.handle.clone(),
             volume_path: driver.path(target),
             capacity_range: Some(v1::CapacityRange { required_bytes: growth.size, limit_bytes: 0 }),
             staging_target_path: staging.map(|path| driver.path(path)).unwrap_or_default(),
             volume_capability: Some(Self::capability(wanted, inputs)),
-            secrets: inputs.expand_secrets.clone(),
+            secrets,
         };
         let volume = csi_name(&wanted.driver, &wanted.handle);
         let call = driver.clients.node.node_expand_volume(request);
