@@ -1,14 +1,19 @@
 //! Housekeeping: what is left of pods that nobody knows goes.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::Informer;
+use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::Notify;
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::cpu_manager::CpuManager;
 use crate::kubelet::Kubelet;
@@ -18,8 +23,10 @@ use crate::{runtime, static_pods};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
 /// gone, and when there were none.
-const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 const IDLE_HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
+/// What cannot be removed is tried again after that long at most.
+pub(crate) const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(120);
 
 /// Looks for what is left of pods that nobody knows.
 pub(crate) struct Housekeeping {
@@ -39,80 +46,170 @@ impl Housekeeping {
             () = stop.cancelled() => return,
             () = self.all_read.cancelled() => {}
         }
+        let mut removals = Removals::new();
         loop {
-            let is_clean = clean_orphans(&self.kubelet, &self.workers, &self.pods).await;
+            let is_clean = self.look(&mut removals).await;
             let interval = if is_clean { IDLE_HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_INTERVAL };
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(interval) => continue,
-                () = self.some_left.notified() => {}
-            }
-            // What a pod leaves behind goes with its worker, a moment later.
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(HOUSEKEEPING_INTERVAL) => {}
+            let next = tokio::time::sleep(interval);
+            tokio::pin!(next);
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = &mut next => break,
+                    Some(ended) = removals.tasks.join_next_with_id() => if removals.ended(ended) { continue },
+                    // What a pod leaves behind goes with its worker, a moment later.
+                    () = self.some_left.notified() => {}
+                }
+                let soon = Instant::now() + HOUSEKEEPING_INTERVAL;
+                if soon < next.deadline() {
+                    next.as_mut().reset(soon);
+                }
             }
         }
+    }
+
+    /// Ends pods that run here but are in no source, and begins to remove what dead ones left behind. Says whether nothing was
+    /// found.
+    async fn look(&self, removals: &mut Removals) -> bool {
+        let Housekeeping { kubelet, workers, pods, .. } = self;
+        let sandboxes = match kubelet.runtime.sandboxes(None).await {
+            Ok(sandboxes) => sandboxes,
+            Err(error) => {
+                tracing::warn!(%error, "sandboxes not listed");
+                return false;
+            }
+        };
+        let wanted: std::collections::HashSet<String> = pods
+            .list()
+            .iter()
+            .filter(|pod| !static_pods::is_mirror(pod))
+            .map(|pod| state::uid(pod).to_string())
+            .collect();
+        let running = runtime::known_pods(&sandboxes);
+        let mut is_clean = true;
+        for (uid, (namespace, name)) in &running {
+            if wanted.contains(uid) || workers.has(uid) {
+                continue;
+            }
+            is_clean = false;
+            // All that is left of its spec is what its containers carry.
+            let containers = match kubelet.runtime.containers(Some(uid)).await {
+                Ok(containers) => containers,
+                Err(error) => {
+                    tracing::warn!(uid, %error, "containers of a pod in no source not listed, it stays until they are");
+                    continue;
+                }
+            };
+            let grace = containers.iter().find_map(|container| container.annotations.get(annotation::POD_GRACE_PERIOD));
+            let spec = PodSpec {
+                termination_grace_period_seconds: grace.and_then(|seconds| seconds.parse().ok()),
+                ..Default::default()
+            };
+            tracing::info!(pod = format!("{namespace}/{name}"), uid, "ending a pod that is in no source");
+            workers.end_orphan(Pod {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    namespace: Some(namespace.clone()),
+                    uid: Some(uid.clone()),
+                    ..Default::default()
+                },
+                spec: Some(spec),
+                ..Default::default()
+            });
+        }
+        let mut left = Vec::from_iter(kubelet.volumes.pods_on_disk());
+        left.extend(kubelet.cgroups.iter().flat_map(Cgroups::pods));
+        left.extend(kubelet.cpu_manager.iter().flat_map(CpuManager::pods));
+        left.sort();
+        left.dedup();
+        left.retain(|uid| !wanted.contains(uid) && !workers.has(uid) && !running.contains_key(uid));
+        is_clean &= left.is_empty();
+        for uid in left {
+            let (kubelet, owner) = (kubelet.clone(), uid.clone());
+            removals.begin(uid, async move {
+                let released = kubelet.release(&owner).await;
+                if let Err(error) = &released {
+                    tracing::warn!(uid = owner, %error, "leftovers of a pod not removed, will retry");
+                }
+                released.is_ok()
+            });
+        }
+        let (devices, disks) = (kubelet.clone(), kubelet.clone());
+        removals.begin("local devices", async move { devices.volumes.local_devices.release_unused().await });
+        removals.begin("iSCSI disks", async move { disks.volumes.iscsi.release_unused().await });
+        is_clean & kubelet.volumes.csi.unstage_unused().await
     }
 }
 
-/// Ends pods that run here but are in no source, and removes what dead ones left behind. Says whether nothing was found.
-async fn clean_orphans(kubelet: &Arc<Kubelet>, workers: &Arc<Workers>, pods: &Informer<Pod>) -> bool {
-    let sandboxes = match kubelet.runtime.sandboxes(None).await {
-        Ok(sandboxes) => sandboxes,
-        Err(error) => {
-            tracing::warn!(%error, "sandboxes not listed");
-            return false;
-        }
-    };
-    let wanted: std::collections::HashSet<String> =
-        pods.list().iter().filter(|pod| !static_pods::is_mirror(pod)).map(|pod| state::uid(pod).to_string()).collect();
-    let running = runtime::known_pods(&sandboxes);
-    let mut is_clean = true;
-    for (uid, (namespace, name)) in &running {
-        if wanted.contains(uid) || workers.has(uid) {
-            continue;
-        }
-        is_clean = false;
-        // All that is left of its spec is what its containers carry.
-        let containers = match kubelet.runtime.containers(Some(uid)).await {
-            Ok(containers) => containers,
-            Err(error) => {
-                tracing::warn!(uid, %error, "containers of a pod in no source not listed, it stays until they are");
-                continue;
-            }
-        };
-        let grace = containers.iter().find_map(|container| container.annotations.get(annotation::POD_GRACE_PERIOD));
-        let spec = PodSpec {
-            termination_grace_period_seconds: grace.and_then(|seconds| seconds.parse().ok()),
-            ..Default::default()
-        };
-        tracing::info!(pod = format!("{namespace}/{name}"), uid, "ending a pod that is in no source");
-        workers.end_orphan(Pod {
-            metadata: ObjectMeta {
-                name: Some(name.clone()),
-                namespace: Some(namespace.clone()),
-                uid: Some(uid.clone()),
-                ..Default::default()
-            },
-            spec: Some(spec),
-            ..Default::default()
-        });
+/// What is being removed, side by side: a storage driver that does not answer holds up its own leftovers only. What fails is
+/// tried again later and later.
+struct Removals {
+    tasks: JoinSet<bool>,
+    under_way: HashMap<Id, String>,
+    backoff: Backoff,
+}
+
+impl Removals {
+    fn new() -> Self {
+        let backoff = Backoff::new(HOUSEKEEPING_INTERVAL, MAX_RETRY_INTERVAL);
+        Removals { tasks: JoinSet::new(), under_way: HashMap::new(), backoff }
     }
-    let mut left = Vec::from_iter(kubelet.volumes.pods_on_disk());
-    left.extend(kubelet.cgroups.iter().flat_map(Cgroups::pods));
-    left.extend(kubelet.cpu_manager.iter().flat_map(CpuManager::pods));
-    left.sort();
-    left.dedup();
-    left.retain(|uid| !wanted.contains(uid) && !workers.has(uid) && !running.contains_key(uid));
-    is_clean &= left.is_empty();
-    // Side by side: a storage driver that does not answer holds up its own pods only.
-    let releases = left.iter().map(|uid| async move {
-        if let Err(error) = kubelet.release(uid).await {
-            tracing::warn!(uid, %error, "leftovers of a pod not removed");
+
+    /// Begins a removal, which says whether it is done, unless it is under way or it is too early to try again.
+    fn begin(&mut self, what: impl Into<String>, removal: impl Future<Output = bool> + Send + 'static) {
+        let what = what.into();
+        let is_waiting = self.backoff.remaining_since_update(&what).is_some();
+        if !is_waiting && !self.under_way.values().any(|other| *other == what) {
+            let id = self.tasks.spawn(FutureExt::boxed(removal)).id();
+            self.under_way.insert(id, what);
         }
-    });
-    futures_util::future::join_all(releases).await;
-    let is_free = kubelet.volumes.local_devices.release_unused().await & kubelet.volumes.iscsi.release_unused().await;
-    is_clean & is_free & kubelet.volumes.csi.unstage_unused().await
+    }
+
+    /// Whether it is done.
+    fn ended(&mut self, ended: Result<(Id, bool), JoinError>) -> bool {
+        let (id, is_done) = ended.unwrap_or_else(|error| {
+            tracing::error!(%error, "removing leftovers ended badly");
+            (error.id(), false)
+        });
+        match self.under_way.remove(&id) {
+            Some(what) if is_done => self.backoff.forget(&what),
+            Some(what) => self.backoff.next(&what),
+            None => {}
+        }
+        is_done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_is_tried_later_and_holds_up_nothing_else() {
+        let mut removals = Removals::new();
+        let tries = [const { AtomicUsize::new(0) }; 3].map(Arc::new);
+        let begun = |at: usize| tries[at].load(Ordering::SeqCst);
+        // For two minutes, every two seconds: one hangs, one fails, one is done.
+        for _ in 0..60 {
+            for (at, what) in ["hangs", "fails", "works"].into_iter().enumerate() {
+                let tries = tries[at].clone();
+                removals.begin(what, async move {
+                    tries.fetch_add(1, Ordering::SeqCst);
+                    match what {
+                        "hangs" => std::future::pending().await,
+                        _ => what == "works",
+                    }
+                });
+            }
+            tokio::task::yield_now().await;
+            while let Some(ended) = removals.tasks.try_join_next_with_id() {
+                removals.ended(ended);
+            }
+            tokio::time::advance(HOUSEKEEPING_INTERVAL).await;
+        }
+        assert_eq!((begun(0), begun(2)), (1, 60));
+        assert!((5..=7).contains(&begun(1)), "after 2, 4, 8, 16, 32 seconds: {}", begun(1));
+    }
 }

@@ -37,6 +37,8 @@ use super::attached::Attached;
 use super::error::{Cause, Operation, SecretError, TornDown, Unfinished};
 use super::in_use::{InUse, STAGING};
 use super::{Mounted, TearDownError, Tokens, VolumeError, blocking};
+use crate::backoff::Backoff;
+use crate::housekeeping::{HOUSEKEEPING_INTERVAL, MAX_RETRY_INTERVAL};
 use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::state;
@@ -68,6 +70,8 @@ pub(crate) struct Csi {
     /// How many operations are under way, by uid of the pod that they are for.
     running: watch::Sender<HashMap<String, usize>>,
     stats: stats::Cache,
+    /// When what could not be unstaged is tried again.
+    unstaging: Backoff,
     /// Counts changes of how often drivers are asked how many volumes the node may have.
     periods: Arc<watch::Sender<u64>>,
     /// Since when attachers have had no room for volumes: by uid and spec name.
@@ -227,6 +231,7 @@ impl Csi {
             done: Default::default(),
             running: Default::default(),
             stats: Default::default(),
+            unstaging: Backoff::new(HOUSEKEEPING_INTERVAL, MAX_RETRY_INTERVAL),
             periods,
             without_room: Default::default(),
             metrics: parts.metrics,
@@ -433,7 +438,11 @@ impl Csi {
             |record: &layout::Record| used.iter().any(|found| found.record.unique_name() == record.unique_name());
         let unused: Vec<_> = staged.into_iter().filter(|(record, _)| !is_used(record)).collect();
         for (record, mode) in &unused {
-            let Some(held) = self.try_lock(&record.unique_name()) else { continue };
+            let volume = record.unique_name();
+            if self.unstaging.remaining_since_update(&volume).is_some() {
+                continue;
+            }
+            let Some(held) = self.try_lock(&volume) else { continue };
             let (this, record, mode, stop) = (self.clone(), record.clone(), *mode, self.stop.clone());
             self.tasks.spawn(FutureExt::boxed(async move {
                 let unstaged = tokio::select! {
@@ -441,8 +450,12 @@ impl Csi {
                     unstaged = this.unstage_if_unused(&record, mode) => unstaged,
                 };
                 drop(held);
-                if let Err(error) = unstaged {
-                    tracing::warn!(volume = record.spec_name, %error, "volume not unstaged, will retry");
+                match unstaged {
+                    Ok(()) => this.unstaging.forget(&volume),
+                    Err(error) => {
+                        this.unstaging.next(&volume);
+                        tracing::warn!(volume = record.spec_name, %error, "volume not unstaged, will retry");
+                    }
                 }
             }));
         }
