@@ -2,18 +2,20 @@
 
 #![allow(unsafe_code, reason = "inotify; every block states why it is sound")]
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Where the kernel has no watches left, the file is looked at this often.
+/// Where the kernel has no watches left, or there is nothing to watch yet, the place is looked at this often.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// An event is a header of this many bytes, the last four of them the length of the name that follows.
 const HEADER: usize = size_of::<libc::inotify_event>();
@@ -28,12 +30,22 @@ pub enum Change {
 }
 
 /// Tells when a file changes or another one takes its place.
-pub struct FileWatch(Option<AsyncFd<File>>);
+pub struct FileWatch {
+    inotify: Option<AsyncFd<File>>,
+    places: Mutex<Places>,
+}
+
+#[derive(Default)]
+struct Places {
+    watched: HashSet<PathBuf>,
+    /// What the kernel does not watch, and for which events it should.
+    unwatched: HashMap<PathBuf, u32>,
+}
 
 impl FileWatch {
     /// Watches `path`. What is written from now on is noticed.
     pub fn new(path: &Path) -> Self {
-        let watch = Self(start().inspect_err(|error| tracing::debug!(%error, "no inotify")).ok());
+        let watch = Self::of_directories();
         if let Some(parent) = path.parent() {
             watch.add(parent, libc::IN_CREATE | libc::IN_MOVED_TO);
         }
@@ -43,7 +55,8 @@ impl FileWatch {
 
     /// Watches nothing yet.
     pub fn of_directories() -> Self {
-        Self(start().inspect_err(|error| tracing::debug!(%error, "no inotify")).ok())
+        let inotify = start().inspect_err(|error| tracing::debug!(%error, "no inotify")).ok();
+        Self { inotify, places: Mutex::default() }
     }
 
     /// Tells of what comes to and goes from a directory as well.
@@ -64,24 +77,65 @@ impl FileWatch {
     }
 
     fn add(&self, path: &Path, events: u32) {
-        let (Some(inotify), Ok(name)) = (&self.0, CString::new(path.as_os_str().as_bytes())) else { return };
-        // SAFETY: the descriptor is open and the name ends with a zero; both outlive the call.
-        let added = unsafe { libc::inotify_add_watch(inotify.as_raw_fd(), name.as_ptr(), events) };
-        if added < 0 {
-            // A file that went away again: its directory tells about the next one.
-            tracing::debug!(path = %path.display(), error = %io::Error::last_os_error(), "not watched");
+        let Some(inotify) = &self.inotify else { return };
+        let mut places = self.places.lock();
+        let added = watch(inotify, path, events);
+        let was_unwatched = places.unwatched.remove(path).is_some();
+        places.watched.remove(path);
+        match added {
+            Ok(()) => drop(places.watched.insert(path.to_owned())),
+            // What went away again: the directory that it was in tells about the next one.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && path.parent().is_some_and(|parent| places.watched.contains(parent)) => {}
+            Err(error) => {
+                if !was_unwatched {
+                    tracing::debug!(path = %path.display(), %error, "not watched, will be looked at now and then");
+                }
+                places.unwatched.insert(path.to_owned(), events);
+            }
         }
     }
 
     /// Waits for the next change. What comes in quick succession is told once.
     pub async fn changed(&self) -> Change {
-        if let Some(inotify) = &self.0
-            && let Some(change) = next(inotify).await
-        {
-            return change;
+        let told = async {
+            match &self.inotify {
+                Some(inotify) => next(inotify).await,
+                None => None,
+            }
+        };
+        if self.places.lock().unwatched.is_empty() {
+            return match told.await {
+                Some(change) => change,
+                None => self.look().await,
+            };
         }
-        tokio::time::sleep(POLL_INTERVAL).await;
-        Change::Closed
+        tokio::select! {
+            Some(change) = told => change,
+            change = self.look() => change,
+        }
+    }
+
+    /// Some time later, without having been told of anything. What is not there has not changed either.
+    async fn look(&self) -> Change {
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            let unwatched = self.places.lock().unwatched.clone();
+            unwatched.iter().for_each(|(path, events)| self.add(path, *events));
+            if unwatched.is_empty() || unwatched.keys().any(|path| path.exists()) {
+                return Change::Closed;
+            }
+        }
+    }
+}
+
+fn watch(inotify: &AsyncFd<File>, path: &Path, events: u32) -> io::Result<()> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the descriptor is open and the name ends with a zero; both outlive the call.
+    match unsafe { libc::inotify_add_watch(inotify.as_raw_fd(), name.as_ptr(), events) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -146,5 +200,30 @@ mod tests {
         watch.add_file(&path);
         file.write_all(b"x").unwrap();
         assert_eq!(watch.changed().await, Change::Written);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_cannot_be_watched_is_looked_at_now_and_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, inside) = (dir.path().join("a"), dir.path().join("a/b"));
+        std::fs::write(&file, "").unwrap();
+        let watch = FileWatch::of_directories();
+        for path in [&inside, &dir.path().join("missing")] {
+            watch.add_directory(path);
+        }
+        assert!(tokio::time::timeout(10 * POLL_INTERVAL, watch.changed()).await.is_err(), "nothing is there");
+        assert_eq!(watch.places.lock().unwatched.len(), 2);
+        // From then on it is watched.
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir_all(&inside).unwrap();
+        std::fs::create_dir(dir.path().join("missing")).unwrap();
+        assert_eq!(watch.changed().await, Change::Closed);
+        assert!(watch.places.lock().unwatched.is_empty());
+        std::fs::write(inside.join("c"), "").unwrap();
+        assert_eq!(watch.changed().await, Change::Written);
+        // What was below a directory that is watched, and is gone, is that directory's to tell of.
+        let gone = inside.join("gone");
+        watch.add_directory(&gone);
+        assert!(watch.places.lock().unwatched.is_empty());
     }
 }
