@@ -132,12 +132,17 @@ impl NodeAgent {
         let mut last_write: Option<tokio::time::Instant> = None;
         let mut reported: Option<NodeStatus> = None;
         let mut was_ready = false;
+        // Whether the API has what was written last: an answer may have been lost.
+        let mut is_certain = false;
         loop {
             let old = reported.clone().unwrap_or_default();
+            let until = self.in_use.begun();
             let new = self.status(&old).await;
             let is_ready = api::node::status_is_ready(&new);
             let due = last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
-            if due || reported.as_ref().is_none_or(|reported| status::differs(reported, &new)) {
+            let used = new.volumes_in_use.clone().unwrap_or_default();
+            if due || !is_certain || reported.as_ref().is_none_or(|reported| status::differs(reported, &new)) {
+                is_certain = false;
                 let patch = Patch::strategic(json!({"status": status::patch(&new)}));
                 match api.patch_status(name, &patch).await {
                     Ok(_) => {
@@ -147,8 +152,8 @@ impl NodeAgent {
                             self.recorder.normal(&reference(name), "NodeReady", message);
                         }
                         was_ready = is_ready;
-                        self.in_use.reported(new.volumes_in_use.as_deref().unwrap_or_default());
                         reported = Some(new);
+                        is_certain = true;
                     }
                     Err(error) if error.is_not_found() && self.settings.register_node => {
                         if let Err(error) = self.register().await {
@@ -157,6 +162,11 @@ impl NodeAgent {
                     }
                     Err(error) => tracing::warn!(%error, "node status not written, will retry"),
                 }
+            }
+            let shown = reported.as_ref().filter(|_| is_certain).map(|reported| reported.volumes_in_use.as_deref());
+            // Also where nothing had to be written: another pod has what the one before had.
+            if shown.is_some_and(|shown| shown.unwrap_or_default() == used) {
+                self.in_use.reported(&used, until);
             }
             let pause = if was_ready { self.settings.node_status_update_frequency } else { STARTING_INTERVAL };
             tokio::select! {

@@ -11,69 +11,111 @@ use tokio::sync::{Notify, watch};
 pub(super) const STAGING: &str = "";
 
 pub(crate) struct InUse {
-    /// Names of volumes, with the uids of those who hold them.
-    held: Mutex<BTreeMap<String, BTreeSet<String>>>,
-    reported: watch::Sender<BTreeSet<String>>,
+    held: Mutex<Held>,
+    reported: watch::Sender<Reported>,
     /// Has the status written soon.
     changed: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// By name of the volume.
+    uses: BTreeMap<String, Use>,
+    /// How many uses have begun.
+    begun: u64,
+}
+
+/// A volume is in use without a break, by one or the other.
+struct Use {
+    /// Which one it is, of all uses of all volumes.
+    number: u64,
+    /// The uids of those who hold it.
+    holders: BTreeSet<String>,
+}
+
+impl Held {
+    /// Says whether that is a use of its own.
+    fn add(&mut self, name: &str, uid: &str) -> bool {
+        let is_new = !self.uses.contains_key(name);
+        self.begun += u64::from(is_new);
+        let number = self.begun;
+        let found = self.uses.entry(name.to_owned()).or_insert_with(|| Use { number, holders: BTreeSet::new() });
+        found.holders.insert(uid.to_owned());
+        is_new
+    }
+}
+
+/// What the API shows. It says nothing of a use that began after the status was put together: what it shows may be an earlier one,
+/// which is over, and the next status says so.
+#[derive(Default)]
+struct Reported {
+    names: BTreeSet<String>,
+    /// The last use that was looked at.
+    until: u64,
 }
 
 impl InUse {
     /// Each volume with one that holds it.
     pub(super) fn new(at_start: impl IntoIterator<Item = (String, String)>, changed: Arc<Notify>) -> Self {
-        let mut held: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut held = Held::default();
         for (name, uid) in at_start {
-            held.entry(name).or_default().insert(uid);
+            held.add(&name, &uid);
         }
         InUse { held: Mutex::new(held), reported: Default::default(), changed }
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.held.lock().keys().cloned().collect()
+        self.held.lock().uses.keys().cloned().collect()
     }
 
-    /// The API has a status with these.
-    pub(crate) fn reported(&self, names: &[String]) {
-        self.reported.send_replace(names.iter().cloned().collect());
+    /// The last use that has begun. To be asked before the names that go into a status.
+    pub(crate) fn begun(&self) -> u64 {
+        self.held.lock().begun
+    }
+
+    /// The API has a status with these, put together when no use had begun after `until`.
+    pub(crate) fn reported(&self, names: &[String], until: u64) {
+        self.reported.send_replace(Reported { names: names.iter().cloned().collect(), until });
     }
 
     /// Returns when the API shows the volume as used. The pod holds it from the beginning, and until it is released: also if
     /// nobody waits for the end of this.
     pub(super) async fn add(&self, name: &str, uid: &str) {
         self.keep(name, uid);
+        let number = || self.held.lock().uses.get(name).map(|found| found.number);
+        let is_shown = |reported: &Reported| {
+            reported.names.contains(name) && number().is_some_and(|number| number <= reported.until)
+        };
         // The sender lives as long as this.
-        let _ = self.reported.subscribe().wait_for(|reported| reported.contains(name)).await;
+        let _ = self.reported.subscribe().wait_for(is_shown).await;
     }
 
     /// One more holds a volume that is in use; says whether it was.
     pub(super) fn hold(&self, name: &str, uid: &str) -> bool {
         let mut held = self.held.lock();
-        let Some(holders) = held.get_mut(name) else { return false };
-        holders.insert(uid.to_string());
+        let Some(found) = held.uses.get_mut(name) else { return false };
+        found.holders.insert(uid.to_string());
         true
     }
 
     /// As [`InUse::hold`], for what is held on behalf of somebody; says whether they hold it still.
     pub(super) fn hold_for(&self, name: &str, uid: &str, holder: &str) -> bool {
         let mut held = self.held.lock();
-        let Some(holders) = held.get_mut(name).filter(|holders| holders.contains(uid)) else { return false };
-        holders.insert(holder.to_string());
+        let Some(found) = held.uses.get_mut(name).filter(|found| found.holders.contains(uid)) else { return false };
+        found.holders.insert(holder.to_string());
         true
     }
 
     /// The volume is in use already, whether the API shows that or not.
     pub(super) fn keep(&self, name: &str, uid: &str) {
-        let mut held = self.held.lock();
-        let is_new = !held.contains_key(name);
-        held.entry(name.to_string()).or_default().insert(uid.to_string());
-        drop(held);
+        let is_new = self.held.lock().add(name, uid);
         if is_new {
             self.changed.notify_one();
         }
     }
 
     pub(super) fn is_held_by(&self, name: &str, uid: &str) -> bool {
-        self.held.lock().get(name).is_some_and(|holders| holders.contains(uid))
+        self.held.lock().uses.get(name).is_some_and(|found| found.holders.contains(uid))
     }
 
     pub(super) fn release(&self, name: &str, uid: &str) {
@@ -86,22 +128,15 @@ impl InUse {
     }
 
     fn release_where(&self, uid: &str, is_meant: impl Fn(&str) -> bool) {
-        let mut left = Vec::new();
-        let mut held = self.held.lock();
-        held.retain(|name, holders| {
-            if is_meant(name) && holders.remove(uid) && holders.is_empty() {
-                left.push(name.clone());
-                return false;
-            }
-            true
+        let mut is_over = false;
+        self.held.lock().uses.retain(|name, found| {
+            let is_last = is_meant(name) && found.holders.remove(uid) && found.holders.is_empty();
+            is_over |= is_last;
+            !is_last
         });
-        if left.is_empty() {
-            return;
+        if is_over {
+            self.changed.notify_one();
         }
-        // Who comes next waits until the API shows it anew.
-        self.reported.send_modify(|reported| reported.retain(|name| !left.contains(name)));
-        drop(held);
-        self.changed.notify_one();
     }
 }
 
@@ -116,7 +151,7 @@ mod tests {
         let in_use = InUse::new([("old".to_string(), STAGING.to_string())], Arc::default());
         assert_eq!(in_use.names(), ["old"]);
         assert!(in_use.add("v", "a").now_or_never().is_none(), "not before it is reported");
-        in_use.reported(&in_use.names());
+        in_use.reported(&in_use.names(), in_use.begun());
         assert!(in_use.add("v", "b").now_or_never().is_some());
         // A is done with it while B is about to begin.
         in_use.hold("v", STAGING);
@@ -141,5 +176,27 @@ mod tests {
         in_use.keep("v", "place");
         assert!(in_use.hold_for("v", "place", "other place"));
         assert!(in_use.hold("v", STAGING));
+    }
+
+    /// A status is put together and written, and meanwhile the volume changes hands.
+    #[test]
+    fn security_a_status_says_nothing_of_uses_that_began_after_it() {
+        let in_use = InUse::new([], Arc::default());
+        in_use.keep("v", "a");
+        let (until, names) = (in_use.begun(), in_use.names());
+        in_use.release_all("a");
+        in_use.keep("v", "b");
+        in_use.reported(&names, until);
+        assert!(in_use.add("v", "b").now_or_never().is_none(), "what is shown is the use of another, and may go");
+        in_use.reported(&in_use.names(), in_use.begun());
+        assert!(in_use.add("v", "b").now_or_never().is_some());
+        // Nor does it when nobody had it in between.
+        let (until, names) = (in_use.begun(), in_use.names());
+        in_use.release_all("b");
+        in_use.reported(&names, until);
+        assert!(in_use.add("v", "c").now_or_never().is_none());
+        in_use.keep("w", "c");
+        in_use.reported(&in_use.names(), in_use.begun());
+        assert!(in_use.add("v", "d").now_or_never().is_some(), "it is shown, and held still");
     }
 }
