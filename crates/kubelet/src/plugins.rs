@@ -157,6 +157,7 @@ impl Plugins {
     async fn serve(&self, socket: &Path, gone: CancellationToken, stop: CancellationToken) {
         let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         let (mut last_cause, mut is_first) = (None, true);
+        let nodes = self.csi.nodes();
         let name = loop {
             let failed = tokio::select! {
                 () = gone.cancelled() => return,
@@ -181,7 +182,7 @@ impl Plugins {
         tracing::info!(driver = name, socket = %socket.display(), "CSI driver registered");
         tokio::select! {
             () = gone.cancelled() => {}
-            () = self.csi.follow_limit(&name) => {}
+            () = self.csi.follow(&name, nodes) => {}
         }
         // A kubelet that stops leaves everything as it is.
         if stop.is_cancelled() || !self.csi.drivers.remove(&name, socket) {

@@ -420,6 +420,7 @@ impl Running {
             changed: changed.clone(),
             in_use: csi.attached.in_use.clone(),
             recorder: recorder.clone(),
+            uid: Default::default(),
         });
         let eviction = Eviction::new(kubelet.clone(), workers.clone(), changed.clone());
         let eviction = Arc::new(eviction.context("reading eviction thresholds")?);

@@ -43,20 +43,18 @@ pub(crate) struct NodeAgent {
     pub(crate) changed: Arc<Notify>,
     pub(crate) in_use: Arc<InUse>,
     pub(crate) recorder: client::EventRecorder,
+    /// Of the Node that was registered last, which owns the lease; empty if that is not ours to do.
+    pub(crate) uid: Mutex<String>,
 }
 
 impl NodeAgent {
     /// Registers, then reports until stopped.
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let mut uid = String::new();
         if self.settings.register_node {
             let mut retry = client::backoff::Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
             loop {
                 match self.register().await {
-                    Ok(registered) => {
-                        uid = registered;
-                        break;
-                    }
+                    Ok(()) => break,
                     Err(error) => {
                         tracing::warn!(node = self.settings.node_name, %error, "node not registered, will retry");
                         tokio::select! {
@@ -71,12 +69,12 @@ impl NodeAgent {
         tokio::select! {
             () = stop.cancelled() => {}
             () = self.report() => {}
-            () = self.renew_lease(uid) => {}
+            () = self.renew_lease() => {}
         }
     }
 
     /// Creates the Node, or takes over the one that is there.
-    async fn register(&self) -> Result<String, client::Error> {
+    async fn register(&self) -> Result<(), client::Error> {
         let api = self.client.all::<Node>();
         let name = &self.settings.node_name;
         let status = self.status(&NodeStatus::default()).await;
@@ -104,7 +102,8 @@ impl NodeAgent {
             }
             Err(error) => return Err(error),
         };
-        Ok(made.metadata.uid.unwrap_or_default())
+        *self.uid.lock() = made.metadata.uid.unwrap_or_default();
+        Ok(())
     }
 
     async fn status(&self, old: &NodeStatus) -> NodeStatus {
@@ -176,7 +175,7 @@ impl NodeAgent {
         }
     }
 
-    async fn renew_lease(&self, uid: String) {
+    async fn renew_lease(&self) {
         let api = self.client.namespaced::<Lease>(LEASE_NAMESPACE);
         let name = &self.settings.node_name;
         let interval = self.settings.node_lease_duration / 4;
@@ -199,6 +198,7 @@ impl NodeAgent {
                         api.update(&lease).await
                     }
                     Ok(None) => {
+                        let uid = self.uid.lock().clone();
                         let owner = OwnerReference {
                             api_version: "v1".into(),
                             kind: "Node".into(),

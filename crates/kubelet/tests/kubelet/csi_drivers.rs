@@ -108,6 +108,27 @@ pub(crate) async fn drivers_come_and_go(node: &mut Node) {
     node.wait("early", "ready", is_ready).await;
     node.delete("early").await;
     assert_clean(node, &served.driver);
+
+    // A Node that was deleted is made again, and told of them again.
+    let before = node.api.client().all::<ApiNode>().get(&node.name).await.unwrap().metadata.uid;
+    node.api.client().all::<ApiNode>().delete(&node.name, &DeleteParams::default()).await.unwrap();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    loop {
+        let own: Option<ApiNode> = node.api.client().all().get_opt(&node.name).await.unwrap();
+        let found: Option<CSINode> = node.api.client().all().get_opt(&node.name).await.unwrap();
+        let meta = own.map(|own| own.metadata).filter(|meta| meta.uid != before).unwrap_or_default();
+        let noted = meta.annotations.unwrap_or_default().remove("csi.volume.kubernetes.io/nodeid").unwrap_or_default();
+        let is_told = [NAME, "other.example.com"].iter().all(|name| noted.contains(name))
+            && meta.labels.unwrap_or_default().contains_key(&format!("{NAME}/zone"));
+        let owners = found.as_ref().and_then(|found| found.metadata.owner_references.clone()).unwrap_or_default();
+        let is_owned = owners.iter().any(|owner| Some(&owner.uid) == meta.uid.as_ref());
+        let drivers = found.map_or(0, |found| found.spec.drivers.len());
+        if is_told && is_owned && drivers == 2 {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{noted} {owners:?} {drivers}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     drop(other);
 }
 

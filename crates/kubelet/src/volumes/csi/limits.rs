@@ -1,14 +1,22 @@
 //! How many volumes of a driver the node may have. That can change while the driver runs: a driver whose object says so is asked
 //! again and again, and also when its attacher has had no room for a volume for long (`MutableCSINodeAllocatableCount`, v1.36).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use client::Event;
+use client::backoff::Backoff;
 use csi::tonic::Status;
 use csi::v1;
+use futures_util::FutureExt;
 use k8s_openapi::api::storage::v1::CSIDriver;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::{Csi, NoDriver, NodeInfoError, Wanted};
+
+/// Between two tries to tell a new Node of a driver.
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Why it is not known how many volumes the node may have.
 #[derive(Debug, thiserror::Error)]
@@ -36,18 +44,41 @@ pub(super) fn changes_period(event: &Event<CSIDriver>) -> bool {
 }
 
 impl Csi {
-    /// Asks a driver as often as its object says. Never ends.
-    pub(crate) async fn follow_limit(&self, name: &str) {
+    /// Asks a driver as often as its object says, and tells each new Node of it. Never ends.
+    pub(crate) async fn follow(&self, name: &str, mut nodes: watch::Receiver<String>) {
         let mut changes = self.periods.subscribe();
+        let mut retry = Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+        // When a Node that was not told is told again.
+        let mut untold: Option<Instant> = None;
         loop {
             let period = self.period(name);
             tokio::select! {
-                // The sender lives as long as this.
+                // The senders live as long as this.
                 _ = changes.changed() => continue,
-                () = tokio::time::sleep(period.unwrap_or_default()), if period.is_some() => {}
+                _ = nodes.changed() => {}
+                () = tokio::time::sleep_until(untold.unwrap_or_else(Instant::now)), if untold.is_some() => {}
+                () = tokio::time::sleep(period.unwrap_or_default()), if period.is_some() => {
+                    self.update_limit(name).await;
+                    continue;
+                }
             }
-            self.update_limit(name).await;
+            untold = match self.install_again(name).await {
+                Ok(()) => {
+                    retry.reset();
+                    None
+                }
+                Err(error) => {
+                    tracing::warn!(driver = name, %error, "the new Node is not told of a CSI driver, will retry");
+                    Some(Instant::now() + retry.next_delay())
+                }
+            };
         }
+    }
+
+    async fn install_again(&self, name: &str) -> Result<(), LimitError> {
+        let driver = self.drivers.get(name)?;
+        let info = driver.clients.node.node_get_info(v1::NodeGetInfoRequest {}).await?;
+        Ok(self.install(name, &info).await?)
     }
 
     fn period(&self, name: &str) -> Option<Duration> {
@@ -55,7 +86,8 @@ impl Csi {
     }
 
     async fn update_limit(&self, name: &str) {
-        if let Err(error) = self.ask_for_limit(name).await {
+        // Boxed: pods wait for it, deep down already.
+        if let Err(error) = self.ask_for_limit(name).boxed().await {
             tracing::warn!(driver = name, %error, "it is not known how many volumes the node may have");
         }
     }

@@ -20,15 +20,16 @@ mod wanted;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use client::{Client, Clock, EventRecorder, Informer};
+use client::{Client, Clock, Event, EventRecorder, Informer};
 use csi::tonic::{Code, Status};
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::{Stage, Work};
@@ -63,7 +64,7 @@ pub(crate) struct Csi {
     pub(crate) drivers: drivers::Drivers,
     objects: Informer<CSIDriver>,
     pub(crate) attached: Arc<Attached>,
-    node_info: NodeInfo,
+    node_info: Arc<NodeInfo>,
     /// By unique name of the volume: whoever holds it may call the driver.
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     done: Mutex<Done>,
@@ -210,6 +211,12 @@ impl Csi {
             .map(|(record, holder)| (record.unique_name(), holder.to_string()))
             .collect();
         let in_use = Arc::new(InUse::new(at_start, parts.changed));
+        let node_info = Arc::new(NodeInfo::new(parts.client.clone(), parts.node_name.clone()));
+        let informed = node_info.clone();
+        parts.own_node.subscribe(move |event| match event {
+            Event::Added(node) | Event::Modified { new: node, .. } => informed.seen(node),
+            Event::Deleted(_) => {}
+        });
         let periods: Arc<watch::Sender<u64>> = Arc::default();
         let changed = periods.clone();
         parts.objects.subscribe(move |event| {
@@ -220,7 +227,7 @@ impl Csi {
         Ok(Arc::new(Csi {
             layout,
             attached: Attached::new(parts.client.clone(), parts.node_name.clone(), parts.own_node, in_use),
-            node_info: NodeInfo::new(parts.client.clone(), parts.node_name.clone()),
+            node_info,
             node_name: parts.node_name,
             client: parts.client,
             clock: parts.clock,
@@ -240,11 +247,6 @@ impl Csi {
             tasks: parts.tasks,
             stop: parts.stop,
         }))
-    }
-
-    /// Waits until the node's CSINode is there, which the scheduler looks at.
-    pub(crate) async fn announce(&self) {
-        self.node_info.ensure(&self.stop).await;
     }
 
     /// Makes a volume ready for a pod.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::meta::Meta as _;
-use client::{Client, Patch};
+use client::{Client, DeleteParams, Patch};
 use csi::v1::NodeGetInfoResponse;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Csi;
@@ -51,6 +52,8 @@ pub(crate) enum NodeInfoError {
 pub(super) struct NodeInfo {
     client: Client,
     node: String,
+    /// The uid of the Node, once it was seen: another one begins without what was told of the one before.
+    uid: watch::Sender<String>,
     /// One change at a time.
     turn: tokio::sync::Mutex<()>,
 }
@@ -64,15 +67,51 @@ impl Csi {
     pub(crate) async fn uninstall(&self, driver: &str) -> Result<(), NodeInfoError> {
         self.node_info.uninstall(driver).await
     }
+
+    /// Keeps the node's CSINode, which the scheduler looks at, until the kubelet stops.
+    pub(crate) async fn announce(&self) {
+        let mut nodes = self.nodes();
+        loop {
+            self.node_info.ensure(&self.stop).await;
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                // The sender lives as long as this.
+                _ = nodes.changed() => {}
+            }
+        }
+    }
+
+    /// To be woken when there is another Node of this name.
+    pub(crate) fn nodes(&self) -> watch::Receiver<String> {
+        self.node_info.uid.subscribe()
+    }
 }
 
 impl NodeInfo {
     pub(super) fn new(client: Client, node: String) -> Self {
-        NodeInfo { client, node, turn: Default::default() }
+        NodeInfo { client, node, uid: Default::default(), turn: Default::default() }
+    }
+
+    /// What the API has of this node has changed.
+    pub(super) fn seen(&self, node: &Node) {
+        let uid = node.metadata.uid();
+        self.uid.send_if_modified(|known| {
+            // The first one is told of every driver that registers.
+            let is_another = !known.is_empty() && known != uid;
+            uid.clone_into(known);
+            is_another
+        });
+    }
+
+    /// Whether it is of the Node that is there now, as far as is known. One of a Node that was deleted is deleted soon.
+    fn is_current(&self, found: &CSINode) -> bool {
+        let known = self.uid.borrow();
+        let mut owners = found.metadata.owner_references.iter().flatten().filter(|owner| owner.kind == "Node");
+        known.is_empty() || owners.all(|owner| owner.uid == *known)
     }
 
     /// Makes the CSINode, as soon as there is a Node.
-    pub(super) async fn ensure(&self, stop: &CancellationToken) {
+    async fn ensure(&self, stop: &CancellationToken) {
         let mut retry = client::backoff::Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
         loop {
             match self.change(|_| {}).await {
@@ -134,7 +173,7 @@ impl NodeInfo {
         loop {
             tries += 1;
             let written = match api.get_opt(&self.node).await? {
-                Some(mut found) => {
+                Some(mut found) if self.is_current(&found) => {
                     let before = found.clone();
                     change(&mut found.spec.drivers);
                     match found == before {
@@ -142,9 +181,17 @@ impl NodeInfo {
                         false => api.update(&found).await,
                     }
                 }
-                None => {
+                other => {
                     let node = self.client.all::<Node>().get(&self.node).await?;
                     let mut made = new(&node);
+                    if let Some(earlier) = other {
+                        // Another object, so that whoever is about to delete the earlier one does not delete this.
+                        let params = DeleteParams { uid: earlier.metadata.uid.clone(), ..DeleteParams::default() };
+                        match api.delete(&self.node, &params).await {
+                            Err(error) if !error.is_not_found() && !error.is_conflict() => return Err(error),
+                            _ => made.spec.drivers = earlier.spec.drivers,
+                        }
+                    }
                     change(&mut made.spec.drivers);
                     api.create(&made).await
                 }
