@@ -17,7 +17,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 pub use mounts::{Mount, mount_table, mounts};
-pub use usage::{Usage, usage};
+pub use usage::{Bounds, Usage, usage, usage_within};
 
 /// What is deeper is brought up first. Deeper than anything that we make ourselves.
 const MAX_DEPTH: usize = 64;

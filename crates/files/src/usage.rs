@@ -6,9 +6,11 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Instant;
 
 use nix::dir::Dir;
 use nix::fcntl::{AtFlags, OFlag, openat};
@@ -40,29 +42,56 @@ struct Level {
     left: Vec<OsString>,
 }
 
+/// How far a tree is looked at.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// So many files and directories at most.
+    pub entries: u64,
+    pub until: Option<Instant>,
+}
+
+impl Bounds {
+    const NONE: Bounds = Bounds { entries: u64::MAX, until: None };
+
+    fn are_reached(&self, sum: &Usage) -> bool {
+        sum.inodes >= self.entries || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+}
+
 /// What a file, or a directory with all that is in it, takes: each file once, however many names it has, and nothing that is
 /// mounted inside. What is gone meanwhile, or cannot be read, is not counted.
 pub fn usage(root: &Path) -> Usage {
+    usage_within(root, Bounds::NONE).0
+}
+
+/// As [`usage`], and no farther than the bounds. Says whether that was all.
+pub fn usage_within(root: &Path, bounds: Bounds) -> (Usage, bool) {
     let mut sum = Usage::default();
-    let Ok(top) = lstat(root) else { return sum };
+    let is_all = walk(root, bounds, &mut sum).is_continue();
+    (sum, is_all)
+}
+
+/// Breaks off at the bounds.
+fn walk(root: &Path, bounds: Bounds, sum: &mut Usage) -> ControlFlow<()> {
+    const END: ControlFlow<()> = ControlFlow::Continue(());
+    let Ok(top) = lstat(root) else { return END };
     sum.add(&top);
     if !is_directory(&top) {
-        return sum;
+        return END;
     }
-    let Ok(opened) = nix::fcntl::open(root, FLAGS, Mode::empty()) else { return sum };
+    let Ok(opened) = nix::fcntl::open(root, FLAGS, Mode::empty()) else { return END };
     let mut linked = HashSet::new();
     let mut levels = Vec::new();
     let mut current = opened;
     let mut is_entered = true;
     loop {
         if is_entered {
-            let Some(level) = look(&current, top.st_dev, levels.len() < MAX_OPEN, &mut linked, &mut sum) else {
-                return sum;
-            };
+            let keep = levels.len() < MAX_OPEN;
+            let Some(level) = look(&current, top.st_dev, keep, &mut linked, (sum, bounds))? else { return END };
             levels.push(level);
             is_entered = false;
         }
-        let Some(level) = levels.last_mut() else { return sum };
+        let Some(level) = levels.last_mut() else { return END };
         if let Some(name) = level.left.pop() {
             let child = openat(current.as_fd(), name.as_os_str(), FLAGS, Mode::empty());
             if let Some(child) = child.ok().filter(|child| fstat(child).is_ok_and(|stat| stat.st_dev == top.st_dev)) {
@@ -74,7 +103,7 @@ pub fn usage(root: &Path) -> Usage {
         levels.pop();
         match back(&mut levels, &current) {
             Some(parent) => current = parent,
-            None => return sum,
+            None => return END,
         }
     }
 }
@@ -86,14 +115,23 @@ fn is_directory(stat: &FileStat) -> bool {
 }
 
 /// Counts what is in a directory; none if even that cannot be told.
-fn look(directory: &OwnedFd, device: u64, keep: bool, linked: &mut HashSet<u64>, sum: &mut Usage) -> Option<Level> {
-    let own = fstat(directory).ok()?;
+fn look(
+    directory: &OwnedFd,
+    device: u64,
+    keep: bool,
+    linked: &mut HashSet<u64>,
+    (sum, bounds): (&mut Usage, Bounds),
+) -> ControlFlow<(), Option<Level>> {
+    let Ok(own) = fstat(directory) else { return ControlFlow::Continue(None) };
     let mut left = Vec::new();
     if let Ok(mut entries) = directory.try_clone().map_err(drop).and_then(|copy| Dir::from_fd(copy).map_err(drop)) {
         for entry in entries.iter().flatten() {
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
+            }
+            if bounds.are_reached(sum) {
+                return ControlFlow::Break(());
             }
             let Ok(stat) = fstatat(directory.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW) else { continue };
             let is_directory = is_directory(&stat);
@@ -107,7 +145,7 @@ fn look(directory: &OwnedFd, device: u64, keep: bool, linked: &mut HashSet<u64>,
         }
     }
     let open = if keep { directory.try_clone().ok() } else { None };
-    Some(Level { device: own.st_dev, inode: own.st_ino, open, left })
+    ControlFlow::Continue(Some(Level { device: own.st_dev, inode: own.st_ino, open, left }))
 }
 
 /// The directory to go on in: the parent, or the next one further up that is known for sure, where somebody has moved a
@@ -135,6 +173,23 @@ mod tests {
     use nix::sys::stat::mkdirat;
 
     use super::*;
+
+    #[test]
+    fn security_a_look_ends_at_its_bounds() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a/b", "c"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("file"), "x").unwrap();
+        }
+        let within = |entries, until| {
+            let (usage, is_all) = usage_within(dir.path(), Bounds { entries, until });
+            (usage.inodes, is_all)
+        };
+        for (entries, expected) in [(3, (3, false)), (5, (5, false)), (6, (6, true)), (7, (6, true))] {
+            assert_eq!(within(entries, None), expected, "{entries}");
+        }
+        assert_eq!(within(7, Some(Instant::now())), (1, false));
+    }
 
     #[test]
     fn each_file_counts_once() {

@@ -1,10 +1,13 @@
 //! The driver's services. Names become folders, so they are looked at before they do.
 
+mod room;
+
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use api::node_volumes::TOPOLOGY_KEY;
 use csi::Answer;
@@ -16,9 +19,13 @@ use csi::v1::{self, AccessType, ContentSource, ControllerRpc, NodeRpc, ServiceTy
 use nix::mount::{MsFlags, mount, umount};
 
 use crate::NAME;
+use crate::counts::Counts;
 use crate::mounts::{is_mount_point, is_used, resolved};
 use crate::quota::{Kernel, Projects, Quotas};
 use crate::store::{Folders, Snapshot, Volume};
+
+/// Whoever asks has a count that is not older, if counting does not take long.
+const MAX_COUNT_AGE: Duration = Duration::from_secs(50);
 
 pub struct Driver {
     node: String,
@@ -26,6 +33,7 @@ pub struct Driver {
     volumes: Folders,
     snapshots: Folders,
     projects: Projects,
+    counts: Counts,
     /// What is being worked on, and what volumes that are being made were promised.
     busy: Mutex<Busy>,
 }
@@ -37,8 +45,8 @@ struct Busy {
     folders: HashMap<PathBuf, Use>,
     /// By id of the volume.
     promised: HashMap<String, i64>,
-    /// The sizes of volumes that are there, once they have been read: nobody else makes or removes any.
-    made: Option<HashMap<String, i64>>,
+    /// The volumes that are there, once they have been read: nobody else makes or removes any.
+    made: Option<HashMap<String, Volume>>,
 }
 
 enum Use {
@@ -59,15 +67,6 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Ends a promise when it is dropped: it was kept or broken by then.
-struct Promise<'a>(&'a Driver, String);
-
-impl Drop for Promise<'_> {
-    fn drop(&mut self) {
-        self.0.busy().promised.remove(&self.1);
-    }
-}
-
 impl Driver {
     pub fn open(node: &str, dir: &Path) -> io::Result<Self> {
         Self::open_with(node, dir, Arc::new(Kernel))
@@ -76,7 +75,8 @@ impl Driver {
     fn open_with(node: &str, dir: &Path, quotas: Arc<dyn Quotas>) -> io::Result<Self> {
         let (volumes, snapshots) = (Folders::open(&dir.join("volumes"))?, Folders::open(&dir.join("snapshots"))?);
         let projects = Projects::open(dir, quotas)?;
-        Ok(Driver { node: node.into(), dir: dir.into(), volumes, snapshots, projects, busy: Default::default() })
+        let (counts, busy) = (Counts::new(), Default::default());
+        Ok(Driver { node: node.into(), dir: dir.into(), volumes, snapshots, projects, counts, busy })
     }
 
     fn busy(&self) -> MutexGuard<'_, Busy> {
@@ -112,51 +112,6 @@ impl Driver {
 
     pub(crate) fn topology(&self) -> BTreeMap<String, String> {
         BTreeMap::from([(TOPOLOGY_KEY.to_string(), self.node.clone())])
-    }
-
-    /// What can still be promised: never more than is free, nor than the disk has beyond what was promised.
-    fn available(&self) -> Result<i64, Status> {
-        self.available_beyond(&mut self.busy())
-    }
-
-    fn available_beyond(&self, busy: &mut Busy) -> Result<i64, Status> {
-        let stat = nix::sys::statvfs::statvfs(&self.dir).map_err(io::Error::from).map_err(failed)?;
-        let bytes = |blocks: u64| i64::try_from(blocks.saturating_mul(stat.fragment_size())).unwrap_or(i64::MAX);
-        let Busy { promised, made, .. } = busy;
-        if made.is_none() {
-            let found = self.volumes.list::<Volume>().map_err(failed)?;
-            *made = Some(found.into_iter().map(|(id, volume)| (id, volume.capacity)).collect());
-        }
-        let made = made.get_or_insert_default();
-        let being_made = promised.iter().filter(|(id, _)| !made.contains_key(*id)).map(|(_, capacity)| *capacity);
-        let growing = |id: &String| promised.get(id).copied().unwrap_or_default();
-        let sizes = made.iter().map(|(id, capacity)| growing(id).max(*capacity));
-        let promised = sizes.chain(being_made).fold(0_i64, i64::saturating_add);
-        Ok(bytes(stat.blocks_available()).min(bytes(stat.blocks()).saturating_sub(promised)).max(0))
-    }
-
-    /// Sets room aside for a volume, beyond what it has.
-    fn promise(&self, id: &str, has: i64, wanted: i64) -> Result<Promise<'_>, Status> {
-        let mut busy = self.busy();
-        let (available, more) = (self.available_beyond(&mut busy)?, wanted.saturating_sub(has));
-        if more > available {
-            return Err(Status::resource_exhausted(format!(
-                "node {} has {available} bytes left, {more} were asked for",
-                self.node
-            )));
-        }
-        busy.promised.insert(id.to_owned(), wanted);
-        Ok(Promise(self, id.to_owned()))
-    }
-
-    /// A volume has this size now, or is gone.
-    fn note(&self, id: &str, size: Option<i64>) {
-        if let Some(made) = &mut self.busy().made {
-            match size {
-                Some(size) => made.insert(id.to_owned(), size),
-                None => made.remove(id),
-            };
-        }
     }
 
     fn volume(&self, id: &str) -> Result<Volume, Status> {
@@ -209,7 +164,7 @@ impl Driver {
                     && there.source == wanted.source;
                 match fits {
                     true => {
-                        self.note(&id, Some(there.capacity));
+                        self.note(&id, Some(&there));
                         there
                     }
                     false => return Err(Status::already_exists(format!("volume {id} is there, and is another"))),
@@ -221,7 +176,7 @@ impl Driver {
                 let (name, from) = (id.clone(), source.map(|(_, path, _)| path));
                 let (folders, projects) = (self.volumes.clone(), self.projects.clone());
                 let made = blocking(move || make(&folders, &projects, &name, wanted, from.as_deref())).await?;
-                self.note(&id, Some(made.capacity));
+                self.note(&id, Some(&made));
                 made
             }
         };
@@ -251,6 +206,7 @@ impl Driver {
             projects.end(project)
         })
         .await?;
+        self.counts.forget(&id);
         self.note(&id, None);
         Ok(())
     }
@@ -271,7 +227,7 @@ impl Driver {
                 folders.update(&name, &about)
             })
             .await?;
-            self.note(&id, Some(volume.capacity));
+            self.note(&id, Some(&volume));
         }
         Ok(volume.capacity)
     }
@@ -344,20 +300,18 @@ impl Driver {
     async fn measure(&self, id: String) -> Result<v1::NodeGetVolumeStatsResponse, Status> {
         let volume = self.volume(&id)?;
         let (data, projects, project) = (self.volumes.data(&id), self.projects.clone(), volume.project);
-        let (used, inodes, disk) = blocking(move || {
-            let (used, inodes) = match projects.usage(project)? {
-                Some(counted) => (counted.bytes, counted.inodes),
-                None => {
-                    let files::Usage { bytes, inodes } = files::usage(&data);
-                    (bytes, inodes)
-                }
-            };
-            // The folder itself is not what somebody put into it.
-            let inodes = inodes.saturating_sub(1);
-            Ok((used, inodes, nix::sys::statvfs::statvfs(&data)?))
-        })
-        .await?;
-        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let counted = blocking(move || Ok((projects.usage(project)?, nix::sys::statvfs::statvfs(&data)?)));
+        let (counted, disk) = counted.await?;
+        let (used, inodes) = match counted {
+            Some(usage) => (usage.bytes, usage.inodes),
+            None => {
+                let counted = self.counts.fresh(&id, self.volumes.data(&id), MAX_COUNT_AGE).await;
+                let counted = counted.ok_or_else(|| Status::unavailable(format!("volume {id} is being measured")))?;
+                (counted.bytes, counted.inodes)
+            }
+        };
+        // The folder itself is not what somebody put into it.
+        let inodes = inodes.saturating_sub(1);
         let (used, free) = (number(used), number(disk.blocks_available().saturating_mul(disk.fragment_size())));
         let bytes = v1::VolumeUsage {
             unit: Unit::Bytes as i32,
@@ -444,6 +398,10 @@ fn check_capabilities(wanted: &[v1::VolumeCapability]) -> Result<(), Status> {
         return Err(Status::invalid_argument("volumes are folders and cannot be used as block devices"));
     }
     Ok(())
+}
+
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 fn failed(error: io::Error) -> Status {
@@ -690,12 +648,11 @@ mod tests {
         driver.controller_expand_volume(grow).await.unwrap();
         assert_eq!(recorded.limits.lock()[one], 3 << 20);
         // What is set aside is known without a look at the folders, and is what they say.
-        let on_disk = |driver: &Driver| -> HashMap<String, i64> {
-            let all = driver.volumes.list::<Volume>().unwrap();
-            all.into_iter().map(|(id, volume)| (id, volume.capacity)).collect()
-        };
-        let sizes = HashMap::from([("one".to_owned(), 3 << 20), ("two".to_owned(), 1 << 20)]);
-        assert_eq!((driver.busy().made.clone(), on_disk(&driver)), (Some(sizes.clone()), sizes));
+        let on_disk =
+            |driver: &Driver| -> HashMap<String, Volume> { driver.volumes.list().unwrap().into_iter().collect() };
+        let sizes = |volumes: &HashMap<String, Volume>| (volumes["one"].capacity, volumes["two"].capacity);
+        assert_eq!(driver.busy().made.clone(), Some(on_disk(&driver)));
+        assert_eq!(sizes(&on_disk(&driver)), (3 << 20, 1 << 20));
         // What the kernel has counted is told, without a look at the files.
         recorded.usage.lock().insert(*one, Usage { bytes: 2 << 20, inodes: 8 });
         let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };

@@ -4,6 +4,7 @@
 //! the control plane asks of this node's folders (`requests`). Which claims get volumes, and where, is decided there, and the
 //! objects are written there: a node sees its own requests and nothing else.
 
+mod counts;
 mod driver;
 mod mounts;
 mod quota;
@@ -53,7 +54,8 @@ async fn run_until(config: Config, stop: CancellationToken) -> anyhow::Result<()
     let driver = Arc::new(Driver::open(&config.node_name, &config.dir).context("opening the directory of volumes")?);
     let socket = csi::Socket::bind(config.registry.join(format!("{NAME}.sock")))?;
     let services = csi::router(driver.clone()).add_service(RegistrationServer::new(driver.clone()));
-    let working = requests::run(config.client, config.node_name, driver, stop.clone());
-    let (served, ()) = tokio::join!(socket.serve(services, stop), working);
+    let counting = driver.keep_counting(stop.clone());
+    let working = requests::run(config.client, config.node_name, driver.clone(), stop.clone());
+    let (served, (), ()) = tokio::join!(socket.serve(services, stop), working, counting);
     Ok(served?)
 }

@@ -1,0 +1,153 @@
+//! How much room there is for volumes: what is free on their disk, without what others were promised and have not taken yet.
+
+use std::io;
+use std::time::Duration;
+
+use csi::tonic::Status;
+use tokio_util::sync::CancellationToken;
+
+use super::{Busy, Driver, blocking, failed, number};
+use crate::store::Volume;
+
+/// How often volumes are counted that nobody asks for.
+const COUNT_INTERVAL: Duration = Duration::from_secs(300);
+/// Ends a promise when it is dropped: it was kept or broken by then.
+pub(super) struct Promise<'a>(&'a Driver, String);
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.0.busy().promised.remove(&self.1);
+    }
+}
+
+impl Driver {
+    /// What can still be promised: what is free, without what was promised and is not taken yet.
+    pub(super) fn available(&self) -> Result<i64, Status> {
+        self.available_beyond(&mut self.busy())
+    }
+
+    fn available_beyond(&self, busy: &mut Busy) -> Result<i64, Status> {
+        let stat = nix::sys::statvfs::statvfs(&self.dir).map_err(io::Error::from).map_err(failed)?;
+        let bytes = |blocks: u64| number(blocks.saturating_mul(stat.fragment_size()));
+        let Busy { promised, made, .. } = busy;
+        if made.is_none() {
+            *made = Some(self.volumes.list::<Volume>().map_err(failed)?.into_iter().collect());
+        }
+        let made = made.get_or_insert_default();
+        let being_made = promised.iter().filter(|(id, _)| !made.contains_key(*id)).map(|(_, capacity)| *capacity);
+        let growing = |id: &String| promised.get(id).copied().unwrap_or_default();
+        let left = made.iter().map(|(id, volume)| {
+            let used = self.used(id, volume).map_err(failed)?;
+            Ok(growing(id).max(volume.capacity).saturating_sub(used).max(0))
+        });
+        let left = left.collect::<Result<Vec<i64>, Status>>()?;
+        let promised = left.into_iter().chain(being_made).fold(0_i64, i64::saturating_add);
+        Ok(bytes(stat.blocks_available()).saturating_sub(promised).max(0))
+    }
+
+    /// How many bytes a volume is known to hold.
+    fn used(&self, id: &str, volume: &Volume) -> io::Result<i64> {
+        let counted = self.projects.usage(volume.project)?.map(|usage| usage.bytes);
+        let counted = counted.or_else(|| self.counts.last(id).map(|usage| usage.bytes));
+        Ok(number(counted.unwrap_or_default()))
+    }
+
+    /// Looks at what volumes hold where the kernel does not count, until `stop`: also at those that no pod uses.
+    pub(crate) async fn keep_counting(&self, stop: CancellationToken) {
+        let counting = async {
+            loop {
+                let folders = self.volumes.clone();
+                match blocking(move || folders.list::<Volume>()).await {
+                    Ok(all) => {
+                        self.counts.retain(&all.iter().map(|(id, _)| id.clone()).collect());
+                        let is_counted =
+                            |volume: &Volume| self.projects.usage(volume.project).is_ok_and(|it| it.is_some());
+                        for (id, _) in all.iter().filter(|(_, volume)| !is_counted(volume)) {
+                            self.counts.fresh(id, self.volumes.data(id), COUNT_INTERVAL).await;
+                        }
+                    }
+                    Err(error) => tracing::warn!(error = error.message(), "volumes not counted"),
+                }
+                tokio::time::sleep(COUNT_INTERVAL).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = counting => {}
+        }
+    }
+
+    /// Sets room aside for a volume, beyond what it has.
+    pub(super) fn promise(&self, id: &str, has: i64, wanted: i64) -> Result<Promise<'_>, Status> {
+        let mut busy = self.busy();
+        let (available, more) = (self.available_beyond(&mut busy)?, wanted.saturating_sub(has));
+        if more > available {
+            return Err(Status::resource_exhausted(format!(
+                "node {} has {available} bytes left, {more} were asked for",
+                self.node
+            )));
+        }
+        busy.promised.insert(id.to_owned(), wanted);
+        Ok(Promise(self, id.to_owned()))
+    }
+
+    /// A volume is like this now, or is gone.
+    pub(super) fn note(&self, id: &str, volume: Option<&Volume>) {
+        if let Some(made) = &mut self.busy().made {
+            match volume {
+                Some(volume) => made.insert(id.to_owned(), volume.clone()),
+                None => made.remove(id),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::sync::Arc;
+
+    use csi::v1::{self, Controller, Node};
+
+    use super::*;
+    use crate::quota::{Recorded, Usage};
+
+    #[tokio::test]
+    async fn what_volumes_hold_is_not_set_aside_a_second_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let recorded = Arc::new(Recorded::default());
+        let limited = Driver::open_with("n", &dir.path().join("limited"), recorded.clone()).unwrap();
+        let plain = Driver::open("n", &dir.path().join("plain")).unwrap();
+        const SIZE: i64 = 64 << 20;
+        for driver in [&limited, &plain] {
+            let range = Some(v1::CapacityRange { required_bytes: SIZE, limit_bytes: 0 });
+            let request = v1::CreateVolumeRequest { name: "one".into(), capacity_range: range, ..Default::default() };
+            driver.create_volume(request).await.unwrap();
+        }
+        let set_aside = |driver: &Driver| {
+            let volume: Volume = driver.volumes.get("one").unwrap().unwrap();
+            volume.capacity - driver.used("one", &volume).unwrap()
+        };
+        // Others write to the same disk: what is promised is held against what is free at the same moment, more or less.
+        let available = |driver: &Driver| {
+            let stat = nix::sys::statvfs::statvfs(&driver.dir).unwrap();
+            let free = number(stat.blocks_available() * stat.fragment_size());
+            (free - driver.available().unwrap() - set_aside(driver)).abs() < SIZE / 4
+        };
+        assert_eq!((set_aside(&limited), available(&limited)), (SIZE, true));
+        let project = recorded.assigned.lock()[0].1;
+        recorded.usage.lock().insert(project, Usage { bytes: 2 * SIZE as u64 / 4, inodes: 2 });
+        assert_eq!((set_aside(&limited), available(&limited)), (SIZE / 2, true));
+        assert_eq!((set_aside(&plain), available(&plain)), (SIZE, true), "nobody has counted yet");
+        std::fs::write(plain.data("one").join("file"), vec![7; SIZE as usize / 2]).unwrap();
+        let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
+        plain.node_get_volume_stats(stats).await.unwrap();
+        assert!((set_aside(&plain) - SIZE / 2).abs() < 1 << 20 && available(&plain));
+        // One that holds more than it was promised takes nothing from others.
+        recorded.usage.lock().insert(project, Usage { bytes: 2 * SIZE as u64, inodes: 2 });
+        assert_eq!(set_aside(&limited), -SIZE);
+        let stat = nix::sys::statvfs::statvfs(&limited.dir).unwrap();
+        let free = number(stat.blocks_available() * stat.fragment_size());
+        assert!((free - limited.available().unwrap()).abs() < SIZE / 4);
+    }
+}
