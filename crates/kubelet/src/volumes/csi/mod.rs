@@ -237,7 +237,7 @@ impl Csi {
             locks: Default::default(),
             done: Default::default(),
             running: Default::default(),
-            stats: Default::default(),
+            stats: stats::Cache::new(),
             unstaging: Backoff::new(HOUSEKEEPING_INTERVAL, MAX_RETRY_INTERVAL),
             periods,
             without_room: Default::default(),

@@ -11,9 +11,17 @@ use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Csi, Published};
+use crate::backoff::Backoff;
 use crate::state;
+
+/// How long a driver has to measure a volume: nothing else is done to that meanwhile.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Until a driver that does not say is asked again.
+const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(600);
 
 /// One volume of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,14 +39,20 @@ pub(crate) struct Stats {
     pub(crate) is_abnormal: Option<bool>,
 }
 
-#[derive(Default)]
 pub(super) struct Cache {
     /// By uid and spec name.
     latest: Mutex<HashMap<(String, String), Stats>>,
     soon: Notify,
+    /// When a driver that did not say is asked again, by unique name of the volume.
+    backoff: Backoff,
 }
 
 impl Cache {
+    pub(super) fn new() -> Self {
+        let backoff = Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+        Cache { latest: Mutex::default(), soon: Notify::new(), backoff }
+    }
+
     pub(super) fn look_soon(&self) {
         self.soon.notify_one();
     }
@@ -70,14 +84,17 @@ impl Csi {
 
     /// Asks until the kubelet stops.
     pub(crate) async fn watch_stats(self: Arc<Self>, period: Duration) {
+        let mut next = tokio::time::interval_at(Instant::now() + period, period);
+        next.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
+            let is_for_new = tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(period) => {}
-                () = self.stats.soon.notified() => {}
-            }
-            let all: Vec<((String, String), Published)> =
+                _ = next.tick() => false,
+                () = self.stats.soon.notified() => true,
+            };
+            let mut all: Vec<((String, String), Published)> =
                 self.done.lock().published.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+            all.retain(|(key, _)| !is_for_new || !self.stats.latest.lock().contains_key(key));
             for (key, published) in all {
                 let Ok(driver) = self.drivers.get(&published.wanted.driver) else { continue };
                 if !driver.abilities.has(NodeRpc::GetVolumeStats) {
@@ -85,7 +102,11 @@ impl Csi {
                 }
                 // Whoever has it is about to change it. One that does not answer is not waited for by the others.
                 let volume = csi_name(&published.wanted.driver, &published.wanted.handle);
+                if self.stats.backoff.remaining_since_update(&volume).is_some() {
+                    continue;
+                }
                 let Some(held) = self.try_lock(&volume) else { continue };
+                let clients = driver.clients.clone().timeout(CALL_TIMEOUT.min(self.call_timeout));
                 let (this, stop) = (self.clone(), self.stop.clone());
                 self.tasks.spawn(FutureExt::boxed(async move {
                     let _held = held;
@@ -100,11 +121,15 @@ impl Csi {
                     };
                     let answer = tokio::select! {
                         () = stop.cancelled() => return,
-                        answer = driver.clients.node.node_get_volume_stats(request) => answer,
+                        answer = clients.node.node_get_volume_stats(request) => answer,
                     };
                     match answer {
-                        Ok(answer) => this.keep(key, &published, &answer),
+                        Ok(answer) => {
+                            this.stats.backoff.forget(&volume);
+                            this.keep(key, &published, &answer);
+                        }
                         Err(status) => {
+                            this.stats.backoff.next(&volume);
                             tracing::debug!(volume, error = csi::describe(&status), "volume not measured");
                         }
                     }
