@@ -1,6 +1,7 @@
 //! Removing and measuring what others have filled: a tree of theirs may be deeper than any stack, may hold links, and may
 //! have other file systems mounted in it, which the kernel's table of mounts tells ([`mounts()`]).
 
+mod mount_options;
 mod mounts;
 mod usage;
 
@@ -16,6 +17,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, renameat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+pub use mount_options::{MountOption, NO_LINKS, NotForDirectories, bind_flags, mount_options, remount_flags};
 pub use mounts::{Mount, mount_table, mounts};
 pub use usage::{Bounds, Usage, usage, usage_within};
 

@@ -261,7 +261,8 @@ impl Driver {
         self.volume(&request.volume_id)?;
         check_capabilities(request.volume_capability.as_slice())?;
         let (from, to) = (self.volumes.data(&request.volume_id), PathBuf::from(request.target_path));
-        let read_only = request.readonly;
+        let mut flags = mount_flags(request.volume_capability.as_ref())?;
+        flags.set(MsFlags::MS_RDONLY, flags.contains(MsFlags::MS_RDONLY) || request.readonly);
         check_target(&to)?;
         blocking(move || {
             if !is_mount_point(&to)? {
@@ -269,15 +270,15 @@ impl Driver {
                 mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
             }
             // Also what is mounted already: a process before this one may have ended between the two.
-            if read_only {
-                let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-                if let Err(error) = mount(None::<&str>, &to, None::<&str>, flags, None::<&str>) {
-                    // Never writable where it must not be.
-                    umount(&to)?;
-                    return Err(error.into());
-                }
+            let restricted = files::remount_flags(&to, flags).and_then(|flags| match flags {
+                Some(flags) => Ok(mount(None::<&str>, &to, None::<&str>, flags, None::<&str>)?),
+                None => Ok(()),
+            });
+            if restricted.is_err() {
+                // Never more than it may be.
+                umount(&to)?;
             }
-            Ok(())
+            restricted
         })
         .await
     }
@@ -398,6 +399,14 @@ fn check_capabilities(wanted: &[v1::VolumeCapability]) -> Result<(), Status> {
         return Err(Status::invalid_argument("volumes are folders and cannot be used as block devices"));
     }
     Ok(())
+}
+
+/// What the volume's mount options come to: its folder is mounted as a folder.
+fn mount_flags(wanted: Option<&v1::VolumeCapability>) -> Result<MsFlags, Status> {
+    let Some(AccessType::Mount(mount)) = wanted.and_then(|wanted| wanted.access_type.as_ref()) else {
+        return Ok(MsFlags::empty());
+    };
+    files::bind_flags(&mount.mount_flags).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
 fn number(value: u64) -> i64 {

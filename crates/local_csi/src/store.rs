@@ -175,11 +175,9 @@ const SOURCE: &str = "from";
 /// Shows a folder at another place, where it cannot be changed and no link in it is followed: a pod may exchange folders for links
 /// while root copies them.
 fn without_links(from: &Path, at: &Path) -> io::Result<()> {
-    /// `MS_NOSYMFOLLOW`, of Linux 5.10.
-    const NO_LINKS: MsFlags = MsFlags::from_bits_retain(256);
     let none = None::<&str>;
     mount(Some(from), at, none, MsFlags::MS_BIND, none)?;
-    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | NO_LINKS;
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | files::NO_LINKS;
     Ok(mount(none, at, none, flags, none)?)
 }
 

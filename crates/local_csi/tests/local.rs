@@ -84,6 +84,19 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     node.node_publish_volume(publish(true)).await.unwrap();
     assert!(std::fs::write(target.join("more"), "x").is_err(), "read-only");
     node.node_unpublish_volume(unpublish()).await.unwrap();
+    let with = |options: &[&str]| {
+        let mount_flags = options.iter().map(|option| (*option).to_owned()).collect();
+        let mount = v1::MountVolume { mount_flags, ..Default::default() };
+        let capability = v1::VolumeCapability::mount(mount, v1::AccessMode::SingleNodeWriter);
+        v1::NodePublishVolumeRequest { volume_capability: Some(capability), ..publish(false) }
+    };
+    let refused = node.node_publish_volume(with(&["noexec", "size=5m"])).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    node.node_publish_volume(with(&["noexec,nosuid", "ro"])).await.unwrap();
+    let has = nix::sys::statvfs::statvfs(&target).unwrap().flags();
+    use nix::sys::statvfs::FsFlags;
+    assert!(has.contains(FsFlags::ST_NOEXEC | FsFlags::ST_NOSUID | FsFlags::ST_RDONLY), "{has:?}");
+    node.node_unpublish_volume(unpublish()).await.unwrap();
     // As it is left by a process that was killed before it had made the mount read-only.
     std::fs::create_dir(&target).unwrap();
     let (from, none) = (driver.data("one"), None::<&str>);

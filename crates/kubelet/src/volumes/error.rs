@@ -117,6 +117,8 @@ pub(crate) enum Cause {
     #[error("Mount options are not supported for this volume type")]
     MountOptions,
     #[error(transparent)]
+    MountOption(#[from] files::NotForDirectories),
+    #[error(transparent)]
     Claim(#[from] ClaimError),
     #[error(transparent)]
     Payload(#[from] PayloadError),

@@ -16,6 +16,7 @@ mod in_use;
 mod iscsi;
 pub(crate) mod kernel;
 mod local_device;
+mod local_directory;
 pub(crate) mod mounts;
 mod nfs;
 mod ownership;
@@ -363,8 +364,9 @@ impl Volumes {
         self.iscsi.set_up(request, self.csi.attached.wait(&disk, uid), secret).await
     }
 
-    /// A local or hostPath volume. A local device is mounted as the file system that it holds. A local directory is given to the
-    /// pod's fsGroup, once: before anything of the pod has started, and never while its containers may be at work in it.
+    /// A local or hostPath volume. A local device is mounted as the file system that it holds, and a local directory with the
+    /// volume's options, if it has any. A directory is given to the pod's fsGroup, once: before anything of the pod has started,
+    /// and never while its containers may be at work in it.
     async fn claim(&self, pod: &Pod, volume: &str, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
         let owned = self.dir(pod, local_device::PLUGIN, volume);
         let (name, spec) = (bound.metadata.name.unwrap_or_default(), bound.spec.unwrap_or_default());
@@ -395,6 +397,8 @@ impl Volumes {
                 return Ok(Mounted::Path { path, read_only });
             }
         }
+        let has_options = spec.local.is_some() && spec.mount_options.iter().flatten().next().is_some();
+        let flags = files::bind_flags(spec.mount_options.as_deref().filter(|_| has_options).unwrap_or_default())?;
         // A path of the node's stays as the node has it.
         let (path, kind, group) = if let Some(source) = spec.host_path {
             let path = host_path::on_node(Path::new(&source.path), &self.usual_root, &self.root);
@@ -405,18 +409,21 @@ impl Volumes {
             return Err(Cause::NoPlugin(name));
         };
         let policy = change_policy(pod);
-        let checked = path.clone();
-        blocking(move || {
-            host_path::check(&checked, &kind)?;
+        let path = blocking(move || {
+            host_path::check(&path, &kind)?;
             if let Some(group) = group.filter(|_| !owned.exists()) {
-                ownership::apply(&checked, group, policy)?;
+                ownership::apply(&path, group, policy)?;
                 // Remembered beside the pod's other volumes: a new kubelet does not do it again.
                 std::fs::create_dir_all(&owned)?;
             }
-            Ok(())
-        })
-        .await?;
-        Ok(Mounted::Path { path, read_only })
+            if !has_options {
+                return Ok(path);
+            }
+            let target = owned.join("mount");
+            local_directory::bind(&Linux, &path, &target, flags)?;
+            Ok(target)
+        });
+        Ok(Mounted::Path { path: path.await?, read_only })
     }
 
     fn dir(&self, pod: &Pod, plugin: &str, name: &str) -> PathBuf {

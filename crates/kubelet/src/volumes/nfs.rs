@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use files::MountOption;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use nix::errno::Errno;
 use nix::mount::MsFlags;
@@ -69,34 +70,12 @@ impl Share {
     /// to mount(8) are left out.
     fn parsed(&self) -> (MsFlags, Vec<&str>) {
         let (mut flags, mut rest) = (MsFlags::empty(), Vec::new());
-        for option in self.options.iter().flat_map(|one| one.split(',')).map(str::trim) {
-            let (flag, is_set) = match option {
-                "ro" => (MsFlags::MS_RDONLY, true),
-                "rw" => (MsFlags::MS_RDONLY, false),
-                "nosuid" => (MsFlags::MS_NOSUID, true),
-                "suid" => (MsFlags::MS_NOSUID, false),
-                "nodev" => (MsFlags::MS_NODEV, true),
-                "dev" => (MsFlags::MS_NODEV, false),
-                "noexec" => (MsFlags::MS_NOEXEC, true),
-                "exec" => (MsFlags::MS_NOEXEC, false),
-                "sync" => (MsFlags::MS_SYNCHRONOUS, true),
-                "async" => (MsFlags::MS_SYNCHRONOUS, false),
-                "dirsync" => (MsFlags::MS_DIRSYNC, true),
-                "noatime" => (MsFlags::MS_NOATIME, true),
-                "atime" => (MsFlags::MS_NOATIME, false),
-                "nodiratime" => (MsFlags::MS_NODIRATIME, true),
-                "diratime" => (MsFlags::MS_NODIRATIME, false),
-                "relatime" => (MsFlags::MS_RELATIME, true),
-                "norelatime" => (MsFlags::MS_RELATIME, false),
-                "strictatime" => (MsFlags::MS_STRICTATIME, true),
-                "" | "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "_netdev" | "bg" | "fg" => continue,
-                option if option.starts_with("retry=") || option.starts_with("x-") => continue,
-                option => {
-                    rest.push(option);
-                    continue;
-                }
-            };
-            flags.set(flag, is_set);
+        for option in files::mount_options(&self.options) {
+            match option {
+                MountOption::Flag(flag, is_set) => flags.set(flag, is_set),
+                MountOption::Ignored => {}
+                MountOption::Data(option) => rest.push(option),
+            }
         }
         flags.set(MsFlags::MS_RDONLY, flags.contains(MsFlags::MS_RDONLY) || self.is_read_only);
         (flags, rest)
