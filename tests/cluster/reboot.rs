@@ -1,5 +1,5 @@
 //! The machine loses power and comes back: everything of ours is gone but the data. `cox up` finds the same objects and
-//! runs the same pods again. `COX_REBOOTS` says how often.
+//! runs the same pods again, and they find what they wrote into their volumes. `COX_REBOOTS` says how often.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,14 @@ metadata: {name: disk}
 spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Mi}}}
 ---";
 
-fn work() -> String {
+/// Where the keeper has volumes: of the default class, a directory of the node that is a PersistentVolume, and one that is not.
+const VOLUMES: [&str; 3] = ["/disk", "/local", "/host"];
+
+fn work(cluster: &Cluster) -> String {
+    let (local, host) = (cluster.path("local"), cluster.path("host"));
+    for dir in [&local, &host] {
+        std::fs::create_dir(dir).unwrap();
+    }
     let web = manifests::web(
         "cox.local/hello",
         ", volumeMounts: [{name: settings, mountPath: /settings}, {name: scratch, mountPath: /scratch}]",
@@ -30,16 +37,45 @@ fn work() -> String {
       volumes:
       - {name: settings, configMap: {name: settings}}
       - {name: scratch, emptyDir: {}}";
-    let keeper = manifests::web("cox.local/hello", ", volumeMounts: [{name: disk, mountPath: /disk}]");
+    let serve = "mkdir -p /www && echo Hello from $(hostname) > /www/index.html && exec httpd -f -p 80 -h /www";
+    let mounts =
+        VOLUMES.map(|path| format!("{{name: {}, mountPath: {path}}}", path.trim_start_matches('/'))).join(", ");
+    let more = format!(", imagePullPolicy: IfNotPresent, command: [sh, -c, '{serve}'], volumeMounts: [{mounts}]");
+    let keeper = manifests::web("busybox", &more);
     let keeper = format!(
         "
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: local}}
+spec:
+  capacity: {{storage: 1Mi}}
+  accessModes: [ReadWriteOnce]
+  mountOptions: [nosuid]
+  local: {{path: {local}}}
+  nodeAffinity: {{required: {{nodeSelectorTerms: [
+    {{matchExpressions: [{{key: kubernetes.io/hostname, operator: In, values: [node-1]}}]}}]}}}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: local}}
+spec:
+  accessModes: [ReadWriteOnce]
+  resources: {{requests: {{storage: 1Mi}}}}
+  storageClassName: ''
+  volumeName: local
+---
 apiVersion: v1
 kind: Pod
 metadata: {{name: keeper, labels: {{app: keeper}}}}
 spec:
   containers: [{keeper}]
-  volumes: [{{name: disk, persistentVolumeClaim: {{claimName: disk}}}}]
----"
+  volumes:
+  - {{name: disk, persistentVolumeClaim: {{claimName: disk}}}}
+  - {{name: local, persistentVolumeClaim: {{claimName: local}}}}
+  - {{name: host, hostPath: {{path: {host}, type: Directory}}}}
+---",
+        local = local.display(),
+        host = host.display(),
     );
     let web = manifests::deployment("web", 4, &format!("{spread}\n      containers: [{web}]"));
     [WORK, &web, &keeper, &manifests::node_port("web")].concat()
@@ -75,14 +111,31 @@ fn until_all_answers(cluster: &Cluster) {
     assert!(seen.iter().all(|line| names.contains(line.trim_start_matches("Hello from "))), "{seen:?} of {names:?}");
 }
 
+/// Adds a line to a file of each volume.
+fn write(cluster: &Cluster, round: u32) {
+    for path in VOLUMES {
+        let script = format!("echo {round} >> {path}/rounds && sync");
+        cluster.kubectl_args(&["exec", "keeper", "--", "sh", "-c", &script]);
+    }
+}
+
+fn assert_written(cluster: &Cluster, rounds: u32) {
+    let expected: String = (0..=rounds).map(|round| format!("{round}\n")).collect();
+    for path in VOLUMES {
+        let file = format!("{path}/rounds");
+        assert_eq!(cluster.kubectl_args(&["exec", "keeper", "--", "cat", &file]), expected, "{file}");
+    }
+}
+
 #[test]
 fn a_power_cut_leaves_the_same_cluster() {
     let rounds: u32 = std::env::var("COX_REBOOTS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
-    let cluster = Cluster::up_with(&[], &["--nodes", "2"]);
-    cluster.apply(&work());
+    let cluster = Cluster::up_with(&[testkit::images::busybox], &["--nodes", "2"]);
+    cluster.apply(&work(&cluster));
     until_all_answers(&cluster);
     let before = objects(&cluster);
     for round in 0..rounds {
+        write(&cluster, round);
         kill_everything(&cluster);
         // Half of the time the kernel lived on and has everything still: a crash of ours, not of the machine.
         if round % 2 == 0 {
@@ -92,6 +145,7 @@ fn a_power_cut_leaves_the_same_cluster() {
         assert_eq!(objects(&cluster), before, "round {round}");
         until_all_answers(&cluster);
         assert_eq!(objects(&cluster), before, "round {round}, after a while");
+        assert_written(&cluster, round);
     }
     cluster.kubectl("delete deployment,service,pod,pvc --all --timeout=170s");
     cluster.wait("the end of the pods", || cluster.kubectl("get pods -o name").is_empty().then_some(()));
