@@ -334,9 +334,22 @@ pub(crate) async fn attachments_are_waited_for(node: &mut Node) {
     node.wait("waits", "ready", is_ready).await;
     let context = [("device".to_string(), "sdb".to_string())].into();
     assert_eq!((&driver.stages()[0].publish_context, &driver.publishes()[0].publish_context), (&context, &context));
-    // Each step is a span of its own.
-    for step in ["wait for attachment", "stage volume", "publish volume"] {
-        node.wait_until(step, || collector.spans().iter().any(|(_, span)| span.name.starts_with(step))).await;
+    // Each step is a span of its own, begun after the one before, and part of the same work for the pod.
+    let of = |step: &'static str| {
+        let spans = collector.spans().into_iter().map(|(_, span)| span);
+        spans.filter(move |span| span.name.starts_with(step)).collect::<Vec<_>>()
+    };
+    let steps = ["wait for attachment", "stage volume", "publish volume"];
+    for step in steps {
+        node.wait_until(step, || !of(step).is_empty()).await;
+    }
+    for (before, after) in steps.iter().zip(&steps[1..]) {
+        let (before, after) = (of(before), of(after).remove(0));
+        let is_before = |span: &otlp::messages::Span| {
+            (&span.trace_id, &span.parent_span_id) == (&after.trace_id, &after.parent_span_id)
+                && span.end_time_unix_nano <= after.start_time_unix_nano
+        };
+        assert!(before.iter().any(is_before), "{before:?} {after:?}");
     }
     node.delete("waits").await;
     until_used(&[]).await;
