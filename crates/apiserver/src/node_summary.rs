@@ -203,7 +203,10 @@ mod tests {
         json!({"podRef": {"namespace": "d", "name": name, "uid": name}, "containers": containers})
     }
 
-    fn told(summary: &Value) -> Result<Vec<(String, Vec<(String, Used)>)>, String> {
+    /// What each container of a pod has used.
+    type Pod = (String, Vec<(String, Used)>);
+
+    fn told(summary: &Value) -> Result<Vec<Pod>, String> {
         let counts = read(summary.to_string().as_bytes(), |_, name| name != "foreign");
         let mut pods: Vec<_> = counts.map_err(|error| error.to_string())?.pods.into_iter().collect();
         pods.sort_by(|a, b| a.0.cmp(&b.0));

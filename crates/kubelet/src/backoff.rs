@@ -1,5 +1,5 @@
-//! Back-off per key: 10 s doubling to 5 min, forgotten after 10 min of peace. Used for restarts and
-//! image pulls alike, as upstream does.
+//! Back-off per key: the delay doubles up to a limit, and is forgotten after twice that long of peace. Restarts and image
+//! pulls begin with 10 s and end with 5 min, as upstream.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -22,6 +22,11 @@ struct Entry {
 impl Backoff {
     pub(crate) fn new(initial: Duration, max: Duration) -> Self {
         Backoff { initial, max, entries: Mutex::new(HashMap::new()) }
+    }
+
+    /// For what cannot be removed: leftovers of pods, and volumes that nobody uses.
+    pub(crate) fn of_removals() -> Self {
+        Self::new(Duration::from_secs(2), Duration::from_secs(120))
     }
 
     /// How much longer to wait after something that happened `ago`, and the whole delay.

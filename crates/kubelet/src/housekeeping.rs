@@ -23,10 +23,8 @@ use crate::{runtime, static_pods};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
 /// gone, and when there were none.
-pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 const IDLE_HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
-/// What cannot be removed is tried again after that long at most.
-pub(crate) const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(120);
 
 /// Looks for what is left of pods that nobody knows.
 pub(crate) struct Housekeeping {
@@ -151,8 +149,7 @@ struct Removals {
 
 impl Removals {
     fn new() -> Self {
-        let backoff = Backoff::new(HOUSEKEEPING_INTERVAL, MAX_RETRY_INTERVAL);
-        Removals { tasks: JoinSet::new(), under_way: HashMap::new(), backoff }
+        Removals { tasks: JoinSet::new(), under_way: HashMap::new(), backoff: Backoff::of_removals() }
     }
 
     /// Begins a removal, which says whether it is done, unless it is under way or it is too early to try again.

@@ -304,11 +304,11 @@ mod tests {
     }
 
     /// Answers one request after the other with these codes, then with 200. The heads of what it was asked.
-    async fn prometheus(codes: &[u16]) -> (String, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    async fn prometheus(codes: &'static [u16]) -> (String, tokio::sync::mpsc::UnboundedReceiver<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/api/v1/write", listener.local_addr().unwrap());
         let (tell, told) = tokio::sync::mpsc::unbounded_channel();
-        let mut codes = codes.to_vec().into_iter();
+        let mut codes = codes.iter().copied();
         tokio::spawn(async move {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();

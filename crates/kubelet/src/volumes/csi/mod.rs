@@ -39,7 +39,6 @@ use super::error::{Cause, Operation, SecretError, TornDown, Unfinished};
 use super::in_use::{InUse, STAGING};
 use super::{Mounted, TearDownError, Tokens, VolumeError, blocking};
 use crate::backoff::Backoff;
-use crate::housekeeping::{HOUSEKEEPING_INTERVAL, MAX_RETRY_INTERVAL};
 use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
 use crate::state;
@@ -238,7 +237,7 @@ impl Csi {
             done: Default::default(),
             running: Default::default(),
             stats: stats::Cache::new(),
-            unstaging: Backoff::new(HOUSEKEEPING_INTERVAL, MAX_RETRY_INTERVAL),
+            unstaging: Backoff::of_removals(),
             periods,
             without_room: Default::default(),
             metrics: parts.metrics,
