@@ -12,6 +12,7 @@ pub mod pod;
 mod pod_parts;
 pub mod pod_spec;
 pub mod pod_template;
+pub mod pod_update;
 pub mod pod_validation;
 pub mod replication_controller;
 pub mod resource_quota;

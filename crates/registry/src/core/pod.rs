@@ -94,7 +94,7 @@ impl Strategy for PodStrategy {
     }
 
     fn validate_update(&self, new: &Pod, old: &Pod) -> FieldErrors {
-        super::pod_validation::update(new, old)
+        super::pod_update::update(new, old)
     }
 
     fn validate_status_update(&self, new: &Pod, old: &Pod) -> FieldErrors {

@@ -3,7 +3,7 @@
 use api::field::FieldErrors;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::pod_validation;
+use super::pod_update;
 use crate::Action;
 
 pub(super) fn with_part(action: Action, new: &Pod, old: &Pod) -> Option<Pod> {
@@ -38,8 +38,8 @@ pub(super) fn count(action: Action, new: &mut Pod, old: &Pod) {
 /// Checks the whole pod that a part makes, as any other write does.
 pub(super) fn validate(action: Action, new: &Pod, old: &Pod) -> FieldErrors {
     match action {
-        Action::EphemeralContainers => pod_validation::ephemeral_containers_update(new, old),
-        Action::Resize => pod_validation::resize_update(new, old),
+        Action::EphemeralContainers => pod_update::ephemeral_containers_update(new, old),
+        Action::Resize => pod_update::resize_update(new, old),
         _ => FieldErrors::default(),
     }
 }
