@@ -420,6 +420,7 @@ impl Running {
             changed: changed.clone(),
             in_use: csi.attached.in_use.clone(),
             recorder: recorder.clone(),
+            own_node: self.informers.own_node.clone(),
             uid: Default::default(),
         });
         let eviction = Eviction::new(kubelet.clone(), workers.clone(), changed.clone());

@@ -9,7 +9,7 @@ pub(crate) mod status;
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Client, Patch};
+use client::{Client, Informer, Patch};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
@@ -43,6 +43,8 @@ pub(crate) struct NodeAgent {
     pub(crate) changed: Arc<Notify>,
     pub(crate) in_use: Arc<InUse>,
     pub(crate) recorder: client::EventRecorder,
+    /// What the API has of this node.
+    pub(crate) own_node: Informer<Node>,
     /// Of the Node that was registered last, which owns the lease; empty if that is not ours to do.
     pub(crate) uid: Mutex<String>,
 }
@@ -138,7 +140,9 @@ impl NodeAgent {
             let until = self.in_use.begun();
             let new = self.status(&old).await;
             let is_ready = api::node::status_is_ready(&new);
-            let due = last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
+            let is_deleted = was_ready && self.own_node.get(name).is_none();
+            let due =
+                is_deleted || last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
             let used = new.volumes_in_use.clone().unwrap_or_default();
             if due || !is_certain || reported.as_ref().is_none_or(|reported| status::differs(reported, &new)) {
                 is_certain = false;
