@@ -460,12 +460,27 @@ fn taken<T: DeserializeOwned + Default>(fields: &mut Map<String, Value>, name: &
     fields.remove(name).and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default()
 }
 
+/// The items of a list that is stored, each by itself: one that cannot be read takes no other with it.
+fn taken_items<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str) -> Vec<T> {
+    let Some(Value::Array(items)) = fields.remove(name) else { return Vec::new() };
+    items.into_iter().filter_map(|item| serde_json::from_value(item).ok()).collect()
+}
+
+/// A field of an object that was sent, whatever it holds: conversion comes before decoding, which refuses what is of another type.
+fn given(fields: &mut Map<String, Value>, name: &str) -> Option<Value> {
+    fields.remove(name).filter(|value| !value.is_null())
+}
+
+fn is_percent(value: &Value) -> bool {
+    value.as_i64().is_some_and(|value| i32::try_from(value).is_ok())
+}
+
 fn to_v1(hpa: &mut Value) {
     let Some(hpa) = hpa.as_object_mut() else { return };
     hpa.insert("apiVersion".to_owned(), "autoscaling/v1".into());
     let mut carried: Vec<(&str, Value)> = Vec::new();
     if let Some(spec) = object(hpa, "spec") {
-        let metrics: Vec<v2::MetricSpec> = taken(spec, "metrics");
+        let metrics: Vec<v2::MetricSpec> = taken_items(spec, "metrics");
         if let Some(percent) = metrics.iter().find_map(cpu_utilization) {
             spec.insert("targetCPUUtilizationPercentage".to_owned(), percent.into());
         }
@@ -478,7 +493,7 @@ fn to_v1(hpa: &mut Value) {
         carried.extend(behavior.map(|behavior| (BEHAVIOR, json!(Behavior::from(&behavior)))));
     }
     if let Some(status) = object(hpa, "status") {
-        let metrics: Vec<v2::MetricStatus> = taken(status, "currentMetrics");
+        let metrics: Vec<v2::MetricStatus> = taken_items(status, "currentMetrics");
         if let Some(percent) = metrics.iter().filter_map(current_cpu_utilization).next_back() {
             status.insert("currentCPUUtilizationPercentage".to_owned(), percent.into());
         }
@@ -521,46 +536,30 @@ fn to_v2(hpa: &mut Value) {
     }
     if let Some(spec) = object(hpa, "spec") {
         let others: Vec<MetricSpec> = list(&carried, METRICS).unwrap_or_default();
-        let mut metrics: Vec<v2::MetricSpec> = others.into_iter().map(Into::into).collect();
-        let percent: Option<i32> = taken(spec, "targetCPUUtilizationPercentage");
-        metrics.extend(percent.map(|percent| v2::MetricSpec {
-            type_: "Resource".to_owned(),
-            resource: Some(v2::ResourceMetricSource {
-                name: "cpu".to_owned(),
-                target: v2::MetricTarget {
-                    type_: "Utilization".to_owned(),
-                    average_utilization: Some(percent),
-                    ..v2::MetricTarget::default()
-                },
-            }),
-            ..v2::MetricSpec::default()
+        let mut metrics: Vec<Value> = others.into_iter().map(|metric| json!(v2::MetricSpec::from(metric))).collect();
+        metrics.extend(given(spec, "targetCPUUtilizationPercentage").map(|percent| {
+            let target = json!({"type": "Utilization", "averageUtilization": percent});
+            json!({"type": "Resource", "resource": {"name": "cpu", "target": target}})
         }));
         if !metrics.is_empty() {
-            spec.insert("metrics".to_owned(), json!(metrics));
+            spec.insert("metrics".to_owned(), metrics.into());
         }
         if let Some(behavior) = carried.get(BEHAVIOR).and_then(Value::as_str).and_then(behavior) {
             spec.insert("behavior".to_owned(), json!(behavior));
         }
     }
     if let Some(status) = object(hpa, "status") {
-        let percent: Option<i32> = taken(status, "currentCPUUtilizationPercentage");
-        let of_cpu = percent.map(|percent| v2::MetricStatus {
-            type_: "Resource".to_owned(),
-            resource: Some(v2::ResourceMetricStatus {
-                name: "cpu".to_owned(),
-                current: v2::MetricValueStatus {
-                    average_utilization: Some(percent),
-                    ..v2::MetricValueStatus::default()
-                },
-            }),
-            ..v2::MetricStatus::default()
+        let percent = given(status, "currentCPUUtilizationPercentage");
+        let carried_metrics: Option<Vec<MetricStatus>> = list(&carried, CURRENT_METRICS);
+        // What is carried says more, but does not hide what is of another type.
+        let percent = percent.filter(|percent| carried_metrics.is_none() || !is_percent(percent));
+        let of_carried = carried_metrics.into_iter().flatten().map(|metric| json!(v2::MetricStatus::from(metric)));
+        let of_cpu = percent.map(|percent| {
+            json!({"type": "Resource", "resource": {"name": "cpu", "current": {"averageUtilization": percent}}})
         });
-        // What is carried says more.
-        let current = list(&carried, CURRENT_METRICS);
-        let current = current.map(|current: Vec<MetricStatus>| current.into_iter().map(Into::into).collect());
-        let current: Vec<v2::MetricStatus> = current.unwrap_or_else(|| of_cpu.into_iter().collect());
+        let current: Vec<Value> = of_carried.chain(of_cpu).collect();
         if !current.is_empty() {
-            status.insert("currentMetrics".to_owned(), json!(current));
+            status.insert("currentMetrics".to_owned(), current.into());
         }
         let conditions: Option<Vec<v2::HorizontalPodAutoscalerCondition>> = list(&carried, CONDITIONS);
         if let Some(conditions) = conditions.filter(|conditions| !conditions.is_empty()) {
@@ -684,6 +683,40 @@ mod tests {
         CONVERSION.to_storage(&mut hpa);
         assert_eq!(hpa["spec"]["metrics"], json!([memory.0, cpu(50)]));
         assert_eq!(hpa["metadata"], json!({"name": "a"}));
+    }
+
+    #[test]
+    fn percentages_of_another_type_reach_the_decoder() {
+        for percent in [json!("50"), json!(50.5), json!(3_000_000_000_u64), json!([])] {
+            for current in [None, Some("[]")] {
+                let carried = current.map(|text| json!({CURRENT_METRICS: text}));
+                let mut hpa = json!({"metadata": {"name": "a", "annotations": carried},
+                    "spec": {"maxReplicas": 3, "targetCPUUtilizationPercentage": percent},
+                    "status": {"currentCPUUtilizationPercentage": percent}});
+                CONVERSION.to_storage(&mut hpa);
+                let (target, now) = (&hpa["spec"]["metrics"][0], &hpa["status"]["currentMetrics"][0]);
+                assert_eq!(target["resource"]["target"]["averageUtilization"], percent);
+                assert_eq!(now["resource"]["current"]["averageUtilization"], percent);
+                assert!(serde_json::from_value::<v2::MetricSpec>(target.clone()).is_err(), "{percent}");
+                assert!(serde_json::from_value::<v2::MetricStatus>(now.clone()).is_err(), "{percent}");
+            }
+        }
+        let mut hpa = json!({"metadata": {}, "spec": {"targetCPUUtilizationPercentage": null},
+            "status": {"currentCPUUtilizationPercentage": null}});
+        CONVERSION.to_storage(&mut hpa);
+        assert_eq!((&hpa["spec"], &hpa["status"]), (&json!({}), &json!({})));
+    }
+
+    #[test]
+    fn what_cannot_be_read_takes_no_other_with_it() {
+        let (memory, now) = (&metrics()[0], &statuses()[0]);
+        let mut hpa = json!({"metadata": {"name": "a"}, "spec": {"maxReplicas": 3, "metrics": [7, memory.0, cpu(80)]},
+            "status": {"currentMetrics": [{"resource": 7}, now.0]}});
+        CONVERSION.from_storage(&mut hpa);
+        assert_eq!(hpa["spec"], json!({"maxReplicas": 3, "targetCPUUtilizationPercentage": 80}));
+        assert_eq!(hpa["status"], json!({"currentCPUUtilizationPercentage": 12}));
+        assert_eq!(carried(&hpa, METRICS), json!([memory.1]));
+        assert_eq!(carried(&hpa, CURRENT_METRICS), json!([now.1]));
     }
 
     #[test]
