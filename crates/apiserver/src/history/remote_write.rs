@@ -387,9 +387,16 @@ mod tests {
 
     #[tokio::test]
     async fn security_credentials_are_those_of_the_file_and_never_of_the_url() {
-        let refused = Remote::from_url("https://me:secret@prometheus/api/v1/write", None);
-        let why = refused.err().map(|error| error.to_string()).unwrap();
-        assert!(why.contains("credentials") && !why.contains("secret"), "{why}");
+        for (url, problem) in [
+            ("https://me:secret@prometheus/api/v1/write", "credentials"),
+            ("me:secret@prometheus/write", "credentials"),
+            ("me:secret@prometheus", "credentials"),
+            // A password with a slash looks like a port and a path.
+            ("https://me:sec/secret@prometheus", "not a URL"),
+        ] {
+            let why = Remote::from_url(url, None).err().map(|error| format!("{error:#}")).unwrap();
+            assert!(why.contains(problem) && !why.contains("sec"), "{why}");
+        }
         let (url, mut asked) = prometheus(&[]).await;
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("remote-write.yaml");

@@ -104,10 +104,11 @@ impl Remote {
 
     /// A server known by its URL, trusted through the given authorities or the system's.
     pub(crate) fn from_url(url: &str, authorities: Option<&Trust>) -> anyhow::Result<Self> {
-        let authority = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?']).next());
+        let authority = url.split_once("://").map_or(url, |(_, rest)| rest).split(['/', '?']).next();
         let has_credentials = authority.is_some_and(|authority| authority.contains('@'));
         anyhow::ensure!(!has_credentials, "a URL must not contain credentials");
-        let url: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
+        // What cannot be read may hold a password all the same: it is not told.
+        let url: Uri = url.parse().context("that is not a URL")?;
         let (files, given) = match authorities {
             None => (Vec::new(), None),
             Some(Trust::File(path)) => (vec![path.clone()], None),
