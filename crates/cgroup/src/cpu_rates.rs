@@ -1,7 +1,7 @@
 //! CPU rates between readings, which come whenever somebody asks.
 //!
-//! Invariant: however often and by however many is asked, a rate is that of a window of [`WINDOW`] or longer, unless less is known;
-//! nothing is read for it in between.
+//! Invariant: however often and by however many is asked, a rate is that of a window of [`WINDOW`] to [`MAX_WINDOW`], unless less is
+//! known; nothing is read for it in between.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,6 +10,8 @@ use parking_lot::Mutex;
 
 /// As long as cAdvisor's usual interval (`defaultHousekeepingInterval`): less says little about a load that comes and goes.
 const WINDOW: Duration = Duration::from_secs(10);
+/// A rate of more says nothing about the present.
+const MAX_WINDOW: Duration = Duration::from_secs(90);
 /// The kernel counts some CPU time in ticks of 10 ms: a rate of less than this would be made of few of them.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// Of what is older, the rate since its beginning says nothing about the present.
@@ -39,20 +41,31 @@ pub struct CpuRates(Mutex<HashMap<String, Track>>);
 
 impl CpuRates {
     /// Takes a reading; the rate, in billionths of a core, in a window that ends now. None for the first reading, except of what
-    /// is younger than two minutes by its `age`: it began with nothing. A count that began anew begins a new window.
+    /// is younger than two minutes by its `age`: it began with nothing. A count that began anew begins a new window, and so does one
+    /// that nobody asked for in a long time.
     pub fn rate(&self, of: &str, now: Instant, total: u64, age: Option<Duration>) -> Option<u64> {
         let mut all = self.0.lock();
         let new = Reading { at: now, total };
+        let since = |reading: Reading| now.saturating_duration_since(reading.at);
         let Some(track) = all.get_mut(of).filter(|track| track.next.total <= total) else {
             let began = age.filter(|age| *age < YOUNG).and_then(|age| now.checked_sub(age));
             let began = began.map(|at| Reading { at, total: 0 }).filter(|_| !all.contains_key(of));
             let rate = began.and_then(|began| rate(began, new));
-            all.insert(of.to_owned(), Track { start: None, next: began.unwrap_or(new), rate });
+            let (start, next) = match began {
+                Some(began) if since(began) >= WINDOW => (Some(began), new),
+                _ => (None, began.unwrap_or(new)),
+            };
+            all.insert(of.to_owned(), Track { start, next, rate });
             return rate;
         };
-        if now.saturating_duration_since(track.next.at) >= WINDOW {
+        if since(track.next) > MAX_WINDOW {
+            *track = Track { start: None, next: new, rate: None };
+            return None;
+        }
+        if since(track.next) >= WINDOW {
             track.start = Some(std::mem::replace(&mut track.next, new));
         }
+        track.start = track.start.filter(|start| since(*start) <= MAX_WINDOW);
         track.rate = rate(track.start.unwrap_or(track.next), new).or(track.rate);
         track.rate
     }
@@ -102,6 +115,14 @@ mod tests {
             ("began anew", None, vec![(0, 1000), (1000, 10), (2000, 510)], vec![None, None, Some(500)]),
             ("young", Some(Duration::from_secs(4)), vec![(0, 1000), (4000, 3000)], vec![Some(250), Some(375)]),
             ("just begun", Some(Duration::ZERO), vec![(0, 0), (1000, 500)], vec![None, Some(500)]),
+            ("nearly old", Some(Duration::from_secs(100)), vec![(0, 1000), (1000, 1500)], vec![Some(10), Some(500)]),
+            (
+                "nobody asked for a day",
+                None,
+                vec![(0, 0), (1000, 500), (86_400_000, 1000), (86_401_000, 1500)],
+                vec![None, Some(500), None, Some(500)],
+            ),
+            ("too long", None, vec![(0, 0), (85_000, 8500), (91_000, 11_500)], vec![None, Some(100), Some(500)]),
             ("old", Some(YOUNG), vec![(0, 1000), (1000, 1100)], vec![None, Some(100)]),
         ] {
             assert_eq!(rates(&readings, age), expected, "{what}");
