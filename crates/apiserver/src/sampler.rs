@@ -1,6 +1,7 @@
 //! Fills the history: once a minute what the nodes say to everybody who asks for usage, and what this server has counted;
 //! and sends it elsewhere, if that is wanted.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use crate::state::State;
 const SAVE: u32 = 15;
 /// Nodes that are asked in a minute.
 const NODES_A_MINUTE: usize = 60;
+/// Until a file that could not be read is tried again.
+const FILE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Samples once a minute until the server stops.
 pub(crate) async fn run(state: Arc<State>) {
@@ -64,6 +67,26 @@ pub(crate) async fn write_remotely(state: Arc<State>, remote: Remote) {
         Some(Identity { cluster: system.metadata.uid.clone()?, instance: instance.clone()? })
     };
     remote_write::run(&state.history, remote, identity, state.stop.clone()).await;
+}
+
+/// The same, once the file that names the Prometheus can be read: without it the server serves all the same.
+pub(crate) async fn write_by_file(state: Arc<State>, file: PathBuf) {
+    let mut complained = false;
+    loop {
+        match Remote::from_kubeconfig(&file) {
+            Ok(remote) => return write_remotely(state, remote).await,
+            Err(error) if !complained => {
+                complained = true;
+                let file = file.display();
+                tracing::warn!(%file, "the history of figures is sent nowhere until this can be read: {error:#}");
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = state.stop.cancelled() => return,
+            () = tokio::time::sleep(FILE_INTERVAL) => {}
+        }
+    }
 }
 
 /// The minute that comes next, and how long until then.

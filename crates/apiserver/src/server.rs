@@ -156,13 +156,14 @@ impl Server {
             housekeeping.spawn(FutureExt::boxed(otlp::run(exporting, tracing, instance, state.stop.clone())));
         }
         if let Some(remote) = &state.config.history_remote_write {
-            let remote = match remote {
-                RemoteWrite::Url(url) => Remote::from_url(url, None).context("--history-remote-write-url")?,
-                RemoteWrite::File(path) => {
-                    Remote::from_kubeconfig(path).context("--history-remote-write-config-file")?
+            let writing = match remote {
+                RemoteWrite::Url(url) => {
+                    let remote = Remote::from_url(url, None).context("--history-remote-write-url")?;
+                    FutureExt::boxed(crate::sampler::write_remotely(state.clone(), remote))
                 }
+                RemoteWrite::File(path) => FutureExt::boxed(crate::sampler::write_by_file(state.clone(), path.clone())),
             };
-            housekeeping.spawn(FutureExt::boxed(crate::sampler::write_remotely(state.clone(), remote)));
+            housekeeping.spawn(writing);
         }
         housekeeping.spawn(FutureExt::boxed(crate::sampler::run(state.clone())));
         if let Some(signer) = signer {

@@ -24,6 +24,7 @@ pub mod delete;
 mod dns_service;
 mod encryption;
 mod etcd;
+mod flag_paths;
 mod ha;
 mod history;
 pub mod import;

@@ -1,38 +1,75 @@
 //! Where the history of metrics goes besides the server's own file.
 
+use std::fs::File;
 use std::path::PathBuf;
 
+use anyhow::{Context, Result};
 use apiserver::RemoteWrite;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct RemoteWriteFlags {
-    /// Prometheus remote-write endpoint for the history of metrics, such as http://prometheus:9090/api/v1/write
+    /// Prometheus remote-write endpoint for the history of metrics, such as http://prometheus:9090/api/v1/write; an empty one
+    /// ends it
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) history_remote_write_url: Option<String>,
     /// Kubeconfig file with the place of that endpoint, the authorities that vouch for it, and credentials
-    #[arg(long, value_name = "FILE", conflicts_with = "history_remote_write_url")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "history_remote_write_url",
+        value_parser = OsStringValueParser::new().map(PathBuf::from)
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) history_remote_write_config_file: Option<PathBuf>,
 }
 
 impl RemoteWriteFlags {
-    /// Either of them takes the place of both.
+    /// Either of them takes the place of both; an empty one leaves none.
     pub(crate) fn over(self, remembered: Self) -> Self {
-        if self == Self::default() { remembered } else { self }
+        match (self == Self::default(), self.target()) {
+            (true, _) => remembered,
+            (false, None) => Self::default(),
+            (false, Some(_)) => self,
+        }
     }
 
     pub(crate) fn target(&self) -> Option<RemoteWrite> {
-        let file = self.history_remote_write_config_file.clone().map(RemoteWrite::File);
-        file.or_else(|| self.history_remote_write_url.clone().map(RemoteWrite::Url))
+        let file = self.file().cloned().map(RemoteWrite::File);
+        let url = self.history_remote_write_url.clone().filter(|url| !url.is_empty());
+        file.or_else(|| url.map(RemoteWrite::Url))
+    }
+
+    /// For whoever names the file just now. What was named once and is gone does not keep a cluster from starting.
+    pub(crate) fn refuse_unreadable(&self) -> Result<()> {
+        let Some(file) = self.file() else { return Ok(()) };
+        let opened = File::open(file).with_context(|| file.display().to_string());
+        opened.map(drop).context("--history-remote-write-config-file")
+    }
+
+    fn file(&self) -> Option<&PathBuf> {
+        self.history_remote_write_config_file.as_ref().filter(|file| !file.as_os_str().is_empty())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_named_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
+        let flags = RemoteWriteFlags { history_remote_write_config_file: Some(file.clone()), ..Default::default() };
+        let refused = flags.refuse_unreadable().unwrap_err();
+        assert!(format!("{refused:#}").contains("--history-remote-write-config-file"));
+        std::fs::write(&file, "").unwrap();
+        flags.refuse_unreadable().unwrap();
+        RemoteWriteFlags::default().refuse_unreadable().unwrap();
+    }
 
     #[test]
     fn one_target_takes_the_place_of_the_other() {
@@ -44,5 +81,11 @@ mod tests {
         assert!(matches!(file().target(), Some(RemoteWrite::File(_))));
         assert!(matches!(url().target(), Some(RemoteWrite::Url(_))));
         assert!(RemoteWriteFlags::default().target().is_none());
+        let no_url = || RemoteWriteFlags { history_remote_write_url: Some(String::new()), ..Default::default() };
+        let no_file = || RemoteWriteFlags { history_remote_write_config_file: Some("".into()), ..Default::default() };
+        for (flags, remembered) in [(no_url(), file()), (no_url(), url()), (no_file(), file()), (no_file(), url())] {
+            assert!(flags.target().is_none());
+            assert_eq!(flags.over(remembered), RemoteWriteFlags::default());
+        }
     }
 }

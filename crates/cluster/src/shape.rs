@@ -304,6 +304,7 @@ impl Flags {
 
     /// Writes down what would otherwise follow the machine or this program: it must be the same at the next start.
     pub(crate) fn settled(mut self) -> Result<Flags> {
+        self.make_paths_whole()?;
         let shape = self.shape()?;
         self.machine.node_name = Some(shape.node_name);
         self.cluster_cidr = Some(shape.cluster_cidr);

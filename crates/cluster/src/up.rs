@@ -85,6 +85,8 @@ async fn run_main(args: Args) -> Result<()> {
         None => {
             // Refused here rather than in a log.
             args.flags.clone().over(Flags::remembered(&args.options)?)?.shape()?;
+            args.flags.remote_write.refuse_unreadable()?;
+            let words = args.flags.clone().with_whole_paths(words)?;
             let words: Vec<_> = words.into_iter().chain([DETACHED.into()]).collect();
             background::start(&args.options, &words, &[])?;
         }
