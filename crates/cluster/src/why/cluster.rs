@@ -72,6 +72,15 @@ pub(super) fn findings(facts: &Facts) -> Vec<(String, Cause)> {
     found
 }
 
+/// What these facts cannot tell.
+pub(super) fn unseen(facts: &Facts) -> Vec<String> {
+    let mut unseen = Vec::new();
+    if !is_one_process(&facts.before.api, &facts.after.api) {
+        unseen.push("what the API server counted meanwhile: another one answered, or it was started again".to_owned());
+    }
+    unseen
+}
+
 fn name(node: &Node) -> &str {
     node.metadata.name()
 }
@@ -183,7 +192,7 @@ fn certificates(facts: &Facts) -> Vec<(String, Cause)> {
         }
     }
     let of_clients = "apiserver_client_certificate_expiration_seconds_bucket";
-    let moved = moved(&facts.before.api, &facts.after.api, of_clients);
+    let moved = moved_in_api(facts, of_clients);
     let count: f64 = moved.iter().filter(|(labels, _)| labels.contains("le=\"604800\"")).map(|(_, count)| count).sum();
     if count > 0.0 {
         let cause = Cause::new("clients use certificates that end within a week")
@@ -217,7 +226,7 @@ fn api(facts: &Facts) -> Vec<(String, Cause)> {
     for (labels, count) in samples(&facts.after.api, rejected) {
         levels.entry(level(labels)).or_default().0 += count;
     }
-    for (labels, count) in moved(&facts.before.api, &facts.after.api, rejected) {
+    for (labels, count) in moved_in_api(facts, rejected) {
         levels.entry(level(labels)).or_default().1 += count;
     }
     let (lately, now) = (sum("rejections_per_second") > 0.0, levels.values().any(|(_, moved)| *moved > 0.0));
@@ -317,6 +326,18 @@ fn moved<'t>(before: &'t str, after: &'t str, series: &str) -> Vec<(&'t str, f64
         (labels, new - old)
     };
     samples(after, series).map(grown).collect()
+}
+
+/// The same of the API server. Two of them behind one address count each for themselves: of these nothing is known.
+fn moved_in_api<'t>(facts: &'t Facts, series: &str) -> Vec<(&'t str, f64)> {
+    let (before, after) = (&facts.before.api, &facts.after.api);
+    if is_one_process(before, after) { moved(before, after, series) } else { Vec::new() }
+}
+
+/// Whether two texts are those of one process, as far as they say when it began.
+fn is_one_process(before: &str, after: &str) -> bool {
+    let began = |text| samples(text, "process_start_time_seconds").map(|(_, value)| value).next();
+    began(before).zip(began(after)).is_none_or(|(before, after)| before == after)
 }
 
 /// Labels and value of each sample of a series in a text of metrics.
@@ -429,6 +450,25 @@ mod tests {
         let after = "c_total{a=\"1\"} 12\nc_total{a=\"2\"} 3\nc_total{a=\"3\"} 4\n";
         assert_eq!(moved(before, after, "c_total"), [("a=\"1\"", 2.0), ("a=\"2\"", 3.0), ("a=\"3\"", 4.0)]);
         assert!(moved("", after, "c_total").is_empty());
+    }
+
+    #[test]
+    fn counters_of_two_servers_are_not_compared() {
+        let api = |began: u32, count: u32| {
+            format!(
+                "apiserver_flowcontrol_rejected_requests_total{{priority_level=\"small\"}} {count}\n\
+                 apiserver_client_certificate_expiration_seconds_bucket{{le=\"604800\"}} {count}\n\
+                 process_start_time_seconds {began}\n"
+            )
+        };
+        let mut two = facts();
+        (two.before, two.after) = (look(&api(7, 1), "", ""), look(&api(7, 5), "", ""));
+        assert_eq!((told(&two).len(), unseen(&two).len()), (2, 0));
+        two.after = look(&api(9, 5), "", "");
+        assert_eq!((told(&two).len(), unseen(&two).len()), (0, 1));
+        // The first look got no answer: that is told where it is asked.
+        two.before = Look::default();
+        assert_eq!((told(&two).len(), unseen(&two).len()), (0, 0));
     }
 
     #[test]

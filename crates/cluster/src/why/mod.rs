@@ -144,6 +144,7 @@ async fn explain_cluster(client: &Client) -> Result<()> {
     let after = look(client, &names, &mut unseen).await;
     let facts = cluster::Facts { now: Timestamp::now(), nodes, pods, history, before, after };
     let found = cluster::findings(&facts);
+    unseen.extend(cluster::unseen(&facts));
     for (object, cause) in &found {
         print!("{}", cause.render(object));
     }
