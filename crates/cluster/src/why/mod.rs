@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use api::meta::Meta as _;
 use client::{Client, ListParams};
 use futures_util::future::BoxFuture;
+use futures_util::stream::{self, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
@@ -125,8 +126,11 @@ async fn explain(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Nodes whose own metrics are looked at: the first so many.
+/// Nodes whose own metrics are looked at: the first so many that are ready.
 const MOST_NODES: usize = 50;
+/// Nodes that are asked at a time, and how long each may take: others are waiting.
+const SIDE_BY_SIDE: usize = 16;
+const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What only counts up says something by how far it moved: a few periods of a limit of CPU, a renewal of each lease.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(10);
 
@@ -138,10 +142,17 @@ async fn explain_cluster(client: &Client) -> Result<()> {
         unseen.push(format!("{error:#}"));
         History::default()
     });
-    let names: Vec<&str> = nodes.iter().filter_map(|node| node.metadata.name.as_deref()).take(MOST_NODES).collect();
-    let before = look(client, &names, &mut Vec::new()).await;
+    let ready = nodes.iter().filter(|node| node::is_ready(node));
+    let names: Vec<&str> = ready.filter_map(|node| node.metadata.name.as_deref()).collect();
+    let (asked, others) = names.split_at(names.len().min(MOST_NODES));
+    if !others.is_empty() {
+        unseen.push(format!("the metrics of {} more nodes", others.len()));
+    }
+    let before = look(client, asked, &mut unseen).await;
     tokio::time::sleep(BETWEEN_LOOKS).await;
-    let after = look(client, &names, &mut unseen).await;
+    let answered: Vec<&str> = before.kubelets.keys().map(String::as_str).collect();
+    let after = look(client, &answered, &mut unseen).await;
+    unseen.dedup();
     let facts = cluster::Facts { now: Timestamp::now(), nodes, pods, history, before, after };
     let found = cluster::findings(&facts);
     unseen.extend(cluster::unseen(&facts));
@@ -164,15 +175,24 @@ async fn look(client: &Client, nodes: &[&str], unseen: &mut Vec<String>) -> clus
         String::new()
     });
     let mut look = cluster::Look { api, ..cluster::Look::default() };
-    for node in nodes {
-        let path = |rest: &str| format!("/api/v1/nodes/{node}/proxy/{rest}");
-        let (metrics, cadvisor) = (path("metrics"), path("metrics/cadvisor"));
-        match tokio::try_join!(client.get_text(&metrics), client.get_text(&cadvisor)) {
+    let asking: Vec<_> = nodes.iter().map(|node| ask(client, node)).collect();
+    let answers: Vec<_> = stream::iter(asking).buffered(SIDE_BY_SIDE).collect().await;
+    for (node, answer) in nodes.iter().zip(answers) {
+        match answer {
             Ok(texts) => drop(look.kubelets.insert((*node).to_owned(), texts)),
             Err(error) => unseen.push(format!("the metrics of node {node}: {error}")),
         }
     }
     look
+}
+
+/// A kubelet's own metrics and those of its containers.
+async fn ask(client: &Client, node: &str) -> Result<(String, String)> {
+    let path = |rest: &str| format!("/api/v1/nodes/{node}/proxy/{rest}");
+    let (metrics, cadvisor) = (path("metrics"), path("metrics/cadvisor"));
+    let both = async { tokio::try_join!(client.get_text(&metrics), client.get_text(&cadvisor)) };
+    let answer = tokio::time::timeout(NODE_TIMEOUT, both).await;
+    Ok(answer.with_context(|| format!("no answer within {NODE_TIMEOUT:?}"))??)
 }
 
 /// The cluster as this command sees it.

@@ -6,6 +6,12 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 
 use super::Cause;
 
+/// Whether its kubelet says so, and is heard.
+pub(super) fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
 /// Decides, never awaits.
 pub(super) fn cause(node: &Node, now: Timestamp) -> Cause {
     let name = node.metadata.name();
@@ -77,7 +83,9 @@ mod tests {
             (json!({}), json!([ready("True")]), "nothing blocks it: it is ready", None),
         ] {
             let node = json!({"metadata": {"name": "n1"}, "spec": spec, "status": {"conditions": conditions}});
-            let cause = cause(&serde_json::from_value(node).unwrap(), now);
+            let node: Node = serde_json::from_value(node).unwrap();
+            assert_eq!(is_ready(&node), conditions[0]["status"] == "True");
+            let cause = cause(&node, now);
             assert_eq!((cause.summary.as_str(), cause.evidence.first().map(String::as_str)), (expected, evidence));
         }
     }
