@@ -46,8 +46,13 @@ impl Record {
         csi_name(&self.driver_name, &self.volume_handle)
     }
 
-    fn read(path: &Path) -> io::Result<Record> {
-        records::read(path)
+    /// None if nothing is written down. What cannot be read is not absent: somebody has a volume there.
+    fn find(path: &Path) -> io::Result<Option<Record>> {
+        match records::read(path) {
+            Ok(record) => Ok(Some(record)),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        }
     }
 
     fn write(&self, path: &Path) -> io::Result<()> {
@@ -78,6 +83,38 @@ pub(crate) struct Found {
     pub(crate) uid: String,
     pub(crate) mode: Mode,
     pub(crate) record: Record,
+}
+
+/// A place of a volume that a driver has put something at.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Place {
+    pub(crate) uid: String,
+    pub(crate) spec_name: String,
+    pub(crate) mode: Mode,
+}
+
+/// What is at the places of volumes.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) found: Vec<Found>,
+    /// What is published and was never written down, or forgotten since: its driver did that after its caller had given up.
+    pub(crate) strays: Vec<Place>,
+    /// Somebody has a volume there, and why it is not known which.
+    pub(crate) unread: Vec<(Place, io::Error)>,
+}
+
+impl Seen {
+    /// Whether anybody but `own` has a volume. Fails where somebody may have it: a place has the name of its volume.
+    pub(crate) fn is_used(&self, record: &Record, own: Option<&str>) -> io::Result<bool> {
+        let volume = record.unique_name();
+        if self.found.iter().any(|it| own != Some(it.uid.as_str()) && it.record.unique_name() == volume) {
+            return Ok(true);
+        }
+        match self.unread.iter().find(|(it, _)| own != Some(it.uid.as_str()) && it.spec_name == record.spec_name) {
+            Some((_, error)) => Err(io::Error::new(error.kind(), error.to_string())),
+            None => Ok(false),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -142,7 +179,7 @@ impl Layout {
         match mode {
             Mode::Filesystem => {
                 let path = self.pod_volume(uid, &record.spec_name).join(RECORD);
-                let old = Record::read(&path).ok();
+                let old = Record::find(&path)?;
                 self.refuse_other(old.as_ref(), record)?;
                 // What was given to the group is what is mounted; after a restart of the machine the driver mounts it anew.
                 let has_group = old.as_ref().is_some_and(|old| old.group_applied)
@@ -154,7 +191,7 @@ impl Layout {
                 Ok(old.is_none())
             }
             Mode::Block => {
-                self.refuse_other(Record::read(&self.staging_record(record, mode)).ok().as_ref(), record)?;
+                self.refuse_other(Record::find(&self.staging_record(record, mode))?.as_ref(), record)?;
                 // What the link leads to is known only with the volume's own record.
                 record.write(&self.staging_record(record, mode))?;
                 let link = self.pod_device(uid, &record.spec_name);
@@ -185,7 +222,8 @@ impl Layout {
     }
 
     pub(crate) fn is_group_applied(&self, uid: &str, spec_name: &str) -> bool {
-        Record::read(&self.pod_volume(uid, spec_name).join(RECORD)).is_ok_and(|record| record.group_applied)
+        let record = Record::find(&self.pod_volume(uid, spec_name).join(RECORD));
+        record.ok().flatten().is_some_and(|record| record.group_applied)
     }
 
     pub(crate) fn note_group(&self, uid: &str, record: &Record) -> io::Result<()> {
@@ -231,37 +269,51 @@ impl Layout {
         remove_dir(&self.staging_dir(record))
     }
 
-    /// The volumes of one pod, or of all. What was published without a record is one of them if its staging place tells which
-    /// volume it is; else it is a stray, which holds up nobody but its own pod ([`Layout::strays`]).
+    /// The volumes of one pod, or of all, if all can be told.
     pub(crate) fn in_use(&self, uid: Option<&str>) -> io::Result<Vec<Found>> {
+        let seen = self.look(uid)?;
+        match seen.unread.into_iter().next() {
+            Some((_, error)) => Err(error),
+            None => Ok(seen.found),
+        }
+    }
+
+    /// What is at the places of one pod, or of all. What was published without a record is a volume if its staging place tells
+    /// which one; else it is a stray, which holds up nobody but its own pod.
+    pub(crate) fn look(&self, uid: Option<&str>) -> io::Result<Seen> {
         let pods = match uid {
             Some(uid) => vec![uid.to_string()],
             None => Vec::from_iter(self.pods()?),
         };
-        let mut found = Vec::new();
+        let mut seen = Seen::default();
         for uid in pods {
             for (spec_name, mode) in self.places(&uid)? {
-                match self.recorded(&uid, &spec_name, mode)? {
-                    Ok(record) => found.push(Found { uid: uid.clone(), mode, record }),
-                    Err(error) => {
-                        tracing::warn!(pod = uid, volume = spec_name, %error, "a place of a volume without a record");
-                    }
-                }
+                self.look_at(Place { uid: uid.clone(), spec_name, mode }, &mut seen);
             }
         }
-        Ok(found)
+        Ok(seen)
     }
 
-    /// What is published for a pod and was never written down, or forgotten since: its driver did that after its caller had
-    /// given up. By name.
-    pub(crate) fn strays(&self, uid: &str) -> io::Result<Vec<(String, Mode)>> {
-        let mut strays = Vec::new();
-        for (spec_name, mode) in self.places(uid)? {
-            if self.recorded(uid, &spec_name, mode)?.is_err() && self.is_published(uid, &spec_name, mode)? {
-                strays.push((spec_name, mode));
+    fn look_at(&self, place: Place, seen: &mut Seen) {
+        let (pod, volume) = (&place.uid, &place.spec_name);
+        let is_published = || self.is_published(&place.uid, &place.spec_name, place.mode);
+        let result = match self.recorded(&place) {
+            Ok(None) => is_published().map(|is_published| (None, is_published)),
+            other => other.map(|record| (record, true)),
+        };
+        match result {
+            Ok((Some(record), _)) => seen.found.push(Found { uid: place.uid, mode: place.mode, record }),
+            Ok((None, is_published)) => {
+                tracing::warn!(pod, volume, is_published, "a place of a volume without a record");
+                if is_published {
+                    seen.strays.push(place);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(pod, volume, %error, "a place of a volume whose record is not read");
+                seen.unread.push((place, error));
             }
         }
-        Ok(strays)
     }
 
     /// Unmounts a stray without its driver, which nobody knows any more, and removes its place.
@@ -302,19 +354,19 @@ impl Layout {
         Ok(places)
     }
 
-    /// What is written down about a pod's volume, or why nothing is.
-    fn recorded(&self, uid: &str, spec_name: &str, mode: Mode) -> io::Result<io::Result<Record>> {
+    /// What is written down about a pod's volume, if anything is.
+    fn recorded(&self, Place { uid, spec_name, mode }: &Place) -> io::Result<Option<Record>> {
         let path = match mode {
             Mode::Filesystem => self.pod_volume(uid, spec_name).join(RECORD),
             Mode::Block => self.devices(spec_name).join("data").join(RECORD),
         };
-        let read = Record::read(&path);
+        let found = Record::find(&path)?;
         // Begun and not even written down, or half removed: the driver has nothing there.
-        if read.is_ok() || mode == Mode::Block || !self.is_published(uid, spec_name, mode)? {
-            return Ok(read);
+        if found.is_some() || *mode == Mode::Block || !self.is_published(uid, spec_name, *mode)? {
+            return Ok(found);
         }
         let mut staged = self.staged()?.into_iter();
-        Ok(staged.find(|(record, of)| *of == mode && record.spec_name == spec_name).map(|(it, _)| it).map_or(read, Ok))
+        Ok(staged.find(|(record, of)| of == mode && record.spec_name == *spec_name).map(|(record, _)| record))
     }
 
     /// Whether a driver has put something where a pod's volume belongs.
@@ -326,8 +378,23 @@ impl Layout {
         }
     }
 
-    /// All volumes that are staged here, or may be.
+    /// Whether a volume is staged here, or may be.
+    pub(crate) fn is_staged(&self, record: &Record, mode: Mode) -> io::Result<bool> {
+        let there = Record::find(&self.staging_record(record, mode))?;
+        Ok(there.is_some_and(|there| there.unique_name() == record.unique_name()))
+    }
+
+    /// All volumes that are staged here, or may be, as far as that can be told.
     pub(crate) fn staged(&self) -> io::Result<Vec<(Record, Mode)>> {
+        let all = self.all_staged()?.into_iter();
+        let known = all.filter_map(|found| {
+            found.inspect_err(|error| tracing::warn!(%error, "record of a staged volume not read")).ok()
+        });
+        Ok(known.collect())
+    }
+
+    /// All volumes that are staged here, or may be, and what cannot be told.
+    pub(crate) fn all_staged(&self) -> io::Result<Vec<io::Result<(Record, Mode)>>> {
         let mut found = Vec::new();
         for driver in names(&self.plugins())? {
             for inner in names(&self.plugins().join(&driver))? {
@@ -335,15 +402,16 @@ impl Layout {
                     "volumeDevices" => (self.devices(&inner).join("data").join(RECORD), Mode::Block),
                     _ => (self.plugins().join(&driver).join(&inner).join(RECORD), Mode::Filesystem),
                 };
-                match Record::read(&path) {
-                    Ok(record) => found.push((record, mode)),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => tracing::warn!(path = %path.display(), %error, "record of a volume not read"),
-                }
+                found.extend(Record::find(&path).transpose().map(|record| record.map(|record| (record, mode))));
             }
         }
         Ok(found)
     }
+}
+
+/// Whether nothing is there.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// What is in a directory; nothing if it is not there.
@@ -484,14 +552,15 @@ mod tests {
         layout.note_use("u", &record(), Mode::Block).unwrap();
         std::fs::remove_file(layout.staging_record(&record(), Mode::Block)).unwrap();
         assert!(layout.in_use(None).unwrap().is_empty());
-        assert_eq!(layout.strays("u").unwrap(), []);
+        assert_eq!(strays(&layout, "u"), []);
         // Or made after the driver's caller had given up, when the link was gone.
         layout.forget_use("u", "pv", Mode::Block).unwrap();
         std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
         assert!(layout.in_use(None).unwrap().is_empty() && layout.pods().unwrap().contains("u"));
-        assert_eq!(layout.strays("u").unwrap(), [("pv".to_owned(), Mode::Block)]);
+        let place = Place { uid: "u".into(), spec_name: "pv".into(), mode: Mode::Block };
+        assert_eq!(strays(&layout, "u"), [place]);
         layout.remove_stray("u", "pv", Mode::Block).unwrap();
-        assert_eq!(layout.strays("u").unwrap(), []);
+        assert_eq!(strays(&layout, "u"), []);
         // Where others use the device its record is there, and says whom to ask.
         layout.note_use("v", &record(), Mode::Block).unwrap();
         std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
@@ -513,14 +582,18 @@ mod tests {
             layout.in_use(uid).unwrap().into_iter().map(|found| (found.uid, found.record.spec_name)).collect()
         };
         assert_eq!(found(None), [("v".to_owned(), "other".to_owned())]);
-        assert_eq!((layout.strays("u").unwrap().len(), layout.strays("v").unwrap().len()), (1, 0));
+        assert_eq!((strays(&layout, "u").len(), strays(&layout, "v").len()), (1, 0));
         // While it is staged, its driver is known, and takes it back as any other.
         layout.note_staging(&record(), Mode::Filesystem).unwrap();
         assert_eq!(found(Some("u")), [("u".to_owned(), "pv".to_owned())]);
-        assert_eq!(layout.strays("u").unwrap(), []);
+        assert_eq!(strays(&layout, "u"), []);
         layout.forget_staging(&record(), Mode::Filesystem).unwrap();
         layout.remove_stray("u", "pv", Mode::Filesystem).unwrap();
-        assert!(!target.exists() && layout.strays("u").unwrap().is_empty());
+        assert!(!target.exists() && strays(&layout, "u").is_empty());
+    }
+
+    fn strays(layout: &Layout, uid: &str) -> Vec<Place> {
+        layout.look(Some(uid)).unwrap().strays
     }
 
     fn mount_anew(target: &Path) {
@@ -539,10 +612,42 @@ mod tests {
         assert!(layout.forget_use("u", "pv", Mode::Filesystem).is_err());
         assert_eq!(std::fs::read_to_string(target.join("data")).unwrap(), "x");
         assert_eq!(layout.in_use(None).unwrap().len(), 1, "and not forgotten either");
-        std::fs::write(layout.pod_volume("u", "pv").join(RECORD), "").unwrap();
-        assert!(layout.in_use(None).unwrap().is_empty());
-        assert_eq!(layout.strays("u").unwrap().len(), 1, "a record that cannot be read is not an absent one");
         nix::mount::umount(&target).unwrap();
-        assert_eq!(layout.strays("u").unwrap(), []);
+    }
+
+    /// A volume whose record is damaged, or that cannot be read at the moment, is somebody's still.
+    #[test]
+    fn security_a_record_that_cannot_be_read_is_not_an_absent_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        let other = Record { spec_name: "other".into(), volume_handle: "other".into(), ..record() };
+        for mode in [Mode::Filesystem, Mode::Block] {
+            layout.note_use("u", &record(), mode).unwrap();
+            layout.note_use("v", &other, mode).unwrap();
+            let path = match mode {
+                Mode::Filesystem => layout.pod_volume("u", "pv").join(RECORD),
+                Mode::Block => layout.staging_record(&record(), mode),
+            };
+            std::fs::write(&path, "").unwrap();
+            let seen = layout.look(None).unwrap();
+            assert_eq!((seen.found.len(), seen.strays.len(), seen.unread.len()), (1, 0, 1), "{mode:?}");
+            assert_eq!((seen.found[0].uid.as_str(), seen.unread[0].0.uid.as_str()), ("v", "u"));
+            assert!(seen.is_used(&other, None).unwrap() && !seen.is_used(&other, Some("v")).unwrap());
+            assert!(seen.is_used(&record(), None).is_err() && !seen.is_used(&record(), Some("u")).unwrap());
+            assert!(layout.in_use(None).is_err() && layout.in_use(Some("u")).is_err());
+            assert_eq!(layout.in_use(Some("v")).unwrap().len(), 1, "it holds up nobody else");
+            assert!(layout.note_use("u", &other_named_pv(), mode).is_err());
+            if mode == Mode::Block {
+                assert!(layout.is_staged(&record(), mode).is_err() && layout.staged().unwrap().len() == 1);
+                assert!(layout.all_staged().unwrap().iter().any(Result::is_err));
+            }
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(layout.look(Some("u")).unwrap().unread.len(), 0);
+            layout.forget_use("v", "other", mode).unwrap();
+        }
+    }
+
+    fn other_named_pv() -> Record {
+        Record { volume_handle: "other".into(), ..record() }
     }
 }

@@ -45,7 +45,7 @@ use crate::state;
 
 pub(crate) use attachment::AttachError;
 pub(crate) use drivers::{Driver, NoDriver, Refused, highest_version};
-use layout::{Layout, Mode};
+use layout::{Layout, Mode, Place, Seen};
 pub(super) use layout::{PLUGIN, names};
 use node_info::NodeInfo;
 pub(crate) use node_info::NodeInfoError;
@@ -201,7 +201,7 @@ impl Csi {
     pub(crate) fn open(parts: Parts) -> std::io::Result<Arc<Self>> {
         let layout = Layout { root: parts.root };
         let used = layout.in_use(None)?;
-        let staged = layout.staged()?;
+        let staged = layout.all_staged()?.into_iter().collect::<std::io::Result<Vec<_>>>()?;
         let at_start: Vec<(String, String)> = used
             .iter()
             .map(|found| (&found.record, found.uid.as_str()))
@@ -371,7 +371,7 @@ impl Csi {
 
     /// The driver of every volume that a pod has, or had begun to get.
     pub(super) fn drivers_in_use(&self) -> std::io::Result<Vec<String>> {
-        Ok(self.layout.in_use(None)?.into_iter().map(|found| found.record.driver_name).collect())
+        Ok(self.layout.look(None)?.found.into_iter().map(|found| found.record.driver_name).collect())
     }
 
     /// The driver of a volume that a pod has, by the name that it has in the pod.
@@ -386,8 +386,7 @@ impl Csi {
         // What was begun for the pod and nobody waits for ends first.
         let _ = self.running.subscribe().wait_for(|running| !running.contains_key(uid)).await;
         let (layout, owner) = (self.layout.clone(), uid.to_string());
-        let found = blocking(move || Ok((layout.in_use(Some(&owner))?, layout.strays(&owner)?))).await;
-        let (found, strays) = found?;
+        let Seen { found, strays, unread } = blocking(move || layout.look(Some(&owner))).await?;
         let all = found.into_iter().map(|found| {
             let this = self.clone();
             self.detached(async move {
@@ -408,7 +407,11 @@ impl Csi {
                 Err(unfinished) => Some(unfinished.into()),
             })
             .collect();
-        for (spec_name, mode) in strays {
+        let unread = unread.into_iter();
+        failures.extend(
+            unread.map(|(place, error)| TornDown::from(VolumeError::of(Operation::TearDown, &place.spec_name, error))),
+        );
+        for Place { spec_name, mode, .. } in strays {
             tracing::warn!(pod = uid, volume = spec_name, "unmounting what was published and is not written down");
             let (layout, owner, name) = (self.layout.clone(), uid.to_string(), spec_name.clone());
             let removed = blocking(move || layout.remove_stray(&owner, &name, mode)).await;
@@ -427,7 +430,7 @@ impl Csi {
     /// it; says whether there was nothing.
     pub(crate) async fn unstage_unused(self: &Arc<Self>) -> bool {
         let layout = self.layout.clone();
-        let staged = blocking(move || Ok((layout.staged()?, layout.in_use(None)?))).await;
+        let staged = blocking(move || Ok((layout.staged()?, layout.look(None)?))).await;
         let (staged, used) = match staged {
             Ok(both) => both,
             Err(error) => {
@@ -435,9 +438,9 @@ impl Csi {
                 return false;
             }
         };
-        let is_used =
-            |record: &layout::Record| used.iter().any(|found| found.record.unique_name() == record.unique_name());
-        let unused: Vec<_> = staged.into_iter().filter(|(record, _)| !is_used(record)).collect();
+        // What may be used is looked at again before anything is done to it.
+        let unused: Vec<_> =
+            staged.into_iter().filter(|(record, _)| !used.is_used(record, None).unwrap_or_default()).collect();
         for (record, mode) in &unused {
             let volume = record.unique_name();
             if self.unstaging.remaining_since_update(&volume).is_some() {

@@ -47,10 +47,8 @@ impl Csi {
             return Ok(published.mounted());
         }
         if wanted.is_for_one_pod() {
-            let (layout, name, own) = (self.layout.clone(), volume.clone(), uid.clone());
-            let is_taken = blocking(move || {
-                Ok(layout.in_use(None)?.iter().any(|found| found.uid != own && found.record.unique_name() == name))
-            });
+            let (layout, looked_for, own) = (self.layout.clone(), record.clone(), uid.clone());
+            let is_taken = blocking(move || layout.look(None)?.is_used(&looked_for, Some(&own)));
             if is_taken.await.map_err(|error| fail(error.into()))? {
                 let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
                 return Err(VolumeError::of(operation, &wanted.spec_name, Cause::UsedByAnotherPod));
@@ -347,8 +345,8 @@ impl Csi {
     pub(super) async fn unstage_if_unused(&self, record: &Record, mode: Mode) -> Result<(), VolumeError> {
         let volume = record.unique_name();
         let fail = |cause: Cause| VolumeError::of(Operation::UnmountDevice, &record.spec_name, cause);
-        let (layout, name) = (self.layout.clone(), volume.clone());
-        let is_used = blocking(move || Ok(layout.in_use(None)?.iter().any(|found| found.record.unique_name() == name)));
+        let (layout, looked_for) = (self.layout.clone(), record.clone());
+        let is_used = blocking(move || layout.look(None)?.is_used(&looked_for, None));
         if is_used.await.map_err(|error| fail(error.into()))? {
             self.attached.in_use.release(&volume, STAGING);
             return Ok(());
@@ -358,8 +356,8 @@ impl Csi {
             done.fixed_in_use.remove(&volume);
             done.not_grown.remove(&volume);
         }
-        let (layout, wanted) = (self.layout.clone(), volume.clone());
-        let is_staged = blocking(move || Ok(layout.staged()?.iter().any(|(record, _)| record.unique_name() == wanted)));
+        let (layout, looked_for) = (self.layout.clone(), record.clone());
+        let is_staged = blocking(move || layout.is_staged(&looked_for, mode));
         if is_staged.await.map_err(|error| fail(error.into()))? {
             let driver = self.drivers.get(&record.driver_name).map_err(|source| {
                 let needed_by = "attacher.UnmountDevice failed to create newCsiDriverClient";
