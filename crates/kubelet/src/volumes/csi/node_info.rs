@@ -103,13 +103,6 @@ impl NodeInfo {
         });
     }
 
-    /// Whether it is of the Node that is there now, as far as is known. One of a Node that was deleted is deleted soon.
-    fn is_current(&self, found: &CSINode) -> bool {
-        let known = self.uid.borrow();
-        let mut owners = found.metadata.owner_references.iter().flatten().filter(|owner| owner.kind == "Node");
-        known.is_empty() || owners.all(|owner| owner.uid == *known)
-    }
-
     /// Makes the CSINode, as soon as there is a Node.
     async fn ensure(&self, stop: &CancellationToken) {
         let mut retry = client::backoff::Backoff::new(Duration::from_millis(100), Duration::from_secs(7));
@@ -172,8 +165,11 @@ impl NodeInfo {
         let mut tries = 0;
         loop {
             tries += 1;
+            // What was heard of the Node may be old, or nothing yet.
+            let node = self.client.all::<Node>().get(&self.node).await?;
+            self.seen(&node);
             let written = match api.get_opt(&self.node).await? {
-                Some(mut found) if self.is_current(&found) => {
+                Some(mut found) if is_of(&found, &node) => {
                     let before = found.clone();
                     change(&mut found.spec.drivers);
                     match found == before {
@@ -182,7 +178,6 @@ impl NodeInfo {
                     }
                 }
                 other => {
-                    let node = self.client.all::<Node>().get(&self.node).await?;
                     let mut made = new(&node);
                     if let Some(earlier) = other {
                         // Another object, so that whoever is about to delete the earlier one does not delete this.
@@ -202,6 +197,12 @@ impl NodeInfo {
             }
         }
     }
+}
+
+/// Whether it is of this Node. One of a Node that was deleted is deleted soon.
+fn is_of(found: &CSINode, node: &Node) -> bool {
+    let mut owners = found.metadata.owner_references.iter().flatten().filter(|owner| owner.kind == "Node");
+    owners.all(|owner| owner.uid == node.metadata.uid())
 }
 
 fn new(node: &Node) -> CSINode {
@@ -310,6 +311,15 @@ mod tests {
         );
         let only = node(json!({"annotations": {NODE_IDS: r#"{"d":"id-1"}"#}}));
         assert_eq!(noted(&only, "d", None, &BTreeMap::new()).unwrap().0, None);
+    }
+
+    #[test]
+    fn one_of_a_node_that_is_gone_is_not_of_the_next() {
+        let (before, now) = (node(json!({"name": "n", "uid": "1"})), node(json!({"name": "n", "uid": "2"})));
+        let mut found = new(&before);
+        assert!(is_of(&found, &before) && !is_of(&found, &now));
+        found.metadata.owner_references = None;
+        assert!(is_of(&found, &now), "nobody deletes it");
     }
 
     #[test]
