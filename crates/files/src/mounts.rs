@@ -12,6 +12,8 @@ const TABLE: &str = "/proc/self/mountinfo";
 /// One line of the table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mount<'a> {
+    /// The file system's number, `major:minor`.
+    pub device: &'a [u8],
     /// What is shown, as a path of its own file system.
     pub root: PathBuf,
     /// Where it is.
@@ -32,14 +34,15 @@ pub fn mount_table() -> io::Result<Vec<u8>> {
 /// All mounts of a table, in its order: of several at one place the last one is seen.
 pub fn mounts(table: &[u8]) -> impl Iterator<Item = Mount<'_>> {
     table.split(|byte| *byte == b'\n').filter_map(|line| {
-        let mut fields = line.split(|byte| *byte == b' ').skip(3);
+        let mut fields = line.split(|byte| *byte == b' ').skip(2);
+        let device = fields.next()?;
         let (root, point) = (unescaped(fields.next()?), unescaped(fields.next()?));
         let mut is_shared = false;
         for field in fields.by_ref().skip(1).take_while(|field| *field != b"-") {
             is_shared |= field.starts_with(b"shared:");
         }
         let (file_system, options) = (fields.next().unwrap_or_default(), fields.nth(1).unwrap_or_default());
-        Some(Mount { root, point, is_shared, file_system, options })
+        Some(Mount { device, root, point, is_shared, file_system, options })
     })
 }
 
@@ -74,15 +77,22 @@ mod tests {
     #[test]
     fn a_line_says_what_is_mounted_where() {
         for (line, expected) in [
-            ("1 0 0:1 / / rw,relatime - ext4 /dev/vda rw", Some(("/", "/", false, "ext4", "rw"))),
-            ("2 1 0:1 /d /a/b rw shared:7 master:1 - ext4 /dev/vda rw", Some(("/d", "/a/b", true, "ext4", "rw"))),
-            ("3 2 0:2 /my\\040dir /x\\134y rw - tmpfs shared:9 rw", Some(("/my dir", "/x\\y", false, "tmpfs", "rw"))),
-            ("4 2 0:2 / /tail\\ rw - tmpfs  rw,nr=1", Some(("/", "/tail\\", false, "tmpfs", "rw,nr=1"))),
-            ("5 2 0:2 / /cut rw", Some(("/", "/cut", false, "", ""))),
+            ("1 0 0:1 / / rw,relatime - ext4 /dev/vda rw", Some(("0:1", "/", "/", false, "ext4", "rw"))),
+            (
+                "2 1 0:1 /d /a/b rw shared:7 master:1 - ext4 /dev/vda rw",
+                Some(("0:1", "/d", "/a/b", true, "ext4", "rw")),
+            ),
+            (
+                "3 2 0:2 /my\\040dir /x\\134y rw - tmpfs shared:9 rw",
+                Some(("0:2", "/my dir", "/x\\y", false, "tmpfs", "rw")),
+            ),
+            ("4 2 0:3 / /tail\\ rw - tmpfs  rw,nr=1", Some(("0:3", "/", "/tail\\", false, "tmpfs", "rw,nr=1"))),
+            ("5 2 0:2 / /cut rw", Some(("0:2", "/", "/cut", false, "", ""))),
             ("6 2 0:2", None),
             ("", None),
         ] {
-            let expected = expected.map(|(root, point, is_shared, file_system, options)| Mount {
+            let expected = expected.map(|(device, root, point, is_shared, file_system, options)| Mount {
+                device: device.as_bytes(),
                 root: root.into(),
                 point: point.into(),
                 is_shared,

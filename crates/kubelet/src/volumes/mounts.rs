@@ -18,10 +18,30 @@ pub(crate) fn is_mount_point(kernel: &impl Kernel, path: &Path) -> io::Result<bo
 
 /// Whether something is mounted at a path, which itself is not looked at: what is mounted there may not answer.
 pub(crate) fn is_mounted_at(kernel: &impl Kernel, path: &Path) -> io::Result<bool> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
+    match beside(path)? {
+        Some(path) => Ok(mount_points(kernel)?.contains(&path)),
+        None => Ok(false),
+    }
+}
+
+/// Whether two places are mounts that show the same of one file system. As [`is_mounted_at`], they are not looked at.
+pub(super) fn show_the_same(kernel: &impl Kernel, one: &Path, other: &Path) -> io::Result<bool> {
+    let (Some(one), Some(other)) = (beside(one)?, beside(other)?) else { return Ok(false) };
+    let table = kernel.mount_table()?;
+    // Of several at one place the last one is seen.
+    let shown = |at: &Path| {
+        let mount = files::mounts(&table).filter(|mount| mount.point == at).last();
+        mount.map(|mount| (mount.device, mount.root))
+    };
+    Ok(shown(&one).is_some_and(|shown_there| shown(&other) == Some(shown_there)))
+}
+
+/// Where a path is, without a look at itself. None if its directory is not there.
+fn beside(path: &Path) -> io::Result<Option<PathBuf>> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
     match parent.canonicalize() {
-        Ok(parent) => Ok(mount_points(kernel)?.contains(&parent.join(name))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Ok(parent) => Ok(Some(parent.join(name))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -365,8 +365,20 @@ impl Layout {
         if found.is_some() || *mode == Mode::Block || !self.is_published(uid, spec_name, *mode)? {
             return Ok(found);
         }
-        let mut staged = self.staged()?.into_iter();
-        Ok(staged.find(|(record, of)| of == mode && record.spec_name == *spec_name).map(|(record, _)| record))
+        self.shown(&self.target(uid, spec_name, *mode), spec_name)
+    }
+
+    /// The volume that a mount shows, by where it is staged: others may have its name.
+    fn shown(&self, target: &Path, spec_name: &str) -> io::Result<Option<Record>> {
+        let mut same = Vec::new();
+        for (record, mode) in self.staged()? {
+            let is_named = mode == Mode::Filesystem && record.spec_name == spec_name;
+            if is_named && mounts::show_the_same(&Linux, target, &self.staging(&record, mode))? {
+                same.push(record);
+            }
+        }
+        // One of several may be the wrong one.
+        Ok(same.pop().filter(|_| same.is_empty()))
     }
 
     /// Whether a driver has put something where a pod's volume belongs.
@@ -583,10 +595,16 @@ mod tests {
         };
         assert_eq!(found(None), [("v".to_owned(), "other".to_owned())]);
         assert_eq!((strays(&layout, "u").len(), strays(&layout, "v").len()), (1, 0));
-        // While it is staged, its driver is known, and takes it back as any other.
+        // Another volume of its name is staged.
+        let staging = layout.staging(&record(), Mode::Filesystem);
         layout.note_staging(&record(), Mode::Filesystem).unwrap();
+        mount_anew(&staging);
+        assert_eq!((found(Some("u")).len(), strays(&layout, "u").len()), (0, 1));
+        // While it is staged itself, its driver is known, and takes it back as any other.
+        Linux.mount(Some(&staging), &target, None, MsFlags::MS_BIND, None).unwrap();
         assert_eq!(found(Some("u")), [("u".to_owned(), "pv".to_owned())]);
         assert_eq!(strays(&layout, "u"), []);
+        Linux.unmount(&staging, MntFlags::empty()).unwrap();
         layout.forget_staging(&record(), Mode::Filesystem).unwrap();
         layout.remove_stray("u", "pv", Mode::Filesystem).unwrap();
         assert!(!target.exists() && strays(&layout, "u").is_empty());
