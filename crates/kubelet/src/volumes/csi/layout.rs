@@ -19,6 +19,9 @@ const RECORD: &str = "vol_data.json";
 /// The plug-in's name as part of a path.
 pub(crate) const PLUGIN: &str = "kubernetes.io~csi";
 
+/// Where drivers stage and publish devices, among the places of the volumes themselves: no device can have those names.
+const NO_DEVICES: [&str; 2] = ["publish", "staging"];
+
 /// What a kubelet needs to know to take a volume down without asking anyone; upstream's fields, and whether the volume was
 /// given to the pod's group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -75,6 +78,13 @@ pub(crate) fn inline_handle(uid: &str, volume: &str) -> String {
 pub(crate) enum Mode {
     Filesystem,
     Block,
+}
+
+impl Mode {
+    /// Whether the places of a volume of this name would be those of others.
+    pub(crate) fn is_taken(self, spec_name: &str) -> bool {
+        self == Mode::Block && NO_DEVICES.contains(&spec_name)
+    }
 }
 
 /// A volume of a pod, as its record on disk says.
@@ -334,7 +344,7 @@ impl Layout {
     pub(crate) fn pods(&self) -> io::Result<BTreeSet<String>> {
         let mut pods = BTreeSet::from_iter(names(&self.root.join("pods"))?);
         for spec_name in names(&self.published_devices())? {
-            pods.extend(names(&self.published_devices().join(spec_name))?);
+            pods.extend(names_if_dir(&self.published_devices().join(spec_name))?);
         }
         Ok(pods)
     }
@@ -344,7 +354,7 @@ impl Layout {
         let pod = self.root.join("pods").join(uid);
         let mut places = BTreeSet::new();
         for (kind, mode) in [("volumes", Mode::Filesystem), ("volumeDevices", Mode::Block)] {
-            places.extend(names(&pod.join(kind).join(PLUGIN))?.into_iter().map(|spec_name| (spec_name, mode)));
+            places.extend(names_if_dir(&pod.join(kind).join(PLUGIN))?.into_iter().map(|spec_name| (spec_name, mode)));
         }
         for spec_name in names(&self.published_devices())? {
             if self.is_published(uid, &spec_name, Mode::Block)? {
@@ -386,7 +396,7 @@ impl Layout {
         let target = self.target(uid, spec_name, mode);
         match mode {
             Mode::Filesystem => mounts::is_mounted_at(&Linux, &target),
-            Mode::Block => target.try_exists(),
+            Mode::Block => target.try_exists().or_else(|error| if is_absent(&error) { Ok(false) } else { Err(error) }),
         }
     }
 
@@ -409,7 +419,7 @@ impl Layout {
     pub(crate) fn all_staged(&self) -> io::Result<Vec<io::Result<(Record, Mode)>>> {
         let mut found = Vec::new();
         for driver in names(&self.plugins())? {
-            for inner in names(&self.plugins().join(&driver))? {
+            for inner in names_if_dir(&self.plugins().join(&driver))? {
                 let (path, mode) = match driver.as_str() {
                     "volumeDevices" => (self.devices(&inner).join("data").join(RECORD), Mode::Block),
                     _ => (self.plugins().join(&driver).join(&inner).join(RECORD), Mode::Filesystem),
@@ -434,6 +444,11 @@ pub(crate) fn names(dir: &Path) -> io::Result<Vec<String>> {
         Err(error) => return Err(error),
     };
     entries.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// As [`names`], and nothing if it is no directory.
+fn names_if_dir(path: &Path) -> io::Result<Vec<String>> {
+    names(path).or_else(|error| if is_absent(&error) { Ok(Vec::new()) } else { Err(error) })
 }
 
 fn gone(result: io::Result<()>) -> io::Result<()> {
@@ -617,6 +632,27 @@ mod tests {
     fn mount_anew(target: &Path) {
         std::fs::create_dir_all(target).unwrap();
         Linux.mount(Some(Path::new("tmpfs")), target, Some("tmpfs"), MsFlags::empty(), None).unwrap();
+    }
+
+    #[test]
+    fn security_a_file_among_devices_hides_none_and_no_device_has_their_directorys_name() {
+        for (mode, name, expected) in [
+            (Mode::Block, "publish", true),
+            (Mode::Block, "staging", true),
+            (Mode::Block, "pv", false),
+            (Mode::Filesystem, "publish", false),
+        ] {
+            assert_eq!(mode.is_taken(name), expected, "{mode:?} {name}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        layout.note_use("u", &record(), Mode::Block).unwrap();
+        for file in [layout.published_devices().join("file"), layout.plugins().join("file"), layout.root.join("pods/v")]
+        {
+            std::fs::write(file, "").unwrap();
+        }
+        assert_eq!(layout.in_use(None).unwrap().len(), 1);
+        assert_eq!(layout.staged().unwrap(), [(record(), Mode::Block)]);
     }
 
     #[test]

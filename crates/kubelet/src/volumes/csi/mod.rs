@@ -549,6 +549,10 @@ fn check_names(wanted: &Wanted) -> Result<(), Cause> {
             return Err(Cause::Name { what, name: name.clone(), why });
         }
     }
+    if wanted.mode().is_taken(&wanted.spec_name) {
+        let why = "the kubelet has another directory there".to_owned();
+        return Err(Cause::Name { what: "volume name", name: wanted.spec_name.clone(), why });
+    }
     match wanted.handle.is_empty() {
         true => Err(Cause::NoHandle),
         false => Ok(()),
