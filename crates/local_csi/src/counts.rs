@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use files::{Bounds, Usage};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 
 /// A look ends after so many files or that long. What it has found by then is what the volume holds at least.
 const MAX_FILES: u64 = 1_000_000;
@@ -46,21 +47,43 @@ impl Counts {
 
     /// Counts the volume anew if the last count is older than `max_age`. None if it has never been counted to the end of a look.
     pub(crate) async fn fresh(&self, id: &str, data: PathBuf, max_age: Duration) -> Option<Usage> {
-        let last = self.known.lock().get(id).copied();
-        let is_fresh = |count: &Count| count.at.elapsed() < max_age.max(REST * count.took);
-        if !last.as_ref().is_some_and(is_fresh)
-            && tokio::time::timeout(PATIENCE, self.count(id.to_owned(), data)).await.is_err()
-        {
+        if self.is_due(id, max_age) && tokio::time::timeout(PATIENCE, self.count(id.to_owned(), data)).await.is_err() {
             tracing::debug!(volume = id, "counting takes its time");
         }
         self.last(id)
     }
 
-    async fn count(&self, id: String, data: PathBuf) {
+    /// Whether a volume is to be counted again.
+    pub(crate) fn is_due(&self, id: &str, max_age: Duration) -> bool {
+        let is_fresh = |count: &Count| count.at.elapsed() < max_age.max(REST * count.took);
+        !self.known.lock().get(id).is_some_and(is_fresh)
+    }
+
+    /// When a volume was counted last.
+    pub(crate) fn counted_at(&self, id: &str) -> Option<Instant> {
+        self.known.lock().get(id).map(|count| count.at)
+    }
+
+    /// Counts a volume, as soon as it is its turn.
+    pub(crate) async fn count(&self, id: String, data: PathBuf) {
+        if let Err(error) = self.begin(id, data).await {
+            tracing::warn!(%error, "volume not counted");
+        }
+    }
+
+    /// As [`Counts::count`]; the volume keeps its turn when nobody waits for it any more.
+    pub(crate) fn begin(&self, id: String, data: PathBuf) -> JoinHandle<()> {
+        tokio::spawn(self.clone().at_its_turn(id, data, Instant::now()))
+    }
+
+    async fn at_its_turn(self, id: String, data: PathBuf, asked: Instant) {
         let Ok(turn) = self.turns.clone().acquire_owned().await else { return };
+        if self.counted_at(&id).is_some_and(|counted| counted > asked) {
+            return;
+        }
         let known = self.known.clone();
         let counting = tokio::task::spawn_blocking(move || {
-            // Whoever gives up waiting does not let others in before this is done.
+            // Nobody else is let in before this is done.
             let _turn = turn;
             let began = Instant::now();
             let bounds = Bounds { entries: MAX_FILES, until: Some(began + MAX_DURATION) };
@@ -109,5 +132,19 @@ mod tests {
         assert_eq!(fresh(0).await, Some(2));
         counts.retain(&HashSet::new());
         assert_eq!(counts.last("v"), None);
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_nobody_waits_for_any_more_is_counted_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let counts = Counts::new();
+        let turn = counts.turns.clone().acquire_owned().await.unwrap();
+        let counting = counts.count("v".into(), dir.path().to_path_buf());
+        assert!(tokio::time::timeout(Duration::from_millis(20), counting).await.is_err());
+        drop(turn);
+        while counts.counted_at("v").is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert!(!counts.is_due("v", Duration::from_secs(60)) && counts.is_due("w", Duration::from_secs(60)));
     }
 }

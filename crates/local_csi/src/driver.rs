@@ -177,6 +177,10 @@ impl Driver {
                 let (folders, projects) = (self.volumes.clone(), self.projects.clone());
                 let made = blocking(move || make(&folders, &projects, &name, wanted, from.as_deref())).await?;
                 self.note(&id, Some(&made));
+                if made.source.is_some() && made.project.is_none() {
+                    // What was copied is not set aside a second time.
+                    drop(self.counts.begin(id.clone(), self.volumes.data(&id)));
+                }
                 made
             }
         };

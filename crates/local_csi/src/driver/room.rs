@@ -62,8 +62,14 @@ impl Driver {
                         self.counts.retain(&all.iter().map(|(id, _)| id.clone()).collect());
                         let is_counted =
                             |volume: &Volume| self.projects.usage(volume.project).is_ok_and(|it| it.is_some());
-                        for (id, _) in all.iter().filter(|(_, volume)| !is_counted(volume)) {
-                            self.counts.fresh(id, self.volumes.data(id), COUNT_INTERVAL).await;
+                        let due = |id: &str| self.counts.is_due(id, COUNT_INTERVAL);
+                        let mut all: Vec<_> =
+                            all.into_iter().filter(|(id, volume)| due(id) && !is_counted(volume)).collect();
+                        // Those that were never counted first.
+                        all.sort_by_key(|(id, _)| self.counts.counted_at(id));
+                        for (id, _) in all {
+                            let data = self.volumes.data(&id);
+                            self.counts.count(id, data).await;
                         }
                     }
                     Err(error) => tracing::warn!(error = error.message(), "volumes not counted"),
