@@ -42,6 +42,12 @@ impl History {
         &points[points.partition_point(|(time, _)| *time <= since)..]
     }
 
+    /// The same of so many minutes, or of more where there are few points in these: many nodes are asked less often.
+    pub(crate) fn lately_enough<'p>(&self, points: &'p [(u64, f64)], minutes: u64) -> &'p [(u64, f64)] {
+        let needed = (2 * ENOUGH) as u64 * spacing(points);
+        self.lately(points, minutes.max(needed.div_ceil(60)))
+    }
+
     /// Namespace and name of all that there are figures of, in order.
     pub(crate) fn names(&self, of: &str) -> Vec<(&str, &str)> {
         let of = self.series.iter().filter(|series| series.of == of);
@@ -52,9 +58,18 @@ impl History {
     }
 }
 
+/// Points that say how values grow.
+pub(crate) const ENOUGH: usize = 5;
+
+/// Seconds between two points of a series, as in most places.
+fn spacing(points: &[(u64, f64)]) -> u64 {
+    let mut apart: Vec<u64> = points.windows(2).map(|two| two[1].0.saturating_sub(two[0].0)).collect();
+    apart.sort_unstable();
+    apart.get(apart.len() / 2).copied().unwrap_or_default()
+}
+
 /// By how much values grow in a second: the line that fits them best. Nothing where there is too little to tell.
 pub(crate) fn slope(points: &[(u64, f64)]) -> Option<f64> {
-    const ENOUGH: usize = 5;
     let (first, count) = (points.first()?.0, points.len() as f64);
     if points.len() < ENOUGH {
         return None;
@@ -111,6 +126,24 @@ mod tests {
         let history = History { series: vec![series("here", 60), series("gone", 50)] };
         let late = |name| history.lately(history.points("cpu_cores", "node", "", name), 15).len();
         assert_eq!((late("here"), late("gone"), late("never")), (15, 5, 0));
+    }
+
+    #[test]
+    fn what_is_seldom_measured_is_looked_at_for_longer() {
+        let every = |minutes: u64| (1..=60).map(|at| (at * minutes * 60, 1.0)).collect::<Vec<_>>();
+        for (minutes, expected) in [(1, 15), (2, 10), (5, 10)] {
+            let points = every(minutes);
+            let series = Series {
+                what: "cpu_cores".to_owned(),
+                of: "node".to_owned(),
+                namespace: String::new(),
+                name: "n".to_owned(),
+                points: points.clone(),
+            };
+            let history = History { series: vec![series] };
+            assert_eq!(history.lately_enough(&points, 15).len(), expected, "{minutes}");
+        }
+        assert!(History::default().lately_enough(&[], 15).is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::{Cause, node};
-use crate::history::{History, bytes, slope};
+use crate::history::{ENOUGH, History, bytes, slope};
 
 /// A file system that is full sooner than this is told of, and memory that is.
 const SOON: f64 = 24.0 * 3600.0;
@@ -78,7 +78,28 @@ pub(super) fn unseen(facts: &Facts) -> Vec<String> {
     if !is_one_process(&facts.before.api, &facts.after.api) {
         unseen.push("what the API server counted meanwhile: another one answered, or it was started again".to_owned());
     }
+    for (what, series, minutes, least) in [
+        ("the disks", "disk_used_bytes", GROWING, ENOUGH),
+        // Of each half.
+        ("the memories", "memory_bytes", NOW, 2 * ENOUGH),
+    ] {
+        let few = nodes_with_less(facts, series, minutes, least);
+        if few > 0 {
+            unseen.push(format!("how fast {what} of nodes fill up: of {few} there are too few figures so far"));
+        }
+    }
     unseen
+}
+
+/// How many nodes that are ready have fewer points than that. Without any history none has, and that is told elsewhere.
+fn nodes_with_less(facts: &Facts, series: &str, minutes: u64, least: usize) -> usize {
+    let history = &facts.history;
+    let has_few = |node: &&Node| {
+        let points = history.points(series, "node", "", name(node));
+        history.lately_enough(points, minutes).len() < least
+    };
+    let ready = facts.nodes.iter().filter(|node| node::is_ready(node) && !history.series.is_empty());
+    ready.filter(has_few).count()
 }
 
 fn name(node: &Node) -> &str {
@@ -96,7 +117,7 @@ fn disk(node: &str, history: &History) -> Option<(String, Cause)> {
     let used = history.points("disk_used_bytes", "node", "", node);
     let (_, size) = *history.points("disk_size_bytes", "node", "", node).last()?;
     let (_, last) = *used.last()?;
-    let rate = slope(used)?.min(slope(history.lately(used, GROWING))?);
+    let rate = slope(used)?.min(slope(history.lately_enough(used, GROWING))?);
     let left = if rate > 0.0 { (size - last).max(0.0) / rate } else { f64::INFINITY };
     if left > SOON {
         return None;
@@ -111,7 +132,7 @@ fn disk(node: &str, history: &History) -> Option<(String, Cause)> {
 fn memory(node: &Node, history: &History) -> Option<(String, Cause)> {
     let capacity = node.status.as_ref()?.capacity.as_ref()?.get("memory")?;
     let capacity = api::quantity::Quantity::parse(&capacity.0).ok()?.as_f64();
-    let used = history.lately(history.points("memory_bytes", "node", "", name(node)), NOW);
+    let used = history.lately_enough(history.points("memory_bytes", "node", "", name(node)), NOW);
     let (_, last) = *used.last()?;
     let mean = used.iter().map(|(_, used)| used).sum::<f64>() / used.len() as f64;
     // In both halves: it went up and up, and not once.
@@ -442,6 +463,24 @@ mod tests {
         let used = (0..30).map(|at| (at * 60, 400.0 + 15.0 * at as f64)).collect();
         sick.history = history(&[("memory_bytes", "node", "n1", used)]);
         assert_eq!(told(&sick), ["node/n1: its memory is all in use in 11m at this rate"]);
+    }
+
+    #[test]
+    fn what_is_seldom_measured_tells_as_much() {
+        let mut sick = facts();
+        // Ten minutes apart, as with 600 nodes.
+        let used = (0..18).map(|at| (at * 600, 395.0 + 30.0 * at as f64)).collect();
+        let disk = (0..18).map(|at| (at * 600, 2860.0 + (at * 60) as f64)).collect();
+        sick.history = history(&[
+            ("disk_used_bytes", "node", "n1", disk),
+            ("disk_size_bytes", "node", "n1", vec![(10_200, 4003.0)]),
+            ("memory_bytes", "node", "n1", used),
+        ]);
+        let expected = ["its disk is full in 20m at this rate", "its memory is all in use in 31m at this rate"];
+        assert_eq!(told(&sick), expected.map(|summary| format!("node/n1: {summary}")));
+        assert_eq!(unseen(&sick), Vec::<String>::new());
+        sick.history = history(&[("memory_bytes", "node", "n1", vec![(60, 400.0), (120, 700.0)])]);
+        assert_eq!((told(&sick).len(), unseen(&sick).len()), (0, 2));
     }
 
     #[test]
