@@ -7,6 +7,9 @@ use serde::Deserialize;
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct History {
     pub(crate) series: Vec<Series>,
+    /// Series that the server has no room for.
+    #[serde(default)]
+    pub(crate) left_out: usize,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -123,7 +126,7 @@ mod tests {
             name: name.to_owned(),
             points: (1..=last).map(|minute| (minute * 60, 1.0)).collect(),
         };
-        let history = History { series: vec![series("here", 60), series("gone", 50)] };
+        let history = History { series: vec![series("here", 60), series("gone", 50)], left_out: 0 };
         let late = |name| history.lately(history.points("cpu_cores", "node", "", name), 15).len();
         assert_eq!((late("here"), late("gone"), late("never")), (15, 5, 0));
     }
@@ -140,7 +143,7 @@ mod tests {
                 name: "n".to_owned(),
                 points: points.clone(),
             };
-            let history = History { series: vec![series] };
+            let history = History { series: vec![series], left_out: 0 };
             assert_eq!(history.lately_enough(&points, 15).len(), expected, "{minutes}");
         }
         assert!(History::default().lately_enough(&[], 15).is_empty());

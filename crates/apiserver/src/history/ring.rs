@@ -2,8 +2,8 @@
 //!
 //! All series share the axis of time: a minute has the same place in each of them. What was not measured is not a number.
 //!
-//! Invariant: where there is no room for all, components and nodes come first, then the pods that use most CPU. All series of
-//! one of them are kept or none.
+//! Invariant: where there is no room for all, components and nodes come first, then the networks of nodes, then the pods that
+//! use most CPU; but a quarter is for pods. All series of one of them are kept or none, and how many are not is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +13,8 @@ pub(crate) const STEP: u64 = 60;
 pub(crate) const POINTS: usize = 360;
 /// Each takes 1.5 KB: under 4 MB in all.
 const MAX_SERIES: usize = 2500;
+/// Of these, what is for pods if they need it, however many nodes there are.
+const OF_PODS: usize = MAX_SERIES / 4;
 /// Minutes of which the mean says how busy something is.
 const BUSY_MINUTES: u64 = 60;
 /// How much busier a newcomer has to be than what makes room for it. Two that take turns would leave no history of either.
@@ -100,12 +102,28 @@ pub(crate) struct Key {
     pub(crate) name: Box<str>,
 }
 
-/// Whose series it is, by name: components, then nodes, then pods.
-type Owner = (Of, Box<str>, Box<str>);
+/// What has room first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Component,
+    /// But for its network.
+    Node,
+    NodeNetwork,
+    Pod,
+}
+
+/// Whose series it is, by name.
+type Owner = (Rank, Box<str>, Box<str>);
 
 impl Key {
     fn owner(&self) -> Owner {
-        (self.of, self.namespace.clone(), self.name.clone())
+        let rank = match (self.of, self.what) {
+            (Of::Component, _) => Rank::Component,
+            (Of::Node, What::Received | What::Sent) => Rank::NodeNetwork,
+            (Of::Node, _) => Rank::Node,
+            (Of::Pod, _) => Rank::Pod,
+        };
+        (rank, self.namespace.clone(), self.name.clone())
     }
 }
 
@@ -115,17 +133,23 @@ pub(crate) struct Ring {
     newest: u64,
     /// Values by the remainder of their minute.
     series: BTreeMap<Key, Box<[f32]>>,
+    /// Series that there was no room for when nodes and pods were looked at last.
+    left_out: usize,
 }
 
 impl Ring {
     /// The ring that holds these values; those that are not its own are left out.
     pub(super) fn restore(newest: u64, series: BTreeMap<Key, Box<[f32]>>) -> Self {
         let fits = |(_, values): &(Key, Box<[f32]>)| values.len() == POINTS;
-        Self { newest, series: series.into_iter().filter(fits).take(MAX_SERIES).collect() }
+        Self { newest, series: series.into_iter().filter(fits).take(MAX_SERIES).collect(), left_out: 0 }
     }
 
     pub(super) fn newest(&self) -> u64 {
         self.newest
+    }
+
+    pub(super) fn left_out(&self) -> usize {
+        self.left_out
     }
 
     pub(super) fn raw(&self) -> &BTreeMap<Key, Box<[f32]>> {
@@ -153,13 +177,16 @@ impl Ring {
         self.newest = minute;
         let mut values: Vec<(Key, f32)> = values.into_iter().collect();
         let new = values.iter().filter(|(key, _)| !self.series.contains_key(key)).count();
-        let all = values.len();
+        let (all, has_nodes) = (values.len(), values.iter().any(|(key, _)| key.of != Of::Component));
         if self.series.len() + new > MAX_SERIES {
             let kept = self.foremost(&values);
             self.series.retain(|key, _| kept.contains(&key.owner()));
             values.retain(|(key, _)| kept.contains(&key.owner()));
         }
         let left_out = all - values.len();
+        if has_nodes {
+            self.left_out = left_out;
+        }
         for (key, value) in values {
             let values = self.series.entry(key).or_insert_with(|| vec![f32::NAN; POINTS].into_boxed_slice());
             values[place(minute)] = value;
@@ -187,15 +214,7 @@ impl Ring {
         }
         let mut ranked: Vec<(Owner, (usize, f32))> = owners.into_iter().collect();
         ranked.sort_by(|(one, (_, busy)), (other, (_, busier))| one.0.cmp(&other.0).then(busier.total_cmp(busy)));
-        let mut room = MAX_SERIES;
-        let fits = |(_, (series, _)): &(Owner, (usize, f32))| match room.checked_sub(*series) {
-            Some(left) => {
-                room = left;
-                true
-            }
-            None => false,
-        };
-        ranked.into_iter().filter(fits).map(|(owner, _)| owner).collect()
+        fitting(ranked)
     }
 
     /// Of the values of late; of nothing, zero.
@@ -226,6 +245,25 @@ impl Ring {
             (key, points.filter(|(_, value)| value.is_finite()).collect())
         })
     }
+}
+
+/// Of these, with the numbers of their series and in this order, as much as there is room for.
+fn fitting(mut ranked: Vec<(Owner, (usize, f32))>) -> BTreeSet<Owner> {
+    let pods = ranked.split_off(ranked.partition_point(|((rank, ..), _)| *rank != Rank::Pod));
+    let wanted: usize = pods.iter().map(|(_, (series, _))| series).sum();
+    let of_pods = wanted.min(OF_PODS);
+    let mut room = MAX_SERIES - of_pods;
+    let mut kept = BTreeSet::new();
+    for (group, more) in [(ranked, 0), (pods, of_pods)] {
+        room += more;
+        for (owner, (series, _)) in group {
+            if series <= room {
+                room -= series;
+                kept.insert(owner);
+            }
+        }
+    }
+    kept
 }
 
 fn place(minute: u64) -> usize {
@@ -306,6 +344,26 @@ mod tests {
         assert_eq!((there(&ring, Of::Node).len(), there(&ring, Of::Component).len()), (1, 1));
         assert_eq!(ring.raw().len(), MAX_SERIES);
         assert_eq!(points(&ring, "n1", 10).len(), 1);
+    }
+
+    #[test]
+    fn many_nodes_all_have_figures_and_leave_a_share_to_pods() {
+        let node = |at: usize| {
+            let all = [What::Cpu, What::Memory, What::Received, What::Sent, What::Disk, What::DiskSize];
+            all.map(|what| (Key { what, ..key(&format!("n{at}")) }, 1.0))
+        };
+        let pods = (0..2000).flat_map(|at| pod(&format!("p{at}"), 1.0));
+        let all: Vec<(Key, f32)> = (0..450).flat_map(node).chain(pods).collect();
+        let mut ring = Ring::default();
+        assert_eq!(ring.record(1, all), 2700 + 4000 - MAX_SERIES);
+        let of_nodes = |what| ring.raw().keys().filter(|key| key.of == Of::Node && key.what == what).count();
+        assert_eq!([What::Cpu, What::Memory, What::Disk, What::Sent].map(of_nodes), [450, 450, 450, 37]);
+        assert_eq!((there(&ring, Of::Pod).len(), ring.left_out()), (313, 4200));
+        // Between two looks at nodes nothing is known to have changed.
+        ring.record(2, [(Key { of: Of::Component, ..key("cox") }, 1.0)]);
+        assert_eq!(ring.left_out(), 4200);
+        ring.record(3, [(key("n1"), 1.0)]);
+        assert_eq!(ring.left_out(), 0);
     }
 
     #[test]

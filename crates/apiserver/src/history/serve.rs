@@ -79,7 +79,7 @@ fn json(ring: &Ring, question: &Question) -> Value {
             "points": points,
         })
     });
-    json!({"step": STEP, "series": series.collect::<Vec<_>>()})
+    json!({"step": STEP, "left_out": ring.left_out(), "series": series.collect::<Vec<_>>()})
 }
 
 fn open_metrics(ring: &Ring, question: &Question) -> String {
@@ -97,7 +97,13 @@ fn open_metrics(ring: &Ring, question: &Question) -> String {
             let _ = writeln!(out, "cox_history_{name}{{{labels}}} {value} {time}");
         }
     }
-    out.push_str("# EOF\n");
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        out,
+        "# TYPE cox_history_left_out_series gauge\n# HELP cox_history_left_out_series Series without room.\n\
+         cox_history_left_out_series {}\n# EOF",
+        ring.left_out()
+    );
     out
 }
 
@@ -148,7 +154,7 @@ mod tests {
     #[test]
     fn series_are_told_as_json() {
         let told = json(&ring(), &question(&[("of", "pod"), ("minutes", "1")]).unwrap());
-        let expected = json!({"step": 60, "series": [
+        let expected = json!({"step": 60, "left_out": 0, "series": [
             {"what": "cpu_cores", "of": "pod", "namespace": "default", "name": "we\"b", "points": [[660, 0.25]]},
         ]});
         assert_eq!(told, expected);
@@ -169,7 +175,9 @@ mod tests {
              cox_history_cpu_cores{name=\"we\\\"b\",namespace=\"default\",of=\"pod\"} 0.25 660\n\
              # TYPE cox_history_memory_bytes gauge\n# HELP cox_history_memory_bytes Memory in use, in bytes.\n\
              cox_history_memory_bytes{name=\"n1\",namespace=\"\",of=\"node\"} 7 600\n\
-             cox_history_memory_bytes{name=\"n1\",namespace=\"\",of=\"node\"} 7 660\n# EOF\n"
+             cox_history_memory_bytes{name=\"n1\",namespace=\"\",of=\"node\"} 7 660\n\
+             # TYPE cox_history_left_out_series gauge\n# HELP cox_history_left_out_series Series without room.\n\
+             cox_history_left_out_series 0\n# EOF\n"
         );
     }
 }

@@ -78,6 +78,9 @@ pub(super) fn unseen(facts: &Facts) -> Vec<String> {
     if !is_one_process(&facts.before.api, &facts.after.api) {
         unseen.push("what the API server counted meanwhile: another one answered, or it was started again".to_owned());
     }
+    if facts.history.left_out > 0 {
+        unseen.push(format!("{} series of nodes and pods: the history has no room for them", facts.history.left_out));
+    }
     for (what, series, minutes, least) in [
         ("the disks", "disk_used_bytes", GROWING, ENOUGH),
         // Of each half.
@@ -480,7 +483,8 @@ mod tests {
         assert_eq!(told(&sick), expected.map(|summary| format!("node/n1: {summary}")));
         assert_eq!(unseen(&sick), Vec::<String>::new());
         sick.history = history(&[("memory_bytes", "node", "n1", vec![(60, 400.0), (120, 700.0)])]);
-        assert_eq!((told(&sick).len(), unseen(&sick).len()), (0, 2));
+        sick.history.left_out = 7;
+        assert_eq!((told(&sick).len(), unseen(&sick).len()), (0, 3));
     }
 
     #[test]
