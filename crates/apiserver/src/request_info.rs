@@ -23,6 +23,8 @@ pub(crate) struct RequestInfo {
     pub(crate) resource: String,
     pub(crate) subresource: String,
     pub(crate) name: String,
+    /// The name is part of the path: a field selector may name one as well.
+    pub(crate) is_named: bool,
     /// What follows the subresource (`pods/x/proxy/<rest>`), with a leading slash, not decoded.
     pub(crate) rest: String,
     pub(crate) query: Query,
@@ -132,6 +134,7 @@ impl RequestInfo {
         let tail = &rest[at..];
         info.resource = tail[0].to_string();
         info.name = tail.get(1).map(|part| part.to_string()).unwrap_or_default();
+        info.is_named = !info.name.is_empty();
         info.subresource = tail.get(2).map(|part| part.to_string()).unwrap_or_default();
         if tail.len() > 3 {
             let raw_tail = &raw[raw.len() - (tail.len() - 3)..];

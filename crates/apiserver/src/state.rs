@@ -97,6 +97,7 @@ pub(crate) fn own_operation(
         resource: resource.plural.to_string(),
         subresource: subresource.to_owned(),
         name: name.to_owned(),
+        is_named: !name.is_empty(),
         ..Default::default()
     };
     Operation {

@@ -330,7 +330,7 @@ async fn dispatch(
     }
     let resource = row.ok_or_else(Status::no_such_path)?;
     if info.subresource.is_empty() || resource.subresource(&info.subresource).is_some() {
-        seen.labels = Labels::of(&info, &parts.headers);
+        seen.labels = Labels::of(&info, &parts.headers, resource.is_custom);
         if info.is_long_running() {
             seen.serving = Some(state.metrics.open(&seen.labels));
         }

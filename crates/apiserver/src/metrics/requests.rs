@@ -26,6 +26,8 @@ static SIZE_BOUNDS: [f64; 7] = exponential(1000.0, 10.0);
 pub(crate) struct Labels {
     /// The values of [`NAMES`], each with a line of its own; none of them holds more than one.
     values: String,
+    /// The scope by which it is counted while it is open: see [`scope`].
+    open_scope: &'static str,
     long_running: bool,
 }
 
@@ -34,19 +36,21 @@ const NAMES: [&str; 7] = ["dry_run", "group", "resource", "scope", "subresource"
 impl Labels {
     /// Of a request before it is known whether what it names exists.
     pub(crate) fn unknown(info: &RequestInfo, headers: &HeaderMap) -> Self {
-        Self::new(["", "", "", "", "", verb(info, headers), ""], info)
+        Self::new(["", "", "", "", "", verb(info, headers), ""], "", info)
     }
 
-    /// Of a request for something that exists.
-    pub(crate) fn of(info: &RequestInfo, headers: &HeaderMap) -> Self {
+    /// Of a request for something that exists. Upstream serves custom resources without routes of their own.
+    pub(crate) fn of(info: &RequestInfo, headers: &HeaderMap, is_custom: bool) -> Self {
         let dry_run = if info.query.get("dryRun").is_some_and(|value| value == "All") { "All" } else { "" };
         let (group, resource, version) = (&*info.group, &*info.resource, &*info.version);
         let verb = verb(info, headers);
-        Self::new([dry_run, group, resource, scope(info), &info.subresource, verb, version], info)
+        let scope_of_all = if is_custom { scope(info) } else { scope_of_path(info) };
+        let values = [dry_run, group, resource, scope_of_all, &info.subresource, verb, version];
+        Self::new(values, scope(info), info)
     }
 
-    fn new(values: [&str; NAMES.len()], info: &RequestInfo) -> Self {
-        Self { values: values.join("\n"), long_running: info.is_long_running() }
+    fn new(values: [&str; NAMES.len()], open_scope: &'static str, info: &RequestInfo) -> Self {
+        Self { values: values.join("\n"), open_scope, long_running: info.is_long_running() }
     }
 
     fn pairs(&self) -> Vec<(&str, &str)> {
@@ -58,18 +62,34 @@ impl Labels {
         self.pairs().into_iter().filter(|(name, _)| *name != "dry_run").collect()
     }
 
+    /// The same for requests that stay open or are ended.
+    fn open_pairs(&self) -> Vec<(&str, &str)> {
+        let pairs = self.plain_pairs().into_iter();
+        pairs.map(|(name, value)| (name, if name == "scope" { self.open_scope } else { value })).collect()
+    }
+
     /// Whether the size of the answer says something: that of what is read.
     fn is_read(&self) -> bool {
         self.pairs().iter().any(|(name, value)| *name == "verb" && matches!(*value, "GET" | "LIST"))
     }
 }
 
+/// Upstream's `CleanScope`: a list that can only hold one object is one of that object.
 pub(super) fn scope(info: &RequestInfo) -> &'static str {
-    match (info.name.is_empty() && info.verb != Verb::Create, info.namespace.is_empty()) {
+    scope_where(info, !info.name.is_empty())
+}
+
+/// By the path alone, as upstream's routes have it.
+fn scope_of_path(info: &RequestInfo) -> &'static str {
+    scope_where(info, info.is_named)
+}
+
+fn scope_where(info: &RequestInfo, is_named: bool) -> &'static str {
+    match (is_named || info.verb == Verb::Create, info.namespace.is_empty()) {
         _ if !info.is_resource => "",
-        (false, _) => "resource",
-        (true, false) => "namespace",
-        (true, true) => "cluster",
+        (true, _) => "resource",
+        (false, false) => "namespace",
+        (false, true) => "cluster",
     }
 }
 
@@ -204,13 +224,13 @@ impl RequestMetrics {
     /// Counts a request as one that stays open, as long as this is kept.
     pub(crate) fn open(&self, labels: &Labels) -> Serving {
         let help = "Requests that stay open, by what they are.";
-        Serving::new(&self.all.gauge("apiserver_longrunning_requests", help, &labels.plain_pairs()))
+        Serving::new(&self.all.gauge("apiserver_longrunning_requests", help, &labels.open_pairs()))
     }
 
     /// Counts a request that was turned away or ended so that the server can serve others.
     pub(crate) fn terminated(&self, labels: &Labels, code: u16) {
         let code = code.to_string();
-        let pairs: Vec<_> = [("code", &*code)].into_iter().chain(labels.plain_pairs()).collect();
+        let pairs: Vec<_> = [("code", &*code)].into_iter().chain(labels.open_pairs()).collect();
         let help = "Requests that the server ended in self-defence.";
         self.all.counter("apiserver_request_terminations_total", help, &pairs).inc();
     }
@@ -351,27 +371,36 @@ mod tests {
             ("POST", "/apis/apps/v1/namespaces/a/deployments?dryRun=All", true, 201),
             ("GET", "/apis/made.up/v1/names", false, 404),
             ("GET", "/api/v1/pods?watch=1", true, 200),
+            ("GET", "/api/v1/namespaces/a/pods?watch=1&fieldSelector=metadata.name%3Dx", true, 200),
+            ("GET", "/api/v1/nodes?fieldSelector=metadata.name%3Dx", true, 200),
         ] {
             let info = RequestInfo::new(&method.parse().unwrap(), &url.parse().unwrap());
             let headers = HeaderMap::new();
-            let labels = if known { Labels::of(&info, &headers) } else { Labels::unknown(&info, &headers) };
+            let labels = if known { Labels::of(&info, &headers, false) } else { Labels::unknown(&info, &headers) };
             let serving = metrics.serving(&info);
             let open = info.is_long_running().then(|| metrics.open(&labels));
             let took = Took { all: Duration::from_millis(260), elsewhere: Duration::from_millis(230) };
             metrics.observe(&labels, StatusCode::from_u16(code).unwrap(), took, Some(5000));
             drop((serving, open));
         }
+        let custom = "/apis/a.b/v1/namespaces/a/names?fieldSelector=metadata.name%3Dx";
+        let custom = RequestInfo::new(&http::Method::GET, &custom.parse().unwrap());
+        let of_custom = |is_custom| Labels::of(&custom, &HeaderMap::new(), is_custom).values;
+        assert!(of_custom(true).contains("resource") && of_custom(false).contains("namespace"));
         let elsewhere = RequestInfo::new(&http::Method::GET, &"/x".parse().unwrap());
         metrics.terminated(&Labels::unknown(&elsewhere, &HeaderMap::new()), 429);
         let totals = metrics.totals();
-        assert_eq!((totals.all, totals.errors, totals.rejected), (4.0, 0.0, 0.0));
-        assert_eq!(totals.durations.iter().map(|(_, count)| count).sum::<u64>(), 4);
+        assert_eq!((totals.all, totals.errors, totals.rejected), (5.0, 0.0, 0.0));
+        assert_eq!(totals.durations.iter().map(|(_, count)| count).sum::<u64>(), 5);
         let text = metrics.all.render();
         for line in [
             r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1"} 2"#,
             r#"apiserver_request_total{code="201",component="apiserver",dry_run="All",group="apps",resource="deployments",scope="resource",subresource="",verb="POST",version="v1"} 1"#,
             r#"apiserver_request_total{code="404",component="apiserver",dry_run="",group="",resource="",scope="",subresource="",verb="LIST",version=""} 1"#,
             r#"scope="cluster",subresource="",verb="WATCH",version="v1"} 1"#,
+            r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="pods",scope="namespace",subresource="",verb="WATCH",version="v1"} 1"#,
+            r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="nodes",scope="cluster",subresource="",verb="LIST",version="v1"} 1"#,
+            r#"apiserver_longrunning_requests{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="WATCH",version="v1"} 0"#,
             r#"resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="0.4"} 2"#,
             r#"apiserver_request_sli_duration_seconds_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="0.05"} 2"#,
             r#"apiserver_response_sizes_bucket{component="apiserver",group="",resource="pods",scope="resource",subresource="",verb="GET",version="v1",le="10000"} 2"#,
@@ -387,7 +416,7 @@ mod tests {
 
         let shown = RequestMetrics::new(true);
         let info = RequestInfo::new(&http::Method::GET, &"/api/v1/pods".parse().unwrap());
-        shown.observe(&Labels::of(&info, &HeaderMap::new()), StatusCode::OK, Took::default(), None);
+        shown.observe(&Labels::of(&info, &HeaderMap::new(), false), StatusCode::OK, Took::default(), None);
         let text = shown.all.render();
         assert!(
             text.contains("apiserver_request_slo_duration_seconds_count{") && text.contains("hidden_metrics_total 0")
