@@ -1,13 +1,15 @@
 //! Prometheus' remote write, version 1.0: each minute of values as a message of protobuf, compressed with snappy.
 //!
 //! A server that is away is caught up with when it is back, minute by minute, as far as an hour. What it refuses for good is not
-//! sent again. Who sends is part of every series ([`Identity`]): several clusters, and several servers of one, may write to the same
-//! place.
+//! sent again. What was sent is known as long as this process runs: the next one sends the last hour again.
+//!
+//! Who sends is part of every series ([`Identity`]): several clusters, and several servers of one, may write to the same place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use prost::Message;
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +48,21 @@ impl Counts {
     }
 }
 
+/// How far values were sent.
+#[derive(Debug, PartialEq)]
+struct Progress {
+    /// The minute that was sent last.
+    sent: u64,
+    /// Up to this minute another process may have sent values already.
+    of_others: u64,
+}
+
+impl Progress {
+    fn begin(newest: u64, of_others: u64) -> Self {
+        Self { sent: newest.saturating_sub(MAX_MINUTES), of_others }
+    }
+}
+
 /// Sends every minute until `stop`, as soon as it is known who sends.
 pub(crate) async fn run(
     history: &History,
@@ -53,7 +70,8 @@ pub(crate) async fn run(
     identity: impl Fn() -> Option<Identity> + Send,
     stop: CancellationToken,
 ) {
-    let mut sent = history.ring.lock().newest();
+    let of_others = history.ring.lock().newest();
+    let mut progress = None;
     let mut complained = false;
     loop {
         tokio::select! {
@@ -61,9 +79,11 @@ pub(crate) async fn run(
             () = history.recorded.notified() => {}
         }
         let Some(identity) = identity() else { continue };
+        let newest = history.ring.lock().newest();
+        let progress = progress.get_or_insert_with(|| Progress::begin(newest, of_others));
         let outcome = tokio::select! {
             () = stop.cancelled() => return,
-            outcome = catch_up(history, &remote, &identity, &mut sent) => outcome,
+            outcome = catch_up(history, &remote, &identity, progress) => outcome,
         };
         match outcome {
             Err(error) if !std::mem::replace(&mut complained, true) => {
@@ -75,46 +95,56 @@ pub(crate) async fn run(
     }
 }
 
-/// Sends what came after the minute `sent`, which follows.
-async fn catch_up(history: &History, remote: &Remote, identity: &Identity, sent: &mut u64) -> Result<(), RemoteError> {
+/// Sends what came after the minute that was sent last, which follows.
+async fn catch_up(
+    history: &History,
+    remote: &Remote,
+    identity: &Identity,
+    progress: &mut Progress,
+) -> Result<(), RemoteError> {
     let newest = history.ring.lock().newest();
-    if newest < *sent {
+    if newest < progress.sent {
         // The clock was ahead, and the ring began anew.
-        *sent = newest.saturating_sub(1);
+        *progress = Progress { sent: newest.saturating_sub(1), of_others: 0 };
     }
     let oldest = newest.saturating_sub(MAX_MINUTES);
-    if *sent < oldest {
-        let minutes = (*sent + 1).max(newest.saturating_sub(POINTS as u64))..=oldest;
+    if progress.sent < oldest {
+        let minutes = (progress.sent + 1).max(newest.saturating_sub(POINTS as u64))..=oldest;
         let lost = minutes.map(|minute| values(history, minute).len() as u64).sum();
         history.remote.dropped.fetch_add(lost, Ordering::Relaxed);
-        *sent = oldest;
+        progress.sent = oldest;
     }
     let mut outcome = Ok(());
-    while *sent < newest {
-        let minute = *sent + 1;
+    while progress.sent < newest {
+        let minute = progress.sent + 1;
         let values = values(history, minute);
         if !values.is_empty() {
             let written = remote.write(HEADERS, Bytes::from(message(&values, minute, identity)), TIMEOUT).await;
             let counter = match written {
-                Ok(()) => &history.remote.sent,
-                Err(error) if is_for_good(&error) => {
+                Ok(()) => Some(&history.remote.sent),
+                Err(error) if !is_for_good(&error) => return Err(error),
+                // Whoever has newer values refuses these; they were sent before.
+                Err(_) if minute <= progress.of_others => None,
+                Err(error) => {
                     outcome = Err(error);
-                    &history.remote.dropped
+                    Some(&history.remote.dropped)
                 }
-                Err(error) => return Err(error),
             };
-            counter.fetch_add(values.len() as u64, Ordering::Relaxed);
+            if let Some(counter) = counter {
+                counter.fetch_add(values.len() as u64, Ordering::Relaxed);
+            }
         }
-        *sent = minute;
+        progress.sent = minute;
     }
     outcome
 }
 
 /// The specification: whoever refuses with 4xx is not asked again. Nor is who points elsewhere: credentials are for the one that
-/// was named.
+/// was named. Credentials that are refused may be about to be exchanged.
 fn is_for_good(error: &RemoteError) -> bool {
     match error {
         RemoteError::Unreachable(_) | RemoteError::Late(_) => false,
+        RemoteError::Refused(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => false,
         RemoteError::Refused(_) | RemoteError::Garbage(_) => !error.is_passing(),
     }
 }
@@ -339,11 +369,11 @@ mod tests {
         for minute in 100..=103 {
             history.record(minute, vec![(key("a"), 1.0), (key("b"), 2.0)]);
         }
-        let mut sent = 99;
+        let mut progress = Progress { sent: 99, of_others: 0 };
         let mut outcomes = Vec::new();
         for _ in 0..4 {
-            let outcome = catch_up(&history, &remote, &identity(), &mut sent).await;
-            outcomes.push((sent, outcome.map_err(|error| error.to_string()), history.remote.get()));
+            let outcome = catch_up(&history, &remote, &identity(), &mut progress).await;
+            outcomes.push((progress.sent, outcome.map_err(|error| error.to_string()), history.remote.get()));
         }
         let refused = |code: &str| Err(format!("answered {code}"));
         let expected = [
@@ -367,22 +397,54 @@ mod tests {
         let (url, mut asked) = prometheus(&[]).await;
         let remote = Remote::from_url(&url, None).unwrap();
         let history = History::open(None);
-        let mut sent = 0;
+        let mut progress = Progress { sent: 0, of_others: 0 };
         for minute in 1000..1000 + MAX_MINUTES + 7 {
             history.record(minute, vec![(key("a"), 1.0)]);
         }
-        catch_up(&history, &remote, &identity(), &mut sent).await.unwrap();
-        assert_eq!((sent, history.remote.get()), (1066, (MAX_MINUTES, 7)));
+        catch_up(&history, &remote, &identity(), &mut progress).await.unwrap();
+        assert_eq!((progress.sent, history.remote.get()), (1066, (MAX_MINUTES, 7)));
         // A clock that went back does not keep the rest from being sent.
         *history.ring.lock() = Default::default();
         history.record(5, vec![(key("a"), 1.0)]);
-        catch_up(&history, &remote, &identity(), &mut sent).await.unwrap();
-        assert_eq!((sent, history.remote.get().0), (5, MAX_MINUTES + 1));
+        catch_up(&history, &remote, &identity(), &mut progress).await.unwrap();
+        assert_eq!((progress.sent, history.remote.get().0), (5, MAX_MINUTES + 1));
         let mut count = 0;
         while asked.try_recv().is_ok() {
             count += 1;
         }
         assert_eq!(count, MAX_MINUTES + 1);
+    }
+
+    #[tokio::test]
+    async fn values_wait_while_a_token_is_exchanged() {
+        let (url, _asked) = prometheus(&[401, 403]).await;
+        let remote = Remote::from_url(&url, None).unwrap();
+        let history = History::open(None);
+        history.record(100, vec![(key("a"), 1.0)]);
+        let mut progress = Progress { sent: 99, of_others: 0 };
+        for _ in 0..2 {
+            catch_up(&history, &remote, &identity(), &mut progress).await.unwrap_err();
+            assert_eq!((progress.sent, history.remote.get()), (99, (0, 0)));
+        }
+        catch_up(&history, &remote, &identity(), &mut progress).await.unwrap();
+        assert_eq!((progress.sent, history.remote.get()), (100, (1, 0)));
+    }
+
+    #[tokio::test]
+    async fn after_a_restart_the_last_hour_is_sent_again() {
+        assert_eq!(Progress::begin(1000, 999), Progress { sent: 1000 - MAX_MINUTES, of_others: 999 });
+        assert_eq!(Progress::begin(5, 0).sent, 0);
+        // What is there already is refused, and what is new is taken or not.
+        let (url, _asked) = prometheus(&[400, 200, 400]).await;
+        let remote = Remote::from_url(&url, None).unwrap();
+        let history = History::open(None);
+        for minute in 98..=101 {
+            history.record(minute, vec![(key("a"), 1.0)]);
+        }
+        let mut progress = Progress { sent: 97, of_others: 99 };
+        let outcome = catch_up(&history, &remote, &identity(), &mut progress).await;
+        assert_eq!(outcome.unwrap_err().to_string(), "answered 400 Bad Request");
+        assert_eq!((progress.sent, history.remote.get()), (101, (2, 1)));
     }
 
     #[tokio::test]
