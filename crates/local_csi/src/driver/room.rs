@@ -1,5 +1,6 @@
 //! How much room there is for volumes: what is free on their disk, without what others were promised and have not taken yet.
 
+use std::collections::HashMap;
 use std::io;
 use std::time::Duration;
 
@@ -23,33 +24,51 @@ impl Drop for Promise<'_> {
 impl Driver {
     /// What can still be promised: what is free, without what was promised and is not taken yet.
     pub(super) fn available(&self) -> Result<i64, Status> {
-        self.available_beyond(&mut self.busy())
+        let used = self.all_used()?;
+        self.available_beyond(&mut self.busy(), &used)
     }
 
-    fn available_beyond(&self, busy: &mut Busy) -> Result<i64, Status> {
+    /// What is not known to be used is set aside.
+    fn available_beyond(&self, busy: &mut Busy, used: &HashMap<String, i64>) -> Result<i64, Status> {
         let stat = nix::sys::statvfs::statvfs(&self.dir).map_err(io::Error::from).map_err(failed)?;
         let bytes = |blocks: u64| number(blocks.saturating_mul(stat.fragment_size()));
+        self.read_made(busy)?;
         let Busy { promised, made, .. } = busy;
-        if made.is_none() {
-            *made = Some(self.volumes.list::<Volume>().map_err(failed)?.into_iter().collect());
-        }
         let made = made.get_or_insert_default();
         let being_made = promised.iter().filter(|(id, _)| !made.contains_key(*id)).map(|(_, capacity)| *capacity);
         let growing = |id: &String| promised.get(id).copied().unwrap_or_default();
         let left = made.iter().map(|(id, volume)| {
-            let used = self.used(id, volume).map_err(failed)?;
-            Ok(growing(id).max(volume.capacity).saturating_sub(used).max(0))
+            let used = used.get(id).copied().unwrap_or_default();
+            growing(id).max(volume.capacity).saturating_sub(used).max(0)
         });
-        let left = left.collect::<Result<Vec<i64>, Status>>()?;
-        let promised = left.into_iter().chain(being_made).fold(0_i64, i64::saturating_add);
+        let promised = left.chain(being_made).fold(0_i64, i64::saturating_add);
         Ok(bytes(stat.blocks_available()).saturating_sub(promised).max(0))
     }
 
-    /// How many bytes a volume is known to hold.
-    fn used(&self, id: &str, volume: &Volume) -> io::Result<i64> {
-        let counted = self.projects.usage(volume.project)?.map(|usage| usage.bytes);
-        let counted = counted.or_else(|| self.counts.last(id).map(|usage| usage.bytes));
-        Ok(number(counted.unwrap_or_default()))
+    fn read_made(&self, busy: &mut Busy) -> Result<(), Status> {
+        if busy.made.is_none() {
+            busy.made = Some(self.volumes.list::<Volume>().map_err(failed)?.into_iter().collect());
+        }
+        Ok(())
+    }
+
+    /// How many bytes each volume is known to hold. The kernel may take its time: nobody is kept out meanwhile.
+    fn all_used(&self) -> Result<HashMap<String, i64>, Status> {
+        let made = {
+            let mut busy = self.busy();
+            self.read_made(&mut busy)?;
+            busy.made.clone().unwrap_or_default()
+        };
+        Ok(made.into_iter().map(|(id, volume)| (id.clone(), self.used(&id, &volume))).collect())
+    }
+
+    fn used(&self, id: &str, volume: &Volume) -> i64 {
+        let counted = self.projects.usage(volume.project).unwrap_or_else(|error| {
+            tracing::warn!(volume = id, %error, "the kernel does not say what the volume holds");
+            None
+        });
+        let counted = counted.map(|usage| usage.bytes).or_else(|| self.counts.last(id).map(|usage| usage.bytes));
+        number(counted.unwrap_or_default())
     }
 
     /// Looks at what volumes hold where the kernel does not count, until `stop`: also at those that no pod uses.
@@ -85,8 +104,9 @@ impl Driver {
 
     /// Sets room aside for a volume, beyond what it has.
     pub(super) fn promise(&self, id: &str, has: i64, wanted: i64) -> Result<Promise<'_>, Status> {
+        let used = self.all_used()?;
         let mut busy = self.busy();
-        let (available, more) = (self.available_beyond(&mut busy)?, wanted.saturating_sub(has));
+        let (available, more) = (self.available_beyond(&mut busy, &used)?, wanted.saturating_sub(has));
         if more > available {
             return Err(Status::resource_exhausted(format!(
                 "node {} has {available} bytes left, {more} were asked for",
@@ -132,7 +152,7 @@ mod tests {
         }
         let set_aside = |driver: &Driver| {
             let volume: Volume = driver.volumes.get("one").unwrap().unwrap();
-            volume.capacity - driver.used("one", &volume).unwrap()
+            volume.capacity - driver.used("one", &volume)
         };
         // Others write to the same disk: what is promised is held against what is free at the same moment, more or less.
         let available = |driver: &Driver| {
