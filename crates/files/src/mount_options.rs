@@ -7,6 +7,8 @@ use std::path::Path;
 use nix::mount::MsFlags;
 use nix::sys::statvfs::{FsFlags, statvfs};
 
+use crate::mounts::{mount_table, mounts};
+
 /// `MS_NOSYMFOLLOW`, of Linux 5.10.
 pub const NO_LINKS: MsFlags = MsFlags::from_bits_retain(256);
 
@@ -48,10 +50,11 @@ fn meaning(option: &str) -> MountOption<'_> {
         "strictatime" => (MsFlags::MS_STRICTATIME, true),
         "nosymfollow" => (NO_LINKS, true),
         "symfollow" => (NO_LINKS, false),
-        "" | "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nofail" | "_netdev" | "bg" | "fg" => {
+        "" | "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "group" | "owner" | "nofail"
+        | "_netdev" | "bg" | "fg" => return MountOption::Ignored,
+        option if ["retry=", "comment=", "x-", "X-"].iter().any(|prefix| option.starts_with(prefix)) => {
             return MountOption::Ignored;
         }
-        option if option.starts_with("retry=") || option.starts_with("x-") => return MountOption::Ignored,
         option => return MountOption::Data(option),
     };
     MountOption::Flag(flag, is_set)
@@ -69,18 +72,21 @@ impl fmt::Display for NotForDirectories {
 
 impl std::error::Error for NotForDirectories {}
 
+/// Of file systems, and without anything that whoever uses a directory could rely on: those whose directory it is have their own.
+const NOTHING_TO_DIRECTORIES: &[&str] =
+    &["bind", "rbind", "lazytime", "nolazytime", "nostrictatime", "discard", "nodiscard", "silent", "loud"];
+
 /// The flags of a directory that is mounted elsewhere with these options. Nothing but flags can differ from what the file system
 /// itself is mounted with.
 pub fn bind_flags(options: &[String]) -> Result<MsFlags, NotForDirectories> {
     let mut flags = MsFlags::empty();
     for option in options.iter().flat_map(|one| one.split(',')).map(str::trim) {
         match meaning(option) {
-            MountOption::Flag(MsFlags::MS_SYNCHRONOUS | MsFlags::MS_DIRSYNC, true) => {
-                return Err(NotForDirectories(option.to_owned()));
-            }
+            // The kernel takes these of the file system only.
+            MountOption::Flag(MsFlags::MS_SYNCHRONOUS | MsFlags::MS_DIRSYNC, _) => {}
             MountOption::Flag(flag, is_set) => flags.set(flag, is_set),
             MountOption::Ignored => {}
-            MountOption::Data("bind") => {}
+            MountOption::Data(option) if NOTHING_TO_DIRECTORIES.contains(&option) => {}
             MountOption::Data(option) => return Err(NotForDirectories(option.to_owned())),
         }
     }
@@ -103,7 +109,16 @@ pub fn remount_flags(at: &Path, flags: MsFlags) -> io::Result<Option<MsFlags>> {
     ] {
         all.set(flag, flags.contains(flag) || has.contains(known));
     }
+    all.set(NO_LINKS, flags.contains(NO_LINKS) || forbids_links(&mount_table()?, &at.canonicalize()?));
     Ok(Some(all))
+}
+
+/// Whether links are not followed in the mount that a path is on: `statvfs` does not say so here.
+fn forbids_links(table: &[u8], at: &Path) -> bool {
+    let on = mounts(table).filter(|mount| at.starts_with(&mount.point));
+    // Of several at one place the last one is seen.
+    let innermost = on.max_by_key(|mount| mount.point.components().count());
+    innermost.is_some_and(|mount| mount.flags.split(|byte| *byte == b',').any(|flag| flag == b"nosymfollow"))
 }
 
 #[cfg(test)]
@@ -127,7 +142,8 @@ mod tests {
             (&["bind", "defaults", "_netdev", "x-mine=1", "async"], Ok(MsFlags::empty())),
             (&["nosymfollow"], Ok(NO_LINKS)),
             (&["ro", "size=5m"], refused("size=5m")),
-            (&["sync"], refused("sync")),
+            (&["sync,dirsync", "lazytime,nolazytime,nostrictatime,rbind", "ro"], Ok(MsFlags::MS_RDONLY)),
+            (&["discard,nodiscard,group,owner,comment=a,X-a,x-b,silent,loud,nofail"], Ok(MsFlags::empty())),
             (&["hard"], refused("hard")),
         ] {
             assert_eq!(flags(options), expected, "{options:?}");
@@ -141,5 +157,10 @@ mod tests {
         let has = statvfs("/proc").unwrap().flags();
         assert_eq!(flags.contains(MsFlags::MS_NOSUID), has.contains(FsFlags::ST_NOSUID));
         assert_eq!(remount_flags(Path::new("/proc"), MsFlags::empty()).unwrap(), None);
+        let table = b"1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / /a rw,nosymfollow - tmpfs t rw\n\
+            3 2 0:3 / /a/b rw - tmpfs t rw\n";
+        for (at, expected) in [("/", false), ("/a", true), ("/a/c", true), ("/a/b", false), ("/ab", false)] {
+            assert_eq!(forbids_links(table, Path::new(at)), expected, "{at}");
+        }
     }
 }

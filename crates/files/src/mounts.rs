@@ -18,6 +18,8 @@ pub struct Mount<'a> {
     pub root: PathBuf,
     /// Where it is.
     pub point: PathBuf,
+    /// What is allowed in it, as options that are separated by commas.
+    pub flags: &'a [u8],
     /// Whether what is mounted below it is seen elsewhere, too.
     pub is_shared: bool,
     /// `ext4`, `cgroup2`, …
@@ -37,12 +39,12 @@ pub fn mounts(table: &[u8]) -> impl Iterator<Item = Mount<'_>> {
         let mut fields = line.split(|byte| *byte == b' ').skip(2);
         let device = fields.next()?;
         let (root, point) = (unescaped(fields.next()?), unescaped(fields.next()?));
-        let mut is_shared = false;
-        for field in fields.by_ref().skip(1).take_while(|field| *field != b"-") {
+        let (flags, mut is_shared) = (fields.next().unwrap_or_default(), false);
+        for field in fields.by_ref().take_while(|field| *field != b"-") {
             is_shared |= field.starts_with(b"shared:");
         }
         let (file_system, options) = (fields.next().unwrap_or_default(), fields.nth(1).unwrap_or_default());
-        Some(Mount { device, root, point, is_shared, file_system, options })
+        Some(Mount { device, root, point, flags, is_shared, file_system, options })
     })
 }
 
@@ -77,24 +79,25 @@ mod tests {
     #[test]
     fn a_line_says_what_is_mounted_where() {
         for (line, expected) in [
-            ("1 0 0:1 / / rw,relatime - ext4 /dev/vda rw", Some(("0:1", "/", "/", false, "ext4", "rw"))),
+            ("1 0 0:1 / / rw,relatime - ext4 /dev/vda rw", Some(("0:1", "/", "/", "rw,relatime", false, "ext4", "rw"))),
             (
                 "2 1 0:1 /d /a/b rw shared:7 master:1 - ext4 /dev/vda rw",
-                Some(("0:1", "/d", "/a/b", true, "ext4", "rw")),
+                Some(("0:1", "/d", "/a/b", "rw", true, "ext4", "rw")),
             ),
             (
                 "3 2 0:2 /my\\040dir /x\\134y rw - tmpfs shared:9 rw",
-                Some(("0:2", "/my dir", "/x\\y", false, "tmpfs", "rw")),
+                Some(("0:2", "/my dir", "/x\\y", "rw", false, "tmpfs", "rw")),
             ),
-            ("4 2 0:3 / /tail\\ rw - tmpfs  rw,nr=1", Some(("0:3", "/", "/tail\\", false, "tmpfs", "rw,nr=1"))),
-            ("5 2 0:2 / /cut rw", Some(("0:2", "/", "/cut", false, "", ""))),
+            ("4 2 0:3 / /tail\\ rw - tmpfs  rw,nr=1", Some(("0:3", "/", "/tail\\", "rw", false, "tmpfs", "rw,nr=1"))),
+            ("5 2 0:2 / /cut rw", Some(("0:2", "/", "/cut", "rw", false, "", ""))),
             ("6 2 0:2", None),
             ("", None),
         ] {
-            let expected = expected.map(|(device, root, point, is_shared, file_system, options)| Mount {
+            let expected = expected.map(|(device, root, point, flags, is_shared, file_system, options)| Mount {
                 device: device.as_bytes(),
                 root: root.into(),
                 point: point.into(),
+                flags: flags.as_bytes(),
                 is_shared,
                 file_system: file_system.as_bytes(),
                 options: options.as_bytes(),
