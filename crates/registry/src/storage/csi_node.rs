@@ -25,40 +25,11 @@ impl Strategy for CsiNodeStrategy {
     const UNCONDITIONAL_UPDATE: bool = false;
 
     fn validate_create(&self, node: &CSINode) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        let (drivers, mut names) = (Path::new("spec.drivers"), BTreeSet::new());
-        for (i, driver) in node.spec.drivers.iter().enumerate() {
-            let path = drivers.index(i);
-            csi_driver_name(&mut errors, &path.child("name"), &driver.name);
-            match driver.node_id.len() {
-                0 => errors.required(path.child("nodeID"), ""),
-                1..=MAX_NODE_ID => {}
-                _ => {
-                    let why = format!("must be {MAX_NODE_ID} characters or less");
-                    errors.invalid(path.child("nodeID"), &driver.node_id, why);
-                }
-            }
-            let count = driver.allocatable.as_ref().and_then(|allocatable| allocatable.count);
-            non_negative(&mut errors, &path.child("allocatable.count"), count.map(i64::from));
-            if !names.insert(driver.name.as_str()) {
-                errors.duplicate(path.child("name"), &driver.name);
-            }
-            let mut keys = BTreeSet::new();
-            for key in items(&driver.topology_keys) {
-                if key.is_empty() {
-                    errors.required(path, "");
-                }
-                if !keys.insert(key) {
-                    errors.duplicate(path, key);
-                }
-                errors.invalid_each(path, key, api::validation::qualified_name(key));
-            }
-        }
-        errors
+        check(&node.spec.drivers, &[])
     }
 
     fn validate_update(&self, new: &CSINode, old: &CSINode) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = check(&new.spec.drivers, &old.spec.drivers);
         // How many volumes the node may have is all that changes.
         let fixed = |driver: &CSINodeDriver| CSINodeDriver { allocatable: None, ..driver.clone() };
         for driver in &new.spec.drivers {
@@ -76,6 +47,54 @@ impl Strategy for CsiNodeStrategy {
 
     fn cells(&self, node: &CSINode, now: Timestamp) -> Vec<Value> {
         vec![cells::name(&node.metadata), json!(node.spec.drivers.len()), cells::age(&node.metadata, now)]
+    }
+}
+
+/// Drivers that are as they were stored are not looked at again: one that is not valid holds up no other.
+fn check(drivers: &[CSINodeDriver], old: &[CSINodeDriver]) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let (list, mut names) = (Path::new("spec.drivers"), BTreeSet::new());
+    let count = |of: &[CSINodeDriver], name: &str| of.iter().filter(|driver| driver.name == name).count();
+    for (i, driver) in drivers.iter().enumerate() {
+        let path = list.index(i);
+        let is_stored = old.iter().any(|old| same(old, driver));
+        if !is_stored {
+            check_names(&mut errors, &path, driver);
+        }
+        if !names.insert(driver.name.as_str()) && count(drivers, &driver.name) > count(old, &driver.name) {
+            errors.duplicate(path.child("name"), &driver.name);
+        }
+        if !is_stored {
+            check_keys(&mut errors, &path, driver);
+        }
+    }
+    errors
+}
+
+fn check_names(errors: &mut FieldErrors, path: &Path<'_>, driver: &CSINodeDriver) {
+    csi_driver_name(errors, &path.child("name"), &driver.name);
+    match driver.node_id.len() {
+        0 => errors.required(path.child("nodeID"), ""),
+        1..=MAX_NODE_ID => {}
+        _ => {
+            let why = format!("must be {MAX_NODE_ID} characters or less");
+            errors.invalid(path.child("nodeID"), &driver.node_id, why);
+        }
+    }
+    let count = driver.allocatable.as_ref().and_then(|allocatable| allocatable.count);
+    non_negative(errors, &path.child("allocatable.count"), count.map(i64::from));
+}
+
+fn check_keys(errors: &mut FieldErrors, path: &Path<'_>, driver: &CSINodeDriver) {
+    let mut keys = BTreeSet::new();
+    for key in items(&driver.topology_keys) {
+        if key.is_empty() {
+            errors.required(path, "");
+        }
+        if !keys.insert(key) {
+            errors.duplicate(path, key);
+        }
+        errors.invalid_each(path, key, api::validation::qualified_name(key));
     }
 }
 
@@ -135,6 +154,21 @@ mod tests {
             (json!([{"name": "d", "nodeID": "m"}]), 1),
             (json!([{"name": "d", "nodeID": "n", "topologyKeys": ["a"]}]), 1),
             (json!([{"name": "e", "nodeID": "m"}]), 0),
+        ] {
+            assert_eq!(CsiNodeStrategy.validate_update(&node(drivers.clone()), &old).len(), expected, "{drivers}");
+        }
+    }
+
+    #[test]
+    fn a_driver_that_is_stored_holds_up_no_other() {
+        let bad = json!({"name": "a b", "nodeID": "n"});
+        let old = node(json!([bad]));
+        for (drivers, expected) in [
+            (json!([bad]), 0),
+            (json!([bad, {"name": "d", "nodeID": "n"}]), 0),
+            (json!([bad, {"name": "d", "nodeID": ""}]), 1),
+            (json!([bad, bad]), 1),
+            (json!([{"name": "a b", "nodeID": "n", "allocatable": {"count": 1}}]), 1),
         ] {
             assert_eq!(CsiNodeStrategy.validate_update(&node(drivers.clone()), &old).len(), expected, "{drivers}");
         }

@@ -23,20 +23,11 @@ impl Strategy for CsiStorageCapacityStrategy {
     const UNCONDITIONAL_UPDATE: bool = false;
 
     fn validate_create(&self, capacity: &CSIStorageCapacity) -> FieldErrors {
-        let mut errors = FieldErrors::default();
-        label_selector(&mut errors, &Path::new("nodeTopology"), capacity.node_topology.as_ref());
-        let class = &capacity.storage_class_name;
-        errors.invalid_each("storageClassName", class, api::validation::dns1123_subdomain(class));
-        if let Some(size) = &capacity.capacity
-            && size.0.parse::<Quantity>().is_ok_and(|size| size.is_negative())
-        {
-            errors.invalid("capacity", size, "must be greater than or equal to 0");
-        }
-        errors
+        check(capacity, None)
     }
 
     fn validate_update(&self, new: &CSIStorageCapacity, old: &CSIStorageCapacity) -> FieldErrors {
-        let mut errors = self.validate_create(new);
+        let mut errors = check(new, Some(old));
         if !same(&new.node_topology, &old.node_topology) {
             errors.invalid("nodeTopology", &new.node_topology, IMMUTABLE);
         }
@@ -52,6 +43,24 @@ impl Strategy for CsiStorageCapacityStrategy {
         let size = capacity.capacity.as_ref().map_or("<unset>", |size| size.0.as_str());
         vec![cells::name(&capacity.metadata), json!(capacity.storage_class_name), json!(size)]
     }
+}
+
+/// What is as it was stored is not looked at again.
+fn check(capacity: &CSIStorageCapacity, old: Option<&CSIStorageCapacity>) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    if old.is_none_or(|old| !same(&capacity.node_topology, &old.node_topology)) {
+        label_selector(&mut errors, &Path::new("nodeTopology"), capacity.node_topology.as_ref());
+    }
+    let class = &capacity.storage_class_name;
+    if old.is_none_or(|old| *class != old.storage_class_name) {
+        errors.invalid_each("storageClassName", class, api::validation::dns1123_subdomain(class));
+    }
+    if let Some(size) = capacity.capacity.as_ref().filter(|_| old.is_none_or(|old| capacity.capacity != old.capacity))
+        && size.0.parse::<Quantity>().is_ok_and(|size| size.is_negative())
+    {
+        errors.invalid("capacity", size, "must be greater than or equal to 0");
+    }
+    errors
 }
 
 #[cfg(test)]
@@ -85,5 +94,20 @@ mod tests {
             let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
             assert_eq!(said, expected, "{capacity}");
         }
+    }
+
+    #[test]
+    fn what_is_stored_is_not_looked_at_again() {
+        let capacity = |zone: &str, size: &str| -> CSIStorageCapacity {
+            let topology = json!({"matchLabels": {"zone": zone}});
+            let capacity = json!({"storageClassName": "fast", "capacity": size, "nodeTopology": topology});
+            serde_json::from_value(capacity).unwrap()
+        };
+        let refused = |new: &CSIStorageCapacity, old| CsiStorageCapacityStrategy.validate_update(new, old).len();
+        let old = capacity("a b", "1Gi");
+        assert_eq!(CsiStorageCapacityStrategy.validate_create(&old).len(), 1);
+        assert_eq!(refused(&capacity("a b", "2Gi"), &old), 0);
+        assert_eq!(refused(&capacity("a b", "-2Gi"), &old), 1);
+        assert_eq!(refused(&capacity("c d", "1Gi"), &old), 2, "not valid, and not to be changed");
     }
 }
