@@ -413,6 +413,8 @@ impl Csi {
         );
         for Place { spec_name, mode, .. } in strays {
             tracing::warn!(pod = uid, volume = spec_name, "unmounting what was published and is not written down");
+            self.done.lock().published.remove(&(uid.to_string(), spec_name.clone()));
+            self.stats.forget(uid, &spec_name);
             let (layout, owner, name) = (self.layout.clone(), uid.to_string(), spec_name.clone());
             let removed = blocking(move || layout.remove_stray(&owner, &name, mode)).await;
             failures.extend(removed.err().map(|error| VolumeError::of(Operation::TearDown, &spec_name, error).into()));
