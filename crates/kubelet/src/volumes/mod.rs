@@ -206,7 +206,7 @@ impl Volumes {
                     let mounted = self.timed(plugin, self.iscsi_disk(pod, source, request)).await?;
                     return Ok(self.noted(pod, volume, plugin, name, mounted));
                 }
-                let mounted = self.timed(plugin, self.claim(pod, &volume.name, bound, read_only)).await;
+                let mounted = self.timed(plugin, self.claim(pod, bound, read_only)).await;
                 mounted.map(|mounted| self.noted(pod, volume, plugin, name, mounted)).map_err(fail)
             }
         }
@@ -367,8 +367,7 @@ impl Volumes {
     /// A local or hostPath volume. A local device is mounted as the file system that it holds, and a local directory with the
     /// volume's options, if it has any. A directory is given to the pod's fsGroup, once: before anything of the pod has started,
     /// and never while its containers may be at work in it.
-    async fn claim(&self, pod: &Pod, volume: &str, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
-        let owned = self.dir(pod, local_device::PLUGIN, volume);
+    async fn claim(&self, pod: &Pod, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
         let (name, spec) = (bound.metadata.name.unwrap_or_default(), bound.spec.unwrap_or_default());
         if let Some(source) = &spec.nfs {
             let options = spec.mount_options.as_deref().unwrap_or_default();
@@ -381,11 +380,13 @@ impl Volumes {
             blocking(move || host_path::check(&checked, "BlockDevice")).await?;
             return Ok(Mounted::Device { path, read_only });
         }
+        error::check_name("volume name", &name)?;
+        // Both kinds of local volumes are there, each under a name that no other has.
+        let owned = self.dir(pod, local_device::PLUGIN, &name);
         if let Some(source) = &spec.local {
             let (path, looked) = (PathBuf::from(&source.path), PathBuf::from(&source.path));
             let is_device = blocking(move || Ok(host_path::check(&looked, "BlockDevice").is_ok())).await?;
             if is_device {
-                let target = self.dir(pod, local_device::PLUGIN, &name);
                 let disk = local_device::Disk {
                     name,
                     device: path,
@@ -393,7 +394,7 @@ impl Volumes {
                     options: spec.mount_options.clone().unwrap_or_default(),
                     group: fs_group(pod).filter(|_| !read_only).map(|group| (group, change_policy(pod))),
                 };
-                let path = self.local_devices.set_up(disk, target).await?;
+                let path = self.local_devices.set_up(disk, owned).await?;
                 return Ok(Mounted::Path { path, read_only });
             }
         }
