@@ -264,6 +264,7 @@ impl Plugins {
             abilities,
             roots: (self.root.clone(), seen_root.clone()),
         });
+        self.csi.measure_soon(name);
         Ok(())
     }
 

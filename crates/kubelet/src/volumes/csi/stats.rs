@@ -63,6 +63,12 @@ impl Cache {
 }
 
 impl Csi {
+    /// A driver is there anew: what the one before did not say, this one may.
+    pub(crate) fn measure_soon(&self, driver: &str) {
+        self.stats.backoff.forget_prefix(&csi_name(driver, ""));
+        self.stats.look_soon();
+    }
+
     /// What is known of the pod's volumes.
     pub(crate) fn stats_of(&self, uid: &str) -> Vec<Stats> {
         let latest = self.stats.latest.lock();
