@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use client::{Client, Clock, Event, EventRecorder, Informer};
 use csi::tonic::{Code, Status};
+use csi::v1::NodeRpc;
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -132,6 +133,11 @@ impl Inputs {
     fn work(&self, stage: Stage, wanted: &Wanted) -> Work {
         let work = Work::caused(&self.cause, stage, state::ACTOR, state::traced_name(&self.pod));
         work.with_detail(format_args!("{} {}", wanted.driver, wanted.spec_name))
+    }
+
+    /// Whether the driver makes the volume ready for all pods of the node first.
+    fn is_staging(&self, wanted: &Wanted) -> bool {
+        self.driver.abilities.has(NodeRpc::StageUnstageVolume) && !wanted.is_inline
     }
 
     /// What a call is given besides the volume: looked up only by whoever is about to make the call. A secret may be gone that

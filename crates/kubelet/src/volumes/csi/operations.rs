@@ -12,6 +12,7 @@ use csi::tonic::{Code, Status};
 use csi::v1::{self, NodeRpc};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde_json::{Value, json};
+use tokio::sync::OwnedMutexGuard;
 use trace::Stage;
 
 use super::growth::{self, Telling};
@@ -29,14 +30,15 @@ impl Csi {
         let (uid, mode) = (state::uid(&inputs.pod).to_string(), wanted.mode());
         let record = wanted.record(&self.node_name, wanted.needs_attachment(inputs.object.as_deref()));
         let volume = record.unique_name();
-        let _held = self.lock(&volume).await;
         let key = (uid.clone(), wanted.spec_name.clone());
-        let published = self.done.lock().published.get(&key).cloned().filter(|published| published.is_of(wanted));
+        let (_held, secrets) = self.lock_with_secrets(&volume, wanted, inputs, &key).await;
+        let published = self.published(&key, wanted);
         if let Some(published) = published.as_ref().filter(|_| !inputs.republish) {
             if self.is_to_grow(published, wanted) {
                 // The pod has its volume: it goes on with what it has, and the driver is asked again.
                 let staging = published.staging.as_deref();
-                match self.grow(wanted, inputs, &published.target, staging, Operation::ExpandInUse).await {
+                let place = (published.target.as_path(), staging);
+                match self.grow(wanted, inputs, place, secrets.expand, Operation::ExpandInUse).await {
                     Ok(Some(size)) => {
                         self.done.lock().published.entry(key).and_modify(|known| known.size = Some(size));
                     }
@@ -54,18 +56,17 @@ impl Csi {
                 return Err(VolumeError::of(operation, &wanted.spec_name, Cause::UsedByAnotherPod));
             }
         }
-        let is_staging = inputs.driver.abilities.has(NodeRpc::StageUnstageVolume) && !wanted.is_inline;
+        let is_staging = inputs.is_staging(wanted);
         let is_staged = self.done.lock().staged.contains(&volume);
         let stage_secrets = match is_staging && !is_staged {
             true => {
                 let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::MountDevice };
-                let secrets = inputs.secret("NodeStageSecretRef", wanted.stage_secret.as_ref()).await;
+                let secrets = given(secrets.stage);
                 Some(secrets.map_err(|cause| VolumeError::of(operation, &wanted.spec_name, cause))?)
             }
             false => None,
         };
-        let secrets = inputs.secret("NodePublishSecretRef", wanted.publish_secret.as_ref()).await;
-        let mut publish_secrets = secrets.map_err(fail)?;
+        let mut publish_secrets = given(secrets.publish).map_err(fail)?;
         publish_secrets.extend(inputs.secret_tokens.clone());
         let (layout, noted, owner) = (self.layout.clone(), record.clone(), uid.clone());
         let is_new =
@@ -123,7 +124,8 @@ impl Csi {
                 true => Operation::ExpandMapped,
                 false => Operation::ExpandMounted,
             };
-            match self.grow(wanted, inputs, &target, staging.as_deref(), operation).await {
+            let place = (target.as_path(), staging.as_deref());
+            match self.grow(wanted, inputs, place, secrets.expand, operation).await {
                 Ok(grown) => size = grown.or(size),
                 Err(error) if is_in_use => self.note_growth(inputs, &error),
                 Err(error) => return Err(error),
@@ -140,6 +142,43 @@ impl Csi {
             self.stats.look_soon();
         }
         Ok(mounted)
+    }
+
+    /// What a pod has of a volume.
+    fn published(&self, key: &(String, String), wanted: &Wanted) -> Option<Published> {
+        self.done.lock().published.get(key).cloned().filter(|published| published.is_of(wanted))
+    }
+
+    /// Locks a volume, with what its driver is given besides. That is looked up before: the API may take its time, and others
+    /// wait for the volume.
+    async fn lock_with_secrets(
+        &self,
+        volume: &str,
+        wanted: &Wanted,
+        inputs: &Inputs,
+        key: &(String, String),
+    ) -> (OwnedMutexGuard<()>, Secrets) {
+        let mut secrets = Secrets::default();
+        loop {
+            secrets.look_up(self.needed(volume, wanted, inputs, key), wanted, inputs).await;
+            let held = self.lock(volume).await;
+            // It may have been unstaged meanwhile.
+            if secrets.are_there(self.needed(volume, wanted, inputs, key)) {
+                return (held, secrets);
+            }
+        }
+    }
+
+    /// The secrets for the calls that are left to make.
+    fn needed(&self, volume: &str, wanted: &Wanted, inputs: &Inputs, key: &(String, String)) -> Needed {
+        let published = self.published(key, wanted);
+        let expand = match &published {
+            Some(published) => self.is_to_grow(published, wanted),
+            None => wanted.growth.as_ref().is_some_and(|growth| growth.telling != Telling::Nothing),
+        };
+        let publish = published.is_none() || inputs.republish;
+        let stage = publish && inputs.is_staging(wanted) && !self.done.lock().staged.contains(volume);
+        Needed { stage, publish, expand }
     }
 
     fn capability(wanted: &Wanted, inputs: &Inputs) -> v1::VolumeCapability {
@@ -203,8 +242,8 @@ impl Csi {
         &self,
         wanted: &Wanted,
         inputs: &Inputs,
-        target: &Path,
-        staging: Option<&Path>,
+        (target, staging): (&Path, Option<&Path>),
+        secrets: Option<LookedUp>,
         operation: Operation,
     ) -> Result<Option<i64>, VolumeError> {
         let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
@@ -236,7 +275,7 @@ impl Csi {
             self.tell_not_grown(namespace, name, &cause, false).await;
             return Err(fail(cause));
         }
-        let secrets = inputs.secret("NodeExpandSecretRef", wanted.expand_secret.as_ref()).await.map_err(fail)?;
+        let secrets = given(secrets).map_err(fail)?;
         let request = v1::NodeExpandVolumeRequest {
             volume_id: wanted.handle.clone(),
             volume_path: driver.path(target),
@@ -397,6 +436,48 @@ impl Csi {
         self.metrics.driver_called(&driver.name, &format!("/csi.v1.Node/{method}"), code, false, began.elapsed());
         answer
     }
+}
+
+type LookedUp = Result<BTreeMap<String, String>, Cause>;
+
+/// What a driver is given with its calls, of those that are made.
+#[derive(Default)]
+struct Secrets {
+    stage: Option<LookedUp>,
+    publish: Option<LookedUp>,
+    expand: Option<LookedUp>,
+}
+
+/// For which calls secrets are needed.
+#[derive(Clone, Copy)]
+struct Needed {
+    stage: bool,
+    publish: bool,
+    expand: bool,
+}
+
+impl Secrets {
+    async fn look_up(&mut self, needed: Needed, wanted: &Wanted, inputs: &Inputs) {
+        for (is_needed, secret, field, reference) in [
+            (needed.stage, &mut self.stage, "NodeStageSecretRef", &wanted.stage_secret),
+            (needed.publish, &mut self.publish, "NodePublishSecretRef", &wanted.publish_secret),
+            (needed.expand, &mut self.expand, "NodeExpandSecretRef", &wanted.expand_secret),
+        ] {
+            if is_needed && secret.is_none() {
+                *secret = Some(inputs.secret(field, reference.as_ref()).await);
+            }
+        }
+    }
+
+    fn are_there(&self, needed: Needed) -> bool {
+        let all = [(needed.stage, &self.stage), (needed.publish, &self.publish), (needed.expand, &self.expand)];
+        all.into_iter().all(|(is_needed, secret)| !is_needed || secret.is_some())
+    }
+}
+
+/// Nothing was looked up for a call that needs nothing.
+fn given(secrets: Option<LookedUp>) -> LookedUp {
+    secrets.unwrap_or_else(|| Ok(BTreeMap::new()))
 }
 
 /// A volume that the driver does not know any more is not there either.
