@@ -175,5 +175,8 @@ mod tests {
         let stat = nix::sys::statvfs::statvfs(&limited.dir).unwrap();
         let free = number(stat.blocks_available() * stat.fragment_size());
         assert!((free - limited.available().unwrap()).abs() < SIZE / 4);
+        // One that cannot be measured is set aside as a whole.
+        *recorded.broken.lock() = Some(project);
+        assert_eq!((set_aside(&limited), available(&limited)), (SIZE, true));
     }
 }

@@ -114,6 +114,8 @@ pub(crate) mod tests {
         pub(crate) is_off: bool,
         pub(crate) limits: Mutex<BTreeMap<u32, u64>>,
         pub(crate) usage: Mutex<BTreeMap<u32, Usage>>,
+        /// Of which nothing can be told.
+        pub(crate) broken: Mutex<Option<u32>>,
         pub(crate) assigned: Mutex<Vec<(PathBuf, u32)>>,
     }
 
@@ -123,7 +125,10 @@ pub(crate) mod tests {
         }
 
         fn usage(&self, _: &Path, project: u32) -> io::Result<Usage> {
-            Ok(self.usage.lock().get(&project).copied().unwrap_or_default())
+            match *self.broken.lock() {
+                Some(broken) if broken == project => Err(io::Error::other("broken")),
+                _ => Ok(self.usage.lock().get(&project).copied().unwrap_or_default()),
+            }
         }
 
         fn set_limit(&self, _: &Path, project: u32, bytes: Option<u64>) -> io::Result<()> {
