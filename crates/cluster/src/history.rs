@@ -62,7 +62,7 @@ impl History {
 }
 
 /// Points that say how values grow.
-pub(crate) const ENOUGH: usize = 5;
+const ENOUGH: usize = 5;
 
 /// Seconds between two points of a series, as in most places.
 fn spacing(points: &[(u64, f64)]) -> u64 {

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
+use http::uri::Authority;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::Full;
 use serde_json::Value;
@@ -109,6 +110,7 @@ impl Remote {
         anyhow::ensure!(!has_credentials, "a URL must not contain credentials");
         // What cannot be read may hold a password all the same: it is not told.
         let url: Uri = url.parse().context("that is not a URL")?;
+        anyhow::ensure!(url.authority().is_none_or(has_sound_port), "that is not a URL");
         let (files, given) = match authorities {
             None => (Vec::new(), None),
             Some(Trust::File(path)) => (vec![path.clone()], None),
@@ -211,6 +213,12 @@ impl Remote {
         let answer = self.connections.exchange(request, || endpoint.connect()).await?;
         if answer.status().is_success() { Ok(answer.into_body()) } else { Err(RemoteError::Refused(answer.status())) }
     }
+}
+
+/// The type takes any text for a port.
+fn has_sound_port(authority: &Authority) -> bool {
+    let after_host = authority.as_str().rsplit(']').next().unwrap_or_default();
+    authority.port().is_some() || !after_host.contains(':')
 }
 
 impl Endpoint {

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::{Cause, node};
-use crate::history::{ENOUGH, History, bytes, slope};
+use crate::history::{History, bytes, slope};
 
 /// A file system that is full sooner than this is told of, and memory that is.
 const SOON: f64 = 24.0 * 3600.0;
@@ -81,28 +81,7 @@ pub(super) fn unseen(facts: &Facts) -> Vec<String> {
     if facts.history.left_out > 0 {
         unseen.push(format!("{} series of nodes and pods: the history has no room for them", facts.history.left_out));
     }
-    for (what, series, minutes, least) in [
-        ("the disks", "disk_used_bytes", GROWING, ENOUGH),
-        // Of each half.
-        ("the memories", "memory_bytes", NOW, 2 * ENOUGH),
-    ] {
-        let few = nodes_with_less(facts, series, minutes, least);
-        if few > 0 {
-            unseen.push(format!("how fast {what} of nodes fill up: of {few} there are too few figures so far"));
-        }
-    }
     unseen
-}
-
-/// How many nodes that are ready have fewer points than that. Without any history none has, and that is told elsewhere.
-fn nodes_with_less(facts: &Facts, series: &str, minutes: u64, least: usize) -> usize {
-    let history = &facts.history;
-    let has_few = |node: &&Node| {
-        let points = history.points(series, "node", "", name(node));
-        history.lately_enough(points, minutes).len() < least
-    };
-    let ready = facts.nodes.iter().filter(|node| node::is_ready(node) && !history.series.is_empty());
-    ready.filter(has_few).count()
 }
 
 fn name(node: &Node) -> &str {
@@ -484,7 +463,7 @@ mod tests {
         assert_eq!(unseen(&sick), Vec::<String>::new());
         sick.history = history(&[("memory_bytes", "node", "n1", vec![(60, 400.0), (120, 700.0)])]);
         sick.history.left_out = 7;
-        assert_eq!((told(&sick).len(), unseen(&sick).len()), (0, 3));
+        assert_eq!((told(&sick).len(), unseen(&sick).len()), (0, 1));
     }
 
     #[test]

@@ -381,9 +381,6 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
     assert_eq!(driver.expansions(), []);
     // A driver that cannot is no reason to end what runs, nor to hold up what is to run in the pod.
     driver.set_fault("NodeExpandVolume", Some(Fault::Refuse(Code::Internal, "the disk is full".into())));
-    let volumes = node.api.client().all::<PersistentVolume>();
-    let larger = Patch::merge(json!({"spec": {"capacity": {"storage": "2Gi"}}}));
-    volumes.patch("pv-grows", &larger).await.unwrap();
     let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
     // As the resizer leaves it to the node.
     let pending = Patch::merge(json!({"status": {
@@ -391,6 +388,10 @@ pub(crate) async fn volumes_grow_and_are_measured(node: &mut Node) {
         "allocatedResources": {"storage": "2Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizePending"},
     }}));
     claims.patch_status("grows", &pending).await.unwrap();
+    // Then only: a larger volume of a claim that says nothing is tried as well, and a failure of that would count.
+    let volumes = node.api.client().all::<PersistentVolume>();
+    let larger = Patch::merge(json!({"spec": {"capacity": {"storage": "2Gi"}}}));
+    volumes.patch("pv-grows", &larger).await.unwrap();
     let pods = node.api.client().namespaced::<Pod>("default");
     let look = |word: &str| Patch::merge(json!({"metadata": {"labels": {"look": word}}}));
     let wait_claim = async |stage: Option<&str>, why: Option<&str>| {
