@@ -16,7 +16,7 @@ const MAX_CONTAINERS: usize = 1000;
 /// No uid of the API is longer, and no hash that a static pod has instead.
 const MAX_UID: usize = 128;
 /// The largest count: it fits every type that clients read it into.
-const MAX_COUNT: u64 = i64::MAX as u64;
+pub(crate) const MAX_COUNT: u64 = i64::MAX as u64;
 
 /// CPU time in nanoseconds since the start, and bytes in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

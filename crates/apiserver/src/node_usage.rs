@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use tokio::sync::Mutex;
 
 use crate::cluster::Cluster;
-use crate::node_summary::{self, Counts, NodeCounts, Used};
+use crate::node_summary::{self, Counts, MAX_COUNT, NodeCounts, Used};
 use crate::remote::Place;
 use crate::watch_cache::Entry;
 
@@ -37,8 +37,6 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
 /// Nodes asked at a time. With many, one look at the sockets finds many answers.
 const PARALLEL: usize = 64;
-/// Clients read figures into signed numbers.
-const MAX_USAGE: u64 = i64::MAX as u64;
 
 /// Rate in nanoseconds per second, and bytes in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +77,7 @@ pub(crate) struct Rates {
 impl Rates {
     pub(crate) fn total(&self) -> Usage {
         let sum =
-            |one: fn(&Usage) -> u64| self.containers.values().map(one).fold(0, u64::saturating_add).min(MAX_USAGE);
+            |one: fn(&Usage) -> u64| self.containers.values().map(one).fold(0, u64::saturating_add).min(MAX_COUNT);
         Usage { cpu: sum(|usage| usage.cpu), memory: sum(|usage| usage.memory) }
     }
 }
@@ -258,7 +256,7 @@ impl Sampler {
 fn rate(old: &Used, new: &Used, length: Duration) -> Option<Usage> {
     let used = u128::from(new.cpu.checked_sub(old.cpu)?);
     let cpu = used * 1_000_000_000 / length.as_nanos().max(1);
-    Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX).min(MAX_USAGE), memory: new.memory })
+    Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX).min(MAX_COUNT), memory: new.memory })
 }
 
 async fn sample(cluster: &Arc<Cluster>, question: Question) -> Samples {

@@ -1,7 +1,7 @@
 //! CPU rates between readings, which come whenever somebody asks.
 //!
 //! Invariant: however often and by however many is asked, a rate is that of a window of [`WINDOW`] to [`MAX_WINDOW`], unless less is
-//! known; nothing is read for it in between.
+//! known, or nobody asked meanwhile; nothing is read for it in between.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,8 +10,10 @@ use parking_lot::Mutex;
 
 /// As long as cAdvisor's usual interval (`defaultHousekeepingInterval`): less says little about a load that comes and goes.
 const WINDOW: Duration = Duration::from_secs(10);
-/// A rate of more says nothing about the present.
+/// A rate of more says little about the present, if there is a shorter one.
 const MAX_WINDOW: Duration = Duration::from_secs(90);
+/// Whoever asks more seldom than that is told nothing at first.
+const LONGEST: Duration = Duration::from_secs(600);
 /// The kernel counts some CPU time in ticks of 10 ms: a rate of less than this would be made of few of them.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// Of what is older, the rate since its beginning says nothing about the present.
@@ -42,7 +44,7 @@ pub struct CpuRates(Mutex<HashMap<String, Track>>);
 impl CpuRates {
     /// Takes a reading; the rate, in billionths of a core, in a window that ends now. None for the first reading, except of what
     /// is younger than two minutes by its `age`: it began with nothing. A count that began anew begins a new window, and so does one
-    /// that nobody asked for in a long time.
+    /// that nobody asked for in [`MAX_WINDOW`].
     pub fn rate(&self, of: &str, now: Instant, total: u64, age: Option<Duration>) -> Option<u64> {
         let mut all = self.0.lock();
         let new = Reading { at: now, total };
@@ -59,8 +61,9 @@ impl CpuRates {
             return rate;
         };
         if since(track.next) > MAX_WINDOW {
-            *track = Track { start: None, next: new, rate: None };
-            return None;
+            let rate = rate(track.next, new).filter(|_| since(track.next) <= LONGEST);
+            *track = Track { start: None, next: new, rate };
+            return rate;
         }
         if since(track.next) >= WINDOW {
             track.start = Some(std::mem::replace(&mut track.next, new));
@@ -121,6 +124,12 @@ mod tests {
                 None,
                 vec![(0, 0), (1000, 500), (86_400_000, 1000), (86_401_000, 1500)],
                 vec![None, Some(500), None, Some(500)],
+            ),
+            (
+                "every two minutes",
+                None,
+                vec![(0, 0), (120_000, 12_000), (240_000, 48_000), (841_000, 50_000)],
+                vec![None, Some(100), Some(300), None],
             ),
             ("too long", None, vec![(0, 0), (85_000, 8500), (91_000, 11_500)], vec![None, Some(100), Some(500)]),
             ("old", Some(YOUNG), vec![(0, 1000), (1000, 1100)], vec![None, Some(100)]),

@@ -103,7 +103,7 @@ fn verb(info: &RequestInfo, headers: &HeaderMap) -> &'static str {
         return "CONNECT";
     }
     // Also where the path is not that of a collection.
-    let watches = || info.query.all("watch").next().is_some_and(|watch| !is_false(watch));
+    let watches = || info.query.flag("watch");
     match &info.verb {
         Verb::Watch => "WATCH",
         Verb::Get | Verb::List if watches() => "WATCH",
@@ -116,10 +116,6 @@ fn verb(info: &RequestInfo, headers: &HeaderMap) -> &'static str {
         Verb::Delete | Verb::DeleteCollection => "DELETE",
         Verb::Options | Verb::Custom(_) => "other",
     }
-}
-
-fn is_false(value: &str) -> bool {
-    value == "0" || value.eq_ignore_ascii_case("false")
 }
 
 /// What is counted of requests with the same labels and the same code.

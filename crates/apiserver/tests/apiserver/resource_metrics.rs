@@ -70,6 +70,19 @@ fn names(list: &Value) -> Vec<&str> {
     items.iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect()
 }
 
+/// A server with a node whose kubelet is in the same process.
+async fn with_node(summaries: apiserver::Summaries) -> (Cluster, apiserver::LocalKubelet) {
+    let slot = apiserver::LocalKubelet { node: "n".to_owned(), summaries: Arc::default() };
+    *slot.summaries.lock() = Some(summaries);
+    let cluster = Cluster::with(|config| {
+        config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
+        config.local_kubelet = Some(slot.clone());
+    })
+    .await;
+    assert_eq!(cluster.send("POST", "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await.0, 201);
+    (cluster, slot)
+}
+
 /// The node is said to be where nobody listens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kubelet_in_this_process_is_asked_by_a_call() {
@@ -82,14 +95,7 @@ async fn a_kubelet_in_this_process_is_asked_by_a_call() {
         let text = json!({"node": {"cpu": cpu, "memory": {"workingSetBytes": 1 << 30}}}).to_string();
         Box::pin(async move { Some(Bytes::from(text)) })
     });
-    let slot = apiserver::LocalKubelet { node: "n".to_owned(), summaries: Arc::default() };
-    *slot.summaries.lock() = Some(summaries);
-    let cluster = Cluster::with(|config| {
-        config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
-        config.local_kubelet = Some(slot.clone());
-    })
-    .await;
-    assert_eq!(cluster.send("POST", "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await.0, 201);
+    let (cluster, slot) = with_node(summaries).await;
     let since = "2026-01-01T00:00:00Z";
     let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": since, "lastTransitionTime": since}],
@@ -119,14 +125,7 @@ async fn a_pod_that_has_just_started_is_told_after_two_counts() {
         let text = json!({"node": measured, "pods": pods}).to_string();
         Box::pin(async move { Some(Bytes::from(text)) })
     });
-    let slot = apiserver::LocalKubelet { node: "n".to_owned(), summaries: Arc::default() };
-    *slot.summaries.lock() = Some(summaries);
-    let cluster = Cluster::with(|config| {
-        config.runtime_config = apiserver::RuntimeConfig(vec![("metrics.k8s.io/v1beta1".to_owned(), true)]);
-        config.local_kubelet = Some(slot.clone());
-    })
-    .await;
-    assert_eq!(cluster.send("POST", "/api/v1/nodes", json!({"metadata": {"name": "n"}})).await.0, 201);
+    let (cluster, _slot) = with_node(summaries).await;
     let since = "2026-01-01T00:00:00Z";
     let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": since,
         "lastTransitionTime": since}]}});

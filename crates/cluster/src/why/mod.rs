@@ -11,6 +11,7 @@ mod pod;
 mod service;
 mod volume;
 
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -149,6 +150,9 @@ async fn explain_cluster(client: &Client) -> Result<()> {
         unseen.push(format!("the metrics of {} more nodes", others.len()));
     }
     let before = look(client, asked, &mut unseen).await;
+    if std::io::stderr().is_terminal() {
+        eprintln!("looking for {BETWEEN_LOOKS:?} at what moves");
+    }
     tokio::time::sleep(BETWEEN_LOOKS).await;
     let answered: Vec<&str> = before.kubelets.keys().map(String::as_str).collect();
     let after = look(client, &answered, &mut unseen).await;

@@ -1,6 +1,6 @@
 //! CSINode: which storage drivers a node has.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
 use jiff::Timestamp;
@@ -32,8 +32,9 @@ impl Strategy for CsiNodeStrategy {
         let mut errors = check(&new.spec.drivers, &old.spec.drivers);
         // How many volumes the node may have is all that changes.
         let fixed = |driver: &CSINodeDriver| CSINodeDriver { allocatable: None, ..driver.clone() };
+        let known = by_name(&old.spec.drivers);
         for driver in &new.spec.drivers {
-            let before = old.spec.drivers.iter().find(|before| before.name == driver.name);
+            let before = known.get(driver.name.as_str()).and_then(|before| before.first());
             if before.is_some_and(|before| !same(&fixed(before), &fixed(driver))) {
                 errors.invalid("spec.drivers", fixed(driver), api::field::IMMUTABLE);
             }
@@ -50,18 +51,30 @@ impl Strategy for CsiNodeStrategy {
     }
 }
 
+/// Nodes write their own lists: however long one is, each driver in it is looked up.
+type ByName<'a> = BTreeMap<&'a str, Vec<&'a CSINodeDriver>>;
+
+fn by_name(drivers: &[CSINodeDriver]) -> ByName<'_> {
+    let mut all = ByName::new();
+    for driver in drivers {
+        all.entry(driver.name.as_str()).or_default().push(driver);
+    }
+    all
+}
+
 /// Drivers that are as they were stored are not looked at again: one that is not valid holds up no other.
 fn check(drivers: &[CSINodeDriver], old: &[CSINodeDriver]) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let (list, mut names) = (Path::new("spec.drivers"), BTreeSet::new());
-    let count = |of: &[CSINodeDriver], name: &str| of.iter().filter(|driver| driver.name == name).count();
+    let (given, known) = (by_name(drivers), by_name(old));
+    let count = |of: &ByName<'_>, name: &str| of.get(name).map_or(0, Vec::len);
     for (i, driver) in drivers.iter().enumerate() {
         let path = list.index(i);
-        let is_stored = old.iter().any(|old| same(old, driver));
+        let is_stored = known.get(driver.name.as_str()).is_some_and(|all| all.iter().any(|old| same(*old, driver)));
         if !is_stored {
             check_names(&mut errors, &path, driver);
         }
-        if !names.insert(driver.name.as_str()) && count(drivers, &driver.name) > count(old, &driver.name) {
+        if !names.insert(driver.name.as_str()) && count(&given, &driver.name) > count(&known, &driver.name) {
             errors.duplicate(path.child("name"), &driver.name);
         }
         if !is_stored {

@@ -33,16 +33,15 @@ pub(super) fn parameters(errors: &mut FieldErrors, path: &Path<'_>, parameters: 
 }
 
 pub(super) fn allowed_topologies(errors: &mut FieldErrors, path: &Path<'_>, terms: &[TopologySelectorTerm]) {
-    // A term that asks for nothing is the same as the ones that upstream begins with, one for each term (v1.36).
-    let mut seen = vec![BTreeMap::new(); terms.len()];
+    // A term that asks for nothing is a duplicate by itself, as upstream (v1.36).
+    let mut seen = BTreeSet::from([BTreeMap::new()]);
     for (i, term) in terms.iter().enumerate() {
         let term_path = path.index(i);
         let expressions = term_path.child("matchLabelExpressions");
         let term = topology_term(errors, &expressions, term);
-        for _ in seen.iter().filter(|other| **other == term) {
+        if !seen.insert(term) {
             errors.duplicate(expressions, "");
         }
-        seen.push(term);
     }
 }
 
