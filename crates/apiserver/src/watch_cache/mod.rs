@@ -205,12 +205,17 @@ impl Caches {
     async fn wait_for_events(&self, revision: u64, waiting: Waiting) -> Result<(), Behind> {
         let mut applied = self.applied.subscribe();
         let reached = async {
+            if waiting == Waiting::ForEvent {
+                // It comes soon and by itself: no timer wakes anybody before. This fails only without a sender, which is here.
+                let _ = applied.wait_for(|applied| *applied >= revision).await;
+                return;
+            }
             loop {
                 let wait = applied.wait_for(|applied| *applied >= revision);
                 if tokio::time::timeout(PROGRESS_REQUEST_INTERVAL, wait).await.is_ok() {
                     return;
                 }
-                if waiting == Waiting::ForProgress && self.is_time_to_ask(Instant::now()) {
+                if self.is_time_to_ask(Instant::now()) {
                     drop(self.store.request_progress().await);
                 }
             }
@@ -276,6 +281,34 @@ mod tests {
         caches.retire(RETIRED_STEP as usize);
         grown.await;
     }
+
+    #[tokio::test]
+    async fn finished_writes_are_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store::EmbeddedStore::open(dir.path(), Default::default()).unwrap();
+        let caches = start(Arc::new(store), &["pods"]).await.unwrap();
+        let stop = tokio_util::sync::CancellationToken::new();
+        let running = tokio::spawn(run(caches.clone(), stop.clone()));
+        let value = bytes::Bytes::from_static(br#"{"metadata":{"name":"b"}}"#);
+        caches.wrote(caches.store.create("/registry/pods/a/b", value).await.unwrap());
+        caches.settled().await.unwrap();
+        assert!(caches.get("pods").unwrap().get("a/b").is_some());
+        stop.cancel();
+        running.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_does_not_show_is_not_waited_for_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store::EmbeddedStore::open(dir.path(), Default::default()).unwrap();
+        let caches = start(Arc::new(store), &[]).await.unwrap();
+        let began = tokio::time::Instant::now();
+        caches.wrote(Revision(9));
+        let behind = caches.settled().await.unwrap_err();
+        assert_eq!((behind.asked, behind.applied), (9, caches.applied()));
+        assert!(began.elapsed() >= CATCH_UP_TIMEOUT);
+    }
+
     #[tokio::test]
     async fn the_store_is_asked_for_progress_once_for_all_who_wait() {
         let dir = tempfile::tempdir().unwrap();
