@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
 use imbl::OrdMap;
-use parking_lot::RwLock;
 use store::{Range, Revision, Store, StoreError, Watch, WatchEvent};
 use tokio_util::sync::CancellationToken;
 
@@ -29,7 +28,8 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
     }
     Ok(Arc::new(Caches {
         store,
-        by_prefix: RwLock::new(caches),
+        fixed: caches,
+        added: Default::default(),
         applying: Default::default(),
         applied: tokio::sync::watch::Sender::new(revision.0),
         asked: Default::default(),

@@ -46,7 +46,10 @@ const RETIRED_STEP: u64 = 1 << 20;
 /// All caches, and how far they are.
 pub(crate) struct Caches {
     pub(crate) store: Arc<dyn Store>,
-    by_prefix: RwLock<HashMap<Arc<str>, Arc<Cache>>>,
+    /// Those of the start, by prefix: every request asks for some of them, and takes no lock for it.
+    fixed: HashMap<Arc<str>, Arc<Cache>>,
+    /// Those of kinds that come and go.
+    added: RwLock<HashMap<Arc<str>, Arc<Cache>>>,
     /// Held while changes are applied, and while a cache is filled that is to see the changes after.
     applying: tokio::sync::Mutex<()>,
     applied: tokio::sync::watch::Sender<u64>,
@@ -78,7 +81,7 @@ pub(crate) enum NotFresh {
 
 impl Caches {
     pub(crate) fn get(&self, prefix: &str) -> Option<Arc<Cache>> {
-        self.by_prefix.read().get(prefix).cloned()
+        self.fixed.get(prefix).cloned().or_else(|| self.added.read().get(prefix).cloned())
     }
 
     /// Begins to keep the objects under a prefix, if they are not kept yet.
@@ -89,13 +92,13 @@ impl Caches {
         let _applying = self.applying.lock().await;
         let revision = Revision(self.applied());
         let cache = dispatch::load(&*self.store, prefix, revision).await?;
-        self.by_prefix.write().insert(prefix.into(), Arc::new(cache));
+        self.added.write().insert(prefix.into(), Arc::new(cache));
         Ok(())
     }
 
     /// Forgets the objects under a prefix; whoever watches them is told that there is no more to see.
     pub(crate) fn remove(&self, prefix: &str) {
-        if let Some(cache) = self.by_prefix.write().remove(prefix) {
+        if let Some(cache) = self.added.write().remove(prefix) {
             cache.close();
         }
     }
@@ -133,20 +136,19 @@ impl Caches {
     }
 
     fn all(&self) -> Vec<Arc<Cache>> {
-        self.by_prefix.read().values().cloned().collect()
+        self.fixed.values().chain(self.added.read().values()).cloned().collect()
     }
 
     /// The cache a key belongs to, and the key within it.
     fn route<'k>(&self, key: &'k str) -> Option<(Arc<Cache>, &'k str)> {
         let rest = key.strip_prefix(ROOT)?;
         let (first, inner) = rest.split_once('/')?;
-        let caches = self.by_prefix.read();
-        if let Some(cache) = caches.get(first) {
-            return Some((cache.clone(), inner));
+        if let Some(cache) = self.get(first) {
+            return Some((cache, inner));
         }
         let (second, inner) = inner.split_once('/')?;
-        let cache = caches.get(&rest[..first.len() + 1 + second.len()])?;
-        Some((cache.clone(), inner))
+        let cache = self.get(&rest[..first.len() + 1 + second.len()])?;
+        Some((cache, inner))
     }
 
     pub(crate) fn applied(&self) -> u64 {
