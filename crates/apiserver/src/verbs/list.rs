@@ -202,8 +202,8 @@ fn from_cache(operation: &Operation, filter: &Filter, limit: usize, floor: u64) 
     let revision = snapshot.revision.max(floor);
     let mut entries = Vec::new();
     let range = snapshot.range(filter.namespace.as_deref(), None);
-    let mut matching =
-        range.filter(|entry| if entry.is_unreadable() { filter.covers(entry) } else { filter.selects(entry) });
+    let mut selects = filter.selects_each();
+    let mut matching = range.filter(|&entry| if entry.is_unreadable() { filter.covers(entry) } else { selects(entry) });
     let mut more = false;
     for entry in matching.by_ref() {
         entry.readable()?;

@@ -278,8 +278,27 @@ impl Filter {
 
     /// Everything but the namespace.
     pub(crate) fn selects(&self, entry: &Entry) -> bool {
+        self.selects_by(entry, |selector| entry.is_labelled(selector))
+    }
+
+    /// As [`Self::selects`], for one object after the other: those in a row mostly share their labels, which are then looked
+    /// at once.
+    pub(crate) fn selects_each<'e>(&'e self) -> impl FnMut(&'e Entry) -> bool {
+        let mut last: Option<(&'e LabelSet, bool)> = None;
+        move |entry: &'e Entry| {
+            self.selects_by(entry, |selector| {
+                let labels = entry.label_set();
+                match last {
+                    Some((known, is_labelled)) if std::ptr::eq(known, labels) => is_labelled,
+                    _ => last.insert((labels, labels.matches(selector))).1,
+                }
+            })
+        }
+    }
+
+    fn selects_by(&self, entry: &Entry, is_labelled: impl FnOnce(&Selector) -> bool) -> bool {
         (!self.finished_only || entry.is_finished())
-            && self.labels.as_ref().is_none_or(|selector| entry.is_labelled(selector))
+            && self.labels.as_ref().is_none_or(is_labelled)
             && self.fields.as_ref().is_none_or(|selector| {
                 selector.matches(|label| entry.field(&self.selectable, label).unwrap_or_default())
             })
@@ -316,6 +335,24 @@ mod tests {
         assert_eq!(entry.read_part::<serde_json::Value>().unwrap()["metadata"]["name"], "a");
         let bare = Entry::new(&prefix, "a".into(), &Bytes::from_static(br#"{"metadata":{}}"#), 7);
         assert_eq!(bare.json(), &br#"{"metadata":{"resourceVersion":"7"}}"#[..]);
+    }
+
+    #[test]
+    fn objects_in_a_row_are_selected_as_each_by_itself() {
+        let prefix = Prefix::new("pods");
+        let labelled = |labels: &str| {
+            let stored = Bytes::from(format!(r#"{{"metadata":{{"labels":{labels}}}}}"#));
+            Entry::new(&prefix, "a".into(), &stored, 1)
+        };
+        let (web, both, none) = (r#"{"app":"web"}"#, r#"{"app":"web","tier":"a"}"#, "{}");
+        let entries = [web, web, none, both, both, web, none, none, web].map(labelled);
+        for selector in ["app=web", "!app", "tier", "app!=web"] {
+            let filter = Filter { labels: Some(selector.parse().unwrap()), ..Filter::default() };
+            let mut selects = filter.selects_each();
+            for (at, entry) in entries.iter().enumerate() {
+                assert_eq!(selects(entry), filter.selects(entry), "{selector} {at}");
+            }
+        }
     }
 
     #[test]
