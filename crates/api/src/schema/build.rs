@@ -1,6 +1,6 @@
 //! Reads the types that the build wrote down (`build/main.rs`), and keeps those that were asked for.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use super::{Field, Struct, StructRef, Type, table, zero};
 
@@ -10,6 +10,10 @@ mod types {
 
 /// The definitions met so far, by their places.
 static KNOWN: Mutex<Vec<Option<StructRef>>> = Mutex::new(Vec::new());
+
+/// Those of them that were asked for. Every write asks several times for that of its kind, and takes no lock for it.
+static ASKED: LazyLock<Box<[OnceLock<StructRef>]>> =
+    LazyLock::new(|| types::DEFINITIONS.iter().map(|_| OnceLock::new()).collect());
 
 /// The schema of a kind; of one that is not built in, that of a structure about which nothing is known.
 pub fn of<K: k8s_openapi::Resource>() -> StructRef {
@@ -29,9 +33,12 @@ fn place(api_version: &str, kind: &str) -> Option<usize> {
 }
 
 fn structure(place: usize) -> StructRef {
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    known.resize(types::DEFINITIONS.len(), None);
-    definition(&mut known, place)
+    let asked = ASKED[place].get_or_init(|| {
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        known.resize(types::DEFINITIONS.len(), None);
+        definition(&mut known, place)
+    });
+    asked.clone()
 }
 
 fn definition(known: &mut [Option<StructRef>], place: usize) -> StructRef {
