@@ -160,6 +160,11 @@ impl<'a> Text<'a> {
         if next > name || matches!(name, b"apiVersion" | b"kind") {
             return;
         }
+        if next == name {
+            // It is set, and none before it is missing.
+            level.passed += 1;
+            return;
+        }
         let key = self.out.split_off(level.key);
         self.out.truncate(level.member);
         let name = &key[1..key.len() - 1];
