@@ -90,6 +90,10 @@ fn annotated_profiles(errors: &mut FieldErrors, pod: &Pod, spec: &PodSpec) {
 /// An annotation and the field that took its place say the same, where there are both.
 fn profiles_agree(errors: &mut FieldErrors, pod: &Pod, spec: &PodSpec) {
     let Some(annotations) = &pod.metadata.annotations else { return };
+    let is_profile = |key: &String| key == SECCOMP_OF_POD || key.starts_with(SECCOMP) || key.starts_with(APP_ARMOR);
+    if !annotations.keys().any(is_profile) {
+        return;
+    }
     let annotation = |key: &str| annotations.get(key).cloned();
     let agrees = |annotation: &str, kind: &str, local: Option<&str>| match kind {
         "Localhost" => annotation.strip_prefix("localhost/") == Some(local.unwrap_or_default()),

@@ -123,6 +123,9 @@ fn annotations(warnings: &mut Vec<String>, at: &Path<'_>, meta: &ObjectMeta, spe
     if of_pod.is_none_or(|context| context.seccomp_profile.is_none()) {
         seccomp(SECCOMP_OF_POD);
     }
+    if !annotations.keys().any(|key| key.starts_with(SECCOMP) || key.starts_with(APP_ARMOR)) {
+        return;
+    }
     let mut app_armor = Vec::new();
     each_container(&Path::ROOT, spec, |_, container| {
         let own = container.security_context.as_ref();
@@ -204,6 +207,9 @@ fn of_container(warnings: &mut Vec<String>, at: &Path<'_>, container: &Container
 }
 
 fn ports(warnings: &mut Vec<String>, at: &Path<'_>, spec: &PodSpec) {
+    if has_one_plain_port(spec) {
+        return;
+    }
     let mut all: BTreeMap<(i32, String), Vec<(String, ContainerPort)>> = BTreeMap::new();
     let mut names: BTreeMap<String, String> = BTreeMap::new();
     let mut of_names = Vec::new();
@@ -244,6 +250,14 @@ fn ports(warnings: &mut Vec<String>, at: &Path<'_>, spec: &PodSpec) {
         }
     });
     warnings.extend(of_names);
+}
+
+/// Whether there is no port, or one and nothing to say about it, as in nearly all pods.
+fn has_one_plain_port(spec: &PodSpec) -> bool {
+    let containers = spec.containers.iter().chain(items(&spec.init_containers)).map(|container| &container.ports);
+    let ephemeral = items(&spec.ephemeral_containers).iter().map(|container| &container.ports);
+    let mut ports = containers.chain(ephemeral).flat_map(items);
+    ports.next().is_none_or(|only| text(&only.host_ip).is_none()) && ports.next().is_none()
 }
 
 fn null_selectors(warnings: &mut Vec<String>, at: &Path<'_>, affinity: &Affinity) {
