@@ -33,7 +33,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let (Some(live), Some(config)) = (checked(&object), checked(&patch)) else { return };
     let now = jiff::Timestamp::UNIX_EPOCH;
-    let writer = apply::Writer { manager: "fuzz", api_version: "v1", subresource: "", now };
+    let writer = apply::Writer { manager: "fuzz", api_version: "v1", versions: None, subresource: "", now };
     let (old, new) = (live.to_string(), config.to_string());
     let create = apply::Write { live: None, new: old.as_bytes(), ignored: &[] };
     let recorded = apply::update(create, None, None, &schema, &writer);

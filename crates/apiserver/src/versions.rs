@@ -13,9 +13,7 @@ use crate::watch_cache::Entry;
 /// The stored form of an object in the version this row serves.
 pub(crate) fn served_value(resource: &Resource, stored: &[u8]) -> Result<Value, Status> {
     let mut value: Value = serde_json::from_slice(stored).map_err(Status::internal)?;
-    if let Some(conversion) = &resource.conversion {
-        conversion.from_storage(&mut value);
-    }
+    resource.from_storage(&mut value);
     Ok(value)
 }
 
@@ -33,15 +31,38 @@ pub(crate) fn decode_checked(
             resource.kind
         ))
     };
-    if let Some(conversion) = &resource.conversion {
-        conversion.to_storage(&mut value);
-    }
     if resource.initializers {
         crate::initializers::lift(&mut value);
     }
+    if let Some(schema) = resource.own_schema {
+        let mut known = value.clone();
+        let unknown = api::schema::check(&mut known, &schema()).map_err(|error| refuse(&error))?;
+        if !unknown.is_empty() {
+            // The stored version may have fields of these names.
+            drop_unknown(&mut value, &known);
+        }
+        problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
+    }
+    resource.to_storage(&mut value);
     let unknown = resource.strategy.normalize(&mut value).map_err(|error| refuse(&error))?;
     problems.extend(unknown.into_iter().map(|path| format!("unknown field {}", api::field::quote(&path))));
     resource.strategy.decode_value(value).map_err(|error| refuse(&error))
+}
+
+/// Takes out what is not in `known`, which is the same value after a check.
+fn drop_unknown(value: &mut Value, known: &Value) {
+    match (value, known) {
+        (Value::Object(fields), Value::Object(known)) => {
+            fields.retain(|name, _| known.contains_key(name));
+            for (name, value) in fields.iter_mut() {
+                drop_unknown(value, known.get(name).unwrap_or(&Value::Null));
+            }
+        }
+        (Value::Array(items), Value::Array(known)) => {
+            items.iter_mut().zip(known).for_each(|(item, known)| drop_unknown(item, known));
+        }
+        _ => {}
+    }
 }
 
 /// Whether an encoded object is in a version.

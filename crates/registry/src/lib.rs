@@ -24,6 +24,7 @@ pub mod strategy;
 pub mod table;
 pub mod unset;
 mod verb;
+mod versions;
 #[cfg(test)]
 mod zero_values;
 
@@ -56,3 +57,4 @@ pub use object::{AnyObject, Object, Typed};
 pub use resource::{MetricsOf, Resource, Review, Scope, Serving, Subresource};
 pub use strategy::{AnyStrategy, Call, Deletion, Grace, NameRule, Plain, SelectableField, Strategy};
 pub use verb::Verb;
+pub use versions::KindVersions;

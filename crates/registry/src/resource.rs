@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use api::schema::Document;
+use api::schema::{Document, StructRef};
 use api::{GroupKind, GroupResource, Status};
 use serde_json::Value;
 
@@ -175,6 +175,8 @@ pub struct Resource {
     pub storage_version: Text,
     /// Set when this row is not the stored version.
     pub conversion: Option<Conversion>,
+    /// What objects of this version are like, where they have other fields than the stored ones.
+    pub own_schema: Option<fn() -> StructRef>,
     pub strategy: Arc<dyn AnyStrategy>,
     pub describe: Describe,
     /// Whether `metadata.initializers` is honoured; set for all rows when initializers are served.
@@ -268,6 +270,7 @@ impl Resource {
             store_prefix,
             storage_version,
             conversion: None,
+            own_schema: None,
             strategy,
             describe,
             initializers: false,
@@ -354,6 +357,7 @@ impl Resource {
             store_prefix: self.store_prefix.clone(),
             storage_version: self.storage_version.clone(),
             conversion: Some(conversion),
+            own_schema: None,
             strategy: self.strategy.clone(),
             describe: Arc::new(describe::<K>),
             initializers: self.initializers,
@@ -363,6 +367,37 @@ impl Resource {
             is_custom: self.is_custom,
             scale: self.scale.clone(),
             converter: self.converter.clone(),
+        }
+    }
+
+    /// As [`Self::also_as`], for a version whose objects have other fields.
+    pub fn also_shaped_as<K: k8s_openapi::Resource + 'static>(&self, conversion: Conversion) -> Self {
+        Self { own_schema: Some(api::schema::of::<K>), ..self.also_as::<K>(conversion) }
+    }
+
+    /// What objects of this version are like.
+    pub fn schema(&self) -> StructRef {
+        self.own_schema.map_or_else(|| self.strategy.schema(), |schema| schema())
+    }
+
+    /// As [`Self::schema`], with the types of all scalars, for expressions about the kind.
+    pub fn typed_schema(&self) -> StructRef {
+        self.own_schema.map_or_else(|| self.strategy.typed_schema(), |schema| schema())
+    }
+
+    /// Brings an object of this version into its stored form.
+    pub fn to_storage(&self, value: &mut Value) {
+        if let Some(conversion) = &self.conversion {
+            conversion.to_storage(value);
+        }
+    }
+
+    /// Brings a stored object into this version, with the zero values that this one writes.
+    pub fn from_storage(&self, value: &mut Value) {
+        let Some(conversion) = &self.conversion else { return };
+        conversion.from_storage(value);
+        if let (Some(schema), Some(fields)) = (self.own_schema, value.as_object_mut()) {
+            api::schema::tidy_fields(fields, &schema());
         }
     }
 

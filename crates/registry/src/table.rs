@@ -216,7 +216,7 @@ fn apps_group() -> Vec<Resource> {
 }
 
 fn events_group() -> Vec<Resource> {
-    vec![event().also_as::<events::v1::Event>(conversion::EVENTS_V1)]
+    vec![event().also_shaped_as::<events::v1::Event>(conversion::EVENTS_V1)]
 }
 
 fn authentication_group() -> Vec<Resource> {
@@ -270,7 +270,7 @@ fn autoscaling_group() -> Vec<Resource> {
         .short(&["hpa"])
         .category("all")
         .status();
-    let v1 = v2.also_as::<autoscaling::v1::HorizontalPodAutoscaler>(super::autoscaling::v1::CONVERSION);
+    let v1 = v2.also_shaped_as::<autoscaling::v1::HorizontalPodAutoscaler>(super::autoscaling::v1::CONVERSION);
     vec![v2, v1]
 }
 
@@ -617,7 +617,7 @@ mod tests {
                 let is_same = fitting.is_none_or(|fitting| fitting.same(&*object));
                 assert!(is_same, "{row:?} {seed}: the short way reads something else");
 
-                let writer = apply::Writer { manager: "m", api_version: "v1", subresource: "", now };
+                let writer = apply::Writer { manager: "m", api_version: "v1", versions: None, subresource: "", now };
                 let new = updated.to_json().unwrap();
                 let create = apply::Write { live: None, new: &encoded, ignored: &[] };
                 let recorded = apply::update(create, None, None, &schema, &writer);

@@ -33,7 +33,7 @@ fn write<T: Serialize + ?Sized>(object: &T, root: Option<&Struct>) -> serde_json
 }
 
 /// Brings the fields of an object into the form in which they are written.
-pub(crate) fn tidy_fields(fields: &mut Map<String, Value>, definition: &Struct) {
+pub fn tidy_fields(fields: &mut Map<String, Value>, definition: &Struct) {
     fields.retain(|name, value| {
         let Some(field) = definition.field(name) else { return true };
         if field.omits(value) {

@@ -41,9 +41,7 @@ async fn versioned(
     if resource.is_custom {
         return in_version(attributes.resource, value, resource.api_version()).await;
     }
-    if let Some(conversion) = &resource.conversion {
-        conversion.from_storage(&mut value);
-    }
+    resource.from_storage(&mut value);
     Ok(value)
 }
 

@@ -11,7 +11,7 @@ use api::field::FieldErrors;
 use api::patch::apply::{Write, Writer};
 use http::header;
 use registry::resource::Conversion;
-use registry::{Object, Resource};
+use registry::{KindVersions, Object, Resource};
 use serde_json::Value;
 
 use super::write::Current;
@@ -77,33 +77,29 @@ pub(crate) fn track(
     let resource = &operation.resource;
     let recorded = old.and_then(|(current, _)| current.managed_fields);
     let live = old.map(|(current, old)| stored_text(resource, current, old)).transpose()?;
-    let text = crate::initializers::visible(resource, new)?;
-    let manager = manager(operation)?;
-    let writer = Writer {
-        manager: &manager,
-        api_version: &version(resource),
-        subresource: &operation.info.subresource,
-        now: operation.now,
-    };
+    let text = in_version(resource, crate::initializers::visible(resource, new)?.into())?;
+    let (manager, api_version) = (manager(operation)?, resource.api_version());
+    let versions = KindVersions::new(&operation.state.registry, resource);
+    let writer = writer(operation, &manager, &api_version, &versions);
     let write = Write { live: live.as_deref(), new: &text, ignored: ignored(operation) };
-    let schema = resource.strategy.schema();
-    let kept = api::patch::apply::update(write, recorded, given.as_deref(), &schema, &writer);
+    let kept = api::patch::apply::update(write, recorded, given.as_deref(), &resource.schema(), &writer);
     Ok(RecordedFields::new(kept.map(Cow::into_owned)))
 }
 
-/// Whether objects are in the form of the row's version while they are worked on, and not in the stored one.
-fn in_own_version(resource: &Resource) -> bool {
-    matches!(resource.conversion, Some(Conversion::Custom(_)))
-}
-
-/// The version in which managed fields are recorded: that of the objects in memory.
-pub(crate) fn version(resource: &Resource) -> Cow<'_, str> {
-    if in_own_version(resource) { resource.api_version().into() } else { Cow::Borrowed(&resource.storage_version) }
+/// Who writes by this request, in the version of its row: in that its fields are recorded.
+pub(crate) fn writer<'a>(
+    operation: &'a Operation,
+    manager: &'a str,
+    api_version: &'a str,
+    versions: &'a KindVersions<'a>,
+) -> Writer<'a> {
+    let subresource = &operation.info.subresource;
+    Writer { manager, api_version, versions: Some(versions), subresource, now: operation.now }
 }
 
 /// The current object in that version.
 pub(crate) fn live_value(resource: &Resource, entry: &Entry) -> Result<Value, Status> {
-    if in_own_version(resource) {
+    if resource.conversion.is_some() {
         return crate::versions::served_value(resource, &entry.json());
     }
     Ok(entry.decode()?)
@@ -111,8 +107,19 @@ pub(crate) fn live_value(resource: &Resource, entry: &Entry) -> Result<Value, St
 
 /// The old object as others see it: nearly always just as it is stored.
 fn stored_text<'a>(resource: &Resource, current: &'a Current<'_>, old: &dyn Object) -> Result<Cow<'a, [u8]>, Status> {
-    if resource.initializers || in_own_version(resource) {
-        return crate::initializers::visible(resource, old).map(Cow::Owned);
+    let is_as_stored = !resource.initializers && !matches!(resource.conversion, Some(Conversion::Custom(_)));
+    let text = match is_as_stored {
+        true => Cow::Borrowed(&*current.text),
+        false => Cow::Owned(crate::initializers::visible(resource, old)?),
+    };
+    in_version(resource, text)
+}
+
+/// An object as it is while it is worked on, in the version of the row. Custom ones are in it already.
+fn in_version<'a>(resource: &Resource, text: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>, Status> {
+    if !matches!(resource.conversion, Some(Conversion::Fixed { .. })) {
+        return Ok(text);
     }
-    Ok(Cow::Borrowed(&current.text))
+    let value = crate::versions::served_value(resource, &text)?;
+    serde_json::to_vec(&value).map(Cow::Owned).map_err(Status::internal)
 }

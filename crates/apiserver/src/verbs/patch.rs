@@ -3,9 +3,9 @@
 use api::Status;
 use api::field::FieldErrors;
 use api::patch::PatchError;
-use api::patch::apply::{ApplyError, Writer};
+use api::patch::apply::ApplyError;
 use http::{Response, header};
-use registry::{AnyObject, Resource};
+use registry::{AnyObject, KindVersions, Resource};
 use serde_json::Value;
 
 use super::update::{Target, Written, modify};
@@ -44,7 +44,7 @@ impl Patch {
         let outcome = match self {
             Patch::Json(patch) => api::patch::json::apply(value, patch),
             Patch::Merge(patch) => api::patch::merge::apply(value, patch),
-            Patch::Strategic(patch) => api::patch::strategic::apply(value, patch, &resource.strategy.schema()),
+            Patch::Strategic(patch) => api::patch::strategic::apply(value, patch, &resource.schema()),
         };
         outcome.map_err(refused)
     }
@@ -176,11 +176,12 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
         .map_err(|error| Status::bad_request(format!("error decoding YAML: {error}")))?;
     let mut config = decoded.value;
     check_kind(resource, &mut config)?;
-    // RecordedFields are kept in the stored form, whichever version was asked for.
-    if let Some(conversion) = &resource.conversion {
-        conversion.to_storage(&mut config);
-    }
-    let unknown = resource.strategy.check(&mut config).map_err(|error| untyped(operation, error))?;
+    let unknown = match resource.own_schema {
+        // What is converted is made right after that.
+        Some(schema) => api::schema::check(&mut config.clone(), &schema()),
+        None => resource.strategy.check(&mut config),
+    };
+    let unknown = unknown.map_err(|error| untyped(operation, error))?;
     if !unknown.is_empty() {
         // A field that nothing declares cannot be owned: refused whatever the request's field validation.
         let lines: Vec<String> = unknown.iter().map(|path| format!(".{path}: field not declared in schema")).collect();
@@ -203,17 +204,13 @@ async fn apply(operation: &Operation) -> Result<Written, Status> {
     if resource.is_namespaced() {
         config["metadata"]["namespace"] = operation.info.namespace.as_str().into();
     }
-    let manager = super::managed_fields::manager(operation)?;
-    let writer = Writer {
-        manager: &manager,
-        api_version: &super::managed_fields::version(resource),
-        subresource: &operation.info.subresource,
-        now: operation.now,
-    };
+    let (manager, api_version) = (super::managed_fields::manager(operation)?, resource.api_version());
+    let versions = KindVersions::new(&operation.state.registry, resource);
+    let writer = super::managed_fields::writer(operation, &manager, &api_version, &versions);
     let target = Target::of(operation);
     let ignored = super::managed_fields::ignored(operation);
     let force = query.flag("force");
-    let schema = resource.strategy.schema();
+    let schema = resource.schema();
     let build = |live: Option<&Value>| -> Result<AnyObject, Status> {
         let applied = api::patch::apply::apply(live, &config, &schema, &writer, force, ignored);
         let mut value = applied.map_err(|error| match error {

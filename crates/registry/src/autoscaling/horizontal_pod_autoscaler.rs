@@ -4,7 +4,7 @@ use api::field::FieldErrors;
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v2::{
     HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscaler, MetricSpec, MetricStatus, MetricTarget,
-    MetricValueStatus, ResourceMetricSource,
+    MetricValueStatus,
 };
 use serde_json::{Value, json};
 
@@ -25,8 +25,6 @@ const COLUMNS: &[Column] = &[
     Column::AGE,
 ];
 
-const DEFAULT_CPU_PERCENT: i32 = 80;
-
 impl Strategy for HorizontalPodAutoscalerStrategy {
     type Object = HorizontalPodAutoscaler;
 
@@ -34,18 +32,7 @@ impl Strategy for HorizontalPodAutoscalerStrategy {
         let spec = &mut scaler.spec;
         spec.min_replicas.get_or_insert(1);
         if items(&spec.metrics).is_empty() {
-            spec.metrics = Some(vec![MetricSpec {
-                type_: "Resource".to_owned(),
-                resource: Some(ResourceMetricSource {
-                    name: "cpu".to_owned(),
-                    target: MetricTarget {
-                        type_: "Utilization".to_owned(),
-                        average_utilization: Some(DEFAULT_CPU_PERCENT),
-                        ..MetricTarget::default()
-                    },
-                }),
-                ..MetricSpec::default()
-            }]);
+            spec.metrics = Some(vec![v1::default_metric()]);
         }
         if let Some(behavior) = &mut spec.behavior {
             let up = behavior.scale_up.get_or_insert_default();

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::behavior::{self, Behavior};
 use crate::resource::Conversion;
 
 pub(crate) const CONVERSION: Conversion = Conversion::Fixed { to_storage: to_v2, from_storage: to_v1 };
@@ -364,79 +365,19 @@ impl From<MetricStatus> for v2::MetricStatus {
     }
 }
 
-/// Upstream's internal type: without names for JSON, Go writes those of its fields, and null for what is not set.
-#[derive(Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct Behavior<'a> {
-    scale_up: Option<ScalingRules<'a>>,
-    scale_down: Option<ScalingRules<'a>>,
-}
+const DEFAULT_CPU_PERCENT: i32 = 80;
 
-#[derive(Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct ScalingRules<'a> {
-    stabilization_window_seconds: Option<i32>,
-    select_policy: Option<&'a str>,
-    policies: Option<Vec<ScalingPolicy<'a>>>,
-    tolerance: Option<&'a RawQuantity>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct ScalingPolicy<'a> {
-    r#type: &'a str,
-    value: i32,
-    period_seconds: i32,
-}
-
-impl<'a> From<&'a v2::HorizontalPodAutoscalerBehavior> for Behavior<'a> {
-    fn from(behavior: &'a v2::HorizontalPodAutoscalerBehavior) -> Self {
-        let policy = |policy: &'a v2::HPAScalingPolicy| ScalingPolicy {
-            r#type: &policy.type_,
-            value: policy.value,
-            period_seconds: policy.period_seconds,
-        };
-        let rules = |rules: &'a v2::HPAScalingRules| ScalingRules {
-            stabilization_window_seconds: rules.stabilization_window_seconds,
-            select_policy: rules.select_policy.as_deref(),
-            policies: rules.policies.as_ref().map(|policies| policies.iter().map(policy).collect()),
-            tolerance: rules.tolerance.as_ref(),
-        };
-        Self { scale_up: behavior.scale_up.as_ref().map(rules), scale_down: behavior.scale_down.as_ref().map(rules) }
-    }
-}
-
-/// The behavior of an annotation; nothing if it says nothing.
-fn behavior(text: &str) -> Option<v2::HorizontalPodAutoscalerBehavior> {
-    let behavior: v2::HorizontalPodAutoscalerBehavior =
-        serde_json::from_value(in_camel_case(serde_json::from_str(text).ok()?)).ok()?;
-    let rules = || [&behavior.scale_up, &behavior.scale_down].into_iter().flatten();
-    let is_readable = rules().all(|rules| rules.tolerance.as_ref().is_none_or(|one| Quantity::try_from(one).is_ok()));
-    (is_readable && behavior != Default::default()).then_some(behavior)
-}
-
-/// Go reads the names of fields in any case, and null as nothing.
-fn in_camel_case(value: Value) -> Value {
-    const FIELDS: [&str; 9] = [
-        "scaleUp",
-        "scaleDown",
-        "stabilizationWindowSeconds",
-        "selectPolicy",
-        "policies",
-        "tolerance",
-        "type",
-        "value",
-        "periodSeconds",
-    ];
-    let named =
-        |name: String| FIELDS.iter().find(|field| field.eq_ignore_ascii_case(&name)).map(|name| name.to_string());
-    match value {
-        Value::Object(fields) => {
-            let fields = fields.into_iter().filter(|(_, value)| !value.is_null());
-            fields.filter_map(|(name, value)| Some((named(name)?, in_camel_case(value)))).collect()
-        }
-        Value::Array(items) => items.into_iter().map(in_camel_case).collect(),
-        other => other,
+/// What an autoscaler goes by that names no metrics.
+pub(super) fn default_metric() -> v2::MetricSpec {
+    let target = v2::MetricTarget {
+        type_: "Utilization".to_owned(),
+        average_utilization: Some(DEFAULT_CPU_PERCENT),
+        ..v2::MetricTarget::default()
+    };
+    v2::MetricSpec {
+        type_: "Resource".to_owned(),
+        resource: Some(v2::ResourceMetricSource { name: "cpu".to_owned(), target }),
+        ..v2::MetricSpec::default()
     }
 }
 
@@ -471,6 +412,18 @@ fn given(fields: &mut Map<String, Value>, name: &str) -> Option<Value> {
     fields.remove(name).filter(|value| !value.is_null())
 }
 
+/// Go reads null as nothing.
+fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter().filter(|(_, value)| !value.is_null());
+            fields.map(|(name, value)| (name, without_nulls(value))).collect()
+        }
+        Value::Array(items) => items.into_iter().map(without_nulls).collect(),
+        other => other,
+    }
+}
+
 fn is_percent(value: &Value) -> bool {
     value.as_i64().is_some_and(|value| i32::try_from(value).is_ok())
 }
@@ -501,6 +454,8 @@ fn to_v1(hpa: &mut Value) {
             let metrics: Vec<MetricStatus> = metrics.iter().map(MetricStatus::from).collect();
             carried.push((CURRENT_METRICS, json!(metrics)));
         }
+        // Written whatever it is, which it is not in v2.
+        status.entry("currentReplicas").or_insert_with(|| 0.into());
         // Conditions are the same in both versions.
         let conditions = status.remove("conditions");
         carried.extend(
@@ -532,7 +487,8 @@ fn to_v2(hpa: &mut Value) {
         }
     }
     fn list<T: DeserializeOwned>(carried: &Map<String, Value>, name: &str) -> Option<Vec<T>> {
-        serde_json::from_str(carried.get(name)?.as_str()?).ok()
+        let items = serde_json::from_str(carried.get(name)?.as_str()?).ok()?;
+        serde_json::from_value(without_nulls(items)).ok()
     }
     if let Some(spec) = object(hpa, "spec") {
         let others: Vec<MetricSpec> = list(&carried, METRICS).unwrap_or_default();
@@ -541,10 +497,12 @@ fn to_v2(hpa: &mut Value) {
             let target = json!({"type": "Utilization", "averageUtilization": percent});
             json!({"type": "Resource", "resource": {"name": "cpu", "target": target}})
         }));
-        if !metrics.is_empty() {
-            spec.insert("metrics".to_owned(), metrics.into());
+        if metrics.is_empty() {
+            // Not among the defaults of v1, which do not know what is carried.
+            metrics.push(json!(default_metric()));
         }
-        if let Some(behavior) = carried.get(BEHAVIOR).and_then(Value::as_str).and_then(behavior) {
+        spec.insert("metrics".to_owned(), metrics.into());
+        if let Some(behavior) = carried.get(BEHAVIOR).and_then(Value::as_str).and_then(behavior::read) {
             spec.insert("behavior".to_owned(), json!(behavior));
         }
     }
@@ -686,6 +644,18 @@ mod tests {
     }
 
     #[test]
+    fn null_in_what_is_carried_is_nothing() {
+        let carried = json!([{"type": "Pods", "object": null, "pods": {"metricName": null, "targetAverageValue": "1", "selector": null}}]);
+        let mut hpa = json!({"metadata": {"annotations": {METRICS: carried.to_string()}}, "spec": {}});
+        CONVERSION.to_storage(&mut hpa);
+        let target = json!({"type": "AverageValue", "averageValue": "1"});
+        assert_eq!(
+            hpa["spec"]["metrics"],
+            json!([{"type": "Pods", "pods": {"metric": {"name": ""}, "target": target}}])
+        );
+    }
+
+    #[test]
     fn percentages_of_another_type_reach_the_decoder() {
         for percent in [json!("50"), json!(50.5), json!(3_000_000_000_u64), json!([])] {
             for current in [None, Some("[]")] {
@@ -704,7 +674,7 @@ mod tests {
         let mut hpa = json!({"metadata": {}, "spec": {"targetCPUUtilizationPercentage": null},
             "status": {"currentCPUUtilizationPercentage": null}});
         CONVERSION.to_storage(&mut hpa);
-        assert_eq!((&hpa["spec"], &hpa["status"]), (&json!({}), &json!({})));
+        assert_eq!((&hpa["spec"], &hpa["status"]), (&json!({"metrics": [cpu(80)]}), &json!({})));
     }
 
     #[test]
@@ -714,7 +684,7 @@ mod tests {
             "status": {"currentMetrics": [{"resource": 7}, now.0]}});
         CONVERSION.from_storage(&mut hpa);
         assert_eq!(hpa["spec"], json!({"maxReplicas": 3, "targetCPUUtilizationPercentage": 80}));
-        assert_eq!(hpa["status"], json!({"currentCPUUtilizationPercentage": 12}));
+        assert_eq!(hpa["status"], json!({"currentReplicas": 0, "currentCPUUtilizationPercentage": 12}));
         assert_eq!(carried(&hpa, METRICS), json!([memory.1]));
         assert_eq!(carried(&hpa, CURRENT_METRICS), json!([now.1]));
     }
@@ -727,22 +697,6 @@ mod tests {
             CONVERSION.from_storage(&mut hpa);
             CONVERSION.to_storage(&mut hpa);
             assert_eq!(hpa["spec"]["metrics"], of("AverageValue"), "{kind}");
-        }
-    }
-
-    #[test]
-    fn behavior_is_read_in_any_case_of_letters() {
-        let expected = json!({"scaleDown": {"selectPolicy": "Disabled", "policies": [{"type": "Percent", "value": 10, "periodSeconds": 60}]}});
-        for text in [
-            r#"{"ScaleDown":{"SelectPolicy":"Disabled","Policies":[{"Type":"Percent","Value":10,"PeriodSeconds":60}]}}"#,
-            r#"{"scaleDown":{"selectPolicy":"Disabled","policies":[{"type":"Percent","value":10,"periodSeconds":60}]},"more":1}"#,
-        ] {
-            assert_eq!(json!(behavior(text)), expected, "{text}");
-        }
-        for text in
-            ["", "{}", "[]", "null", r#"{"ScaleUp":null}"#, r#"{"ScaleUp":{"Tolerance":"much"}}"#, r#"{"ScaleUp":7}"#]
-        {
-            assert_eq!(behavior(text), None, "{text}");
         }
     }
 
@@ -761,7 +715,8 @@ mod tests {
             let mut hpa = json!({"apiVersion": "autoscaling/v1", "metadata": {"name": "a", "annotations": annotations},
                 "spec": {"maxReplicas": 3}, "status": {}});
             CONVERSION.to_storage(&mut hpa);
-            let expected = json!({"apiVersion": "autoscaling/v2", "metadata": {"name": "a"}, "spec": {"maxReplicas": 3}, "status": {}});
+            let expected = json!({"apiVersion": "autoscaling/v2", "metadata": {"name": "a"},
+                "spec": {"maxReplicas": 3, "metrics": [cpu(80)]}, "status": {}});
             assert_eq!(hpa, expected, "{text}");
         }
     }

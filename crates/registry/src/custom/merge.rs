@@ -107,7 +107,7 @@ mod tests {
             .unwrap(),
         );
         let now = jiff::Timestamp::UNIX_EPOCH;
-        let writer = Writer { manager, api_version: "e.com/v1", subresource: "", now };
+        let writer = Writer { manager, api_version: "e.com/v1", versions: None, subresource: "", now };
         apply(live, &config, &root("K", &schema), &writer, force, &[]).map_err(|error| error.to_string())
     }
 

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::Writer;
 use super::managed::{ANCIENT, MAX_UPDATERS};
 use super::set::{FieldSet, write_string};
+use super::versions::Elsewhere;
 use crate::scan;
 
 const UPDATE: &str = "Update";
@@ -56,13 +57,20 @@ impl<'a> ManagedText<'a> {
         }
     }
 
-    /// `changed` is the writer's from now on; nobody owns what is `removed` any more.
-    pub(super) fn keep(&mut self, writer: &Writer<'_>, changed: FieldSet, removed: &FieldSet) {
+    /// The version of each entry.
+    pub(super) fn versions(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| &*entry.api_version)
+    }
+
+    /// `changed` is the writer's from now on; nobody owns what is `removed` any more. What that is to those who wrote in other
+    /// versions is said `elsewhere`.
+    pub(super) fn keep(&mut self, writer: &Writer<'_>, changed: FieldSet, removed: &FieldSet, elsewhere: &Elsewhere) {
         let mine = self.entries.iter().position(|entry| entry.is_of(writer));
         for (at, entry) in self.entries.iter_mut().enumerate() {
+            let (changed, removed) = elsewhere.of(&entry.api_version).unwrap_or((&changed, removed));
             // What the writer owns and writes again it keeps.
             if Some(at) != mine {
-                entry.withdraw(&changed);
+                entry.withdraw(changed);
             }
             entry.withdraw(removed);
         }

@@ -5,7 +5,8 @@
 //! change what others own unless forced. [`update`] records owners for every other kind of write.
 //! The algorithm is structured-merge-diff's (v6): `walk` compares and merges values by their schema,
 //! `set` holds field sets, `managed` reads and writes the entries. Plain writes, which are nearly all there are, compare
-//! texts (`raw`), or read one if the object is new (`created`), and change those of the entries (`managed_text`).
+//! texts (`raw`), or read one if the object is new (`created`), and change those of the entries (`managed_text`). A write is held
+//! against the fields of others in the version that they wrote in (`versions`).
 
 mod created;
 mod last_applied;
@@ -13,9 +14,11 @@ mod managed;
 mod managed_text;
 mod raw;
 mod set;
+mod versions;
 mod walk;
 
 pub use set::FieldSet;
+pub use versions::Versions;
 
 use std::borrow::Cow;
 
@@ -28,6 +31,7 @@ use crate::schema::Struct;
 use crate::status::StatusCause;
 use managed::{Entry, Managed, Operation};
 use managed_text::ManagedText;
+use versions::Elsewhere;
 use walk::Emptied;
 
 /// Who writes, as what, and when.
@@ -37,6 +41,8 @@ pub struct Writer<'a> {
     pub manager: &'a str,
     /// Of the object as the client sent it.
     pub api_version: &'a str,
+    /// Those that others may have written in; none if there is only one.
+    pub versions: Option<&'a dyn Versions>,
     /// Empty for the main resource.
     pub subresource: &'a str,
     pub now: Timestamp,
@@ -143,15 +149,18 @@ pub fn apply(
         set.remove_field(field);
     }
     let mine = managed.position(writer, Operation::Apply);
-    let last = mine.map(|at| std::mem::take(&mut managed.entries[at].set));
+    let last = mine.map(|at| (managed.entries[at].api_version.clone(), std::mem::take(&mut managed.entries[at].set)));
     let mine = mine.unwrap_or_else(|| {
         managed.entries.push(Entry::new(writer, Operation::Apply));
         managed.entries.len() - 1
     });
     managed.entries[mine].set = set;
     managed.entries[mine].api_version = writer.api_version.to_owned();
-    let new = match last.filter(|last| !last.is_empty()) {
-        Some(last) => prune(merged, &managed, &last, schema),
+    let new = match last.filter(|(_, last)| !last.is_empty()) {
+        Some((version, last)) => match versions::prune(&merged, &managed, (&version, &last), writer) {
+            Some(pruned) => pruned,
+            None => prune(merged, &managed, &last, schema),
+        },
         None => merged,
     };
 
@@ -160,9 +169,12 @@ pub fn apply(
         changes.ignore(field);
     }
     let (changed, removed) = changes.split();
+    let others = managed.entries.iter().map(|entry| entry.api_version.as_str());
+    let elsewhere = Elsewhere::new((&live_fields, &new), others, writer, ignored);
     let mut disputes: Vec<(String, FieldSet)> = Vec::new();
     for (_, entry) in managed.entries.iter_mut().enumerate().filter(|&(i, _)| i != mine) {
-        let disputed = entry.set.intersection(&changed);
+        let (changed, removed) = elsewhere.of(&entry.api_version).unwrap_or((&changed, &removed));
+        let disputed = entry.set.intersection(changed);
         if !disputed.is_empty() {
             if !force {
                 disputes.push((entry.describe(), disputed));
@@ -170,7 +182,7 @@ pub fn apply(
             }
             entry.set.subtract(&disputed);
         }
-        entry.set.subtract(&removed);
+        entry.set.subtract(removed);
     }
     if !disputes.is_empty() {
         // What kubectl has applied without a manager is its own.
@@ -265,8 +277,9 @@ pub fn update<'a>(
     let mut changes = raw::compare(write.live, write.new, schema, write.ignored)?;
     changes.forget_managed_fields();
     let (changed, removed) = changes.split();
-    if !changed.is_empty() || !removed.is_empty() {
-        managed_text.keep(writer, changed, &removed);
+    let elsewhere = Elsewhere::of_texts(&write, managed_text.versions(), writer);
+    if !changed.is_empty() || !removed.is_empty() || !elsewhere.is_empty() {
+        managed_text.keep(writer, changed, &removed, &elsewhere);
     }
     managed_text.close(text)
 }

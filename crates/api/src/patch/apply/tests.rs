@@ -10,7 +10,7 @@ use crate::schema::of;
 const NOW: &str = "2026-01-01T00:00:00Z";
 
 fn writer(manager: &str) -> Writer<'_> {
-    Writer { manager, api_version: "apps/v1", subresource: "", now: NOW.parse().unwrap() }
+    Writer { manager, api_version: "apps/v1", versions: None, subresource: "", now: NOW.parse().unwrap() }
 }
 
 fn deployment(replicas: u32, containers: Value) -> Value {

@@ -168,7 +168,7 @@ async fn mutate(
         false if attributes.has_own_kind() => {
             patch::apply_configuration(&object, value, &Struct::new("", Vec::new()).open(true))?
         }
-        false => patch::apply_configuration(&object, value, &resource.strategy.schema())?,
+        false => patch::apply_configuration(&object, value, &resource.schema())?,
     };
     let new = stored(attributes, resource, patched, &**before).await?;
     let changed = !new.same(&**before);

@@ -131,9 +131,7 @@ fn kinds(registry: &Registry, constraints: Option<&MatchResources>) -> BTreeMap<
         for group in groups {
             for version in versions {
                 let rows = resources.iter().filter_map(|resource| registry.find(group, version, resource));
-                kinds.extend(
-                    rows.map(|row| (format!("{}, Kind={}", row.api_version(), row.kind), row.strategy.typed_schema())),
-                );
+                kinds.extend(rows.map(|row| (format!("{}, Kind={}", row.api_version(), row.kind), row.typed_schema())));
             }
         }
     }
