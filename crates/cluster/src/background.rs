@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::options::Options;
+use crate::path_value::whole;
 use crate::pki::private_dir;
 use crate::progress;
 
@@ -70,7 +71,7 @@ pub(crate) fn start(options: &Options, words: &[OsString], secrets: &[&str]) -> 
 pub(crate) fn start_again(options: &Options, command: &str, secrets: &[&str]) -> Result<()> {
     let mut words = vec![command.into(), DETACHED.into(), "--name".into(), options.name.clone().into()];
     for (flag, dir) in [("--data-dir", &options.data_dir), ("--run-dir", &options.run_dir)] {
-        words.extend([flag.into(), dir.clone().into_os_string()]);
+        words.extend([flag.into(), whole(dir)?.into_os_string()]);
     }
     start(options, &words, secrets)
 }

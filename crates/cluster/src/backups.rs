@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::etcd::{Etcd, PREFIX, TRANSFER};
 use crate::options::Options;
+use crate::path_value::path_or_empty;
 use crate::pki::private_dir;
 use crate::s3::{Bucket, Place, S3Flags};
 
@@ -37,7 +37,7 @@ const CARRIED: &str = "backup-carried";
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct BackupFlags {
     /// Directory for regular backups of the store while the cluster runs; an empty value turns them off (default: none)
-    #[arg(long, value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    #[arg(long, value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -84,9 +84,6 @@ impl BackupFlags {
             (None, None) => return Ok(None),
             (Some(_), Some(_)) => {
                 bail!("--backup-dir and --backup-s3-endpoint: copies go to one place; an empty value ends the other")
-            }
-            (Some(dir), None) if dir.is_relative() => {
-                bail!("--backup-dir={} must be a whole path: the cluster is resumed from anywhere", dir.display())
             }
             (Some(dir), None) => Target::Dir(dir),
             (None, Some(place)) => Target::S3(place),
@@ -381,7 +378,6 @@ mod tests {
         assert_eq!(schedule(flags("/b", None, None), Some("/registry")).unwrap().unwrap(), usual);
         assert_eq!((usual.interval, usual.keep), (USUAL_INTERVAL, 5));
         for (wrong, prefix, why) in [
-            (flags("b", None, None), none, "whole path"),
             (flags("/b", None, None), Some("/two"), "--etcd-prefix is /two"),
             (flags("/b", Some("5s"), None), none, "--backup-interval=5s"),
             (flags("/b", Some("often"), None), none, "--backup-interval=often"),

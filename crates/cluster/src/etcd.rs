@@ -13,6 +13,7 @@ use store::transfer::Transfer;
 use store::{Compare, Op, Relocated, Store, Txn};
 
 use crate::ca_hash::CaHash;
+use crate::path_value::path_or_empty;
 
 /// What keys begin with in this program, whatever they begin with in etcd.
 pub(crate) const ROOT: &str = "/registry/";
@@ -34,15 +35,15 @@ pub(crate) struct Etcd {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub etcd_servers: Vec<String>,
     /// File with the CA of the etcd members
-    #[arg(long, requires = "etcd_servers")]
+    #[arg(long, requires = "etcd_servers", value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_cafile: Option<PathBuf>,
     /// File with the client certificate for etcd
-    #[arg(long, requires = "etcd_keyfile")]
+    #[arg(long, requires = "etcd_keyfile", value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_certfile: Option<PathBuf>,
     /// File with the key of that certificate
-    #[arg(long, requires = "etcd_certfile")]
+    #[arg(long, requires = "etcd_certfile", value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_keyfile: Option<PathBuf>,
     /// Prefix of the keys of this cluster in etcd (default: /registry)
@@ -71,11 +72,6 @@ impl Etcd {
 
     /// What makes no sense is refused before anything is started.
     pub(crate) fn check(&self) -> Result<()> {
-        for (flag, file) in self.files() {
-            if file.is_relative() {
-                bail!("--{flag}={} must be a whole path: the cluster is resumed from anywhere", file.display());
-            }
-        }
         if self.etcd_prefix.is_some() && !self.is_used() {
             bail!("--etcd-prefix is of no use without --etcd-servers");
         }
@@ -98,8 +94,9 @@ impl Etcd {
 
     pub(crate) fn options(&self) -> store::etcd::Options {
         let mut options = store::etcd::Options::new(self.etcd_servers.clone());
-        options.tls = self.etcd_cafile.clone().map(|ca| {
-            let identity = self.etcd_certfile.clone().zip(self.etcd_keyfile.clone());
+        let named = |file: &Option<PathBuf>| file.clone().filter(|file| !file.as_os_str().is_empty());
+        options.tls = named(&self.etcd_cafile).map(|ca| {
+            let identity = named(&self.etcd_certfile).zip(named(&self.etcd_keyfile));
             Tls { ca, identity }
         });
         options
@@ -209,7 +206,6 @@ mod tests {
             etcd.check().map_err(|error| error.to_string())
         };
         assert_eq!(with(|etcd| etcd.etcd_cafile = Some("/ca.crt".into())), Ok(()));
-        assert!(with(|etcd| etcd.etcd_cafile = Some("ca.crt".into())).unwrap_err().contains("whole path"));
         assert!(with(|etcd| etcd.etcd_servers = vec!["127.0.0.1:2379".into()]).unwrap_err().contains("http://"));
         let lonely = |etcd: &mut Etcd| (etcd.etcd_servers, etcd.etcd_prefix) = (Vec::new(), Some("/a".into()));
         assert!(with(lonely).unwrap_err().contains("of no use"));

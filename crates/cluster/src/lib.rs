@@ -47,6 +47,7 @@ mod node_network;
 mod node_roles;
 pub mod nodes;
 mod options;
+mod path_value;
 mod pki;
 pub mod preflight;
 mod progress;

@@ -35,6 +35,11 @@ impl Progress {
     }
 }
 
+/// Says what is not as it should be, and keeps nobody from going on.
+pub(crate) fn note(text: &str) {
+    say(&format!(" ! {text}"));
+}
+
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // A closed pipe means that `cox up` has gone: the cluster runs on.

@@ -1,12 +1,11 @@
 //! Where the history of metrics goes besides the server's own file.
 
-use std::fs::File;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
 use apiserver::RemoteWrite;
-use clap::builder::{OsStringValueParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
+
+use crate::path_value::path_or_empty;
 
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
@@ -17,12 +16,7 @@ pub(crate) struct RemoteWriteFlags {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) history_remote_write_url: Option<String>,
     /// Kubeconfig file with the place of that endpoint, the authorities that vouch for it, and credentials
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "history_remote_write_url",
-        value_parser = OsStringValueParser::new().map(PathBuf::from)
-    )]
+    #[arg(long, value_name = "FILE", conflicts_with = "history_remote_write_url", value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) history_remote_write_config_file: Option<PathBuf>,
 }
@@ -43,13 +37,6 @@ impl RemoteWriteFlags {
         file.or_else(|| url.map(RemoteWrite::Url))
     }
 
-    /// For whoever names the file just now. What was named once and is gone does not keep a cluster from starting.
-    pub(crate) fn refuse_unreadable(&self) -> Result<()> {
-        let Some(file) = self.file() else { return Ok(()) };
-        let opened = File::open(file).with_context(|| file.display().to_string());
-        opened.map(drop).context("--history-remote-write-config-file")
-    }
-
     fn file(&self) -> Option<&PathBuf> {
         self.history_remote_write_config_file.as_ref().filter(|file| !file.as_os_str().is_empty())
     }
@@ -58,18 +45,6 @@ impl RemoteWriteFlags {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_file_that_is_named_is_there() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("f");
-        let flags = RemoteWriteFlags { history_remote_write_config_file: Some(file.clone()), ..Default::default() };
-        let refused = flags.refuse_unreadable().unwrap_err();
-        assert!(format!("{refused:#}").contains("--history-remote-write-config-file"));
-        std::fs::write(&file, "").unwrap();
-        flags.refuse_unreadable().unwrap();
-        RemoteWriteFlags::default().refuse_unreadable().unwrap();
-    }
 
     #[test]
     fn one_target_takes_the_place_of_the_other() {

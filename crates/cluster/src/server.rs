@@ -56,6 +56,7 @@ pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
     }
     import::refuse_unfinished(&options)?;
     let flags = members::completed(flags.over(Flags::remembered(&options)?)?, &options)?.settled()?;
+    flags.check_files()?;
     flags.remember(&options)?;
     let shape = flags.shape()?;
     let mut components = Components::new();
@@ -427,9 +428,9 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     config.history_file = Some(options.history_file());
     config.programs_dir = Some(options.programs_dir());
     config.history_remote_write = shape.history_remote_write.clone();
-    if let Some(path) = &shape.tracing_config_file {
-        config.tracing = Some(apiserver::TracingConfiguration::load(path)?);
-    }
+    // What is wrong with it was told before (`Flags::check_files`).
+    let traces = shape.tracing_config_file.as_deref().map(apiserver::TracingConfiguration::load);
+    config.tracing = traces.and_then(|loaded| loaded.ok());
     config.bind = (shape::everywhere(shape.node_ips.iter().copied()), shape.secure_port).into();
     config.advertise_address = Some(node_ip);
     config.tls_cert_file = Some(pki.certificate("apiserver"));

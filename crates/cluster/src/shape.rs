@@ -21,6 +21,7 @@ use crate::etcd::Etcd;
 use crate::ha::Ha;
 use crate::node_address;
 use crate::options::Options;
+use crate::path_value::path_or_empty;
 use crate::pki::{LEAF_LIFETIME, write_private};
 use crate::remote_write::RemoteWriteFlags;
 
@@ -110,8 +111,8 @@ pub(crate) struct Flags {
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub load_balancer: Option<bool>,
     /// File with the tracing configuration of the API server (TracingConfiguration): traces of all components of this machine
-    /// go to its collector
-    #[arg(long, value_name = "FILE")]
+    /// go to its collector; an empty value ends it
+    #[arg(long, value_name = "FILE", value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing_config_file: Option<PathBuf>,
     /// Additional names and addresses of the API server, for its certificate
@@ -142,7 +143,7 @@ pub(crate) struct Machine {
     #[arg(long)]
     pub kubelet_port: Option<u16>,
     /// File with mirrors and credentials of image registries (default: /etc/cox/registries.yaml)
-    #[arg(long)]
+    #[arg(long, value_parser = path_or_empty())]
     pub registries: Option<PathBuf>,
     /// Labels that the node gets when it registers (key=value)
     #[arg(long, value_delimiter = ',', value_name = "LABEL")]
@@ -305,6 +306,7 @@ impl Flags {
     /// Writes down what would otherwise follow the machine or this program: it must be the same at the next start.
     pub(crate) fn settled(mut self) -> Result<Flags> {
         self.make_paths_whole()?;
+        self.drop_empty_paths();
         let shape = self.shape()?;
         self.machine.node_name = Some(shape.node_name);
         self.cluster_cidr = Some(shape.cluster_cidr);
@@ -534,7 +536,8 @@ impl Machine {
     }
 
     pub(crate) fn registries(&self) -> PathBuf {
-        self.registries.clone().unwrap_or_else(|| "/etc/cox/registries.yaml".into())
+        let named = self.registries.clone().filter(|path| !path.as_os_str().is_empty());
+        named.unwrap_or_else(|| "/etc/cox/registries.yaml".into())
     }
 }
 

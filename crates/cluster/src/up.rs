@@ -12,6 +12,7 @@ use crate::background::{DETACHED, Ground};
 use crate::cluster_file::{ClusterFile, from_anywhere};
 #[cfg(test)]
 use crate::component_configs::ComponentConfigs;
+use crate::flag_paths::with_whole_dirs;
 use crate::join::Membership;
 use crate::lock::Lock;
 use crate::options::Options;
@@ -73,6 +74,7 @@ async fn run_main(args: Args) -> Result<()> {
     if let Some(member) = Membership::load(&args.options)? {
         bail!("this machine is a node of {}: 'cox join' resumes it, 'cox delete' makes room", member.server);
     }
+    args.flags.refuse_unreadable()?;
     if args.ground.stays()? {
         return server::run(args.options, args.flags).await;
     }
@@ -84,9 +86,8 @@ async fn run_main(args: Args) -> Result<()> {
         }
         None => {
             // Refused here rather than in a log.
-            args.flags.clone().over(Flags::remembered(&args.options)?)?.shape()?;
-            args.flags.remote_write.refuse_unreadable()?;
-            let words = args.flags.clone().with_whole_paths(words)?;
+            args.flags.clone().over(Flags::remembered(&args.options)?)?.settled()?;
+            let words = with_whole_dirs(&args.options, args.flags.clone().with_whole_paths(words)?)?;
             let words: Vec<_> = words.into_iter().chain([DETACHED.into()]).collect();
             background::start(&args.options, &words, &[])?;
         }

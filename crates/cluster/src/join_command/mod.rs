@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 
 use crate::background::Ground;
 use crate::ca_hash::CaHash;
+use crate::flag_paths::{ETCD_BINARY, REGISTRIES};
 use crate::join::discovery::{Cluster, discover};
 use crate::join::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig};
 use crate::join::server_keys::ServerKey;
@@ -20,6 +21,7 @@ use crate::join::token::Token;
 use crate::join::{enrolment, server_keys};
 use crate::lock::Lock;
 use crate::options::Options;
+use crate::path_value::{readable, whole};
 use crate::pki::{Pki, private_dir, write_private};
 use crate::settings::Settings;
 use crate::shape::{self, Machine};
@@ -63,6 +65,19 @@ pub struct Args {
     ground: Ground,
 }
 
+impl Args {
+    /// Files that are named are there before anything is changed.
+    fn check_files(&self) -> Result<()> {
+        let registries = self.machine.registries.as_ref().filter(|path| !path.as_os_str().is_empty());
+        for (flag, path) in [(REGISTRIES, registries), (ETCD_BINARY, self.etcd_binary.as_ref())] {
+            if let Some(path) = path {
+                readable(path).with_context(|| format!("{flag}={}", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
     Box::pin(run_main(args))
 }
@@ -78,8 +93,14 @@ async fn run_main(args: Args) -> Result<()> {
         bail!("{} holds a cluster: 'cox delete' makes room", options.data_dir.display());
     }
     match (&args.server, Membership::load(options)?) {
-        (Some(server), None) if args.as_server => return become_server(&args, server).await,
-        (Some(server), None) => enrol(&args, server).await?,
+        (Some(server), None) if args.as_server => {
+            args.check_files()?;
+            return become_server(&args, server).await;
+        }
+        (Some(server), None) => {
+            args.check_files()?;
+            enrol(&args, server).await?;
+        }
         (Some(_), Some(member)) => {
             bail!("this machine is a node of {}: 'cox join' resumes it, 'cox delete' makes room", member.server)
         }
@@ -172,7 +193,7 @@ async fn settings(machine: &Machine, options: &Options, cluster: &Cluster, first
         second_address: addresses.get(1).copied(),
         kubelet_port: machine.kubelet_port(),
         cluster: common,
-        registries: machine.registries(),
+        registries: whole(&machine.registries())?,
         images_dir: options.images_dir(),
         also_behind: Vec::new(),
         asks_for_certificate: true,

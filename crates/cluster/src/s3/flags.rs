@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::sign::Credentials;
+use crate::path_value::path_or_empty;
 
 const MAX_BYTES: u64 = 64 << 10;
 const USUAL_REGION: &str = "us-east-1";
@@ -32,11 +33,11 @@ pub(crate) struct S3Flags {
     pub backup_s3_region: Option<String>,
     /// File with the credentials in AWS format (aws_access_key_id = …, aws_secret_access_key = …); only root may read it
     /// (default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the environment)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_credentials: Option<PathBuf>,
     /// File with the CA of the endpoint (default: the system's)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backup_s3_ca: Option<PathBuf>,
     /// Whether the bucket is part of the host name instead of the path (default: false)
@@ -108,14 +109,6 @@ impl S3Flags {
         if !(3..=63).contains(&bucket.len()) || !bucket.bytes().all(is_usual) {
             bail!("--backup-s3-bucket={bucket}: a bucket has 3 to 63 lower-case letters, digits, dots and hyphens");
         }
-        for (flag, file) in [("credentials", &self.backup_s3_credentials), ("ca", &self.backup_s3_ca)] {
-            if let Some(file) = file.as_ref().filter(|file| file.is_relative()) {
-                bail!(
-                    "--backup-s3-{flag}={} must be a whole path: the cluster is resumed from anywhere",
-                    file.display()
-                );
-            }
-        }
         let prefix = self.backup_s3_prefix.clone().unwrap_or_default();
         if prefix.starts_with('/') || prefix.len() > 512 {
             bail!("--backup-s3-prefix={prefix}: is short, and does not begin with a slash");
@@ -134,10 +127,15 @@ impl S3Flags {
             region: self.backup_s3_region.clone().unwrap_or_else(|| USUAL_REGION.to_owned()),
             name: format!("{endpoint}/{bucket}/{prefix}"),
             prefix,
-            authority: self.backup_s3_ca.clone(),
-            credentials: self.backup_s3_credentials.clone(),
+            authority: named(&self.backup_s3_ca),
+            credentials: named(&self.backup_s3_credentials),
         }))
     }
+}
+
+/// The file, unless an empty value says that there is none.
+fn named(file: &Option<PathBuf>) -> Option<PathBuf> {
+    file.clone().filter(|file| !file.as_os_str().is_empty())
 }
 
 impl Place {
@@ -222,7 +220,6 @@ mod tests {
             (flags("https://s3.example/copies"), "have flags of their own"),
             (S3Flags { backup_s3_bucket: Some("A/b".into()), ..flags("https://h") }, "lower-case letters"),
             (S3Flags { backup_s3_prefix: Some("/a".into()), ..flags("https://h") }, "begin with a slash"),
-            (S3Flags { backup_s3_ca: Some("ca.crt".into()), ..flags("https://h") }, "whole path"),
         ] {
             let error = wrong.place().unwrap_err().to_string();
             assert!(error.contains(why) && !error.contains("key:secret"), "{error}");

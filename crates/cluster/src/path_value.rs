@@ -1,0 +1,28 @@
+//! What flags that name files are read as.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::builder::{OsStringValueParser, TypedValueParser, ValueParser};
+
+/// Of a flag that may be empty.
+pub(crate) fn path_or_empty() -> ValueParser {
+    ValueParser::new(OsStringValueParser::new().map(PathBuf::from))
+}
+
+/// A path that leads to the same file from anywhere.
+pub(crate) fn whole(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).with_context(|| path.display().to_string())
+}
+
+/// What comes through a pipe is not read before its time.
+pub(crate) fn readable(path: &Path) -> io::Result<()> {
+    let kind = fs::metadata(path)?.file_type();
+    match (kind.is_file(), kind.is_dir()) {
+        (true, _) => File::open(path).map(drop),
+        (_, true) => Err(ErrorKind::IsADirectory.into()),
+        _ => Ok(()),
+    }
+}
