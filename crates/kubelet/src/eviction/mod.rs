@@ -21,11 +21,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gc;
 use crate::kubelet::Kubelet;
-use crate::node::machine::{max_processes, node_memory};
+use crate::node::machine::max_processes;
+use crate::node::memory;
 use crate::state;
 use crate::status::Ended;
 use crate::thresholds::{self, Observations, Observed, Pressure, Signal, Threshold};
 use crate::usage::{self, PodUsage};
+use crate::volumes::blocking;
 use crate::worker::Workers;
 
 pub(crate) use rank::is_critical;
@@ -136,9 +138,12 @@ impl Eviction {
     async fn observe(&self, watched: Watched) -> Observations {
         let mut seen = Observations::new();
         if watched == Watched::MemoryAndProcesses {
-            seen.extend(
-                node_memory().map(|(capacity, available)| (Signal::MemoryAvailable, Observed { available, capacity })),
-            );
+            let cgroups = self.kubelet.cgroups.clone();
+            let memory = blocking(move || Ok(memory::read(cgroups.as_ref()))).await.ok().flatten();
+            seen.extend(memory.map(|memory| {
+                let observed = Observed { available: memory.available, capacity: memory.capacity };
+                (Signal::MemoryAvailable, observed)
+            }));
             seen.extend(processes());
             return seen;
         }

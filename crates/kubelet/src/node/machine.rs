@@ -32,7 +32,7 @@ impl Machine {
         Ok(Machine {
             ips: if node_ips.is_empty() { vec![default_ip()] } else { node_ips.to_vec() },
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
-            memory: node_memory().context("/proc/meminfo does not say how much memory there is")?.0,
+            memory: node_memory().context("/proc/meminfo does not say how much memory there is")?,
             disk: disk(root_dir).with_context(|| format!("no file system at {}", root_dir.display()))?.0,
             system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
             machine_id,
@@ -54,11 +54,10 @@ pub(crate) fn thermal_paths(cpus: &Path) -> Vec<String> {
     paths.map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
-/// Memory of the node: all of it, and what could be had. None when the kernel does not say.
-pub(crate) fn node_memory() -> Option<(u64, u64)> {
+/// All memory of the node. None when the kernel does not say.
+pub(crate) fn node_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let (total, available) = (meminfo_bytes(&meminfo, "MemTotal"), meminfo_bytes(&meminfo, "MemAvailable"));
-    (total > 0).then_some((total, available))
+    Some(meminfo_bytes(&meminfo, "MemTotal")).filter(|total| *total > 0)
 }
 
 /// How many processes and threads there can be at once. None when the kernel does not say.

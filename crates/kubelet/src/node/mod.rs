@@ -4,6 +4,7 @@
 //! when something changed, and every few minutes anyway; the Lease every ten seconds says "alive".
 
 pub(crate) mod machine;
+pub(crate) mod memory;
 pub(crate) mod status;
 
 use std::sync::Arc;

@@ -15,10 +15,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::cadvisor::{self, Interface, NodeMemory, Pressure, Pressures, Stall};
+use super::cadvisor::{self, Interface, Pressure, Pressures, Stall};
 use super::{Server, json as answer, text};
 use crate::kubelet::Kubelet;
 use crate::node::machine::disk;
+use crate::node::memory::NodeMemory;
 use crate::state::{self, label};
 use crate::usage::{self, PodUsage, Space};
 use crate::volumes::blocking;

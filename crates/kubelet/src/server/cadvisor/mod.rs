@@ -18,7 +18,7 @@ use cri::v1;
 use http::Response;
 use jiff::Timestamp;
 
-pub(super) use self::node::{NodeMemory, figures, read as read_node};
+pub(super) use self::node::{figures, read as read_node};
 use self::processes::Processes;
 use self::sample::{Disk, Io, IoCost, Sample, Traffic};
 pub(super) use self::sample::{Interface, Pressure, Pressures, Stall, all_interfaces};
@@ -73,7 +73,7 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
     let Some(cgroups) = server.kubelet.cgroups.clone() else {
         return failed(&"the kubelet keeps no cgroups of pods (--cgroups-per-qos=false), so there is nothing to read");
     };
-    let Some((memory, _)) = node_memory() else { return failed(&"the kernel does not say what the node has") };
+    let Some(memory) = node_memory() else { return failed(&"the kernel does not say what the node has") };
     let pods = subjects(server, &cgroups, &containers, &sandboxes, &stats);
     let root = server.kubelet.settings.root_dir.clone();
     let now = server.kubelet.clock.now();

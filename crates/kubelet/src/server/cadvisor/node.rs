@@ -1,11 +1,12 @@
 //! What the whole node uses: the figures of the root cgroup, as cAdvisor has them. Where version 2 has no file for the root, they
-//! are put together from what the kernel counts elsewhere.
+//! are put together from what the kernel counts elsewhere. Those of memory are [`crate::node::memory`]'s.
 
 use super::read_file;
 use super::sample::{Sample, TICKS_PER_SECOND};
 use crate::cgroups::Cgroups;
 use crate::kubelet::Kubelet;
 use crate::node::machine::meminfo_bytes;
+use crate::node::memory::{self, NodeMemory, RootMemory};
 use crate::volumes::blocking;
 
 /// For `/stats/summary` and `/metrics/resource`. What the kernel does not count is none.
@@ -14,18 +15,6 @@ pub(in crate::server) struct NodeFigures {
     /// Time of all processors, in nanoseconds.
     pub(in crate::server) cpu: u64,
     pub(in crate::server) memory: NodeMemory,
-}
-
-/// In bytes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(in crate::server) struct NodeMemory {
-    pub(in crate::server) usage: u64,
-    pub(in crate::server) working_set: u64,
-    /// What is not in the working set.
-    pub(in crate::server) available: u64,
-    pub(in crate::server) rss: Option<u64>,
-    pub(in crate::server) page_faults: Option<u64>,
-    pub(in crate::server) major_page_faults: Option<u64>,
 }
 
 /// The texts of `/proc/stat` and `/proc/meminfo`.
@@ -64,11 +53,10 @@ pub(super) fn complete(root: &mut Sample, machine: &Machine) {
         root.cpu_seconds.get_or_insert(all);
     }
     let (total, swap) = (machine.bytes("MemTotal"), meminfo_bytes(&machine.meminfo, "SwapTotal"));
-    // As version 1 counts what is in use (`rootStatsFromMeminfo` of libcontainer).
-    let in_use = || Some(root.rss?.saturating_add(root.cache?));
-    let taken = || Some(total?.saturating_sub(machine.bytes("MemAvailable")?));
-    root.usage = root.usage.or_else(in_use).or_else(taken);
-    root.working_set = root.usage.map(|usage| usage.saturating_sub(root.inactive_file.unwrap_or_default()));
+    let Sample { usage, rss, cache, inactive_file, .. } = *root;
+    let memory = RootMemory { usage, rss, cache, inactive_file, ..RootMemory::default() };
+    root.usage = memory.usage(&machine.meminfo);
+    root.working_set = memory.working_set(&machine.meminfo);
     root.swap = root.swap.or_else(|| Some(swap.saturating_sub(meminfo_bytes(&machine.meminfo, "SwapFree"))));
     root.memory_limit = total.or(root.memory_limit);
     root.swap_limit = Some(swap);
@@ -86,28 +74,19 @@ pub(in crate::server) async fn figures(kubelet: &Kubelet) -> Option<NodeFigures>
 
 pub(in crate::server) fn read(cgroups: Option<&Cgroups>) -> Option<NodeFigures> {
     // Everything else would be read for nothing: this is asked again and again.
-    const FILES: [&str; 5] = ["cpu.stat", "memory.current", "memory.stat", "cpuacct.usage", "memory.usage_in_bytes"];
+    const FILES: [&str; 2] = ["cpu.stat", "cpuacct.usage"];
     let root = cgroups.map(|cgroups| {
         let read = |controller: &str, file: &str| {
             FILES.contains(&file).then(|| read_file(cgroups, "/", controller, file)).flatten()
         };
         Sample::read(cgroups.is_v2(), &read)
     });
-    from(root.unwrap_or_default(), &Machine::read())
+    Some(NodeFigures { cpu: cpu(root.unwrap_or_default(), &Machine::read())?, memory: memory::read(cgroups)? })
 }
 
-fn from(mut root: Sample, machine: &Machine) -> Option<NodeFigures> {
+fn cpu(mut root: Sample, machine: &Machine) -> Option<u64> {
     complete(&mut root, machine);
-    let (usage, working_set) = root.usage.zip(root.working_set)?;
-    let memory = NodeMemory {
-        usage,
-        working_set,
-        available: machine.bytes("MemTotal")?.saturating_sub(working_set),
-        rss: root.rss,
-        page_faults: root.page_faults,
-        major_page_faults: root.major_page_faults,
-    };
-    Some(NodeFigures { cpu: (root.cpu_seconds? * 1e9) as u64, memory })
+    Some((root.cpu_seconds? * 1e9) as u64)
 }
 
 #[cfg(test)]
@@ -138,15 +117,7 @@ mod tests {
         assert_eq!((root.memory_limit, root.swap_limit), (Some(100 * 1024), Some(8 * 1024)));
         assert_eq!((root.cpu_seconds, root.user_seconds, root.system_seconds), (Some(3.0), Some(2.0), Some(1.0)));
         assert_eq!((root.threads, root.threads_max), (Some(2), Some(0)));
-        let memory = NodeMemory {
-            usage: 61_440,
-            working_set: 51_200,
-            available: 51_200,
-            rss: Some(20_480),
-            page_faults: Some(7),
-            major_page_faults: Some(2),
-        };
-        assert_eq!(from(Sample::read(true, &read), &machine()), Some(NodeFigures { cpu: 3_000_000_000, memory }));
+        assert_eq!(cpu(Sample::read(true, &read), &machine()), Some(3_000_000_000));
     }
 
     #[test]
@@ -157,20 +128,21 @@ mod tests {
             "memory.stat" => Some("total_rss 30000\ntotal_cache 20000\ntotal_inactive_file 1000\n".to_owned()),
             _ => None,
         };
-        let found = from(Sample::read(false, &read), &machine()).unwrap();
-        assert_eq!((found.cpu, found.memory.usage, found.memory.working_set), (4_000_000_000, 50_000, 49_000));
+        let mut root = Sample::read(false, &read);
+        complete(&mut root, &machine());
+        assert_eq!((root.usage, root.working_set), (Some(50_000), Some(49_000)));
+        assert_eq!(cpu(root, &machine()), Some(4_000_000_000));
     }
 
     #[test]
     fn without_cgroups_the_machine_says_it_and_nothing_is_made_up() {
-        let found = from(Sample::default(), &machine()).unwrap();
-        assert_eq!((found.cpu, found.memory.usage, found.memory.available), (2_200_000_000, 40 * 1024, 60 * 1024));
-        assert_eq!(found.memory.rss, None);
-        for (stat, meminfo) in
-            [("", "MemTotal: 1 kB\nMemAvailable: 1 kB\n"), ("cpu  1 1 1 1 1 1 1 1 1 1\n", ""), ("cpu x", "")]
-        {
-            let machine = Machine { stat: stat.to_owned(), meminfo: meminfo.to_owned() };
-            assert_eq!(from(Sample::default(), &machine), None, "{stat:?} {meminfo:?}");
+        let mut root = Sample::default();
+        complete(&mut root, &machine());
+        assert_eq!((root.usage, root.working_set, root.rss), (Some(40 * 1024), Some(40 * 1024), None));
+        assert_eq!(cpu(root, &machine()), Some(2_200_000_000));
+        for stat in ["", "cpu x"] {
+            let machine = Machine { stat: stat.to_owned(), meminfo: String::new() };
+            assert_eq!(cpu(Sample::default(), &machine), None, "{stat:?}");
         }
     }
 }
