@@ -1,7 +1,7 @@
 //! Samples of what nodes and containers have used, and the rates between two of them. The kubelet in this process is asked
 //! by a call, others over connections that are kept. `node_summary` reads what they answer.
 //!
-//! Invariant: nothing is sampled unless somebody asks (the history does so once a minute), and however many ask, each
+//! Invariant: nothing is sampled unless somebody asks (the history does so once a minute or less often), and however many ask, each
 //! node is asked once in [`SAMPLE_INTERVAL`], or a few times more while a pod has just started or more is asked for.
 //! Invariant: a window is shorter than [`MIN_WINDOW`] only for what is known for less than that. A round that comes early
 //! because of one new pod does not shorten the windows of the others.
@@ -24,8 +24,8 @@ use crate::watch_cache::Entry;
 /// An answer this young is given again, and one that lacks a pod which has just started as long as it is this young.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 const NEW_POD_INTERVAL: Duration = Duration::from_secs(2);
-/// An older sample is no beginning of a window.
-const MAX_WINDOW: Duration = Duration::from_secs(90);
+/// An older sample is no beginning of a window for who wants to know how things are now.
+pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(90);
 /// As long as a metrics-server's: less says little about a load that comes and goes. Somewhat less than the 15 seconds
 /// between two looks of an autoscaler, because those do not come to the millisecond.
 const MIN_WINDOW: Duration = Duration::from_secs(14);
@@ -177,6 +177,8 @@ struct Past {
     latest: Option<(Instant, Question)>,
     nodes: BTreeMap<String, NodePast>,
     windows: Arc<BTreeMap<String, Window>>,
+    /// Of the longest of them.
+    length: Duration,
 }
 
 impl Past {
@@ -189,6 +191,8 @@ impl Past {
             self.nodes.insert(name.clone(), past);
             windows.insert(name, window);
         }
+        let rates = windows.values().flat_map(|window| window.node.iter().chain(window.pods.values()));
+        self.length = rates.map(|rates| rates.length).max().unwrap_or_default();
         self.windows = Arc::new(windows);
     }
 }
@@ -218,23 +222,62 @@ impl Question {
     }
 }
 
+/// How often nodes are asked for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rounds {
+    /// What they said last is good enough.
+    None,
+    One,
+    /// There is no beginning of a window.
+    Two,
+}
+
+/// What is known of the latest round.
+#[derive(Debug, Clone, Copy)]
+struct Latest {
+    age: Duration,
+    /// Whether it asked for as much.
+    covers: bool,
+    /// Of the longest window that it ended.
+    length: Duration,
+}
+
+impl Rounds {
+    fn needed(latest: Option<Latest>, longest: Duration, is_complete: impl FnOnce() -> bool) -> Self {
+        let Some(Latest { age, covers, length }) = latest else { return Self::Two };
+        // A window that is too long for this one begins anew with the latest round.
+        let is_short = length <= longest;
+        let is_enough = covers && is_short;
+        match age {
+            age if is_enough && age < NEW_POD_INTERVAL => Self::None,
+            age if is_enough && age < SAMPLE_INTERVAL && is_complete() => Self::None,
+            age if age < longest && (is_short || age >= FIRST_WINDOW) => Self::One,
+            _ => Self::Two,
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Sampler(Mutex<Past>);
 
 impl Sampler {
-    /// What every node used of late, by name of node.
+    /// What every node used of late, by name of node. A window may be as long as `longest`: who asks more seldom than that is
+    /// told of a second.
     pub(crate) async fn windows(
         &self,
         cluster: &Arc<Cluster>,
         question: Question,
+        longest: Duration,
         is_complete: impl Fn(&BTreeMap<String, Window>) -> bool,
     ) -> Arc<BTreeMap<String, Window>> {
         let mut past = self.0.lock().await;
-        let first = match past.latest.map(|(at, asked)| (at.elapsed(), asked.covers(question))) {
-            Some((age, true)) if age < NEW_POD_INTERVAL => return past.windows.clone(),
-            Some((age, true)) if age < SAMPLE_INTERVAL && is_complete(&past.windows) => return past.windows.clone(),
-            Some((age, _)) if age < MAX_WINDOW => None,
-            _ => {
+        let length = past.length;
+        let latest =
+            past.latest.map(|(at, asked)| Latest { age: at.elapsed(), covers: asked.covers(question), length });
+        let first = match Rounds::needed(latest, longest, || is_complete(&past.windows)) {
+            Rounds::None => return past.windows.clone(),
+            Rounds::One => None,
+            Rounds::Two => {
                 let first = sample(cluster, question).await;
                 tokio::time::sleep(FIRST_WINDOW).await;
                 Some(first)
@@ -243,7 +286,6 @@ impl Sampler {
         let latest = sample(cluster, question).await;
         // Nothing is changed before the last round is done: a caller that leaves earlier takes nothing from the others.
         if let Some(first) = first {
-            past.nodes.clear();
             past.advance(first);
         }
         past.advance(latest);
@@ -449,6 +491,36 @@ mod tests {
     fn a_start_that_is_too_old_is_given_up() {
         let found = lengths(&[0, 85, 92], &[("old", 0)]);
         assert_eq!(found[1..], [vec![Some(85), Some(85)], vec![Some(7), Some(7)]]);
+        // Two rounds after a long time.
+        let found = lengths(&[0, 200, 201], &[("old", 0)]);
+        assert_eq!(found[2], [Some(1), Some(1)]);
+    }
+
+    /// The history of many nodes asks every few minutes.
+    #[test]
+    fn who_asks_seldom_is_told_of_all_that_was_between() {
+        let found = lengths(&[0, 240, 480, 481], &[("old", 0)]);
+        assert_eq!(found[1..3], [vec![Some(240), Some(240)], vec![Some(240), Some(240)]]);
+        assert_eq!(found[3], [Some(1), Some(1)], "and nobody else");
+        let seconds = Duration::from_secs;
+        for (latest, longest, is_complete, expected) in [
+            (None, 90, true, Rounds::Two),
+            (Some((1, true, 15)), 90, false, Rounds::None),
+            (Some((1, false, 15)), 90, true, Rounds::One),
+            (Some((9, true, 15)), 90, true, Rounds::None),
+            (Some((9, true, 15)), 90, false, Rounds::One),
+            (Some((89, true, 15)), 90, true, Rounds::One),
+            (Some((120, true, 15)), 90, true, Rounds::Two),
+            (Some((120, true, 240)), 240, true, Rounds::One),
+            (Some((241, false, 240)), 240, true, Rounds::Two),
+            // The history has just asked.
+            (Some((0, true, 240)), 90, true, Rounds::Two),
+            (Some((1, true, 240)), 90, true, Rounds::One),
+        ] {
+            let of = |(age, covers, length)| Latest { age: seconds(age), covers, length: seconds(length) };
+            let found = Rounds::needed(latest.map(of), seconds(longest), || is_complete);
+            assert_eq!(found, expected, "{latest:?} {longest}");
+        }
     }
 
     #[test]

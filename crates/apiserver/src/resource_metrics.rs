@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::accept::{Accept, Encoding, encode_as, is_table};
 use crate::body::Body;
 use crate::body::response;
-use crate::node_usage::{Question, Rates, Usage, Window, is_on};
+use crate::node_usage::{MAX_WINDOW, Question, Rates, Usage, Window, is_on};
 use crate::state::{Operation, State};
 use crate::watch_cache::Entry;
 
@@ -165,7 +165,7 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
         MetricsOf::Nodes => true,
         MetricsOf::Pods => !lacks_new_pod(state, &info.namespace, operation.now, windows),
     };
-    let windows = state.resource_metrics.windows(&state.cluster, Question::CpuAndMemory, is_complete).await;
+    let windows = state.resource_metrics.windows(&state.cluster, Question::CpuAndMemory, MAX_WINDOW, is_complete).await;
     let mut items = measured(state, of, &info.namespace, &windows)?;
     let (accept, now) = (&operation.accept, rfc3339(operation.now));
     let body = if info.verb == registry::Verb::List {

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use crate::history::STEP;
 use crate::history::remote_write::{self, Identity};
 use crate::history::sample::{self, Counted};
-use crate::node_usage::{Question, is_on};
+use crate::node_usage::{MAX_WINDOW, Question, is_on};
 use crate::remote::Remote;
 use crate::state::State;
 
@@ -39,8 +39,12 @@ pub(crate) async fn run(state: Arc<State>) {
         let mut values = sample::of_server(&before, &counted);
         before = counted;
         let nodes = state.caches.get("minions").map_or(0, |cache| cache.snapshot().objects.len());
-        if minute.is_multiple_of(nodes.div_ceil(NODES_A_MINUTE).max(1) as u64) {
-            let windows = state.resource_metrics.windows(&state.cluster, Question::AllButFiles, |_| true).await;
+        let every = minutes_between_questions(nodes);
+        if minute.is_multiple_of(every) {
+            // One question may come late, or stay without an answer.
+            let longest = MAX_WINDOW.max(Duration::from_secs(2 * every * STEP));
+            let windows =
+                state.resource_metrics.windows(&state.cluster, Question::AllButFiles, longest, |_| true).await;
             values.extend(sample::of_nodes(&windows, |node, namespace, pod| runs_on(&state, node, namespace, pod)));
         }
         let left_out = state.history.record(minute, values);
@@ -89,6 +93,11 @@ pub(crate) async fn write_by_file(state: Arc<State>, file: PathBuf) {
     }
 }
 
+/// So that no more than one node is asked in a second.
+fn minutes_between_questions(nodes: usize) -> u64 {
+    nodes.div_ceil(NODES_A_MINUTE).max(1) as u64
+}
+
 /// The minute that comes next, and how long until then.
 fn next_minute(now: Timestamp) -> (u64, Duration) {
     let milliseconds = u64::try_from(now.as_millisecond()).unwrap_or_default();
@@ -105,6 +114,13 @@ fn runs_on(state: &State, node: &str, namespace: &str, pod: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_nodes_are_asked_less_often() {
+        for (nodes, expected) in [(0, 1), (1, 1), (60, 1), (61, 2), (6000, 100)] {
+            assert_eq!(minutes_between_questions(nodes), expected, "{nodes}");
+        }
+    }
 
     #[test]
     fn minutes_begin_on_the_minute() {
