@@ -6,11 +6,10 @@ use api::read::{Fields, Read, Reader};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Method, Request, header};
-use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
-use crate::answer::read_out;
+use crate::answer::{read_list, read_one, read_out};
 use crate::params::{Query, percent_encode};
 use crate::{Client, DeleteParams, Error, ListParams, Patch, WatchStream, WriteParams};
 
@@ -332,7 +331,15 @@ impl Collection {
     fn list<'a>(&'a self, params: &ListParams) -> Coming<'a, Answer> {
         let mut query = Query::new(self.own_path(None, None));
         params.query(&mut query);
-        self.send(Method::GET, query.finish(), self.accept.1, None, Bytes::new())
+        let uri = query.finish();
+        let request = request(Method::GET, uri.clone(), self.accept.1, None, Bytes::new());
+        Box::pin(async move {
+            let response = self.client.send_checked(request?).await?;
+            match read_list(response.into_body()).await {
+                Ok(body) => Ok(Answer { uri, body }),
+                Err(source) => Err(Error::Transport { method: Method::GET, uri, source }),
+            }
+        })
     }
 
     fn watch<'a>(&'a self, params: &ListParams, resource_version: &str) -> Coming<'a, crate::Body> {
@@ -371,8 +378,8 @@ impl Collection {
         let request = request(method.clone(), uri.clone(), accept, content_type, body);
         Box::pin(async move {
             let response = self.client.send_checked(request?).await?;
-            match response.into_body().collect().await {
-                Ok(body) => Ok(Answer { uri, body: body.to_bytes() }),
+            match read_one(response.into_body()).await {
+                Ok(body) => Ok(Answer { uri, body }),
                 Err(source) => Err(Error::Transport { method, uri, source }),
             }
         })
@@ -426,7 +433,7 @@ mod tests {
     use futures_util::{StreamExt, stream};
     use http::Response;
     use http_body::Frame;
-    use http_body_util::StreamBody;
+    use http_body_util::{BodyExt, StreamBody};
     use k8s_openapi::api::core::v1::ConfigMap;
 
     use super::*;

@@ -1,18 +1,12 @@
 //! Discovery: which resources the server has, each in its preferred version.
 
-use std::time::Duration;
-
 use bytes::Bytes;
-use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroupList, APIResource, APIResourceList};
 use serde::de::DeserializeOwned;
 
+use crate::answer::read_one;
 use crate::params::{Query, percent_encode};
-use crate::{Body, Client, Error, Gvr};
-
-/// What is longer, or takes longer, is not waited for: it may come from a node or an adapter that means no good.
-const MAX_TEXT: usize = 64 << 20;
-const TEXT_TIMEOUT: Duration = Duration::from_secs(60);
+use crate::{Client, Error, Gvr};
 
 /// One resource as discovery describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -95,14 +89,9 @@ impl Client {
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    async fn read_bounded(&self, request: http::Request<Bytes>, path: &str) -> Result<Vec<u8>, Error> {
-        let body = self.send_checked(request).await?.into_body();
-        let source = match tokio::time::timeout(TEXT_TIMEOUT, limited(body)).await {
-            Ok(Ok(body)) => return Ok(body),
-            Ok(Err(error)) => error,
-            Err(late) => late.into(),
-        };
-        Err(Error::Transport { method: http::Method::GET, uri: path.to_owned(), source })
+    async fn read_bounded(&self, request: http::Request<Bytes>, path: &str) -> Result<Bytes, Error> {
+        let read = read_one(self.send_checked(request).await?.into_body()).await;
+        read.map_err(|source| Error::Transport { method: http::Method::GET, uri: path.to_owned(), source })
     }
 
     /// GETs a path and decodes whatever JSON is there.
@@ -114,18 +103,4 @@ impl Client {
         let body = self.read_bounded(request, path).await?;
         serde_json::from_slice(&body).map_err(|source| Error::Decode { what: path.into(), source })
     }
-}
-
-/// All of a body that is not too long.
-async fn limited(mut body: Body) -> Result<Vec<u8>, crate::BoxError> {
-    let mut all = Vec::new();
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame?.into_data() {
-            all.extend_from_slice(&data);
-        }
-        if all.len() > MAX_TEXT {
-            return Err(format!("more than {MAX_TEXT} bytes").into());
-        }
-    }
-    Ok(all)
 }

@@ -82,12 +82,12 @@ impl Client {
     pub async fn walk(&self, object: &str, namespace: &str) -> Result<Walk, crate::Error> {
         let uri = walk_uri(object, namespace, "");
         let response = self.send_checked(get(&uri)?).await?;
-        let body = response.into_body().collect().await.map_err(|source| crate::Error::Transport {
+        let body = crate::answer::read_one(response.into_body()).await.map_err(|source| crate::Error::Transport {
             method: Method::GET,
             uri: uri.clone(),
             source,
         })?;
-        serde_json::from_slice(&body.to_bytes()).map_err(|source| crate::Error::Decode { what: uri, source })
+        serde_json::from_slice(&body).map_err(|source| crate::Error::Decode { what: uri, source })
     }
 
     /// The walk of `object` as it goes on: first what there is, then what is new.

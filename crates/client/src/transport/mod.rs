@@ -15,12 +15,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
-use http_body_util::BodyExt;
 
 pub use https::{Endpoint, Upgraded};
 pub use limit::Limit;
 
-use crate::answer::read_out;
+use crate::answer::{read_failure, read_out};
 use crate::kubeconfig::{Kubeconfig, Overrides};
 use crate::metrics::{Metrics, rest_client};
 use crate::spans::Traced;
@@ -267,15 +266,12 @@ impl Client {
 /// The failure that a non-2xx answer stands for, also when its body is not a `Status` (proxies, load balancers).
 pub(crate) async fn failure(response: Response<Body>, method: http::Method, uri: String) -> Error {
     let code = response.status();
-    match response.into_body().collect().await {
+    match read_failure(response.into_body()).await {
         Err(source) => Error::Transport { method, uri, source },
-        Ok(body) => {
-            let body = body.to_bytes();
-            match serde_json::from_slice::<api::Status>(&body) {
-                Ok(status) if status.is_failure() => Error::from(status),
-                _ => Error::from(api::Status::from_code(code.as_u16(), String::from_utf8_lossy(&body).trim())),
-            }
-        }
+        Ok(body) => match serde_json::from_slice::<api::Status>(&body) {
+            Ok(status) if status.is_failure() => Error::from(status),
+            _ => Error::from(api::Status::from_code(code.as_u16(), String::from_utf8_lossy(&body).trim())),
+        },
     }
 }
 

@@ -203,9 +203,13 @@ mod tests {
 
     /// An adapter that answers every question so.
     fn adapter(answer: impl Fn() -> client::Body + Send + Sync + 'static) -> Client {
+        answering(200, answer)
+    }
+
+    fn answering(code: u16, answer: impl Fn() -> client::Body + Send + Sync + 'static) -> Client {
         let handler: client::Handler = Arc::new(move |_| {
             let body = answer();
-            Box::pin(async move { http::Response::new(body) })
+            Box::pin(async move { http::Response::builder().status(code).body(body).unwrap() })
         });
         Client::in_process(handler, api::UserInfo::default())
     }
@@ -253,8 +257,10 @@ mod tests {
             let first = stream::iter([Ok(http_body::Frame::data(Bytes::from_static(b"{\"items\": [")))]);
             StreamBody::new(first.chain(stream::pending())).boxed_unsync()
         };
-        for answer in asked(&adapter(begins)).await {
-            assert!(answer.unwrap_err().starts_with("unable to fetch metrics from "));
+        for code in [200, 500] {
+            for answer in asked(&answering(code, begins)).await {
+                assert!(answer.unwrap_err().starts_with("unable to fetch metrics from "), "{code}");
+            }
         }
     }
 
@@ -265,8 +271,11 @@ mod tests {
             let pieces = stream::repeat_with(move || Ok(http_body::Frame::data(piece.clone())));
             StreamBody::new(pieces).boxed_unsync()
         };
-        let answer = from_outside(&adapter(endless), "d", "m", "").await;
-        assert!(answer.unwrap_err().to_string().starts_with("unable to fetch metrics from external metrics API"));
+        for code in [200, 500] {
+            let answer = from_outside(&answering(code, endless), "d", "m", "").await;
+            let error = answer.unwrap_err().to_string();
+            assert!(error.starts_with("unable to fetch metrics from external metrics API"), "{code}: {error}");
+        }
     }
 
     #[test]
