@@ -184,6 +184,17 @@ struct Look<'a> {
     is_interrupted: bool,
 }
 
+/// Bytes of a message: part of it may be what an adapter says, and the object has to be stored.
+const MAX_MESSAGE: usize = 8 << 10;
+
+fn bounded(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        message.push('…');
+    }
+    message
+}
+
 const ABLE: &str = "AbleToScale";
 const ACTIVE: &str = "ScalingActive";
 const LIMITED: &str = "ScalingLimited";
@@ -196,7 +207,7 @@ impl Look<'_> {
             type_: kind.into(),
             status: status.into(),
             reason: Some(reason.into()),
-            message: Some(message.into()),
+            message: Some(bounded(message.into())),
             last_transition_time: Some(Time(self.now)),
         };
         match self.conditions.iter_mut().find(|condition| condition.type_ == kind) {
@@ -210,7 +221,7 @@ impl Look<'_> {
     }
 
     fn warn(&self, reason: &str, message: impl Into<String>) {
-        self.controller.recorder.warning(&client::reference(self.scaler), reason, message);
+        self.controller.recorder.warning(&client::reference(self.scaler), reason, bounded(message.into()));
     }
 
     fn namespace(&self) -> &str {
@@ -459,9 +470,10 @@ impl Look<'_> {
         let prefix = format!("{}/", self.namespace());
         let claims = |other: &Selector| pods.iter().any(|pod| other.matches(pod.metadata.labels.as_ref()));
         let claimants: Vec<String> = selectors
-            .iter()
-            .filter_map(|(key, other)| key.strip_prefix(&prefix).filter(|_| claims(other)))
-            .map(|name| format!("{{{name} {}}}", self.namespace()))
+            .range(prefix.clone()..)
+            .map_while(|(key, other)| Some((key.strip_prefix(&prefix)?, other)))
+            .filter(|(_, other)| claims(other))
+            .map(|(name, _)| format!("{{{name} {}}}", self.namespace()))
             .collect();
         if claimants.len() > 1 {
             let claimants = claimants.join(" ");

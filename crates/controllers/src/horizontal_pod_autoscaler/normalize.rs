@@ -65,9 +65,20 @@ struct Dated {
 /// What an autoscaler recommended and did of late.
 #[derive(Debug, Default)]
 struct Past {
+    /// Each size once, with the latest time: windows ask for the highest and the lowest.
     recommendations: Vec<Dated>,
     ups: Vec<Dated>,
     downs: Vec<Dated>,
+}
+
+impl Past {
+    /// However often an autoscaler changes and is looked at, there are no more of these than sizes.
+    fn recommend(&mut self, replicas: i32, now: Timestamp) {
+        match self.recommendations.iter_mut().find(|old| old.replicas == replicas) {
+            Some(same) => same.at = same.at.max(now),
+            None => self.recommendations.push(Dated { at: now, replicas }),
+        }
+    }
 }
 
 /// The past of all autoscalers, by key. A restart forgets it: the present size then counts as recommended.
@@ -88,7 +99,7 @@ impl Memory {
         let mut all = self.0.lock();
         let past = all.entry(key.to_owned()).or_default();
         if past.recommendations.is_empty() {
-            past.recommendations.push(Dated { at: now, replicas });
+            past.recommend(replicas, now);
         }
     }
 
@@ -129,7 +140,7 @@ impl Memory {
             let cutoff = now.checked_sub(window).unwrap_or(Timestamp::MIN);
             past.recommendations.retain(|old| old.at > cutoff);
             let stable = past.recommendations.iter().map(|old| old.replicas).max().unwrap_or(wanted).max(wanted);
-            past.recommendations.push(Dated { at: now, replicas: wanted });
+            past.recommend(wanted, now);
             stable
         };
         let fastest = current.saturating_mul(2).max(4);
@@ -167,7 +178,7 @@ impl Memory {
         let since = |cutoff| past.recommendations.iter().filter(move |old| old.at > cutoff).map(|old| old.replicas);
         let lowest = since(up_cutoff).fold(wanted, i32::min);
         let highest = since(down_cutoff).fold(wanted, i32::max);
-        past.recommendations.push(Dated { at: now, replicas: wanted });
+        past.recommend(wanted, now);
         let stable = current.max(lowest).min(highest);
         let able = match (stable == wanted, wanted >= current) {
             (true, _) => READY,
@@ -267,6 +278,17 @@ mod tests {
             let expected = Normalized { replicas, able, limited: (limited.0, limited.1.0, limited.1.1) };
             assert_eq!(found, expected, "{what}");
         }
+    }
+
+    #[test]
+    fn the_past_does_not_grow_with_looks() {
+        let memory = Memory::default();
+        for time in 0..1000 {
+            memory.plain("a", WINDOW, 3, 2 + i32::from(time % 2 == 0), BOUNDS, at(1000));
+        }
+        assert_eq!(memory.0.lock()["a"].recommendations.len(), 2);
+        assert_eq!(memory.plain("a", WINDOW, 3, 1, BOUNDS, at(1200)).replicas, 3, "still within the window");
+        assert_eq!(memory.plain("a", WINDOW, 3, 1, BOUNDS, at(1301)).replicas, 1);
     }
 
     #[test]

@@ -43,7 +43,10 @@ impl Resources {
             namespaced: found.namespaced,
             verbs: found.verbs,
         };
-        self.0.lock().insert(key, (Instant::now(), found.clone()));
+        let mut known = self.0.lock();
+        // References may name any version of a group: what is not believed any more is not kept.
+        known.retain(|_, (since, _)| since.elapsed() < DISCOVERY_TTL);
+        known.insert(key, (Instant::now(), found.clone()));
         Ok(found)
     }
 }
