@@ -34,6 +34,9 @@ const FIRST_WINDOW: Duration = Duration::from_secs(1);
 /// A node that takes longer is left out, and so are those that were not asked before a round is over: two rounds have to
 /// fit into one request.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+/// One that was late is not waited for so long again for a while: all who ask would wait for it each time.
+const LATE_TIMEOUT: Duration = Duration::from_secs(1);
+const LATE_PAUSE: Duration = Duration::from_secs(60);
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(15);
 /// Nodes asked at a time. With many, one look at the sockets finds many answers.
 const PARALLEL: usize = 64;
@@ -63,6 +66,34 @@ struct NodeSample {
 
 /// All nodes that answered, by name.
 type Samples = BTreeMap<String, NodeSample>;
+
+/// What came of asking a node.
+enum Answer {
+    Told(Box<NodeSample>),
+    Failed,
+    Late,
+}
+
+/// Nodes that were late, and since when.
+#[derive(Debug, Default)]
+struct Late(BTreeMap<String, Instant>);
+
+impl Late {
+    /// How long a node is waited for.
+    fn limit(&self, node: &str, now: Instant) -> Duration {
+        let since = self.0.get(node).map(|since| now.saturating_duration_since(*since));
+        if since.is_some_and(|since| since < LATE_PAUSE) { LATE_TIMEOUT } else { NODE_TIMEOUT }
+    }
+
+    /// After a round in which these answered, and these were late. After a pause a node gets all of its time once.
+    fn advance(&mut self, samples: &Samples, late: Vec<String>, now: Instant) {
+        let is_recent = |since: &Instant| now.saturating_duration_since(*since) < LATE_PAUSE;
+        self.0.retain(|node, since| is_recent(since) && !samples.contains_key(node));
+        for node in late {
+            self.0.entry(node).or_insert(now);
+        }
+    }
+}
 
 /// What a node or a pod used in its window.
 #[derive(Debug, Clone, PartialEq)]
@@ -179,6 +210,7 @@ struct Past {
     windows: Arc<BTreeMap<String, Window>>,
     /// Of the longest of them.
     length: Duration,
+    late: Late,
 }
 
 impl Past {
@@ -278,12 +310,12 @@ impl Sampler {
             Rounds::None => return past.windows.clone(),
             Rounds::One => None,
             Rounds::Two => {
-                let first = sample(cluster, question).await;
+                let first = past.late.round(cluster, question).await;
                 tokio::time::sleep(FIRST_WINDOW).await;
                 Some(first)
             }
         };
-        let latest = sample(cluster, question).await;
+        let latest = past.late.round(cluster, question).await;
         // Nothing is changed before the last round is done: a caller that leaves earlier takes nothing from the others.
         if let Some(first) = first {
             past.advance(first);
@@ -301,7 +333,16 @@ fn rate(old: &Used, new: &Used, length: Duration) -> Option<Usage> {
     Some(Usage { cpu: u64::try_from(cpu).unwrap_or(u64::MAX).min(MAX_COUNT), memory: new.memory })
 }
 
-async fn sample(cluster: &Arc<Cluster>, question: Question) -> Samples {
+impl Late {
+    async fn round(&mut self, cluster: &Arc<Cluster>, question: Question) -> Samples {
+        let (samples, late) = sample(cluster, question, self).await;
+        self.advance(&samples, late, Instant::now());
+        samples
+    }
+}
+
+/// What nodes say, and who was late.
+async fn sample(cluster: &Arc<Cluster>, question: Question, late: &Late) -> (Samples, Vec<String>) {
     let nodes: Vec<String> = match cluster.caches.get("minions") {
         Some(cache) => {
             let snapshot = cache.snapshot();
@@ -312,23 +353,44 @@ async fn sample(cluster: &Arc<Cluster>, question: Question) -> Samples {
         }
         None => Vec::new(),
     };
-    let asked: Vec<_> = nodes.into_iter().map(|node| sample_one(cluster.clone(), node, question)).collect();
-    let answers = stream::iter(asked).buffer_unordered(PARALLEL).filter_map(std::future::ready);
-    answers.take_until(tokio::time::sleep(SCRAPE_INTERVAL)).collect().await
+    let now = Instant::now();
+    let one = |node: String| {
+        let limit = late.limit(&node, now);
+        sample_one(cluster.clone(), node, question, limit)
+    };
+    let asked: Vec<_> = nodes.into_iter().map(one).collect();
+    let answers = stream::iter(asked).buffer_unordered(PARALLEL).take_until(tokio::time::sleep(SCRAPE_INTERVAL));
+    let answers: Vec<(String, Answer)> = answers.collect().await;
+    let (mut samples, mut late) = (Samples::new(), Vec::new());
+    for (node, answer) in answers {
+        match answer {
+            Answer::Told(sample) => drop(samples.insert(node, *sample)),
+            Answer::Failed => {}
+            Answer::Late => late.push(node),
+        }
+    }
+    (samples, late)
 }
 
 fn sample_one(
     cluster: Arc<Cluster>,
     node: String,
     question: Question,
-) -> BoxFuture<'static, Option<(String, NodeSample)>> {
+    limit: Duration,
+) -> BoxFuture<'static, (String, Answer)> {
     Box::pin(async move {
-        match tokio::time::timeout(NODE_TIMEOUT, ask(&cluster, &node, question)).await {
-            Ok(Ok(sample)) => return Some((node, sample)),
-            Ok(Err(error)) => tracing::debug!(node, error = error.message, "no usage from this node"),
-            Err(_) => tracing::debug!(node, "this node took too long to say what it uses"),
-        }
-        None
+        let answer = match tokio::time::timeout(limit, ask(&cluster, &node, question)).await {
+            Ok(Ok(sample)) => Answer::Told(Box::new(sample)),
+            Ok(Err(error)) => {
+                tracing::debug!(node, error = error.message, "no usage from this node");
+                Answer::Failed
+            }
+            Err(_) => {
+                tracing::debug!(node, "this node took too long to say what it uses");
+                Answer::Late
+            }
+        };
+        (node, answer)
     })
 }
 
@@ -433,6 +495,24 @@ mod tests {
             told.push(window.node.and_then(|node| node.network));
         }
         assert_eq!(told, [None, None, None, Some((100.0, 200.0)), None]);
+    }
+
+    #[test]
+    fn a_node_that_was_late_is_not_waited_for_so_long_again() {
+        let (start, mut late) = (Instant::now(), Late::default());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let named = |node: &str| vec![node.to_owned()];
+        assert_eq!(late.limit("a", start), NODE_TIMEOUT);
+        late.advance(&Samples::new(), named("a"), start);
+        assert_eq!((late.limit("a", after(15)), late.limit("b", after(15))), (LATE_TIMEOUT, NODE_TIMEOUT));
+        // Late again: its pause goes on as it began.
+        late.advance(&Samples::new(), named("a"), after(50));
+        assert_eq!((late.limit("a", after(59)), late.limit("a", after(60))), (LATE_TIMEOUT, NODE_TIMEOUT));
+        late.advance(&Samples::new(), named("a"), after(65));
+        assert_eq!(late.limit("a", after(80)), LATE_TIMEOUT);
+        // It answers.
+        late.advance(&Samples::from([("a".to_owned(), at(json!({"node": {}}), 0, start))]), Vec::new(), after(81));
+        assert_eq!((late.limit("a", after(82)), late.0.len()), (NODE_TIMEOUT, 0));
     }
 
     /// Rounds at these seconds, of pods that are there from a second on; what each round says of the length of each window.
