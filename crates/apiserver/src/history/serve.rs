@@ -8,7 +8,7 @@ use std::fmt::Write;
 use api::Status;
 use http::{Response, StatusCode};
 use registry::Verb;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::History;
 use super::ring::{Key, Of, Ring, STEP, What};
@@ -31,7 +31,10 @@ pub(crate) fn serve(history: &History, info: &RequestInfo) -> Result<Response<Bo
     let ring = history.ring.lock().clone();
     Ok(match question.as_text {
         true => response(StatusCode::OK, OPEN_METRICS, open_metrics(&ring, &question).into()),
-        false => response(StatusCode::OK, "application/json", json(&ring, &question).to_string().into()),
+        false => {
+            let text = serde_json::to_vec(&answer(&ring, &question)).map_err(Status::internal)?;
+            response(StatusCode::OK, "application/json", text.into())
+        }
     })
 }
 
@@ -71,15 +74,30 @@ impl Question {
     }
 }
 
-fn json(ring: &Ring, question: &Question) -> Value {
+/// Written as it is: a tree of values would take many times as much.
+#[derive(Serialize)]
+struct Answer<'r> {
+    left_out: usize,
+    series: Vec<Series<'r>>,
+    step: u64,
+}
+
+#[derive(Serialize)]
+struct Series<'r> {
+    name: &'r str,
+    namespace: &'r str,
+    of: &'static str,
+    points: Vec<(u64, f32)>,
+    what: &'static str,
+}
+
+fn answer<'r>(ring: &'r Ring, question: &Question) -> Answer<'r> {
     let recent = ring.recent(question.minutes, |key| question.wants(key)).filter(|(_, points)| !points.is_empty());
     let series = recent.map(|(key, points)| {
-        json!({
-            "what": key.what.as_str(), "of": key.of.as_str(), "namespace": key.namespace, "name": key.name,
-            "points": points,
-        })
+        let (what, of) = (key.what.as_str(), key.of.as_str());
+        Series { name: &key.name, namespace: &key.namespace, of, points, what }
     });
-    json!({"step": STEP, "left_out": ring.left_out(), "series": series.collect::<Vec<_>>()})
+    Answer { left_out: ring.left_out(), series: series.collect(), step: STEP }
 }
 
 fn open_metrics(ring: &Ring, question: &Question) -> String {
@@ -114,7 +132,12 @@ fn escaped(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
     use std::collections::BTreeMap;
+
+    fn json(ring: &Ring, question: &Question) -> Value {
+        serde_json::from_slice(&serde_json::to_vec(&answer(ring, question)).unwrap()).unwrap()
+    }
 
     fn question(pairs: &[(&str, &'static str)]) -> Result<Question, String> {
         let pairs: BTreeMap<&str, &'static str> = pairs.iter().copied().collect();

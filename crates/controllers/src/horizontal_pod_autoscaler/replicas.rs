@@ -178,7 +178,7 @@ impl Scale {
                 if requested == 0 {
                     return Err(Error::NoKnownPods);
                 }
-                let utilization = i32::try_from(used * 100 / requested).unwrap_or(i32::MAX);
+                let utilization = (used * 100 / requested).clamp(i32::MIN.into(), i32::MAX.into()) as i32;
                 let ratio = f64::from(utilization) / f64::from(*percent);
                 Ok(Measured { ratio, utilization: Some(utilization), value: mean(used, count) })
             }
@@ -367,6 +367,7 @@ mod tests {
             ("missing ones hold back a shrink", "rrr", vec![Some(100), Some(450), None], 100, Ok((2, 27))),
             ("missing ones count as idle in growth", "rrr", vec![Some(1000), Some(1000), None], 50, Ok((4, 100))),
             ("missing ones change nothing at the target", "rrr", vec![Some(500), Some(500), None], 50, Ok((3, 50))),
+            ("far less than nothing", "rr", vec![Some(i64::MIN), Some(i64::MIN)], 50, Ok((-85_899_345, i32::MIN))),
             ("all missing", "rr", vec![None, None], 50, Err(Error::NoSamples)),
             ("no pods", "", vec![], 50, Err(Error::NoPods)),
         ] {
