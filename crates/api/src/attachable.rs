@@ -1,12 +1,14 @@
 //! What the status of a node calls volumes that must be attached before they are used there, in `volumesAttached` and
 //! `volumesInUse` (`GetUniqueVolumeName`, v1.36). The attach-detach controller and kubelets meet by these names.
 
+/// The plug-in of CSI drivers' volumes.
+pub const CSI: &str = "kubernetes.io/csi";
 /// The plug-in of iSCSI disks, which nobody but the node has to attach.
 pub const ISCSI: &str = "kubernetes.io/iscsi";
 
 /// A volume of a CSI driver.
 pub fn csi_name(driver: &str, handle: &str) -> String {
-    format!("kubernetes.io/csi/{driver}^{handle}")
+    format!("{CSI}/{driver}^{handle}")
 }
 
 /// An iSCSI disk, as its source names it: the portal is not given the port that it leaves out.

@@ -1,6 +1,6 @@
 //! Housekeeping: what is left of pods that nobody knows goes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::cpu_manager::CpuManager;
 use crate::kubelet::Kubelet;
 use crate::state::{self, annotation};
 use crate::worker::Workers;
-use crate::{runtime, static_pods};
+use crate::{node, runtime, static_pods};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
 /// gone, and when there were none.
@@ -44,9 +44,10 @@ impl Housekeeping {
             () = stop.cancelled() => return,
             () = self.all_read.cancelled() => {}
         }
-        let mut removals = Removals::new();
+        let (mut removals, mut told) = (Removals::new(), BTreeSet::new());
         loop {
             let is_clean = self.look(&mut removals).await;
+            self.tell_unread(&mut told);
             let interval = if is_clean { IDLE_HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_INTERVAL };
             let next = tokio::time::sleep(interval);
             tokio::pin!(next);
@@ -64,6 +65,17 @@ impl Housekeeping {
                 }
             }
         }
+    }
+
+    /// Tells once of each record of a volume that cannot be read: whoever has the volume waits until somebody mends that.
+    fn tell_unread(&self, told: &mut BTreeSet<String>) {
+        let unread = self.kubelet.volumes.unread();
+        let reference = node::reference(&self.kubelet.settings.node_name);
+        for error in unread.difference(told) {
+            tracing::error!(error, "it is not known which volume is there");
+            self.kubelet.recorder.warning(&reference, "UnreadableVolumeRecord", error.as_str());
+        }
+        *told = unread;
     }
 
     /// Ends pods that run here but are in no source, and begins to remove what dead ones left behind. Says whether nothing was

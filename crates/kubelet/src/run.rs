@@ -307,16 +307,14 @@ impl Running {
             metrics: runtime.metrics.clone(),
             tasks: tasks.clone(),
             stop: stop.clone(),
-        })
-        .context("reading what volumes of CSI drivers are in use")?;
+        });
         let iscsi = Iscsi::open(IscsiParts {
             root: settings.root_dir.clone(),
             in_use: csi.attached.in_use.clone(),
             call_timeout: settings.volume_call_timeout,
             tasks: tasks.clone(),
             stop: stop.clone(),
-        })
-        .context("reading what iSCSI disks are in use")?;
+        });
         let prober =
             Prober::new(clock.clone(), runtime.clone(), recorder.clone(), wake.clone(), stop.clone(), tasks.clone());
         let kubelet = Arc::new(Kubelet {

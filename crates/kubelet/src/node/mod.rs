@@ -122,7 +122,7 @@ impl NodeAgent {
             port: self.port,
             pressure,
             is_shutting_down: self.shutdown.is_on(),
-            volumes_in_use: self.in_use.names(),
+            volumes_in_use: self.in_use.to_tell(),
             old,
             now: Timestamp::from_second(self.clock.now().as_second()).unwrap_or_default(),
         })

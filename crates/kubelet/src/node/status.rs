@@ -29,7 +29,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) port: u16,
     pub(crate) pressure: Pressure,
     pub(crate) is_shutting_down: bool,
-    pub(crate) volumes_in_use: Vec<String>,
+    /// None if what the API shows is to stay.
+    pub(crate) volumes_in_use: Option<Vec<String>>,
     pub(crate) old: &'a NodeStatus,
     pub(crate) now: Timestamp,
 }
@@ -143,7 +144,7 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
                 .collect()
         }),
         // Sent when it is empty as well: a list that is left out stays.
-        volumes_in_use: Some(facts.volumes_in_use.clone()),
+        volumes_in_use: facts.volumes_in_use.clone(),
         ..Default::default()
     }
 }

@@ -37,6 +37,12 @@ impl Attached {
         let this = Arc::new(Attached { client, node_name, own_node, in_use, changes: watch::Sender::default() });
         let weak = Arc::downgrade(&this);
         this.own_node.subscribe(move |event| {
+            if let Event::Added(node) | Event::Modified { new: node, .. } = event
+                && let Some(this) = weak.upgrade()
+            {
+                let status = node.status.as_ref();
+                this.in_use.seen(status.and_then(|status| status.volumes_in_use.as_deref()).unwrap_or_default());
+            }
             let is_news = match event {
                 Event::Modified { old, new } => facts(old) != facts(new),
                 Event::Added(_) | Event::Deleted(_) => true,

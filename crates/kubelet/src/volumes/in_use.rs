@@ -12,6 +12,8 @@ pub(super) const STAGING: &str = "";
 
 pub(crate) struct InUse {
     held: Mutex<Held>,
+    /// Taken after `held`, if at all.
+    doubt: Mutex<Doubt>,
     reported: watch::Sender<Reported>,
     /// Has the status written soon.
     changed: Arc<Notify>,
@@ -45,6 +47,16 @@ impl Held {
     }
 }
 
+/// Records that could not be read when the kubelet started: a volume that the API showed then, and that nobody here is known to
+/// hold, may be theirs.
+#[derive(Default)]
+struct Doubt {
+    /// How the names of volumes begin that have such records.
+    prefixes: BTreeSet<&'static str>,
+    /// What the API showed; none until that is known.
+    kept: Option<BTreeSet<String>>,
+}
+
 /// What the API shows. It says nothing of a use that began after the status was put together: what it shows may be an earlier one,
 /// which is over, and the next status says so.
 #[derive(Default)]
@@ -61,11 +73,64 @@ impl InUse {
         for (name, uid) in at_start {
             held.add(&name, &uid);
         }
-        InUse { held: Mutex::new(held), reported: Default::default(), changed }
+        InUse { held: Mutex::new(held), doubt: Mutex::default(), reported: Default::default(), changed }
     }
 
+    /// What is in use, or may be.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.held.lock().uses.keys().cloned().collect()
+        let mut all: BTreeSet<String> = self.held.lock().uses.keys().cloned().collect();
+        all.extend(self.doubt.lock().kept.iter().flatten().cloned());
+        Vec::from_iter(all)
+    }
+
+    /// What the node's status says from now on; none while it is not known what it must not leave out.
+    pub(crate) fn to_tell(&self) -> Option<Vec<String>> {
+        let is_known = {
+            let doubt = self.doubt.lock();
+            doubt.prefixes.is_empty() || doubt.kept.is_some()
+        };
+        is_known.then(|| self.names())
+    }
+
+    /// At the start: not all records of such volumes can be read. What the API shows of them stays, until [`InUse::settle`] says
+    /// otherwise.
+    pub(super) fn doubt(&self, prefix: &'static str) {
+        self.doubt.lock().prefixes.insert(prefix);
+    }
+
+    pub(super) fn is_in_doubt(&self, prefix: &str) -> bool {
+        self.doubt.lock().prefixes.contains(prefix)
+    }
+
+    /// What the API shows. The first time that is what the kubelet before this one has told.
+    pub(super) fn seen(&self, shown: &[String]) {
+        let held: BTreeSet<String> = self.held.lock().uses.keys().cloned().collect();
+        let mut doubt = self.doubt.lock();
+        if doubt.prefixes.is_empty() || doubt.kept.is_some() {
+            return;
+        }
+        let is_meant = |name: &&String| {
+            !held.contains(name.as_str()) && doubt.prefixes.iter().any(|prefix| name.starts_with(*prefix))
+        };
+        let kept = shown.iter().filter(is_meant).cloned().collect();
+        doubt.kept = Some(kept);
+        self.changed.notify_one();
+    }
+
+    /// All records of such volumes can be read. Of what was kept for those that could not, these have some still, and nobody has
+    /// the others.
+    pub(super) fn settle(&self, prefix: &str, is_recorded: impl Fn(&str) -> bool) {
+        let mut doubt = self.doubt.lock();
+        let Some(mut kept) = doubt.kept.take() else { return };
+        let before = kept.len();
+        kept.retain(|name| !name.starts_with(prefix) || is_recorded(name));
+        if !kept.iter().any(|name| name.starts_with(prefix)) {
+            doubt.prefixes.remove(prefix);
+        }
+        if kept.len() < before {
+            self.changed.notify_one();
+        }
+        doubt.kept = Some(kept);
     }
 
     /// The last use that has begun. To be asked before the names that go into a status.
@@ -114,6 +179,12 @@ impl InUse {
         }
     }
 
+    /// All that somebody holds.
+    pub(super) fn held_by(&self, uid: &str) -> Vec<String> {
+        let held = self.held.lock();
+        held.uses.iter().filter(|(_, found)| found.holders.contains(uid)).map(|(name, _)| name.clone()).collect()
+    }
+
     pub(super) fn is_held_by(&self, name: &str, uid: &str) -> bool {
         self.held.lock().uses.get(name).is_some_and(|found| found.holders.contains(uid))
     }
@@ -155,6 +226,7 @@ mod tests {
         assert!(in_use.add("v", "b").now_or_never().is_some());
         // A is done with it while B is about to begin.
         in_use.hold("v", STAGING);
+        assert_eq!(in_use.held_by(STAGING), ["old", "v"]);
         in_use.release("v", "a");
         in_use.release("v", STAGING);
         assert_eq!(in_use.names(), ["old", "v"]);
@@ -176,6 +248,30 @@ mod tests {
         in_use.keep("v", "place");
         assert!(in_use.hold_for("v", "place", "other place"));
         assert!(in_use.hold("v", STAGING));
+    }
+
+    /// Some records could not be read when the kubelet started: what the API shows of such volumes may be theirs.
+    #[test]
+    fn what_may_be_in_use_is_told_until_every_record_is_read() {
+        let names = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let in_use = InUse::new([("k/csi/known".to_string(), STAGING.to_string())], Arc::default());
+        assert_eq!(in_use.to_tell(), Some(names(&["k/csi/known"])));
+        in_use.doubt("k/csi/");
+        assert_eq!(in_use.to_tell(), None, "nothing is taken back that may be");
+        in_use.settle("k/csi/", |_| false);
+        assert!(in_use.is_in_doubt("k/csi/"), "not before it is known what is shown");
+        in_use.seen(&names(&["k/csi/a", "k/csi/b", "k/csi/known", "k/iscsi/c"]));
+        in_use.seen(&names(&["k/csi/later"]));
+        let all = names(&["k/csi/a", "k/csi/b", "k/csi/known"]);
+        assert_eq!((in_use.to_tell(), in_use.names()), (Some(all.clone()), all));
+        in_use.release("k/csi/known", STAGING);
+        in_use.settle("k/iscsi/", |_| false);
+        in_use.settle("k/csi/", |name| name == "k/csi/b");
+        assert_eq!((in_use.names(), in_use.is_in_doubt("k/csi/")), (names(&["k/csi/b"]), true));
+        in_use.settle("k/csi/", |_| false);
+        assert_eq!((in_use.to_tell(), in_use.is_in_doubt("k/csi/")), (Some(Vec::new()), false));
+        in_use.seen(&names(&["k/csi/a"]));
+        assert!(in_use.names().is_empty());
     }
 
     /// A status is put together and written, and meanwhile the volume changes hands.

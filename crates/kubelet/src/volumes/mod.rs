@@ -483,6 +483,13 @@ impl Volumes {
         Ok(counts)
     }
 
+    /// Records that cannot be read, each with what to do about it.
+    pub(crate) fn unread(&self) -> BTreeSet<String> {
+        let mut all = self.csi.unread();
+        all.extend(self.iscsi.unread());
+        all
+    }
+
     /// Uids of all pods that have a directory, or a device.
     pub(crate) fn pods_on_disk(&self) -> BTreeSet<String> {
         self.csi.pods_on_disk().unwrap_or_else(|error| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use client::DeleteParams;
 use csi::tonic::Code;
 use csi::v1::NodeRpc;
-use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
+use k8s_openapi::api::core::v1::{Event, Node as ApiNode, Pod};
 use k8s_openapi::api::storage::v1::CSINode;
 use serde_json::json;
 use testkit::csi_driver::{Driver, Fault, Options, mounts_at};
@@ -216,6 +216,43 @@ pub(crate) async fn security_volumes_published_late_hold_up_nobody(node: &mut No
     node.wait("second", "ready", is_ready).await;
     node.wait_until("what came late is gone", || !place.exists()).await;
     node.delete("second").await;
+    assert_clean(node, driver);
+}
+
+/// A record that is damaged for good: the next kubelet starts and says which one it is, its volume stays as it is, and other pods
+/// go on.
+pub(crate) async fn security_damaged_records_hold_up_their_own_pods(node: &mut Node) {
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = &served.driver;
+    for name in ["one", "two"] {
+        claim(node, name, NAME, json!({})).await;
+        node.create(name, using(name, "sleep 1000")).await;
+        node.wait(name, "ready", is_ready).await;
+    }
+    let one = node.pod("one").await.unwrap();
+    let place = node.dir.path().join("kubelet/pods").join(uid(&one)).join("volumes/kubernetes.io~csi/pv-one");
+    let record = place.join("vol_data.json");
+    let whole = std::fs::read(&record).unwrap();
+    node.stop_kubelet().await;
+    std::fs::write(&record, "{").unwrap();
+    node.start_kubelet();
+    let path = record.display().to_string();
+    let is_told = |event: &Event, reason: &str| {
+        event.reason.as_deref() == Some(reason)
+            && event.message.as_deref().is_some_and(|message| message.contains(&path) && message.contains("mended"))
+    };
+    node.wait_event("the damaged record", |event| is_told(event, "UnreadableVolumeRecord")).await;
+    node.delete("two").await;
+    claim(node, "three", NAME, json!({})).await;
+    node.create("three", using("three", "sleep 1000")).await;
+    node.wait("three", "ready", is_ready).await;
+    let pods = node.api.client().namespaced::<Pod>("default");
+    pods.delete("one", &DeleteParams::default().with_grace_period(1)).await.unwrap();
+    node.wait_event("what the pod waits for", |event| is_told(event, "FailedKillPod")).await;
+    assert_eq!((driver.count("NodeUnpublishVolume", "handle-one"), mounts_at(&place.join("mount"))), (0, 1));
+    std::fs::write(&record, whole).unwrap();
+    node.wait_gone("one").await;
+    node.delete("three").await;
     assert_clean(node, driver);
 }
 

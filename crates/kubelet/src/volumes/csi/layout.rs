@@ -3,6 +3,8 @@
 //! A record (`vol_data.json`) is there before a driver is asked for anything and goes after everything was undone. So a
 //! kubelet that starts finds all that an earlier one may have asked for, whenever that one ended.
 
+mod survey;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,9 +15,14 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::volumes::kernel::{Kernel as _, Linux};
-use crate::volumes::{mounts, records};
+use crate::volumes::mounts;
+use crate::volumes::records::{self, is_absent};
+
+pub(crate) use survey::{Found, Known, Place, Seen};
 
 const RECORD: &str = "vol_data.json";
+/// Where a file system is staged, beside its record.
+const STAGED: &str = "globalmount";
 /// The plug-in's name as part of a path.
 pub(crate) const PLUGIN: &str = "kubernetes.io~csi";
 
@@ -51,10 +58,10 @@ impl Record {
 
     /// None if nothing is written down. What cannot be read is not absent: somebody has a volume there.
     fn find(path: &Path) -> io::Result<Option<Record>> {
-        match records::read(path) {
-            Ok(record) => Ok(Some(record)),
-            Err(error) if is_absent(&error) => Ok(None),
-            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        let found: Option<Record> = records::find(path)?;
+        match found.as_ref().is_some_and(|record| record.driver_name.is_empty() || record.volume_handle.is_empty()) {
+            true => Err(records::unread(path, io::Error::other("it names no driver or no volume"))),
+            false => Ok(found),
         }
     }
 
@@ -84,46 +91,6 @@ impl Mode {
     /// Whether the places of a volume of this name would be those of others.
     pub(crate) fn is_taken(self, spec_name: &str) -> bool {
         self == Mode::Block && NO_DEVICES.contains(&spec_name)
-    }
-}
-
-/// A volume of a pod, as its record on disk says.
-#[derive(Clone, Debug)]
-pub(crate) struct Found {
-    pub(crate) uid: String,
-    pub(crate) mode: Mode,
-    pub(crate) record: Record,
-}
-
-/// A place of a volume that a driver has put something at.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Place {
-    pub(crate) uid: String,
-    pub(crate) spec_name: String,
-    pub(crate) mode: Mode,
-}
-
-/// What is at the places of volumes.
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) found: Vec<Found>,
-    /// What is published and was never written down, or forgotten since: its driver did that after its caller had given up.
-    pub(crate) strays: Vec<Place>,
-    /// Somebody has a volume there, and why it is not known which.
-    pub(crate) unread: Vec<(Place, io::Error)>,
-}
-
-impl Seen {
-    /// Whether anybody but `own` has a volume. Fails where somebody may have it: a place has the name of its volume.
-    pub(crate) fn is_used(&self, record: &Record, own: Option<&str>) -> io::Result<bool> {
-        let volume = record.unique_name();
-        if self.found.iter().any(|it| own != Some(it.uid.as_str()) && it.record.unique_name() == volume) {
-            return Ok(true);
-        }
-        match self.unread.iter().find(|(it, _)| own != Some(it.uid.as_str()) && it.spec_name == record.spec_name) {
-            Some((_, error)) => Err(io::Error::new(error.kind(), error.to_string())),
-            None => Ok(false),
-        }
     }
 }
 
@@ -167,7 +134,7 @@ impl Layout {
     /// Where the driver stages a volume for all pods of the node.
     pub(crate) fn staging(&self, record: &Record, mode: Mode) -> PathBuf {
         match mode {
-            Mode::Filesystem => self.staging_dir(record).join("globalmount"),
+            Mode::Filesystem => self.staging_dir(record).join(STAGED),
             Mode::Block => self.plugins().join("volumeDevices/staging").join(&record.spec_name),
         }
     }
@@ -244,12 +211,13 @@ impl Layout {
     /// Notes that a volume is going to be staged, and makes its place. Says whether that is new.
     pub(crate) fn note_staging(&self, record: &Record, mode: Mode) -> io::Result<bool> {
         let path = self.staging_record(record, mode);
-        let is_new = mode == Mode::Filesystem && !path.exists();
-        if is_new {
+        let there = Record::find(&path);
+        // A damaged record of a file system is written anew: by its place it is of this very volume.
+        if mode == Mode::Filesystem && !matches!(there, Ok(Some(_))) {
             record.write(&path)?;
         }
         std::fs::create_dir_all(self.staging(record, mode))?;
-        Ok(is_new)
+        Ok(mode == Mode::Filesystem && matches!(there, Ok(None)))
     }
 
     /// Removes a pod's places of a volume. Never through a mount: what it shows is the volume's.
@@ -259,7 +227,7 @@ impl Layout {
         match mode {
             Mode::Filesystem => {
                 let dir = self.pod_volume(uid, spec_name);
-                remove_file(&dir.join(RECORD))?;
+                records::remove(&dir.join(RECORD))?;
                 remove_dir(&dir)
             }
             Mode::Block => remove_file(&self.pod_device(uid, spec_name)),
@@ -269,61 +237,13 @@ impl Layout {
     /// Removes a volume's staging place, and the last trace of it.
     pub(crate) fn forget_staging(&self, record: &Record, mode: Mode) -> io::Result<()> {
         remove_unmounted(&self.staging(record, mode))?;
-        let path = self.staging_record(record, mode);
-        remove_file(&path)?;
+        records::remove(&self.staging_record(record, mode))?;
         if mode == Mode::Block {
             remove_dir(&self.published_devices().join(&record.spec_name))?;
             remove_dir(&self.devices(&record.spec_name).join("data"))?;
             return remove_dir(&self.devices(&record.spec_name));
         }
         remove_dir(&self.staging_dir(record))
-    }
-
-    /// The volumes of one pod, or of all, if all can be told.
-    pub(crate) fn in_use(&self, uid: Option<&str>) -> io::Result<Vec<Found>> {
-        let seen = self.look(uid)?;
-        match seen.unread.into_iter().next() {
-            Some((_, error)) => Err(error),
-            None => Ok(seen.found),
-        }
-    }
-
-    /// What is at the places of one pod, or of all. What was published without a record is a volume if its staging place tells
-    /// which one; else it is a stray, which holds up nobody but its own pod.
-    pub(crate) fn look(&self, uid: Option<&str>) -> io::Result<Seen> {
-        let pods = match uid {
-            Some(uid) => vec![uid.to_string()],
-            None => Vec::from_iter(self.pods()?),
-        };
-        let mut seen = Seen::default();
-        for uid in pods {
-            for (spec_name, mode) in self.places(&uid)? {
-                self.look_at(Place { uid: uid.clone(), spec_name, mode }, &mut seen);
-            }
-        }
-        Ok(seen)
-    }
-
-    fn look_at(&self, place: Place, seen: &mut Seen) {
-        let (pod, volume) = (&place.uid, &place.spec_name);
-        let is_published = || self.is_published(&place.uid, &place.spec_name, place.mode);
-        let result = match self.recorded(&place) {
-            Ok(None) => is_published().map(|is_published| (None, is_published)),
-            other => other.map(|record| (record, true)),
-        };
-        match result {
-            Ok((Some(record), _)) => seen.found.push(Found { uid: place.uid, mode: place.mode, record }),
-            Ok((None, is_published)) => {
-                tracing::warn!(pod, volume, is_published, "a place of a volume without a record");
-                if is_published {
-                    seen.strays.push(place);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(pod, volume, %error, "a place of a volume whose record is not read");
-                seen.unread.push((place, error));
-            }
-        }
     }
 
     /// Unmounts a stray without its driver, which nobody knows any more, and removes its place.
@@ -349,105 +269,27 @@ impl Layout {
         Ok(pods)
     }
 
-    /// Where volumes of a pod are, or were begun.
-    fn places(&self, uid: &str) -> io::Result<BTreeSet<(String, Mode)>> {
-        let pod = self.root.join("pods").join(uid);
-        let mut places = BTreeSet::new();
-        for (kind, mode) in [("volumes", Mode::Filesystem), ("volumeDevices", Mode::Block)] {
-            places.extend(names_if_dir(&pod.join(kind).join(PLUGIN))?.into_iter().map(|spec_name| (spec_name, mode)));
-        }
-        for spec_name in names(&self.published_devices())? {
-            if self.is_published(uid, &spec_name, Mode::Block)? {
-                places.insert((spec_name, Mode::Block));
-            }
-        }
-        Ok(places)
-    }
-
-    /// What is written down about a pod's volume, if anything is.
-    fn recorded(&self, Place { uid, spec_name, mode }: &Place) -> io::Result<Option<Record>> {
-        let path = match mode {
-            Mode::Filesystem => self.pod_volume(uid, spec_name).join(RECORD),
-            Mode::Block => self.devices(spec_name).join("data").join(RECORD),
-        };
-        let found = Record::find(&path)?;
-        // Begun and not even written down, or half removed: the driver has nothing there.
-        if found.is_some() || *mode == Mode::Block || !self.is_published(uid, spec_name, *mode)? {
-            return Ok(found);
-        }
-        self.shown(&self.target(uid, spec_name, *mode), spec_name)
-    }
-
-    /// The volume that a mount shows, by where it is staged: others may have its name.
-    fn shown(&self, target: &Path, spec_name: &str) -> io::Result<Option<Record>> {
-        let mut same = Vec::new();
-        for (record, mode) in self.staged()? {
-            let is_named = mode == Mode::Filesystem && record.spec_name == spec_name;
-            if is_named && mounts::show_the_same(&Linux, target, &self.staging(&record, mode))? {
-                same.push(record);
-            }
-        }
-        // One of several may be the wrong one.
-        Ok(same.pop().filter(|_| same.is_empty()))
-    }
-
-    /// Whether a driver has put something where a pod's volume belongs.
-    fn is_published(&self, uid: &str, spec_name: &str, mode: Mode) -> io::Result<bool> {
-        let target = self.target(uid, spec_name, mode);
-        match mode {
-            Mode::Filesystem => mounts::is_mounted_at(&Linux, &target),
-            Mode::Block => target.try_exists().or_else(|error| if is_absent(&error) { Ok(false) } else { Err(error) }),
-        }
-    }
-
     /// Whether a volume is staged here, or may be.
     pub(crate) fn is_staged(&self, record: &Record, mode: Mode) -> io::Result<bool> {
         let there = Record::find(&self.staging_record(record, mode))?;
         Ok(there.is_some_and(|there| there.unique_name() == record.unique_name()))
     }
-
-    /// All volumes that are staged here, or may be, as far as that can be told.
-    pub(crate) fn staged(&self) -> io::Result<Vec<(Record, Mode)>> {
-        let all = self.all_staged()?.into_iter();
-        let known = all.filter_map(|found| {
-            found.inspect_err(|error| tracing::warn!(%error, "record of a staged volume not read")).ok()
-        });
-        Ok(known.collect())
-    }
-
-    /// All volumes that are staged here, or may be, and what cannot be told.
-    pub(crate) fn all_staged(&self) -> io::Result<Vec<io::Result<(Record, Mode)>>> {
-        let mut found = Vec::new();
-        for driver in names(&self.plugins())? {
-            for inner in names_if_dir(&self.plugins().join(&driver))? {
-                let (path, mode) = match driver.as_str() {
-                    "volumeDevices" => (self.devices(&inner).join("data").join(RECORD), Mode::Block),
-                    _ => (self.plugins().join(&driver).join(&inner).join(RECORD), Mode::Filesystem),
-                };
-                found.extend(Record::find(&path).transpose().map(|record| record.map(|record| (record, mode))));
-            }
-        }
-        Ok(found)
-    }
-}
-
-/// Whether nothing is there.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// What is in a directory; nothing if it is not there.
 pub(crate) fn names(dir: &Path) -> io::Result<Vec<String>> {
+    let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", dir.display()));
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
+        Err(error) => return Err(at(error)),
     };
-    entries.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned())).collect()
+    let names = entries.map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()));
+    names.map(|name| name.map_err(at)).collect()
 }
 
 /// As [`names`], and nothing if it is no directory.
-fn names_if_dir(path: &Path) -> io::Result<Vec<String>> {
+pub(crate) fn names_if_dir(path: &Path) -> io::Result<Vec<String>> {
     names(path).or_else(|error| if is_absent(&error) { Ok(Vec::new()) } else { Err(error) })
 }
 
@@ -480,11 +322,9 @@ fn remove_unmounted(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use nix::mount::MsFlags;
-
     use super::*;
 
-    fn record() -> Record {
+    pub(super) fn record() -> Record {
         Record {
             spec_name: "pv".into(),
             volume_handle: "handle".into(),
@@ -529,14 +369,20 @@ mod tests {
             assert!(layout.note_use("u", &record(), mode).unwrap());
             assert!(!layout.note_use("u", &record(), mode).unwrap(), "a second time is not new");
             assert_eq!(layout.note_staging(&record(), mode).unwrap(), mode == Mode::Filesystem);
+            if mode == Mode::Filesystem {
+                std::fs::write(layout.staging_record(&record(), mode), "").unwrap();
+                assert!(!layout.note_staging(&record(), mode).unwrap(), "a damaged record is not a new volume's");
+            }
+            // A kubelet that ended while it wrote.
+            std::fs::write(layout.staging_record(&record(), mode).with_extension(records::UNFINISHED), "").unwrap();
             let found = layout.in_use(None).unwrap();
             assert_eq!(found.len(), 1);
             assert_eq!((found[0].uid.as_str(), found[0].mode, &found[0].record), ("u", mode, &record()));
             assert!(layout.in_use(Some("other")).unwrap().is_empty());
-            assert_eq!(layout.staged().unwrap(), [(record(), mode)]);
+            assert_eq!(layout.known().unwrap().staged, [(record(), mode)]);
             layout.forget_use("u", "pv", mode).unwrap();
             layout.forget_staging(&record(), mode).unwrap();
-            assert!(layout.in_use(None).unwrap().is_empty() && layout.staged().unwrap().is_empty());
+            assert!(layout.in_use(None).unwrap().is_empty() && layout.known().unwrap().staged.is_empty());
             layout.forget_use("u", "pv", mode).unwrap();
             layout.forget_staging(&record(), mode).unwrap();
         }
@@ -573,89 +419,6 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_device_that_was_never_made_stops_nobody() {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout { root: dir.path().into() };
-        layout.note_use("u", &record(), Mode::Block).unwrap();
-        std::fs::remove_file(layout.staging_record(&record(), Mode::Block)).unwrap();
-        assert!(layout.in_use(None).unwrap().is_empty());
-        assert_eq!(strays(&layout, "u"), []);
-        // Or made after the driver's caller had given up, when the link was gone.
-        layout.forget_use("u", "pv", Mode::Block).unwrap();
-        std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
-        assert!(layout.in_use(None).unwrap().is_empty() && layout.pods().unwrap().contains("u"));
-        let place = Place { uid: "u".into(), spec_name: "pv".into(), mode: Mode::Block };
-        assert_eq!(strays(&layout, "u"), [place]);
-        layout.remove_stray("u", "pv", Mode::Block).unwrap();
-        assert_eq!(strays(&layout, "u"), []);
-        // Where others use the device its record is there, and says whom to ask.
-        layout.note_use("v", &record(), Mode::Block).unwrap();
-        std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
-        assert_eq!(layout.in_use(Some("u")).unwrap()[0].record, record());
-    }
-
-    /// A driver does what it was asked for when its caller has given up, and undone what was written down.
-    #[test]
-    fn security_a_volume_that_is_published_late_holds_up_its_own_pod_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout { root: dir.path().into() };
-        let other = Record { spec_name: "other".into(), volume_handle: "other".into(), ..record() };
-        layout.note_use("v", &other, Mode::Filesystem).unwrap();
-        let target = layout.target("u", "pv", Mode::Filesystem);
-        for _ in 0..2 {
-            mount_anew(&target);
-        }
-        let found = |uid: Option<&str>| -> Vec<_> {
-            layout.in_use(uid).unwrap().into_iter().map(|found| (found.uid, found.record.spec_name)).collect()
-        };
-        assert_eq!(found(None), [("v".to_owned(), "other".to_owned())]);
-        assert_eq!((strays(&layout, "u").len(), strays(&layout, "v").len()), (1, 0));
-        // Another volume of its name is staged.
-        let staging = layout.staging(&record(), Mode::Filesystem);
-        layout.note_staging(&record(), Mode::Filesystem).unwrap();
-        mount_anew(&staging);
-        assert_eq!((found(Some("u")).len(), strays(&layout, "u").len()), (0, 1));
-        // While it is staged itself, its driver is known, and takes it back as any other.
-        Linux.mount(Some(&staging), &target, None, MsFlags::MS_BIND, None).unwrap();
-        assert_eq!(found(Some("u")), [("u".to_owned(), "pv".to_owned())]);
-        assert_eq!(strays(&layout, "u"), []);
-        Linux.unmount(&staging, MntFlags::empty()).unwrap();
-        layout.forget_staging(&record(), Mode::Filesystem).unwrap();
-        layout.remove_stray("u", "pv", Mode::Filesystem).unwrap();
-        assert!(!target.exists() && strays(&layout, "u").is_empty());
-    }
-
-    fn strays(layout: &Layout, uid: &str) -> Vec<Place> {
-        layout.look(Some(uid)).unwrap().strays
-    }
-
-    fn mount_anew(target: &Path) {
-        std::fs::create_dir_all(target).unwrap();
-        Linux.mount(Some(Path::new("tmpfs")), target, Some("tmpfs"), MsFlags::empty(), None).unwrap();
-    }
-
-    #[test]
-    fn security_a_file_among_devices_hides_none_and_no_device_has_their_directorys_name() {
-        for (mode, name, expected) in [
-            (Mode::Block, "publish", true),
-            (Mode::Block, "staging", true),
-            (Mode::Block, "pv", false),
-            (Mode::Filesystem, "publish", false),
-        ] {
-            assert_eq!(mode.is_taken(name), expected, "{mode:?} {name}");
-        }
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout { root: dir.path().into() };
-        layout.note_use("u", &record(), Mode::Block).unwrap();
-        for file in [layout.published_devices().join("file"), layout.plugins().join("file"), layout.root.join("pods/v")]
-        {
-            std::fs::write(file, "").unwrap();
-        }
-        assert_eq!(layout.in_use(None).unwrap().len(), 1);
-        assert_eq!(layout.staged().unwrap(), [(record(), Mode::Block)]);
-    }
-
-    #[test]
     fn mounted_volumes_are_never_removed() {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout { root: dir.path().into() };
@@ -667,41 +430,5 @@ mod tests {
         assert_eq!(std::fs::read_to_string(target.join("data")).unwrap(), "x");
         assert_eq!(layout.in_use(None).unwrap().len(), 1, "and not forgotten either");
         nix::mount::umount(&target).unwrap();
-    }
-
-    /// A volume whose record is damaged, or that cannot be read at the moment, is somebody's still.
-    #[test]
-    fn security_a_record_that_cannot_be_read_is_not_an_absent_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout { root: dir.path().into() };
-        let other = Record { spec_name: "other".into(), volume_handle: "other".into(), ..record() };
-        for mode in [Mode::Filesystem, Mode::Block] {
-            layout.note_use("u", &record(), mode).unwrap();
-            layout.note_use("v", &other, mode).unwrap();
-            let path = match mode {
-                Mode::Filesystem => layout.pod_volume("u", "pv").join(RECORD),
-                Mode::Block => layout.staging_record(&record(), mode),
-            };
-            std::fs::write(&path, "").unwrap();
-            let seen = layout.look(None).unwrap();
-            assert_eq!((seen.found.len(), seen.strays.len(), seen.unread.len()), (1, 0, 1), "{mode:?}");
-            assert_eq!((seen.found[0].uid.as_str(), seen.unread[0].0.uid.as_str()), ("v", "u"));
-            assert!(seen.is_used(&other, None).unwrap() && !seen.is_used(&other, Some("v")).unwrap());
-            assert!(seen.is_used(&record(), None).is_err() && !seen.is_used(&record(), Some("u")).unwrap());
-            assert!(layout.in_use(None).is_err() && layout.in_use(Some("u")).is_err());
-            assert_eq!(layout.in_use(Some("v")).unwrap().len(), 1, "it holds up nobody else");
-            assert!(layout.note_use("u", &other_named_pv(), mode).is_err());
-            if mode == Mode::Block {
-                assert!(layout.is_staged(&record(), mode).is_err() && layout.staged().unwrap().len() == 1);
-                assert!(layout.all_staged().unwrap().iter().any(Result::is_err));
-            }
-            std::fs::remove_file(&path).unwrap();
-            assert_eq!(layout.look(Some("u")).unwrap().unread.len(), 0);
-            layout.forget_use("v", "other", mode).unwrap();
-        }
-    }
-
-    fn other_named_pv() -> Record {
-        Record { volume_handle: "other".into(), ..record() }
     }
 }

@@ -11,6 +11,7 @@ mod attachment;
 mod drivers;
 mod growth;
 mod layout;
+mod leftovers;
 mod limits;
 mod node_info;
 mod operations;
@@ -46,8 +47,8 @@ use crate::state;
 
 pub(crate) use attachment::AttachError;
 pub(crate) use drivers::{Driver, NoDriver, Refused, highest_version};
-use layout::{Layout, Mode, Place, Seen};
-pub(super) use layout::{PLUGIN, names};
+use layout::{Known, Layout, Mode, Place, Seen};
+pub(super) use layout::{PLUGIN, names, names_if_dir};
 use node_info::NodeInfo;
 pub(crate) use node_info::NodeInfoError;
 pub(crate) use stats::Stats;
@@ -73,6 +74,8 @@ pub(crate) struct Csi {
     stats: stats::Cache,
     /// When what could not be unstaged is tried again.
     unstaging: Backoff,
+    /// Records that cannot be read, each with what to do about it: at the start, and as of the last look.
+    unread: Mutex<BTreeSet<String>>,
     /// Counts changes of how often drivers are asked how many volumes the node may have.
     periods: Arc<watch::Sender<u64>>,
     /// Since when attachers have had no room for volumes: by uid and spec name.
@@ -204,18 +207,22 @@ pub(crate) struct Parts {
 }
 
 impl Csi {
-    pub(crate) fn open(parts: Parts) -> std::io::Result<Arc<Self>> {
+    pub(crate) fn open(parts: Parts) -> Arc<Self> {
         let layout = Layout { root: parts.root };
-        let used = layout.in_use(None)?;
-        let staged = layout.all_staged()?.into_iter().collect::<std::io::Result<Vec<_>>>()?;
+        let known = layout.known().unwrap_or_else(|error| Known::nothing(&error));
+        let used = known.seen.found.iter().map(|found| (&found.record, found.uid.as_str()));
         let at_start: Vec<(String, String)> = used
-            .iter()
-            .map(|found| (&found.record, found.uid.as_str()))
-            .chain(staged.iter().map(|(record, _)| (record, STAGING)))
+            .chain(known.staged.iter().map(|(record, _)| (record, STAGING)))
             .filter(|(record, _)| !record.attachment.is_empty())
             .map(|(record, holder)| (record.unique_name(), holder.to_string()))
             .collect();
         let in_use = Arc::new(InUse::new(at_start, parts.changed));
+        if !known.unread.is_empty() {
+            in_use.doubt(api::attachable::CSI);
+        }
+        for error in &known.unread {
+            tracing::error!(error, "it is not known which volume is there");
+        }
         let node_info = Arc::new(NodeInfo::new(parts.client.clone(), parts.node_name.clone()));
         let informed = node_info.clone();
         parts.own_node.subscribe(move |event| match event {
@@ -229,7 +236,7 @@ impl Csi {
                 changed.send_modify(|count| *count += 1);
             }
         });
-        Ok(Arc::new(Csi {
+        Arc::new(Csi {
             layout,
             attached: Attached::new(parts.client.clone(), parts.node_name.clone(), parts.own_node, in_use),
             node_info,
@@ -244,6 +251,7 @@ impl Csi {
             running: Default::default(),
             stats: stats::Cache::new(),
             unstaging: Backoff::of_removals(),
+            unread: Mutex::new(known.unread),
             periods,
             without_room: Default::default(),
             metrics: parts.metrics,
@@ -251,7 +259,7 @@ impl Csi {
             has_selinux: Path::new("/sys/fs/selinux/enforce").exists(),
             tasks: parts.tasks,
             stop: parts.stop,
-        }))
+        })
     }
 
     /// Makes a volume ready for a pod.
@@ -432,46 +440,6 @@ impl Csi {
         self.forget_room(uid, None);
         self.done.lock().begun.retain(|(owner, _)| owner != uid);
         Ok(())
-    }
-
-    /// Unstages what no pod uses any more, left by a kubelet that ended in between or a driver that failed. Does not wait for
-    /// it; says whether there was nothing.
-    pub(crate) async fn unstage_unused(self: &Arc<Self>) -> bool {
-        let layout = self.layout.clone();
-        let staged = blocking(move || Ok((layout.staged()?, layout.look(None)?))).await;
-        let (staged, used) = match staged {
-            Ok(both) => both,
-            Err(error) => {
-                tracing::warn!(%error, "staged volumes not looked at");
-                return false;
-            }
-        };
-        // What may be used is looked at again before anything is done to it.
-        let unused: Vec<_> =
-            staged.into_iter().filter(|(record, _)| !used.is_used(record, None).unwrap_or_default()).collect();
-        for (record, mode) in &unused {
-            let volume = record.unique_name();
-            if self.unstaging.remaining_since_update(&volume).is_some() {
-                continue;
-            }
-            let Some(held) = self.try_lock(&volume) else { continue };
-            let (this, record, mode, stop) = (self.clone(), record.clone(), *mode, self.stop.clone());
-            self.tasks.spawn(FutureExt::boxed(async move {
-                let unstaged = tokio::select! {
-                    () = stop.cancelled() => return,
-                    unstaged = this.unstage_if_unused(&record, mode) => unstaged,
-                };
-                drop(held);
-                match unstaged {
-                    Ok(()) => this.unstaging.forget(&volume),
-                    Err(error) => {
-                        this.unstaging.next(&volume);
-                        tracing::warn!(volume = record.spec_name, %error, "volume not unstaged, will retry");
-                    }
-                }
-            }));
-        }
-        unused.is_empty()
     }
 
     /// Does work to its end even if nobody waits for it any more: a call that a driver may be at is not followed by another.

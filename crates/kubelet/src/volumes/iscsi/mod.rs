@@ -5,14 +5,14 @@
 //! Flow: `volumes` -> [`Iscsi::set_up`] -> `session` -> iscsiadm; [`Iscsi::release_unused`] logs out after the last pod.
 //!
 //! Invariants: what a pod is about to use is written down below its directory before anything is done, and forgotten after it is
-//! unmounted; nothing is let go while it is not known what every pod uses; for one target one thing is done at a time; a disk is
-//! in the node's `volumesInUse` from before it is reached for until its session has let go of it.
+//! unmounted; nothing is let go that a pod may use whose record cannot be read; for one target one thing is done at a time; a
+//! disk is in the node's `volumesInUse` from before it is reached for until its session has let go of it.
 
 mod disk;
 mod machine;
 mod session;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::attached::NodeUnknown;
-use super::csi::{AttachError, names};
+use super::csi::{AttachError, names, names_if_dir};
 use super::error::{Cause, Operation, SecretError, Unfinished, check_name};
 use super::in_use::InUse;
 use super::kernel::{Kernel, Linux};
@@ -193,40 +193,118 @@ pub(crate) struct Iscsi<M = Host> {
     devices: Mutex<HashMap<(String, String), PathBuf>>,
     /// Whoever holds it may write down what a pod uses: volumes of one pod are set up side by side.
     noting: Arc<Mutex<()>>,
+    /// Records of disks that may be attached, which could not be read when the kubelet started.
+    doubtful: Mutex<BTreeSet<PathBuf>>,
+    /// Records that cannot be read, each with what to do about it: as of the last look.
+    unread: Mutex<BTreeSet<String>>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Iscsi {
-    pub(crate) fn open(parts: Parts) -> io::Result<Arc<Self>> {
+    pub(crate) fn open(parts: Parts) -> Arc<Self> {
         Self::on(Host, parts)
     }
 }
 
 impl<M: Machine> Iscsi<M> {
-    fn on(machine: M, parts: Parts) -> io::Result<Arc<Self>> {
+    fn on(machine: M, parts: Parts) -> Arc<Self> {
         let Parts { root, in_use, call_timeout, tasks, stop } = parts;
-        let (locks, devices) = (Mutex::default(), Mutex::default());
-        let this = Iscsi { root, machine, in_use, call_timeout, locks, devices, noting: Arc::default(), tasks, stop };
-        this.keep_in_use()?;
-        Ok(Arc::new(this))
+        let this = Iscsi {
+            root,
+            machine,
+            in_use,
+            call_timeout,
+            locks: Mutex::default(),
+            devices: Mutex::default(),
+            noting: Arc::default(),
+            doubtful: Mutex::default(),
+            unread: Mutex::default(),
+            tasks,
+            stop,
+        };
+        this.keep_in_use();
+        Arc::new(this)
     }
 
-    /// Disks that an earlier kubelet has left attached.
-    fn keep_in_use(&self) -> io::Result<()> {
-        let (plugin, dir) = (self.plugin(), self.plugin().join(IN_USE));
-        for name in names(&dir)?.into_iter().filter(|name| !name.ends_with(records::UNFINISHED)) {
-            let path = dir.join(name);
-            let found: InUseRecord = records::read(&path)?;
-            // The disk's directory comes after the record and goes before it.
-            let is_gone = std::fs::symlink_metadata(plugin.join(&found.place))
-                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-            match is_gone {
-                true => std::fs::remove_file(&path)?,
-                false => self.in_use.keep(&found.unique_name, &holder(&found.place)),
+    /// Disks that an earlier kubelet has left attached. Where that cannot be read, what the API shows of such disks stays.
+    fn keep_in_use(&self) {
+        let gone = self.keep_listed().unwrap_or_else(|error| {
+            tracing::error!(%error, "it is not known which iSCSI disks are in use");
+            self.doubtful.lock().insert(self.plugin().join(IN_USE));
+            Vec::new()
+        });
+        for path in gone {
+            if let Err(error) = records::remove(&path) {
+                tracing::warn!(path = %path.display(), %error, "record of an iSCSI disk that is gone not removed");
             }
         }
-        Ok(())
+        if !self.doubtful.lock().is_empty() {
+            self.in_use.doubt(api::attachable::ISCSI);
+        }
+    }
+
+    /// Keeps all disks that are written down as attached. Returns the records of those that are gone.
+    fn keep_listed(&self) -> io::Result<Vec<PathBuf>> {
+        let dir = self.plugin().join(IN_USE);
+        let mut gone = Vec::new();
+        for name in names(&dir)?.into_iter().filter(|name| !name.ends_with(records::UNFINISHED)) {
+            let path = dir.join(name);
+            match self.keep(&path) {
+                Ok(true) => {}
+                Ok(false) => gone.push(path),
+                Err(error) => {
+                    tracing::error!(%error, "it is not known which iSCSI disk is in use");
+                    self.doubtful.lock().insert(path);
+                }
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Keeps a disk that is written down as attached; whether it is still there.
+    fn keep(&self, path: &Path) -> io::Result<bool> {
+        let Some(found) = records::find::<InUseRecord>(path)? else { return Ok(false) };
+        // The disk's directory comes after the record and goes before it.
+        let is_gone = std::fs::symlink_metadata(self.plugin().join(&found.place))
+            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if is_gone {
+            return Ok(false);
+        }
+        self.in_use.keep(&found.unique_name, &holder(&found.place));
+        let is_kept = path.try_exists()?;
+        if !is_kept {
+            // It was let go meanwhile.
+            self.in_use.release_all(&holder(&found.place));
+        }
+        Ok(is_kept)
+    }
+
+    /// Looks again at what could not be read at the start. Says what is wrong with what cannot be read yet.
+    fn look_again(&self) -> Vec<String> {
+        let left: Vec<PathBuf> = self.doubtful.lock().iter().cloned().collect();
+        if left.is_empty() {
+            return Vec::new();
+        }
+        let dir = self.plugin().join(IN_USE);
+        let mut wrong = Vec::new();
+        for path in left {
+            let looked = if path == dir { self.keep_listed().map(drop) } else { self.keep(&path).map(drop) };
+            match looked {
+                Ok(()) => self.doubtful.lock().retain(|doubtful| *doubtful != path),
+                Err(error) => wrong.push(error.to_string()),
+            }
+        }
+        if self.doubtful.lock().is_empty() {
+            // Whoever has a disk holds it now.
+            self.in_use.settle(api::attachable::ISCSI, |_| false);
+        }
+        wrong
+    }
+
+    /// Records that cannot be read, each with what to do about it.
+    pub(crate) fn unread(&self) -> BTreeSet<String> {
+        self.unread.lock().clone()
     }
 
     fn plugin(&self) -> PathBuf {
@@ -305,8 +383,9 @@ impl<M: Machine> Iscsi<M> {
         let (target, record) = (self.target(uid, name), self.pod_record(uid, name));
         let used = request.used();
         blocking(move || {
+            let noted: Option<Used> = records::find(&record)?;
             // A claim's volume may be called as one in the pod: that one's disk is not this one's.
-            if !records::read::<Used>(&record).is_ok_and(|noted| noted.place() == used.place()) {
+            if noted.is_none_or(|noted| noted.place() != used.place()) {
                 return Ok(None);
             }
             if used.is_block {
@@ -329,7 +408,8 @@ impl<M: Machine> Iscsi<M> {
         let in_use = InUseRecord { unique_name: request.unique_name.clone(), place: at.clone() };
         let is_mounted = blocking(move || {
             let noting = noting.lock();
-            if records::read::<Used>(&record).is_ok_and(|other| other.place() != used.place()) {
+            let there: Option<Used> = records::find(&record)?;
+            if there.is_some_and(|there| there.place() != used.place()) {
                 return Err(io::Error::other("another volume of the pod has this name, and another disk"));
             }
             records::write(&used, &record)?;
@@ -391,8 +471,8 @@ impl<M: Machine> Iscsi<M> {
         let read = pod.clone();
         let mut targets = blocking(move || {
             let noted = uses_of(&read)?.into_iter();
-            // What cannot be read was never begun: records come first and are written in one step.
-            Ok(noted.filter_map(Result::ok).map(|used| used.disk.iqn).collect::<Vec<_>>())
+            // While it is not known what there is, nothing is undone.
+            noted.map(|(_, used)| used.map(|used| used.disk.iqn)).collect::<io::Result<Vec<_>>>()
         })
         .await?;
         targets.sort();
@@ -413,14 +493,21 @@ impl<M: Machine> Iscsi<M> {
     /// Unmounts disks that no pod uses any more and logs out of targets without disks, also what an earlier kubelet left. Does
     /// not wait for it; says whether there was nothing.
     pub(crate) async fn release_unused(self: &Arc<Self>) -> bool {
-        let (root, plugin) = (self.root.clone(), self.plugin());
-        let unused = match blocking(move || unused(&root, &plugin)).await {
-            Ok(unused) => unused,
+        let this = self.clone();
+        let looked = blocking(move || {
+            let wrong = this.look_again();
+            Ok((unused(&this.root, &this.plugin())?, wrong))
+        });
+        let (unused, unread) = match looked.await {
+            Ok((Unused { disks, unknown }, wrong)) => (disks, BTreeSet::from_iter(unknown.into_iter().chain(wrong))),
             Err(error) => {
                 tracing::warn!(%error, "iSCSI disks not looked at");
+                *self.unread.lock() = BTreeSet::from([error.to_string()]);
                 return false;
             }
         };
+        let is_known = unread.is_empty();
+        *self.unread.lock() = unread;
         for left in &unused {
             let Ok(held) = self.lock_of(&left.disk.iqn).try_lock_owned() else { continue };
             let (this, left, stop) = (self.clone(), left.clone(), self.stop.clone());
@@ -435,7 +522,7 @@ impl<M: Machine> Iscsi<M> {
                 }
             }));
         }
-        unused.is_empty()
+        unused.is_empty() && is_known
     }
 
     async fn release(&self, left: &Used) -> Result<(), IscsiError> {
@@ -443,7 +530,7 @@ impl<M: Machine> Iscsi<M> {
         let (path, left, at) = (plugin.join(&place), left.clone(), place.clone());
         let found = blocking(move || {
             // Somebody may have come before the lock was ours.
-            if !unused(&root, &plugin)?.iter().any(|other| other.place() == place) {
+            if !unused(&root, &plugin)?.disks.iter().any(|other| other.place() == place) {
                 return Ok(None);
             }
             let path = plugin.join(&place);
@@ -452,8 +539,8 @@ impl<M: Machine> Iscsi<M> {
                 Linux.unmount(&path, MntFlags::empty())?;
             }
             // Behind the mount is what was written down before it.
-            let disk: Disk = records::read(&path.join(RECORD)).unwrap_or(left.disk);
-            let in_use = uses(&root)?.into_iter().map(|used| (used.place(), used.disk));
+            let disk: Disk = records::find(&path.join(RECORD))?.unwrap_or(left.disk);
+            let in_use = uses(&root)?.known.into_iter().map(|used| (used.place(), used.disk));
             let on_disk = places(&plugin)?.into_iter().map(|used| (used.place(), used.disk));
             let others = in_use.chain(on_disk).filter(|(other, _)| *other != place).map(|(_, disk)| disk);
             Ok(Some((disk, others.collect::<Vec<_>>())))
@@ -475,33 +562,80 @@ impl<M: Machine> Iscsi<M> {
     }
 }
 
-/// What a pod has written down that it uses.
-fn uses_of(pod: &Path) -> io::Result<Vec<io::Result<Used>>> {
+/// What a pod has written down that it uses, by name of the volume.
+fn uses_of(pod: &Path) -> io::Result<Vec<(String, io::Result<Used>)>> {
     let dir = pod.join("plugins").join(PLUGIN);
-    let mut all = names(&dir)?;
+    let mut all = names_if_dir(&dir)?;
     all.retain(|name| !name.ends_with(records::UNFINISHED));
-    Ok(all.into_iter().map(|name| records::read(&dir.join(name))).collect())
+    let read = all.into_iter().filter_map(|name| {
+        let used = records::find(&dir.join(&name)).transpose()?;
+        Some((name.strip_suffix(".json").unwrap_or(&name).to_owned(), used))
+    });
+    Ok(read.collect())
 }
 
-/// What all pods use. Fails if that is not known of one of them.
-fn uses(root: &Path) -> io::Result<Vec<Used>> {
+/// What all pods use.
+#[derive(Default)]
+struct Uses {
+    known: Vec<Used>,
+    unknown: Vec<Unknown>,
+}
+
+/// A pod may have a disk there, and why it is not known which.
+struct Unknown {
+    target: PathBuf,
+    why: io::Error,
+}
+
+impl Unknown {
+    /// The disk that is shown there; if none is, it may be any.
+    fn may_be(&self, plugin: &Path, all: &[Used]) -> io::Result<Vec<PathBuf>> {
+        let mut shown = Vec::new();
+        for place in all.iter().filter(|disk| !disk.is_block).map(Used::place) {
+            if mounts::show_the_same(&Linux, &self.target, &plugin.join(&place))? {
+                shown.push(place);
+            }
+        }
+        Ok(if shown.is_empty() { all.iter().map(Used::place).collect() } else { shown })
+    }
+}
+
+fn uses(root: &Path) -> io::Result<Uses> {
     let pods = root.join("pods");
-    let mut all = Vec::new();
+    let mut all = Uses::default();
     for uid in names(&pods)? {
         let pod = pods.join(uid);
-        let noted = uses_of(&pod)?.into_iter().collect::<io::Result<Vec<Used>>>()?;
+        if let Err(why) = all.add(&pod) {
+            all.unknown.push(Unknown { target: pod, why });
+        }
+    }
+    Ok(all)
+}
+
+impl Uses {
+    fn add(&mut self, pod: &Path) -> io::Result<()> {
+        let noted = uses_of(pod)?;
         for kind in ["volumes", DEVICES] {
             let dir = pod.join(kind).join(PLUGIN);
-            for name in names(&dir)? {
-                if !noted.iter().any(|used| used.disk.vol_name == name) {
-                    let path = dir.join(name);
-                    return Err(io::Error::other(format!("{} is of a disk that nothing is known of", path.display())));
+            for name in names_if_dir(&dir)? {
+                if !noted.iter().any(|(known, _)| *known == name) {
+                    let target = dir.join(name);
+                    let why = format!("{} is of a disk that nothing is known of", target.display());
+                    self.unknown.push(Unknown { target, why: io::Error::other(why) });
                 }
             }
         }
-        all.extend(noted);
+        for (name, used) in noted {
+            match used {
+                Ok(used) => self.known.push(used),
+                Err(why) => {
+                    let target = pod.join("volumes").join(PLUGIN).join(name);
+                    self.unknown.push(Unknown { target, why });
+                }
+            }
+        }
+        Ok(())
     }
-    Ok(all)
 }
 
 /// All disks that the plug-in has a directory for, as those say by their names.
@@ -517,13 +651,26 @@ fn places(plugin: &Path) -> io::Result<Vec<Used>> {
     Ok(all)
 }
 
-fn unused(root: &Path, plugin: &Path) -> io::Result<Vec<Used>> {
-    let mut all = places(plugin)?;
-    if !all.is_empty() {
-        let used: Vec<PathBuf> = uses(root)?.iter().map(Used::place).collect();
-        all.retain(|disk| !used.contains(&disk.place()));
+/// Disks that no pod uses.
+#[derive(Default)]
+struct Unused {
+    disks: Vec<Used>,
+    /// Why it is not known of others.
+    unknown: Vec<String>,
+}
+
+fn unused(root: &Path, plugin: &Path) -> io::Result<Unused> {
+    let all = places(plugin)?;
+    if all.is_empty() {
+        return Ok(Unused::default());
     }
-    Ok(all)
+    let Uses { known, unknown } = uses(root)?;
+    let mut used: Vec<PathBuf> = known.iter().map(Used::place).collect();
+    for one in &unknown {
+        used.extend(one.may_be(plugin, &all)?);
+    }
+    let disks = all.into_iter().filter(|disk| !used.contains(&disk.place())).collect();
+    Ok(Unused { disks, unknown: unknown.into_iter().map(|one| one.why.to_string()).collect() })
 }
 
 #[cfg(test)]

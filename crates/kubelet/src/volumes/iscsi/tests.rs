@@ -147,7 +147,7 @@ impl Node {
 fn started(machine: Recorded, root: PathBuf, tasks: TaskTracker) -> Arc<Iscsi<Recorded>> {
     let in_use = Arc::new(InUse::new([], Arc::default()));
     let stop = CancellationToken::new();
-    Iscsi::on(machine, Parts { root, in_use, call_timeout: Duration::from_secs(600), tasks, stop }).unwrap()
+    Iscsi::on(machine, Parts { root, in_use, call_timeout: Duration::from_secs(600), tasks, stop })
 }
 
 fn source(lun: u32) -> Value {
@@ -229,6 +229,82 @@ async fn a_kubelet_that_starts_lets_go_what_an_earlier_one_left() {
     later.release_unused().await;
     node.settle().await;
     assert!(later.release_unused().await);
+}
+
+/// Which disk the pod has is not known then: none is let go, and pods that need others go on.
+#[tokio::test]
+async fn a_record_that_cannot_be_read_holds_up_its_own_pod() {
+    let node = Node::new(Recorded::default());
+    node.set_up("a", "pv-0", source(0), true).await.unwrap();
+    node.set_up("b", "pv-1", source(1), true).await.unwrap();
+    let record = node.iscsi.pod_record("a", "pv-0");
+    let whole = std::fs::read(&record).unwrap();
+    std::fs::write(&record, "{").unwrap();
+    let failed = node.set_up("a", "pv-0", source(0), true).await.unwrap_err().to_string();
+    assert!(failed.contains(&record.display().to_string()), "{failed}");
+    assert!(node.iscsi.tear_down("a").await.is_err() && record.exists());
+    node.calls();
+    assert!(!node.end("b").await);
+    let machine = &node.iscsi.machine;
+    assert!(!machine.deleted("sd00") && !machine.deleted("sd01"));
+    let unread = node.iscsi.unread();
+    assert!(unread.len() == 1 && unread.iter().all(|why| why.contains(&record.display().to_string())), "{unread:?}");
+    node.set_up("c", "pv-1", source(1), true).await.unwrap();
+    std::fs::write(&record, whole).unwrap();
+    node.end("c").await;
+    assert!(!machine.deleted("sd00") && machine.deleted("sd01"));
+    assert!(node.iscsi.release_unused().await && node.iscsi.unread().is_empty());
+}
+
+#[tokio::test]
+async fn a_damaged_record_of_a_disk_in_use_keeps_no_kubelet_from_starting() {
+    let node = Node::new(Recorded::default());
+    node.set_up("a", "pv", source(0), true).await.unwrap();
+    let disk: ISCSIPersistentVolumeSource = serde_json::from_value(source(0)).unwrap();
+    let used = Request::new("a", "pv", &disk, false).with(&[], true).used();
+    let record = node.iscsi.in_use_record(&used.place());
+    let whole = std::fs::read(&record).unwrap();
+    std::fs::write(&record, "").unwrap();
+    let machine = Recorded { root: node.iscsi.machine.root.clone(), ..Recorded::default() };
+    let later = started(machine, node.iscsi.root.clone(), node.tasks.clone());
+    assert_eq!(later.in_use.to_tell(), None, "nobody hears that it is not used any more");
+    let name = "kubernetes.io/iscsi/10.0.0.1:iqn.2003-01.org.x:a:0".to_owned();
+    later.in_use.seen(std::slice::from_ref(&name));
+    for _ in 0..2 {
+        assert!(!later.release_unused().await);
+        assert_eq!((later.in_use.to_tell(), later.unread().len()), (Some(vec![name.clone()]), 1));
+    }
+    std::fs::write(&record, whole).unwrap();
+    assert!(later.release_unused().await, "a pod uses it");
+    assert_eq!((later.in_use.names(), later.unread().len()), (vec![name], 0));
+    let place = holder(&used.place());
+    later.in_use.release_all(&place);
+    assert!(later.in_use.names().is_empty(), "it is held as any other");
+}
+
+/// What a pod's directory shows says which disk it has.
+#[test]
+fn disks_that_a_pod_without_a_record_does_not_have_are_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let plugin = root.join("plugins/kubernetes.io/iscsi");
+    let place = |lun: u32| plugin.join(format!("iface-default/10.0.0.1:3260-iqn.2003-01.org.x:a-lun-{lun}"));
+    let record = root.join("pods/a/plugins").join(PLUGIN).join("data.json");
+    let target = root.join("pods/a/volumes").join(PLUGIN).join("data");
+    for dir in [&place(0), &place(1), &target, &record.parent().unwrap().to_path_buf()] {
+        std::fs::create_dir_all(dir).unwrap();
+    }
+    std::fs::write(&record, "{").unwrap();
+    let luns =
+        || -> Vec<String> { unused(&root, &plugin).unwrap().disks.into_iter().map(|used| used.disk.lun).collect() };
+    assert_eq!(luns(), [""; 0], "it may be any");
+    mounts::tmpfs(&Linux, &place(0), None).unwrap();
+    Linux.mount(Some(&place(0)), &target, None, MsFlags::MS_BIND, None).unwrap();
+    let found = (luns(), unused(&root, &plugin).unwrap().unknown.len());
+    for mounted in [&target, &place(0)] {
+        Linux.unmount(mounted, MntFlags::empty()).unwrap();
+    }
+    assert_eq!(found, (vec!["1".to_owned()], 1));
 }
 
 #[tokio::test]
