@@ -219,6 +219,37 @@ pub(crate) async fn security_volumes_published_late_hold_up_nobody(node: &mut No
     assert_clean(node, driver);
 }
 
+/// A driver that stages a volume when its caller has given up and the pod is gone: it is unstaged again, also by the next kubelet.
+pub(crate) async fn volumes_staged_late_do_not_stay(node: &mut Node) {
+    let brief = |settings: &mut kubelet::Settings| settings.volume_call_timeout = Duration::from_secs(2);
+    node.stop_kubelet().await;
+    node.start_kubelet_with(brief);
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = &served.driver;
+    for (name, is_restarted) in [("late", false), ("later", true)] {
+        claim(node, name, NAME, json!({})).await;
+        let handle = format!("handle-{name}");
+        driver.set_fault("NodeStageVolume", Some(Fault::Late));
+        node.create(name, using(name, "sleep 1000")).await;
+        node.wait_until("the driver is asked", || driver.count("NodeStageVolume", &handle) > 0).await;
+        node.delete(name).await;
+        driver.set_fault("NodeStageVolume", None);
+        let stage = driver.stages().into_iter().rfind(|request| request.volume_id == handle).unwrap();
+        let staging = Path::new(&stage.staging_target_path);
+        assert!(!staging.exists(), "all of it is undone");
+        if is_restarted {
+            node.stop_kubelet().await;
+        }
+        assert!(driver.catch_up() > 0);
+        assert_eq!(mounts_at(staging), 1);
+        if is_restarted {
+            node.start_kubelet_with(brief);
+        }
+        node.wait_until("what came late is unstaged", || mounts_at(staging) == 0).await;
+    }
+    assert_clean(node, driver);
+}
+
 /// A record that is damaged for good: the next kubelet starts and says which one it is, its volume stays as it is, and other pods
 /// go on.
 pub(crate) async fn security_damaged_records_hold_up_their_own_pods(node: &mut Node) {

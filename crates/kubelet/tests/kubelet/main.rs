@@ -106,6 +106,7 @@ const TESTS: &[Test] = tests![
     csi_drivers::drivers_come_and_go,
     csi_drivers::security_drivers_that_fail_hold_up_only_their_pods,
     csi_drivers::security_volumes_published_late_hold_up_nobody,
+    csi_drivers::volumes_staged_late_do_not_stay,
     csi_drivers::security_damaged_records_hold_up_their_own_pods,
     csi_drivers::security_plugins_that_lie_are_refused,
     csi_kills::a_kubelet_killed_between_any_two_calls_loses_nothing,

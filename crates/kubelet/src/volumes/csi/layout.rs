@@ -3,6 +3,7 @@
 //! A record (`vol_data.json`) is there before a driver is asked for anything and goes after everything was undone. So a
 //! kubelet that starts finds all that an earlier one may have asked for, whenever that one ended.
 
+mod asked;
 mod survey;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ use crate::volumes::kernel::{Kernel as _, Linux};
 use crate::volumes::mounts;
 use crate::volumes::records::{self, is_absent};
 
+pub(crate) use asked::Asked;
 pub(crate) use survey::{Found, Known, Place, Seen};
 
 const RECORD: &str = "vol_data.json";

@@ -1,16 +1,28 @@
-//! What is left of volumes that no pod uses: left by a kubelet that ended in between, by a driver that failed, or by a record that
-//! cannot be read.
+//! What is left of volumes that no pod uses: left by a kubelet that ended in between, by a driver that failed or was late, or by a
+//! record that cannot be read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::attachable::CSI;
 use futures_util::FutureExt;
 
 use super::Csi;
-use super::layout::{Known, Mode, Record};
-use crate::volumes::blocking;
+use super::layout::{Asked, Known, Mode, Record};
+use crate::backoff::Backoff;
 use crate::volumes::in_use::STAGING;
+use crate::volumes::{VolumeError, blocking};
+
+/// How long a volume may be staged after its driver was asked for that. What cannot be seen is unstaged again and again meanwhile,
+/// later and later.
+const LATE_ANSWERS: Duration = Duration::from_secs(24 * 3600);
+const MIN_LATE_INTERVAL: Duration = Duration::from_secs(10);
+const MAX_LATE_INTERVAL: Duration = Duration::from_secs(3600);
+
+pub(super) fn backoff() -> Backoff {
+    Backoff::new(MIN_LATE_INTERVAL, MAX_LATE_INTERVAL)
+}
 
 impl Csi {
     /// Records that cannot be read, each with what to do about it.
@@ -38,29 +50,75 @@ impl Csi {
         let mut is_clean = true;
         for (record, mode) in unused {
             is_clean = false;
-            self.begin_unstaging(record, *mode);
+            let (this, record, mode) = (self.clone(), record.clone(), *mode);
+            let volume = record.unique_name();
+            self.begin_unstaging(volume, async move { this.unstage_if_unused(&record, mode).await });
+        }
+        is_clean & self.unstage_all_late(&known).await
+    }
+
+    /// Unstages what drivers may have staged after all else of it was undone. Says whether nothing of that is seen.
+    async fn unstage_all_late(self: &Arc<Self>, known: &Known) -> bool {
+        let layout = self.layout.clone();
+        let asked = match blocking(move || layout.asked()).await {
+            Ok(asked) => asked,
+            Err(error) => {
+                tracing::warn!(%error, "what drivers were asked to stage is not known");
+                return false;
+            }
+        };
+        let now = self.clock.now();
+        let mut is_clean = true;
+        for Asked { record, mode, since, is_mounted } in asked {
+            let volume = record.unique_name();
+            // Whoever has it unstages it in the end.
+            let is_staged = known.staged.iter().any(|(other, how)| *how == mode && other.unique_name() == volume);
+            if is_staged || known.seen.is_used(&record, None).unwrap_or(true) {
+                continue;
+            }
+            is_clean &= !is_mounted;
+            let is_over = Duration::try_from(now.duration_since(since)).is_ok_and(|age| age > LATE_ANSWERS);
+            if is_over && !is_mounted {
+                let Some(_held) = self.try_lock(&volume) else { continue };
+                let layout = self.layout.clone();
+                match blocking(move || layout.give_up(&record, mode, since)).await {
+                    Ok(()) => self.late.forget(&volume),
+                    Err(error) => tracing::warn!(volume, %error, "note of a staging not removed"),
+                }
+            } else if is_mounted || self.late.remaining_since_update(&volume).is_none() {
+                let this = self.clone();
+                self.begin_unstaging(volume.clone(), async move {
+                    let unstaged = this.unstage_late(&record, mode).await;
+                    this.late.next(&volume);
+                    unstaged
+                });
+            }
         }
         is_clean
     }
 
-    fn begin_unstaging(self: &Arc<Self>, record: &Record, mode: Mode) {
-        let volume = record.unique_name();
+    /// Does it unless something else is done to the volume, or it is too early to try again. The volume is locked meanwhile.
+    fn begin_unstaging(
+        self: &Arc<Self>,
+        volume: String,
+        unstaging: impl Future<Output = Result<(), VolumeError>> + Send + 'static,
+    ) {
         if self.unstaging.remaining_since_update(&volume).is_some() {
             return;
         }
         let Some(held) = self.try_lock(&volume) else { return };
-        let (this, record, stop) = (self.clone(), record.clone(), self.stop.clone());
+        let (this, stop) = (self.clone(), self.stop.clone());
         self.tasks.spawn(FutureExt::boxed(async move {
             let unstaged = tokio::select! {
                 () = stop.cancelled() => return,
-                unstaged = this.unstage_if_unused(&record, mode) => unstaged,
+                unstaged = unstaging => unstaged,
             };
             drop(held);
             match unstaged {
                 Ok(()) => this.unstaging.forget(&volume),
                 Err(error) => {
                     this.unstaging.next(&volume);
-                    tracing::warn!(volume = record.spec_name, %error, "volume not unstaged, will retry");
+                    tracing::warn!(volume, %error, "volume not unstaged, will retry");
                 }
             }
         }));

@@ -74,6 +74,8 @@ pub(crate) struct Csi {
     stats: stats::Cache,
     /// When what could not be unstaged is tried again.
     unstaging: Backoff,
+    /// When what may have been staged late is unstaged again.
+    late: Backoff,
     /// Records that cannot be read, each with what to do about it: at the start, and as of the last look.
     unread: Mutex<BTreeSet<String>>,
     /// Counts changes of how often drivers are asked how many volumes the node may have.
@@ -251,6 +253,7 @@ impl Csi {
             running: Default::default(),
             stats: stats::Cache::new(),
             unstaging: Backoff::of_removals(),
+            late: leftovers::backoff(),
             unread: Mutex::new(known.unread),
             periods,
             without_room: Default::default(),

@@ -197,8 +197,10 @@ impl Csi {
         let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::MountDevice };
         let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         let (volume, mode, driver) = (record.unique_name(), wanted.mode(), &inputs.driver);
-        let (layout, noted) = (self.layout.clone(), record.clone());
-        let is_new = blocking(move || layout.note_staging(&noted, mode)).await.map_err(|error| fail(error.into()))?;
+        let (layout, noted, now) = (self.layout.clone(), record.clone(), self.clock.now());
+        let noted =
+            blocking(move || Ok((layout.note_staging(&noted, mode)?, layout.note_asked(&noted, mode, now)?))).await;
+        let (is_new, is_first_call) = noted.map_err(|error| fail(error.into()))?;
         let request = v1::NodeStageVolumeRequest {
             volume_id: wanted.handle.clone(),
             publish_context: inputs.publish_context.clone(),
@@ -209,6 +211,12 @@ impl Csi {
         };
         let stage = driver.clients.node.node_stage_volume(request);
         if let Err(status) = inputs.call(Stage::StageVolume, wanted, stage).await {
+            match csi::is_final(&status) {
+                true if is_first_call => self.forget_asked(record, mode).await,
+                true => {}
+                // It may be staged later than anybody waits for that.
+                false => self.late.next(&volume),
+            }
             if csi::is_final(&status) && is_new && is_first_use {
                 self.forget_use(state::uid(&inputs.pod), record, mode).await;
                 let (layout, record) = (self.layout.clone(), record.clone());
@@ -218,8 +226,18 @@ impl Csi {
             }
             return Err(fail(Cause::Driver(status)));
         }
+        self.forget_asked(record, mode).await;
         self.done.lock().staged.insert(volume);
         Ok(())
+    }
+
+    /// The driver has answered: a volume that it stages later is none that nobody knows of.
+    pub(super) async fn forget_asked(&self, record: &Record, mode: Mode) {
+        self.late.forget(&record.unique_name());
+        let (layout, asked) = (self.layout.clone(), record.clone());
+        if let Err(error) = blocking(move || layout.forget_asked(&asked, mode)).await {
+            tracing::warn!(volume = record.spec_name, %error, "note of a staging not removed");
+        }
     }
 
     async fn forget_use(&self, uid: &str, record: &Record, mode: Mode) {
@@ -412,6 +430,28 @@ impl Csi {
         }
         self.attached.in_use.release(&volume, STAGING);
         Ok(())
+    }
+
+    /// Unstages what a driver staged after its caller had given up and all of it was undone. The volume is locked by the caller.
+    pub(super) async fn unstage_late(&self, record: &Record, mode: Mode) -> Result<(), VolumeError> {
+        let fail = |cause: Cause| VolumeError::of(Operation::UnmountDevice, &record.spec_name, cause);
+        let (layout, looked_for) = (self.layout.clone(), record.clone());
+        let is_left = blocking(move || {
+            let is_used = layout.look(None)?.is_used(&looked_for, None)? || layout.is_staged(&looked_for, mode)?;
+            Ok(!is_used && layout.is_asked(&looked_for, mode)?)
+        });
+        if !is_left.await.map_err(|error| fail(error.into()))? {
+            return Ok(());
+        }
+        let driver = self.drivers.get(&record.driver_name).map_err(|source| {
+            let needed_by = "attacher.UnmountDevice failed to create newCsiDriverClient";
+            fail(Cause::NoDriver { needed_by, source })
+        })?;
+        self.done.lock().staged.remove(&record.unique_name());
+        self.unstage(&driver, record, mode).await.map_err(|status| fail(Cause::Driver(status)))?;
+        let (layout, record) = (self.layout.clone(), record.clone());
+        let removed = blocking(move || layout.forget_staging(&record, mode)).await;
+        removed.map_err(|error| fail(error.into()))
     }
 
     async fn unstage(&self, driver: &Driver, record: &Record, mode: Mode) -> Result<(), Status> {
