@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod attachable;
+pub mod beta_annotations;
 pub mod cached;
 pub mod cidr;
 pub mod claim;

@@ -8,12 +8,12 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::resource::v1::{DeviceRequest, ResourceClaim};
 
+use crate::beta_annotations;
 use crate::pod::resources::{Amounts, add, max};
 use crate::pod::{AnyPod, qos};
 use crate::quantity::{Format, Quantity};
 
 const CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
-const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 /// After the name of a device class: how many of its devices claims may ask for.
 pub const DEVICES_SUFFIX: &str = ".deviceclass.resource.k8s.io/devices";
 /// All devices of a class are as many as one claim can get.
@@ -54,8 +54,7 @@ pub fn of_volume_claim(claim: &PersistentVolumeClaim) -> Amounts {
     const PLURAL: &str = "persistentvolumeclaims";
     let mut usage = Amounts::from([(format!("count/{PLURAL}"), count(1)), (PLURAL.to_owned(), count(1))]);
     let Some(spec) = &claim.spec else { return usage };
-    let annotated = claim.metadata.annotations.as_ref().and_then(|annotations| annotations.get(CLASS_ANNOTATION));
-    let class = annotated.or(spec.storage_class_name.as_ref()).filter(|class| !class.is_empty());
+    let class = beta_annotations::claim_class(claim).filter(|class| !class.is_empty());
     if let Some(class) = class {
         usage.insert(format!("{class}{CLASS_SUFFIX}{PLURAL}"), count(1));
     }

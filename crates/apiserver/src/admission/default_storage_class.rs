@@ -13,18 +13,14 @@ pub(super) struct DefaultStorageClass;
 
 const DEFAULT: &[&str] =
     &["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
-const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
 impl Plugin for DefaultStorageClass {
     fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let creates = attributes.creates("", "persistentvolumeclaims");
         if let Some(claim) = attributes.object_mut::<PersistentVolumeClaim>().filter(|_| creates) {
-            let annotations = claim.metadata.annotations.as_ref();
-            let annotated = annotations.is_some_and(|annotations| annotations.contains_key(CLASS_ANNOTATION));
-            let spec = claim.spec.get_or_insert_default();
-            if spec.storage_class_name.is_none() && !annotated {
+            if api::beta_annotations::claim_class(claim).is_none() {
                 match newest_default::<StorageClass>(cluster, DEFAULT) {
-                    Ok(default) => spec.storage_class_name = default,
+                    Ok(default) => claim.spec.get_or_insert_default().storage_class_name = default,
                     Err(unreadable) => return Err(unreadable.into()).into(),
                 }
             }

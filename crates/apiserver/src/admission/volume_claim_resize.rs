@@ -12,8 +12,6 @@ use crate::cluster::Cluster;
 
 pub(super) struct PersistentVolumeClaimResize;
 
-const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
-
 impl Plugin for PersistentVolumeClaimResize {
     fn validate<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a Attributes<'_>) -> Admitted<'a> {
         if attributes.verb != Verb::Update || !attributes.writes("", "persistentvolumeclaims") {
@@ -49,7 +47,5 @@ fn size(claim: &PersistentVolumeClaim) -> Quantity {
 }
 
 fn class(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let annotated = claim.metadata.annotations.as_ref().and_then(|annotations| annotations.get(CLASS_ANNOTATION));
-    let named = annotated.or_else(|| claim.spec.as_ref()?.storage_class_name.as_ref());
-    named.map(String::as_str).filter(|class| !class.is_empty())
+    api::beta_annotations::claim_class(claim).filter(|class| !class.is_empty())
 }

@@ -155,8 +155,8 @@ async fn attempt(
     });
     trace::lap(Stage::Validation);
     write::invalid(operation, &operation.info.name, errors)?;
-    for warning in resource.strategy.warnings(&*new, Some(&*old)) {
-        operation.warn(warning);
+    if target == Target::Main {
+        resource.strategy.warnings(&*new, Some(&*old)).into_iter().for_each(|warning| operation.warn(warning));
     }
     admit(operation, target, Phase::Validate, (&mut new, &managed_fields), (&current, &*old), dry_run).await?;
 

@@ -243,7 +243,7 @@ impl Seen {
 
     async fn claim(&self, claim: PersistentVolumeClaim) -> Result<volume::Facts> {
         let spec = claim.spec.clone().unwrap_or_default();
-        let class = match spec.storage_class_name.as_deref().filter(|name| !name.is_empty()) {
+        let class = match api::beta_annotations::claim_class(&claim).filter(|name| !name.is_empty()) {
             Some(name) => self.client.all::<StorageClass>().get_opt(name).await?,
             None => None,
         };

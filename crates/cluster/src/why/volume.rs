@@ -90,7 +90,7 @@ impl Facts {
     }
 
     fn class_name(&self) -> &str {
-        self.claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default()
+        api::beta_annotations::claim_class(&self.claim).unwrap_or_default()
     }
 
     fn selected_node(&self) -> Option<&str> {

@@ -14,7 +14,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 
 use super::decision::{
     BETA_PROVISIONER_NOTE, BIND_COMPLETED, BOUND_BY, ForClaim, ForVolume, LOCAL_PATH, PROVISIONER_NOTE, Reclaim, Seen,
-    annotation, claim_key, for_claim, for_volume, handed_to_driver, is_to_delete, reclaim, volume_name,
+    annotation, claim_handed_to_driver, claim_key, for_claim, for_volume, handed_to_driver, is_to_delete, reclaim,
+    volume_name,
 };
 use super::metrics::{Operations, count_volumes};
 use super::protection::{BY_CLAIM, claims_of};
@@ -165,6 +166,10 @@ impl Controller {
         let Some(claim) = self.claims.get(key).filter(|claim| claim.metadata.deletion_timestamp.is_none()) else {
             return Ok(Requeue::Never);
         };
+        if let Some(changed) = claim_handed_to_driver(&claim) {
+            self.client.all::<PersistentVolumeClaim>().update(&changed).await?; // and its event comes back here
+            return Ok(Requeue::Never);
+        }
         let mut decided = self.decide(&claim, key);
         let is_free = matches!(&decided, ForClaim::Bind(volume) if claim_key(volume).as_deref() != Some(key));
         let mut _giving = None;

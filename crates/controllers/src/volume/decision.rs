@@ -6,6 +6,7 @@ use api::cached::Pod;
 use api::meta::Meta as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::matching::{best, claim_class, default_class, is_for, unsuitable};
 use super::protection::claims_of;
@@ -44,17 +45,45 @@ pub(super) fn plugin_before(driver: &str) -> Option<&'static str> {
     migrated.find(|(_, new)| *new == driver).map(|(old, _)| *old)
 }
 
-/// A volume that a removed plug-in made, as the sidecars of the driver that took its work over must find it: without the name of
-/// that driver none of them deletes it (`updateVolumeMigrationAnnotationsAndFinalizers`, v1.36). None if it is so already.
+/// The driver that has the work of a removed plug-in now.
+fn driver_after(plugin: &str) -> Option<&'static str> {
+    let mut migrated = MIGRATED.iter().filter(|(old, _)| old.starts_with(IN_TREE));
+    migrated.find(|(old, _)| *old == plugin).map(|(_, new)| *new)
+}
+
+/// Metadata as the sidecars of a driver must find it that has taken over the work of a removed plug-in: with its name on what that
+/// has provisioned, and on nothing else (`updateMigrationAnnotations`, v1.36).
+fn with_driver(meta: &ObjectMeta, provisioner: &str) -> ObjectMeta {
+    let mut changed = meta.clone();
+    match driver_after(provisioner) {
+        Some(driver) => {
+            changed.annotations.get_or_insert_default().insert(MIGRATED_TO.to_owned(), driver.to_owned());
+        }
+        None if annotation(meta, MIGRATED_TO).is_some_and(|noted| !noted.is_empty()) => {
+            changed.annotations.get_or_insert_default().remove(MIGRATED_TO);
+        }
+        None => {}
+    }
+    changed
+}
+
+/// A volume that a removed plug-in made, as the driver's sidecars must find it: without its name none of them deletes the volume
+/// (`updateVolumeMigrationAnnotationsAndFinalizers`, v1.36). None if it is so already.
 pub(super) fn handed_to_driver(volume: &PersistentVolume) -> Option<PersistentVolume> {
-    let maker = annotation(&volume.metadata, PROVISIONED_BY).filter(|maker| maker.starts_with(IN_TREE))?;
-    let (_, driver) = MIGRATED.iter().find(|(old, _)| *old == maker)?;
-    let mut changed = volume.clone();
-    changed.metadata.annotations.get_or_insert_default().insert(MIGRATED_TO.to_owned(), (*driver).to_owned());
-    if let Some(finalizers) = changed.metadata.finalizers.as_mut() {
+    let maker = annotation(&volume.metadata, PROVISIONED_BY)?;
+    let mut metadata = with_driver(&volume.metadata, maker);
+    if let Some(finalizers) = metadata.finalizers.as_mut().filter(|_| driver_after(maker).is_some()) {
         finalizers.retain(|finalizer| finalizer != IN_TREE_FINALIZER);
     }
-    (changed.metadata != volume.metadata).then_some(changed)
+    (metadata != volume.metadata).then(|| PersistentVolume { metadata, ..volume.clone() })
+}
+
+/// The same of a claim that waits for a removed plug-in, or has got its volume by one (`updateClaimMigrationAnnotations`, v1.36).
+pub(super) fn claim_handed_to_driver(claim: &PersistentVolumeClaim) -> Option<PersistentVolumeClaim> {
+    let provisioner = annotation(&claim.metadata, PROVISIONER_NOTE);
+    let provisioner = provisioner.or_else(|| annotation(&claim.metadata, BETA_PROVISIONER_NOTE))?;
+    let metadata = with_driver(&claim.metadata, provisioner);
+    (metadata != claim.metadata).then(|| PersistentVolumeClaim { metadata, ..claim.clone() })
 }
 
 /// What the binder sees besides the claim.
@@ -99,10 +128,7 @@ fn warning(reason: &'static str, message: impl Into<String>) -> ForClaim {
     ForClaim::Wait(Some(Notice { warns: true, reason, message: message.into() }))
 }
 
-pub(super) fn annotation<'a>(
-    meta: &'a k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-    key: &str,
-) -> Option<&'a str> {
+pub(super) fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     meta.annotation(key)
 }
 
@@ -601,7 +627,29 @@ mod tests {
         let done = json!({ "metadata": { "annotations": { MIGRATED_TO: "ebs.csi.aws.com" }, "finalizers": null } });
         assert_eq!(handed_to_driver(&made("kubernetes.io/aws-ebs", done)), None, "once");
         assert_eq!(handed_to_driver(&volume("v", json!({}))), None);
+        // Nobody else's is.
+        let other = json!({ "metadata": { "annotations": { MIGRATED_TO: "ebs.csi.aws.com" }, "finalizers": null } });
+        let changed = handed_to_driver(&made("csi.example", other)).unwrap();
+        assert_eq!(annotation(&changed.metadata, MIGRATED_TO), None);
         assert_eq!(plugin_before("ebs.csi.aws.com"), Some("kubernetes.io/aws-ebs"));
         assert_eq!(plugin_before(api::node_volumes::DRIVER), None);
+    }
+
+    #[test]
+    fn claims_of_removed_plugins_are_their_successors() {
+        for (annotations, expected) in [
+            (json!({ PROVISIONER_NOTE: "kubernetes.io/aws-ebs" }), Some(Some("ebs.csi.aws.com"))),
+            (json!({ BETA_PROVISIONER_NOTE: "kubernetes.io/gce-pd" }), Some(Some("pd.csi.storage.gke.io"))),
+            (json!({ PROVISIONER_NOTE: "ebs.csi.aws.com", BETA_PROVISIONER_NOTE: "kubernetes.io/aws-ebs" }), None),
+            (json!({ PROVISIONER_NOTE: "csi.example", MIGRATED_TO: "ebs.csi.aws.com" }), Some(None)),
+            (json!({ PROVISIONER_NOTE: "kubernetes.io/aws-ebs", MIGRATED_TO: "ebs.csi.aws.com" }), None),
+            (json!({ MIGRATED_TO: "ebs.csi.aws.com" }), None),
+            (json!(null), None),
+        ] {
+            let claim = claim("c", json!({ "metadata": { "annotations": annotations } }));
+            let changed = claim_handed_to_driver(&claim);
+            let noted = changed.as_ref().map(|claim| annotation(&claim.metadata, MIGRATED_TO));
+            assert_eq!(noted, expected, "{annotations}");
+        }
     }
 }

@@ -2,21 +2,14 @@
 
 use std::sync::Arc;
 
-use api::meta::Meta as _;
+pub(super) use api::beta_annotations::{claim_class, volume_class};
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-pub(super) const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
-
 const DEFAULT_ANNOTATIONS: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
-
-pub(super) fn claim_class(claim: &PersistentVolumeClaim) -> Option<&str> {
-    let old = claim.metadata.annotation(CLASS_ANNOTATION);
-    old.or(claim.spec.as_ref()?.storage_class_name.as_deref())
-}
 
 /// The class of claims that name none: the newest of those marked so, of two as new the one whose name comes first.
 pub(super) fn default_class(classes: &[Arc<StorageClass>]) -> Option<Arc<StorageClass>> {
@@ -29,10 +22,6 @@ pub(super) fn default_class(classes: &[Arc<StorageClass>]) -> Option<Arc<Storage
         created(right).cmp(&created(left)).then_with(|| left.metadata.name.cmp(&right.metadata.name))
     };
     classes.iter().filter(is_default).min_by(order).cloned()
-}
-
-pub(super) fn volume_class(volume: &PersistentVolume) -> &str {
-    volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default()
 }
 
 pub(super) fn requested(claim: &PersistentVolumeClaim) -> Quantity {

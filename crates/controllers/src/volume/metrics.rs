@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::matching::{claim_class, volume_class};
+use super::matching::claim_class;
 
 static OPERATION_BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
@@ -130,7 +130,9 @@ impl Counts {
             *counts.volumes.entry(kind).or_default() += 1;
             let is_bound = volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
             let by_class = if is_bound { &mut counts.bound } else { &mut counts.unbound };
-            *by_class.entry([volume_class(volume).to_owned()]).or_default() += 1;
+            // As upstream, of the field only.
+            let class = volume.spec.as_ref().and_then(|spec| spec.storage_class_name.clone());
+            *by_class.entry([class.unwrap_or_default()]).or_default() += 1;
         }
         for claim in claims {
             let attributes = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.clone());

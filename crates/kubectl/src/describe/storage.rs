@@ -79,7 +79,7 @@ fn requirements(w: &mut Writer, level: usize, title: &str, list: &Value, operato
 }
 
 /// The class of a claim or volume: its older annotation counts before the field.
-fn class_of(object: &Value) -> &str {
+pub(super) fn class_of(object: &Value) -> &str {
     let older = object["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"].as_str();
     older.unwrap_or_else(|| text(object, "/spec/storageClassName"))
 }

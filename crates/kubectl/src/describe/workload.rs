@@ -198,7 +198,7 @@ pub(super) async fn stateful_set(cx: &Context, ss: &Value, w: &mut Writer) -> Re
             w.line(0, "Volume Claims:");
             for c in claims {
                 w.line(1, format!("Name:\t{}", text(c, "/metadata/name")));
-                w.line(1, format!("StorageClass:\t{}", text(c, "/spec/storageClassName")));
+                w.line(1, format!("StorageClass:\t{}", super::storage::class_of(c)));
                 write_labels(w, "  Labels", &c["metadata"]["labels"]);
                 write_annotations(w, "  Annotations", &c["metadata"]["annotations"]);
                 w.line(1, format!("Capacity:\t{}", plain(&c["spec"]["resources"]["requests"]["storage"])));

@@ -33,6 +33,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use api::beta_annotations::mount_options;
 use api::meta::Meta as _;
 use client::{Client, Clock};
 use k8s_openapi::api::core::v1::{
@@ -188,8 +189,8 @@ impl Volumes {
     ) -> Result<Mounted, VolumeError> {
         let fail = |cause: Cause| VolumeError::of(Operation::SetUp, &volume.name, cause);
         let name = claim.metadata.name.as_deref();
-        let has_options = |spec: &PersistentVolumeSpec| spec.mount_options.iter().flatten().next().is_some();
-        if bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some() && has_options(spec)) {
+        let has_options = !mount_options(&bound).is_empty();
+        if has_options && bound.spec.as_ref().is_some_and(|spec| spec.host_path.is_some()) {
             let name = bound.metadata.name();
             return Err(VolumeError::of(Operation::CheckMountOptions, name, Cause::MountOptions));
         }
@@ -202,7 +203,7 @@ impl Volumes {
                     let read_only = read_only || source.read_only == Some(true);
                     let request = iscsi::Request::new(state::uid(pod), bound_name, source, read_only);
                     let is_block = spec.volume_mode.as_deref() == Some("Block");
-                    let request = request.with(spec.mount_options.as_deref().unwrap_or_default(), is_block);
+                    let request = request.with(&mount_options(&bound), is_block);
                     let mounted = self.timed(plugin, self.iscsi_disk(pod, source, request)).await?;
                     return Ok(self.noted(pod, volume, plugin, name, mounted));
                 }
@@ -368,10 +369,10 @@ impl Volumes {
     /// volume's options, if it has any. A directory is given to the pod's fsGroup, once: before anything of the pod has started,
     /// and never while its containers may be at work in it.
     async fn claim(&self, pod: &Pod, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
+        let options = mount_options(&bound);
         let (name, spec) = (bound.metadata.name.unwrap_or_default(), bound.spec.unwrap_or_default());
         if let Some(source) = &spec.nfs {
-            let options = spec.mount_options.as_deref().unwrap_or_default();
-            return self.share(pod, &name, source, read_only, options).await;
+            return self.share(pod, &name, source, read_only, &options).await;
         }
         if spec.volume_mode.as_deref() == Some("Block") {
             let path =
@@ -391,15 +392,15 @@ impl Volumes {
                     name,
                     device: path,
                     fs_type: source.fs_type.clone().unwrap_or_default(),
-                    options: spec.mount_options.clone().unwrap_or_default(),
+                    options,
                     group: fs_group(pod).filter(|_| !read_only).map(|group| (group, change_policy(pod))),
                 };
                 let path = self.local_devices.set_up(disk, owned).await?;
                 return Ok(Mounted::Path { path, read_only });
             }
         }
-        let has_options = spec.local.is_some() && spec.mount_options.iter().flatten().next().is_some();
-        let flags = files::bind_flags(spec.mount_options.as_deref().filter(|_| has_options).unwrap_or_default())?;
+        let has_options = spec.local.is_some() && !options.is_empty();
+        let flags = files::bind_flags(if has_options { options.as_slice() } else { &[] })?;
         // A path of the node's stays as the node has it.
         let (path, kind, group) = if let Some(source) = spec.host_path {
             let path = host_path::on_node(Path::new(&source.path), &self.usual_root, &self.root);

@@ -1,7 +1,7 @@
 //! NFS volumes: the kernel's own client, asked by mount(2). What the helper of nfs-utils does is done here: names are
 //! resolved, and versions are tried from the newest to the oldest unless one is asked for.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -100,9 +100,12 @@ impl Share {
 
     /// The words of upstream's mounter, with those of the helper as what was put out.
     fn failed(&self, target: &Path, error: Errno) -> String {
-        let mut options: Vec<&str> = self.options.iter().map(String::as_str).collect();
+        let mut options: BTreeSet<&str> = self.options.iter().map(String::as_str).collect();
         options.extend(self.is_read_only.then_some("ro"));
-        let options = if options.is_empty() { String::new() } else { format!("-o {} ", options.join(",")) };
+        let options = match options.is_empty() {
+            true => String::new(),
+            false => format!("-o {} ", Vec::from_iter(options).join(",")),
+        };
         format!(
             "mount failed: exit status 32\nMounting command: mount\nMounting arguments: -t nfs {options}{} {}\n\
              Output: mount.nfs: {}\n",
@@ -252,7 +255,7 @@ mod tests {
         let failed =
             Nfs::default().set_up(target.clone(), share, Duration::from_secs(100)).await.unwrap_err().to_string();
         assert!(failed.starts_with("mount failed: exit status 32\nMounting command: mount\n"), "{failed}");
-        let arguments = "-t nfs -o vers=4.2,port=1,soft,timeo=10,retrans=1,ro 127.255.255.254:/export";
+        let arguments = "-t nfs -o port=1,retrans=1,ro,soft,timeo=10,vers=4.2 127.255.255.254:/export";
         assert!(failed.contains(&format!("{arguments} {}\nOutput: mount.nfs: ", target.display())), "{failed}");
         let has_nfs = std::fs::read_to_string("/proc/filesystems").unwrap().lines().any(|line| line.ends_with("\tnfs"));
         assert!(has_nfs || failed.contains("No such device"), "{failed}");

@@ -20,3 +20,4 @@ pub mod secret;
 pub mod service;
 pub mod service_account;
 pub mod volume_sources;
+pub(crate) mod volume_warnings;

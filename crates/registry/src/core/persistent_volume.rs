@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::beta_annotations;
 use api::field::{FieldErrors, Path};
 use api::meta::Meta as _;
 use api::quantity::Quantity;
@@ -11,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use serde_json::{Value, json};
 
 use super::pod_spec::placement::node_selector;
-use super::volume_sources;
+use super::{volume_sources, volume_warnings};
 use crate::column::Column;
 use crate::metadata::same;
 use crate::unset::{items, or_empty, set_text, text};
@@ -65,12 +66,22 @@ impl Strategy for PersistentVolumeStrategy {
         let mut errors = FieldErrors::default();
         let context = Context::Volume { name: volume.metadata.name() };
         validate_spec(&mut errors, &Path::new("spec"), &volume.spec.clone().unwrap_or_default(), context);
+        validate_annotations(&mut errors, volume);
         errors
     }
 
     fn validate_update(&self, new: &PersistentVolume, old: &PersistentVolume) -> FieldErrors {
         // What was stored under other rules can still be bound, released and deleted.
-        let mut errors = if is_as_stored(new, old) { FieldErrors::default() } else { self.validate_create(new) };
+        let mut errors = match is_as_stored(new, old) {
+            true => {
+                let mut errors = FieldErrors::default();
+                if old.metadata.annotation(beta_annotations::MOUNT_OPTIONS).is_none() {
+                    validate_annotations(&mut errors, new);
+                }
+                errors
+            }
+            false => self.validate_create(new),
+        };
         if let (Some(new), Some(old)) = (&new.spec, &old.spec) {
             // A secret for growing may still be named.
             let mut new_source = source(new);
@@ -96,6 +107,10 @@ impl Strategy for PersistentVolumeStrategy {
         errors
     }
 
+    fn warnings(&self, volume: &PersistentVolume, _: Option<&PersistentVolume>) -> Vec<String> {
+        volume_warnings::of_volume(volume)
+    }
+
     fn columns(&self) -> &'static [Column] {
         COLUMNS
     }
@@ -114,12 +129,38 @@ impl Strategy for PersistentVolumeStrategy {
             json!(or_empty(&spec.persistent_volume_reclaim_policy)),
             json!(phase),
             json!(claim.unwrap_or_default()),
-            json!(or_empty(&spec.storage_class_name)),
+            json!(beta_annotations::volume_class(volume)),
             json!(text(&spec.volume_attributes_class_name).unwrap_or("<unset>")),
             json!(or_empty(&status.reason)),
             cells::age(&volume.metadata, now),
             json!(text(&spec.volume_mode).unwrap_or("<unset>")),
         ]
+    }
+}
+
+/// Mount options in an annotation are for the kinds of volumes that had them before there was a field (`checkMountOption`, v1.36).
+fn validate_annotations(errors: &mut FieldErrors, volume: &PersistentVolume) {
+    let has_options = volume.spec.as_ref().is_some_and(|spec| {
+        spec.gce_persistent_disk.is_some()
+            || spec.aws_elastic_block_store.is_some()
+            || spec.glusterfs.is_some()
+            || spec.nfs.is_some()
+            || spec.rbd.is_some()
+            || spec.quobyte.is_some()
+            || spec.iscsi.is_some()
+            || spec.cinder.is_some()
+            || spec.cephfs.is_some()
+            || spec.azure_file.is_some()
+            || spec.vsphere_volume.is_some()
+            || spec.azure_disk.is_some()
+            || spec.photon_persistent_disk.is_some()
+    });
+    if !has_options && volume.metadata.annotation(beta_annotations::MOUNT_OPTIONS).is_some() {
+        let path = Path::new("metadata.annotations");
+        errors.forbidden(
+            path.child(beta_annotations::MOUNT_OPTIONS),
+            "may not specify mount options for this volume type",
+        );
     }
 }
 
@@ -323,6 +364,33 @@ mod tests {
         let said = |new: &PersistentVolume| PersistentVolumeStrategy.validate_update(new, &old).iter().count();
         assert_eq!((said(&old), said(&bound)), (0, 0));
         assert_eq!(said(&grown), 1, "it has no access modes");
+    }
+
+    #[test]
+    fn mount_options_in_an_annotation_are_for_older_kinds_of_volumes() {
+        let volume = |options: Option<&str>, source: Value| -> PersistentVolume {
+            let mut spec = json!({"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]});
+            spec.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+            let annotations = options.map(|options| json!({(beta_annotations::MOUNT_OPTIONS): options}));
+            let metadata = json!({"name": "v", "annotations": annotations});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+        };
+        let of = |errors: FieldErrors| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let path = "metadata.annotations.volume.beta.kubernetes.io/mount-options";
+        let refused = format!("{path}: Forbidden: may not specify mount options for this volume type");
+        for (source, is_refused) in [
+            (json!({"nfs": {"server": "a", "path": "/"}}), false),
+            (json!({"hostPath": {"path": "/a"}}), true),
+            (json!({"csi": {"driver": "d.example.com", "volumeHandle": "1"}}), true),
+        ] {
+            let (with, without) = (volume(Some("ro"), source.clone()), volume(None, source.clone()));
+            let expected: Vec<String> = is_refused.then(|| refused.clone()).into_iter().collect();
+            let strategy = PersistentVolumeStrategy;
+            assert_eq!(of(strategy.validate_create(&with)), expected, "{source}");
+            assert_eq!(of(strategy.validate_update(&with, &without)), expected, "{source}");
+            assert_eq!(of(strategy.validate_update(&with, &with)), [""; 0], "what was stored stays: {source}");
+            assert_eq!(of(strategy.validate_create(&without)), [""; 0], "{source}");
+        }
     }
 
     #[test]

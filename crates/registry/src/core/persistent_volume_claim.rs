@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::persistent_volume::{access_modes, validate_access_modes};
 use super::pod_spec::defaults;
+use super::volume_warnings;
 use crate::column::Column;
 use crate::metadata::{label_selector, same};
 use crate::unset::{items, or_empty, set_text, text};
@@ -138,6 +139,10 @@ impl Strategy for PersistentVolumeClaimStrategy {
         errors
     }
 
+    fn warnings(&self, claim: &PersistentVolumeClaim, _: Option<&PersistentVolumeClaim>) -> Vec<String> {
+        volume_warnings::of_claim(claim)
+    }
+
     fn columns(&self) -> &'static [Column] {
         COLUMNS
     }
@@ -159,7 +164,7 @@ impl Strategy for PersistentVolumeClaimStrategy {
             json!(volume),
             json!(capacity),
             json!(modes),
-            json!(or_empty(&spec.storage_class_name)),
+            json!(api::beta_annotations::claim_class(claim).unwrap_or_default()),
             json!(text(&spec.volume_attributes_class_name).unwrap_or("<unset>")),
             cells::age(&claim.metadata, now),
             json!(text(&spec.volume_mode).unwrap_or("<unset>")),

@@ -76,9 +76,7 @@ impl Volumes {
 
     /// All volumes of a storage class, by name.
     pub(crate) fn of_class(&self, class: &str) -> Vec<&Arc<PersistentVolume>> {
-        let is_of_class = |volume: &&Arc<PersistentVolume>| {
-            volume.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default() == class
-        };
+        let is_of_class = |volume: &&Arc<PersistentVolume>| api::beta_annotations::volume_class(volume) == class;
         let mut volumes: Vec<_> =
             self.volumes.seen.keys().filter_map(|name| self.volumes.get(name)).filter(is_of_class).collect();
         volumes.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
@@ -180,9 +178,5 @@ fn set<K>(map: &mut HashMap<String, Arc<K>>, key: &str, object: Option<Arc<K>>) 
 
 /// The storage class that a claim names; empty if none.
 pub(crate) fn claim_class(claim: &PersistentVolumeClaim) -> &str {
-    let annotations = claim.metadata.annotations.as_ref();
-    annotations
-        .and_then(|annotations| annotations.get("volume.beta.kubernetes.io/storage-class"))
-        .or_else(|| claim.spec.as_ref()?.storage_class_name.as_ref())
-        .map_or("", String::as_str)
+    api::beta_annotations::claim_class(claim).unwrap_or_default()
 }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::super::volume_warnings::of_claim_spec;
 use super::each_container;
 use crate::unset::{items, or_empty, text};
 
@@ -50,7 +51,12 @@ pub(crate) fn spec_warnings(path: &Path<'_>, meta: &ObjectMeta, spec: Option<&Po
     node_labels(&mut warnings, &at, spec);
     annotations(&mut warnings, &path.child("metadata").child("annotations"), meta, spec);
     for (i, volume) in items(&spec.volumes).iter().enumerate() {
-        warnings.extend(volume_warning(&at.child("volumes").index(i), volume));
+        let (list, template) = (at.child("volumes"), volume.ephemeral.as_ref());
+        warnings.extend(volume_warning(&list.index(i), volume));
+        if let Some(template) = template.and_then(|source| source.volume_claim_template.as_ref()) {
+            let at = list.index(i);
+            warnings.extend(of_claim_spec(&at.child("ephemeral.volumeClaimTemplate.spec"), &template.spec));
+        }
     }
     repeated(&mut warnings, items(&spec.host_aliases).iter().map(|alias| alias.ip.as_str()), |i, ip| {
         format!("{at}.hostAliases[{i}].ip: duplicate ip {ip:?}")
@@ -72,30 +78,33 @@ pub(crate) fn spec_warnings(path: &Path<'_>, meta: &ObjectMeta, spec: Option<&Po
     warnings
 }
 
+/// What is wrong with a label of nodes that has another name now.
 fn node_label(key: &str) -> Option<&'static str> {
     NODE_LABELS.iter().find(|(label, _)| *label == key).map(|(_, message)| *message)
+}
+
+pub(crate) fn term_warnings(warnings: &mut Vec<String>, at: &Path<'_>, term: &NodeSelectorTerm) {
+    for (i, requirement) in items(&term.match_expressions).iter().enumerate() {
+        let key = &requirement.key;
+        let warning = |message| format!("{at}.matchExpressions[{i}].key: {key} is {message}");
+        warnings.extend(node_label(key).map(warning));
+    }
 }
 
 fn node_labels(warnings: &mut Vec<String>, at: &Path<'_>, spec: &PodSpec) {
     for key in spec.node_selector.iter().flatten().map(|(key, _)| key) {
         warnings.extend(node_label(key).map(|message| format!("{at}.nodeSelector[{key}]: {message}")));
     }
-    let mut of_term = |place: &str, term: &NodeSelectorTerm| {
-        for (i, requirement) in items(&term.match_expressions).iter().enumerate() {
-            let key = &requirement.key;
-            let warning =
-                |message| format!("{at}.affinity.nodeAffinity.{place}.matchExpressions[{i}].key: {key} is {message}");
-            warnings.extend(node_label(key).map(warning));
-        }
-    };
+    let of_nodes = at.child("affinity.nodeAffinity");
     if let Some(affinity) = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref()) {
         let required = affinity.required_during_scheduling_ignored_during_execution.as_ref();
+        let at = of_nodes.child("requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms");
         for (i, term) in required.iter().flat_map(|required| &required.node_selector_terms).enumerate() {
-            of_term(&format!("requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[{i}]"), term);
+            term_warnings(warnings, &at.index(i), term);
         }
-        let preferred = items(&affinity.preferred_during_scheduling_ignored_during_execution);
-        for (i, term) in preferred.iter().enumerate() {
-            of_term(&format!("preferredDuringSchedulingIgnoredDuringExecution[{i}].preference"), &term.preference);
+        let at = of_nodes.child("preferredDuringSchedulingIgnoredDuringExecution");
+        for (i, term) in items(&affinity.preferred_during_scheduling_ignored_during_execution).iter().enumerate() {
+            term_warnings(warnings, &at.index(i).child("preference"), &term.preference);
         }
     }
     for (i, constraint) in items(&spec.topology_spread_constraints).iter().enumerate() {
