@@ -28,6 +28,11 @@ impl Reference {
         format!("{}@{digest}", self.name())
     }
 
+    /// Whether the registry is one of the machine that asks for it.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        is_loopback(host_name(&self.host))
+    }
+
     /// The tag form, unless the name is a digest only.
     pub(crate) fn tagged(&self) -> Option<String> {
         self.tag.as_ref().map(|tag| format!("{}:{tag}", self.name()))
@@ -93,6 +98,17 @@ impl FromStr for Reference {
     }
 }
 
+/// A host without its port.
+pub(crate) fn host_name(host: &str) -> &str {
+    host.rsplit_once(':').filter(|(_, port)| !port.contains(']')).map_or(host, |(name, _)| name)
+}
+
+/// Whether a host, without its port, is this machine's own.
+pub(crate) fn is_loopback(name: &str) -> bool {
+    let name = name.trim_matches(['[', ']']);
+    name == "localhost" || name.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+}
+
 pub(crate) fn is_digest(text: &str) -> bool {
     text.strip_prefix("sha256:").is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
 }
@@ -114,6 +130,23 @@ fn is_component(part: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn registries_of_the_machine_are_known_by_their_names() {
+        for (name, expected) in [
+            ("localhost:5000/a", true),
+            ("localhost/a", true),
+            ("127.0.0.1:5000/a", true),
+            ("127.8.0.1/a", true),
+            ("[::1]:5000/a", true),
+            ("[::1]/a", true),
+            ("localhost.example/a", false),
+            ("10.0.0.1:5000/a", false),
+            ("a", false),
+        ] {
+            assert_eq!(name.parse::<Reference>().unwrap().is_on_loopback(), expected, "{name}");
+        }
+    }
 
     #[test]
     fn names_are_brought_to_full_form() {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::Reference;
+use crate::reference::{host_name, is_loopback};
 
 /// One server to try.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,10 +136,9 @@ impl Mirrors {
 
 /// Registries on this machine speak plain HTTP unless said otherwise; Docker Hub's API has its own name.
 fn own_url(host: &str) -> String {
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    match name {
+    match host_name(host) {
         "docker.io" => "https://registry-1.docker.io".into(),
-        "localhost" | "127.0.0.1" | "[::1]" => format!("http://{host}"),
+        name if is_loopback(name) => format!("http://{host}"),
         _ => format!("https://{host}"),
     }
 }

@@ -13,7 +13,7 @@ mod registry;
 pub(crate) mod store;
 
 pub(crate) use mirrors::Mirrors;
-pub(crate) use pull::{Credentials, pull};
+pub(crate) use pull::{Credentials, pull, pull_through};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use registry::fuzz_challenge;
 pub(crate) use store::ImageStore;

@@ -8,7 +8,9 @@ use futures_util::FutureExt;
 use http::StatusCode;
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt;
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::config::{Descriptor, ImageConfig, MANIFEST_TYPES, Manifest, choose};
 use super::mirrors::Mirrors;
@@ -72,6 +74,29 @@ pub(crate) async fn pull(
         }
     }
     Err(failure.unwrap_or_else(|| PullError::NotFound(reference.to_string())))
+}
+
+/// Pulls here, or where this machine's images are pulled. A registry on the loopback may be the node's own, or that of the machine
+/// which the node is a part of: the nearer one is asked first.
+pub(crate) async fn pull_through<P>(
+    elsewhere: Option<&Handle>,
+    name: &str,
+    pull: impl Fn() -> P,
+) -> Result<Arc<Image>, PullError>
+where
+    P: Future<Output = Result<Arc<Image>, PullError>> + Send + 'static,
+{
+    let Some(elsewhere) = elsewhere else { return pull().await };
+    if name.parse::<Reference>()?.is_on_loopback() {
+        match pull().await {
+            Err(PullError::Unreachable(error)) => {
+                tracing::debug!(image = name, error, "not on the node's own loopback")
+            }
+            pulled => return pulled,
+        }
+    }
+    let pulled = AbortOnDropHandle::new(elsewhere.spawn(pull())).await;
+    pulled.map_err(io::Error::other).map_err(io_error(format!("pulling {name}")))?
 }
 
 async fn pull_from(
@@ -350,6 +375,36 @@ mod tests {
         }
         let layer = Layer { diff_id: String::new(), blob: of(u64::MAX) };
         assert_eq!(total_size(&of(u64::MAX), &[layer.clone(), layer]), u64::MAX);
+    }
+
+    #[test]
+    fn the_loopback_of_the_node_is_asked_first() {
+        let runtime = |name| {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(1).thread_name(name).build().unwrap()
+        };
+        let (here, elsewhere) = (runtime("here"), runtime("elsewhere"));
+        for (name, answers_here, expected) in [
+            ("localhost:5000/a", true, &["here"][..]),
+            ("localhost:5000/a", false, &["here", "elsewhere"]),
+            ("registry.example/a", true, &["elsewhere"]),
+        ] {
+            let asked = Arc::new(parking_lot::Mutex::new(Vec::new()));
+            let seen = asked.clone();
+            let pull = move || {
+                let asked = asked.clone();
+                async move {
+                    let place = std::thread::current().name().unwrap_or_default().to_owned();
+                    let answers = answers_here || place == "elsewhere";
+                    asked.lock().push(place);
+                    Err(if answers { PullError::NotFound("a".into()) } else { PullError::Unreachable("a".into()) })
+                }
+            };
+            let elsewhere = elsewhere.handle().clone();
+            let pulled = here.spawn(async move { pull_through(Some(&elsewhere), name, pull).await });
+            assert!(matches!(here.block_on(pulled).unwrap(), Err(PullError::NotFound(_))), "{name}");
+            assert_eq!(*seen.lock(), expected, "{name}");
+        }
     }
 
     /// The layer of one image is not read as the configuration of another, which promises to be small.

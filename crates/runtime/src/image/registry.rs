@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use super::mirrors::Endpoint;
 use super::{Credentials, PullError};
 use crate::bounds::MAX_DOCUMENT;
+use crate::reference::is_loopback;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Silence for this long means the server is gone; slow but steady downloads go on.
@@ -263,11 +264,9 @@ impl TokenPlace {
 /// the registry itself is configured to be reached without TLS.
 fn may_see_credentials(realm: &str, endpoint: &Endpoint) -> bool {
     let Ok(uri) = realm.parse::<Uri>() else { return false };
-    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-    let is_loopback = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
     match uri.scheme_str() {
         Some("https") => true,
-        Some("http") => is_loopback || endpoint.url.starts_with("http://"),
+        Some("http") => is_loopback(uri.host().unwrap_or_default()) || endpoint.url.starts_with("http://"),
         _ => false,
     }
 }

@@ -11,7 +11,6 @@ use cri::v1;
 use cri::v1::image_service_server::ImageService;
 use files::Usage;
 use tokio_stream::Stream;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::blocking::blocking;
 use crate::disk_usage::{Found, Keep};
@@ -103,15 +102,11 @@ impl ImageService for Images {
         let request = request.into_inner();
         let name = request.image.unwrap_or_default().image;
         let credentials = credentials(request.auth.unwrap_or_default())?;
-        let (engine, wanted) = (self.engine.clone(), name.clone());
-        let pull = async move { image::pull(&engine.images, &engine.mirrors, &wanted, credentials).await };
-        let pulled = match &self.engine.config.pulls {
-            Some(elsewhere) => match AbortOnDropHandle::new(elsewhere.spawn(pull)).await {
-                Ok(pulled) => pulled,
-                Err(error) => return Err(Status::internal(format!("pulling {name}: {error}"))),
-            },
-            None => pull.await,
+        let pull = || {
+            let (engine, name, credentials) = (self.engine.clone(), name.clone(), credentials.clone());
+            async move { image::pull(&engine.images, &engine.mirrors, &name, credentials).await }
         };
+        let pulled = image::pull_through(self.engine.config.pulls.as_ref(), &name, pull).await;
         self.engine.walks.forget(IMAGES);
         let image = pulled.map_err(|source| Error::Pull { image: name, source: Box::new(source) })?;
         Ok(Response::new(v1::PullImageResponse { image_ref: image.id.clone() }))
