@@ -126,7 +126,7 @@ async fn sources_of_claims_are_checked_and_kept_alike() {
     for (sources, expected) in [
         (
             json!({"dataSource": volume, "dataSourceRef": snapshot}),
-            "spec: Invalid value: \"spec.dataSource\": must match dataSourceRef",
+            "spec: Invalid value: {}: must match dataSourceRef",
         ),
         (
             json!({"dataSourceRef": {"kind": "Book", "name": "b"}}),

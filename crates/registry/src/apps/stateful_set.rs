@@ -11,6 +11,7 @@ use super::rules;
 use crate::column::Column;
 use crate::core::persistent_volume_claim;
 use crate::core::pod_spec::{defaults, template, template_warnings};
+use crate::core::volume_warnings::of_claim_spec;
 use crate::metadata::same;
 use crate::unset::{items, items_mut, or_empty, set_text, text};
 use crate::{Strategy, cells};
@@ -108,8 +109,20 @@ impl Strategy for StatefulSetStrategy {
         fn template(object: &StatefulSet) -> Option<&PodTemplateSpec> {
             object.spec.as_ref().map(|spec| &spec.template)
         }
-        let Some(new) = template(new) else { return Vec::new() };
-        template_warnings("spec.template", new, old.and_then(template))
+        let Some(spec) = &new.spec else { return Vec::new() };
+        let mut warnings = template_warnings("spec.template", &spec.template, old.and_then(template));
+        let list = Path::new("spec.volumeClaimTemplates");
+        for (i, claim) in items(&spec.volume_claim_templates).iter().enumerate() {
+            // Upstream leaves the second step out, or begins it with a capital.
+            let (item, claim) = (list.index(i), claim.spec.clone().unwrap_or_default());
+            let at = if old.is_some() { item.child("Spec") } else { item };
+            warnings.extend(of_claim_spec(&at, &claim));
+        }
+        if spec.revision_history_limit.is_some_and(|limit| limit < 0) {
+            let why = "a negative value retains all historical revisions; a value >= 0 is recommended";
+            warnings.push(format!("spec.revisionHistoryLimit: {why}"));
+        }
+        warnings
     }
 
     fn columns(&self) -> &'static [Column] {

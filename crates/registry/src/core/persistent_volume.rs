@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 
 use api::beta_annotations;
-use api::field::{FieldErrors, Path};
+use api::field::{FieldError, FieldErrors, Path};
 use api::meta::Meta as _;
 use api::quantity::Quantity;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec, VolumeNodeAffinity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use serde_json::{Value, json};
 
 use super::pod_spec::placement::node_selector;
+use super::pod_update::differences;
 use super::{volume_sources, volume_warnings};
 use crate::column::Column;
-use crate::metadata::same;
+use crate::metadata::{pruned, same};
 use crate::unset::{items, or_empty, set_text, text};
 use crate::{Call, Strategy, cells};
 
@@ -42,7 +43,7 @@ impl Strategy for PersistentVolumeStrategy {
         set_text(&mut status.phase, "Pending");
         let Some(spec) = &mut volume.spec else { return };
         set_text(&mut spec.persistent_volume_reclaim_policy, "Retain");
-        set_text(&mut spec.volume_mode, "Filesystem");
+        spec.volume_mode.get_or_insert_with(|| "Filesystem".to_owned());
         if let Some(host_path) = &mut spec.host_path {
             host_path.type_.get_or_insert_default();
         }
@@ -54,10 +55,14 @@ impl Strategy for PersistentVolumeStrategy {
         status.last_phase_transition_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(call.now));
     }
 
+    /// When the phase changed last, unless whoever changes it says so.
     fn prepare_for_status_update(&self, call: &Call<'_>, new: &mut PersistentVolume, old: &PersistentVolume) {
-        let phase = |volume: &PersistentVolume| volume.status.as_ref().and_then(|status| status.phase.clone());
-        if phase(new) != phase(old) {
-            let status = new.status.get_or_insert_default();
+        let old = old.status.clone().unwrap_or_default();
+        let status = new.status.get_or_insert_default();
+        let (given, before) = (&status.last_phase_transition_time, old.last_phase_transition_time);
+        if status.phase == old.phase {
+            status.last_phase_transition_time = given.clone().or(before);
+        } else if given.is_none() || *given == before {
             status.last_phase_transition_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(call.now));
         }
     }
@@ -80,6 +85,11 @@ impl Strategy for PersistentVolumeStrategy {
                 }
                 errors
             }
+            // What is asked of nodes cannot be changed, whatever rules it was stored under.
+            false if affinity(new) == affinity(old) => {
+                let is_meant = |error: &FieldError| !error.field.starts_with("spec.nodeAffinity.required");
+                self.validate_create(new).into_iter().filter(is_meant).collect()
+            }
             false => self.validate_create(new),
         };
         if let (Some(new), Some(old)) = (&new.spec, &old.spec) {
@@ -90,18 +100,22 @@ impl Strategy for PersistentVolumeStrategy {
             {
                 csi.remove("controllerExpandSecretRef");
             }
-            if !same(&new_source, &source(old)) {
-                errors.forbidden(
-                    "spec.persistentvolumesource",
-                    "spec.persistentvolumesource is immutable after creation",
-                );
+            let old_source = source(old);
+            if !same(&new_source, &old_source) {
+                let changes = differences(&pruned(&old_source), &pruned(&new_source));
+                let why = format!("spec.persistentvolumesource is immutable after creation\n{changes}");
+                errors.forbidden("spec.persistentvolumesource", why);
             }
-            errors.immutable("spec.volumeMode", &new.volume_mode, &old.volume_mode);
+            // Upstream names these two as if they were no part of the spec.
+            errors.immutable("volumeMode", &new.volume_mode, &old.volume_mode);
+            if old.node_affinity.is_some()
+                && !same(&new.node_affinity, &renamed(&old.node_affinity, &new.node_affinity))
+            {
+                let why = "field is immutable, except for updating from beta label to GA";
+                errors.invalid("nodeAffinity", &new.node_affinity, why);
+            }
             if old.volume_attributes_class_name.is_some() && new.volume_attributes_class_name.is_none() {
                 errors.forbidden("spec.volumeAttributesClassName", "update from non-nil value to nil is forbidden");
-            }
-            if old.node_affinity.is_some() && new.node_affinity != old.node_affinity {
-                errors.invalid("spec.nodeAffinity", &new.node_affinity, api::field::IMMUTABLE);
             }
         }
         errors
@@ -164,6 +178,10 @@ fn validate_annotations(errors: &mut FieldErrors, volume: &PersistentVolume) {
     }
 }
 
+fn affinity(volume: &PersistentVolume) -> Option<&VolumeNodeAffinity> {
+    volume.spec.as_ref()?.node_affinity.as_ref()
+}
+
 /// Whether nothing of the spec is new but the claim, which has no rules.
 fn is_as_stored(new: &PersistentVolume, old: &PersistentVolume) -> bool {
     let mut spec = new.spec.clone();
@@ -171,6 +189,34 @@ fn is_as_stored(new: &PersistentVolume, old: &PersistentVolume) -> bool {
         new.claim_ref = old.claim_ref.clone();
     }
     spec == old.spec
+}
+
+/// Labels of nodes, and the names that they have now.
+const STABLE_LABELS: [(&str, &str); 5] = [
+    ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),
+    ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
+    ("beta.kubernetes.io/os", "kubernetes.io/os"),
+    ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
+    ("beta.kubernetes.io/instance-type", "node.kubernetes.io/instance-type"),
+];
+
+/// What was asked of nodes, by the names of labels that `new` has for it (`getMaskNodeSelectorLabelChangeEqualities`, v1.36).
+fn renamed(old: &Option<VolumeNodeAffinity>, new: &Option<VolumeNodeAffinity>) -> Option<VolumeNodeAffinity> {
+    let mut renamed = old.clone();
+    let old_terms = renamed.iter_mut().filter_map(|affinity| affinity.required.as_mut());
+    let new_terms = new.iter().filter_map(|affinity| affinity.required.as_ref());
+    for (old, new) in old_terms.zip(new_terms) {
+        for (old, new) in old.node_selector_terms.iter_mut().zip(&new.node_selector_terms) {
+            let expressions = old.match_expressions.iter_mut().flatten().zip(items(&new.match_expressions));
+            let fields = old.match_fields.iter_mut().flatten().zip(items(&new.match_fields));
+            for (old, new) in expressions.chain(fields) {
+                if STABLE_LABELS.contains(&(old.key.as_str(), new.key.as_str())) {
+                    old.key.clone_from(&new.key);
+                }
+            }
+        }
+    }
+    renamed
 }
 
 /// Fields of the spec that are not the source itself.
@@ -215,7 +261,10 @@ pub fn validate_spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &Persisten
             errors.required(path.child("csi"), "has to be specified in the context of inline volumes");
         }
     }
-    validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes), "");
+    if items(&spec.access_modes).is_empty() {
+        errors.required(path.child("accessModes"), "");
+    }
+    validate_access_modes(errors, &path.child("accessModes"), items(&spec.access_modes));
     if !is_inline {
         validate_capacity(errors, &path.child("capacity"), spec.capacity.as_ref());
     }
@@ -315,12 +364,9 @@ fn is_root(path: &str) -> bool {
     }
 }
 
-/// `without` says what is wrong with a list that is empty.
-pub fn validate_access_modes(errors: &mut FieldErrors, path: &Path<'_>, modes: &[String], without: &str) {
+/// Of a list that is not empty.
+pub fn validate_access_modes(errors: &mut FieldErrors, path: &Path<'_>, modes: &[String]) {
     const SUPPORTED: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-    if modes.is_empty() {
-        errors.required(path, without);
-    }
     for mode in modes.iter().filter(|mode| !SUPPORTED.contains(&mode.as_str())) {
         errors.not_supported(path, mode, SUPPORTED);
     }
@@ -364,6 +410,50 @@ mod tests {
         let said = |new: &PersistentVolume| PersistentVolumeStrategy.validate_update(new, &old).iter().count();
         assert_eq!((said(&old), said(&bound)), (0, 0));
         assert_eq!(said(&grown), 1, "it has no access modes");
+    }
+
+    #[test]
+    fn what_is_said_of_a_volume_stays_but_for_names_of_labels() {
+        let volume = |more: Value| -> PersistentVolume {
+            let affinity = |key: &str| {
+                json!({"required": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": key, "operator": "In", "values": ["a"]}]}]}})
+            };
+            let mut spec = json!({
+                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem",
+                "csi": {"driver": "d.example.com", "volumeHandle": "1"},
+                "nodeAffinity": affinity("failure-domain.beta.kubernetes.io/zone"),
+            });
+            for (key, value) in more.as_object().unwrap() {
+                spec[key] = if key == "nodeAffinity" { affinity(value.as_str().unwrap()) } else { value.clone() };
+            }
+            serde_json::from_value(json!({"metadata": {"name": "v"}, "spec": spec})).unwrap()
+        };
+        let old = volume(json!({}));
+        for (more, expected) in [
+            (json!({"nodeAffinity": "topology.kubernetes.io/zone", "mountOptions": ["ro"]}), vec![]),
+            (json!({"nodeAffinity": "topology.kubernetes.io/region"}), vec!["nodeAffinity: Invalid value: "]),
+            (json!({"volumeMode": "Block"}), vec!["volumeMode: Invalid value: \"Block\": field is immutable"]),
+            (
+                json!({"csi": {"driver": "d.example.com", "volumeHandle": "2"}}),
+                vec![
+                    "spec.persistentvolumesource: Forbidden: spec.persistentvolumesource is immutable after creation\n\
+                     - csi.volumeHandle: \"1\"\n+ csi.volumeHandle: \"2\"",
+                ],
+            ),
+            (
+                json!({"csi": {"driver": "d.example.com", "volumeHandle": "1",
+                    "controllerExpandSecretRef": {"namespace": "n", "name": "s"}}}),
+                vec![],
+            ),
+        ] {
+            let errors = PersistentVolumeStrategy.validate_update(&volume(more.clone()), &old);
+            let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            assert_eq!(said.len(), expected.len(), "{more}: {said:?}");
+            for (said, expected) in said.iter().zip(expected) {
+                assert!(said.starts_with(expected), "{more}: {said}");
+            }
+        }
     }
 
     #[test]
@@ -427,6 +517,16 @@ mod tests {
             (
                 json!({"local": {"path": "/a"}, "nodeAffinity": {}}),
                 "spec.nodeAffinity.required: Required value: must specify required node constraints",
+            ),
+            (
+                json!({"local": {"path": "/a"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b c"]}]}]}}}),
+                "spec.nodeAffinity.required.nodeSelectorTerms[0].matchExpressions[0].values[0]: Invalid value: \"b c\": ",
+            ),
+            (
+                json!({"local": {"path": "/a"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["A"]}]}]}}}),
+                "spec.nodeAffinity.required.nodeSelectorTerms[0].matchFields[0].values[0]: Invalid value: \"A\": ",
             ),
             (json!({"csi": {"driver": "", "volumeHandle": "1"}}), "spec.csi.driver: Required value"),
             (json!({"csi": {"driver": "d", "volumeHandle": ""}}), "spec.csi.volumeHandle: Required value"),

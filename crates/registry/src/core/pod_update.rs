@@ -276,7 +276,7 @@ fn narrowed_affinity(errors: &mut FieldErrors, new: Option<&NodeAffinity>, old: 
 }
 
 /// The fields that differ, one per line.
-fn differences(old: &Value, new: &Value) -> String {
+pub(super) fn differences(old: &Value, new: &Value) -> String {
     fn walk(lines: &mut Vec<String>, path: &str, old: Option<&Value>, new: Option<&Value>) {
         if old == new {
             return;

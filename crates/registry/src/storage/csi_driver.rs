@@ -6,7 +6,8 @@ use k8s_openapi::api::storage::v1::CSIDriver;
 use serde_json::{Value, json};
 
 use crate::column::Column;
-use crate::unset::{items, set_text};
+use crate::metadata::same;
+use crate::unset::items;
 use crate::{Call, Strategy, cells};
 
 pub struct CsiDriverStrategy;
@@ -37,7 +38,7 @@ impl Strategy for CsiDriverStrategy {
         spec.storage_capacity.get_or_insert(false);
         spec.requires_republish.get_or_insert(false);
         spec.se_linux_mount.get_or_insert(false);
-        set_text(&mut spec.fs_group_policy, "ReadWriteOnceWithFSType");
+        spec.fs_group_policy.get_or_insert_with(|| "ReadWriteOnceWithFSType".to_owned());
         if items(&spec.volume_lifecycle_modes).is_empty() {
             spec.volume_lifecycle_modes = Some(vec!["Persistent".to_owned()]);
         }
@@ -58,15 +59,6 @@ impl Strategy for CsiDriverStrategy {
         if !matches!(policy, "File" | "None" | "ReadWriteOnceWithFSType") {
             errors.not_supported("spec.fsGroupPolicy", policy, &["File", "None", "ReadWriteOnceWithFSType"]);
         }
-        for mode in items(&driver.spec.volume_lifecycle_modes) {
-            if !matches!(mode.as_str(), "Ephemeral" | "Persistent") {
-                errors.not_supported("spec.volumeLifecycleModes", mode, &["Persistent", "Ephemeral"]);
-            }
-        }
-        if let Some(seconds) = driver.spec.node_allocatable_update_period_seconds.filter(|&seconds| seconds < 10) {
-            let place = "spec.nodeAllocatableUpdatePeriodSeconds";
-            errors.invalid(place, seconds, "must be greater than or equal to 10 seconds");
-        }
         let mut audiences = std::collections::BTreeSet::new();
         for (i, request) in items(&driver.spec.token_requests).iter().enumerate() {
             if !audiences.insert(request.audience.as_str()) {
@@ -81,6 +73,15 @@ impl Strategy for CsiDriverStrategy {
             let place = format!("spec.tokenRequests[{i}].expirationSeconds");
             errors.invalid(place, request.expiration_seconds, wrong);
         }
+        for mode in items(&driver.spec.volume_lifecycle_modes) {
+            if !matches!(mode.as_str(), "Ephemeral" | "Persistent") {
+                errors.not_supported("spec.volumeLifecycleModes", mode, &["Persistent", "Ephemeral"]);
+            }
+        }
+        if let Some(seconds) = driver.spec.node_allocatable_update_period_seconds.filter(|&seconds| seconds < 10) {
+            let place = "spec.nodeAllocatableUpdatePeriodSeconds";
+            errors.invalid(place, seconds, "must be greater than or equal to 10 seconds");
+        }
         if let Some(is_secret) = driver.spec.service_account_token_in_secrets.filter(|_| audiences.is_empty()) {
             let why = "serviceAccountTokenInSecrets is set but no tokenRequests are specified";
             errors.invalid("spec.serviceAccountTokenInSecrets", is_secret, why);
@@ -94,6 +95,14 @@ impl Strategy for CsiDriverStrategy {
         errors.immutable("spec.attachedRequired", &new.attach_required, &old.attach_required);
         errors.immutable("spec.volumeLifecycleModes", &new.volume_lifecycle_modes, &old.volume_lifecycle_modes);
         errors
+    }
+
+    fn warnings(&self, new: &CSIDriver, old: Option<&CSIDriver>) -> Vec<String> {
+        const RECOMMENDED: &str = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes";
+        let requests = &new.spec.token_requests;
+        let is_new = old.is_none_or(|old| !same(&old.spec.token_requests, requests));
+        let is_told = is_new && !items(requests).is_empty() && new.spec.service_account_token_in_secrets.is_none();
+        is_told.then(|| RECOMMENDED.to_owned()).into_iter().collect()
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -163,5 +172,42 @@ mod tests {
                 CsiDriverStrategy.validate_create(&driver).iter().map(ToString::to_string).collect();
             assert_eq!(said, expected, "{spec}");
         }
+    }
+
+    #[test]
+    fn tokens_that_may_be_logged_are_told_once() {
+        let driver = |requests: Value, in_secrets: Value| -> CSIDriver {
+            let spec = json!({"tokenRequests": requests, "serviceAccountTokenInSecrets": in_secrets});
+            serde_json::from_value(json!({"metadata": {"name": "d"}, "spec": spec})).unwrap()
+        };
+        let (none, one) = (driver(json!(null), json!(null)), driver(json!([{"audience": "a"}]), json!(null)));
+        let (two, safe) =
+            (driver(json!([{"audience": "b"}]), json!(null)), driver(json!([{"audience": "a"}]), json!(true)));
+        for (new, old, expected) in [
+            (&none, None, 0),
+            (&one, None, 1),
+            (&safe, None, 0),
+            (&one, Some(&one), 0),
+            (&two, Some(&one), 1),
+            (&none, Some(&one), 0),
+        ] {
+            assert_eq!(CsiDriverStrategy.warnings(new, old).len(), expected, "{new:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_in_upstreams_order() {
+        let spec = json!({"fsGroupPolicy": "All", "volumeLifecycleModes": ["Long"],
+            "nodeAllocatableUpdatePeriodSeconds": 9, "tokenRequests": [{"audience": ""}, {"audience": ""}]});
+        let driver = serde_json::from_value(json!({"metadata": {"name": "d"}, "spec": spec})).unwrap();
+        let errors = CsiDriverStrategy.validate_create(&driver);
+        let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
+        let expected = [
+            "spec.fsGroupPolicy",
+            "spec.tokenRequests[1].audience",
+            "spec.volumeLifecycleModes",
+            "spec.nodeAllocatableUpdatePeriodSeconds",
+        ];
+        assert_eq!(fields, expected);
     }
 }

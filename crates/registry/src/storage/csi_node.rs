@@ -14,7 +14,7 @@ use crate::metadata::same;
 use crate::unset::items;
 use crate::{Strategy, cells};
 
-const MAX_NODE_ID: usize = 192;
+const MAX_NODE_ID: usize = 256;
 
 pub struct CsiNodeStrategy;
 
@@ -127,7 +127,7 @@ mod tests {
             (json!([{"name": "d", "nodeID": &id[1..]}]), vec![]),
             (
                 json!([{"name": "d", "nodeID": id}]),
-                vec![format!("spec.drivers[0].nodeID: Invalid value: \"{id}\": must be 192 characters or less")],
+                vec![format!("spec.drivers[0].nodeID: Invalid value: \"{id}\": must be 256 characters or less")],
             ),
             (
                 json!([{"name": "", "nodeID": ""}]),

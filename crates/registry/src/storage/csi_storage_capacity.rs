@@ -7,7 +7,9 @@ use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use serde_json::{Value, json};
 
 use crate::column::Column;
+use crate::core::pod_spec::node_label;
 use crate::metadata::{label_selector, same};
+use crate::unset::items;
 use crate::{Strategy, cells};
 
 pub struct CsiStorageCapacityStrategy;
@@ -35,6 +37,19 @@ impl Strategy for CsiStorageCapacityStrategy {
         errors
     }
 
+    fn warnings(&self, capacity: &CSIStorageCapacity, _: Option<&CSIStorageCapacity>) -> Vec<String> {
+        let Some(topology) = &capacity.node_topology else { return Vec::new() };
+        let expressions = items(&topology.match_expressions).iter().enumerate();
+        let of_expressions = expressions.filter_map(|(i, expression)| {
+            let (key, message) = (&expression.key, node_label(&expression.key)?);
+            Some(format!("nodeTopology.matchExpressions[{i}].key: {key} is {message}"))
+        });
+        let labels = topology.match_labels.iter().flatten();
+        let of_labels =
+            labels.filter_map(|(key, _)| Some(format!("nodeTopology.matchLabels.{key}: {}", node_label(key)?)));
+        of_expressions.chain(of_labels).collect()
+    }
+
     fn columns(&self) -> &'static [Column] {
         COLUMNS
     }
@@ -56,7 +71,8 @@ fn check(capacity: &CSIStorageCapacity, old: Option<&CSIStorageCapacity>) -> Fie
         errors.invalid_each("storageClassName", class, api::validation::dns1123_subdomain(class));
     }
     if let Some(size) = capacity.capacity.as_ref().filter(|_| old.is_none_or(|old| capacity.capacity != old.capacity))
-        && size.0.parse::<Quantity>().is_ok_and(|size| size.is_negative())
+        && let Ok(size) = size.0.parse::<Quantity>()
+        && size.is_negative()
     {
         errors.invalid("capacity", size, "must be greater than or equal to 0");
     }
@@ -77,8 +93,8 @@ mod tests {
                 vec![],
             ),
             (
-                json!({"storageClassName": "fast", "capacity": "-1"}),
-                vec!["capacity: Invalid value: \"-1\": must be greater than or equal to 0"],
+                json!({"storageClassName": "fast", "capacity": "-1024Mi"}),
+                vec!["capacity: Invalid value: \"-1Gi\": must be greater than or equal to 0"],
             ),
             (
                 json!({"storageClassName": "fast",
@@ -94,6 +110,20 @@ mod tests {
             let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
             assert_eq!(said, expected, "{capacity}");
         }
+    }
+
+    #[test]
+    fn labels_that_have_other_names_now_are_named() {
+        let key = "beta.kubernetes.io/os";
+        let topology = json!({"matchLabels": {key: "a"}, "matchExpressions": [{"key": key, "operator": "Exists"}]});
+        let capacity = json!({"storageClassName": "fast", "nodeTopology": topology});
+        let said = CsiStorageCapacityStrategy.warnings(&serde_json::from_value(capacity).unwrap(), None);
+        let message = "deprecated since v1.14; use \"kubernetes.io/os\" instead";
+        let expected = [
+            format!("nodeTopology.matchExpressions[0].key: {key} is {message}"),
+            format!("nodeTopology.matchLabels.{key}: {message}"),
+        ];
+        assert_eq!(said, expected);
     }
 
     #[test]

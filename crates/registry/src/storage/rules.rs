@@ -13,9 +13,11 @@ const MAX_PARAMETERS: usize = 512;
 const MAX_PARAMETERS_SIZE: usize = 256 << 10;
 
 pub(super) fn provisioner(errors: &mut FieldErrors, path: &Path<'_>, name: &str) {
+    // Upstream shows the name as it looked at it.
+    let name = name.to_lowercase();
     match name.is_empty() {
         true => errors.required(path, ""),
-        false => errors.invalid_each(path, name, validation::qualified_name(&name.to_lowercase())),
+        false => errors.invalid_each(path, &name, validation::qualified_name(&name)),
     }
 }
 
@@ -99,6 +101,20 @@ mod tests {
             ),
         ] {
             assert_eq!(said(parameters), Vec::from_iter(expected));
+        }
+    }
+
+    #[test]
+    fn a_provisioner_is_shown_as_it_was_looked_at() {
+        for (name, expected) in [
+            ("Example.com/Disk", None),
+            ("", Some("p: Required value".to_owned())),
+            ("A/b/C", Some(format!("p: Invalid value: \"a/b/c\": {}", validation::qualified_name("a/b/c")[0]))),
+        ] {
+            let mut errors = FieldErrors::default();
+            provisioner(&mut errors, &Path::new("p"), name);
+            let said: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            assert_eq!(said, Vec::from_iter(expected), "{name}");
         }
     }
 

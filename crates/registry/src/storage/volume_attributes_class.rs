@@ -21,13 +21,14 @@ impl Strategy for VolumeAttributesClassStrategy {
     }
 
     fn validate_update(&self, new: &VolumeAttributesClass, old: &VolumeAttributesClass) -> FieldErrors {
-        let mut errors = check(new, Some(old));
+        let mut errors = FieldErrors::default();
         if new.driver_name != old.driver_name {
             errors.forbidden("driverName", "updates to driverName are forbidden.");
         }
         if new.parameters != old.parameters {
             errors.forbidden("parameters", "updates to parameters are forbidden.");
         }
+        errors.extend(check(new, Some(old)));
         errors
     }
 
@@ -71,17 +72,17 @@ mod tests {
             (
                 class("", json!({})),
                 vec![
-                    "driverName: Required value",
-                    "parameters: Required value: must contain at least one key/value pair",
                     "driverName: Forbidden: updates to driverName are forbidden.",
                     "parameters: Forbidden: updates to parameters are forbidden.",
+                    "driverName: Required value",
+                    "parameters: Required value: must contain at least one key/value pair",
                 ],
             ),
             (
                 class("d.example.com", json!({"": "b"})),
                 vec![
-                    "parameters: Invalid value: \"\": field can not be empty.",
                     "parameters: Forbidden: updates to parameters are forbidden.",
+                    "parameters: Invalid value: \"\": field can not be empty.",
                 ],
             ),
         ] {

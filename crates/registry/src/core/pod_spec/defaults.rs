@@ -284,7 +284,7 @@ fn projection(source: &mut VolumeProjection) {
 
 /// Defaults of a volume claim's spec.
 pub fn claim(spec: &mut PersistentVolumeClaimSpec) {
-    set_text(&mut spec.volume_mode, "Filesystem");
+    spec.volume_mode.get_or_insert_with(|| "Filesystem".to_owned());
     let resources = spec.resources.get_or_insert_default();
     for list in [&mut resources.limits, &mut resources.requests].into_iter().flatten() {
         resource_list(list);

@@ -43,7 +43,8 @@ fn affinity(errors: &mut FieldErrors, path: &Path<'_>, affinity: &Affinity) {
             let path = path.child(PREFERRED);
             let path = path.index(i);
             weight(errors, &path, term.weight);
-            node_selector_term(errors, &path.child("preference"), &term.preference);
+            // Values that no label can have are no reason to refuse what is only preferred.
+            node_selector_term(errors, &path.child("preference"), &term.preference, Values::Any);
         }
     }
     if let Some(pod) = &affinity.pod_affinity {
@@ -104,11 +105,18 @@ pub fn node_selector(errors: &mut FieldErrors, path: &Path<'_>, selector: &NodeS
         return;
     }
     for (i, term) in selector.node_selector_terms.iter().enumerate() {
-        node_selector_term(errors, &path.index(i), term);
+        node_selector_term(errors, &path.index(i), term, Values::OfLabels);
     }
 }
 
-fn node_selector_term(errors: &mut FieldErrors, path: &Path<'_>, term: &NodeSelectorTerm) {
+/// What may stand among the values of an expression.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Values {
+    OfLabels,
+    Any,
+}
+
+fn node_selector_term(errors: &mut FieldErrors, path: &Path<'_>, term: &NodeSelectorTerm, allowed: Values) {
     for (i, requirement) in items(&term.match_expressions).iter().enumerate() {
         let path = path.child("matchExpressions");
         let path = path.index(i);
@@ -126,6 +134,10 @@ fn node_selector_term(errors: &mut FieldErrors, path: &Path<'_>, term: &NodeSele
             other => errors.invalid(path.child("operator"), other, "not a valid selector operator"),
         }
         errors.invalid_each(path.child("key"), &requirement.key, rules::qualified_name(&requirement.key));
+        let values_path = path.child("values");
+        for (i, value) in values.iter().enumerate().filter(|_| allowed == Values::OfLabels) {
+            errors.invalid_each(values_path.index(i), value, rules::label_value(value));
+        }
     }
     for (i, requirement) in items(&term.match_fields).iter().enumerate() {
         let path = path.child("matchFields");
@@ -141,6 +153,11 @@ fn node_selector_term(errors: &mut FieldErrors, path: &Path<'_>, term: &NodeSele
         }
         if requirement.key != "metadata.name" {
             errors.invalid(path.child("key"), &requirement.key, "not a valid field selector key");
+            continue;
+        }
+        let values_path = path.child("values");
+        for (i, name) in values.iter().enumerate() {
+            errors.invalid_each(values_path.index(i), name, rules::dns1123_subdomain(name));
         }
     }
 }

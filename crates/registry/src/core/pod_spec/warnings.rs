@@ -79,7 +79,7 @@ pub(crate) fn spec_warnings(path: &Path<'_>, meta: &ObjectMeta, spec: Option<&Po
 }
 
 /// What is wrong with a label of nodes that has another name now.
-fn node_label(key: &str) -> Option<&'static str> {
+pub(crate) fn node_label(key: &str) -> Option<&'static str> {
     NODE_LABELS.iter().find(|(label, _)| *label == key).map(|(_, message)| *message)
 }
 
