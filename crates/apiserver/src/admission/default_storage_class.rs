@@ -17,12 +17,12 @@ const DEFAULT: &[&str] =
 impl Plugin for DefaultStorageClass {
     fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let creates = attributes.creates("", "persistentvolumeclaims");
-        if let Some(claim) = attributes.object_mut::<PersistentVolumeClaim>().filter(|_| creates) {
-            if api::beta_annotations::claim_class(claim).is_none() {
-                match newest_default::<StorageClass>(cluster, DEFAULT) {
-                    Ok(default) => claim.spec.get_or_insert_default().storage_class_name = default,
-                    Err(unreadable) => return Err(unreadable.into()).into(),
-                }
+        if let Some(claim) = attributes.object_mut::<PersistentVolumeClaim>().filter(|_| creates)
+            && api::beta_annotations::claim_class(claim).is_none()
+        {
+            match newest_default::<StorageClass>(cluster, DEFAULT) {
+                Ok(default) => claim.spec.get_or_insert_default().storage_class_name = default,
+                Err(unreadable) => return Err(unreadable.into()).into(),
             }
         }
         admitted()

@@ -124,10 +124,7 @@ async fn sources_of_claims_are_checked_and_kept_alike() {
         assert_eq!(status, 200, "{name}: {written}");
     }
     for (sources, expected) in [
-        (
-            json!({"dataSource": volume, "dataSourceRef": snapshot}),
-            "spec: Invalid value: {}: must match dataSourceRef",
-        ),
+        (json!({"dataSource": volume, "dataSourceRef": snapshot}), "spec: Invalid value: {}: must match dataSourceRef"),
         (
             json!({"dataSourceRef": {"kind": "Book", "name": "b"}}),
             "spec.dataSourceRef: Invalid value: \"Book\": must be 'PersistentVolumeClaim' when referencing the default apiGroup",

@@ -646,7 +646,7 @@ mod tests {
             (json!({ MIGRATED_TO: "ebs.csi.aws.com" }), None),
             (json!(null), None),
         ] {
-            let claim = claim("c", json!({ "metadata": { "annotations": annotations } }));
+            let claim = claim(json!({ "metadata": { "annotations": annotations } }));
             let changed = claim_handed_to_driver(&claim);
             let noted = changed.as_ref().map(|claim| annotation(&claim.metadata, MIGRATED_TO));
             assert_eq!(noted, expected, "{annotations}");

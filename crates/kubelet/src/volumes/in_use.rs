@@ -98,7 +98,8 @@ impl InUse {
         self.doubt.lock().prefixes.insert(prefix);
     }
 
-    pub(super) fn is_in_doubt(&self, prefix: &str) -> bool {
+    #[cfg(test)]
+    fn is_in_doubt(&self, prefix: &str) -> bool {
         self.doubt.lock().prefixes.contains(prefix)
     }
 

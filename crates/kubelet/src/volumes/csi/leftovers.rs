@@ -9,7 +9,7 @@ use api::attachable::CSI;
 use futures_util::FutureExt;
 
 use super::Csi;
-use super::layout::{Asked, Known, Mode, Record};
+use super::layout::{Asked, Known};
 use crate::backoff::Backoff;
 use crate::volumes::in_use::STAGING;
 use crate::volumes::{VolumeError, blocking};

@@ -58,6 +58,9 @@ impl Known {
     }
 }
 
+/// What the record of a staged volume says.
+type StagedRecord = io::Result<(Record, Mode)>;
+
 impl Seen {
     /// Whether anybody but `own` has a volume. Fails where somebody may have it: a place has the name of its volume.
     pub(crate) fn is_used(&self, record: &Record, own: Option<&str>) -> io::Result<bool> {
@@ -209,7 +212,7 @@ impl Layout {
     }
 
     /// The records of all volumes that are staged here, or may be, and what they say.
-    fn all_staged(&self) -> io::Result<Vec<(PathBuf, io::Result<(Record, Mode)>)>> {
+    fn all_staged(&self) -> io::Result<Vec<(PathBuf, StagedRecord)>> {
         let mut all = Vec::new();
         for driver in names(&self.plugins())? {
             let dir = self.plugins().join(&driver);
