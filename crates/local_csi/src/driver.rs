@@ -35,13 +35,13 @@ pub struct Driver {
     projects: Projects,
     counts: Counts,
     /// What is being worked on, and what volumes that are being made were promised.
-    busy: Mutex<Busy>,
+    busy: Arc<Mutex<Busy>>,
 }
 
 /// A copy may take hours: whoever works on a folder says so here, and everybody else goes on.
 #[derive(Default)]
 struct Busy {
-    /// By folder: how many read it, or that one changes it.
+    /// By folder, or place where one is shown: how many read it, or that one changes it.
     folders: HashMap<PathBuf, Use>,
     /// By id of the volume.
     promised: HashMap<String, i64>,
@@ -54,17 +54,23 @@ enum Use {
     Changed,
 }
 
-/// Ends a use of a folder when it is dropped.
-struct Held<'a>(&'a Driver, PathBuf);
+/// Ends a use of a folder when it is dropped. It belongs to the work: that goes on when nobody waits for it any more, and nobody
+/// else may begin the same beside it.
+struct Held(Arc<Mutex<Busy>>, PathBuf);
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
-        let mut busy = self.0.busy();
+        let mut busy = lock(&self.0);
         match busy.folders.get_mut(&self.1) {
             Some(Use::Read(readers)) if *readers > 1 => *readers -= 1,
             _ => drop(busy.folders.remove(&self.1)),
         }
     }
+}
+
+fn lock(busy: &Mutex<Busy>) -> MutexGuard<'_, Busy> {
+    // Nothing that can panic runs under it.
+    busy.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Driver {
@@ -80,29 +86,28 @@ impl Driver {
     }
 
     fn busy(&self) -> MutexGuard<'_, Busy> {
-        // Nothing that can panic runs under it.
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.busy)
     }
 
     /// Nobody else may use the folder meanwhile.
-    fn change(&self, folder: PathBuf) -> Result<Held<'_>, Status> {
+    fn change(&self, folder: PathBuf) -> Result<Held, Status> {
         match self.busy().folders.entry(folder) {
             Entry::Occupied(taken) => Err(pending(taken.key())),
             Entry::Vacant(free) => {
                 let folder = free.key().clone();
                 free.insert(Use::Changed);
-                Ok(Held(self, folder))
+                Ok(Held(self.busy.clone(), folder))
             }
         }
     }
 
     /// Nobody may change the folder meanwhile.
-    fn read(&self, folder: PathBuf) -> Result<Held<'_>, Status> {
+    fn read(&self, folder: PathBuf) -> Result<Held, Status> {
         match self.busy().folders.entry(folder.clone()).or_insert(Use::Read(0)) {
             Use::Read(readers) => *readers += 1,
             Use::Changed => return Err(pending(&folder)),
         }
-        Ok(Held(self, folder))
+        Ok(Held(self.busy.clone(), folder))
     }
 
     /// The files of a volume.
@@ -144,7 +149,7 @@ impl Driver {
         let id = request.name.clone();
         check_id("volume", &id)?;
         check_capabilities(&request.volume_capabilities)?;
-        let _held = self.change(self.volumes.data(&id))?;
+        let held = self.change(self.volumes.data(&id))?;
         let range = request.capacity_range.unwrap_or_default();
         check_range(&range)?;
         let source = self.source(request.volume_content_source.as_ref())?;
@@ -164,19 +169,24 @@ impl Driver {
                     && there.source == wanted.source;
                 match fits {
                     true => {
-                        self.note(&id, Some(&there));
+                        self.note_found(&id, &there);
                         there
                     }
                     false => return Err(Status::already_exists(format!("volume {id} is there, and is another"))),
                 }
             }
             None => {
-                let _source = source.as_ref().map(|(_, path, _)| self.read(path.clone())).transpose()?;
-                let _promise = self.promise(&id, 0, wanted.capacity)?;
+                let source_held = source.as_ref().map(|(_, path, _)| self.read(path.clone())).transpose()?;
+                let promise = self.promise(&id, 0, wanted.capacity)?;
                 let (name, from) = (id.clone(), source.map(|(_, path, _)| path));
-                let (folders, projects) = (self.volumes.clone(), self.projects.clone());
-                let made = blocking(move || make(&folders, &projects, &name, wanted, from.as_deref())).await?;
-                self.note(&id, Some(&made));
+                let (folders, projects, busy) = (self.volumes.clone(), self.projects.clone(), self.busy.clone());
+                let made = blocking(move || {
+                    let _held = (held, source_held, promise);
+                    let made = make(&folders, &projects, &name, wanted, from.as_deref())?;
+                    room::note(&busy, &name, Some(&made));
+                    Ok(made)
+                });
+                let made = made.await?;
                 if made.source.is_some() && made.project.is_none() {
                     // What was copied is not set aside a second time.
                     drop(self.counts.begin(id.clone(), self.volumes.data(&id)));
@@ -197,41 +207,54 @@ impl Driver {
 
     async fn delete(&self, id: String) -> Result<(), Status> {
         check_id("volume", &id)?;
-        let _held = self.change(self.volumes.data(&id))?;
+        // Nor is it grown meanwhile.
+        let held = (self.change(self.volumes.data(&id))?, self.change(self.volumes.about(&id))?);
         let (data, name) = (self.volumes.data(&id), id.clone());
-        let is_used = blocking(move || Ok(is_used(&files::mount_table()?, &resolved(&data)?, &name)));
-        if is_used.await? {
-            return Err(Status::failed_precondition(format!("volume {id} is in use")));
-        }
-        let (folders, projects, name) = (self.volumes.clone(), self.projects.clone(), id.clone());
-        blocking(move || {
-            let project = folders.get::<Volume>(&name)?.and_then(|volume| volume.project);
+        let (folders, projects) = (self.volumes.clone(), self.projects.clone());
+        let (counts, busy) = (self.counts.clone(), self.busy.clone());
+        let removed = blocking(move || {
+            let _held = held;
+            if is_used(&files::mount_table()?, &resolved(&data)?, &name) {
+                return Ok(false);
+            }
+            let project = folders.get::<Volume>(&name).map(|volume| volume.and_then(|volume| volume.project));
+            let project = project.unwrap_or_else(|error| {
+                tracing::warn!(volume = name, %error, "record of a volume that is removed not read");
+                None
+            });
             folders.remove(&name)?;
-            projects.end(project)
-        })
-        .await?;
-        self.counts.forget(&id);
-        self.note(&id, None);
-        Ok(())
+            projects.end(project)?;
+            counts.forget(&name);
+            room::note(&busy, &name, None);
+            Ok(true)
+        });
+        match removed.await? {
+            true => Ok(()),
+            false => Err(Status::failed_precondition(format!("volume {id} is in use"))),
+        }
     }
 
     async fn expand(&self, id: String, range: v1::CapacityRange) -> Result<i64, Status> {
         check_range(&range)?;
+        check_id("volume", &id)?;
+        let held = self.change(self.volumes.about(&id))?;
+        // Not before: somebody else may just have grown it further.
         let mut volume = self.volume(&id)?;
-        let _held = self.change(self.volumes.about(&id))?;
         if range.required_bytes > volume.capacity {
-            let _promise = self
+            let promise = self
                 .promise(&id, volume.capacity, range.required_bytes)
                 .map_err(|status| Status::out_of_range(status.message()))?;
             volume.capacity = range.required_bytes;
             let (folders, projects, about) = (self.volumes.clone(), self.projects.clone(), volume.clone());
-            let name = id.clone();
+            let (name, busy) = (id.clone(), self.busy.clone());
             blocking(move || {
+                let _held = (held, promise);
                 projects.grow(about.project, about.capacity)?;
-                folders.update(&name, &about)
+                folders.update(&name, &about)?;
+                room::note(&busy, &name, Some(&about));
+                Ok(())
             })
             .await?;
-            self.note(&id, Some(&volume));
         }
         Ok(volume.capacity)
     }
@@ -239,7 +262,7 @@ impl Driver {
     async fn take_snapshot(&self, request: v1::CreateSnapshotRequest) -> Result<v1::Snapshot, Status> {
         let (id, of) = (request.name, request.source_volume_id);
         check_id("snapshot", &id)?;
-        let _held = self.change(self.snapshots.data(&id))?;
+        let held = self.change(self.snapshots.data(&id))?;
         let there: Option<Snapshot> = self.snapshots.get(&id).map_err(failed)?;
         let snapshot = match there {
             Some(there) if there.volume == of => there,
@@ -248,13 +271,17 @@ impl Driver {
             }
             None => {
                 let volume = self.volume(&of)?;
-                let _source = self.read(self.volumes.data(&of))?;
+                let source_held = self.read(self.volumes.data(&of))?;
                 let now = jiff::Timestamp::now().as_nanosecond();
                 let created_nanos = i64::try_from(now).unwrap_or(i64::MAX);
                 let about = Snapshot { volume: of.clone(), size: volume.capacity, created_nanos };
                 let (folders, name, made, from) =
                     (self.snapshots.clone(), id.clone(), about.clone(), self.volumes.data(&of));
-                blocking(move || folders.make(&name, &made, Some(&from), |_| Ok(()))).await?;
+                blocking(move || {
+                    let _held = (held, source_held);
+                    folders.make(&name, &made, Some(&from), |_| Ok(()))
+                })
+                .await?;
                 about
             }
         };
@@ -268,7 +295,11 @@ impl Driver {
         let mut flags = mount_flags(request.volume_capability.as_ref())?;
         flags.set(MsFlags::MS_RDONLY, flags.contains(MsFlags::MS_RDONLY) || request.readonly);
         check_target(&to)?;
+        // It is not removed meanwhile, and whoever has given up waiting does not undo it before it is done.
+        let held = (self.change(to.clone())?, self.read(from.clone())?);
+        self.volume(&request.volume_id)?;
         blocking(move || {
+            let _held = held;
             if !is_mount_point(&to)? {
                 std::fs::create_dir_all(&to)?;
                 mount(Some(&from), &to, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
@@ -290,8 +321,10 @@ impl Driver {
     async fn unpublish(&self, target: String) -> Result<(), Status> {
         let target = PathBuf::from(target);
         check_target(&target)?;
+        let held = self.change(target.clone())?;
         blocking(move || {
-            if is_mount_point(&target)? {
+            let _held = held;
+            while is_mount_point(&target)? {
                 umount(&target)?;
             }
             match std::fs::remove_dir(&target) {
@@ -342,7 +375,9 @@ fn make(
     mut about: Volume,
     from: Option<&Path>,
 ) -> io::Result<Volume> {
-    let taken: Vec<u32> = folders.list::<Volume>()?.into_iter().filter_map(|(_, volume)| volume.project).collect();
+    // One that has files is taken whatever can be read of it.
+    let known = folders.list_readable::<Volume>()?;
+    let taken: Vec<u32> = known.into_iter().filter_map(|(_, volume)| volume.project).collect();
     about.project = projects.begin(id, about.capacity, &taken)?;
     match folders.make(id, &about, from, |data| projects.assign(data, about.project)) {
         Ok(()) => Ok(about),
@@ -541,9 +576,13 @@ impl v1::Controller for Driver {
     fn delete_snapshot(&self, request: v1::DeleteSnapshotRequest) -> Answer<'_, v1::DeleteSnapshotResponse> {
         Box::pin(async move {
             check_id("snapshot", &request.snapshot_id)?;
-            let _held = self.change(self.snapshots.data(&request.snapshot_id))?;
+            let held = self.change(self.snapshots.data(&request.snapshot_id))?;
             let folders = self.snapshots.clone();
-            blocking(move || folders.remove(&request.snapshot_id)).await?;
+            blocking(move || {
+                let _held = held;
+                folders.remove(&request.snapshot_id)
+            })
+            .await?;
             Ok(v1::DeleteSnapshotResponse {})
         })
     }
@@ -684,6 +723,53 @@ mod tests {
         let failed = make(&driver.volumes, &driver.projects, "x/y", Volume { capacity: 5, ..Default::default() }, None);
         assert!(failed.is_err());
         assert_eq!(recorded.limits.lock().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_damaged_record_holds_up_its_own_volume() {
+        use csi::v1::{Controller, Node};
+
+        let dir = tempfile::tempdir().unwrap();
+        let create = |name: &str| {
+            let capacity_range = Some(v1::CapacityRange { required_bytes: 1 << 20, limit_bytes: 0 });
+            v1::CreateVolumeRequest { name: name.into(), capacity_range, ..Default::default() }
+        };
+        let driver = Driver::open("n", dir.path()).unwrap();
+        driver.create_volume(create("one")).await.unwrap();
+        std::fs::write(driver.volumes.about("one"), "{").unwrap();
+        // A process that comes after reads all of them.
+        let driver = Driver::open("n", dir.path()).unwrap();
+        driver.create_volume(create("two")).await.unwrap();
+        assert!(driver.available().unwrap() > 0);
+        let target = dir.path().join("target").to_string_lossy().into_owned();
+        let publish =
+            v1::NodePublishVolumeRequest { volume_id: "one".into(), target_path: target, ..Default::default() };
+        let failed = driver.node_publish_volume(publish).await.unwrap_err();
+        assert_eq!(failed.code(), csi::tonic::Code::Internal);
+        assert!(driver.create_volume(create("one")).await.is_err() && driver.data("one").exists());
+        let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
+        driver.delete_volume(delete).await.unwrap();
+        assert!(!driver.data("one").exists() && driver.data("two").exists());
+    }
+
+    #[tokio::test]
+    async fn a_volume_is_not_removed_while_it_is_published_or_grown() {
+        use csi::v1::Controller;
+
+        let dir = tempfile::tempdir().unwrap();
+        let driver = Driver::open("n", dir.path()).unwrap();
+        let create = v1::CreateVolumeRequest { name: "one".into(), ..Default::default() };
+        driver.create_volume(create).await.unwrap();
+        let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
+        for held in [driver.read(driver.volumes.data("one")), driver.change(driver.volumes.about("one"))] {
+            let held = held.unwrap();
+            let refused = driver.delete_volume(delete.clone()).await.unwrap_err();
+            assert_eq!(refused.code(), csi::tonic::Code::Aborted);
+            assert!(driver.data("one").exists());
+            drop(held);
+        }
+        driver.delete_volume(delete).await.unwrap();
+        assert!(driver.busy().folders.is_empty(), "nobody is at anything");
     }
 
     #[test]

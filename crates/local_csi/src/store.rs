@@ -46,7 +46,10 @@ impl Folders {
         for name in folders.names()? {
             if name.starts_with('.') {
                 unmount(&dir.join(&name).join(SOURCE));
-                files::remove_tree(&dir.join(name))?;
+                // What cannot be removed holds up nobody but whoever asks for the same again.
+                if let Err(error) = files::remove_tree(&dir.join(&name)) {
+                    tracing::warn!(dir = %dir.display(), name, %error, "what is left of a folder not removed");
+                }
             }
         }
         Ok(folders)
@@ -76,11 +79,31 @@ impl Folders {
     }
 
     pub(crate) fn list<T: DeserializeOwned>(&self) -> io::Result<Vec<(String, T)>> {
-        let names = self.names()?.into_iter().filter(|name| !name.starts_with('.'));
-        let all = names.map(|name| Ok(self.get(&name)?.map(|about| (name, about))));
-        let mut all: Vec<(String, T)> = all.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().collect();
-        all.sort_by(|a, b| a.0.cmp(&b.0));
-        Ok(all)
+        self.each()?.into_iter().map(|(name, about)| about.map(|about| (name, about))).collect()
+    }
+
+    /// All whose record can be read: one that is damaged holds up nobody else.
+    pub(crate) fn list_readable<T: DeserializeOwned>(&self) -> io::Result<Vec<(String, T)>> {
+        let readable = self.each()?.into_iter().filter_map(|(name, about)| match about {
+            Ok(about) => Some((name, about)),
+            Err(error) => {
+                tracing::warn!(path = %self.about(&name).display(), %error, "record of a folder not read");
+                None
+            }
+        });
+        Ok(readable.collect())
+    }
+
+    /// All by name, with what is kept beside their files.
+    fn each<T: DeserializeOwned>(&self) -> io::Result<Vec<(String, io::Result<T>)>> {
+        let mut names = self.names()?;
+        names.retain(|name| !name.starts_with('.'));
+        names.sort();
+        let all = names.into_iter().filter_map(|name| {
+            let about = self.get(&name).transpose()?;
+            Some((name, about))
+        });
+        Ok(all.collect())
     }
 
     /// Makes a folder, with a copy of another's files in it. It is there as a whole or not at all, also after a power failure:

@@ -258,6 +258,34 @@ async fn a_long_copy_holds_up_nobody() {
     assert_eq!(std::fs::read_dir(driver.data("copy")).unwrap().count(), 20_000);
 }
 
+/// Whoever asked for a copy may be gone: the copy goes on, and is not begun a second time beside itself.
+#[tokio::test]
+async fn a_copy_that_nobody_waits_for_is_made_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = Arc::new(local_csi::Driver::open("n", dir.path()).unwrap());
+    driver.create_volume(create("source", 1 << 20, None)).await.unwrap();
+    let files = driver.data("source");
+    for number in 0..20_000 {
+        std::fs::write(files.join(number.to_string()), "").unwrap();
+    }
+    let from = v1::ContentSource::Volume(v1::VolumeSource { volume_id: "source".into() });
+    let copy = create("copy", 1 << 20, Some(from));
+    let copying = tokio::spawn({
+        let (driver, copy) = (driver.clone(), copy.clone());
+        async move { driver.create_volume(copy).await.map(drop) }
+    });
+    let begun = dir.path().join("volumes/.copy.new");
+    until("the copy has begun", async || begun.exists().then_some(())).await;
+    copying.abort();
+    assert!(copying.await.unwrap_err().is_cancelled());
+    let again = driver.create_volume(copy.clone()).await.map(drop);
+    if begun.exists() {
+        assert_eq!(again.unwrap_err().code(), Code::Aborted);
+    }
+    until("it is made", async || driver.create_volume(copy.clone()).await.ok().map(drop)).await;
+    assert_eq!(std::fs::read_dir(driver.data("copy")).unwrap().count(), 20_000);
+}
+
 async fn api(dir: &Path, stop: &CancellationToken) -> Handler {
     testkit::keys::write(dir);
     let mut config = apiserver::Config::new(Storage::Embedded(dir.join("api")));

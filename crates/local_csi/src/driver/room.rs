@@ -2,22 +2,34 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use csi::tonic::Status;
 use tokio_util::sync::CancellationToken;
 
-use super::{Busy, Driver, blocking, failed, number};
+use super::{Busy, Driver, blocking, failed, lock, number};
 use crate::store::Volume;
 
 /// How often volumes are counted that nobody asks for.
 const COUNT_INTERVAL: Duration = Duration::from_secs(300);
-/// Ends a promise when it is dropped: it was kept or broken by then.
-pub(super) struct Promise<'a>(&'a Driver, String);
 
-impl Drop for Promise<'_> {
+/// Ends a promise when it is dropped: it was kept or broken by then.
+pub(super) struct Promise(Arc<Mutex<Busy>>, String);
+
+impl Drop for Promise {
     fn drop(&mut self) {
-        self.0.busy().promised.remove(&self.1);
+        lock(&self.0).promised.remove(&self.1);
+    }
+}
+
+/// A volume is like this now, or is gone.
+pub(super) fn note(busy: &Mutex<Busy>, id: &str, volume: Option<&Volume>) {
+    if let Some(made) = &mut lock(busy).made {
+        match volume {
+            Some(volume) => made.insert(id.to_owned(), volume.clone()),
+            None => made.remove(id),
+        };
     }
 }
 
@@ -47,7 +59,8 @@ impl Driver {
 
     fn read_made(&self, busy: &mut Busy) -> Result<(), Status> {
         if busy.made.is_none() {
-            busy.made = Some(self.volumes.list::<Volume>().map_err(failed)?.into_iter().collect());
+            // For one whose record is damaged no room is set aside.
+            busy.made = Some(self.volumes.list_readable::<Volume>().map_err(failed)?.into_iter().collect());
         }
         Ok(())
     }
@@ -76,7 +89,7 @@ impl Driver {
         let counting = async {
             loop {
                 let folders = self.volumes.clone();
-                match blocking(move || folders.list::<Volume>()).await {
+                match blocking(move || folders.list_readable::<Volume>()).await {
                     Ok(all) => {
                         self.counts.retain(&all.iter().map(|(id, _)| id.clone()).collect());
                         let is_counted =
@@ -103,7 +116,7 @@ impl Driver {
     }
 
     /// Sets room aside for a volume, beyond what it has.
-    pub(super) fn promise(&self, id: &str, has: i64, wanted: i64) -> Result<Promise<'_>, Status> {
+    pub(super) fn promise(&self, id: &str, has: i64, wanted: i64) -> Result<Promise, Status> {
         let used = self.all_used()?;
         let mut busy = self.busy();
         let (available, more) = (self.available_beyond(&mut busy, &used)?, wanted.saturating_sub(has));
@@ -114,16 +127,13 @@ impl Driver {
             )));
         }
         busy.promised.insert(id.to_owned(), wanted);
-        Ok(Promise(self, id.to_owned()))
+        Ok(Promise(self.busy.clone(), id.to_owned()))
     }
 
-    /// A volume is like this now, or is gone.
-    pub(super) fn note(&self, id: &str, volume: Option<&Volume>) {
+    /// A volume is there. What is known of it is newer: it may just have grown.
+    pub(super) fn note_found(&self, id: &str, volume: &Volume) {
         if let Some(made) = &mut self.busy().made {
-            match volume {
-                Some(volume) => made.insert(id.to_owned(), volume.clone()),
-                None => made.remove(id),
-            };
+            made.entry(id.to_owned()).or_insert_with(|| volume.clone());
         }
     }
 }
