@@ -248,6 +248,7 @@ impl Controller {
             for content in self.contents.get().map(Informer::list).unwrap_or_default() {
                 self.queue.add(format!("content/{}", name_of(&content.metadata)));
             }
+            self.tidy_all();
         };
         tokio::join!(nodes.run(stop.clone()), async {
             tokio::select! {
@@ -287,8 +288,12 @@ impl Controller {
             }
             for (id, answer) in &new.status.snapshots {
                 if before.is_none_or(|before| before.snapshots.get(id) != Some(answer)) {
-                    let contents = contents.get().map(|contents| contents.by_index(BY_SNAPSHOT, id));
-                    for content in contents.unwrap_or_default() {
+                    let contents =
+                        contents.get().map(|contents| contents.by_index(BY_SNAPSHOT, id)).unwrap_or_default();
+                    if contents.is_empty() {
+                        queue.add(format!("tidy/{name}"));
+                    }
+                    for content in contents {
                         queue.add(format!("content/{}", name_of(&content.metadata)));
                     }
                 }
@@ -496,7 +501,13 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes back all requests of a node for volumes that are there by now.
+    fn tidy_all(&self) {
+        for node in self.nodes.get().map(Informer::list).unwrap_or_default() {
+            self.queue.add(format!("tidy/{}", name_of(&node.metadata)));
+        }
+    }
+
+    /// Takes back all requests of a node for volumes that are there by now, and those for snapshots that are gone.
     async fn tidy(&self, nodes: &Informer<NodeVolumes>, node: &str) -> Outcome {
         let Some(object) = nodes.get(node) else { return Ok(Requeue::Never) };
         let is_there = |id: &str| {
@@ -504,23 +515,26 @@ impl Controller {
             is_id(id) && volumes.iter().any(|volume| node_of(volume) == Some(node) && !is_done_with(volume))
         };
         let made = object.spec.volumes.iter().filter(|(_, request)| request.action == Action::Create);
-        let over: Vec<_> = made.filter(|(id, _)| is_there(id.as_str())).collect();
+        let made = made.filter(|(id, _)| is_there(id.as_str())).map(|(id, request)| ("volumes", id, request));
+        let gone = object.spec.snapshots.iter().filter(|(id, _)| self.is_let_go(&object, id.as_str()));
+        let gone = gone.map(|(id, request)| ("snapshots", id, request));
+        let over: Vec<(&str, &String, &Request)> = made.chain(gone).collect();
         if over.is_empty() {
             return Ok(Requeue::Never);
         }
-        let operations = over.iter().flat_map(|(id, request)| taking_back("volumes", id, &request.token));
+        let operations = over.iter().flat_map(|(what, id, request)| taking_back(what, id, &request.token));
         let patch = Patch::json(Value::Array(operations.collect()));
         match self.client.all::<NodeVolumes>().patch(node, &patch).await {
             Err(error) if error.is_not_found() => return Ok(Requeue::Never),
             // One of them may be another by now: then the others go all the same.
             Err(_) => {
-                for (id, request) in &over {
-                    self.withdraw(node, "volumes", id, &request.token).await?;
+                for (what, id, request) in &over {
+                    self.withdraw(node, what, id, &request.token).await?;
                 }
             }
             Ok(_) => {}
         }
-        over.iter().for_each(|(id, _)| self.queue.add(volume_key(id)));
+        over.iter().filter(|(what, ..)| *what == "volumes").for_each(|(_, id, _)| self.queue.add(volume_key(id)));
         Ok(Requeue::Never)
     }
 

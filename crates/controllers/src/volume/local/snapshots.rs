@@ -26,6 +26,10 @@ fn id_of(content: &VolumeSnapshotContent) -> String {
     given.map_or_else(own, |(_, id)| id.to_owned())
 }
 
+fn is_held(content: &VolumeSnapshotContent) -> bool {
+    content.metadata.finalizers.iter().flatten().any(|known| known == CONTENT_FINALIZER)
+}
+
 fn is_ready(content: &VolumeSnapshotContent) -> bool {
     content.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true) && status.snapshot_handle.is_some())
 }
@@ -114,7 +118,26 @@ impl Controller {
             });
             contents
         });
-        contents.run(stop).await;
+        let ready = async {
+            contents.synced().await;
+            // What was answered before has been passed over.
+            self.tidy_all();
+        };
+        tokio::join!(contents.run(stop.clone()), async {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = ready => {}
+            }
+        });
+    }
+
+    /// Whether a node has removed a snapshot for a content that is gone by now, or needs nothing any more.
+    pub(super) fn is_let_go(&self, object: &NodeVolumes, id: &str) -> bool {
+        let Some(contents) = self.contents.get().filter(|contents| contents.has_synced()) else { return false };
+        let request = object.spec.snapshots.get(id).filter(|request| request.action == Action::Delete && is_id(id));
+        let answer = request.and_then(|request| answer_to(request, object.status.snapshots.get(id)));
+        let is_removed = answer.is_some_and(|answer| answer.error.is_none());
+        is_removed && !contents.by_index(BY_SNAPSHOT, id).iter().any(|content| is_held(content))
     }
 
     pub(super) async fn sync_content(&self, nodes: &Informer<NodeVolumes>, name: &str) -> Outcome {
@@ -124,9 +147,8 @@ impl Controller {
         let Some(content) = contents.get(name).filter(|content| content.spec.driver == DRIVER) else {
             return Ok(Requeue::Never);
         };
-        let is_held = content.metadata.finalizers.iter().flatten().any(|known| known == CONTENT_FINALIZER);
         let is_deleted = content.metadata.deletion_timestamp.is_some();
-        if is_deleted && !is_held {
+        if is_deleted && !is_held(&content) {
             return Ok(Requeue::Never);
         }
         if is_deleted && content.spec.deletion_policy != "Delete" {
@@ -192,11 +214,11 @@ impl Controller {
                 Ok(Requeue::Never)
             }
             Step::LetGo { token } => {
-                self.let_content_go(&content).await?;
+                // First: nobody would do so for a content that is gone, and one that is still there asks again.
                 if let Some(token) = token {
                     self.withdraw(&node, "snapshots", &id, &token).await?;
                 }
-                Ok(Requeue::Never)
+                self.let_content_go(&content).await
             }
             Step::Fail { token, message } => {
                 self.withdraw(&node, "snapshots", &id, &token).await?;
