@@ -70,6 +70,27 @@ impl<K: Read> Read for List<K> {
     }
 }
 
+/// What the pages of a list are read into.
+pub(crate) trait Pages: Send {
+    /// Reads one more page.
+    fn add(&mut self, page: &[u8]) -> serde_json::Result<ListMeta>;
+
+    /// Forgets the pages that were read: the list begins again.
+    fn forget(&mut self);
+}
+
+impl<K: Read + Send> Pages for Vec<K> {
+    fn add(&mut self, page: &[u8]) -> serde_json::Result<ListMeta> {
+        let List { metadata, items } = api::read::from_slice::<List<K>>(page)?;
+        self.extend(items);
+        Ok(metadata)
+    }
+
+    fn forget(&mut self) {
+        self.clear();
+    }
+}
+
 /// The name of an object, and nothing else of it: for answers to what we wrote ourselves.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
@@ -99,14 +120,14 @@ pub(crate) type Named<'a> = (Option<&'a str>, Option<&'a str>);
 /// The verbs of one resource, in one namespace or in all.
 #[derive(Clone)]
 pub struct Api<K> {
-    collection: Collection,
+    pub(crate) collection: Collection,
     named: fn(&K) -> Named<'_>,
 }
 
 /// Where objects are and how they are asked for: all of [`Api`] that does not depend on their type, so that it is compiled once
 /// and not for each of dozens of kinds.
 #[derive(Clone)]
-struct Collection {
+pub(crate) struct Collection {
     client: Client,
     /// `/api/v1` or `/apis/apps/v1`.
     group_path: String,
@@ -130,13 +151,8 @@ impl Answer {
 
 impl<K: Resource> Api<K> {
     pub(crate) fn typed(client: Client, namespace: Option<&str>) -> Self {
-        let group_path =
-            if K::GROUP.is_empty() { format!("/api/{}", K::VERSION) } else { format!("/apis/{}", K::API_VERSION) };
-        let namespaced = TypeId::of::<K::Scope>() == TypeId::of::<k8s_openapi::NamespaceResourceScope>();
-        let namespace = namespace.filter(|_| namespaced).map(str::to_owned);
-        let plural = K::URL_PATH_SEGMENT.into();
         Self {
-            collection: Collection { client, group_path, plural, namespace, accept: (JSON, JSON) },
+            collection: Collection::of::<K>(client, namespace),
             named: |object| {
                 let metadata = object.metadata();
                 (metadata.namespace.as_deref(), metadata.name.as_deref())
@@ -167,11 +183,6 @@ impl<K: Read> Api<K> {
         &self.collection.client
     }
 
-    /// What the collection is called in URLs.
-    pub(crate) fn plural(&self) -> &str {
-        &self.collection.plural
-    }
-
     pub async fn get(&self, name: &str) -> Result<K, Error> {
         self.collection.call(Method::GET, self.collection.own_path(Some(name), None), None).await?.decode()
     }
@@ -191,22 +202,13 @@ impl<K: Read> Api<K> {
 
     /// All objects, page by page, as one list at one resource version. When the server has forgotten that version before the last
     /// page, it is asked for all of them at once, as upstream's pager does: in a busy cluster the next pages would fare no better.
-    pub async fn list_all(&self, params: &ListParams, page: u32) -> Result<List<K>, Error> {
-        let at_once = params;
-        let mut params = ListParams { limit: Some(page), ..params.clone() };
-        let mut whole = self.list(&params).await?;
-        while let Some(token) = whole.metadata.continue_.take().filter(|token| !token.is_empty()) {
-            params.continue_token = Some(token);
-            params.resource_version = None;
-            params.resource_version_match = None;
-            let next = match self.list(&params).await {
-                Err(error) if error.is_expired() => return self.list(at_once).await,
-                next => next?,
-            };
-            whole.items.extend(next.items);
-            whole.metadata = next.metadata;
-        }
-        Ok(whole)
+    pub async fn list_all(&self, params: &ListParams, page: u32) -> Result<List<K>, Error>
+    where
+        K: Send,
+    {
+        let mut items = Vec::new();
+        let metadata = self.collection.list_all(params, page, &mut items).await?;
+        Ok(List { metadata, items })
     }
 
     /// Events after `resource_version` (empty: from now, beginning with what exists).
@@ -322,6 +324,32 @@ impl<K: Read> Api<K> {
 type Coming<'a, T> = BoxFuture<'a, Result<T, Error>>;
 
 impl Collection {
+    /// Where the objects of a built-in type are.
+    pub(crate) fn of<K: Resource>(client: Client, namespace: Option<&str>) -> Self {
+        let root = if K::GROUP.is_empty() { "/api/" } else { "/apis/" };
+        let namespaced = TypeId::of::<K::Scope>() == TypeId::of::<k8s_openapi::NamespaceResourceScope>();
+        Self::at(client, root, K::API_VERSION, K::URL_PATH_SEGMENT, namespace.filter(|_| namespaced))
+    }
+
+    fn at(client: Client, root: &str, api_version: &str, plural: &str, namespace: Option<&str>) -> Self {
+        Self {
+            client,
+            group_path: format!("{root}{api_version}"),
+            plural: plural.to_owned(),
+            namespace: namespace.map(str::to_owned),
+            accept: (JSON, JSON),
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// What the collection is called in URLs.
+    pub(crate) fn plural(&self) -> &str {
+        &self.plural
+    }
+
     /// Sends a request about one object and reads the answer.
     fn call(&self, method: Method, uri: String, body: Option<Bytes>) -> Coming<'_, Answer> {
         let content_type = body.is_some().then_some(JSON);
@@ -342,7 +370,38 @@ impl Collection {
         })
     }
 
-    fn watch<'a>(&'a self, params: &ListParams, resource_version: &str) -> Coming<'a, crate::Body> {
+    /// As [`Api::list_all`]; answers with the metadata of the last page.
+    pub(crate) fn list_all<'a>(
+        &'a self,
+        params: &ListParams,
+        page: u32,
+        pages: &'a mut dyn Pages,
+    ) -> Coming<'a, ListMeta> {
+        let at_once = params.clone();
+        let mut params = ListParams { limit: Some(page), ..params.clone() };
+        Box::pin(async move {
+            let mut metadata = self.page(&params, pages).await?;
+            while let Some(token) = metadata.continue_.take().filter(|token| !token.is_empty()) {
+                params.continue_token = Some(token);
+                params.resource_version = None;
+                params.resource_version_match = None;
+                let next = self.page(&params, pages).await;
+                if next.as_ref().is_err_and(Error::is_expired) {
+                    pages.forget();
+                    return self.page(&at_once, pages).await;
+                }
+                metadata = next?;
+            }
+            Ok(metadata)
+        })
+    }
+
+    async fn page(&self, params: &ListParams, pages: &mut dyn Pages) -> Result<ListMeta, Error> {
+        let answer = self.list(params).await?;
+        pages.add(&answer.body).map_err(|source| Error::Decode { what: answer.uri, source })
+    }
+
+    pub(crate) fn watch<'a>(&'a self, params: &ListParams, resource_version: &str) -> Coming<'a, crate::Body> {
         let mut query = Query::new(self.own_path(None, None));
         query.pair("watch", "true");
         let resource_version = (!resource_version.is_empty()).then(|| resource_version.to_owned());

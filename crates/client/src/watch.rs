@@ -35,20 +35,12 @@ pub enum WatchEvent<K> {
 /// A failure `Status` sent as an event (410 above all) comes out as `Error::Api`.
 pub struct WatchStream<K> {
     lines: Lines,
-    /// Objects come without their managed fields.
-    is_trimmed: bool,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K: Read> WatchStream<K> {
     pub fn new(body: Body) -> Self {
-        let lines = Lines { body, buffer: BytesMut::new(), scanned: 0, ended: false };
-        Self { lines, is_trimmed: false, kind: PhantomData }
-    }
-
-    /// The same events, for those who do not look at managed fields.
-    pub(crate) fn trimmed(self) -> Self {
-        Self { is_trimmed: true, ..self }
+        Self { lines: Lines::new(body), kind: PhantomData }
     }
 }
 
@@ -56,13 +48,12 @@ impl<K: Read> Stream for WatchStream<K> {
     type Item = Result<WatchEvent<K>, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let is_trimmed = self.is_trimmed;
-        self.lines.poll_line(context).map(|line| line.map(|line| decode(&line?, is_trimmed)))
+        self.lines.poll_line(context).map(|line| line.map(|line| decode(&line?)))
     }
 }
 
 /// The lines of a body that are not empty.
-struct Lines {
+pub(crate) struct Lines {
     body: Body,
     buffer: BytesMut,
     /// Bytes of `buffer` already searched for a line end.
@@ -71,7 +62,11 @@ struct Lines {
 }
 
 impl Lines {
-    fn poll_line(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BytesMut, Error>>> {
+    pub(crate) fn new(body: Body) -> Self {
+        Self { body, buffer: BytesMut::new(), scanned: 0, ended: false }
+    }
+
+    pub(crate) fn poll_line(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<BytesMut, Error>>> {
         loop {
             if let Some(line) = self.next_line() {
                 return Poll::Ready(Some(Ok(line)));
@@ -146,18 +141,19 @@ struct BookmarkMetadata {
 }
 
 /// An event whose object is not decoded yet.
-enum Undecoded<'a> {
+pub(crate) enum Undecoded<'a> {
     Added(Cow<'a, [u8]>),
     Modified(Cow<'a, [u8]>),
     Deleted(Cow<'a, [u8]>),
     Bookmark { resource_version: String, initial_events_end: bool },
 }
 
-fn failed(source: serde_json::Error) -> Error {
+pub(crate) fn failed(source: serde_json::Error) -> Error {
     Error::Decode { what: "a watch event".into(), source }
 }
 
-fn undecoded(line: &[u8], is_trimmed: bool) -> Result<Undecoded<'_>, Error> {
+/// `is_trimmed`: for those who do not look at managed fields, which the objects then come without.
+pub(crate) fn undecoded(line: &[u8], is_trimmed: bool) -> Result<Undecoded<'_>, Error> {
     let frame: Frame<'_> = serde_json::from_slice(line).map_err(failed)?;
     // As bytes, like every other object: one reader is compiled, not two.
     let object = frame.object.get().as_bytes();
@@ -176,9 +172,9 @@ fn undecoded(line: &[u8], is_trimmed: bool) -> Result<Undecoded<'_>, Error> {
     }
 }
 
-fn decode<K: Read>(line: &[u8], is_trimmed: bool) -> Result<WatchEvent<K>, Error> {
+fn decode<K: Read>(line: &[u8]) -> Result<WatchEvent<K>, Error> {
     let object = |object: Cow<'_, [u8]>| read::from_slice::<K>(&object).map_err(failed);
-    Ok(match undecoded(line, is_trimmed)? {
+    Ok(match undecoded(line, false)? {
         Undecoded::Added(added) => WatchEvent::Added(object(added)?),
         Undecoded::Modified(modified) => WatchEvent::Modified(object(modified)?),
         Undecoded::Deleted(deleted) => WatchEvent::Deleted(object(deleted)?),

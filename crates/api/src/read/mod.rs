@@ -46,6 +46,14 @@ pub fn from_str<T: Read>(json: &str) -> Result<T, Error> {
     Ok(read)
 }
 
+/// Reads a whole text by a function, for what has no type of its own.
+pub fn from_slice_by<T>(json: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Result<T, Error>) -> Result<T, Error> {
+    let mut from = Reader::new(std::str::from_utf8(json).map_err(Error::custom)?);
+    let read = read(&mut from)?;
+    from.end()?;
+    Ok(read)
+}
+
 /// Reads types that serde reads.
 #[macro_export]
 macro_rules! read_by_serde {

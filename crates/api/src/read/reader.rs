@@ -210,7 +210,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The items of a list; each must be read.
-    pub(super) fn items(&mut self, read: &mut dyn FnMut(&mut Self) -> Result<()>) -> Result<()> {
+    pub fn items(&mut self, read: &mut dyn FnMut(&mut Self) -> Result<()>) -> Result<()> {
         self.enter(b'[', "a sequence")?;
         let mut has_more = self.next() != Some(b']');
         while has_more {

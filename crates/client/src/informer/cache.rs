@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Event, Object, object_key};
+use super::held::Held;
+use super::{Event, key_of};
 
-pub(super) type IndexFn<K> = Box<dyn Fn(&K) -> Vec<String> + Send + Sync>;
+type IndexFn = Box<dyn Fn(&Held) -> Vec<String> + Send + Sync>;
 
 type Key = Arc<str>;
 
@@ -53,56 +54,53 @@ impl Keys {
     }
 }
 
-struct Index<K> {
-    values: IndexFn<K>,
+struct Index {
+    values: IndexFn,
     entries: Entries,
 }
 
-pub(super) struct Cache<K> {
-    objects: HashMap<Key, Arc<K>>,
+#[derive(Default)]
+pub(super) struct Cache {
+    objects: HashMap<Key, Arc<Held>>,
     namespaces: Entries,
     owners: Entries,
-    indexes: HashMap<&'static str, Index<K>>,
+    indexes: HashMap<&'static str, Index>,
 }
 
-impl<K> Default for Cache<K> {
-    fn default() -> Self {
-        Self { objects: HashMap::new(), namespaces: HashMap::new(), owners: HashMap::new(), indexes: HashMap::new() }
-    }
-}
+/// What is shown objects that were looked for.
+type See<'a> = &'a mut dyn FnMut(&Arc<Held>);
 
-impl<K: Object> Cache<K> {
-    pub(super) fn get(&self, key: &str) -> Option<Arc<K>> {
-        self.objects.get(key).cloned()
+impl Cache {
+    pub(super) fn get(&self, key: &str) -> Option<&Arc<Held>> {
+        self.objects.get(key)
     }
 
-    pub(super) fn list(&self) -> Vec<Arc<K>> {
-        self.objects.values().cloned().collect()
+    pub(super) fn each(&self, see: See<'_>) {
+        self.objects.values().for_each(see);
     }
 
     pub(super) fn len(&self) -> usize {
         self.objects.len()
     }
 
-    pub(super) fn by_namespace(&self, namespace: &str) -> Vec<Arc<K>> {
-        self.found(&self.namespaces, namespace)
+    pub(super) fn each_in_namespace(&self, namespace: &str, see: See<'_>) {
+        self.each_of(self.namespaces.get(namespace), see);
     }
 
-    pub(super) fn by_owner(&self, uid: &str) -> Vec<Arc<K>> {
-        self.found(&self.owners, uid)
+    pub(super) fn each_of_owner(&self, uid: &str, see: See<'_>) {
+        self.each_of(self.owners.get(uid), see);
     }
 
-    pub(super) fn by_index(&self, name: &str, value: &str) -> Vec<Arc<K>> {
-        self.indexes.get(name).map_or_else(Vec::new, |index| self.found(&index.entries, value))
+    pub(super) fn each_of_index(&self, name: &str, value: &str, see: See<'_>) {
+        self.each_of(self.indexes.get(name).and_then(|index| index.entries.get(value)), see);
     }
 
-    fn found(&self, entries: &Entries, value: &str) -> Vec<Arc<K>> {
-        entries
-            .get(value)
-            .map_or_else(Vec::new, |keys| keys.iter().filter_map(|key| self.objects.get(key)).cloned().collect())
+    fn each_of(&self, keys: Option<&Keys>, see: See<'_>) {
+        let Some(keys) = keys else { return };
+        keys.iter().filter_map(|key| self.objects.get(key)).for_each(see);
     }
 
-    pub(super) fn add_index(&mut self, name: &'static str, values: IndexFn<K>) {
+    pub(super) fn add_index(&mut self, name: &'static str, values: IndexFn) {
         let mut entries = Entries::new();
         for (key, object) in &self.objects {
             insert(&mut entries, values(object), key);
@@ -110,42 +108,37 @@ impl<K: Object> Cache<K> {
         self.indexes.insert(name, Index { values, entries });
     }
 
-    /// Stores `object` unless it is the version already here. An object that was deleted and made anew under
+    /// Stores `new` unless it is the version already here. An object that was deleted and made anew under
     /// the same name is two events, so that handlers never mistake one for the other.
-    pub(super) fn put(&mut self, mut object: K) -> Vec<Event<K>> {
-        // Managed fields are large and nobody here reads them; the server keeps its own when they are missing.
-        if object.meta().managed_fields.is_some() {
-            object.meta_mut().managed_fields = None;
-        }
-        let key: Key = object_key(&object).into();
-        let new = object.held();
+    pub(super) fn put(&mut self, new: Arc<Held>) -> Vec<Event<Held>> {
+        let key: Key = key_of(new.object_meta()).into();
         let events = match self.objects.get(&key).cloned() {
             None => vec![Event::Added(new.clone())],
-            Some(old) if old.meta().uid != new.meta().uid => {
-                vec![Event::Deleted(old.clone()), Event::Added(new.clone())]
+            Some(old) if old.object_meta().uid != new.object_meta().uid => {
+                vec![Event::Deleted(old), Event::Added(new.clone())]
             }
             Some(old)
-                if old.meta().resource_version == new.meta().resource_version
-                    && old.meta().resource_version.is_some() =>
+                if old.object_meta().resource_version == new.object_meta().resource_version
+                    && old.object_meta().resource_version.is_some() =>
             {
                 return Vec::new();
             }
             Some(old) => vec![Event::Modified { old, new: new.clone() }],
         };
-        self.reindex(&key, Some(&new));
+        self.reindex(&key, Some(&*new));
         self.objects.insert(key, new);
         events
     }
 
     /// Forgets an object; the event carries its final state.
-    pub(super) fn remove(&mut self, object: K) -> Option<Event<K>> {
-        let key: Key = object_key(&object).into();
+    pub(super) fn remove(&mut self, object: Arc<Held>) -> Option<Event<Held>> {
+        let key: Key = key_of(object.object_meta()).into();
         self.reindex(&key, None);
-        self.objects.remove(&key).map(|_| Event::Deleted(Arc::new(object)))
+        self.objects.remove(&key).map(|_| Event::Deleted(object))
     }
 
-    pub(super) fn replace(&mut self, objects: Vec<K>) -> Vec<Event<K>> {
-        let kept: HashSet<String> = objects.iter().map(object_key).collect();
+    pub(super) fn replace(&mut self, objects: Vec<Arc<Held>>) -> Vec<Event<Held>> {
+        let kept: HashSet<String> = objects.iter().map(|object| key_of(object.object_meta())).collect();
         let gone: Vec<Key> = self.objects.keys().filter(|key| !kept.contains(&***key)).cloned().collect();
         let mut events = Vec::new();
         for key in gone {
@@ -159,9 +152,9 @@ impl<K: Object> Cache<K> {
     }
 
     /// Moves `key` from where its present object is found to where `new` will be. Most changes move nothing.
-    fn reindex(&mut self, key: &Key, new: Option<&Arc<K>>) {
-        let old = self.objects.get(key);
-        let (old_meta, new_meta) = (old.map(|old| old.meta()), new.map(|new| new.meta()));
+    fn reindex(&mut self, key: &Key, new: Option<&Held>) {
+        let old: Option<&Held> = self.objects.get(key).map(|old| &**old);
+        let (old_meta, new_meta) = (old.map(|old| old.object_meta()), new.map(|new| new.object_meta()));
         move_key(&mut self.namespaces, key, old_meta.map(namespaces), new_meta.map(namespaces));
         move_key(&mut self.owners, key, old_meta.map(owners), new_meta.map(owners));
         for Index { values, entries } in self.indexes.values_mut() {
@@ -170,8 +163,6 @@ impl<K: Object> Cache<K> {
     }
 }
 
-/// This and what follows depends on no kind, and stands once.
-#[inline(never)]
 fn move_key(entries: &mut Entries, key: &Key, old: Option<Vec<String>>, new: Option<Vec<String>>) {
     if old != new {
         withdraw(entries, old.unwrap_or_default(), key);
@@ -212,16 +203,26 @@ mod tests {
 
     use super::*;
 
-    fn map(name: &str, uid: &str, version: &str) -> ConfigMap {
+    fn map(name: &str, uid: &str, version: &str) -> Arc<Held> {
         let mut map = ConfigMap::default();
         map.metadata.name = Some(name.into());
         map.metadata.namespace = Some("ns".into());
         map.metadata.uid = Some(uid.into());
         map.metadata.resource_version = Some(version.into());
-        map
+        Arc::new(map)
     }
 
-    fn described(events: &[Event<ConfigMap>]) -> Vec<String> {
+    fn name(object: &Held) -> String {
+        object.object_meta().name.clone().unwrap()
+    }
+
+    fn count(visit: impl FnOnce(See<'_>)) -> usize {
+        let mut count = 0;
+        visit(&mut |_| count += 1);
+        count
+    }
+
+    fn described(events: &[Event<Held>]) -> Vec<String> {
         let mut described: Vec<_> = events
             .iter()
             .map(|event| {
@@ -230,7 +231,7 @@ mod tests {
                     Event::Modified { .. } => '~',
                     Event::Deleted(_) => '-',
                 };
-                format!("{sign}{}", event.object().metadata.name.clone().unwrap())
+                format!("{sign}{}", name(event.object()))
             })
             .collect();
         described.sort();
@@ -258,31 +259,34 @@ mod tests {
     fn indexes_follow_the_objects() {
         let mut cache = Cache::default();
         cache.put(map("a", "1", "1"));
-        cache.add_index("version", Box::new(|map: &ConfigMap| map.metadata.resource_version.iter().cloned().collect()));
-        assert_eq!(cache.by_index("version", "1").len(), 1);
+        let of_version = |cache: &Cache, version: &str| count(|see| cache.each_of_index("version", version, see));
+        let in_namespace = |cache: &Cache| count(|see| cache.each_in_namespace("ns", see));
+        let versions =
+            |object: &Held| -> Vec<String> { object.object_meta().resource_version.iter().cloned().collect() };
+        cache.add_index("version", Box::new(versions));
+        assert_eq!(of_version(&cache, "1"), 1);
         cache.put(map("a", "1", "2"));
-        assert_eq!((cache.by_index("version", "1").len(), cache.by_index("version", "2").len()), (0, 1));
-        assert_eq!(cache.by_namespace("ns").len(), 1);
+        assert_eq!((of_version(&cache, "1"), of_version(&cache, "2")), (0, 1));
+        assert_eq!(in_namespace(&cache), 1);
         cache.remove(map("a", "1", "2"));
-        assert!(cache.by_namespace("ns").is_empty() && cache.by_index("version", "2").is_empty());
+        assert_eq!((in_namespace(&cache), of_version(&cache, "2")), (0, 0));
     }
 
     #[test]
     fn values_lead_to_one_object_or_to_many() {
         let mut cache = Cache::default();
-        let names = |cache: &Cache<ConfigMap>| {
-            let mut names: Vec<_> =
-                cache.by_namespace("ns").iter().map(|map| map.metadata.name.clone().unwrap()).collect();
+        let names = |cache: &Cache| {
+            let mut names = Vec::new();
+            cache.each_in_namespace("ns", &mut |object| names.push(name(object)));
             names.sort();
             names
         };
-        for (name, expected) in [("a", vec!["a"]), ("a", vec!["a"]), ("b", vec!["a", "b"]), ("c", vec!["a", "b", "c"])]
-        {
-            cache.put(map(name, name, "1"));
+        for (put, expected) in [("a", vec!["a"]), ("a", vec!["a"]), ("b", vec!["a", "b"]), ("c", vec!["a", "b", "c"])] {
+            cache.put(map(put, put, "1"));
             assert_eq!(names(&cache), expected);
         }
-        for (name, expected) in [("b", vec!["a", "c"]), ("b", vec!["a", "c"]), ("a", vec!["c"]), ("c", vec![])] {
-            cache.remove(map(name, name, "1"));
+        for (gone, expected) in [("b", vec!["a", "c"]), ("b", vec!["a", "c"]), ("a", vec!["c"]), ("c", vec![])] {
+            cache.remove(map(gone, gone, "1"));
             assert_eq!(names(&cache), expected);
         }
         // What is under a value as the only one is not taken away with another.

@@ -1,6 +1,6 @@
 //! One informer per type and selection, whoever asks for it.
 
-use std::any::{Any, TypeId};
+use std::any::TypeId;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,7 +9,10 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Informer, MetadataHandler, Object};
+use super::erased::Erased;
+use super::held::{Held, Kind};
+use super::{Event, Informer, MetadataHandler};
+use crate::api_client::Collection;
 use crate::{Client, Gvr, ListParams, Resource};
 
 /// Type, namespace and selection: what makes two informers the same.
@@ -23,18 +26,14 @@ pub struct InformerFactory {
     tasks: TaskTracker,
 }
 
-/// Subscribes to an informer whose type is not known.
-type Follow = Arc<dyn Fn(MetadataHandler) + Send + Sync>;
-
-/// Starts an informer that was asked for before the factory was started.
-type Start = Box<dyn FnOnce(&TaskTracker, CancellationToken) + Send>;
-
 #[derive(Default)]
 struct Shared {
-    informers: HashMap<Identity, Box<dyn Any + Send>>,
+    /// Each holds objects of the type that its identity names.
+    informers: HashMap<Identity, Arc<Erased>>,
     /// Those that hold a resource in full, for callers who only know its name.
-    complete: HashMap<Gvr, Follow>,
-    waiting: Vec<Start>,
+    complete: HashMap<Gvr, Arc<Erased>>,
+    /// Those that were asked for before the factory was started.
+    waiting: Vec<Arc<Erased>>,
     started: Option<CancellationToken>,
 }
 
@@ -61,10 +60,10 @@ impl InformerFactory {
     /// Calls `handler` with the metadata of every object of a resource that is watched in full already, as
     /// `Informer::subscribe` does. Gives the handler back if nobody asked for all objects of the resource yet.
     pub fn follow_metadata(&self, gvr: &Gvr, handler: MetadataHandler) -> Result<(), MetadataHandler> {
-        let follow = self.shared.lock().complete.get(gvr).cloned();
-        match follow {
-            Some(follow) => {
-                follow(handler);
+        let complete = self.shared.lock().complete.get(gvr).cloned();
+        match complete {
+            Some(informer) => {
+                informer.subscribe(Box::new(move |event: &Event<Held>| handler(event.metadata_of_any())));
                 Ok(())
             }
             None => Err(handler),
@@ -72,39 +71,41 @@ impl InformerFactory {
     }
 
     fn select<K: Resource>(&self, namespace: Option<String>, params: ListParams) -> Informer<K> {
-        let mut shared = self.shared.lock();
+        let gvr = Gvr::new(K::GROUP, K::VERSION, K::URL_PATH_SEGMENT);
         let identity = (TypeId::of::<K>(), namespace, params);
-        if let Some(known) = shared.informers.get(&identity).and_then(|known| known.downcast_ref::<Informer<K>>()) {
+        Informer::of(self.of_type(identity, Kind::of::<K>(), gvr, Collection::of::<K>))
+    }
+
+    fn of_type(
+        &self,
+        identity: Identity,
+        kind: Kind,
+        gvr: Gvr,
+        collection: fn(Client, Option<&str>) -> Collection,
+    ) -> Arc<Erased> {
+        let mut shared = self.shared.lock();
+        if let Some(known) = shared.informers.get(&identity) {
             return known.clone();
         }
         let (_, namespace, params) = &identity;
-        let api = match namespace {
-            Some(namespace) => self.client.namespaced(namespace),
-            None => self.client.all(),
-        };
-        let informer = Informer::new(api, params.clone());
+        let collection = collection(self.client.clone(), namespace.as_deref());
+        let informer = Arc::new(Erased::new(kind, collection, params.clone()));
         match shared.started.clone() {
             Some(stop) => spawn(&self.tasks, informer.clone(), stop),
-            None => {
-                let informer = informer.clone();
-                shared.waiting.push(Box::new(move |tasks, stop| spawn(tasks, informer, stop)));
-            }
+            None => shared.waiting.push(informer.clone()),
         }
         if identity.1.is_none() && identity.2 == ListParams::default() {
-            let gvr = Gvr::new(K::GROUP, K::VERSION, K::URL_PATH_SEGMENT);
-            let source = informer.clone();
-            let follow = move |handler: MetadataHandler| source.subscribe(move |event| handler(event.metadata()));
-            shared.complete.insert(gvr, Arc::new(follow));
+            shared.complete.insert(gvr, informer.clone());
         }
-        shared.informers.insert(identity, Box::new(informer.clone()));
+        shared.informers.insert(identity, informer.clone());
         informer
     }
 
     /// Runs every informer asked for so far; those asked for later start at once.
     pub fn start(&self, stop: CancellationToken) {
         let mut shared = self.shared.lock();
-        for begin in std::mem::take(&mut shared.waiting) {
-            begin(&self.tasks, stop.clone());
+        for informer in std::mem::take(&mut shared.waiting) {
+            spawn(&self.tasks, informer, stop.clone());
         }
         shared.started = Some(stop);
     }
@@ -116,6 +117,6 @@ impl InformerFactory {
     }
 }
 
-fn spawn<K: Object>(tasks: &TaskTracker, informer: Informer<K>, stop: CancellationToken) {
-    tasks.spawn(FutureExt::boxed(async move { informer.run(stop).await }));
+fn spawn(tasks: &TaskTracker, informer: Arc<Erased>, stop: CancellationToken) {
+    tasks.spawn(FutureExt::boxed(async move { informer.follow(stop).await }));
 }

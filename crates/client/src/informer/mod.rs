@@ -6,22 +6,26 @@
 //! is never older than the event it is told about; an object that vanished during an outage is reported as deleted.
 
 mod cache;
+mod erased;
 mod factory;
+mod held;
 mod reflector;
 mod shared;
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use api::meta::Meta as _;
 use api::read::Read;
+use futures_util::future::BoxFuture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 pub use factory::InformerFactory;
 
 use crate::{Api, ListParams, Owned, PartialObject, Resource};
-use cache::{Cache, IndexFn};
+use erased::Erased;
+use held::{Held, Kind, typed, typed_ref};
 
 /// Anything an informer can hold.
 pub trait Object: Read + Clone + Send + Sync + 'static {
@@ -76,7 +80,7 @@ impl Object for PartialObject {
 
 /// A change of the cache.
 #[derive(Debug, Clone)]
-pub enum Event<K> {
+pub enum Event<K: ?Sized> {
     Added(Arc<K>),
     Modified {
         old: Arc<K>,
@@ -86,7 +90,7 @@ pub enum Event<K> {
     Deleted(Arc<K>),
 }
 
-impl<K> Event<K> {
+impl<K: ?Sized> Event<K> {
     /// The object as it is now, or last was.
     pub fn object(&self) -> &Arc<K> {
         match self {
@@ -101,6 +105,23 @@ impl<K: Object> Event<K> {
         match self {
             Event::Added(object) | Event::Modified { new: object, .. } => MetadataEvent::Present(object.meta()),
             Event::Deleted(object) => MetadataEvent::Deleted(object.meta()),
+        }
+    }
+}
+
+impl Event<Held> {
+    fn typed<K: Object>(&self) -> Event<K> {
+        match self {
+            Event::Added(object) => Event::Added(typed(object)),
+            Event::Modified { old, new } => Event::Modified { old: typed(old), new: typed(new) },
+            Event::Deleted(object) => Event::Deleted(typed(object)),
+        }
+    }
+
+    fn metadata_of_any(&self) -> MetadataEvent<'_> {
+        match self {
+            Event::Added(object) | Event::Modified { new: object, .. } => MetadataEvent::Present(object.object_meta()),
+            Event::Deleted(object) => MetadataEvent::Deleted(object.object_meta()),
         }
     }
 }
@@ -133,71 +154,67 @@ pub fn split_key(key: &str) -> (&str, &str) {
     key.split_once('/').unwrap_or(("", key))
 }
 
-type Handler<K> = Box<dyn Fn(&Event<K>) + Send + Sync>;
-
 /// The shared copy of one type. Clones share it.
 pub struct Informer<K> {
-    inner: Arc<Inner<K>>,
+    erased: Arc<Erased>,
+    kind: PhantomData<fn() -> K>,
 }
 
 impl<K> Clone for Informer<K> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone() }
+        Self { erased: self.erased.clone(), kind: PhantomData }
     }
-}
-
-struct Inner<K> {
-    api: Api<K>,
-    params: ListParams,
-    cache: RwLock<Cache<K>>,
-    /// Held while an event is applied and told, so a new subscriber misses nothing and sees nothing twice.
-    /// Lock order: `handlers`, then `cache`.
-    handlers: Mutex<Vec<Handler<K>>>,
-    synced: watch::Sender<bool>,
 }
 
 impl<K: Object> Informer<K> {
     /// An informer on its own; usually `InformerFactory::informer` is wanted. It does nothing until `run`.
     pub fn new(api: Api<K>, params: ListParams) -> Self {
-        let inner = Inner {
-            api,
-            params,
-            cache: RwLock::new(Cache::default()),
-            handlers: Mutex::new(Vec::new()),
-            synced: watch::channel(false).0,
-        };
-        Self { inner: Arc::new(inner) }
+        Self::of(Arc::new(Erased::new(Kind::of::<K>(), api.collection, params)))
+    }
+
+    /// `erased` holds objects of `K`.
+    fn of(erased: Arc<Erased>) -> Self {
+        Self { erased, kind: PhantomData }
     }
 
     pub fn get(&self, key: &str) -> Option<Arc<K>> {
-        self.inner.cache.read().get(key)
+        let cache = self.erased.cache.read();
+        cache.get(key).map(typed)
     }
 
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.inner.cache.read().list()
+        let cache = self.erased.cache.read();
+        let mut list = Vec::with_capacity(cache.len());
+        cache.each(&mut |object| list.push(typed(object)));
+        list
     }
 
     pub fn by_namespace(&self, namespace: &str) -> Vec<Arc<K>> {
-        self.inner.cache.read().by_namespace(namespace)
+        let mut list = Vec::new();
+        self.erased.cache.read().each_in_namespace(namespace, &mut |object| list.push(typed(object)));
+        list
     }
 
     /// Objects with an owner reference to `uid`.
     pub fn by_owner(&self, uid: &str) -> Vec<Arc<K>> {
-        self.inner.cache.read().by_owner(uid)
+        let mut list = Vec::new();
+        self.erased.cache.read().each_of_owner(uid, &mut |object| list.push(typed(object)));
+        list
     }
 
     /// Adds an index; `values` names the entries under which an object is found.
     pub fn add_index(&self, name: &'static str, values: impl Fn(&K) -> Vec<String> + Send + Sync + 'static) {
-        let values: IndexFn<K> = Box::new(values);
-        self.inner.cache.write().add_index(name, values);
+        self.erased.cache.write().add_index(name, Box::new(move |object: &Held| values(typed_ref(object))));
     }
 
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Arc<K>> {
-        self.inner.cache.read().by_index(name, value)
+        let mut list = Vec::new();
+        self.erased.cache.read().each_of_index(name, value, &mut |object| list.push(typed(object)));
+        list
     }
 
     pub fn len(&self) -> usize {
-        self.inner.cache.read().len()
+        self.erased.cache.read().len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -207,70 +224,20 @@ impl<K: Object> Informer<K> {
     /// Calls `handler` with every event from now on, beginning with `Added` for what is there already.
     /// It runs on the informer's task: it must not block and must not subscribe.
     pub fn subscribe(&self, handler: impl Fn(&Event<K>) + Send + Sync + 'static) {
-        let mut handlers = self.inner.handlers.lock();
-        for object in self.list() {
-            handler(&Event::Added(object));
-        }
-        handlers.push(Box::new(handler));
+        self.erased.subscribe(Box::new(move |event: &Event<Held>| handler(&event.typed())));
     }
 
     pub fn has_synced(&self) -> bool {
-        *self.inner.synced.borrow()
+        self.erased.has_synced()
     }
 
     /// Waits until the cache holds all that the server had when the informer began, and every handler was told.
-    pub async fn synced(&self) {
-        let mut synced = self.inner.synced.subscribe();
-        // The sender lives in `inner`, which `self` keeps.
-        let _ = synced.wait_for(|synced| *synced).await;
+    pub fn synced(&self) -> BoxFuture<'_, ()> {
+        self.erased.synced()
     }
 
-    fn apply(&self, object: K) {
-        let handlers = self.inner.handlers.lock();
-        let events = self.inner.cache.write().put(object);
-        self.notify_traced(&handlers, &events);
-    }
-
-    fn remove(&self, object: K) {
-        let handlers = self.inner.handlers.lock();
-        let event = self.inner.cache.write().remove(object);
-        self.notify_traced(&handlers, event.as_slice());
-    }
-
-    /// The whole truth after a list: what is missing was deleted while nobody watched.
-    fn replace(&self, objects: Vec<K>) {
-        let handlers = self.inner.handlers.lock();
-        let events = self.inner.cache.write().replace(objects);
-        notify(&handlers, &events);
-        drop(handlers);
-        self.inner.synced.send_replace(true);
-    }
-}
-
-impl<K: Object> Informer<K> {
-    /// Tells what the watch brought. The commit that made an object's version is the cause of whatever follows.
-    fn notify_traced(&self, handlers: &[Handler<K>], events: &[Event<K>]) {
-        let Some(traced) = self.inner.api.client().trace() else { return notify(handlers, events) };
-        for event in events {
-            let object = event.object();
-            let version = object.meta().resource_version.as_deref().and_then(|version| version.parse().ok());
-            let Some(revision) = version else {
-                notify(handlers, std::slice::from_ref(event));
-                continue;
-            };
-            let name = format!("{}/{}", self.inner.api.plural(), object_key(&**object));
-            trace::deliver(&traced.recorder, &traced.actor, name, revision, || {
-                notify(handlers, std::slice::from_ref(event));
-            });
-        }
-    }
-}
-
-fn notify<K>(handlers: &[Handler<K>], events: &[Event<K>]) {
-    for event in events {
-        for handler in handlers {
-            // An object that one handler cannot take must not end the watch for all.
-            metrics::panics::catch("informer", || handler(event));
-        }
+    /// Follows the server until `stop`.
+    pub fn run(&self, stop: CancellationToken) -> BoxFuture<'_, ()> {
+        self.erased.follow(stop)
     }
 }

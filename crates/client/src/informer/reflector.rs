@@ -5,16 +5,22 @@
 //! version that is too old (410) costs a new list.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
+use api::read::{self, Fields, Reader};
+use futures_util::future::{BoxFuture, poll_fn};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Informer, Object, object_key};
+use super::erased::Erased;
+use super::held::{Held, ReadHeld};
+use super::key_of;
+use crate::api_client::Pages;
 use crate::backoff::Backoff;
-use crate::{Error, ListParams, WatchEvent, WatchStream};
+use crate::watch::{self, Lines, Undecoded};
+use crate::{Error, ListParams, WatchEvent};
 
 /// A server that ignores `sendInitialEvents` never marks their end; after this silence it is asked for a list.
 const WATCH_LIST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -39,97 +45,152 @@ struct Progress {
     opened: Option<Instant>,
 }
 
-/// An informer on objects of any kind.
-trait Follower: Send + Sync {
-    fn kind(&self) -> &'static str;
-    /// One watch, preceded by a list if there is nothing to resume from.
-    fn follow<'a>(&'a self, progress: &'a mut Progress) -> BoxFuture<'a, Result<(), Error>>;
-}
-
-impl<K: Object> Follower for Informer<K> {
-    fn kind(&self) -> &'static str {
-        K::kind()
-    }
-
-    fn follow<'a>(&'a self, progress: &'a mut Progress) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(self.follow_once(progress))
-    }
-}
-
-/// Boxed, because what an `async fn` does is compiled again by every crate that waits for it.
-fn follow(stop: CancellationToken, follower: &dyn Follower) -> BoxFuture<'_, ()> {
-    Box::pin(follow_until(stop, follower))
-}
-
-/// Follows the server until `stop`. A function of its own, because methods of `Informer` are compiled anew for every kind.
-async fn follow_until(stop: CancellationToken, follower: &dyn Follower) {
-    let kind = follower.kind();
-    let mut progress = Progress { resume: None, watch_list: true, opened: None };
-    let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
-    loop {
-        let began = Instant::now();
-        let ended = tokio::select! {
-            () = stop.cancelled() => return,
-            ended = follower.follow(&mut progress) => ended,
-        };
-        match ended {
-            Ok(()) if began.elapsed() >= SHORT_WATCH => {
-                backoff.reset();
-                continue;
-            }
-            Ok(()) => {}
-            Err(error) if error.is_expired() => {
-                tracing::debug!(kind, %error, "watch expired: listing again");
-                // A watcher that fell behind once is not made to wait as well.
-                if progress.resume.take().is_some() && began.elapsed() >= SHORT_WATCH {
-                    continue;
-                }
-            }
-            Err(error) => tracing::warn!(kind, %error, "watch failed: retrying"),
-        }
-        if progress.opened.take().is_some_and(|opened| opened.elapsed() >= LONG_WATCH) {
-            backoff.reset();
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(backoff.next_delay()) => {}
-        }
-    }
-}
-
-/// What a watch-list brings, each object once. The map holds no objects, so that one type of map serves all kinds.
-struct Initial<K> {
-    objects: Vec<Option<K>>,
+/// What a watch-list brings, each object once.
+#[derive(Default)]
+struct Initial {
+    objects: Vec<Option<Arc<Held>>>,
     places: HashMap<String, usize>,
 }
 
-impl<K: Object> Initial<K> {
-    fn put(&mut self, object: K) {
+impl Initial {
+    fn put(&mut self, object: Arc<Held>) {
         let next = self.objects.len();
-        match *self.places.entry(object_key(&object)).or_insert(next) {
+        match *self.places.entry(key_of(object.object_meta())).or_insert(next) {
             place if place == next => self.objects.push(Some(object)),
             place => self.objects[place] = Some(object),
         }
     }
 
-    fn remove(&mut self, object: &K) {
-        if let Some(place) = self.places.remove(&object_key(object)) {
+    fn remove(&mut self, object: &Held) {
+        if let Some(place) = self.places.remove(&key_of(object.object_meta())) {
             self.objects[place] = None;
         }
     }
 }
 
-impl<K: Object> Informer<K> {
-    /// Follows the server until `stop`.
-    pub async fn run(&self, stop: CancellationToken) {
-        follow(stop, self).await;
+/// What lists bring.
+struct Listed {
+    objects: Vec<Arc<Held>>,
+    read: ReadHeld,
+}
+
+impl Pages for Listed {
+    fn add(&mut self, page: &[u8]) -> serde_json::Result<ListMeta> {
+        let mut page_of_list = Page { metadata: ListMeta::default(), listed: self };
+        read::from_slice_by(page, |from| from.object(&mut page_of_list))?;
+        Ok(page_of_list.metadata)
     }
 
+    fn forget(&mut self) {
+        self.objects.clear();
+    }
+}
+
+struct Page<'a> {
+    metadata: ListMeta,
+    listed: &'a mut Listed,
+}
+
+impl Fields for Page<'_> {
+    fn name(&self) -> &'static str {
+        "List"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "metadata" => from.field(&mut self.metadata),
+            "items" => {
+                // Some servers send `null` for an empty list.
+                if from.is_null()? {
+                    return Ok(());
+                }
+                let Listed { objects, read } = &mut *self.listed;
+                from.items(&mut |from| {
+                    objects.push(read(from, false)?);
+                    Ok(())
+                })
+            }
+            _ => from.skip(),
+        }
+    }
+}
+
+/// The events of a watch.
+struct Events {
+    lines: Lines,
+    read: ReadHeld,
+}
+
+impl Events {
+    async fn next(&mut self) -> Option<Result<WatchEvent<Arc<Held>>, Error>> {
+        let line = poll_fn(|context| self.lines.poll_line(context)).await?;
+        Some(line.and_then(|line| self.event(&line)))
+    }
+
+    fn event(&self, line: &[u8]) -> Result<WatchEvent<Arc<Held>>, Error> {
+        Ok(match watch::undecoded(line, true)? {
+            Undecoded::Added(added) => WatchEvent::Added(self.object(&added, false)?),
+            Undecoded::Modified(modified) => WatchEvent::Modified(self.object(&modified, false)?),
+            Undecoded::Deleted(deleted) => WatchEvent::Deleted(self.object(&deleted, true)?),
+            Undecoded::Bookmark { resource_version, initial_events_end } => {
+                WatchEvent::Bookmark { resource_version, initial_events_end }
+            }
+        })
+    }
+
+    fn object(&self, text: &[u8], is_last: bool) -> Result<Arc<Held>, Error> {
+        read::from_slice_by(text, |from| (self.read)(from, is_last)).map_err(watch::failed)
+    }
+}
+
+impl Erased {
+    /// Follows the server until `stop`. Boxed, because what an `async fn` does is compiled again by every crate that
+    /// waits for it.
+    pub(super) fn follow(&self, stop: CancellationToken) -> BoxFuture<'_, ()> {
+        Box::pin(self.follow_until(stop))
+    }
+
+    async fn follow_until(&self, stop: CancellationToken) {
+        let kind = self.kind.name;
+        let mut progress = Progress { resume: None, watch_list: true, opened: None };
+        let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
+        loop {
+            let began = Instant::now();
+            let ended = tokio::select! {
+                () = stop.cancelled() => return,
+                ended = self.follow_once(&mut progress) => ended,
+            };
+            match ended {
+                Ok(()) if began.elapsed() >= SHORT_WATCH => {
+                    backoff.reset();
+                    continue;
+                }
+                Ok(()) => {}
+                Err(error) if error.is_expired() => {
+                    tracing::debug!(kind, %error, "watch expired: listing again");
+                    // A watcher that fell behind once is not made to wait as well.
+                    if progress.resume.take().is_some() && began.elapsed() >= SHORT_WATCH {
+                        continue;
+                    }
+                }
+                Err(error) => tracing::warn!(kind, %error, "watch failed: retrying"),
+            }
+            if progress.opened.take().is_some_and(|opened| opened.elapsed() >= LONG_WATCH) {
+                backoff.reset();
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(backoff.next_delay()) => {}
+            }
+        }
+    }
+
+    /// One watch, preceded by a list if there is nothing to resume from.
     async fn follow_once(&self, progress: &mut Progress) -> Result<(), Error> {
-        let mut stream = match &progress.resume {
+        let mut events = match &progress.resume {
             Some(version) => self.watch_from(version).await?,
             None if progress.watch_list => match self.watch_list(progress).await? {
-                Some(stream) => stream,
+                Some(events) => events,
                 None => {
                     progress.watch_list = false;
                     self.list_then_watch(progress).await?
@@ -138,15 +199,15 @@ impl<K: Object> Informer<K> {
             None => self.list_then_watch(progress).await?,
         };
         progress.opened = Some(Instant::now());
-        while let Some(event) = stream.next().await {
+        while let Some(event) = events.next().await {
             let version = match event? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    let version = object.meta().resource_version.clone();
+                    let version = object.object_meta().resource_version.clone();
                     self.apply(object);
                     version
                 }
                 WatchEvent::Deleted(object) => {
-                    let version = object.meta().resource_version.clone();
+                    let version = object.object_meta().resource_version.clone();
                     self.remove(object);
                     version
                 }
@@ -160,20 +221,20 @@ impl<K: Object> Informer<K> {
     }
 
     /// Streams the present objects and goes on watching; `None` if the server does not do that.
-    async fn watch_list(&self, progress: &mut Progress) -> Result<Option<WatchStream<K>>, Error> {
+    async fn watch_list(&self, progress: &mut Progress) -> Result<Option<Events>, Error> {
         let params = ListParams {
             send_initial_events: true,
             resource_version_match: Some("NotOlderThan".into()),
             ..self.watch_params()
         };
-        let mut stream = match self.inner.api.watch(&params, "").await {
-            Ok(stream) => stream.trimmed(),
+        let mut events = match self.collection.watch(&params, "").await {
+            Ok(body) => self.events(body),
             Err(error) if is_about_watch_lists(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let mut initial = Initial { objects: Vec::new(), places: HashMap::new() };
+        let mut initial = Initial::default();
         loop {
-            match tokio::time::timeout(WATCH_LIST_TIMEOUT, stream.next()).await {
+            match tokio::time::timeout(WATCH_LIST_TIMEOUT, events.next()).await {
                 Err(_) | Ok(None) => return Ok(None),
                 Ok(Some(Err(error))) if is_about_watch_lists(&error) => return Ok(None),
                 Ok(Some(event)) => match event? {
@@ -182,7 +243,7 @@ impl<K: Object> Informer<K> {
                     WatchEvent::Bookmark { resource_version, initial_events_end: true } => {
                         self.replace(initial.objects.into_iter().flatten().collect());
                         progress.resume = Some(resource_version);
-                        return Ok(Some(stream));
+                        return Ok(Some(events));
                     }
                     WatchEvent::Bookmark { .. } => {}
                 },
@@ -190,23 +251,28 @@ impl<K: Object> Informer<K> {
         }
     }
 
-    async fn list_then_watch(&self, progress: &mut Progress) -> Result<WatchStream<K>, Error> {
-        let list = self.inner.api.list_all(&self.inner.params, PAGE).await?;
-        let version = list.metadata.resource_version.unwrap_or_default();
-        self.replace(list.items);
-        let stream = self.watch_from(&version).await;
+    async fn list_then_watch(&self, progress: &mut Progress) -> Result<Events, Error> {
+        let mut listed = Listed { objects: Vec::new(), read: self.kind.read };
+        let metadata = self.collection.list_all(&self.params, PAGE, &mut listed).await?;
+        let version = metadata.resource_version.unwrap_or_default();
+        self.replace(listed.objects);
+        let events = self.watch_from(&version).await;
         progress.resume = Some(version);
-        stream
+        events
     }
 
-    async fn watch_from(&self, version: &str) -> Result<WatchStream<K>, Error> {
-        self.inner.api.watch(&self.watch_params(), version).await.map(WatchStream::trimmed)
+    async fn watch_from(&self, version: &str) -> Result<Events, Error> {
+        self.collection.watch(&self.watch_params(), version).await.map(|body| self.events(body))
+    }
+
+    fn events(&self, body: crate::Body) -> Events {
+        Events { lines: Lines::new(body), read: self.kind.read }
     }
 
     /// The server ends each watch after five to ten minutes, so that connections spread over servers.
     fn watch_params(&self) -> ListParams {
         let timeout = 300 + rand::random::<u32>() % 300;
-        ListParams { allow_bookmarks: true, timeout_seconds: Some(timeout), ..self.inner.params.clone() }
+        ListParams { allow_bookmarks: true, timeout_seconds: Some(timeout), ..self.params.clone() }
     }
 }
 
@@ -215,6 +281,7 @@ mod tests {
     use std::collections::VecDeque;
     use std::sync::Arc;
 
+    use futures_util::StreamExt;
     use http::{Request, Response};
     use http_body_util::{BodyExt, StreamBody};
     use k8s_openapi::api::core::v1::ConfigMap;
@@ -222,7 +289,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{Body, BoxError, Client, Event};
+    use crate::{Body, BoxError, Client, Event, Informer};
 
     fn map(name: &str, version: &str) -> Value {
         json!({ "metadata": { "name": name, "namespace": "n", "uid": name, "resourceVersion": version } })
