@@ -12,6 +12,7 @@ use crate::beta_annotations;
 use crate::pod::resources::{Amounts, add, max};
 use crate::pod::{AnyPod, qos};
 use crate::quantity::{Format, Quantity};
+use crate::sort::CompactSort as _;
 
 const CLASS_SUFFIX: &str = ".storageclass.storage.k8s.io/";
 /// After the name of a device class: how many of its devices claims may ask for.
@@ -147,7 +148,7 @@ pub fn volume_attributes_classes(claim: &PersistentVolumeClaim) -> Vec<&str> {
         status.and_then(|status| status.modify_volume_status.as_ref()?.target_volume_attributes_class_name.as_deref());
     let mut classes: Vec<&str> =
         [wanted, current, target].into_iter().flatten().filter(|class| !class.is_empty()).collect();
-    classes.sort_unstable();
+    classes.compact_sort();
     classes.dedup();
     classes
 }

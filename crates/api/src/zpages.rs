@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::sort::CompactSort as _;
+
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
                        guarantees and is for debugging purposes only.";
 /// The versions of the structured form.
@@ -108,7 +110,7 @@ fn folders(paths: &[&str]) -> Vec<String> {
     let first = |path: &&str| path.trim_start_matches('/').split('/').next().unwrap_or_default().to_owned();
     let mut folders: Vec<String> = paths.iter().map(first).collect();
     folders.retain(|folder| !matches!(&**folder, "" | "api" | "apis" | "openid" | "openapi" | ".well-known"));
-    folders.sort();
+    folders.compact_sort();
     folders.dedup();
     folders.iter().map(|folder| format!("/{folder}")).collect()
 }

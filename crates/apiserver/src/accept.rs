@@ -1,6 +1,7 @@
 //! Content negotiation: which form of an object the client asked for, and how to make it.
 
 use api::Status;
+use api::sort::CompactSort as _;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use registry::{Resource, Verb};
@@ -91,7 +92,7 @@ impl Accept {
             return Ok(base);
         }
         let mut clauses: Vec<(f32, &str)> = text.split(',').map(|clause| (quality(clause), clause)).collect();
-        clauses.sort_by(|a, b| b.0.total_cmp(&a.0));
+        clauses.compact_sort_by(|a, b| b.0.total_cmp(&a.0));
         let forms = || clauses.iter().filter_map(|(_, clause)| base.clone().clause(clause));
         // Stored objects are text: who accepts that as well gets it, whatever it likes better. Metadata alone is made for
         // each answer, and clients see a difference: in text it says its kind.

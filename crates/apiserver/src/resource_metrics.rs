@@ -8,6 +8,7 @@ use std::time::Duration;
 use api::Status;
 use api::quantity::{Format, Quantity};
 use api::selector::{FieldSelector, Selector};
+use api::sort::CompactSort as _;
 use api::time::rfc3339;
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -222,7 +223,7 @@ fn measured<'w>(
             }
         }
     }
-    items.sort_by(|a, b| (a.of.namespace(), a.of.name()).cmp(&(b.of.namespace(), b.of.name())));
+    items.compact_sort_by(|a, b| (a.of.namespace(), a.of.name()).cmp(&(b.of.namespace(), b.of.name())));
     Ok(items)
 }
 

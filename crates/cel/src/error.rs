@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use api::sort::CompactSort as _;
+
 /// A failed evaluation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
@@ -68,7 +70,7 @@ pub struct CompileError(String);
 
 impl CompileError {
     pub(crate) fn new(source: &str, mut issues: Vec<Issue>) -> Self {
-        issues.sort_by_key(|issue| issue.at);
+        issues.compact_sort_by_key(|issue| issue.at);
         let shown: Vec<String> = issues.iter().map(|issue| shown(source, issue)).collect();
         Self(shown.join("\n"))
     }

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use api::sort::CompactSort as _;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::budget::Budget;
@@ -217,6 +218,6 @@ pub(crate) fn sorted_by(items: Vec<Value>, keys: Vec<Value>) -> Evaluated {
         }
     }
     let mut pairs: Vec<(Value, Value)> = keys.into_iter().zip(items).collect();
-    pairs.sort_by(|(one, _), (other, _)| compare(one, other).unwrap_or(Ordering::Equal));
+    pairs.compact_sort_by(|(one, _), (other, _)| compare(one, other).unwrap_or(Ordering::Equal));
     Ok(Value::list(pairs.into_iter().map(|(_, item)| item).collect()))
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactSort as _;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -309,7 +310,7 @@ fn made(dir: &Path, cluster: &str, now: Timestamp) -> Result<Vec<(Timestamp, Pat
 fn oldest_first<T: Ord>(mut copies: Vec<(Timestamp, T)>, now: Timestamp) -> Vec<(Timestamp, T)> {
     // Other servers' clocks may be a little ahead.
     let latest = now.checked_add(CLOCK_CHECK_INTERVAL).unwrap_or(now);
-    copies.sort_by(|one, other| (one.0 <= latest, one).cmp(&(other.0 <= latest, other)));
+    copies.compact_sort_by(|one, other| (one.0 <= latest, one).cmp(&(other.0 <= latest, other)));
     copies
 }
 

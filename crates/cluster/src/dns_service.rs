@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use api::cidr::Cidr;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Client, Informer, InformerFactory, ListParams, Patch};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -235,7 +236,7 @@ fn endpoints<'a>(first: Option<(&str, IpAddr)>, is_ipv6: bool, nodes: impl Itera
             all.push((name, address, api::node::is_ready(node)));
         }
     }
-    all.sort();
+    all.compact_sort();
     all.into_iter().map(|(name, address, is_ready)| endpoint(&name, address, is_ready)).collect()
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactSort as _;
 use apiserver::{EncryptionConfiguration, Key, Keys, ProviderConfiguration, ResourceConfiguration};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -166,7 +167,7 @@ pub(crate) fn with_new_key_last(text: &[u8]) -> Result<(String, Vec<u8>)> {
 /// The same text with this key before the others: it writes.
 pub(crate) fn with_key_first(text: &[u8], name: &str) -> Result<Vec<u8>> {
     let (_, text) = changed(text, |keys| {
-        keys.sort_by_key(|key| key.name != name);
+        keys.compact_sort_by_key(|key| key.name != name);
         Ok(())
     })?;
     Ok(text)

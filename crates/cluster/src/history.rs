@@ -1,6 +1,7 @@
 //! The last hours of a cluster's figures, as its API server tells them (`GET /cox/history`).
 
 use anyhow::{Context, Result};
+use api::sort::CompactSort as _;
 use client::Client;
 use serde::Deserialize;
 
@@ -55,7 +56,7 @@ impl History {
     pub(crate) fn names(&self, of: &str) -> Vec<(&str, &str)> {
         let of = self.series.iter().filter(|series| series.of == of);
         let mut names: Vec<_> = of.map(|series| (&*series.namespace, &*series.name)).collect();
-        names.sort_unstable();
+        names.compact_sort();
         names.dedup();
         names
     }
@@ -67,7 +68,7 @@ const ENOUGH: usize = 5;
 /// Seconds between two points of a series, as in most places.
 fn spacing(points: &[(u64, f64)]) -> u64 {
     let mut apart: Vec<u64> = points.windows(2).map(|two| two[1].0.saturating_sub(two[0].0)).collect();
-    apart.sort_unstable();
+    apart.compact_sort();
     apart.get(apart.len() / 2).copied().unwrap_or_default()
 }
 

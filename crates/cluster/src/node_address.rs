@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use api::cidr::Cidr;
+use api::sort::CompactSort as _;
 use netlink::{Address, Route, RouteKind, Socket};
 
 /// The link that holds the cluster's own address.
@@ -59,14 +60,14 @@ fn preferred(routes: &[Route], addresses: &[Address], v6: bool) -> Option<IpAddr
         route.dst == Cidr::default_route(v6) && route.kind == RouteKind::Unicast && route.table == MAIN_TABLE
     };
     let mut defaults: Vec<&Route> = routes.iter().filter(is_default).collect();
-    defaults.sort_by_key(|route| route.priority.unwrap_or_default());
+    defaults.compact_sort_by_key(|route| route.priority.unwrap_or_default());
     defaults.into_iter().find_map(|route| {
         let usable = |held: &&Address| {
             Some(held.index) == route.oif && held.cidr.is_v6() == v6 && held.scope == GLOBAL && !held.dad_failed
         };
         let of_link: Vec<IpAddr> = {
             let mut held: Vec<&Address> = addresses.iter().filter(usable).collect();
-            held.sort_by_key(|held| !route.gateway.is_some_and(|gateway| held.cidr.contains(gateway)));
+            held.compact_sort_by_key(|held| !route.gateway.is_some_and(|gateway| held.cidr.contains(gateway)));
             held.into_iter().map(|held| held.cidr.addr).collect()
         };
         route.source.or(of_link.first().copied())

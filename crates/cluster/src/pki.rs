@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use nix::fcntl::{Flock, FlockArg};
 use rcgen::{
@@ -130,7 +131,7 @@ impl Pki {
             let text = fs::read(&path).with_context(|| path.display().to_string())?;
             found.push((name, Certificate::parse(&text).with_context(|| path.display().to_string())?));
         }
-        found.sort_by(|(one, _), (other, _)| one.cmp(other));
+        found.compact_sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(found)
     }
 

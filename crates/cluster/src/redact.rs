@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use api::sort::CompactSort as _;
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 
@@ -34,7 +35,7 @@ impl Redactor {
         let words = self.known.entry(*start).or_default();
         if !words.contains(&word) {
             words.push(word);
-            words.sort_by_key(|word| std::cmp::Reverse(word.len()));
+            words.compact_sort_by_key(|word| std::cmp::Reverse(word.len()));
         }
     }
 

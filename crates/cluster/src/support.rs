@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use api::sort::CompactSort as _;
 use client::{Client, ListParams};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -311,7 +312,7 @@ async fn events(client: &Client) -> Result<String> {
         )
     };
     let mut lines: Vec<String> = events.iter().map(line).collect();
-    lines.sort();
+    lines.compact_sort();
     Ok(lines.concat())
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use api::quantity::Quantity;
+use api::sort::CompactSort as _;
 use client::Client;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -216,7 +217,7 @@ fn render(history: &History, now: &Now, most_pods: usize, by: By, time: Timestam
         live.map(|(cpu, memory)| if by == By::Cpu { cpu } else { memory }).or(kept.map(|(_, value)| *value))
     };
     let mut weighed: Vec<_> = pods.iter().filter_map(|pod| Some((weight(pod)?, *pod))).collect();
-    weighed.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    weighed.compact_sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     for (_, (namespace, name)) in weighed.iter().take(most_pods) {
         out += &line(history, "pod", namespace, name, now.pods.get(&((*namespace).to_owned(), (*name).to_owned())));
         out.push('\n');

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactSort as _;
 use client::{Client, DeleteParams, ListParams};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -162,7 +163,7 @@ fn newest(nodes: &[Node]) -> Option<u64> {
 fn overtaken(nodes: &[Node], present: u64) -> Option<u64> {
     let ready = nodes.iter().filter(|node| api::node::is_ready(node));
     let mut reached: Vec<u64> = ready.map(|node| newest_of(node).unwrap_or_default()).collect();
-    reached.sort_unstable();
+    reached.compact_sort();
     let middle = *reached.get(reached.len().checked_sub(1)? / 2)?;
     (middle > present).then_some(middle)
 }

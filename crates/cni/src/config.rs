@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use api::sort::CompactSort as _;
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
@@ -35,7 +36,7 @@ impl NetworkConfig {
                 files.push(path);
             }
         }
-        files.sort();
+        files.compact_sort();
         let mut first_error = None;
         for path in files {
             match Self::from_file(&path) {

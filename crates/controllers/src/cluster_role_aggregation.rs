@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Client, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
@@ -31,7 +32,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
 fn plan(role: &ClusterRole, roles: &[Arc<ClusterRole>]) -> Result<Vec<PolicyRule>, Error> {
     let mut sorted: Vec<&Arc<ClusterRole>> =
         roles.iter().filter(|other| other.metadata.name != role.metadata.name).collect();
-    sorted.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+    sorted.compact_sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
     let mut rules = Vec::new();
     for selector in role.aggregation_rule.iter().flat_map(|rule| rule.cluster_role_selectors.iter().flatten()) {
         let selector = pods::selector(Some(selector))?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Client, DeleteParams, Event, Informer, Resource};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PodTemplateSpec;
@@ -21,7 +22,7 @@ pub(crate) fn of<K: Resource>(informer: &Informer<ControllerRevision>, owner: &K
     let uid = owner.metadata().uid();
     let mut revisions: Vec<_> =
         informer.by_owner(uid).into_iter().filter(|revision| revision.metadata.is_controlled_by(uid)).collect();
-    revisions.sort_by(|left, right| {
+    revisions.compact_sort_by(|left, right| {
         (left.revision, &left.metadata.creation_timestamp).cmp(&(right.revision, &right.metadata.creation_timestamp))
     });
     revisions

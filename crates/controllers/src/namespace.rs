@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{ApiResource, Client, Clock, DeleteParams, Event, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -121,7 +122,7 @@ impl Controller {
             .into_iter()
             .filter(|resource| resource.namespaced && resource.supports("delete") && resource.supports("list"))
             .collect();
-        resources.sort_by_key(|resource| !is_pods(resource));
+        resources.compact_sort_by_key(|resource| !is_pods(resource));
         for resource in &resources {
             self.delete_all(namespace, resource, &mut remains).await;
             let waits =

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::metrics::Metrics;
 use client::{Client, Clock, DeleteParams, Event, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -222,7 +223,7 @@ fn too_many_finished(pods: Vec<Arc<Pod>>, threshold: usize) -> Vec<Arc<Pod>> {
     let mut finished: Vec<_> =
         pods.into_iter().filter(|pod| pods::is_finished(pod) && !pods::is_terminating(pod)).collect();
     let surplus = finished.len().saturating_sub(threshold);
-    finished.sort_by_cached_key(|pod| {
+    finished.compact_sort_by_cached_key(|pod| {
         let evicted = pod.status.as_ref().and_then(|status| status.reason.as_deref()) == Some("Evicted");
         (!evicted, pod.metadata.creation_timestamp.as_ref().map(|time| time.0), pod.metadata.name.clone())
     });

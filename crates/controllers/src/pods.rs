@@ -8,6 +8,7 @@ use std::time::Duration;
 use api::cached::{Condition, Pod};
 use api::meta::Meta as _;
 use api::selector::Selector;
+use api::sort::CompactSort as _;
 use client::{Client, DeleteParams, EventRecorder, Resource, Written};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod as NewPod, PodTemplateSpec};
@@ -97,7 +98,7 @@ pub(crate) fn surplus(mut pods: Vec<Arc<Pod>>, related: &[Arc<Pod>], count: usiz
     for pod in related.iter().filter(|pod| is_active(pod)) {
         *per_node.entry(node_name(pod)).or_default() += 1;
     }
-    pods.sort_by_cached_key(|pod| {
+    pods.compact_sort_by_cached_key(|pod| {
         let phase_rank = match phase(pod) {
             "Running" => 2,
             "Unknown" => 1,

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use api::cached::Pod;
 pub(crate) use api::endpoint::service_key;
+use api::sort::CompactSort as _;
 use client::{Clock, Informer, InformerFactory};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -163,7 +164,7 @@ impl Index for Informers {
 
     fn all_services(&self) -> Vec<Arc<Service>> {
         let mut services = self.services.list();
-        services.sort_by_cached_key(|service| client::object_key(&**service));
+        services.compact_sort_by_cached_key(|service| client::object_key(&**service));
         services
     }
 

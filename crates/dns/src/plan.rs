@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use api::sort::CompactSort as _;
 use hickory_proto::ProtoError;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{Name, Record, RecordType};
@@ -106,7 +107,7 @@ impl Plan {
             Some(forward(name.to_lowercase(), servers))
         });
         let mut forwards: Vec<Forward> = stubs.chain([forward(Name::root(), flags.upstreams)]).collect();
-        forwards.sort_by_key(|forward| std::cmp::Reverse(forward.from.num_labels()));
+        forwards.compact_sort_by_key(|forward| std::cmp::Reverse(forward.from.num_labels()));
         let server = Server {
             zones: vec![Name::root()],
             kubernetes: Some(Kubernetes { zones, names, fallthrough: Fallthrough(reverse) }),

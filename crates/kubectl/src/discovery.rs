@@ -10,6 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use serde_json::{Value, json};
 
 use crate::cli::edit_distance;
@@ -350,12 +351,12 @@ fn parse_groups(list: &Value) -> Vec<Group> {
                 .flatten()
                 .filter_map(|v| Some(v["version"].as_str()?.to_owned()))
                 .collect();
-            versions.sort_by_key(|v| *v != preferred);
+            versions.compact_sort_by_key(|v| *v != preferred);
             Group { name: g["name"].as_str().unwrap_or("").to_owned(), versions }
         })
         .collect();
     // The core group is not part of /apis but always first in what people mean.
-    groups.sort_by_key(|g| !g.name.is_empty());
+    groups.compact_sort_by_key(|g| !g.name.is_empty());
     groups
 }
 

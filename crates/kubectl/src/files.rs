@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use api::sort::CompactSort as _;
 use api::yaml::Rules;
 use serde_json::Value;
 
@@ -123,7 +124,7 @@ fn expand(path: &str, recursive: bool) -> Result<Vec<String>> {
         return Ok(vec![path.to_owned()]);
     }
     let mut names: Vec<_> = std::fs::read_dir(path)?.filter_map(|e| Some(e.ok()?.path())).collect();
-    names.sort();
+    names.compact_sort();
     let mut out = Vec::new();
     for entry in names {
         let text = entry.to_string_lossy().into_owned();
@@ -154,7 +155,7 @@ fn glob(pattern: &str) -> Vec<String> {
             }
         })
         .collect();
-    out.sort();
+    out.compact_sort();
     if out.is_empty() { vec![pattern.to_owned()] } else { out }
 }
 

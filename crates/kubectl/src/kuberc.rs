@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use crate::cli::{Command, command_of, find_flag};
@@ -168,7 +169,7 @@ impl Shape {
             }
             (Shape::Object(fields), Value::Object(map)) => {
                 let mut names: Vec<&String> = map.keys().collect();
-                names.sort();
+                names.compact_sort();
                 names.into_iter().all(|name| {
                     let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
                     match fields.iter().find(|(field, _)| field == name) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use crate::context::Context;
@@ -48,7 +49,7 @@ pub(crate) async fn of_object(
         first.map_err(|_| Failure::message("timed out waiting for the condition"))??;
         pods = by_selector(cx, namespace, &selector).await?;
     }
-    pods.sort_by_key(rank);
+    pods.compact_sort_by_key(rank);
     Ok(pods)
 }
 

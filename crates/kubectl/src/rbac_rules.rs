@@ -1,5 +1,6 @@
 //! Comparing RBAC rules: which single permissions one list of rules does not give (upstream's `validation.Covers`).
 
+use api::sort::CompactSort as _;
 use serde_json::{Value, json};
 
 use crate::objects::strings;
@@ -27,7 +28,7 @@ pub(crate) fn compact(rules: &[Value]) -> Vec<Value> {
         }
     }
     let words = |rule: &Value, key: &str| format!("[{}]", strings(&rule[key]).join(" "));
-    out.sort_by_cached_key(|rule| {
+    out.compact_sort_by_cached_key(|rule| {
         ["verbs", "apiGroups", "resources", "resourceNames", "nonResourceURLs"].map(|key| words(rule, key))
     });
     out

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use api::scan;
+use api::sort::CompactSort as _;
 use bytes::Bytes;
 use client::Body;
 use http::{HeaderMap, Method, StatusCode};
@@ -140,7 +141,7 @@ impl Request {
             return self.path.clone();
         }
         let mut pairs = self.query.clone();
-        pairs.sort_by(|a, b| a.0.cmp(&b.0));
+        pairs.compact_sort_by(|a, b| a.0.cmp(&b.0));
         let joined: Vec<String> =
             pairs.iter().map(|(k, v)| format!("{}={}", query_escape(k), query_escape(v))).collect();
         let separator = if self.path.contains('?') { '&' } else { '?' };
@@ -355,7 +356,7 @@ fn trace_request(cx: &Context, method: &Method, url: &str, headers: &HeaderMap, 
     let agent = crate::user_agent();
     let mut lines = header_lines(headers);
     lines.push(("User-Agent".to_owned(), agent));
-    lines.sort();
+    lines.compact_sort();
     let what = if verbosity >= 9 {
         let shown: Vec<String> = lines.iter().map(|(name, value)| format!("-H \"{name}: {value}\"")).collect();
         pair("curlCommand", &format!("curl -v -X{method}  {} '{url}'\n", shown.join(" ")))
@@ -381,7 +382,7 @@ fn trace_response(cx: &Context, method: &Method, url: &str, status: StatusCode, 
     parts.push(pair("status", &format!("{} {reason}", status.as_u16())));
     if verbosity >= 8 {
         let mut lines = header_lines(headers);
-        lines.sort();
+        lines.compact_sort();
         parts.push(pair("headers", &in_lines(&lines)));
     }
     parts.push(format!("milliseconds={}", started.elapsed().as_millis()));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use cri::v1;
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -92,7 +93,7 @@ async fn collect_images(kubelet: &Kubelet, seen: &mut HashMap<String, Age>, all_
     };
     let mut unused: Vec<&v1::Image> =
         images.iter().filter(|image| !image.pinned && !is_used(image, &containers)).collect();
-    unused.sort_by_key(|image| seen.get(&image.id).map(|age| age.last_used));
+    unused.compact_sort_by_key(|image| seen.get(&image.id).map(|age| age.last_used));
     for image in unused {
         let unused_for = seen.get(&image.id).map(|age| age.last_used.elapsed());
         let is_too_old = max_age.zip(unused_for).is_some_and(|(max, age)| age > max);
@@ -183,7 +184,7 @@ async fn rotate(path: &Path, keep: u32, now: Timestamp) -> std::io::Result<()> {
             old.push(entry.path());
         }
     }
-    old.sort();
+    old.compact_sort();
     // The one being written counts too.
     let surplus = (old.len() + 1).saturating_sub(keep.max(2) as usize);
     for path in old.into_iter().take(surplus) {

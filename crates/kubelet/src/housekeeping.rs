@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use client::Informer;
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
@@ -130,7 +131,7 @@ impl Housekeeping {
         let mut left = Vec::from_iter(kubelet.volumes.pods_on_disk());
         left.extend(kubelet.cgroups.iter().flat_map(Cgroups::pods));
         left.extend(kubelet.cpu_manager.iter().flat_map(CpuManager::pods));
-        left.sort();
+        left.compact_sort();
         left.dedup();
         left.retain(|uid| !wanted.contains(uid) && !workers.has(uid) && !running.contains_key(uid));
         is_clean &= left.is_empty();

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use api::sort::CompactSort as _;
 use client::Clock;
 use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
@@ -119,7 +120,7 @@ fn changed<'a>(before: &'a Seen, now: &'a Seen) -> Vec<&'a str> {
     let appeared = now.iter().filter(|(id, entry)| before.get(*id) != Some(entry));
     let vanished = before.iter().filter(|(id, _)| !now.contains_key(*id));
     let mut uids: Vec<&str> = appeared.chain(vanished).map(|(_, (uid, _))| uid.as_str()).collect();
-    uids.sort_unstable();
+    uids.compact_sort();
     uids.dedup();
     uids
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use cri::tonic::{self, Code, Request, Streaming};
 use cri::v1;
 
@@ -200,8 +201,10 @@ impl Runtime {
             }
             state.containers.push(seen);
         }
-        state.sandboxes.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
-        state.containers.sort_by_key(|container| std::cmp::Reverse((container.created_at, container.restart_count)));
+        state.sandboxes.compact_sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
+        state
+            .containers
+            .compact_sort_by_key(|container| std::cmp::Reverse((container.created_at, container.restart_count)));
         Ok(state)
     }
 

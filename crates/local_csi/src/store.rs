@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use api::sort::CompactSort as _;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::syncfs;
 use serde::de::DeserializeOwned;
@@ -98,7 +99,7 @@ impl Folders {
     fn each<T: DeserializeOwned>(&self) -> io::Result<Vec<(String, io::Result<T>)>> {
         let mut names = self.names()?;
         names.retain(|name| !name.starts_with('.'));
-        names.sort();
+        names.compact_sort();
         let all = names.into_iter().filter_map(|name| {
             let about = self.get(&name).transpose()?;
             Some((name, about))

@@ -10,6 +10,7 @@ use api::cidr::Cidr;
 use api::meta::Meta as _;
 use api::selector::Selector;
 use api::shared::{Table, lock};
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort};
@@ -34,7 +35,7 @@ impl Node {
     pub fn new(node: &v1::Node) -> Self {
         let named = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
         let mut addresses: Vec<IpAddr> = named.filter_map(|named| named.address.parse().ok()).collect();
-        addresses.sort();
+        addresses.compact_sort();
         addresses.dedup();
         Self { labels: node.metadata.labels.clone().unwrap_or_default(), addresses }
     }
@@ -162,7 +163,7 @@ impl Pod {
         let listed = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten().map(|ip| ip.ip.as_str());
         let single = status.and_then(|status| status.pod_ip.as_deref());
         let mut addresses: Vec<IpAddr> = listed.chain(single).filter_map(|ip| ip.parse().ok()).collect();
-        addresses.sort();
+        addresses.compact_sort();
         addresses.dedup();
         let phase = status.and_then(|status| status.phase.as_deref());
         let is_over = matches!(phase, Some("Succeeded" | "Failed"));

@@ -6,6 +6,8 @@ use std::fmt::Write;
 use std::io;
 use std::net::IpAddr;
 
+use api::sort::CompactSort as _;
+
 use crate::plan::{CLOSED, Element, Plan, SUBJECTS, Touched, Was, next_of, self_sets};
 
 const TABLE: &str = "inet cox-policy";
@@ -262,7 +264,7 @@ fn write(touched: &Touched, now: &Plan, inlined: &Inlined) -> [String; 3] {
     if sets.len() > MANY_SETS {
         // Those that most rules look at are found first.
         let uses = uses(now);
-        sets.sort_by_key(|(name, _)| Reverse(uses.get(name.as_str()).map_or(0, |(count, _)| *count)));
+        sets.compact_sort_by_key(|(name, _)| Reverse(uses.get(name.as_str()).map_or(0, |(count, _)| *count)));
     }
     for (name, was) in sets {
         let Some(set) = now.sets.get(name) else { continue };

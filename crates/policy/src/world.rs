@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::selector::Selector;
+use api::sort::CompactSort as _;
 
 use crate::cluster_policy::{ClusterPolicy, ClusterRule, Tier};
 pub use crate::objects::{DNS, Direction, Labels, NamedPort, Node, Peer, Pod, Policy, Port, Protocol, Rule, Which};
@@ -69,7 +70,7 @@ impl World {
         let of_tier = self.cluster_policies.values().filter(|policy| policy.tier == tier);
         let mut policies: Vec<&Arc<ClusterPolicy>> = of_tier.filter(|policy| policy.selects(pod, &labels)).collect();
         // Of the same priority any may be first: the same on every node.
-        policies.sort_by_key(|policy| (policy.priority, policy.name.as_str()));
+        policies.compact_sort_by_key(|policy| (policy.priority, policy.name.as_str()));
         policies.into_iter().flat_map(|policy| policy.rules(direction).iter().map(move |rule| (policy, rule))).collect()
     }
 

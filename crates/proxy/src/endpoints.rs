@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 pub use api::endpoint::SERVICE_LABEL;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 /// One address behind a port.
@@ -71,7 +72,7 @@ pub fn of_port(
             }
         }
     }
-    found.sort_by_key(|endpoint| (endpoint.addr, endpoint.port));
+    found.compact_sort_by_key(|endpoint| (endpoint.addr, endpoint.port));
     found
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::endpoint::service_key;
+use api::sort::CompactSort as _;
 use client::metrics::panics;
 use client::{Informer, InformerFactory, ListParams, object_key};
 use futures_util::FutureExt;
@@ -460,7 +461,7 @@ impl<B: Backend> Proxy<B> {
         let known = self.ranges.list();
         let added = known.iter().flat_map(|range| range.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten()));
         let mut ranges = services::without_nested(self.config.service_cidrs.iter().chain(added).cloned().collect());
-        ranges.sort();
+        ranges.compact_sort();
         if self.settings.service_cidrs != ranges {
             self.settings.service_cidrs = ranges;
             self.programmed = None;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::sort::CompactSort as _;
 use parking_lot::RwLock;
 
 use super::resource::{Resource, Serving};
@@ -174,7 +175,9 @@ impl Table {
             }
         }
         for (group, versions) in &mut groups {
-            versions.sort_by_key(|version| priority::version_rank(priority::local(group, version).version, version));
+            versions.compact_sort_by_key(|version| {
+                priority::version_rank(priority::local(group, version).version, version)
+            });
         }
         groups
     }

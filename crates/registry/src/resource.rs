@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use api::schema::{Document, StructRef};
+use api::sort::CompactSort as _;
 use api::{GroupKind, GroupResource, Status};
 use serde_json::Value;
 
@@ -305,7 +306,7 @@ impl Resource {
     /// Adds subresources; kept in alphabetical order, as discovery lists them.
     pub fn with(mut self, actions: &[Action]) -> Self {
         self.subresources.extend(actions.iter().map(|action| action.subresource()));
-        self.subresources.sort_by_key(|subresource| subresource.name);
+        self.subresources.compact_sort_by_key(|subresource| subresource.name);
         self
     }
 

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use api::cidr::Cidr;
+use api::sort::CompactSort as _;
 
 use crate::{Announcement, PublicKey, place};
 
@@ -89,9 +90,9 @@ pub fn plan(me: &str, own: &BTreeMap<u64, PublicKey>, nodes: &[Node]) -> Plan {
         let candidates = candidates(node, &ranges, own, &mut taken, &mut plan.peers);
         plan.nodes.push(Planned { name: node.name.clone(), ranges, candidates });
     }
-    plan.nodes.sort_by(|one, other| one.name.cmp(&other.name));
+    plan.nodes.compact_sort_by(|one, other| one.name.cmp(&other.name));
     for peers in &mut plan.peers {
-        peers.sort_by_key(|peer| peer.key);
+        peers.compact_sort_by_key(|peer| peer.key);
     }
     plan
 }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::PatchError;
 use crate::schema::{Struct, Type};
+use crate::sort::CompactSort as _;
 
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -305,8 +306,8 @@ fn arrange(merged: Vec<Value>, patch_order: &[Value], server_order: &[Value], ke
     let (patch_places, server_places) = (Places::of(patch_order, key), Places::of(server_order, key));
     let (mut named, mut server): (Vec<Value>, Vec<Value>) =
         merged.into_iter().partition(|item| patch_places.find(item, key).is_some());
-    named.sort_by_cached_key(|item| patch_places.find(item, key));
-    server.sort_by_cached_key(|item| server_places.find(item, key).unwrap_or(usize::MAX));
+    named.compact_sort_by_cached_key(|item| patch_places.find(item, key));
+    server.compact_sort_by_cached_key(|item| server_places.find(item, key).unwrap_or(usize::MAX));
     let mut woven = Vec::with_capacity(named.len() + server.len());
     let (mut named, mut server) = (named.into_iter().peekable(), server.into_iter().peekable());
     loop {

@@ -25,6 +25,8 @@ pub use zero::{MESSAGES, Zero};
 
 use std::sync::{Arc, OnceLock};
 
+use crate::sort::CompactSort as _;
+
 pub use table::{ListType, Merge};
 
 /// The type of a value.
@@ -90,7 +92,7 @@ pub struct Field {
 
 impl Struct {
     pub fn new(name: &str, mut fields: Vec<Field>) -> Self {
-        fields.sort_by(|a, b| a.name.cmp(&b.name));
+        fields.compact_sort_by(|a, b| a.name.cmp(&b.name));
         let is_needed = |field: &Field| field.required && matches!(field.ty, Type::Time);
         let times = fields.iter().enumerate().filter(|(_, field)| is_needed(field));
         let times = times.filter_map(|(at, _)| 1u128.checked_shl(at as u32)).fold(0, |all, bit| all | bit);

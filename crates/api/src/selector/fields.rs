@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::ParseError;
+use crate::sort::CompactSort as _;
 
 /// A conjunction of exact matches and mismatches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,7 +29,7 @@ impl FieldSelector {
 
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut parts = split_terms(text);
-        parts.sort_unstable();
+        parts.compact_sort();
         let mut terms = Vec::with_capacity(parts.len());
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
             let Some((field, equal, value)) = split_term(part) else {

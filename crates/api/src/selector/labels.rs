@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::ParseError;
 use crate::field::{FieldError, aggregate, quote};
+use crate::sort::CompactSort as _;
 use crate::validation;
 
 /// A conjunction of requirements on labels, or nothing at all.
@@ -50,7 +51,7 @@ impl Selector {
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut parser = Parser { tokens: lex(text), position: 0 };
         let mut requirements = parser.parse()?;
-        requirements.sort_by(|a, b| a.key.cmp(&b.key));
+        requirements.compact_sort_by(|a, b| a.key.cmp(&b.key));
         Ok(Self { requirements, matches_nothing: false })
     }
 
@@ -89,14 +90,14 @@ impl Selector {
             let values = expression.values.clone().unwrap_or_default();
             requirements.push(Requirement::new(&expression.key, operator, values)?);
         }
-        requirements.sort_by(|a, b| a.key.cmp(&b.key));
+        requirements.compact_sort_by(|a, b| a.key.cmp(&b.key));
         Ok(Self { requirements, matches_nothing: false })
     }
 
     /// Also demands `requirement`.
     pub fn with(mut self, requirement: Requirement) -> Self {
         self.requirements.push(requirement);
-        self.requirements.sort_by(|a, b| a.key.cmp(&b.key));
+        self.requirements.compact_sort_by(|a, b| a.key.cmp(&b.key));
         self
     }
 
@@ -212,7 +213,7 @@ impl fmt::Display for Selector {
 impl fmt::Display for Requirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut values: Vec<&str> = self.values.iter().map(String::as_str).collect();
-        values.sort_unstable();
+        values.compact_sort();
         let (key, values) = (&self.key, values.join(","));
         match self.operator {
             Operator::Equals => write!(f, "{key}={values}"),
@@ -420,7 +421,7 @@ impl Parser {
             Operator::In | Operator::NotIn => self.value_list()?,
             _ => vec![self.value()?],
         };
-        values.sort_unstable();
+        values.compact_sort();
         values.dedup();
         requirement(operator, values)
     }

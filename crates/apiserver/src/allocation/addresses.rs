@@ -7,6 +7,7 @@ use api::Status;
 use api::cidr::Cidr;
 use api::field::{FieldError, FieldErrors};
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::{IPAddress, IPAddressSpec, ParentReference, ServiceCIDR};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -112,7 +113,7 @@ pub(super) fn ranges(cluster: &Cluster) -> Result<Vec<Cidr>, Unreadable> {
         let ready = conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
         ready && object.metadata.deletion_timestamp.is_none()
     });
-    objects.sort_by_key(|object| object.metadata.creation_timestamp.as_ref().map(|time| time.0));
+    objects.compact_sort_by_key(|object| object.metadata.creation_timestamp.as_ref().map(|time| time.0));
     let mut ranges = cluster.config.service_cluster_ip_ranges.clone();
     for text in objects.iter().filter_map(|object| object.spec.as_ref()).flat_map(|spec| items(&spec.cidrs)) {
         if let Ok(range) = text.parse::<Cidr>()

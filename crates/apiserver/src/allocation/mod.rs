@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use api::field::FieldErrors;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use api::{GroupKind, Status};
 use k8s_openapi::api::core::v1::Service;
 
@@ -44,7 +45,7 @@ impl Taken {
             .filter(|port| *port > 0)
             .collect();
         ports.extend(spec.health_check_node_port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0));
-        ports.sort_unstable();
+        ports.compact_sort();
         ports.dedup();
         Self { addresses, ports }
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::Context;
+use api::sort::CompactSort as _;
 use bytes::Bytes;
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -122,7 +123,7 @@ impl Log {
             })
             .map(|entry| entry.path())
             .collect();
-        parts.sort();
+        parts.compact_sort();
         parts
     }
 

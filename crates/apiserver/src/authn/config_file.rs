@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use anyhow::Context;
 use api::UserInfo;
 use api::field::FieldErrors;
+use api::sort::CompactSort as _;
 use cel::{Budget, Env, PER_CALL_LIMIT, Program, Type};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -321,7 +322,7 @@ fn check_issuer(issuer: &IssuerFields, path: &str, disallowed: &[String], errors
     check_url(&issuer.url, &format!("{path}.url"), errors);
     if disallowed.contains(&issuer.url) {
         let mut listed = disallowed.to_vec();
-        listed.sort();
+        listed.compact_sort();
         let why = format!("URL must not overlap with disallowed issuers: [{}]", listed.join(" "));
         errors.invalid(format!("{path}.url"), &issuer.url, why);
     }

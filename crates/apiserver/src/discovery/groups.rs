@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
+use api::sort::CompactSort as _;
 use bytes::Bytes;
 use registry::priority::{self, Priority, version_rank};
 use registry::{Resource, Scope, Table, Verb};
@@ -58,11 +59,12 @@ fn listed<'a>(table: &'a Table, backends: &'a [Arc<Backend>]) -> Vec<Group<'a>> 
         }
     }
     for (_, versions) in &mut groups {
-        versions
-            .sort_by(|a, b| version_rank(a.priority.version, a.name).cmp(&version_rank(b.priority.version, b.name)));
+        versions.compact_sort_by(|a, b| {
+            version_rank(a.priority.version, a.name).cmp(&version_rank(b.priority.version, b.name))
+        });
     }
     let rank = |versions: &[Version<'_>]| versions.iter().map(|version| version.priority.group).max();
-    groups.sort_by(|(a, of_a), (b, of_b)| (Reverse(rank(of_a)), a).cmp(&(Reverse(rank(of_b)), b)));
+    groups.compact_sort_by(|(a, of_a), (b, of_b)| (Reverse(rank(of_a)), a).cmp(&(Reverse(rank(of_b)), b)));
     groups
 }
 
@@ -116,7 +118,7 @@ pub(crate) fn etag(body: &[u8]) -> String {
 fn sorted<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
     let mut rows: Vec<&Resource> =
         table.rows().iter().map(|row| &**row).filter(|row| row.group == group && row.version == version).collect();
-    rows.sort_by(|a, b| a.plural.cmp(&b.plural));
+    rows.compact_sort_by(|a, b| a.plural.cmp(&b.plural));
     rows
 }
 
@@ -229,7 +231,7 @@ impl Documents {
             paths.push(path.to_owned());
         }
         paths.retain(|path| path != "/apis/");
-        paths.sort();
+        paths.compact_sort();
         Self {
             core: Aggregated::new(&table, &groups, str::is_empty),
             groups: Aggregated::new(&table, &groups, |group| !group.is_empty()),

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::metrics::Metrics;
+use api::sort::CompactSort as _;
 use api::{Status, UserInfo};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use parking_lot::{Mutex, RwLock};
@@ -150,7 +151,7 @@ impl FlowControl {
     pub(crate) fn dump(&self, path: &str) -> Option<String> {
         let queue_set = self.queue_set.lock();
         let mut levels: Vec<queue_set::Report<'_>> = queue_set.report().collect();
-        levels.sort_by_key(|level| level.name);
+        levels.compact_sort_by_key(|level| level.name);
         let mut out = String::new();
         match path.strip_prefix(DEBUG)? {
             "dump_priority_levels" => {

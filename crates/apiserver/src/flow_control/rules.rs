@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use api::UserInfo;
+use api::sort::CompactSort as _;
 use http::HeaderValue;
 use k8s_openapi::api::flowcontrol::v1::{
     FlowSchema, NonResourcePolicyRule, PolicyRulesWithSubjects, ResourcePolicyRule, Subject,
@@ -83,7 +84,7 @@ impl Table {
             Some(Row { precedence, flow: Arc::new(flow), by, rules: items(&spec.rules).to_vec() })
         };
         let mut rows: Vec<Row> = schemas.filter_map(row).collect();
-        rows.sort_by(|a, b| (a.precedence, &a.flow.schema).cmp(&(b.precedence, &b.flow.schema)));
+        rows.compact_sort_by(|a, b| (a.precedence, &a.flow.schema).cmp(&(b.precedence, &b.flow.schema)));
         Self { rows }
     }
 

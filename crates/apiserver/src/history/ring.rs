@@ -7,6 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::sort::CompactSort as _;
+
 /// Seconds between two values.
 pub(crate) const STEP: u64 = 60;
 /// Six hours.
@@ -213,7 +215,8 @@ impl Ring {
             }
         }
         let mut ranked: Vec<(Owner, (usize, f32))> = owners.into_iter().collect();
-        ranked.sort_by(|(one, (_, busy)), (other, (_, busier))| one.0.cmp(&other.0).then(busier.total_cmp(busy)));
+        ranked
+            .compact_sort_by(|(one, (_, busy)), (other, (_, busier))| one.0.cmp(&other.0).then(busier.total_cmp(busy)));
         fitting(ranked)
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactSort as _;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
@@ -264,7 +265,7 @@ pub(super) fn k3s(files: &K3sFiles<'_>, given: &Given<'_>) -> Result<Found> {
     for pem in serving.into_iter().chain(listener_certificate(&file("dynamic-cert.json"))?) {
         names.extend(names_of(&pem)?);
     }
-    names.sort();
+    names.compact_sort();
     names.dedup();
     Ok(Found {
         system: System::K3s,

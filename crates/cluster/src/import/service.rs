@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use api::sort::CompactSort as _;
 
 use super::keys::read as read_text;
 
@@ -48,7 +49,7 @@ pub(super) fn with_drop_ins(path: &Path, endings: &[&str]) -> Result<Vec<PathBuf
     let has_ending = |path: &PathBuf| path.extension().is_some_and(|end| endings.iter().any(|known| end == *known));
     let mut found = files_in(Path::new(&further))?;
     found.retain(has_ending);
-    found.sort();
+    found.compact_sort();
     files.extend(found);
     Ok(files)
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Result, bail};
+use api::sort::CompactSort as _;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
@@ -114,7 +115,7 @@ pub(crate) fn from_secret(secret: &Secret) -> Option<(Token, Purpose)> {
     let is_set = |key: &&String| text(key).as_deref() == Some("true");
     let usages = data.keys().filter(is_set).filter_map(|key| key.strip_prefix("usage-bootstrap-")).map(str::to_owned);
     let mut usages: Vec<String> = usages.collect();
-    usages.sort();
+    usages.compact_sort();
     let groups = text("auth-extra-groups").unwrap_or_default();
     let purpose = Purpose {
         usages,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::sort::CompactSort as _;
 use store::etcd::{Member, Status};
 
 /// How well a release of etcd is known.
@@ -218,7 +219,7 @@ pub(super) fn defragmentation(states: &[State], which: Which) -> Result<Vec<u64>
         (Err(_), Which::Wasteful) => false,
     };
     let mut chosen: Vec<&State> = states.iter().filter(wastes).collect();
-    chosen.sort_by_key(|state| (state.is_leader(), &state.member.name));
+    chosen.compact_sort_by_key(|state| (state.is_leader(), &state.member.name));
     Ok(chosen.into_iter().map(|state| state.member.id).collect())
 }
 
@@ -229,7 +230,7 @@ pub(super) fn newest<'n>(names: &'n [String], latest: &str) -> Option<&'n String
 
 /// The snapshots that are too many, oldest first. Those after `latest` were made while the clock was wrong, and go before others.
 pub(super) fn superfluous(mut names: Vec<String>, keep: usize, latest: &str) -> Vec<String> {
-    names.sort_unstable_by(|one, other| (one.as_str() <= latest, one).cmp(&(other.as_str() <= latest, other)));
+    names.compact_sort_by(|one, other| (one.as_str() <= latest, one).cmp(&(other.as_str() <= latest, other)));
     names.truncate(names.len().saturating_sub(keep));
     names
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use api::sort::CompactSort as _;
 use futures_util::future::join_all;
 use store::Store;
 use store::etcd::{EtcdStore, Member, Members, Options as EtcdOptions, Status};
@@ -29,7 +30,7 @@ pub(super) fn only(etcd: &Etcd, url: &str, timeout: Duration) -> EtcdOptions {
 pub(super) async fn states(etcd: &Etcd) -> Result<Vec<State>> {
     let members = Members::new(&etcd.options())?.list().await.context("asking etcd for its members")?;
     let mut states = join_all(members.into_iter().map(|member| state(etcd, member))).await;
-    states.sort_by(|one, other| one.member.name.cmp(&other.member.name));
+    states.compact_sort_by(|one, other| one.member.name.cmp(&other.member.name));
     Ok(states)
 }
 

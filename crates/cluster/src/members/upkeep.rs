@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactSort as _;
 use client::backoff::Backoff;
 use futures_util::StreamExt;
 use jiff::Timestamp;
@@ -92,7 +93,7 @@ pub(crate) async fn keep(options: Options, shape: Shape, stop: CancellationToken
 fn remember(options: &Options, own: &str, seen: &[State]) -> Result<()> {
     let voters = seen.iter().filter(|state| !state.member.is_learner && !state.member.name.is_empty());
     let mut servers: Vec<String> = voters.flat_map(|state| state.member.client_urls.iter().cloned()).collect();
-    servers.sort_unstable();
+    servers.compact_sort();
     servers.retain(|server| server != own);
     servers.insert(0, own.to_owned());
     let mut flags = Flags::remembered(options)?;

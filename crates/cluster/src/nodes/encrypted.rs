@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use api::cidr::Cidr;
+use api::sort::CompactSort as _;
 use client::metrics::{Kind, Metrics};
 use client::{EventRecorder, Informer, InformerFactory, ListParams, Patch};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -237,7 +238,7 @@ async fn announce(config: &Config, nodes: &[Arc<Node>], keys: BTreeMap<u64, Publ
 /// Generations that make room for a new one: all but the last before it, and that too if it has the same device.
 fn superfluous(all: impl Iterator<Item = u64>, new: u64) -> Vec<u64> {
     let mut older: Vec<u64> = all.filter(|generation| *generation < new).collect();
-    older.sort_unstable();
+    older.compact_sort();
     if older.last().is_some_and(|last| wireguard::place(*last) != wireguard::place(new)) {
         older.pop();
     }
@@ -283,7 +284,7 @@ fn announced(node: &Node) -> Option<&String> {
 fn others(nodes: &[Arc<Node>]) -> Vec<wireguard::Node> {
     let mut nodes: Vec<&Arc<Node>> = nodes.iter().collect();
     let age = |node: &Node| (node.metadata.creation_timestamp.as_ref().map(|time| time.0), node.metadata.name.clone());
-    nodes.sort_by_cached_key(|node| age(node));
+    nodes.compact_sort_by_cached_key(|node| age(node));
     let known = |node: &&Arc<Node>| {
         let peer = peer(node)?;
         let announcement = announced(node).and_then(|text| match text.parse::<Announcement>() {

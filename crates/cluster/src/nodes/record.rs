@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use api::cidr::{self, Cidr};
+use api::sort::CompactSort as _;
 use serde::{Deserialize, Serialize};
 
 use crate::options::Options;
@@ -81,7 +82,7 @@ pub(crate) fn all(cluster: &Options) -> Result<Vec<Record>> {
             Err(error) => return Err(error).with_context(|| path.display().to_string()),
         }
     }
-    records.sort_by_key(|record| record.number);
+    records.compact_sort_by_key(|record| record.number);
     Ok(records)
 }
 

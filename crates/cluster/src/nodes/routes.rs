@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Client, Informer, InformerFactory};
 use cni::routes::{Backend, Peer, Plan, VxlanConfig, is_in_place, plan, program};
 use k8s_openapi::api::core::v1::Node;
@@ -35,7 +36,7 @@ pub(super) async fn run(client: Client, me: String, backend: Backend, stop: Canc
     loop {
         turns.begin();
         let mut peers: Vec<Peer> = nodes.list().iter().filter_map(|node| peer(node)).collect();
-        peers.sort_by(|one, other| one.name.cmp(&other.name));
+        peers.compact_sort_by(|one, other| one.name.cmp(&other.name));
         match apply(me.clone(), peers, backend, programmed.clone()).await {
             Ok(plan) => {
                 if programmed.as_ref() != Some(&plan) {

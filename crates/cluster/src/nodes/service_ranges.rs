@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use api::cidr::Cidr;
+use api::sort::CompactSort as _;
 use client::{Client, Informer, InformerFactory};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use tokio::sync::watch;
@@ -61,7 +62,7 @@ fn ends<'a>(settings: &Settings, ranges: impl Iterator<Item = &'a ServiceCIDR>) 
     let own = [Some(settings.address), settings.second_address];
     let mut ends: Vec<Cidr> =
         parsed.filter(|range| !own.iter().flatten().any(|address| range.contains(*address))).collect();
-    ends.sort();
+    ends.compact_sort();
     ends.dedup();
     ends
 }

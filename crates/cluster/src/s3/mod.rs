@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactSort as _;
 use bytes::Bytes;
 use client::kubeconfig::{Cluster, Context as KubeContext, Kubeconfig, NamedCluster, NamedContext, Overrides};
 use client::{Body, Client, Clock};
@@ -147,7 +148,7 @@ impl Bucket {
                 bail!("{} answers with a part of a list, and does not say how it goes on", self.place);
             }
             if after.is_none() {
-                names.sort();
+                names.compact_sort();
                 return Ok(names);
             }
         }

@@ -1,5 +1,6 @@
 //! Signatures of requests to S3 (AWS Signature Version 4): pure.
 
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use ring::digest::{SHA256, digest};
 use ring::hmac;
@@ -44,7 +45,7 @@ pub(super) fn escape(text: &str, keeps_slashes: bool) -> String {
 pub(super) fn query(pairs: &[(&str, String)]) -> String {
     let mut all: Vec<String> =
         pairs.iter().map(|(name, value)| format!("{}={}", escape(name, false), escape(value, false))).collect();
-    all.sort();
+    all.compact_sort();
     all.join("&")
 }
 
@@ -66,7 +67,7 @@ pub(super) fn sign(
     let added: Vec<(&str, String)> = own.into_iter().chain(token).collect();
     let mut headers: Vec<(&str, &str)> = vec![("host", request.host)];
     headers.extend(request.headers.iter().chain(&added).map(|(name, value)| (*name, value.trim())));
-    headers.sort();
+    headers.compact_sort();
     let names: Vec<&str> = headers.iter().map(|(name, _)| *name).collect();
     let names = names.join(";");
     let lines: String = headers.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();

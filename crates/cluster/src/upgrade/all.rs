@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Client, DeleteParams, Patch};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use serde_json::json;
@@ -50,7 +51,7 @@ fn machines(nodes: &[Node], own: &str, force: bool) -> Result<Machines, NotReady
         .map(|node| (!skew::is_server(node), node.metadata.name().to_owned(), node))
         .filter(|(_, name, _)| name != own)
         .collect();
-    known.sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
+    known.compact_sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
     for (_, name, node) in known {
         match (Said::by(node), api::node::is_ready(node)) {
             (None, _) => found.left.push(name),

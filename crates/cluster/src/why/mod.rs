@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Client, ListParams};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
@@ -223,7 +224,7 @@ impl Seen {
     async fn events(&self, uid: Option<&str>) -> Result<Vec<Event>> {
         let about = ListParams::fields(format!("involvedObject.uid={}", uid.unwrap_or_default()));
         let mut events = self.client.namespaced::<Event>(&self.namespace).list(&about).await?.items;
-        events.sort_by_key(|event| {
+        events.compact_sort_by_key(|event| {
             event.last_timestamp.as_ref().map(|time| time.0).or(event.event_time.as_ref().map(|time| time.0))
         });
         Ok(events)

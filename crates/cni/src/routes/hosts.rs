@@ -11,6 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use api::cidr::Cidr;
+use api::sort::CompactSort as _;
 use netlink::{LinkKind, Neighbour, Route, RouteKind, Socket};
 
 /// Room for the outer headers: Ethernet 14, IP 20 or 40, UDP 8, VXLAN 8.
@@ -104,8 +105,8 @@ pub fn plan(me: &str, peers: &[Peer], backend: Backend, is_neighbour: impl Fn(Ip
             }
         }
     }
-    plan.direct.sort();
-    plan.tunnelled.sort();
+    plan.direct.compact_sort();
+    plan.tunnelled.compact_sort();
     plan
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 
+use api::sort::CompactSort as _;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
 use rcgen::{SanType, SubjectPublicKeyInfo};
 use rustls_pki_types::CertificateSigningRequestDer;
@@ -93,9 +94,9 @@ fn is_node(subject: &Subject) -> bool {
 fn usages_are(spec: &CertificateSigningRequestSpec, purpose: &str) -> bool {
     let mut usages: Vec<&str> =
         spec.usages.iter().flatten().map(String::as_str).filter(|usage| *usage != "key encipherment").collect();
-    usages.sort_unstable();
+    usages.compact_sort();
     let mut wanted = ["digital signature", purpose];
-    wanted.sort_unstable();
+    wanted.compact_sort();
     usages == wanted
 }
 

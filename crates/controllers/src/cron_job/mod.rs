@@ -11,6 +11,7 @@ use std::time::Duration;
 use api::cached::Packed;
 use api::cron::{BadSchedule, Schedule};
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::metrics::Histogram;
 use client::{Client, Clock, DeleteParams, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
@@ -326,7 +327,7 @@ fn earliest(cron_job: &CronJob, status: &CronJobStatus, deadline: Option<Duratio
 
 fn beyond_history(mut finished: Vec<Arc<Job>>, limit: usize) -> Vec<Arc<Job>> {
     let surplus = finished.len().saturating_sub(limit);
-    finished.sort_by_cached_key(|job| {
+    finished.compact_sort_by_cached_key(|job| {
         (job.status.as_ref().and_then(|status| status.start_time.clone()), pods::key(&**job))
     });
     finished.truncate(surplus);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::cached::Pod;
 use api::meta::Meta as _;
 use api::placement::{is_selected, untolerated};
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
@@ -191,7 +192,7 @@ fn keep_best(
         newest(living.iter().filter(|pod| !is_new(pod)).copied().collect()),
     );
     for group in [&mut new, &mut old] {
-        group.sort_by_cached_key(|pod| {
+        group.compact_sort_by_cached_key(|pod| {
             (std::cmp::Reverse(available(pod)), pod.metadata.creation_timestamp.clone(), pod.metadata.name.clone())
         });
         delete.extend(group.drain(1.min(group.len())..));

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, DeploymentStatus, ReplicaSet};
 
@@ -101,7 +102,7 @@ struct Pass<'a> {
 impl<'a> Pass<'a> {
     fn new(deployment: &'a Deployment, spec: &'a DeploymentSpec, sets: &'a [ReplicaSet], now: Timestamp) -> Self {
         let mut old = sets.to_vec();
-        old.sort_by(|left, right| by_age(left).cmp(&by_age(right)));
+        old.compact_sort_by(|left, right| by_age(left).cmp(&by_age(right)));
         // Of several with the same template the oldest is the one to keep using.
         let found = old.iter().position(|set| {
             set.spec
@@ -325,7 +326,7 @@ impl<'a> Pass<'a> {
         let mut order: Vec<usize> = (0..self.old.len() + usize::from(self.new.is_some()))
             .filter(|at| self.set(*at).is_some_and(|set| size(set) > 0))
             .collect();
-        order.sort_by_key(|at| {
+        order.compact_sort_by_key(|at| {
             let set = self.set(*at);
             let age = set.map(|set| by_age(set).0);
             (Reverse(set.map_or(0, size)), (to_add < 0).then_some(age), (to_add > 0).then_some(Reverse(age)))
@@ -405,7 +406,7 @@ impl<'a> Pass<'a> {
         let mut old: Vec<&ReplicaSet> =
             self.old.iter().filter(|set| set.metadata.deletion_timestamp.is_none()).collect();
         let surplus = old.len().saturating_sub(usize::try_from(limit).unwrap_or_default());
-        old.sort_by_key(|set| (revision(set), by_age(set).0));
+        old.compact_sort_by_key(|set| (revision(set), by_age(set).0));
         let unused = |set: &&&ReplicaSet| {
             let observed = set.status.as_ref().and_then(|status| status.observed_generation).unwrap_or_default();
             size(set) == 0
@@ -463,7 +464,7 @@ impl<'a> Pass<'a> {
     /// The second highest revision.
     fn last_revision(&self) -> Option<i64> {
         let mut revisions: Vec<i64> = self.all().map(revision).collect();
-        revisions.sort_unstable();
+        revisions.compact_sort();
         revisions.iter().rev().nth(1).copied().filter(|revision| *revision > 0)
     }
 }

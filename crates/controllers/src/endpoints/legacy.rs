@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::cached::{Packed, Pod};
+use api::sort::CompactSort as _;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Service};
@@ -151,7 +152,7 @@ fn plan(service: &Service, pods: &[Arc<Pod>]) -> Endpoints {
         if count > CAPACITY {
             continue;
         }
-        ports.sort();
+        ports.compact_sort();
         let address = EndpointAddress {
             ip,
             hostname: hostname(pod, service).cloned(),
@@ -164,8 +165,8 @@ fn plan(service: &Service, pods: &[Arc<Pod>]) -> Endpoints {
     let subsets: Vec<EndpointSubset> = subsets
         .into_iter()
         .map(|(ports, (mut ready, mut other))| {
-            ready.sort_by(|left, right| left.ip.cmp(&right.ip));
-            other.sort_by(|left, right| left.ip.cmp(&right.ip));
+            ready.compact_sort_by(|left, right| left.ip.cmp(&right.ip));
+            other.compact_sort_by(|left, right| left.ip.cmp(&right.ip));
             let ports: Vec<_> = ports
                 .into_iter()
                 .map(|(name, port, protocol)| {

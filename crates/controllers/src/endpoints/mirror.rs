@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use api::cached::Packed;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::metrics::{Metrics, exponential};
 use client::{Client, DeleteParams, Event, EventRecorder, Expectations, Informer};
 use futures_util::future::BoxFuture;
@@ -183,7 +184,7 @@ impl Controller {
             .zip(self.endpoints.get(key))
             .filter(|(service, endpoints)| is_mirrored(service, &endpoints.metadata));
         let mut present: Vec<Arc<EndpointSlice>> = self.slices.by_index(BY_SERVICE, key);
-        present.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+        present.compact_sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
         let mut wanted = Vec::new();
         if let Some((_, endpoints)) = source {
             let endpoints = endpoints.unpack();

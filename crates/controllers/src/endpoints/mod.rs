@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Event, Informer};
 use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -112,7 +113,7 @@ fn facts(pod: &Pod) -> impl PartialEq + '_ {
 fn selected(pods: &Informer<Pod>, service: &Service) -> Vec<Arc<Pod>> {
     let namespace = service.metadata.namespace();
     let mut found: Vec<_> = pods.by_namespace(namespace).into_iter().filter(|pod| selects(service, pod)).collect();
-    found.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+    found.compact_sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
     found
 }
 

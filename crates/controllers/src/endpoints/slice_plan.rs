@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::{Node, Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{
     Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
@@ -135,7 +136,7 @@ pub(super) fn plan(
     }
     for (group, mut endpoints) in wanted {
         let mut mine: Vec<EndpointSlice> = slices.remove(&group).unwrap_or_default().into_iter().cloned().collect();
-        mine.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
+        mine.compact_sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
         let originals = mine.clone();
         let nothing_wanted = endpoints.is_empty();
         for slice in &mut mine {
@@ -201,7 +202,7 @@ fn ports(pod: &Pod, spec: &ServiceSpec) -> Vec<EndpointPortKey> {
         Some((name, Some(number), port.protocol.clone().unwrap_or_else(|| "TCP".into()), port.app_protocol.clone()))
     });
     let mut ports: Vec<_> = ports.collect();
-    ports.sort();
+    ports.compact_sort();
     ports
 }
 
@@ -241,7 +242,7 @@ fn group_of(slice: &EndpointSlice) -> Group {
         (name, port.port, port.protocol.clone().unwrap_or_else(|| "TCP".into()), port.app_protocol.clone())
     });
     let mut ports: Vec<_> = ports.collect();
-    ports.sort();
+    ports.compact_sort();
     (slice.address_type == "IPv6", ports)
 }
 

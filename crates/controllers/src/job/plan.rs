@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use api::cached::{Packed, Pod};
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus, UncountedTerminatedPods};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -444,7 +445,7 @@ impl<'a> Pass<'a> {
         }
         let mut taken = BTreeSet::new();
         let mut sorted = self.active.clone();
-        sorted.sort_by(|left, right| {
+        sorted.compact_sort_by(|left, right| {
             left.metadata
                 .creation_timestamp
                 .cmp(&right.metadata.creation_timestamp)

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use api::cidr::Cidr;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, NodeSpec, PortStatus, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
@@ -112,7 +113,7 @@ pub(super) fn refusal<'a>(
         .filter(|other| is_wanted(other))
         .map(|other| (!is_granted(other), other.metadata.creation_timestamp.clone(), pods::key(other), other))
         .collect();
-    order.sort_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
+    order.compact_sort_by(|a, b| (a.0, &a.1, &a.2).cmp(&(b.0, &b.1, &b.2)));
     let key = pods::key(service);
     let mut holders: BTreeMap<Claim, String> = BTreeMap::new();
     for (is_new, _, other, claimant) in order {
@@ -278,7 +279,7 @@ fn owners<'a>(nodes: impl Iterator<Item = &'a Node>) -> BTreeMap<IpAddr, &'a str
             said(node).map(move |(is_outer, address)| (is_outer, since.clone(), name, address))
         })
         .collect();
-    claims.sort();
+    claims.compact_sort();
     let mut owners = BTreeMap::new();
     for (_, _, name, address) in claims {
         owners.entry(address).or_insert(name);

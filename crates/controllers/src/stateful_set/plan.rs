@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec, StatefulSetStatus};
 
@@ -119,7 +120,7 @@ pub(super) fn plan(set: &StatefulSet, pods: &[Arc<Pod>], revisions: Revisions<'_
             None => condemned.push((number, pod.clone())),
         }
     }
-    condemned.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+    condemned.compact_sort_by_key(|(number, _)| std::cmp::Reverse(*number));
     pass.plan.status = pass.status(set, pods);
     pass.plan.recheck = pods
         .iter()

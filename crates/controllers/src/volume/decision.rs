@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -211,7 +212,7 @@ fn wait_for_consumer(claim: &PersistentVolumeClaim, pods: &[Arc<Pod>]) -> ForCla
     let is_waiting =
         |pod: &&Arc<Pod>| pods::node_name(pod).is_empty() && !pods::is_finished(pod) && claims_of(pod).contains(&key);
     let mut names: Vec<_> = pods.iter().filter(is_waiting).filter_map(|pod| pod.metadata.name.as_deref()).collect();
-    names.sort_unstable();
+    names.compact_sort();
     match names.as_slice() {
         [] => normal("WaitForFirstConsumer", "waiting for first consumer to be created before binding"),
         [name] => normal("WaitForPodScheduled", format!("waiting for pod {name} to be scheduled")),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::{Client, Event, Informer, ListParams, Resource};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -97,7 +98,7 @@ fn classes_of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
         target.and_then(|target| target.target_volume_attributes_class_name.clone()),
     ];
     let mut names: Vec<_> = names.into_iter().flatten().filter(|name| !name.is_empty()).collect();
-    names.sort();
+    names.compact_sort();
     names.dedup();
     names
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use api::cidr::{self, Cidr};
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 
 use super::Settings;
 use super::builder::Site;
@@ -162,7 +163,7 @@ impl Owners<'_> {
             let text = format!("address \"{address}\" is shared with others and cannot be had with those of the pool");
             problem.get_or_insert(("AddressNotUsable", text));
         }
-        own.sort();
+        own.compact_sort();
         own.dedup();
         Assigned { site: Site::Own(own.clone()), published: own, problem, lack: None }
     }

@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use rustls_pki_types::ServerName;
 use serde_json::json;
 
@@ -51,7 +52,7 @@ impl<'a> Policies<'a> {
     pub(super) fn new(world: &'a World) -> Self {
         let mut policies: Vec<&Arc<BackendTLSPolicy>> = world.backend_tls_policies.values().collect();
         // The oldest has the first word.
-        policies.sort_by_key(|policy| rank(&***policy, (0, 0)));
+        policies.compact_sort_by_key(|policy| rank(&***policy, (0, 0)));
         let mut found = Self::default();
         for policy in policies {
             let read = read(policy, world);

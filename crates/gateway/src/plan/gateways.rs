@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use api::load_balancer::is_answered;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::LoadBalancerIngress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use rustls::sign::CertifiedKey;
@@ -114,7 +115,7 @@ pub(super) fn has_our_class(gateway: &Gateway, world: &World) -> bool {
 pub(super) fn ours(world: &World) -> Vec<&Arc<Gateway>> {
     let mut gateways: Vec<&Arc<Gateway>> =
         world.gateways.values().filter(|gateway| has_our_class(gateway, world)).collect();
-    gateways.sort_by_key(|gateway| routes::rank(&***gateway, (0, 0)));
+    gateways.compact_sort_by_key(|gateway| routes::rank(&***gateway, (0, 0)));
     gateways
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::reference;
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass};
 use serde_json::{Value, json};
@@ -55,7 +56,7 @@ pub(super) fn plan<'w>(
 ) -> Vec<Claim> {
     let mut ours: Vec<&Arc<Ingress>> = world.ingresses.values().filter(|ingress| is_ours(ingress, world)).collect();
     // The oldest has the first word about certificates.
-    ours.sort_by_key(|ingress| rank(ingress, false, (0, 0)));
+    ours.compact_sort_by_key(|ingress| rank(ingress, false, (0, 0)));
     let mut planner = Planner { world, settings, backends, builder, news: Vec::new() };
     for ingress in &ours {
         planner.certificates(ingress);

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use api::percent;
+use api::sort::CompactSort as _;
 use cel::regex::Regex;
 use http::{HeaderMap, HeaderName, Method};
 
@@ -111,7 +112,7 @@ impl Rules {
         }
         let lists = this.exact.values_mut().chain(this.prefixes.values_mut()).chain([&mut this.regexes]);
         for list in lists {
-            list.sort_by(|one, two| {
+            list.compact_sort_by(|one, two| {
                 let asks = |rule: &Rule| (rule.method.is_some(), rule.headers.len(), rule.query.len());
                 asks(two).cmp(&asks(one)).then_with(|| one.rank.cmp(&two.rank))
             });

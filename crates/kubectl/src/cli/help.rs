@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use api::sort::CompactSort as _;
+
 use super::{Command, Flag, GLOBAL, Kind};
 
 pub(crate) fn help(command: &Command, path: &str) -> String {
@@ -72,7 +74,7 @@ fn list_commands(out: &mut String, commands: &[&Command], width: usize) {
 
 fn list_flags(out: &mut String, mut flags: Vec<&Flag>) {
     flags.retain(|f| !f.hidden);
-    flags.sort_by_key(|f| f.name);
+    flags.compact_sort_by_key(|f| f.name);
     for flag in flags {
         let short = flag.short.map(|c| format!("-{c}, ")).unwrap_or_default();
         let value = match flag.kind {

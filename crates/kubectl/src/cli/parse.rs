@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use api::duration::DurationError;
+use api::sort::CompactSort as _;
 
 use super::{Command, Flag, GLOBAL, Kind};
 use crate::duration;
@@ -336,7 +337,7 @@ impl Invocation {
     /// Flags given on the command line that are deprecated, with upstream's sentence.
     pub(crate) fn deprecations(&self) -> Vec<String> {
         let mut names: Vec<_> = self.set.keys().collect();
-        names.sort();
+        names.compact_sort();
         names
             .into_iter()
             .filter_map(|n| {

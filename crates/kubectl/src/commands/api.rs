@@ -1,5 +1,7 @@
 //! `kubectl api-resources`, `api-versions`, `cluster-info`
 
+use api::sort::CompactSort as _;
+
 use super::flags;
 use crate::cli::{Command, Flag};
 use crate::context::Context;
@@ -85,9 +87,9 @@ async fn resources(cx: &Context) -> Result<()> {
             && !m.verbs.is_empty()
     });
     match cx.flags.string("sort-by").as_str() {
-        "name" => list.sort_by(|a, b| a.resource.cmp(&b.resource)),
-        "kind" => list.sort_by(|a, b| a.kind.cmp(&b.kind)),
-        "" => list.sort_by(|a, b| a.group.cmp(&b.group).then_with(|| a.resource.cmp(&b.resource))),
+        "name" => list.compact_sort_by(|a, b| a.resource.cmp(&b.resource)),
+        "kind" => list.compact_sort_by(|a, b| a.kind.cmp(&b.kind)),
+        "" => list.compact_sort_by(|a, b| a.group.cmp(&b.group).then_with(|| a.resource.cmp(&b.resource))),
         _ => return Err(Failure::message("--sort-by accepts only name or kind")),
     }
     if output == "name" {
@@ -153,7 +155,7 @@ async fn versions(cx: &Context) -> Result<()> {
     let discovery = cx.discovery()?;
     discovery.refresh(cx).await?;
     let mut list = discovery.group_versions(cx).await?;
-    list.sort();
+    list.compact_sort();
     for gv in list {
         cx.println(gv)?;
     }

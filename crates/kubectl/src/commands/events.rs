@@ -1,5 +1,6 @@
 //! `kubectl events`
 
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use super::flags;
@@ -57,7 +58,7 @@ async fn run(cx: &Context) -> Result<()> {
     let list = request(&path).query("limit", cx.flags.int("chunk-size").to_string()).value(cx).await?;
     let wanted = |e: &Value| types.is_empty() || types.iter().any(|t| t.eq_ignore_ascii_case(text(e, "/type")));
     let mut events: Vec<Value> = items(&list).into_iter().filter(wanted).collect();
-    events.sort_by_key(event_time);
+    events.compact_sort_by_key(event_time);
     let mut printer = crate::printers::Printer::new(&cx.flags, "")?;
     if !printer.is_default() && !events.is_empty() {
         let list = serde_json::json!({"apiVersion": "v1", "kind": "EventList", "items": events, "metadata": {}});

@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use api::sort::CompactSort as _;
+
 use crate::cli::{Alone, Command, Flag};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -59,7 +61,7 @@ pub(crate) fn names() -> Vec<String> {
         .filter_map(|path| Some(path.file_name()?.to_str()?.strip_prefix("kubectl-")?.to_owned()))
         .filter_map(|name| Some(name.split('-').next()?.replace('_', "-")))
         .collect();
-    out.sort();
+    out.compact_sort();
     out.dedup();
     out
 }
@@ -73,7 +75,7 @@ async fn list(cx: &Context) -> Result<()> {
     for dir in directories() {
         let mut names: Vec<PathBuf> =
             std::fs::read_dir(dir).into_iter().flatten().filter_map(|e| Some(e.ok()?.path())).collect();
-        names.sort();
+        names.compact_sort();
         found.extend(names.into_iter().filter(|p| {
             p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("kubectl-")) && is_executable(p)
         }));

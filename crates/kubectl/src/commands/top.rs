@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use api::quantity::{Format, Quantity};
+use api::sort::CompactSort as _;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
@@ -152,7 +153,9 @@ async fn node(cx: &Context) -> Result<()> {
 }
 
 fn node_lines(mut list: Vec<Value>, nodes: &[Value], of: &str, view: &View) -> String {
-    list.sort_by(|a, b| view.order((&a["usage"], text(a, "/metadata/name")), (&b["usage"], text(b, "/metadata/name"))));
+    list.compact_sort_by(|a, b| {
+        view.order((&a["usage"], text(a, "/metadata/name")), (&b["usage"], text(b, "/metadata/name")))
+    });
     let mut lines = String::new();
     if view.has_headers {
         lines.push_str("NAME\tCPU(cores)\tCPU(%)\tMEMORY(bytes)\tMEMORY(%)\t");
@@ -252,7 +255,7 @@ fn total(pod: &Value, resources: &[&str]) -> Value {
 fn pod_lines(list: Vec<Value>, parts: &Parts, view: &View) -> String {
     let resources = view.resources();
     let mut pods: Vec<(Value, Value)> = list.into_iter().map(|pod| (total(&pod, resources), pod)).collect();
-    pods.sort_by(|(a_total, a), (b_total, b)| {
+    pods.compact_sort_by(|(a_total, a), (b_total, b)| {
         let of_namespace = match parts.namespaces && view.sort_by.is_empty() {
             true => text(a, "/metadata/namespace").cmp(text(b, "/metadata/namespace")),
             false => Ordering::Equal,
@@ -281,7 +284,7 @@ fn pod_lines(list: Vec<Value>, parts: &Parts, view: &View) -> String {
             continue;
         }
         let mut containers: Vec<&Value> = pod["containers"].as_array().into_iter().flatten().collect();
-        containers.sort_by(|a, b| view.order((&a["usage"], text(a, "/name")), (&b["usage"], text(b, "/name"))));
+        containers.compact_sort_by(|a, b| view.order((&a["usage"], text(a, "/name")), (&b["usage"], text(b, "/name"))));
         for one in containers {
             let line = format!("{namespace}{name}\t{}\t{}\n", text(one, "/name"), figures(&one["usage"]));
             lines.push_str(&line);

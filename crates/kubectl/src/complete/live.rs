@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use super::{Candidates, Directive};
@@ -80,7 +81,7 @@ async fn types(cx: &Context, last: &str) -> Result<Vec<String>> {
     let (head, tail) = last.rfind(',').map_or(("", last), |at| last.split_at(at + 1));
     let mut out: Vec<String> =
         cx.discovery()?.preferred(cx).await?.iter().filter(|m| m.supports("get")).map(|m| m.group_resource()).collect();
-    out.sort();
+    out.compact_sort();
     Ok(fitting(out, tail).into_iter().map(|t| format!("{head}{t}")).collect())
 }
 
@@ -158,6 +159,6 @@ fn configured(cx: &Context, words: &Words) -> Result<Vec<String>> {
         Words::Clusters => config.clusters.iter().map(|c| c.name.clone()).collect(),
         _ => config.users.iter().map(|u| u.name.clone()).collect(),
     };
-    out.sort();
+    out.compact_sort();
     Ok(out)
 }

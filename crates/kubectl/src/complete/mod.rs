@@ -7,6 +7,8 @@
 
 mod live;
 
+use api::sort::CompactSort as _;
+
 use crate::cli::{Command, Flag, GLOBAL, Parsed, Words, find_flag, parse};
 use crate::commands::{ROOT, plugin};
 use crate::context::Context;
@@ -104,7 +106,7 @@ fn subcommands(command: &Command, prefix: &str) -> Vec<(String, String)> {
         .filter(|c| c.name.starts_with(prefix))
         .map(|c| (c.name.to_owned(), c.about.to_owned()))
         .collect();
-    rows.sort();
+    rows.compact_sort();
     rows
 }
 
@@ -119,7 +121,7 @@ fn flags(command: &'static Command, prefix: &str) -> Vec<(String, String)> {
             rows.push((short, flag.help.to_owned()));
         }
     }
-    rows.sort();
+    rows.compact_sort();
     rows
 }
 

@@ -16,6 +16,7 @@ mod various;
 mod volumes;
 mod workload;
 
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use crate::context::Context;
@@ -262,7 +263,7 @@ pub(crate) fn events(list: &[Value], w: &mut Writer) {
     }
     w.flush();
     let mut sorted: Vec<&Value> = list.iter().collect();
-    sorted.sort_by_key(|e| event_time(e));
+    sorted.compact_sort_by_key(|e| event_time(e));
     w.line(0, "Events:\n  Type\tReason\tAge\tFrom\tMessage");
     w.line(1, "----\t------\t----\t----\t-------");
     let now = jiff::Timestamp::now();

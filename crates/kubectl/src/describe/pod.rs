@@ -1,5 +1,6 @@
 //! Pods and pod templates.
 
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use super::volumes::volumes;
@@ -330,7 +331,7 @@ fn field_value(pod: &Value, path: &str) -> String {
 fn mounts(w: &mut Writer, c: &Value) {
     let mut list: Vec<&Value> = c["volumeMounts"].as_array().into_iter().flatten().collect();
     w.line(2, format!("Mounts:{}", if list.is_empty() { "\t<none>" } else { "" }));
-    list.sort_by_key(|m| text(m, "/mountPath").to_owned());
+    list.compact_sort_by_key(|m| text(m, "/mountPath").to_owned());
     for m in list {
         let mut flags = vec![if m["readOnly"] == true { "ro".to_owned() } else { "rw".to_owned() }];
         if !text(m, "/subPath").is_empty() {
@@ -351,7 +352,7 @@ fn tolerations(w: &mut Writer, title: &str, list: &Value) {
     if list.is_empty() {
         return w.line(0, format!("{title}:\t<none>"));
     }
-    list.sort_by_key(|t| text(t, "/key").to_owned());
+    list.compact_sort_by_key(|t| text(t, "/key").to_owned());
     for (i, t) in list.into_iter().enumerate() {
         let mut line = if i == 0 { format!("{title}:\t") } else { "\t".to_owned() };
         line.push_str(text(t, "/key"));

@@ -1,5 +1,6 @@
 //! Limits and budgets: quotas, limit ranges, disruption budgets, priorities.
 
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use super::{Writer, joined_labels, plain, selector_text, strings};
@@ -12,7 +13,7 @@ pub(super) fn quota_scopes(quota: &Value, level: usize, bullet: &str, w: &mut Wr
     if scopes.is_empty() {
         return;
     }
-    scopes.sort_unstable();
+    scopes.compact_sort();
     w.line(level, format!("Scopes:\t{}", scopes.join(", ")));
     for help in scopes.into_iter().map(scope_text).filter(|t| !t.is_empty()) {
         w.line(level, format!("{bullet}{help}"));

@@ -17,6 +17,7 @@ mod vars;
 use std::path::{Path, PathBuf};
 
 use api::documents::DocumentError;
+use api::sort::CompactSort as _;
 use serde_json::Value;
 
 use crate::objects::text;
@@ -379,7 +380,7 @@ fn order(resources: &mut [Resource], options: &Value) {
         last.iter().position(|k| *k == kind).map_or(0, |at| at as i64 + 1)
     };
     let or = |text: &str, missing: &str| if text.is_empty() { missing.to_owned() } else { text.to_owned() };
-    resources.sort_by_cached_key(|r| {
+    resources.compact_sort_by_cached_key(|r| {
         let version = text(&r.object, "/apiVersion").rsplit('/').next().unwrap_or("").to_owned();
         let namespace = or(text(&r.object, "/metadata/namespace"), "~X");
         (rank(r.kind()), or(r.group(), "~G"), version, r.kind().to_owned(), namespace, r.name().to_owned())

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use api::quantity::Quantity;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::Taint;
 use serde::Deserialize;
 
@@ -183,7 +184,7 @@ impl FileConfig {
             let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
             let mut found = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
             found.retain(|path| path.extension().is_some_and(|extension| extension == "conf"));
-            found.sort();
+            found.compact_sort();
             paths.extend(found);
         }
         let mut config = Value::Object(Default::default());
@@ -443,7 +444,7 @@ fn shutdown_periods(
     let mut periods: Vec<Period> = periods
         .map(|period| Period { priority: period.priority, seconds: period.shutdown_grace_period_seconds })
         .collect();
-    periods.sort_by_key(|period| period.priority);
+    periods.compact_sort_by_key(|period| period.priority);
     Ok(periods)
 }
 

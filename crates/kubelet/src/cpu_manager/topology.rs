@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use api::sort::CompactSort as _;
+
 /// A set of processors, written `0-2,7`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CpuSet(pub(crate) BTreeSet<u32>);
@@ -139,7 +141,7 @@ impl Topology {
                 ((around, set.len(), core), set)
             })
             .collect();
-        sorted.sort_by_key(|(order, set)| (*order, set.0.first().copied()));
+        sorted.compact_sort_by_key(|(order, set)| (*order, set.0.first().copied()));
         sorted
     }
 

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use cri::v1;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::Notify;
@@ -109,7 +110,7 @@ impl Eviction {
             return;
         }
         // Memory before all else: the order of signals is the order of urgency.
-        due.sort_by_key(|threshold| threshold.signal);
+        due.compact_sort_by_key(|threshold| threshold.signal);
         let Some(threshold) = due.first() else { return };
         if threshold.signal.is_disk() {
             gc::collect_all(&self.kubelet).await;

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use api::quantity::{Format, Quantity};
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::thresholds::{Observed, Signal};
@@ -25,7 +26,7 @@ fn priority(pod: &Pod) -> i32 {
 /// much more. Processes cannot be asked for.
 pub(crate) fn rank(pods: Vec<(Arc<Pod>, PodUsage)>, signal: Signal) -> Vec<(Arc<Pod>, PodUsage)> {
     let mut pods: Vec<_> = pods.into_iter().filter(|(pod, _)| !is_critical(pod)).collect();
-    pods.sort_by_cached_key(|(pod, usage)| {
+    pods.compact_sort_by_cached_key(|(pod, usage)| {
         let (used, asked) = match signal {
             Signal::MemoryAvailable => (usage.memory(), resources::pod_request(pod, "memory").value()),
             Signal::PidAvailable => (usage.processes(), 0),

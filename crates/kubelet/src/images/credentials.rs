@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::sort::CompactSort as _;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use cri::v1;
@@ -105,7 +106,7 @@ pub(super) fn matching(image: &str, secrets: &[Arc<Secret>]) -> Vec<Credential> 
             found.push((bare.len(), Credential { source: Source::of(secret, &server, &auth), auth }));
         }
     }
-    found.sort_by_key(|(specificity, _)| std::cmp::Reverse(*specificity));
+    found.compact_sort_by_key(|(specificity, _)| std::cmp::Reverse(*specificity));
     found.into_iter().map(|(_, credential)| credential).collect()
 }
 

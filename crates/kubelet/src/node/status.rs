@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::quantity::{Format, Quantity};
+use api::sort::CompactSort as _;
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -159,7 +160,7 @@ fn largest(images: &[v1::Image], max: i32) -> Vec<ContainerImage> {
         })
         .filter(|image| image.names.as_ref().is_some_and(|names| !names.is_empty()))
         .collect();
-    shown.sort_by_key(|image| std::cmp::Reverse(image.size_bytes));
+    shown.compact_sort_by_key(|image| std::cmp::Reverse(image.size_bytes));
     shown.truncate(usize::try_from(max).unwrap_or(usize::MAX));
     shown
 }

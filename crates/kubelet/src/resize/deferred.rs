@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -33,7 +34,7 @@ impl Deferred {
         let others = self.0.iter().filter(|(other, _)| *other != uid);
         let mut first: Vec<_> = others.map(|(_, (other, since))| (rank(other, *since), other)).collect();
         first.retain(|(rank, _)| *rank < mine);
-        first.sort_by(|(left, _), (right, _)| left.cmp(right));
+        first.compact_sort_by(|(left, _), (right, _)| left.cmp(right));
         first.into_iter().map(|(_, other)| other.clone()).collect()
     }
 }

@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use api::sort::CompactSort as _;
 use bytes::Bytes;
 use client::Body;
 use futures_util::StreamExt;
@@ -73,7 +74,7 @@ fn find(root: &Path, path: &str) -> io::Result<Found> {
             names.push(format!("{name}{slash}"));
         }
     }
-    names.sort();
+    names.compact_sort();
     Ok(Found::Directory(names))
 }
 

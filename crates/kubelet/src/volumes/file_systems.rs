@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -69,7 +70,7 @@ impl FileSystems {
     pub(crate) fn claim_stats(&self) -> Vec<Stats> {
         let latest = self.volumes.lock().values().filter_map(|volume| volume.latest.clone()).collect::<Vec<_>>();
         let mut all: Vec<Stats> = latest.into_iter().filter(|stats| stats.claim.is_some()).collect();
-        all.sort_by(|a, b| a.claim.cmp(&b.claim));
+        all.compact_sort_by(|a, b| a.claim.cmp(&b.claim));
         // Two pods may share a claim.
         all.dedup_by(|a, b| a.claim == b.claim);
         all

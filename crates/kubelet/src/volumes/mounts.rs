@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::sort::CompactSort as _;
 use nix::mount::{MntFlags, MsFlags};
 
 use super::kernel::Kernel;
@@ -51,7 +52,7 @@ pub(crate) fn mounts_below(kernel: &impl Kernel, dir: &Path) -> io::Result<Vec<P
     let dir = dir.canonicalize()?;
     let mut below: Vec<PathBuf> =
         mount_points(kernel)?.into_iter().filter(|path| path.starts_with(&dir) && *path != dir).collect();
-    below.sort();
+    below.compact_sort();
     Ok(below)
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use csi::tonic::Status;
 use tokio_util::sync::CancellationToken;
 
@@ -98,7 +99,7 @@ impl Driver {
                         let mut all: Vec<_> =
                             all.into_iter().filter(|(id, volume)| due(id) && !is_counted(volume)).collect();
                         // Those that were never counted first.
-                        all.sort_by_key(|(id, _)| self.counts.counted_at(id));
+                        all.compact_sort_by_key(|(id, _)| self.counts.counted_at(id));
                         for (id, _) in all {
                             let data = self.volumes.data(&id);
                             self.counts.count(id, data).await;

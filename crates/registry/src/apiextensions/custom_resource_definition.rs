@@ -4,6 +4,7 @@
 //! `spec.versions[0].schema`); so do ours.
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactSort as _;
 use api::validation;
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -217,7 +218,7 @@ fn check_versions(
         }
     }
     let mut names: Vec<&str> = versions.iter().map(|version| version.name.as_str()).collect();
-    names.sort_unstable();
+    names.compact_sort();
     if names.windows(2).any(|pair| pair[0] == pair[1]) {
         errors.invalid(list, versions, "must contain unique version names");
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
+use api::sort::CompactSort as _;
 use api::time::rfc3339;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{LimitRange, LimitRangeItem};
@@ -113,7 +114,7 @@ fn validate_item(errors: &mut FieldErrors, path: &Path<'_>, item: &LimitRangeIte
     }
     let mut names: Vec<&String> =
         lists.into_iter().filter_map(|(_, list)| list.as_ref()).flat_map(|list| list.keys()).collect();
-    names.sort();
+    names.compact_sort();
     names.dedup();
     for name in names {
         let (min, max) = (amount(&item.min, name), amount(&item.max, name));

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use api::field::{FieldErrors, Path};
 use api::pod::is_mirror;
+use api::sort::CompactSort as _;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
     Container, NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, ResourceRequirements, Toleration,
@@ -283,7 +284,7 @@ pub(super) fn differences(old: &Value, new: &Value) -> String {
         }
         if let (Some(Value::Object(old)), Some(Value::Object(new))) = (old, new) {
             let mut keys: Vec<&String> = old.keys().chain(new.keys()).collect();
-            keys.sort();
+            keys.compact_sort();
             keys.dedup();
             for key in keys {
                 walk(lines, &format!("{path}.{key}"), old.get(key), new.get(key));

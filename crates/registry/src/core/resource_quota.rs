@@ -2,6 +2,7 @@
 
 use api::field::{FieldErrors, Path};
 use api::quantity::Quantity;
+use api::sort::CompactSort as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ResourceQuota, ResourceQuotaSpec};
 use serde_json::{Value, json};
@@ -147,7 +148,7 @@ impl Strategy for ResourceQuotaStrategy {
         let mut errors = self.validate_create(new);
         let scopes = |quota: &ResourceQuota| {
             let mut scopes = quota.spec.clone().unwrap_or_default().scopes.unwrap_or_default();
-            scopes.sort();
+            scopes.compact_sort();
             scopes
         };
         if scopes(new) != scopes(old) {

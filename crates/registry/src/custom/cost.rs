@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactSort as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
 
 use super::expressions::{escaped, format, type_of};
@@ -154,7 +155,7 @@ impl Total {
         self.sum = self.sum.saturating_add(cost);
         if cost >= SCHEMA_LIMIT / 100 {
             self.dearest.push((cost, path.to_string()));
-            self.dearest.sort_by_key(|(cost, _)| std::cmp::Reverse(*cost));
+            self.dearest.compact_sort_by_key(|(cost, _)| std::cmp::Reverse(*cost));
             self.dearest.truncate(NAMED);
         }
     }

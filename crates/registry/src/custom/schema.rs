@@ -1,6 +1,7 @@
 //! A schema, compiled: the form that validation, pruning, defaulting and merging walk over.
 
 use api::schema::ListType;
+use api::sort::CompactSort as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
@@ -127,7 +128,7 @@ impl Schema {
         };
         let properties = schema.properties.iter().flatten();
         let mut properties: Vec<_> = properties.map(|(name, child)| (name.as_str().into(), Self::new(child))).collect();
-        properties.sort_by(|(a, _): &(Box<str>, Schema), (b, _)| a.cmp(b));
+        properties.compact_sort_by(|(a, _): &(Box<str>, Schema), (b, _)| a.cmp(b));
         let additional = match &schema.additional_properties {
             None => Additional::Unsaid,
             Some(JSONSchemaPropsOrBool::Bool(true)) => Additional::Anything,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -79,7 +80,7 @@ impl Volumes {
         let is_of_class = |volume: &&Arc<PersistentVolume>| api::beta_annotations::volume_class(volume) == class;
         let mut volumes: Vec<_> =
             self.volumes.seen.keys().filter_map(|name| self.volumes.get(name)).filter(is_of_class).collect();
-        volumes.sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
+        volumes.compact_sort_by(|one, other| one.metadata.name.cmp(&other.metadata.name));
         volumes
     }
 

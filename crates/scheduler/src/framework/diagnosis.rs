@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use api::sort::CompactSort as _;
+
 use super::Rejection;
 use crate::cluster::NodeId;
 
@@ -77,7 +79,7 @@ impl fmt::Display for Diagnosis {
                 }
                 let mut reasons: Vec<String> =
                     counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-                reasons.sort();
+                reasons.compact_sort();
                 if !reasons.is_empty() {
                     write!(out, " {}.", reasons.join(", "))?;
                 }

@@ -5,6 +5,7 @@ use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::cidr::Cidr;
+use api::sort::CompactSort as _;
 use netlink::wireguard::{self, PeerSetting, WireGuard};
 use netlink::{LinkKind, Socket};
 
@@ -88,7 +89,7 @@ fn changes(there: &[wireguard::Peer], wanted: &[Peer]) -> (Vec<PeerSetting>, Vec
 
 fn sorted(ranges: &[Cidr]) -> Vec<Cidr> {
     let mut ranges = ranges.to_vec();
-    ranges.sort();
+    ranges.compact_sort();
     ranges
 }
 

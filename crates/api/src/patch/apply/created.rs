@@ -11,6 +11,7 @@ use super::set::SERVER_SET;
 use super::walk::{Atom, item_atom};
 use crate::scan;
 use crate::schema::Struct;
+use crate::sort::CompactSort as _;
 
 /// `fieldsV1` of all that `json` sets, but for the top-level fields in `skip`, identity and what the server sets.
 pub(super) fn fields(json: &[u8], schema: &Struct, skip: &[&str]) -> Option<String> {
@@ -185,7 +186,7 @@ impl Walk<'_> {
         }
         let end = items.end()?;
         if !written.is_sorted_by(|(a, _), (b, _)| a < b) {
-            written.sort_by(|(a, _), (b, _)| a.cmp(b));
+            written.compact_sort_by(|(a, _), (b, _)| a.cmp(b));
             if written.windows(2).any(|pair| pair[0].0 == pair[1].0) {
                 return None;
             }

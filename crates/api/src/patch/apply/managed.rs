@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::Writer;
 use super::set::FieldSet;
+use crate::sort::CompactSort as _;
 
 /// Older updaters beyond this many are merged into one entry.
 pub(super) const MAX_UPDATERS: usize = 10;
@@ -91,7 +92,7 @@ impl Managed {
         if self.entries.is_empty() {
             return None;
         }
-        self.entries.sort_by(|a, b| {
+        self.entries.compact_sort_by(|a, b| {
             (a.operation, a.seconds(), &a.manager, &a.api_version, &a.subresource).cmp(&(
                 b.operation,
                 b.seconds(),

@@ -11,6 +11,7 @@ use super::managed::{ANCIENT, MAX_UPDATERS};
 use super::set::{FieldSet, write_string};
 use super::versions::Elsewhere;
 use crate::scan;
+use crate::sort::CompactSort as _;
 
 const UPDATE: &str = "Update";
 const FIELDS_V1: &str = "FieldsV1";
@@ -92,7 +93,7 @@ impl<'a> ManagedText<'a> {
     /// Merges the oldest updaters of a version, so that the list stays short.
     fn cap_updaters(&mut self) {
         while self.entries.iter().filter(|entry| entry.operation == UPDATE).count() > MAX_UPDATERS {
-            self.entries.sort_by(|a, b| (&a.time, &a.manager).cmp(&(&b.time, &b.manager)));
+            self.entries.compact_sort_by(|a, b| (&a.time, &a.manager).cmp(&(&b.time, &b.manager)));
             let mut old = self.entries.iter().enumerate().filter(|(_, entry)| entry.operation == UPDATE);
             let Some((first, version)) = old.next().map(|(at, entry)| (at, entry.api_version.clone())) else { return };
             let Some(second) = old.find(|(_, entry)| entry.api_version == version).map(|(at, _)| at) else { return };
@@ -116,7 +117,7 @@ impl<'a> ManagedText<'a> {
         fn order<'b>(entry: &'b Entry<'_>) -> (bool, &'b str, &'b str, &'b str, &'b str) {
             (entry.operation == UPDATE, &entry.time, &entry.manager, &entry.api_version, &entry.subresource)
         }
-        self.entries.sort_by(|a, b| order(a).cmp(&order(b)));
+        self.entries.compact_sort_by(|a, b| order(a).cmp(&order(b)));
         let mut out = String::with_capacity(self.entries.iter().map(|entry| entry.fields.len() + 180).sum());
         for entry in &self.entries {
             out.push(if out.is_empty() { '[' } else { ',' });

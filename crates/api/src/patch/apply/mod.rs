@@ -28,6 +28,7 @@ use serde_json::{Map, Value};
 use crate::Status;
 use crate::field::quote;
 use crate::schema::Struct;
+use crate::sort::CompactSort as _;
 use crate::status::StatusCause;
 use managed::{Entry, Managed, Operation};
 use managed_text::ManagedText;
@@ -104,7 +105,7 @@ fn conflict_message(conflicts: &[Conflict]) -> String {
         return format!("Apply failed with 1 conflict: conflict with {}: {}", only.manager, only.field);
     }
     let mut managers: Vec<&str> = conflicts.iter().map(|conflict| conflict.manager.as_str()).collect();
-    managers.sort_unstable();
+    managers.compact_sort();
     managers.dedup();
     let mut lines = Vec::new();
     for manager in managers {

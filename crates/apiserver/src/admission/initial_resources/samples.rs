@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use api::sort::CompactSort as _;
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -85,7 +86,7 @@ impl Samples {
                     .map(|sample| if kind == Kind::Cpu { sample.cpu } else { sample.memory })
                     .collect();
                 if values.len() >= THRESHOLD {
-                    values.sort_unstable();
+                    values.compact_sort();
                     let rank = (values.len() * usize::from(percentile)).div_ceil(100).max(1);
                     return values.get(rank - 1).copied();
                 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::node_volumes::TOPOLOGY_KEY;
+use api::sort::CompactSort as _;
 
 type Labels = BTreeMap<String, String>;
 
@@ -31,7 +32,7 @@ pub(super) fn forbidden(node: &str, new: Option<&Labels>, old: Option<&Labels>) 
     let empty = Labels::new();
     let (new, old) = (new.unwrap_or(&empty), old.unwrap_or(&empty));
     let mut keys: Vec<&String> = new.keys().chain(old.keys()).collect();
-    keys.sort();
+    keys.compact_sort();
     keys.dedup();
     let is_new = |key: &&String| new.get(*key) != old.get(*key);
     // Pods follow their volumes to the node that this label names: a node says its own name or nothing.

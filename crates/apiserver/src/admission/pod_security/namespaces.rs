@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use api::{GroupKind, Status};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 
@@ -104,7 +105,7 @@ fn existing(settings: &Settings, namespace: &str, enforce: LevelVersion, pods: V
             _ => format!("{pod} (and {} other pods): {reasons}", count - 1),
         })
         .collect();
-    lines.sort();
+    lines.compact_sort();
     warnings.extend(lines);
     warnings
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::Status;
+use api::sort::CompactSort as _;
 use api::status::StatusCause;
 use cel::Value;
 use serde_json::json;
@@ -173,7 +174,7 @@ fn judge(policy: &Policy, conditions: &Scope, scope: &Scope) -> Verdict {
         let message = message(rule, &mut run, scope);
         verdict.violations.push(Violation { index, message, reason: rule.reason.clone() });
     }
-    verdict.violations.sort_by_key(|violation| violation.index);
+    verdict.violations.compact_sort_by_key(|violation| violation.index);
     let mut run = Run::new();
     for (key, program) in &policy.annotations {
         match run.evaluate(program, scope) {

@@ -3,6 +3,7 @@
 use api::pod::resources::{Amounts, Side, in_quota_terms, of_container};
 use api::quantity::{Format, Quantity as Amount};
 use api::quota;
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use registry::{Object, Resource};
@@ -48,7 +49,7 @@ pub(super) fn missing<'a>(pod: &Pod, limited: impl Iterator<Item = &'a String>) 
             })
             .map(|container| container.name.as_str())
             .collect();
-        without.sort_unstable();
+        without.compact_sort();
         if !without.is_empty() {
             lines.push(format!("{key} for: {}", without.join(",")));
         }

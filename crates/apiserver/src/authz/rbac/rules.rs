@@ -1,5 +1,6 @@
 //! Policy rules: whether one allows a request, and whether some of them cover others.
 
+use api::sort::CompactSort as _;
 use k8s_openapi::api::rbac::v1::PolicyRule;
 
 use crate::authz::Attributes;
@@ -185,7 +186,7 @@ pub(crate) fn describe(singles: &[PolicyRule]) -> Vec<String> {
             format!("{{{}}}", parts.collect::<Vec<_>>().join(", "))
         })
         .collect();
-    texts.sort();
+    texts.compact_sort();
     texts.dedup();
     texts
 }

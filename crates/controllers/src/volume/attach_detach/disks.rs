@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::Node;
 
 use super::plan::{Force, VolumeId};
@@ -65,7 +66,7 @@ impl Disks {
     pub(super) fn holders(&self, disk: &VolumeId) -> Vec<(String, bool)> {
         let with = self.nodes.iter().filter_map(|(node, disks)| Some((node.clone(), *disks.get(disk)?)));
         let mut holders: Vec<_> = with.map(|(node, state)| (node, state != State::Attached)).collect();
-        holders.sort();
+        holders.compact_sort();
         holders
     }
 

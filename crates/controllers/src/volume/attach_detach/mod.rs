@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::sort::CompactSort as _;
 use client::metrics::Metrics;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -411,7 +412,7 @@ impl Controller {
                 wanted.push((pod, node.metadata.name().to_owned()));
             }
         }
-        wanted.sort_by_cached_key(|(pod, _)| {
+        wanted.compact_sort_by_cached_key(|(pod, _)| {
             (pod.metadata.creation_timestamp.as_ref().map(|time| time.0), pods::key(&**pod))
         });
         wanted

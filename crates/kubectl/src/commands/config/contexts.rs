@@ -1,5 +1,6 @@
 //! `config current-context|get-contexts|use-context|rename-context`
 
+use api::sort::CompactSort as _;
 use serde_json::json;
 
 use super::{entry, merged, modify};
@@ -75,7 +76,7 @@ async fn get(cx: &Context) -> Result<()> {
             }
         }
     }
-    names.sort();
+    names.compact_sort();
     let mut text = String::new();
     if !by_name && !cx.flags.bool("no-headers") {
         text.push_str("CURRENT\tNAME\tCLUSTER\tAUTHINFO\tNAMESPACE\n");

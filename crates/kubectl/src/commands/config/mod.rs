@@ -9,6 +9,7 @@ mod view;
 
 use std::path::PathBuf;
 
+use api::sort::CompactSort as _;
 use client::kubeconfig::Kubeconfig;
 use serde_json::{Value, json};
 
@@ -59,7 +60,7 @@ fn write(path: &PathBuf, config: &Value) -> Result<()> {
     }
     for (list, _) in LISTS {
         if let Some(items) = config[*list].as_array_mut() {
-            items.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
+            items.compact_sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str()));
         } else {
             config[*list] = Value::Null;
         }
@@ -123,7 +124,7 @@ fn merged_as_written(cx: &Context) -> Result<Value> {
     }
     for (list, _) in LISTS {
         match out[*list].as_array_mut() {
-            Some(items) => items.sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str())),
+            Some(items) => items.compact_sort_by(|a, b| a["name"].as_str().cmp(&b["name"].as_str())),
             None => out[*list] = Value::Null,
         }
     }

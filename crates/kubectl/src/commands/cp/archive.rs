@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::path::{Component, Path, PathBuf};
 
+use api::sort::CompactSort as _;
 use tokio::sync::mpsc;
 
 /// Chunks on their way; a slow other end holds them up.
@@ -76,7 +77,7 @@ fn add(from: &Path, name: &Path, builder: &mut tar::Builder<impl Write>) -> std:
     if entries.is_empty() {
         return builder.append_dir(name, from);
     }
-    entries.sort();
+    entries.compact_sort();
     entries.iter().try_for_each(|entry| add(&from.join(entry), &name.join(entry), builder))
 }
 

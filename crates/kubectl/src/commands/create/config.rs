@@ -1,5 +1,6 @@
 //! `create configmap`, `create secret generic|docker-registry|tls`
 
+use api::sort::CompactSort as _;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
@@ -177,7 +178,7 @@ fn file_source(source: &str) -> Result<Vec<(String, Vec<u8>)>> {
             }
         }
     }
-    out.sort();
+    out.compact_sort();
     Ok(out)
 }
 

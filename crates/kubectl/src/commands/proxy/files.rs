@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use api::sort::CompactSort as _;
 use bytes::Bytes;
 use client::Body;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -48,7 +49,7 @@ fn listing(dir: &Path) -> Response<Body> {
             Some(format!("{}{slash}", e.file_name().to_string_lossy()))
         })
         .collect();
-    names.sort();
+    names.compact_sort();
     let escape = |s: &str| s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;");
     let rows: String = names.iter().map(|n| format!("<a href=\"{0}\">{0}</a>\n", escape(n))).collect();
     plain(StatusCode::OK, "text/html; charset=utf-8", Bytes::from(format!("<pre>\n{rows}</pre>\n")))

@@ -2,6 +2,7 @@
 
 mod state;
 
+use api::sort::CompactSort as _;
 use serde_json::{Value, json};
 
 use super::flags;
@@ -226,7 +227,7 @@ async fn revisions(cx: &Context, info: &Info) -> Result<Vec<Revision>> {
             out.push(Revision { number: revision, cause, template, object });
         }
     }
-    out.sort_by_key(|r| r.number);
+    out.compact_sort_by_key(|r| r.number);
     Ok(out)
 }
 

@@ -12,6 +12,7 @@ mod sample;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use api::sort::CompactSort as _;
 use client::Body;
 use client::metrics::{Kind, Metrics};
 use cri::v1;
@@ -247,7 +248,7 @@ impl Subject {
             ("pod", &self.pod),
         ];
         labels.extend(more);
-        labels.sort_unstable();
+        labels.compact_sort();
         labels
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::attachable::csi_name;
+use api::sort::CompactSort as _;
 use csi::v1::{self, NodeRpc, Unit};
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -74,7 +75,7 @@ impl Csi {
         let latest = self.stats.latest.lock();
         let mut own: Vec<Stats> =
             latest.iter().filter(|((owner, _), _)| owner == uid).map(|(_, stats)| stats.clone()).collect();
-        own.sort_by(|a, b| a.volume.cmp(&b.volume));
+        own.compact_sort_by(|a, b| a.volume.cmp(&b.volume));
         own
     }
 
@@ -82,7 +83,7 @@ impl Csi {
     pub(crate) fn claim_stats(&self) -> Vec<Stats> {
         let latest = self.stats.latest.lock();
         let mut all: Vec<Stats> = latest.values().filter(|stats| stats.claim.is_some()).cloned().collect();
-        all.sort_by(|a, b| a.claim.cmp(&b.claim));
+        all.compact_sort_by(|a, b| a.claim.cmp(&b.claim));
         // Two pods may share a claim.
         all.dedup_by(|a, b| a.claim == b.claim);
         all

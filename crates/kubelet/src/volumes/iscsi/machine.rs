@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
@@ -186,7 +187,7 @@ pub(super) fn device(root: &Path, transport: &str, portal: &str, iqn: &str, lun:
     let suffix = format!("-{name}");
     let mut found = names(&dir)?;
     found.retain(|link| link.starts_with("pci-") && link.ends_with(&suffix));
-    found.sort();
+    found.compact_sort();
     Ok(found.first().map(|link| dir.join(link)))
 }
 

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use futures_util::FutureExt;
 use k8s_openapi::api::core::v1::ISCSIPersistentVolumeSource;
 use nix::mount::{MntFlags, MsFlags};
@@ -475,7 +476,7 @@ impl<M: Machine> Iscsi<M> {
             noted.map(|(_, used)| used.map(|used| used.disk.iqn)).collect::<io::Result<Vec<_>>>()
         })
         .await?;
-        targets.sort();
+        targets.compact_sort();
         targets.dedup();
         let mut held: Vec<OwnedMutexGuard<()>> = Vec::new();
         for target in &targets {

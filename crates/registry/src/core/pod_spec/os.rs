@@ -1,6 +1,7 @@
 //! Validation of what differs between operating systems: signals, and fields that one of them does not have.
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactSort as _;
 use k8s_openapi::api::core::v1::{PodSecurityContext, PodSpec, SecurityContext};
 
 use crate::unset::items;
@@ -69,7 +70,7 @@ pub(super) fn stop_signal(errors: &mut FieldErrors, path: &Path<'_>, signal: &st
             let counted = (1..=14).map(|n| format!("SIGRTMAX-{n}")).chain((1..=15).map(|n| format!("SIGRTMIN+{n}")));
             let counted: Vec<String> = counted.collect();
             let mut known: Vec<&str> = SIGNALS.iter().copied().chain(counted.iter().map(String::as_str)).collect();
-            known.sort_unstable();
+            known.compact_sort();
             if !known.contains(&signal) {
                 errors.not_supported(path, signal, &known);
             }
