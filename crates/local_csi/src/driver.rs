@@ -2,6 +2,7 @@
 
 mod room;
 
+use std::any::Any;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -457,6 +458,15 @@ fn failed(error: io::Error) -> Status {
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Result<T, Status> {
+    let work = move || work().map(|done| Box::new(done) as Box<dyn Any + Send>);
+    let done = run_blocking(Box::new(work)).await?;
+    Ok(*done.downcast::<T>().expect("it is what the work came to"))
+}
+
+/// A task of one type, which is compiled once and not for each work or for what it comes to.
+async fn run_blocking(
+    work: Box<dyn FnOnce() -> io::Result<Box<dyn Any + Send>> + Send>,
+) -> Result<Box<dyn Any + Send>, Status> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(failed),
         Err(error) => Err(Status::internal(error.to_string())),

@@ -1,9 +1,17 @@
 //! Work that waits for the kernel, on threads that may.
 
+use std::any::Any;
+use std::io;
+
 pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-) -> std::io::Result<T> {
-    // Boxed, so that a task is compiled once for what is answered and not for each work.
-    let work: Box<dyn FnOnce() -> std::io::Result<T> + Send> = Box::new(work);
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let work = move || work().map(|done| Box::new(done) as Box<dyn Any + Send>);
+    let done = run(Box::new(work)).await?;
+    Ok(*done.downcast::<T>().expect("it is what the work came to"))
+}
+
+/// A task of one type, which is compiled once and not for each work or for what it comes to.
+async fn run(work: Box<dyn FnOnce() -> io::Result<Box<dyn Any + Send>> + Send>) -> io::Result<Box<dyn Any + Send>> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }

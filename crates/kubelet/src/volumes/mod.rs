@@ -27,6 +27,7 @@ mod records;
 pub(crate) mod subpath;
 mod tokens;
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -583,8 +584,15 @@ where
     T: Send + 'static,
     F: FnOnce() -> std::io::Result<T> + Send + 'static,
 {
-    // Boxed, so that a task is compiled once for what is answered and not for each work.
-    let work: Box<dyn FnOnce() -> std::io::Result<T> + Send> = Box::new(work);
+    let work = move || work().map(|done| Box::new(done) as Box<dyn Any + Send>);
+    let done = run_blocking(Box::new(work)).await?;
+    Ok(*done.downcast::<T>().expect("it is what the work came to"))
+}
+
+/// A task of one type, which is compiled once and not for each work or for what it comes to.
+async fn run_blocking(
+    work: Box<dyn FnOnce() -> std::io::Result<Box<dyn Any + Send>> + Send>,
+) -> std::io::Result<Box<dyn Any + Send>> {
     tokio::task::spawn_blocking(work).await.map_err(std::io::Error::other)?
 }
 
