@@ -6,6 +6,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -116,7 +117,12 @@ impl LeaderElector {
 
     /// Acquires or renews, and says until when that is good without another renewal. A failure is logged and counts as "not
     /// now". Others wait from when they see the record for as long as it lasts, and it was written after this began.
-    async fn try_lead(&self, observed: &mut Option<Observed>) -> Option<Instant> {
+    fn try_lead<'a>(&'a self, observed: &'a mut Option<Observed>) -> BoxFuture<'a, Option<Instant>> {
+        // Boxed: what an `async fn` does is compiled again by every crate that waits for it.
+        Box::pin(self.try_lead_now(observed))
+    }
+
+    async fn try_lead_now(&self, observed: &mut Option<Observed>) -> Option<Instant> {
         let Durations { lease, renew_deadline, .. } = self.election.durations;
         let began = Instant::now();
         match tokio::time::timeout(renew_deadline, self.acquire(observed)).await {

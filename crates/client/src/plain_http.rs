@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tls::{Accepted, Connections, Limits};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,14 +30,26 @@ impl From<(u16, String)> for Answer {
     }
 }
 
+/// Says what a path is answered with. Of one type, so that serving is compiled once.
+type Answering = Arc<dyn Fn(&str) -> Answer + Send + Sync>;
+
 /// Answers every request by its path until dropped.
-pub async fn serve(listener: TcpListener, answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static) {
-    serve_answers(listener, move |path| answer(path).into()).await;
+pub fn serve(
+    listener: TcpListener,
+    answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
+) -> BoxFuture<'static, ()> {
+    serve_answers(listener, move |path: &str| answer(path).into())
 }
 
 /// As [`serve`], for answers that have a header of their own.
-pub async fn serve_answers(listener: TcpListener, answer: impl Fn(&str) -> Answer + Send + Sync + 'static) {
-    let answer = Arc::new(answer);
+pub fn serve_answers(
+    listener: TcpListener,
+    answer: impl Fn(&str) -> Answer + Send + Sync + 'static,
+) -> BoxFuture<'static, ()> {
+    Box::pin(serve_any(listener, Arc::new(answer)))
+}
+
+async fn serve_any(listener: TcpListener, answer: Answering) {
     let places = Connections::new(|| Limits { total: MAX_CONNECTIONS, per_address: MAX_CONNECTIONS });
     let mut connections = JoinSet::new();
     loop {
@@ -46,7 +59,7 @@ pub async fn serve_answers(listener: TcpListener, answer: impl Fn(&str) -> Answe
                 connections.spawn(FutureExt::boxed(async move {
                     let place = stream.place();
                     // A client that goes away or dawdles has no one to tell.
-                    let _ = place.handshake(respond(stream, &*answer)).await;
+                    let _ = place.handshake(respond(stream, &answer)).await;
                 }));
             }
             Some(_) = connections.join_next() => {}
@@ -59,7 +72,7 @@ pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     tls::accept(listener, || {}).await
 }
 
-async fn respond(mut stream: Accepted, answer: &(impl Fn(&str) -> Answer + ?Sized)) -> std::io::Result<()> {
+async fn respond(mut stream: Accepted, answer: &Answering) -> std::io::Result<()> {
     let mut request = Vec::new();
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|window| window == b"\r\n\r\n") && request.len() < REQUEST_LIMIT {

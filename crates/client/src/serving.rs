@@ -10,6 +10,7 @@ use std::sync::Arc;
 use api::zpages::{self, About};
 use bytes::Bytes;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -119,8 +120,12 @@ impl Port {
         self.listener.local_addr()
     }
 
-    /// Answers until `stop`.
-    pub async fn run(self, routes: Routes, stop: CancellationToken) {
+    /// Answers until `stop`. Boxed: what an `async fn` does is compiled again by every crate that waits for it.
+    pub fn run(self, routes: Routes, stop: CancellationToken) -> BoxFuture<'static, ()> {
+        Box::pin(self.serve(routes, stop))
+    }
+
+    async fn serve(self, routes: Routes, stop: CancellationToken) {
         let (started, profiling) = (jiff::Timestamp::now(), self.profiling);
         let routes = Arc::new(Served { routes, started, profiling, slis: Slis::default() });
         let places = Connections::new(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS));

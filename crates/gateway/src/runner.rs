@@ -79,7 +79,7 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let synced = follow_builtin(&informers, &shared, &config);
     informers.start(stop.child_token());
     let definitions = follow_definitions(&config.client, &shared);
-    tasks.spawn(keep_following(definitions.clone(), DEFINITIONS, stop.child_token()));
+    tasks.spawn(FutureExt::boxed(keep_following(definitions.clone(), DEFINITIONS, stop.child_token())));
     let mut kinds = Kinds { client: config.client.clone(), shared: shared.clone(), running: BTreeMap::new() };
     // A table made of half of the objects would turn requests away that have a route.
     let ready = async {

@@ -1,5 +1,6 @@
 //! The task that sends.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +30,18 @@ const MAX_ANSWER: usize = 64 << 10;
 
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// Sends what is exported until `stop`, and then what is left, once.
-pub async fn run(exporting: Arc<Exporting>, config: TracingConfiguration, instance: String, stop: CancellationToken) {
+/// Sends what is exported until `stop`, and then what is left, once. Boxed: what an `async fn` does is compiled again by
+/// every crate that waits for it.
+pub fn run(
+    exporting: Arc<Exporting>,
+    config: TracingConfiguration,
+    instance: String,
+    stop: CancellationToken,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(export(exporting, config, instance, stop))
+}
+
+async fn export(exporting: Arc<Exporting>, config: TracingConfiguration, instance: String, stop: CancellationToken) {
     let channel = match channel(&config) {
         Ok(channel) => channel,
         Err(error) => {

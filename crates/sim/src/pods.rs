@@ -7,6 +7,7 @@ use std::sync::Arc;
 use client::{
     Api, Client, DeleteParams, Error, Event, Gvr, Informer, ListParams, Patch, WorkQueue, Written, object_key,
 };
+use futures_util::FutureExt;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -47,12 +48,13 @@ pub(crate) async fn run(config: &Config, stop: CancellationToken) {
     let mut workers = JoinSet::new();
     for _ in 0..WORKERS {
         let (queue, kubelets) = (queue.clone(), kubelets.clone());
-        workers.spawn(async move {
+        // Boxed: a task is compiled for each scheduler that may run it.
+        workers.spawn(FutureExt::boxed(async move {
             while let Some(key) = queue.get().await {
                 kubelets.work(&key, &queue).await;
                 queue.done(&key);
             }
-        });
+        }));
     }
     pods.run(stop).await;
     queue.shut_down();

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 
 pub use https::{Endpoint, Upgraded};
@@ -195,7 +196,12 @@ impl Client {
     }
 
     /// Sends a request whose URI is a path with query. Any status is an answer; see `send_checked`.
-    pub async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, Error> {
+    /// Boxed: what an `async fn` does is compiled again by every crate that waits for it.
+    pub fn send(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Body>, Error>> {
+        Box::pin(self.send_now(request))
+    }
+
+    async fn send_now(&self, mut request: Request<Bytes>) -> Result<Response<Body>, Error> {
         for (name, value) in self.headers.iter() {
             // Repeated for `Impersonate-Group`; whatever the caller set wins.
             if name == "impersonate-group" || !request.headers().contains_key(name) {
@@ -239,9 +245,13 @@ impl Client {
     }
 
     /// Like `send`; an answer that is not 2xx becomes `Error::Api`.
-    pub async fn send_checked(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
+    pub fn send_checked(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Body>, Error>> {
+        Box::pin(self.send_checked_now(request))
+    }
+
+    async fn send_checked_now(&self, request: Request<Bytes>) -> Result<Response<Body>, Error> {
         let (method, uri) = (request.method().clone(), request.uri().to_string());
-        let response = match tokio::time::timeout(CALL_TIMEOUT, self.send(request)).await {
+        let response = match tokio::time::timeout(CALL_TIMEOUT, self.send_now(request)).await {
             Ok(response) => response?,
             Err(_) => return Err(Error::Timeout { method, uri, seconds: CALL_TIMEOUT.as_secs() }),
         };

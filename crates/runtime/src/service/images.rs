@@ -104,7 +104,8 @@ impl ImageService for Images {
         let credentials = credentials(request.auth.unwrap_or_default())?;
         let pull = || {
             let (engine, name, credentials) = (self.engine.clone(), name.clone(), credentials.clone());
-            async move { image::pull(&engine.images, &engine.mirrors, &name, credentials).await }
+            // Boxed: a task is compiled for each scheduler that may run it.
+            Box::pin(async move { image::pull(&engine.images, &engine.mirrors, &name, credentials).await })
         };
         let pulled = image::pull_through(self.engine.config.pulls.as_ref(), &name, pull).await;
         self.engine.walks.forget(IMAGES);

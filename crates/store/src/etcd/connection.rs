@@ -5,6 +5,7 @@ use super::messages::{AuthenticateRequest, AuthenticateResponse, Empty, StatusRe
 use super::{Options, Tls, revision};
 use crate::{Result, StoreError};
 use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
@@ -481,7 +482,11 @@ impl Connection {
         if !renew && self.token.read().is_some() {
             return Ok(());
         }
-        let message = AuthenticateRequest { name: name.clone(), password: password.clone() };
+        self.log_in(name, password, deadline).boxed().await
+    }
+
+    async fn log_in(&self, name: &str, password: &str, deadline: Instant) -> Result<(), Failure> {
+        let message = AuthenticateRequest { name: name.to_owned(), password: password.to_owned() };
         let mut failures = Failures::default();
         for _ in 0..self.count() {
             let (at, peer) = self.pick(deadline).await;

@@ -85,16 +85,21 @@ impl Progress {
 }
 
 impl EtcdStore {
-    /// Connects and makes sure that the cluster answers.
-    pub async fn connect(options: Options) -> Result<EtcdStore> {
+    /// Connects and makes sure that the cluster answers. Boxed: what an `async fn` does is compiled again by every crate that
+    /// waits for it.
+    pub fn connect(options: Options) -> BoxFuture<'static, Result<EtcdStore>> {
+        Self::connect_now(options).boxed()
+    }
+
+    async fn connect_now(options: Options) -> Result<EtcdStore> {
         let connection = Arc::new(Connection::new(&options)?);
         let progress = Arc::new(Progress::default());
         let mut following = JoinSet::new();
         if options.follows_members {
-            following.spawn(members::follow(connection.clone()));
+            following.spawn(members::follow(connection.clone()).boxed());
         }
-        following.spawn(members::follow_leader(connection.clone()));
-        following.spawn(health::watch_over(connection.clone()));
+        following.spawn(members::follow_leader(connection.clone()).boxed());
+        following.spawn(health::watch_over(connection.clone()).boxed());
         let store = EtcdStore { connection, progress, _following: following };
         store.current_revision().await?;
         // What is opened from here on begins there.
