@@ -1,14 +1,16 @@
-//! The kinds that several crates write: their writers are compiled here, once. (What reads them is not generic:
-//! [`crate::read`].)
+//! The kinds that several crates write. (What reads them is not generic: [`crate::read`].)
 //!
 //! A generic function is compiled in the crate that first uses it, and crates that do not depend on each other each make
-//! their own copy: the code for a Pod stood six times in the binary. What stands here is found by every crate
-//! above. It pays only while crates share generic code, which they do at the optimisation levels we build with
-//! (`Cargo.toml`, profiles).
+//! their own copy: the code for a Pod stood six times in the binary. What stands in the lowest of them is found by every
+//! crate above. It pays only while crates share generic code, which those that are compiled for size do, and so not this
+//! one in the profile `dist` (`Cargo.toml`): there the crate `client` has what is compiled once.
 
+#[cfg(debug_assertions)]
 use std::any::Any;
 
+#[cfg(debug_assertions)]
 use serde::Serialize;
+#[cfg(debug_assertions)]
 use serde::de::DeserializeOwned;
 
 /// Calls a macro with the list, for other crates that have something to compile once per kind.
@@ -50,31 +52,29 @@ macro_rules! shared_kinds {
     };
 }
 
-/// The way from an object to the text of JSON, and those between it and a value, which only tests take.
+/// The ways between an object and a value, which only tests take.
+#[cfg(debug_assertions)]
 struct Codec {
-    _write: fn(&dyn Any) -> Option<serde_json::Result<Vec<u8>>>,
-    #[cfg(debug_assertions)]
     _take: fn(serde_json::Value) -> serde_json::Result<Box<dyn Any>>,
-    #[cfg(debug_assertions)]
     _give: fn(&dyn Any) -> Option<serde_json::Result<serde_json::Value>>,
 }
 
+#[cfg(debug_assertions)]
 impl Codec {
     const fn of<K: Serialize + DeserializeOwned + 'static>() -> Codec {
         Codec {
-            _write: |object| Some(crate::schema::encode_plain(object.downcast_ref::<K>()?)),
-            #[cfg(debug_assertions)]
             _take: |value| Ok(Box::new(serde_json::from_value::<K>(value)?)),
-            #[cfg(debug_assertions)]
             _give: |object| Some(serde_json::to_value(object.downcast_ref::<K>()?)),
         }
     }
 }
 
+#[cfg(debug_assertions)]
 macro_rules! codecs {
     ($($kind:ty),* $(,)?) => {
         #[allow(dead_code, reason = "it is compiled for what it names; what nobody calls, the linker takes out")]
         static CODECS: &[Codec] = &[$(Codec::of::<$kind>()),*];
     };
 }
+#[cfg(debug_assertions)]
 shared_kinds!(codecs);

@@ -1,4 +1,7 @@
-//! Informers of the kinds that several components watch: compiled here, once (`api::shared_kinds` says why).
+//! Informers and writers of the kinds that several components watch and write: compiled here, once (`api::shared_kinds` says
+//! why).
+
+use std::any::Any;
 
 use api::cached::{Packed, Pod};
 use k8s_openapi::api::apps::v1::ReplicaSet;
@@ -18,3 +21,16 @@ macro_rules! informers {
     };
 }
 api::shared_kinds!(informers);
+
+/// The way from an object to the text of JSON.
+type Write = fn(&dyn Any) -> Option<serde_json::Result<Vec<u8>>>;
+
+macro_rules! writers {
+    ($($kind:ty),* $(,)?) => {
+        #[allow(dead_code, reason = "it is compiled for what it names; what nobody calls, the linker takes out")]
+        static WRITERS: &[Write] = &[$(
+            |object| Some(api::schema::encode_plain(object.downcast_ref::<$kind>()?)),
+        )*];
+    };
+}
+api::shared_kinds!(writers);

@@ -1,8 +1,8 @@
 //! Which kinds carry a `status`, so that the generic verbs can keep spec and status apart.
 //!
 //! A write to the main resource never changes the status, and a write to `/status` changes nothing but the status
-//! (and metadata). One macro row per kind is all that is needed for both, and for the code that writes the kind:
-//! a function that is not generic is compiled where it stands, and not again by every crate that writes a Pod.
+//! (and metadata). One macro row per kind is all that is needed for both, and for the code that writes the kind
+//! (`api::schema::Encode`).
 
 use api::read::Read;
 use k8s_openapi::api::*;
@@ -20,15 +20,14 @@ pub trait Parts: Read {
     fn fill_status(&mut self) {}
 }
 
-/// How the kind around it is written.
+/// How the built-in kind around it is written.
 macro_rules! write_json {
     () => {
         fn write_json(&self) -> serde_json::Result<Vec<u8>> {
-            api::schema::encode(self, &api::schema::of::<Self>())
+            api::schema::Encode::encode(self)
         }
     };
 }
-pub(crate) use write_json;
 
 macro_rules! parts_of {
     ($kind:ty, |$object:ident| $fill:block) => {

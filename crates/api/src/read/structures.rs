@@ -8,6 +8,12 @@ use super::{Error, Fields, Read, Reader};
 macro_rules! structure {
     ($type:ty, $name:literal, kind, $($field:literal $member:ident)*) => {
         structure!($type, $name, $($field $member)*; "apiVersion" => API_VERSION, "kind" => KIND);
+
+        impl crate::schema::Encode for $type {
+            fn encode(&self) -> serde_json::Result<Vec<u8>> {
+                crate::schema::encode(self, &crate::schema::of::<Self>())
+            }
+        }
     };
     ($type:ty, $name:literal, plain, $($field:literal $member:ident)*) => {
         structure!($type, $name, $($field $member)*;);

@@ -16,6 +16,13 @@ const USUAL_SIZE: usize = 2048;
 /// No zero value is longer than this (`false`).
 const LONGEST_ZERO: usize = 5;
 
+/// What writes a kind, compiled here: a generic function is compiled again by every crate that uses it, for speed or for size
+/// as that crate is.
+pub trait Encode {
+    /// The object as JSON.
+    fn encode(&self) -> serde_json::Result<Vec<u8>>;
+}
+
 /// The object as JSON.
 pub fn encode<T: Serialize>(object: &T, schema: &Struct) -> serde_json::Result<Vec<u8>> {
     write(object, Some(schema))

@@ -18,7 +18,7 @@ mod zero;
 pub use build::{name, of};
 pub use check::{TypeError, check, normalize};
 pub use document::Document;
-pub use encode::{encode, encode_plain, tidy_fields};
+pub use encode::{Encode, encode, encode_plain, tidy_fields};
 pub use fit::fit;
 pub use intern::{interned, interned_keys};
 pub use zero::{MESSAGES, Zero};

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
 use crate::Strategy;
-use crate::parts::{Parts, write_json};
+use crate::parts::Parts;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -75,7 +75,9 @@ impl k8s_openapi::Metadata for InitializerConfiguration {
 api::read_by_serde!(InitializerConfiguration);
 
 impl Parts for InitializerConfiguration {
-    write_json!();
+    fn write_json(&self) -> serde_json::Result<Vec<u8>> {
+        api::schema::encode(self, &api::schema::of::<Self>())
+    }
     fn copy_status(&mut self, _: &Self) {}
     fn clear_status(&mut self) {}
 }
