@@ -43,7 +43,9 @@ pub use dynamic::{DynamicApi, Gvr, Owned, PartialObject};
 pub use error::Error;
 pub use events::{EventRecorder, reference};
 pub use expectations::Expectations;
-pub use informer::{Event, Informer, InformerFactory, MetadataEvent, MetadataHandler, Object, object_key, split_key};
+pub use informer::{
+    AnyInformer, Event, Informer, InformerFactory, MetadataEvent, MetadataHandler, Object, object_key, split_key,
+};
 pub use leader::{Durations, Election, LeaderElector};
 pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
 pub use queue::{RateLimiter, Taken, WorkQueue};

@@ -191,8 +191,7 @@ impl Context {
     }
 
     fn wait_for<K: Resource>(&self, informer: Informer<K>) -> Source<K> {
-        let synced = informer.clone();
-        self.syncs.lock().push(Box::pin(async move { synced.synced().await }));
+        self.syncs.lock().push(informer.untyped().synced());
         let mut reads = self.reads.lock();
         reads.push(Read { kind: K::KIND, wake: Wake::Unsaid });
         Source { informer, reads: self.reads.clone(), place: reads.len() - 1 }

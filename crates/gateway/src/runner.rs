@@ -10,7 +10,8 @@ use api::cidr::Cidr;
 use api::endpoint::service_key;
 use client::metrics::{Metrics, panics};
 use client::{
-    Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key, plain_http,
+    AnyInformer, Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key,
+    plain_http,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -79,7 +80,7 @@ async fn serve(config: Config, stop: CancellationToken) -> anyhow::Result<()> {
     let synced = follow_builtin(&informers, &shared, &config);
     informers.start(stop.child_token());
     let definitions = follow_definitions(&config.client, &shared);
-    tasks.spawn(FutureExt::boxed(keep_following(definitions.clone(), DEFINITIONS, stop.child_token())));
+    tasks.spawn(FutureExt::boxed(keep_following(definitions.untyped(), DEFINITIONS, stop.child_token())));
     let mut kinds = Kinds { client: config.client.clone(), shared: shared.clone(), running: BTreeMap::new() };
     // A table made of half of the objects would turn requests away that have a route.
     let ready = async {
@@ -412,8 +413,8 @@ impl Kinds {
             }
         });
         self.running.insert(CONFIG_MAPS, ("v1", token.clone()));
-        tasks.spawn(FutureExt::boxed(keep_following(informer.clone(), CONFIG_MAPS, token)));
-        Some(Box::pin(async move { informer.synced().await }))
+        tasks.spawn(FutureExt::boxed(keep_following(informer.untyped(), CONFIG_MAPS, token)));
+        Some(informer.untyped().synced())
     }
 
     fn one<K: Object>(
@@ -455,13 +456,13 @@ impl Kinds {
                 objects,
             )));
         }
-        tasks.spawn(FutureExt::boxed(keep_following(informer.clone(), plural, token)));
-        Some(Box::pin(async move { informer.synced().await }))
+        tasks.spawn(FutureExt::boxed(keep_following(informer.untyped(), plural, token)));
+        Some(informer.untyped().synced())
     }
 }
 
 /// A kind that nobody follows any more would stay as it was last seen.
-async fn keep_following<K: Object>(informer: Informer<K>, plural: &'static str, stop: CancellationToken) {
+async fn keep_following(informer: AnyInformer, plural: &'static str, stop: CancellationToken) {
     client::outlive_panics("gateway", plural, &stop, || informer.run(stop.clone())).await;
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn follow(
             let (informer, scheduler) = (informers.informer::<$kind>(), scheduler.clone());
             let handle = $handle;
             informer.subscribe(move |event: &Seen<$kind>| handle(&scheduler, event));
-            synced.push(Box::pin(async move { informer.synced().await }));
+            synced.push(informer.untyped().synced());
         }};
     }
     follow!(Namespace, |scheduler: &Scheduler, event: &Seen<Namespace>| scheduler.see_namespace(event));

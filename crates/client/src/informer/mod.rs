@@ -240,4 +240,25 @@ impl<K: Object> Informer<K> {
     pub fn run(&self, stop: CancellationToken) -> BoxFuture<'_, ()> {
         self.erased.follow(stop)
     }
+
+    /// The same informer for those who only run it or wait for it.
+    pub fn untyped(&self) -> AnyInformer {
+        AnyInformer(self.erased.clone())
+    }
+}
+
+/// An informer of any type. What is done with it is compiled once, not for each type.
+#[derive(Clone)]
+pub struct AnyInformer(Arc<Erased>);
+
+impl AnyInformer {
+    /// As [`Informer::run`].
+    pub fn run(&self, stop: CancellationToken) -> BoxFuture<'_, ()> {
+        self.0.follow(stop)
+    }
+
+    /// As [`Informer::synced`].
+    pub fn synced(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move { self.0.synced().await })
+    }
 }
