@@ -103,7 +103,7 @@ impl Cache {
     pub(super) fn add_index(&mut self, name: &'static str, values: IndexFn) {
         let mut entries = Entries::new();
         for (key, object) in &self.objects {
-            insert(&mut entries, values(object), key);
+            insert(&mut entries, values(&**object), key);
         }
         self.indexes.insert(name, Index { values, entries });
     }

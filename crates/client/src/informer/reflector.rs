@@ -239,7 +239,7 @@ impl Erased {
                 Ok(Some(Err(error))) if is_about_watch_lists(&error) => return Ok(None),
                 Ok(Some(event)) => match event? {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => initial.put(object),
-                    WatchEvent::Deleted(object) => initial.remove(&object),
+                    WatchEvent::Deleted(object) => initial.remove(&*object),
                     WatchEvent::Bookmark { resource_version, initial_events_end: true } => {
                         self.replace(initial.objects.into_iter().flatten().collect());
                         progress.resume = Some(resource_version);
