@@ -42,6 +42,14 @@ pub(crate) struct Plugins {
     pub(crate) recorder: EventRecorder,
     pub(crate) call_timeout: Duration,
     pub(crate) tasks: TaskTracker,
+    /// One driver comes or goes at a time: two of a name may do both.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+}
+
+/// A driver that has said all about itself.
+struct Met {
+    driver: Driver,
+    info: v1::NodeGetInfoResponse,
 }
 
 /// A socket in its present life: one that is made anew is another.
@@ -154,17 +162,15 @@ impl Plugins {
     }
 
     /// Takes a plug-in in and keeps it until its socket is gone.
-    async fn serve(&self, socket: &Path, gone: CancellationToken, stop: CancellationToken) {
+    async fn serve(self: Arc<Self>, socket: &Path, gone: CancellationToken, stop: CancellationToken) {
         let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         let (mut last_cause, mut is_first) = (None, true);
         let nodes = self.csi.nodes();
         let name = loop {
-            let failed = tokio::select! {
-                () = gone.cancelled() => return,
-                registered = self.register(socket) => match registered {
-                    Ok(name) => break name,
-                    Err(failed) => failed,
-                },
+            let failed = match self.register(socket, &gone, &stop).await {
+                None => return,
+                Some(Ok(name)) => break name,
+                Some(Err(failed)) => failed,
             };
             let is_early = std::mem::replace(&mut is_first, false) && failed.is_soon_over();
             tracing::warn!(socket = %socket.display(), error = %failed, "plug-in not registered, will retry");
@@ -189,19 +195,63 @@ impl Plugins {
             return;
         }
         tracing::info!(driver = name, "CSI driver is gone");
-        if let Err(error) = self.csi.uninstall(&name).await {
-            tracing::warn!(driver = name, %error, "CSI driver that is gone is still in the CSINode");
+        // Whoever comes to the same place does not wait for that.
+        let tasks = self.tasks.clone();
+        tasks.spawn(FutureExt::boxed(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.withdraw(&name) => {}
+            }
+        }));
+    }
+
+    /// Has the API hear that a driver is gone.
+    async fn withdraw(&self, name: &str) {
+        let mut retry = client::backoff::Backoff::new(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+        while let Err(error) = self.uninstall(name).await {
+            tracing::warn!(driver = name, %error, "CSI driver that is gone is still in the CSINode, will retry");
+            tokio::time::sleep(retry.next_delay()).await;
         }
     }
 
-    /// Asks a plug-in who it is, and tells it what came of that.
-    async fn register(&self, socket: &Path) -> Result<String, RegistrationError> {
+    async fn uninstall(&self, name: &str) -> Result<(), NodeInfoError> {
+        let _turn = self.turn.lock().await;
+        match self.csi.drivers.get(name) {
+            // Another has come: what the API has is its own.
+            Ok(_) => Ok(()),
+            Err(_) => self.csi.uninstall(name).await,
+        }
+    }
+
+    /// Asks a plug-in who it is, and tells it what came of that. None if it is gone before, or the kubelet stops.
+    async fn register(
+        &self,
+        socket: &Path,
+        gone: &CancellationToken,
+        stop: &CancellationToken,
+    ) -> Option<Result<String, RegistrationError>> {
         let plugin = RegistrationClient::new(csi::channel(socket), ANSWER_TIMEOUT);
-        let info = plugin
-            .get_info(InfoRequest {})
-            .await
-            .map_err(|status| RegistrationError::NoInfo { socket: socket.to_owned(), status })?;
-        let taken = self.take_in(&info, socket).await;
+        let asked = async {
+            let info = plugin.get_info(InfoRequest {}).await?;
+            let met = self.meet(&info, socket).await;
+            Ok::<_, Status>((info.name, met))
+        };
+        let asked = tokio::select! {
+            () = gone.cancelled() => return None,
+            asked = asked => asked,
+        };
+        let (name, met) = match asked {
+            Ok(asked) => asked,
+            Err(status) => return Some(Err(RegistrationError::NoInfo { socket: socket.to_owned(), status })),
+        };
+        let taken = match met {
+            // Not given up half way: one that is gone by the end is taken out again.
+            Ok(met) => tokio::select! {
+                () = stop.cancelled() => return None,
+                taken = self.admit(met) => taken,
+            },
+            Err(refused) => Err(refused),
+        };
         let status = RegistrationStatus {
             plugin_registered: taken.is_ok(),
             error: taken
@@ -211,13 +261,20 @@ impl Plugins {
                 .unwrap_or_default(),
         };
         // A plug-in that does not listen is registered all the same.
-        if let Err(status) = plugin.notify_registration_status(status).await {
-            tracing::warn!(socket = %socket.display(), error = csi::describe(&status), "plug-in not told of its registration");
+        tokio::select! {
+            () = gone.cancelled() => {}
+            told = plugin.notify_registration_status(status) => {
+                if let Err(status) = told {
+                    let error = csi::describe(&status);
+                    tracing::warn!(socket = %socket.display(), error, "plug-in not told of its registration");
+                }
+            }
         }
-        taken.map(|()| info.name)
+        Some(taken.map(|()| name))
     }
 
-    async fn take_in(&self, info: &PluginInfo, socket: &Path) -> Result<(), RegistrationError> {
+    /// Hears all that a driver says about itself, and whether it can be taken in.
+    async fn meet(&self, info: &PluginInfo, socket: &Path) -> Result<Met, RegistrationError> {
         if info.r#type != CSI_PLUGIN {
             return Err(RegistrationError::Kind { kind: info.r#type.clone(), socket: socket.to_owned() });
         }
@@ -255,16 +312,27 @@ impl Plugins {
         }
         let abilities = ask.node.node_get_capabilities(v1::NodeGetCapabilitiesRequest {}).await?;
         let info = clients.node.node_get_info(v1::NodeGetInfoRequest {}).await?;
-        self.csi.install(name, &info).await?;
-        self.csi.drivers.insert(Driver {
+        let driver = Driver {
             name: name.clone(),
             registration: socket.to_path_buf(),
             clients,
             version,
             abilities,
             roots: (self.root.clone(), seen_root.clone()),
-        });
-        self.csi.measure_soon(name);
+        };
+        Ok(Met { driver, info })
+    }
+
+    /// Takes a driver in, unless another of its name has come meanwhile.
+    async fn admit(&self, Met { driver, info }: Met) -> Result<(), RegistrationError> {
+        let name = driver.name.clone();
+        let _turn = self.turn.lock().await;
+        if let Some(why) = self.csi.drivers.refuses(&name, &driver.registration, driver.version) {
+            return Err(RegistrationError::Version { name, why: why.into() });
+        }
+        self.csi.install(&name, &info).await?;
+        self.csi.drivers.insert(driver);
+        self.csi.measure_soon(&name);
         Ok(())
     }
 

@@ -455,6 +455,7 @@ impl Running {
             recorder: recorder.clone(),
             call_timeout: settings.volume_call_timeout,
             tasks: self.tasks.clone(),
+            turn: Default::default(),
         });
         parts.spawn("kubelet plug-ins", move |stop| plugins.clone().run(stop));
         Ok(())

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use client::DeleteParams;
+use client::{DeleteParams, Gvr, Patch};
 use csi::tonic::Code;
 use csi::v1::NodeRpc;
 use k8s_openapi::api::core::v1::{Event, Node as ApiNode, Pod};
 use k8s_openapi::api::storage::v1::CSINode;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::csi_driver::{Driver, Fault, Options, mounts_at};
 
 use crate::csi::{NAME, assert_clean, claim, driver, drivers_of, registry, uid, using, wait_registered};
@@ -130,6 +130,82 @@ pub(crate) async fn drivers_come_and_go(node: &mut Node) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     drop(other);
+}
+
+/// A driver leaves while the API refuses to hear of it, and another of its name comes: in the end the API has those that are there.
+pub(crate) async fn the_api_hears_of_drivers_in_the_end(node: &mut Node) {
+    let first = driver(node, Options::new(NAME), json!({})).await;
+    claim(node, "data", NAME, json!({})).await;
+    set_refused(node, true).await;
+    first.leave();
+    node.create("early", using("data", "sleep 1000")).await;
+    node.wait_message(&format!(
+        "MountVolume.SetUp failed for volume \"pv-data\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {NAME} not found in the list of registered CSI drivers"
+    ))
+    .await;
+    assert_eq!(drivers_of(node).await, [NAME], "nothing can be changed");
+    set_refused(node, false).await;
+    wait_registered(node, NAME, false).await;
+
+    let options = |id: &str| Options { node_id: id.into(), ..Options::new(NAME) };
+    let second = Driver::new(&node.dir.path().join("second"), options("second")).serve(&registry(node));
+    node.wait("early", "ready", is_ready).await;
+    node.delete("early").await;
+    assert_clean(node, &second.driver);
+    set_refused(node, true).await;
+    second.leave();
+    let third = Driver::new(&node.dir.path().join("the third"), options("third")).serve(&registry(node));
+    node.wait_event("the third is not heard of", |event| {
+        event.reason.as_deref() == Some("FailedPluginRegistration")
+            && event.message.as_deref().is_some_and(|message| message.contains("error updating CSINode"))
+    })
+    .await;
+    set_refused(node, false).await;
+    let is_third = async || {
+        let found: CSINode = node.api.client().all().get(&node.name).await.unwrap();
+        found.spec.drivers.iter().any(|driver| driver.name == NAME && driver.node_id == "third")
+    };
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    while !is_third().await {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", node.messages().await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // Whoever takes out the one before has tried again by then.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(is_third().await);
+    drop(third);
+}
+
+/// Whether the API refuses all changes of CSINodes from now on.
+async fn set_refused(node: &Node, refused: bool) {
+    const NAME: &str = "no-changes";
+    let client = node.api.client();
+    let group = "admissionregistration.k8s.io";
+    let kind = |plural: &'static str| client.dynamic(&Gvr::new(group, "v1", plural), None);
+    let (policies, bindings) = (kind("validatingadmissionpolicies"), kind("validatingadmissionpolicybindings"));
+    let (version, meta) = (format!("{group}/v1"), json!({"name": NAME}));
+    let object = |kind: &str, spec: Value| json!({"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec});
+    if refused {
+        let rules = json!([{
+            "apiGroups": ["storage.k8s.io"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["csinodes"],
+        }]);
+        let policy = json!({"matchConstraints": {"resourceRules": rules}, "validations": [{"expression": "false"}]});
+        let binding = json!({"policyName": NAME, "validationActions": ["Deny"]});
+        policies.create(&object("ValidatingAdmissionPolicy", policy)).await.unwrap();
+        bindings.create(&object("ValidatingAdmissionPolicyBinding", binding)).await.unwrap();
+    } else {
+        bindings.delete(NAME, &DeleteParams::default()).await.unwrap();
+        policies.delete(NAME, &DeleteParams::default()).await.unwrap();
+    }
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
+    for number in 0.. {
+        let note = Patch::merge(json!({"metadata": {"annotations": {"tried": format!("{refused} {number}")}}}));
+        if client.all::<CSINode>().patch(&node.name, &note).await.is_err() == refused {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "refused: {refused}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Drivers that refuse, lose answers and never answer: their pods wait, are told why, and nobody else's do.

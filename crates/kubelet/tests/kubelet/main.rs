@@ -104,6 +104,7 @@ const TESTS: &[Test] = tests![
     csi::one_pod_has_a_volume_for_one_pod,
     csi_drivers::drivers_share_the_directory_under_its_usual_name,
     csi_drivers::drivers_come_and_go,
+    csi_drivers::the_api_hears_of_drivers_in_the_end,
     csi_drivers::security_drivers_that_fail_hold_up_only_their_pods,
     csi_drivers::security_volumes_published_late_hold_up_nobody,
     csi_drivers::volumes_staged_late_do_not_stay,
