@@ -33,16 +33,6 @@ pub trait Fields {
     fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> Result<(), Error>;
 }
 
-/// A value that is passed over.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Skipped;
-
-impl Read for Skipped {
-    fn read(from: &mut Reader<'_>) -> Result<Self, Error> {
-        from.skip().map(|()| Self)
-    }
-}
-
 /// Reads a whole text.
 pub fn from_slice<T: Read>(json: &[u8]) -> Result<T, Error> {
     // Checked once as a whole: string by string costs more.

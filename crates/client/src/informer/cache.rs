@@ -158,7 +158,7 @@ impl Cache {
         move_key(&mut self.namespaces, key, old_meta.map(namespaces), new_meta.map(namespaces));
         move_key(&mut self.owners, key, old_meta.map(owners), new_meta.map(owners));
         for Index { values, entries } in self.indexes.values_mut() {
-            move_key(entries, key, old.map(|old| values(old)), new.map(|new| values(new)));
+            move_key(entries, key, old.map(&*values), new.map(&*values));
         }
     }
 }

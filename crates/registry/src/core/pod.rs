@@ -1,10 +1,11 @@
 //! Pod: what the scheduler places and the kubelet runs.
 
 use api::field::{FieldErrors, Path};
-use api::read::Skipped;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::pod_spec::defaults;
@@ -167,7 +168,7 @@ impl Strategy for PodStrategy {
     }
 
     fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
-        let row: Row = api::read::from_slice(json)?;
+        let row: Row = serde_json::from_slice(json)?;
         let (metadata, spec) = (row.metadata.unwrap_or_default(), row.spec.unwrap_or_default());
         let init = items(&spec.init_containers).iter();
         let shown = Shown {
@@ -185,50 +186,36 @@ impl Strategy for PodStrategy {
 }
 
 /// As much of an encoded pod as a row of the table shows: a list of all pods is made of it.
-#[derive(Default)]
+#[derive(Deserialize)]
 struct Row {
     metadata: Option<RowMetadata>,
     spec: Option<RowSpec>,
     status: Option<PodStatus>,
 }
 
-api::read_by_fields!(Row { "metadata" metadata, "spec" spec, "status" status });
-
-#[derive(Default)]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RowMetadata {
     name: Option<String>,
     creation_timestamp: Option<Time>,
-    deletion_timestamp: Option<Skipped>,
+    deletion_timestamp: Option<IgnoredAny>,
 }
 
-api::read_by_fields!(RowMetadata {
-    "name" name,
-    "creationTimestamp" creation_timestamp,
-    "deletionTimestamp" deletion_timestamp,
-});
-
-#[derive(Default)]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RowSpec {
     node_name: Option<String>,
-    containers: Option<Vec<Skipped>>,
+    containers: Option<Vec<IgnoredAny>>,
     init_containers: Option<Vec<RowContainer>>,
     readiness_gates: Option<Vec<PodReadinessGate>>,
 }
 
-api::read_by_fields!(RowSpec {
-    "nodeName" node_name,
-    "containers" containers,
-    "initContainers" init_containers,
-    "readinessGates" readiness_gates,
-});
-
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RowContainer {
     name: Option<String>,
     restart_policy: Option<String>,
 }
-
-api::read_by_fields!(RowContainer { "name" name, "restartPolicy" restart_policy });
 
 /// What of a pod is shown.
 struct Shown<'a> {
