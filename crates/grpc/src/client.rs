@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tonic::codegen::BoxFuture;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
@@ -15,7 +16,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A channel that connects on first use, and again after the server restarts.
 pub fn lazy(path: impl AsRef<Path>) -> Channel {
-    endpoint().connect_with_connector_lazy(connector(socket_path(path.as_ref())))
+    lazy_channel(socket_path(path.as_ref()))
+}
+
+/// Not generic, and so compiled here: a client of HTTP/2 is large.
+fn lazy_channel(socket: PathBuf) -> Channel {
+    endpoint().connect_with_connector_lazy(connector(socket))
 }
 
 /// As `lazy`, to a host and port, without TLS.
@@ -27,12 +33,18 @@ pub fn lazy_host(host: &str) -> Result<Channel, Error> {
 
 /// Connects to the server at `path` (a plain path or `unix://…`). The channel heals itself: after a restart of the
 /// server the next call reconnects, so callers keep it for life.
-pub async fn connect(path: impl AsRef<Path>) -> Result<Channel, Error> {
-    let path = socket_path(path.as_ref());
-    endpoint()
-        .connect_with_connector(connector(path.clone()))
-        .await
-        .map_err(|source| Error::Transport { path: path.display().to_string(), source })
+pub fn connect(path: impl AsRef<Path>) -> BoxFuture<Channel, Error> {
+    connected_channel(socket_path(path.as_ref()))
+}
+
+/// Not generic and in a box, for the same reason.
+fn connected_channel(socket: PathBuf) -> BoxFuture<Channel, Error> {
+    Box::pin(async move {
+        endpoint()
+            .connect_with_connector(connector(socket.clone()))
+            .await
+            .map_err(|source| Error::Transport { path: socket.display().to_string(), source })
+    })
 }
 
 fn endpoint() -> Endpoint {
