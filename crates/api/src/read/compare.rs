@@ -252,3 +252,15 @@ fn errors_say_what_was_expected_and_where() {
         assert!(ours.contains(" at line "), "{ours}");
     }
 }
+
+#[test]
+fn what_is_kept_has_no_room_to_spare() {
+    let text = r#"{"spec":{"containers":[{"name":"a","args":["1","2","3","4","5"]}],"tolerations":[]}}"#;
+    let pod = super::from_slice_by(text.as_bytes(), |from| {
+        from.to_keep();
+        k8s_openapi::api::core::v1::Pod::read(from)
+    });
+    let spec = pod.unwrap().spec.unwrap();
+    let args = spec.containers[0].args.as_ref().unwrap();
+    assert_eq!((spec.containers.capacity(), args.len(), args.capacity()), (1, 5, 5));
+}

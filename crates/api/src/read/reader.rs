@@ -22,11 +22,22 @@ pub struct Reader<'a> {
     text: &'a str,
     at: usize,
     depth: u8,
+    is_to_keep: bool,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Self { text, at: 0, depth: 0 }
+        Self { text, at: 0, depth: 0, is_to_keep: false }
+    }
+
+    /// What is read is kept for long, perhaps thousands of times: lists are to have no room to spare.
+    pub fn to_keep(&mut self) {
+        self.is_to_keep = true;
+    }
+
+    #[inline]
+    pub(super) fn is_to_keep(&self) -> bool {
+        self.is_to_keep
     }
 
     /// How the next value begins.

@@ -36,6 +36,9 @@ impl<T: Read> Read for Vec<T> {
             list.push(T::read(from)?);
             Ok(())
         })?;
+        if from.is_to_keep() {
+            list.shrink_to_fit();
+        }
         Ok(list)
     }
 }

@@ -42,6 +42,7 @@ impl Kind {
 }
 
 fn read<K: Object>(from: &mut Reader<'_>, is_last: bool) -> serde_json::Result<Arc<Held>> {
+    from.to_keep();
     let mut object = K::read(from)?;
     // Managed fields are large and nobody here reads them; the server keeps its own when they are missing.
     if object.meta().managed_fields.is_some() {

@@ -33,8 +33,7 @@ pub(super) fn one<K: Resource>(object: K) -> Arc<K> {
     match known {
         Some(known) if *known == object => known,
         _ => {
-            // Lists grow by doubling while they are read: a copy has no room to spare, in thousands of objects.
-            let new = Arc::new(object.clone());
+            let new = Arc::new(object);
             lock(&OBJECTS).keep(key, new.clone(), |_| false);
             new
         }
