@@ -157,7 +157,7 @@ mod tests {
                 let stable = sorted(|items| items.sort_by_key(|item| item.0));
                 assert_eq!(sorted(|items| items.compact_sort_by_key(|item| item.0)), stable);
                 assert_eq!(sorted(|items| items.compact_sort_by_cached_key(|item| item.0)), stable);
-                let falling = sorted(|items| items.sort_by(|one, other| other.0.cmp(&one.0)));
+                let falling = sorted(|items| items.sort_by_key(|item| std::cmp::Reverse(item.0)));
                 assert_eq!(sorted(|items| items.compact_sort_by(|one, other| other.0.cmp(&one.0))), falling);
             }
         }
