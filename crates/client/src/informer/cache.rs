@@ -212,7 +212,7 @@ mod tests {
         Arc::new(map)
     }
 
-    fn name(object: &Held) -> String {
+    fn name(object: &Arc<Held>) -> String {
         object.object_meta().name.clone().unwrap()
     }
 
