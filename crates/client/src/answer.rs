@@ -14,7 +14,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Between two pieces of a list: a server that sends nothing for so long has gone.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(60);
 /// No server that we know has larger objects, or more to say of a failure.
-const MAX_OBJECT: usize = 64 << 20;
+pub(crate) const MAX_OBJECT: usize = 64 << 20;
 const MAX_FAILURE: usize = 4 << 20;
 
 /// An answer about one object, or some other text.
@@ -47,7 +47,7 @@ async fn read(mut body: Body, most: usize) -> Result<Bytes, BoxError> {
     while let Some(frame) = tokio::time::timeout(PIECE_TIMEOUT, body.frame()).await? {
         let Ok(piece) = frame?.into_data() else { continue };
         if first.len().max(all.len()).saturating_add(piece.len()) > most {
-            return Err(format!("more than {most} bytes").into());
+            return Err(too_long(most));
         }
         if first.is_empty() {
             first = piece;
@@ -59,6 +59,10 @@ async fn read(mut body: Body, most: usize) -> Result<Bytes, BoxError> {
         all.extend_from_slice(&piece);
     }
     Ok(if all.is_empty() { first } else { all.into() })
+}
+
+pub(crate) fn too_long(most: usize) -> BoxError {
+    format!("more than {most} bytes").into()
 }
 
 #[cfg(test)]

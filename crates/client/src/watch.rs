@@ -13,7 +13,8 @@ use http_body::Body as _;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{Body, Error};
+use crate::answer::{MAX_OBJECT, too_long};
+use crate::{Body, BoxError, Error};
 
 /// The annotation of the bookmark that ends the initial events of a watch-list.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
@@ -76,6 +77,10 @@ impl Lines {
                 self.scanned = 0;
                 return Poll::Ready((!rest.trim_ascii().is_empty()).then_some(Ok(rest)));
             }
+            // All of one line: what passes through the API server may come from a server of others.
+            if self.buffer.len() > MAX_OBJECT {
+                return self.give_up(too_long(MAX_OBJECT));
+            }
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => self.ended = true,
@@ -84,18 +89,17 @@ impl Lines {
                         self.buffer.extend_from_slice(data);
                     }
                 }
-                Poll::Ready(Some(Err(source))) => {
-                    self.ended = true;
-                    self.buffer.clear();
-                    self.scanned = 0;
-                    return Poll::Ready(Some(Err(Error::Transport {
-                        method: http::Method::GET,
-                        uri: "watch".into(),
-                        source,
-                    })));
-                }
+                Poll::Ready(Some(Err(source))) => return self.give_up(source),
             }
         }
+    }
+
+    /// What was read of a line is of no use.
+    fn give_up(&mut self, source: BoxError) -> Poll<Option<Result<BytesMut, Error>>> {
+        self.ended = true;
+        self.buffer = BytesMut::new();
+        self.scanned = 0;
+        Poll::Ready(Some(Err(Error::Transport { method: http::Method::GET, uri: "watch".into(), source })))
     }
 
     /// A whole line that was read already.
@@ -217,6 +221,16 @@ mod tests {
             "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\"status\":\"Failure\",\"message\":\"too old\",\"reason\":\"Expired\",\"code\":410}}\n",
         ]);
         assert!(stream.next().await.unwrap().unwrap_err().is_expired());
+        assert!(stream.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_cut_off() {
+        let piece = Bytes::from(vec![b' '; 1 << 20]);
+        let frames = futures_util::stream::repeat_with(move || Ok::<_, BoxError>(BodyFrame::data(piece.clone())));
+        let mut stream = WatchStream::<ConfigMap>::new(StreamBody::new(frames).boxed_unsync());
+        let error = stream.next().await.unwrap().unwrap_err().to_string();
+        assert!(error.contains("more than "), "{error}");
         assert!(stream.next().await.is_none());
     }
 }
