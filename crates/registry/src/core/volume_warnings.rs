@@ -1,16 +1,12 @@
 //! What volumes and claims may say and should say differently (`GetWarningsForPersistentVolume` and
 //! `GetWarningsForPersistentVolumeClaim`, v1.36).
 
-use std::collections::BTreeMap;
-
 use api::beta_annotations::{MOUNT_OPTIONS, STORAGE_CLASS};
 use api::field::Path;
 use api::meta::Meta as _;
-use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 
-use super::pod_spec::term_warnings;
+use super::pod_spec::{fractions, term_warnings};
 
 const CLASS_IS_A_FIELD: &str = r#"deprecated since v1.8; use "storageClassName" attribute instead"#;
 const OPTIONS_ARE_A_FIELD: &str = r#"deprecated since v1.31; use "mountOptions" attribute instead"#;
@@ -60,17 +56,12 @@ pub(super) fn of_claim(claim: &PersistentVolumeClaim) -> Vec<String> {
 
 /// Also of claims that are made from a template.
 pub(crate) fn of_claim_spec(path: &Path<'_>, spec: &PersistentVolumeClaimSpec) -> Vec<String> {
-    let resources = spec.resources.as_ref();
-    let lists = [
-        ("requests", resources.and_then(|resources| resources.requests.as_ref())),
-        ("limits", resources.and_then(|resources| resources.limits.as_ref())),
-    ];
-    let warning = |(name, list): (&str, Option<&BTreeMap<String, RawQuantity>>)| {
-        let amount = Quantity::try_from(list?.get("storage")?).ok()?;
-        let message = format!("fractional byte value {:?} is invalid, must be an integer", amount.to_string());
-        (amount.milli_value() % 1000 != 0).then(|| format!("{path}.resources.{name}[storage]: {message}"))
-    };
-    lists.into_iter().filter_map(warning).collect()
+    let mut warnings = Vec::new();
+    if let Some(resources) = &spec.resources {
+        fractions(&mut warnings, &path.child("resources.requests"), resources.requests.as_ref(), &["storage"]);
+        fractions(&mut warnings, &path.child("resources.limits"), resources.limits.as_ref(), &["storage"]);
+    }
+    warnings
 }
 
 #[cfg(test)]
@@ -116,5 +107,8 @@ mod tests {
         let class = r#"metadata.annotations[volume.beta.kubernetes.io/storage-class]: deprecated since v1.8; use "storageClassName" attribute instead"#;
         let size = r#"spec.resources.requests[storage]: fractional byte value "1500m" is invalid, must be an integer"#;
         assert_eq!((claim("1Gi"), claim("1500m")), (vec![class.to_owned()], vec![class.to_owned(), size.to_owned()]));
+        for whole in ["10Pi", "1Ei", "9223372036854775807", "999999999n"] {
+            assert_eq!(claim(whole), [class], "{whole}");
+        }
     }
 }

@@ -13,7 +13,7 @@ pub mod validation;
 pub mod volumes;
 mod warnings;
 
-pub(crate) use warnings::{node_label, spec_warnings, template_warnings, term_warnings};
+pub(crate) use warnings::{fractions, node_label, spec_warnings, template_warnings, term_warnings};
 
 use api::field::Path;
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, PodSpec};

@@ -18,6 +18,9 @@ const APP_ARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const SECCOMP: &str = "container.seccomp.security.alpha.kubernetes.io/";
 const SECCOMP_OF_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 
+/// Resources that are counted in bytes.
+const BYTES: &[&str] = &["memory", "ephemeral-storage"];
+
 const NODE_LABELS: &[(&str, &str)] = &[
     ("beta.kubernetes.io/arch", r#"deprecated since v1.14; use "kubernetes.io/arch" instead"#),
     ("beta.kubernetes.io/os", r#"deprecated since v1.14; use "kubernetes.io/os" instead"#),
@@ -65,7 +68,7 @@ pub(crate) fn spec_warnings(path: &Path<'_>, meta: &ObjectMeta, spec: Option<&Po
     repeated(&mut warnings, secrets(), |i, name| format!("{at}.imagePullSecrets[{i}].name: duplicate name {name:?}"));
     let nameless = secrets().enumerate().filter(|(_, name)| name.is_empty());
     warnings.extend(nameless.map(|(i, _)| format!("{at}.imagePullSecrets[{i}].name: invalid empty name \"\"")));
-    fractions(&mut warnings, &at.child("overhead"), spec.overhead.as_ref());
+    fractions(&mut warnings, &at.child("overhead"), spec.overhead.as_ref(), BYTES);
     each_container(&at, spec, |at, container| of_container(&mut warnings, at, container));
     ports(&mut warnings, &at, spec);
     if spec.termination_grace_period_seconds.is_some_and(|grace| grace < 0) {
@@ -184,11 +187,16 @@ fn repeated<'a>(
     warnings.extend(values.enumerate().filter(|(_, value)| !seen.insert(*value)).map(|(i, value)| say(i, value)));
 }
 
-/// Nothing has half a byte.
-fn fractions(warnings: &mut Vec<String>, at: &Path<'_>, list: Option<&BTreeMap<String, RawQuantity>>) {
-    for name in ["memory", "ephemeral-storage"] {
-        let Some(Ok(amount)) = list.and_then(|list| list.get(name)).map(Quantity::try_from) else { continue };
-        if !amount.is_integer() {
+/// Nothing has half a byte. In thousandths upstream rounds up, and sees no fraction of what is too large to be counted in them.
+pub(crate) fn fractions(
+    warnings: &mut Vec<String>,
+    at: &Path<'_>,
+    list: Option<&BTreeMap<String, RawQuantity>>,
+    names: &[&str],
+) {
+    for name in names {
+        let Some(Ok(amount)) = list.and_then(|list| list.get(*name)).map(Quantity::try_from) else { continue };
+        if !amount.is_integer() && amount.milli_value() % 1000 != 0 {
             let amount = amount.to_string();
             warnings.push(format!("{at}[{name}]: fractional byte value {amount:?} is invalid, must be an integer"));
         }
@@ -197,8 +205,8 @@ fn fractions(warnings: &mut Vec<String>, at: &Path<'_>, list: Option<&BTreeMap<S
 
 fn of_container(warnings: &mut Vec<String>, at: &Path<'_>, container: &Container) {
     if let Some(resources) = &container.resources {
-        fractions(warnings, &at.child("resources.limits"), resources.limits.as_ref());
-        fractions(warnings, &at.child("resources.requests"), resources.requests.as_ref());
+        fractions(warnings, &at.child("resources.limits"), resources.limits.as_ref(), BYTES);
+        fractions(warnings, &at.child("resources.requests"), resources.requests.as_ref(), BYTES);
     }
     let mut seen = BTreeSet::new();
     for (i, variable) in items(&container.env).iter().enumerate() {
