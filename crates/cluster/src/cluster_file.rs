@@ -272,6 +272,28 @@ mod tests {
         }
     }
 
+    /// The process that stays is told the whole paths of a file's files besides the file.
+    #[test]
+    fn a_path_may_be_given_again_without_what_it_goes_with() {
+        let text = format!(
+            "{HEAD}spec:\n  etcdServers: [https://a:2379]\n  etcdCafile: ca.crt\n  etcdCertfile: c.crt\n  etcdKeyfile: c.key\n  \
+             backupS3Endpoint: https://h\n  backupS3Bucket: copies\n  backupS3Ca: s3.crt\n  registries: r.yaml\n"
+        );
+        let given = [
+            "--etcd-cafile=/d/ca.crt",
+            "--etcd-certfile=/d/c.crt",
+            "--etcd-keyfile=/d/c.key",
+            "--backup-s3-ca=/d/s3.crt",
+            "--registries=/d/r.yaml",
+        ];
+        // Once by the program, and once more with the file.
+        flags(&given);
+        let others = ["--etcd-servers=https://a:2379", "--backup-s3-endpoint=https://h", "--backup-s3-bucket=copies"];
+        let expected = flags(&[&others[..], &given].concat());
+        let found = read(&text, &given).unwrap();
+        assert_eq!(format!("{:?}", found.without_components()), format!("{:?}", expected.without_components()));
+    }
+
     #[test]
     fn components_are_in_the_file() {
         let text = format!("{HEAD}spec:\n  components:\n    kubelet: {{maxPods: 9}}\n");

@@ -35,7 +35,7 @@ pub(crate) struct Etcd {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub etcd_servers: Vec<String>,
     /// File with the CA of the etcd members
-    #[arg(long, requires = "etcd_servers", value_parser = path_or_empty())]
+    #[arg(long, value_parser = path_or_empty())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_cafile: Option<PathBuf>,
     /// File with the client certificate for etcd
@@ -74,6 +74,10 @@ impl Etcd {
     pub(crate) fn check(&self) -> Result<()> {
         if self.etcd_prefix.is_some() && !self.is_used() {
             bail!("--etcd-prefix is of no use without --etcd-servers");
+        }
+        // No rule of the command line alone: the servers may stand in a file, or have been named before.
+        if self.etcd_cafile.is_some() && !self.is_used() {
+            bail!("--etcd-cafile is of no use without --etcd-servers");
         }
         let is_url = |server: &&String| server.starts_with("http://") || server.starts_with("https://");
         if let Some(other) = self.etcd_servers.iter().find(|server| !is_url(server)) {
@@ -208,6 +212,8 @@ mod tests {
         assert_eq!(with(|etcd| etcd.etcd_cafile = Some("/ca.crt".into())), Ok(()));
         assert!(with(|etcd| etcd.etcd_servers = vec!["127.0.0.1:2379".into()]).unwrap_err().contains("http://"));
         let lonely = |etcd: &mut Etcd| (etcd.etcd_servers, etcd.etcd_prefix) = (Vec::new(), Some("/a".into()));
+        assert!(with(lonely).unwrap_err().contains("of no use"));
+        let lonely = |etcd: &mut Etcd| (etcd.etcd_servers, etcd.etcd_cafile) = (Vec::new(), Some("/a".into()));
         assert!(with(lonely).unwrap_err().contains("of no use"));
         Etcd::default().check().unwrap();
     }
