@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::etcd::{Etcd, PREFIX, TRANSFER};
 use crate::options::Options;
-use crate::path_value::path_or_empty;
+use crate::path_value::{named, path_or_empty};
 use crate::pki::private_dir;
 use crate::s3::{Bucket, Place, S3Flags};
 
@@ -80,7 +80,7 @@ impl BackupFlags {
 
     /// None where neither a directory nor an endpoint is named.
     pub(crate) fn schedule(&self, etcd: &Etcd) -> Result<Option<Schedule>> {
-        let dir = self.backup_dir.clone().filter(|dir| !dir.as_os_str().is_empty());
+        let dir = named(&self.backup_dir).map(Path::to_owned);
         let to = match (dir, self.s3.place()?) {
             (None, None) => return Ok(None),
             (Some(_), Some(_)) => {

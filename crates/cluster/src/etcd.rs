@@ -13,7 +13,7 @@ use store::transfer::Transfer;
 use store::{Compare, Op, Relocated, Store, Txn};
 
 use crate::ca_hash::CaHash;
-use crate::path_value::path_or_empty;
+use crate::path_value::{named, path_or_empty};
 
 /// What keys begin with in this program, whatever they begin with in etcd.
 pub(crate) const ROOT: &str = "/registry/";
@@ -76,7 +76,7 @@ impl Etcd {
             bail!("--etcd-prefix is of no use without --etcd-servers");
         }
         // No rule of the command line alone: the servers may stand in a file, or have been named before.
-        if self.etcd_cafile.is_some() && !self.is_used() {
+        if named(&self.etcd_cafile).is_some() && !self.is_used() {
             bail!("--etcd-cafile is of no use without --etcd-servers");
         }
         let is_url = |server: &&String| server.starts_with("http://") || server.starts_with("https://");
@@ -93,14 +93,14 @@ impl Etcd {
             ("etcd-certfile", &self.etcd_certfile),
             ("etcd-keyfile", &self.etcd_keyfile),
         ];
-        all.into_iter().filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
+        all.into_iter().filter_map(|(flag, file)| Some((flag, named(file)?)))
     }
 
     pub(crate) fn options(&self) -> store::etcd::Options {
         let mut options = store::etcd::Options::new(self.etcd_servers.clone());
-        let named = |file: &Option<PathBuf>| file.clone().filter(|file| !file.as_os_str().is_empty());
-        options.tls = named(&self.etcd_cafile).map(|ca| {
-            let identity = named(&self.etcd_certfile).zip(named(&self.etcd_keyfile));
+        let file = |file| named(file).map(Path::to_owned);
+        options.tls = file(&self.etcd_cafile).map(|ca| {
+            let identity = file(&self.etcd_certfile).zip(file(&self.etcd_keyfile));
             Tls { ca, identity }
         });
         options

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use apiserver::TracingConfiguration;
 
 use crate::options::Options;
-use crate::path_value::{readable, whole};
+use crate::path_value::{named, readable, whole};
 use crate::progress;
 use crate::shape::Flags;
 
@@ -39,7 +39,7 @@ struct PathFlag<'a> {
 impl PathFlag<'_> {
     /// The path, if there is one.
     fn given(&self) -> Option<&Path> {
-        self.path.as_deref().filter(|path| !path.as_os_str().is_empty())
+        named(self.path)
     }
 
     /// What is wrong with the file, if anything is.

@@ -12,6 +12,11 @@ pub(crate) fn path_or_empty() -> ValueParser {
     ValueParser::new(OsStringValueParser::new().map(PathBuf::from))
 }
 
+/// The path, unless an empty value says that there is none.
+pub(crate) fn named(path: &Option<PathBuf>) -> Option<&Path> {
+    path.as_deref().filter(|path| !path.as_os_str().is_empty())
+}
+
 /// A path that leads to the same file from anywhere.
 pub(crate) fn whole(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
@@ -24,5 +29,17 @@ pub(crate) fn readable(path: &Path) -> io::Result<()> {
         (true, _) => File::open(path).map(drop),
         (_, true) => Err(ErrorKind::IsADirectory.into()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_value_names_nothing() {
+        for (given, expected) in [(None, None), (Some(""), None), (Some("a"), Some("a")), (Some("/a"), Some("/a"))] {
+            assert_eq!(named(&given.map(PathBuf::from)), expected.map(Path::new), "{given:?}");
+        }
     }
 }

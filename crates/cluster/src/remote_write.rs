@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use apiserver::RemoteWrite;
 use serde::{Deserialize, Serialize};
 
-use crate::path_value::path_or_empty;
+use crate::path_value::{named, path_or_empty};
 
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
@@ -32,13 +32,9 @@ impl RemoteWriteFlags {
     }
 
     pub(crate) fn target(&self) -> Option<RemoteWrite> {
-        let file = self.file().cloned().map(RemoteWrite::File);
+        let file = named(&self.history_remote_write_config_file).map(|file| RemoteWrite::File(file.to_owned()));
         let url = self.history_remote_write_url.clone().filter(|url| !url.is_empty());
         file.or_else(|| url.map(RemoteWrite::Url))
-    }
-
-    fn file(&self) -> Option<&PathBuf> {
-        self.history_remote_write_config_file.as_ref().filter(|file| !file.as_os_str().is_empty())
     }
 }
 

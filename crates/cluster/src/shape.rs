@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,7 +21,7 @@ use crate::etcd::Etcd;
 use crate::ha::Ha;
 use crate::node_address;
 use crate::options::Options;
-use crate::path_value::path_or_empty;
+use crate::path_value::{named, path_or_empty};
 use crate::pki::{LEAF_LIFETIME, write_private};
 use crate::remote_write::RemoteWriteFlags;
 
@@ -536,8 +536,7 @@ impl Machine {
     }
 
     pub(crate) fn registries(&self) -> PathBuf {
-        let named = self.registries.clone().filter(|path| !path.as_os_str().is_empty());
-        named.unwrap_or_else(|| "/etc/cox/registries.yaml".into())
+        named(&self.registries).unwrap_or(Path::new("/etc/cox/registries.yaml")).to_owned()
     }
 }
 

@@ -21,7 +21,7 @@ use crate::join::token::Token;
 use crate::join::{enrolment, server_keys};
 use crate::lock::Lock;
 use crate::options::Options;
-use crate::path_value::{readable, whole};
+use crate::path_value::{named, readable, whole};
 use crate::pki::{Pki, private_dir, write_private};
 use crate::settings::Settings;
 use crate::shape::{self, Machine};
@@ -68,9 +68,8 @@ pub struct Args {
 impl Args {
     /// Files that are named are there before anything is changed.
     fn check_files(&self) -> Result<()> {
-        let registries = self.machine.registries.as_ref().filter(|path| !path.as_os_str().is_empty());
-        for (flag, path) in [(REGISTRIES, registries), (ETCD_BINARY, self.etcd_binary.as_ref())] {
-            if let Some(path) = path {
+        for (flag, path) in [(REGISTRIES, &self.machine.registries), (ETCD_BINARY, &self.etcd_binary)] {
+            if let Some(path) = named(path) {
                 readable(path).with_context(|| format!("{flag}={}", path.display()))?;
             }
         }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::sign::Credentials;
-use crate::path_value::path_or_empty;
+use crate::path_value::{named, path_or_empty};
 
 const MAX_BYTES: u64 = 64 << 10;
 const USUAL_REGION: &str = "us-east-1";
@@ -127,15 +127,10 @@ impl S3Flags {
             region: self.backup_s3_region.clone().unwrap_or_else(|| USUAL_REGION.to_owned()),
             name: format!("{endpoint}/{bucket}/{prefix}"),
             prefix,
-            authority: named(&self.backup_s3_ca),
-            credentials: named(&self.backup_s3_credentials),
+            authority: named(&self.backup_s3_ca).map(Path::to_owned),
+            credentials: named(&self.backup_s3_credentials).map(Path::to_owned),
         }))
     }
-}
-
-/// The file, unless an empty value says that there is none.
-fn named(file: &Option<PathBuf>) -> Option<PathBuf> {
-    file.clone().filter(|file| !file.as_os_str().is_empty())
 }
 
 impl Place {
