@@ -101,6 +101,8 @@ fn plan(now: &Flags, etcd: Etcd, ha: Ha, embedded: bool) -> Result<Flags> {
     }
     wanted.etcd.check()?;
     wanted.ha.check()?;
+    // Before anything is stopped. What was named earlier is no matter of this command.
+    Flags { etcd: wanted.etcd.clone(), ha: wanted.ha.clone(), ..Flags::default() }.refuse_unreadable()?;
     Ok(wanted)
 }
 
@@ -296,6 +298,10 @@ mod tests {
         assert!(refused(&in_etcd, Etcd::default(), own(), false).contains("of the server's own first"));
         assert!(refused(&embedded, servers(Some("/two")), Ha::default(), false).contains("only objects below"));
         assert!(refused(&Flags::default(), Etcd::default(), own(), false).contains("no cluster"));
+        let unreadable = Etcd { etcd_cafile: Some("/nonexistent/ca.crt".into()), ..servers(None) };
+        assert!(refused(&embedded, unreadable, Ha::default(), false).contains("--etcd-cafile=/nonexistent/ca.crt"));
+        let unreadable = Ha { etcd_binary: Some("/nonexistent/etcd".into()), ..own() };
+        assert!(refused(&embedded, Etcd::default(), unreadable, false).contains("--etcd-binary=/nonexistent/etcd"));
         let mut elsewhere = in_etcd;
         elsewhere.etcd.etcd_prefix = Some("/two".into());
         assert!(refused(&elsewhere, Etcd::default(), Ha::default(), true).contains("only objects below"));
