@@ -20,6 +20,12 @@ impl<'a> KindVersions<'a> {
         Self { registry, row }
     }
 
+    /// None if no other version can be converted here: then nothing has to be looked at in it.
+    pub fn others(&self) -> Option<&dyn Versions> {
+        let versions: &dyn Versions = self;
+        (!self.row.is_custom).then_some(versions)
+    }
+
     fn find(&self, version: &str) -> Option<Arc<Resource>> {
         let own = self.row;
         let is_same = |row: &Resource| !row.is_custom && row.store_prefix == own.store_prefix && row.kind == own.kind;
@@ -36,9 +42,6 @@ impl std::fmt::Debug for KindVersions<'_> {
 
 impl Versions for KindVersions<'_> {
     fn convert(&self, object: &Map<String, Value>, version: &str) -> Option<(Map<String, Value>, StructRef)> {
-        if self.row.is_custom {
-            return None;
-        }
         let from = self.find(object.get("apiVersion")?.as_str()?)?;
         let to = self.find(version)?;
         let mut value = Value::Object(object.clone());
@@ -55,6 +58,7 @@ impl Versions for KindVersions<'_> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
     use serde_json::json;
 
     use super::*;
@@ -99,5 +103,17 @@ mod tests {
         let row = registry.find_any("", "pods").unwrap();
         let versions = KindVersions::new(&registry, &row);
         assert!(versions.convert(&object("v1", json!({})), "apps/v1").is_none());
+    }
+
+    #[test]
+    fn custom_kinds_are_not_looked_at_in_other_versions() {
+        let definition = json!({"metadata": {"name": "as.example.com"}, "spec": {"group": "example.com", "scope": "Cluster",
+            "names": {"plural": "as", "kind": "A"}, "versions": [{"name": "v1", "served": true, "storage": true}]}});
+        let definition: CustomResourceDefinition = serde_json::from_value(definition).unwrap();
+        let custom = crate::custom::rows(&definition, &definition.spec.names);
+        let registry = Registry::new(&RuntimeConfig::default());
+        assert!(KindVersions::new(&registry, &custom[0]).others().is_none());
+        let events = registry.find_any("", "events").unwrap();
+        assert!(KindVersions::new(&registry, &events).others().is_some());
     }
 }

@@ -94,7 +94,7 @@ pub(crate) fn writer<'a>(
     versions: &'a KindVersions<'a>,
 ) -> Writer<'a> {
     let subresource = &operation.info.subresource;
-    Writer { manager, api_version, versions: Some(versions), subresource, now: operation.now }
+    Writer { manager, api_version, versions: versions.others(), subresource, now: operation.now }
 }
 
 /// The current object in that version.
