@@ -447,10 +447,18 @@ impl Csi {
             let needed_by = "attacher.UnmountDevice failed to create newCsiDriverClient";
             fail(Cause::NoDriver { needed_by, source })
         })?;
+        let (layout, claimed) = (self.layout.clone(), record.clone());
+        let is_free = blocking(move || layout.claim(&claimed, mode)).await;
+        if !is_free.map_err(|error| fail(error.into()))? {
+            return Ok(());
+        }
         self.done.lock().staged.remove(&record.unique_name());
-        self.unstage(&driver, record, mode).await.map_err(|status| fail(Cause::Driver(status)))?;
-        let (layout, record) = (self.layout.clone(), record.clone());
-        let removed = blocking(move || layout.forget_staging(&record, mode)).await;
+        let unstaged = self.unstage(&driver, record, mode).await;
+        // A driver that may be at it still keeps the place: it is unstaged as any other then.
+        let is_over = unstaged.as_ref().err().is_none_or(csi::is_final);
+        let (layout, left) = (self.layout.clone(), record.clone());
+        let removed = blocking(move || if is_over { layout.forget_staging(&left, mode) } else { Ok(()) }).await;
+        unstaged.map_err(|status| fail(Cause::Driver(status)))?;
         removed.map_err(|error| fail(error.into()))
     }
 

@@ -76,6 +76,24 @@ impl Layout {
         self.note(record, mode).try_exists()
     }
 
+    /// Whether the place of a volume is another's by now: devices are staged by name.
+    fn is_of_another(&self, record: &Record, mode: Mode) -> io::Result<bool> {
+        let there = Record::find(&self.staging_record(record, mode))?;
+        Ok(there.is_some_and(|there| there.unique_name() != record.unique_name()))
+    }
+
+    /// Takes a volume's place before it is unstaged there: no other of its name comes meanwhile. Says whether none was there.
+    pub(crate) fn claim(&self, record: &Record, mode: Mode) -> io::Result<bool> {
+        if self.is_of_another(record, mode)? {
+            return Ok(false);
+        }
+        // File systems have places of their own.
+        if mode == Mode::Block {
+            record.write(&self.staging_record(record, mode))?;
+        }
+        Ok(true)
+    }
+
     /// All stagings that may come still.
     pub(crate) fn asked(&self) -> io::Result<Vec<Asked>> {
         let mut all = Vec::new();
@@ -92,7 +110,8 @@ impl Layout {
                 continue;
             };
             let mode = if is_block { Mode::Block } else { Mode::Filesystem };
-            let is_mounted = mounts::is_mounted_at(&Linux, &self.staging(&record, mode))?;
+            let is_mounted =
+                !self.is_of_another(&record, mode)? && mounts::is_mounted_at(&Linux, &self.staging(&record, mode))?;
             all.push(Asked { record, mode, since, is_mounted });
         }
         Ok(all)
@@ -134,5 +153,34 @@ mod tests {
         layout.note_asked(&record(), Mode::Block, since).unwrap();
         std::fs::write(layout.note(&record(), Mode::Block), "").unwrap();
         assert!(layout.asked().unwrap().is_empty() && !layout.is_asked(&record(), Mode::Block).unwrap());
+    }
+
+    /// Devices are staged by name: what a driver may be late with is not what is staged there by now.
+    #[test]
+    fn security_a_device_is_not_unstaged_for_another_of_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        let other = Record { volume_handle: "other".into(), ..record() };
+        let since: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        for mode in [Mode::Filesystem, Mode::Block] {
+            layout.note_asked(&record(), mode, since).unwrap();
+            layout.note_use("u", &other, mode).unwrap();
+            layout.note_staging(&other, mode).unwrap();
+            let staging = layout.staging(&other, mode);
+            mounts::tmpfs(&Linux, &staging, None).unwrap();
+            let is_mounted = layout.asked().unwrap()[0].is_mounted;
+            nix::mount::umount(&staging).unwrap();
+            assert!(!is_mounted, "{mode:?}");
+            assert_eq!(layout.claim(&record(), mode).unwrap(), mode == Mode::Filesystem);
+            assert!(layout.is_staged(&other, mode).unwrap());
+            layout.forget_use("u", "pv", mode).unwrap();
+            layout.forget_staging(&other, mode).unwrap();
+            layout.forget_asked(&record(), mode).unwrap();
+        }
+        // Nor does another come while it is unstaged.
+        assert!(layout.claim(&record(), Mode::Block).unwrap());
+        assert!(layout.note_use("u", &other, Mode::Block).is_err());
+        layout.forget_staging(&record(), Mode::Block).unwrap();
+        layout.note_use("u", &other, Mode::Block).unwrap();
     }
 }
