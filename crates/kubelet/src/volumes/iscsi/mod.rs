@@ -284,9 +284,6 @@ impl<M: Machine> Iscsi<M> {
     /// Looks again at what could not be read at the start. Says what is wrong with what cannot be read yet.
     fn look_again(&self) -> Vec<String> {
         let left: Vec<PathBuf> = self.doubtful.lock().iter().cloned().collect();
-        if left.is_empty() {
-            return Vec::new();
-        }
         let dir = self.plugin().join(IN_USE);
         let mut wrong = Vec::new();
         for path in left {
@@ -297,7 +294,7 @@ impl<M: Machine> Iscsi<M> {
             }
         }
         if self.doubtful.lock().is_empty() {
-            // Whoever has a disk holds it now.
+            // Whoever has a disk holds it now. Not only once: what the API shows may be heard later.
             self.in_use.settle(api::attachable::ISCSI, |_| false);
         }
         wrong

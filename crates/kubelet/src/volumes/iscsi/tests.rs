@@ -282,6 +282,22 @@ async fn a_damaged_record_of_a_disk_in_use_keeps_no_kubelet_from_starting() {
     assert!(later.in_use.names().is_empty(), "it is held as any other");
 }
 
+/// Its record was mended before the API said which disks the node had in use.
+#[tokio::test]
+async fn a_disk_is_not_in_use_for_good_because_its_record_was_damaged() {
+    let node = Node::new(Recorded::default());
+    let record = node.iscsi.plugin().join(IN_USE).join("disk.json");
+    std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+    std::fs::write(&record, "").unwrap();
+    let machine = Recorded { root: node.iscsi.machine.root.clone(), ..Recorded::default() };
+    let later = started(machine, node.iscsi.root.clone(), node.tasks.clone());
+    std::fs::remove_file(&record).unwrap();
+    assert!(later.release_unused().await);
+    later.in_use.seen(&["kubernetes.io/iscsi/10.0.0.1:iqn.2003-01.org.x:a:0".to_owned()]);
+    assert!(later.release_unused().await);
+    assert_eq!(later.in_use.to_tell(), Some(Vec::new()));
+}
+
 /// What a pod's directory shows says which disk it has.
 #[test]
 fn disks_that_a_pod_without_a_record_does_not_have_are_let_go() {
