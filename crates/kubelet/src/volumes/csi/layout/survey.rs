@@ -112,9 +112,16 @@ impl Layout {
             let name = mount.point.strip_prefix(&plugin).ok()?.components().next()?;
             Some(name.as_os_str().to_string_lossy().into_owned())
         });
-        let all: BTreeSet<String> = mounted.chain([String::new()]).collect();
-        let unread = |spec_name| {
-            let place = Place { uid: uid.to_owned(), spec_name, mode: Mode::Filesystem };
+        let mounted = mounted.chain([String::new()]).map(|spec_name| (spec_name, Mode::Filesystem));
+        let mut all: BTreeSet<(String, Mode)> = mounted.collect();
+        for spec_name in names(&self.published_devices())? {
+            // What cannot be told is not taken from it either.
+            if self.is_published(uid, &spec_name, Mode::Block).unwrap_or(true) {
+                all.insert((spec_name, Mode::Block));
+            }
+        }
+        let unread = |(spec_name, mode)| {
+            let place = Place { uid: uid.to_owned(), spec_name, mode };
             (place, io::Error::new(error.kind(), error.to_string()))
         };
         Ok(all.into_iter().map(unread).collect())
@@ -391,18 +398,22 @@ mod tests {
         for (uid, record) in [("u", record()), ("v", other.clone())] {
             layout.note_use(uid, &record, Mode::Filesystem).unwrap();
         }
+        let raw = Record { spec_name: "raw".into(), volume_handle: "raw".into(), ..record() };
+        layout.note_use("u", &raw, Mode::Block).unwrap();
+        std::fs::write(layout.target("u", "raw", Mode::Block), "").unwrap();
         let target = layout.target("u", "pv", Mode::Filesystem);
         mount_anew(&target);
         // Its devices are said to be where nobody comes to an end.
         let devices = layout.pod_device("u", "raw").parent().unwrap().to_path_buf();
-        std::fs::create_dir_all(devices.parent().unwrap()).unwrap();
+        std::fs::remove_dir_all(&devices).unwrap();
         std::os::unix::fs::symlink(&devices, &devices).unwrap();
         let seen = layout.look(None).unwrap();
         Linux.unmount(&target, MntFlags::empty()).unwrap();
         assert_eq!(seen.found.iter().map(|found| found.uid.as_str()).collect::<Vec<_>>(), ["v"]);
         let names: Vec<&str> = seen.unread.iter().map(|(place, _)| place.spec_name.as_str()).collect();
-        assert_eq!((names, seen.strays.len()), (vec!["", "pv"], 0));
-        assert!(seen.is_used(&record(), None).is_err() && seen.is_used(&other, None).unwrap());
+        assert_eq!((names, seen.strays.len()), (vec!["", "pv", "raw"], 0));
+        assert!(seen.is_used(&record(), None).is_err() && seen.is_used(&raw, None).is_err());
+        assert!(seen.is_used(&other, None).unwrap());
         assert!(layout.known().unwrap().unread.iter().any(|why| why.contains(&*devices.to_string_lossy())));
     }
 
