@@ -1,6 +1,7 @@
 //! Records beside volumes: what a later kubelet must know to take down what an earlier one has set up.
 
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -8,6 +9,9 @@ use serde::de::DeserializeOwned;
 
 /// What an unfinished record is called.
 pub(super) const UNFINISHED: &str = "json.new";
+
+/// How much of a record is read: none is longer, but one that is damaged may be as large as the disk.
+const MAX_SIZE: u64 = 1 << 20;
 
 /// A record that cannot be read: somebody has a volume there, and it is not known which.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +26,15 @@ struct Unread {
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::other)
+    serde_json::from_slice(&text(path)?).map_err(io::Error::other)
+}
+
+/// What is written down, which may be damaged. What is no file is not waited for.
+pub(super) fn text(path: &Path) -> io::Result<Vec<u8>> {
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let mut text = Vec::new();
+    file.take(MAX_SIZE).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// None if nothing is written down. What cannot be read is not absent.
@@ -70,6 +82,18 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_what_is_no_record_holds_up_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let (large, pipe) = (dir.path().join("large.json"), dir.path().join("pipe.json"));
+        std::fs::File::create(&large).unwrap().set_len(1 << 32).unwrap();
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for (path, length) in [(&large, 1 << 20), (&pipe, 0)] {
+            assert_eq!(text(path).unwrap().len(), length, "{}", path.display());
+            assert!(find::<String>(path).is_err());
+        }
+    }
 
     #[test]
     fn a_record_that_is_not_read_is_named_and_one_that_was_begun_goes_with_it() {

@@ -5,7 +5,7 @@
 //! still at it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -94,27 +94,35 @@ impl Layout {
         Ok(true)
     }
 
-    /// All stagings that may come still.
+    /// All stagings that may come still, as far as that can be told.
     pub(crate) fn asked(&self) -> io::Result<Vec<Asked>> {
         let mut all = Vec::new();
         for name in names(&self.notes())?.into_iter().filter(|name| !name.ends_with(records::UNFINISHED)) {
             let path = self.notes().join(name);
-            let text = match std::fs::read(&path) {
-                Err(error) if is_absent(&error) => continue,
-                text => text?,
-            };
-            let Ok(Note { record, is_block, since }) = serde_json::from_slice(&text) else {
-                // The machine went down: whoever was asked is gone.
-                tracing::warn!(path = %path.display(), "a damaged note of a staging is removed");
-                records::remove(&path)?;
-                continue;
-            };
-            let mode = if is_block { Mode::Block } else { Mode::Filesystem };
-            let is_mounted =
-                !self.is_of_another(&record, mode)? && mounts::is_mounted_at(&Linux, &self.staging(&record, mode))?;
-            all.push(Asked { record, mode, since, is_mounted });
+            match self.asked_for(&path) {
+                Ok(asked) => all.extend(asked),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "note of a staging not read"),
+            }
         }
         Ok(all)
+    }
+
+    /// What a note says; none if it is gone.
+    fn asked_for(&self, note: &Path) -> io::Result<Option<Asked>> {
+        let text = match records::text(note) {
+            Err(error) if is_absent(&error) => return Ok(None),
+            text => text?,
+        };
+        let Ok(Note { record, is_block, since }) = serde_json::from_slice(&text) else {
+            // The machine went down: whoever was asked is gone.
+            tracing::warn!(path = %note.display(), "a damaged note of a staging is removed");
+            records::remove(note)?;
+            return Ok(None);
+        };
+        let mode = if is_block { Mode::Block } else { Mode::Filesystem };
+        let is_mounted =
+            !self.is_of_another(&record, mode)? && mounts::is_mounted_at(&Linux, &self.staging(&record, mode))?;
+        Ok(Some(Asked { record, mode, since, is_mounted }))
     }
 }
 
@@ -153,6 +161,10 @@ mod tests {
         layout.note_asked(&record(), Mode::Block, since).unwrap();
         std::fs::write(layout.note(&record(), Mode::Block), "").unwrap();
         assert!(layout.asked().unwrap().is_empty() && !layout.is_asked(&record(), Mode::Block).unwrap());
+        // What is no note holds up nobody.
+        std::fs::create_dir(layout.notes().join("directory.json")).unwrap();
+        layout.note_asked(&record(), Mode::Block, since).unwrap();
+        assert_eq!(layout.asked().unwrap().len(), 1);
     }
 
     /// Devices are staged by name: what a driver may be late with is not what is staged there by now.
