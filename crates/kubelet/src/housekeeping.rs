@@ -23,9 +23,9 @@ use crate::worker::Workers;
 use crate::{node, runtime, static_pods};
 
 /// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
-/// gone, and when there were none.
-const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
-const IDLE_HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
+/// gone, and when there were none, or none that is due.
+pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const IDLE_HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Looks for what is left of pods that nobody knows.
 pub(crate) struct Housekeeping {
@@ -47,9 +47,8 @@ impl Housekeeping {
         }
         let (mut removals, mut told) = (Removals::new(), BTreeSet::new());
         loop {
-            let is_clean = self.look(&mut removals).await;
+            let interval = self.look(&mut removals).await;
             self.tell_unread(&mut told);
-            let interval = if is_clean { IDLE_HOUSEKEEPING_INTERVAL } else { HOUSEKEEPING_INTERVAL };
             let next = tokio::time::sleep(interval);
             tokio::pin!(next);
             loop {
@@ -79,15 +78,15 @@ impl Housekeeping {
         *told = unread;
     }
 
-    /// Ends pods that run here but are in no source, and begins to remove what dead ones left behind. Says whether nothing was
-    /// found.
-    async fn look(&self, removals: &mut Removals) -> bool {
+    /// Ends pods that run here but are in no source, and begins to remove what dead ones left behind. Says when to look
+    /// again.
+    async fn look(&self, removals: &mut Removals) -> Duration {
         let Housekeeping { kubelet, workers, pods, .. } = self;
         let sandboxes = match kubelet.runtime.sandboxes(None).await {
             Ok(sandboxes) => sandboxes,
             Err(error) => {
                 tracing::warn!(%error, "sandboxes not listed");
-                return false;
+                return HOUSEKEEPING_INTERVAL;
             }
         };
         let wanted: std::collections::HashSet<String> = pods
@@ -97,12 +96,12 @@ impl Housekeeping {
             .map(|pod| state::uid(pod).to_string())
             .collect();
         let running = runtime::known_pods(&sandboxes);
-        let mut is_clean = true;
+        let mut next = IDLE_HOUSEKEEPING_INTERVAL;
         for (uid, (namespace, name)) in &running {
             if wanted.contains(uid) || workers.has(uid) {
                 continue;
             }
-            is_clean = false;
+            next = HOUSEKEEPING_INTERVAL;
             // All that is left of its spec is what its containers carry.
             let containers = match kubelet.runtime.containers(Some(uid)).await {
                 Ok(containers) => containers,
@@ -134,7 +133,7 @@ impl Housekeeping {
         left.compact_sort();
         left.dedup();
         left.retain(|uid| !wanted.contains(uid) && !workers.has(uid) && !running.contains_key(uid));
-        is_clean &= left.is_empty();
+        next = left.iter().map(|uid| removals.next_look(uid)).fold(next, Duration::min);
         for uid in left {
             let (kubelet, owner) = (kubelet.clone(), uid.clone());
             removals.begin(uid, async move {
@@ -148,8 +147,14 @@ impl Housekeeping {
         let (devices, disks) = (kubelet.clone(), kubelet.clone());
         removals.begin("local devices", async move { devices.volumes.local_devices.release_unused().await });
         removals.begin("iSCSI disks", async move { disks.volumes.iscsi.release_unused().await });
-        is_clean & kubelet.volumes.csi.unstage_unused().await
+        next.min(kubelet.volumes.csi.unstage_unused().await)
     }
+}
+
+/// When to look again at what is tried later and later.
+pub(crate) fn next_look(backoff: &Backoff, what: &str) -> Duration {
+    let left = backoff.remaining_since_update(what).unwrap_or_default();
+    left.clamp(HOUSEKEEPING_INTERVAL, IDLE_HOUSEKEEPING_INTERVAL)
 }
 
 /// What is being removed, side by side: a storage driver that does not answer holds up its own leftovers only. What fails is
@@ -163,6 +168,14 @@ struct Removals {
 impl Removals {
     fn new() -> Self {
         Removals { tasks: JoinSet::new(), under_way: HashMap::new(), backoff: Backoff::of_removals() }
+    }
+
+    /// When to look again at what is left: the end of what is under way is heard of.
+    fn next_look(&self, what: &str) -> Duration {
+        match self.under_way.values().any(|other| other == what) {
+            true => IDLE_HOUSEKEEPING_INTERVAL,
+            false => next_look(&self.backoff, what),
+        }
     }
 
     /// Begins a removal, which says whether it is done, unless it is under way or it is too early to try again.
@@ -221,5 +234,23 @@ mod tests {
         }
         assert_eq!((begun(0), begun(2)), (1, 60));
         assert!((5..=7).contains(&begun(1)), "after 2, 4, 8, 16, 32 seconds: {}", begun(1));
+        assert_eq!(removals.next_look("hangs"), IDLE_HOUSEKEEPING_INTERVAL);
+        assert_eq!(removals.next_look("works"), HOUSEKEEPING_INTERVAL);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_is_not_looked_at_before_it_is_due() {
+        let mut removals = Removals::new();
+        let mut looks = Vec::new();
+        for _ in 0..6 {
+            looks.push(removals.next_look("a").as_secs());
+            removals.begin("a", async { false });
+            let ended = removals.tasks.join_next_with_id().await.unwrap();
+            assert!(!removals.ended(ended));
+            let left = removals.backoff.remaining_since_update("a").unwrap();
+            looks.push(removals.next_look("a").as_secs());
+            tokio::time::advance(left).await;
+        }
+        assert_eq!(looks, [2, 2, 2, 4, 2, 8, 2, 16, 2, 30, 2, 30]);
     }
 }

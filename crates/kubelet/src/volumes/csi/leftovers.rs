@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use super::Csi;
 use super::layout::{Asked, Known};
 use crate::backoff::Backoff;
+use crate::housekeeping::{HOUSEKEEPING_INTERVAL, IDLE_HOUSEKEEPING_INTERVAL, next_look};
 use crate::volumes::in_use::STAGING;
 use crate::volumes::{VolumeError, blocking};
 
@@ -30,15 +31,15 @@ impl Csi {
         self.unread.lock().clone()
     }
 
-    /// Unstages what no pod uses any more. Does not wait for it; says whether there was nothing.
-    pub(crate) async fn unstage_unused(self: &Arc<Self>) -> bool {
+    /// Unstages what no pod uses any more. Does not wait for it; says when to look again.
+    pub(crate) async fn unstage_unused(self: &Arc<Self>) -> Duration {
         let layout = self.layout.clone();
         let known = match blocking(move || layout.known()).await {
             Ok(known) => known,
             Err(error) => {
                 tracing::warn!(%error, "staged volumes not looked at");
                 *self.unread.lock() = Known::nothing(&error).unread;
-                return false;
+                return HOUSEKEEPING_INTERVAL;
             }
         };
         self.unread.lock().clone_from(&known.unread);
@@ -47,28 +48,28 @@ impl Csi {
         }
         // What may be used stays, and what is not is looked at again before anything is done to it.
         let unused = known.staged.iter().filter(|(record, _)| !known.seen.is_used(record, None).unwrap_or(true));
-        let mut is_clean = true;
+        let mut next = IDLE_HOUSEKEEPING_INTERVAL;
         for (record, mode) in unused {
-            is_clean = false;
             let (this, record, mode) = (self.clone(), record.clone(), *mode);
             let volume = record.unique_name();
+            next = next.min(next_look(&self.unstaging, &volume));
             self.begin_unstaging(volume, async move { this.unstage_if_unused(&record, mode).await });
         }
-        is_clean & self.unstage_all_late(&known).await
+        next.min(self.unstage_all_late(&known).await)
     }
 
-    /// Unstages what drivers may have staged after all else of it was undone. Says whether nothing of that is seen.
-    async fn unstage_all_late(self: &Arc<Self>, known: &Known) -> bool {
+    /// Unstages what drivers may have staged after all else of it was undone. Says when to look again.
+    async fn unstage_all_late(self: &Arc<Self>, known: &Known) -> Duration {
         let layout = self.layout.clone();
         let asked = match blocking(move || layout.asked()).await {
             Ok(asked) => asked,
             Err(error) => {
                 tracing::warn!(%error, "what drivers were asked to stage is not known");
-                return false;
+                return HOUSEKEEPING_INTERVAL;
             }
         };
         let now = self.clock.now();
-        let mut is_clean = true;
+        let mut next = IDLE_HOUSEKEEPING_INTERVAL;
         for Asked { record, mode, since, is_mounted } in asked {
             let volume = record.unique_name();
             // Whoever has it unstages it in the end.
@@ -76,7 +77,9 @@ impl Csi {
             if is_staged || known.seen.is_used(&record, None).unwrap_or(true) {
                 continue;
             }
-            is_clean &= !is_mounted;
+            if is_mounted {
+                next = next.min(next_look(&self.unstaging, &volume));
+            }
             let is_over = Duration::try_from(now.duration_since(since)).is_ok_and(|age| age > LATE_ANSWERS);
             if is_over && !is_mounted {
                 let Some(_held) = self.try_lock(&volume) else { continue };
@@ -94,7 +97,7 @@ impl Csi {
                 });
             }
         }
-        is_clean
+        next
     }
 
     /// Does it unless something else is done to the volume, or it is too early to try again. The volume is locked meanwhile.
