@@ -134,6 +134,14 @@ impl InUse {
         doubt.kept = Some(kept);
     }
 
+    /// The volume was let go after nobody was found to have it: it is that of no record that cannot be read.
+    pub(super) fn let_go(&self, name: &str) {
+        let was_kept = self.doubt.lock().kept.as_mut().is_some_and(|kept| kept.remove(name));
+        if was_kept {
+            self.changed.notify_one();
+        }
+    }
+
     /// The last use that has begun. To be asked before the names that go into a status.
     pub(crate) fn begun(&self) -> u64 {
         self.held.lock().begun
@@ -266,6 +274,12 @@ mod tests {
         let all = names(&["k/csi/a", "k/csi/b", "k/csi/known"]);
         assert_eq!((in_use.to_tell(), in_use.names()), (Some(all.clone()), all));
         in_use.release("k/csi/known", STAGING);
+        // A pod that waited for its volume when the kubelet ended has got it since, and is gone.
+        in_use.keep("k/csi/a", "pod");
+        in_use.release("k/csi/a", "pod");
+        assert_eq!(in_use.names(), names(&["k/csi/a", "k/csi/b"]));
+        in_use.let_go("k/csi/a");
+        assert_eq!(in_use.names(), names(&["k/csi/b"]), "whatever becomes of the record");
         in_use.settle("k/iscsi/", |_| false);
         in_use.settle("k/csi/", |name| name == "k/csi/b");
         assert_eq!((in_use.names(), in_use.is_in_doubt("k/csi/")), (names(&["k/csi/b"]), true));

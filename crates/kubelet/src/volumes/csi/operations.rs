@@ -428,6 +428,7 @@ impl Csi {
             let forgotten = blocking(move || layout.forget_staging(&record, mode)).await;
             forgotten.map_err(|error| fail(error.into()))?;
         }
+        self.attached.in_use.let_go(&volume);
         self.attached.in_use.release(&volume, STAGING);
         Ok(())
     }
