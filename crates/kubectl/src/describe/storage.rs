@@ -80,7 +80,7 @@ fn requirements(w: &mut Writer, level: usize, title: &str, list: &Value, operato
 
 /// The class of a claim or volume: its older annotation counts before the field.
 pub(super) fn class_of(object: &Value) -> &str {
-    let older = object["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"].as_str();
+    let older = object["metadata"]["annotations"][api::beta_annotations::STORAGE_CLASS].as_str();
     older.unwrap_or_else(|| text(object, "/spec/storageClassName"))
 }
 
