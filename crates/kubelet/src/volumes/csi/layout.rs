@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use api::attachable::csi_name;
 use nix::mount::MntFlags;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -30,6 +31,10 @@ pub(crate) const PLUGIN: &str = "kubernetes.io~csi";
 
 /// Where drivers stage and publish devices, among the places of the volumes themselves: no device can have those names.
 const NO_DEVICES: [&str; 2] = ["publish", "staging"];
+
+/// Whoever holds it may take the place of a device: that goes by the name of a volume, and volumes of one name are worked on side
+/// by side.
+static TAKING: Mutex<()> = Mutex::new(());
 
 /// What a kubelet needs to know to take a volume down without asking anyone; upstream's fields, and whether the volume was
 /// given to the pod's group.
@@ -170,9 +175,11 @@ impl Layout {
                 Ok(old.is_none())
             }
             Mode::Block => {
+                let taking = TAKING.lock();
                 self.refuse_other(Record::find(&self.staging_record(record, mode))?.as_ref(), record)?;
                 // What the link leads to is known only with the volume's own record.
                 record.write(&self.staging_record(record, mode))?;
+                drop(taking);
                 let link = self.pod_device(uid, &record.spec_name);
                 if link.symlink_metadata().is_ok() {
                     return Ok(false);
@@ -418,6 +425,20 @@ mod tests {
             layout.forget_use("u", "pv", mode).unwrap();
             layout.forget_staging(&other, mode).unwrap();
         }
+    }
+
+    #[test]
+    fn one_device_of_a_name_has_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        let all = ["a", "b", "c", "d"].map(|handle| Record { volume_handle: handle.into(), ..record() });
+        let note = |record: &Record| layout.note_use("u", record, Mode::Block).is_ok();
+        let taken = std::thread::scope(|scope| {
+            let at_once = all.each_ref().map(|record| scope.spawn(move || note(record)));
+            at_once.map(|taking| taking.join().unwrap())
+        });
+        let held = all.each_ref().map(|record| layout.is_staged(record, Mode::Block).unwrap());
+        assert_eq!((taken, held.iter().filter(|is_held| **is_held).count()), (held, 1));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Layout, Mode, Record, names};
+use super::{Layout, Mode, Record, TAKING, names};
 use crate::volumes::kernel::Linux;
 use crate::volumes::mounts;
 use crate::volumes::records::{self, is_absent};
@@ -84,14 +84,16 @@ impl Layout {
 
     /// Takes a volume's place before it is unstaged there: no other of its name comes meanwhile. Says whether none was there.
     pub(crate) fn claim(&self, record: &Record, mode: Mode) -> io::Result<bool> {
-        if self.is_of_another(record, mode)? {
-            return Ok(false);
-        }
         // File systems have places of their own.
-        if mode == Mode::Block {
+        if mode == Mode::Filesystem {
+            return Ok(true);
+        }
+        let _taking = TAKING.lock();
+        let is_free = !self.is_of_another(record, mode)?;
+        if is_free {
             record.write(&self.staging_record(record, mode))?;
         }
-        Ok(true)
+        Ok(is_free)
     }
 
     /// All stagings that may come still, as far as that can be told.
