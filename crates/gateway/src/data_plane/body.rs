@@ -196,12 +196,16 @@ impl Body for AnswerBody {
                     *lease = None;
                     return Poll::Ready(Some(Err("the exchange took too long".into())));
                 }
-                let mut frame = Pin::new(&mut *body).poll_frame(context);
+                let mut look = |context: &mut Context<'_>| Pin::new(&mut *body).poll_frame(context);
+                let mut frame = match lease {
+                    Some(lease) => lease.poll(context, &mut look),
+                    None => look(context),
+                };
                 if frame.is_pending()
                     && let Some(lease) = lease
                 {
                     lease.drive(context);
-                    frame = Pin::new(&mut *body).poll_frame(context);
+                    frame = lease.poll(context, look);
                 }
                 let frame = std::task::ready!(frame);
                 let has_ended = frame.is_none() || body.is_end_stream();

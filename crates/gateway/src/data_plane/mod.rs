@@ -6,6 +6,7 @@
 
 mod access_log;
 mod backend_tls;
+mod bell;
 mod body;
 mod forward;
 mod headers;

@@ -11,7 +11,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -22,11 +22,13 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use rustls::server::VerifierBuilderError;
 use tokio::net::TcpStream;
+use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
 use super::backend_tls::{self, Stream};
+use super::bell::Bell;
 use super::body::RequestBody;
 use crate::metrics::PoolMetrics;
 use crate::table::{Backend, BackendProtocol, BackendTls, Table};
@@ -94,26 +96,43 @@ pub(crate) struct Pool {
 /// A connection of HTTP/1. It does nothing that is not asked of it by [`Http1::drive`], unless a task has that to do.
 struct Http1 {
     sender: http1::SendRequest<RequestBody>,
-    driver: Option<Driver>,
+    driver: Driver,
 }
-
-type Driver = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
 
 impl Http1 {
     fn drive(&mut self, context: &mut Context<'_>) {
-        drive(&mut self.driver, context);
+        self.driver.drive(context);
     }
 }
 
-/// Reads and writes what can be at once.
-fn drive(driver: &mut Option<Driver>, context: &mut Context<'_>) {
-    if let Some(driving) = driver
-        && let Poll::Ready(ended) = driving.as_mut().poll(context)
-    {
-        *driver = None;
-        if let Err(error) = ended {
-            tracing::debug!(%error, "connection to an endpoint ended");
+type Connection = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>;
+
+/// What reads and writes, unless it has ended or a task has it.
+struct Driver {
+    connection: Option<Connection>,
+    bell: Bell,
+}
+
+impl Driver {
+    /// Reads and writes what can be at once.
+    fn drive(&mut self, context: &mut Context<'_>) {
+        if let Some(connection) = &mut self.connection
+            && let Poll::Ready(ended) = connection.as_mut().poll(&mut self.bell.answered_by(context))
+        {
+            self.connection = None;
+            if let Err(error) = ended {
+                tracing::debug!(%error, "connection to an endpoint ended");
+            }
         }
+    }
+
+    /// Looks at what driving has brought. While that is ours to do, nobody else has to be woken for it.
+    fn poll<T>(&self, context: &mut Context<'_>, look: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        if self.connection.is_none() {
+            return look(context);
+        }
+        let _muted = self.bell.mute();
+        look(&mut Context::from_waker(Waker::noop()))
     }
 }
 
@@ -128,9 +147,14 @@ impl Lease {
         self.connection.drive(context);
     }
 
+    /// Looks at what [`Self::drive`] has brought; whoever finds nothing has to drive.
+    pub(crate) fn poll<T>(&self, context: &mut Context<'_>, look: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        self.connection.driver.poll(context, look)
+    }
+
     /// Has a task drive the connection from now on.
     pub(crate) fn entrust(&mut self, tasks: &TaskTracker) {
-        if let Some(driver) = self.connection.driver.take() {
+        if let Some(driver) = self.connection.driver.connection.take() {
             tasks.spawn(FutureExt::boxed(async move {
                 if let Err(error) = driver.await {
                     tracing::debug!(%error, "connection to an endpoint ended");
@@ -216,11 +240,16 @@ impl Pool {
                 },
             };
             let answered = {
-                let mut exchange = pin!(connection.sender.try_send_request(request));
-                let driver = &mut connection.driver;
+                let Http1 { sender, driver } = &mut connection;
+                let exchange = {
+                    let _muted = driver.bell.mute();
+                    sender.try_send_request(request)
+                };
+                // Whoever is not to be woken must not be asked to come back, either.
+                let mut exchange = pin!(unconstrained(exchange));
                 let exchange = poll_fn(|context| {
-                    drive(driver, context);
-                    exchange.as_mut().poll(context)
+                    driver.drive(context);
+                    driver.poll(context, |context| exchange.as_mut().poll(context))
                 });
                 exchange.await
             };
@@ -261,7 +290,8 @@ impl Pool {
         builder.max_header_size(MAX_HEADERS as usize).max_buf_size(MAX_BUFFER);
         let made = builder.handshake(TokioIo::new(stream)).await;
         let (sender, connection) = made.map_err(|error| ConnectError::Http(Arc::new(error)))?;
-        Ok(Http1 { sender, driver: Some(Box::pin(connection.with_upgrades())) })
+        let connection = connection.with_upgrades();
+        Ok(Http1 { sender, driver: Driver { connection: Some(Box::pin(connection)), bell: Bell::default() } })
     }
 
     async fn send_http2(
