@@ -263,7 +263,9 @@ impl Door {
         let answer = move |request| {
             let (plane, arrival) = (plane.clone(), arrival.clone());
             async move {
-                let answered = panics::catch_future("gateway", plane.answer(&arrival, request)).await;
+                // Boxed: it is large, and would be copied each time something is put around it before it begins.
+                let answer = Box::pin(plane.answer(&arrival, request));
+                let answered = panics::catch_future("gateway", answer).await;
                 // Other exchanges of the connection go on.
                 answered.unwrap_or_else(|| text(StatusCode::INTERNAL_SERVER_ERROR, "the gateway failed"))
             }
