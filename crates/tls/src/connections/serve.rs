@@ -93,6 +93,8 @@ impl Place {
                 Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, work, is_offered: false }))
             }
         });
+        // Of this connection alone: each of its steps looks at it, under a lock that all others of the port would take, too.
+        let closing = closing.child_token();
         let builder = builder(self.connections.buffer);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let mut idle = pin!(self.idle());
