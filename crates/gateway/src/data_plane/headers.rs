@@ -43,6 +43,11 @@ pub(crate) fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// Takes out what concerns one connection. That a client reads trailers is kept: gRPC needs to know.
 pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
+    // Most heads have nothing of the kind: one look at their names in place of one for each of ours.
+    let ours: [&[HeaderName]; 2] = [&OF_CONNECTION, &OF_PROXIES];
+    if !headers.keys().any(|name| ours.iter().any(|names| names.contains(name))) {
+        return;
+    }
     let named: Vec<HeaderName> =
         tokens(headers, &header::CONNECTION).filter_map(|token| token.parse::<HeaderName>().ok()).collect();
     let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
