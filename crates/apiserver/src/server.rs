@@ -249,8 +249,7 @@ impl Server {
                 }
                 Some(_) = connections.join_next() => {}
                 (tcp, address) = places.accept(&listener) => {
-                    // A token of its own: it is looked at in every turn of the connection, and has a lock.
-                    let (state, acceptor, closing) = (state.clone(), acceptor.clone(), closing.child_token());
+                    let (state, acceptor, closing) = (state.clone(), acceptor.clone(), closing.clone());
                     // Not boxed: every event of every watch comes through here.
                     connections.spawn(async move {
                         let place = tcp.place();
