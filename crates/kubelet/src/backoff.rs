@@ -7,6 +7,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+/// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
+/// gone, and when there were none, or none that is due.
+pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
+pub(crate) const IDLE_HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
+
 pub(crate) struct Backoff {
     initial: Duration,
     max: Duration,
@@ -43,6 +48,12 @@ impl Backoff {
     pub(crate) fn remaining_since_update(&self, key: &str) -> Option<Duration> {
         let since = self.entries.lock().get(key)?.since;
         self.remaining(key, since.elapsed()).map(|(left, _)| left)
+    }
+
+    /// When housekeeping is to look again at what is tried later and later.
+    pub(crate) fn next_look(&self, key: &str) -> Duration {
+        let left = self.remaining_since_update(key).unwrap_or_default();
+        left.clamp(HOUSEKEEPING_INTERVAL, IDLE_HOUSEKEEPING_INTERVAL)
     }
 
     /// Notes another attempt: the next wait is twice as long.

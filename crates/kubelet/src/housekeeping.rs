@@ -14,18 +14,13 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, HOUSEKEEPING_INTERVAL, IDLE_HOUSEKEEPING_INTERVAL};
 use crate::cgroups::Cgroups;
 use crate::cpu_manager::CpuManager;
 use crate::kubelet::Kubelet;
 use crate::state::{self, annotation};
 use crate::worker::Workers;
 use crate::{node, runtime, static_pods};
-
-/// How often leftovers of pods nobody knows are looked for, after a first look at start: while there are some or a pod has just
-/// gone, and when there were none, or none that is due.
-pub(crate) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
-pub(crate) const IDLE_HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Looks for what is left of pods that nobody knows.
 pub(crate) struct Housekeeping {
@@ -151,12 +146,6 @@ impl Housekeeping {
     }
 }
 
-/// When to look again at what is tried later and later.
-pub(crate) fn next_look(backoff: &Backoff, what: &str) -> Duration {
-    let left = backoff.remaining_since_update(what).unwrap_or_default();
-    left.clamp(HOUSEKEEPING_INTERVAL, IDLE_HOUSEKEEPING_INTERVAL)
-}
-
 /// What is being removed, side by side: a storage driver that does not answer holds up its own leftovers only. What fails is
 /// tried again later and later.
 struct Removals {
@@ -174,7 +163,7 @@ impl Removals {
     fn next_look(&self, what: &str) -> Duration {
         match self.under_way.values().any(|other| other == what) {
             true => IDLE_HOUSEKEEPING_INTERVAL,
-            false => next_look(&self.backoff, what),
+            false => self.backoff.next_look(what),
         }
     }
 

@@ -10,8 +10,7 @@ use futures_util::FutureExt;
 
 use super::Csi;
 use super::layout::{Asked, Known};
-use crate::backoff::Backoff;
-use crate::housekeeping::{HOUSEKEEPING_INTERVAL, IDLE_HOUSEKEEPING_INTERVAL, next_look};
+use crate::backoff::{Backoff, HOUSEKEEPING_INTERVAL, IDLE_HOUSEKEEPING_INTERVAL};
 use crate::volumes::in_use::STAGING;
 use crate::volumes::{VolumeError, blocking};
 
@@ -52,7 +51,7 @@ impl Csi {
         for (record, mode) in unused {
             let (this, record, mode) = (self.clone(), record.clone(), *mode);
             let volume = record.unique_name();
-            next = next.min(next_look(&self.unstaging, &volume));
+            next = next.min(self.unstaging.next_look(&volume));
             self.begin_unstaging(volume, async move { this.unstage_if_unused(&record, mode).await });
         }
         next.min(self.unstage_all_late(&known).await)
@@ -78,7 +77,7 @@ impl Csi {
                 continue;
             }
             if is_mounted {
-                next = next.min(next_look(&self.unstaging, &volume));
+                next = next.min(self.unstaging.next_look(&volume));
             }
             let is_over = Duration::try_from(now.duration_since(since)).is_ok_and(|age| age > LATE_ANSWERS);
             if is_over && !is_mounted {
