@@ -118,7 +118,7 @@ impl Side for Recorded {
     }
 
     fn set_mac(&self, index: u32, _mac: [u8; 6]) -> io::Result<()> {
-        self.note(format!("pin mac of {}", self.name(index)))
+        self.note(format!("set mac of {}", self.name(index)))
     }
 
     fn set_promisc(&self, index: u32, on: bool) -> io::Result<()> {
@@ -236,6 +236,7 @@ fn a_pod_on_a_bridge_gets_link_addresses_routes_and_rules() {
         "node: hairpin veth… true",
         "pod: net/ipv6/conf/eth0/accept_dad = 0",
         "pod: net/ipv4/conf/eth0/arp_notify = 1",
+        "pod: net/ipv6/conf/eth0/ndisc_notify = 1",
         "pod: net/ipv6/conf/eth0/accept_ra = 0",
         "pod: net/ipv6/conf/lo/disable_ipv6 = 0",
         "pod: net/ipv6/conf/eth0/disable_ipv6 = 0",
@@ -246,13 +247,14 @@ fn a_pod_on_a_bridge_gets_link_addresses_routes_and_rules() {
         "pod: route 0.0.0.0/0 via 10.42.1.1 dev eth0",
         "pod: route ::/0 via fd42:0:0:1::1 dev eth0",
         "node: address 10.42.1.1/24 on cox0",
-        "node: pin mac of cox0",
+        "node: set mac of cox0",
         "node: net/ipv4/ip_forward = 1",
         "node: address fd42:0:0:1::1/64 on cox0",
-        "node: pin mac of cox0",
+        "node: set mac of cox0",
         "node: net/ipv6/conf/all/forwarding = 1",
         "node: masquerade 10.42.1.2",
         "node: masquerade fd42:0:0:1::2",
+        "pod: set mac of eth0",
         "node: cox0 learns nothing from frames to bridges",
         "node: net/ipv4/conf/veth…/drop_unicast_in_l2_multicast = 1",
         "node: net/ipv6/conf/veth…/drop_unicast_in_l2_multicast = 1",
@@ -375,6 +377,7 @@ fn a_pod_of_its_own_link_reaches_even_its_network_through_the_node() {
         "node: net/ipv6/conf/veth…/accept_ra = 0",
         "pod: net/ipv6/conf/eth0/accept_dad = 0",
         "pod: net/ipv4/conf/eth0/arp_notify = 1",
+        "pod: net/ipv6/conf/eth0/ndisc_notify = 1",
         "pod: net/ipv6/conf/eth0/accept_ra = 0",
         "pod: address 10.42.1.2/24 on eth0",
         "pod: up eth0",

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 
 use super::call::Call;
-use super::interface::{self, AskedArgs, AskedMac, Veth, add_veth, configure, describe, enable_forwarding, find};
+use super::interface::{
+    self, AskedArgs, AskedMac, Veth, add_veth, announce, configure, describe, enable_forwarding, find,
+};
 use super::side::{Kernel, Side};
 use super::spoofing::{self, Entrance, Guard};
 use super::{Handlers, ipam, masquerade};
@@ -223,6 +225,7 @@ fn attach(call: &Call, config: &Config, host: &dyn Side, pod: &dyn Side) -> Resu
     }
     if !config.disable_container_interface {
         wait_for_port(host, port)?;
+        announce(pod, &veth.pod)?;
     }
     hold_to_addresses(call, config, host, pod, &bridge, &veth, &result)?;
     // The bridge takes a port's address until it has one of its own.

@@ -106,6 +106,7 @@ pub(super) fn configure(pod: &dyn Side, link: &Link, result: &AddResult, enable_
     let has_v6 = result.ips.iter().any(|ip| ip.address.is_v6());
     let _ = pod.set_sysctl(&format!("net/ipv6/conf/{name}/accept_dad"), if enable_dad { "1" } else { "0" });
     let _ = pod.set_sysctl(&format!("net/ipv4/conf/{name}/arp_notify"), "1");
+    let _ = pod.set_sysctl(&format!("net/ipv6/conf/{name}/ndisc_notify"), "1");
     // Nobody on the pod's network is a router but the node, which the routes below name.
     let _ = pod.set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
     if has_v6 {
@@ -151,6 +152,14 @@ pub(super) fn configure(pod: &dyn Side, link: &Link, result: &AddResult, enable_
         )))?;
     }
     Ok(())
+}
+
+/// Tells the link's neighbours whose the addresses are now. Otherwise whoever spoke to a pod that had them before goes on sending
+/// to that one's hardware address, for five seconds and more. The kernel announces addresses as the link comes up, which is
+/// before its port passes anything on, and whenever the hardware address is set, be it to what it was.
+pub(super) fn announce(pod: &dyn Side, link: &Link) -> Result<(), CniError> {
+    let failed = CniError::failed(format!("announce the addresses of {:?}", link.name));
+    pod.set_mac(link.index, link.mac).map_err(failed)
 }
 
 /// Deletes the pod's end, and with it the pair; returns the addresses it had. Nothing there is no error.

@@ -180,6 +180,19 @@ impl Lab {
         self.pod.run(|| addresses(&["lo"]))
     }
 
+    pub(crate) fn pod_mac(&self) -> String {
+        self.pod.run(|| Socket::open().unwrap().link("eth0").unwrap().unwrap().mac_text())
+    }
+
+    /// The hardware addresses that the host sends to for these.
+    pub(crate) fn known_by_host<const N: usize>(&self, addresses: [&str; N]) -> [Option<String>; N] {
+        addresses.map(|address| {
+            let shown = Command::new("ip").args(["neigh", "show", address, "dev", "cnio0"]).output().unwrap();
+            let text = String::from_utf8(shown.stdout).unwrap();
+            text.split_whitespace().skip_while(|word| *word != "lladdr").nth(1).map(str::to_owned)
+        })
+    }
+
     pub(crate) fn host_addresses(&self) -> Vec<String> {
         addresses(&["lo", "up0"])
     }

@@ -8,6 +8,7 @@ mod spoofing;
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use cni::config::NetworkConfig;
 use cni::{AttachmentArgs, Network, PortMapping, Status};
@@ -366,6 +367,43 @@ fn a_network_says_whether_it_is_ready_and_collects_what_is_left() {
         assert!(lab.block_on(network.cached("c1", "eth0")).unwrap().is_some());
         assert!(lab.block_on(network.cached("c2", "eth1")).unwrap().is_none());
         assert_eq!(lab.block_on(network.status()), Status::Ready);
+    });
+}
+
+/// The host has spoken to the pod that had the addresses before.
+#[test]
+fn a_pod_with_the_addresses_of_another_is_known_at_once() {
+    Lab::run(|lab| {
+        let ranges = |last: u8| {
+            let only = |subnet: &str, net: &str| json!([{"subnet": subnet, "rangeStart": format!("{net}{last}"), "rangeEnd": format!("{net}{last}")}]);
+            json!([only("10.42.0.0/24", "10.42.0."), only("fd42::/64", "fd42::")])
+        };
+        let of = |last| list(&[bridge(json!({"isGateway": true}), host_local(json!({"ranges": ranges(last)})))]);
+        let (network, other) = (network(lab, ours(), &of(9)), network(lab, ours(), &of(8)));
+        let (netns, args) = (lab.pod_path(), AttachmentArgs::default());
+        // A bridge without any port forgets everybody.
+        lab.block_on(other.add("c0", &lab.neighbour_path(), "eth0", &args)).unwrap();
+
+        lab.block_on(network.add("c1", &netns, "eth0", &args)).unwrap();
+        for target in ["10.42.0.9:80", "[fd42::9]:80"] {
+            lab.connects_from_host(target);
+        }
+        let first = lab.pod_mac();
+        assert_eq!(lab.known_by_host(["10.42.0.9", "fd42::9"]), [Some(first.clone()), Some(first.clone())]);
+        lab.block_on(network.del("c1", &netns, "eth0", &args)).unwrap();
+
+        lab.block_on(network.add("c2", &netns, "eth0", &args)).unwrap();
+        let second = lab.pod_mac();
+        assert_ne!(first, second);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let known = lab.known_by_host(["10.42.0.9", "fd42::9"]);
+            if known.iter().all(|mac| mac.as_ref() == Some(&second)) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "the host knows {known:?}, not {second}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     });
 }
 
