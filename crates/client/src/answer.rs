@@ -67,8 +67,6 @@ pub(crate) fn too_long(most: usize) -> BoxError {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use futures_util::{StreamExt, stream};
     use http_body::Frame;
     use http_body_util::StreamBody;
@@ -110,10 +108,8 @@ mod tests {
             let pieces = stream::repeat_with(move || Ok::<_, BoxError>(Frame::data(piece.clone())));
             StreamBody::new(pieces).boxed_unsync()
         };
-        let began = Instant::now();
         for error in [read_one(endless()).await.unwrap_err(), read_failure(endless()).await.unwrap_err()] {
             assert!(error.to_string().starts_with("more than "), "{error}");
         }
-        assert!(began.elapsed() < DEADLINE);
     }
 }
