@@ -246,6 +246,8 @@ async fn security_a_nodes_credential_is_good_for_itself_only() {
         ("DELETE", format!("{pods}/q"), nothing.clone(), 403, "can only delete pods with spec.nodeName set to itself"),
         ("DELETE", format!("{pods}/good?gracePeriodSeconds=0"), nothing.clone(), 200, ""),
         ("POST", tokens.to_owned(), json!({"spec": {}}), 403, "not bound to a pod"),
+        ("POST", tokens.to_owned(), json!({"spec": null}), 403, "not bound to a pod"),
+        ("POST", tokens.to_owned(), json!({}), 403, "not bound to a pod"),
         ("POST", tokens.to_owned(), token(bound("q", &other_pod), json!([])), 403, "scheduled on a different node"),
         ("POST", tokens.to_owned(), token(bound("p", ""), json!([])), 403, "without a uid"),
         ("POST", tokens.to_owned(), token(bound("p", &other_pod), json!([])), 403, "does not match the UID in record"),

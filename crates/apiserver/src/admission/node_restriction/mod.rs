@@ -10,7 +10,7 @@ pub use labels::labels_not_for_nodes;
 use std::sync::Arc;
 
 use api::Status;
-use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod, ServiceAccount};
@@ -142,9 +142,10 @@ fn claim_status(attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
 
 /// Tokens are for pods that run on the node, and for audiences that those pods name.
 async fn token(cluster: &Cluster, attributes: &Attributes<'_>, node: &str) -> Result<(), Status> {
-    let Some(spec) = attributes.object_ref::<TokenRequest>().and_then(|request| request.spec.as_ref()) else {
-        return Ok(());
-    };
+    let Some(request) = attributes.object_ref::<TokenRequest>() else { return Ok(()) };
+    // A request that says nothing asks for a token that is bound to nothing.
+    let empty = TokenRequestSpec::default();
+    let spec = request.spec.as_ref().unwrap_or(&empty);
     let bound = spec.bound_object_ref.as_ref().filter(|bound| {
         bound.api_version.as_deref() == Some("v1")
             && bound.kind.as_deref() == Some("Pod")
