@@ -2,6 +2,7 @@
 //!
 //! Each component starts as soon as what it needs is there; nothing sleeps.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
@@ -300,16 +301,25 @@ async fn controllers_config(
         controllers.controllers.push("service-lb-controller".into());
     }
     controllers.load_balancing = controllers::LoadBalancing {
-        reserved_ports: [shape.secure_port, shape.kubelet_port, cni::routes::VxlanConfig::default().port]
-            .into_iter()
-            .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
-            .collect(),
+        reserved_ports: reserved_ports(shape),
         gateway_ports: shape.has_gateway.then_some(shape.gateway_ports),
         gateway_controller: gateway::GATEWAY_CONTROLLER,
     };
     // Volumes of earlier versions: every node was on this machine.
     controllers.local_path = controllers::LocalPath { root: options.data_dir.join("local-path"), removes: true };
     Ok(controllers)
+}
+
+/// Ports of the nodes' addresses at which nodes themselves answer: a service that got one would be sent what is meant for them.
+fn reserved_ports(shape: &Shape) -> BTreeSet<u16> {
+    let of_components = [shape.secure_port, shape.kubelet_port, CONTROLLER_MANAGER_PORT, SCHEDULER_PORT];
+    let of_members = shape.ha.ha.then_some(members::PORTS);
+    of_components
+        .into_iter()
+        .chain([cni::routes::VxlanConfig::default().port])
+        .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
+        .chain(of_members.into_iter().flatten())
+        .collect()
 }
 
 /// The settings of this machine's node.
@@ -467,4 +477,22 @@ fn user(name: &str, groups: &[&str]) -> UserInfo {
 
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ha::Ha;
+
+    #[test]
+    fn security_services_get_no_port_at_which_nodes_answer() {
+        for (ha, encrypt, more) in
+            [(false, false, vec![]), (true, false, vec![2379, 2380]), (true, true, vec![2379, 2380, 51820, 51821])]
+        {
+            let flags = Flags { ha: Ha { ha, ..Ha::default() }, encrypt: Some(encrypt), ..Flags::default() };
+            let reserved = reserved_ports(&flags.shape().unwrap());
+            let expected = [6443, 8472, 10250, 10257, 10259].into_iter().chain(more).collect::<BTreeSet<u16>>();
+            assert_eq!(reserved, expected, "{ha} {encrypt}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use crate::shape::Flags;
 /// Where members take requests of clients, and of each other.
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
+pub(crate) const PORTS: [u16; 2] = [CLIENT_PORT, PEER_PORT];
 
 pub(super) fn client_url(address: IpAddr) -> String {
     format!("https://{}", SocketAddr::from((address, CLIENT_PORT)))

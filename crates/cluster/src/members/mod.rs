@@ -14,7 +14,7 @@ mod upkeep;
 
 pub mod cli;
 
-pub(crate) use flags::completed;
+pub(crate) use flags::{PORTS, completed};
 pub(crate) use process::{Member, end_orphan, forget};
 pub(crate) use state::{leave, require_healthy};
 pub(crate) use upkeep::{keep, snapshot};
