@@ -10,9 +10,10 @@ pub(crate) fn is_mirror(pod: &Pod) -> bool {
     api::pod::is_mirror(&pod.metadata)
 }
 
-/// Whether a pod came from a file or URL of this node rather than from the API.
+/// Whether a pod came from a file or URL of this node rather than from the API. What the API holds has a version, and annotations
+/// that say what their author likes.
 pub(crate) fn is_static(pod: &Pod) -> bool {
-    annotation(pod, SOURCE).is_some_and(|source| source != "api")
+    pod.metadata.resource_version.is_none() && annotation(pod, SOURCE).is_some_and(|source| source != "api")
 }
 
 fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {

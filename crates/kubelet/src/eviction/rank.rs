@@ -127,6 +127,7 @@ fn storage_limit(pod: &Pod) -> Option<Quantity> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pod_source::SOURCE;
     use crate::resources::tests::container_with;
     use crate::usage::{ContainerUsage, Space, VolumeUsage};
     use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PodSpec, Volume};
@@ -164,6 +165,23 @@ mod tests {
             rank(pods.into_iter().map(|(pod, usage)| (Arc::new(pod), usage)).collect(), Signal::MemoryAvailable);
         let order: Vec<&str> = ranked.iter().map(|(pod, _)| state::uid(pod)).collect();
         assert_eq!(order, ["greedier", "greedy", "greedy-but-dear", "modest"]);
+    }
+
+    /// What a node runs by itself is never evicted. A pod of the API is not such a one because its author says so.
+    #[test]
+    fn security_a_pod_does_not_make_itself_static() {
+        for (source, version, expected) in [
+            (None, Some("7"), false),
+            (Some("file"), Some("7"), false),
+            (Some("http"), Some("7"), false),
+            (Some("api"), Some("7"), false),
+            (Some("file"), None, true),
+        ] {
+            let mut pod = pod("p", 0, "", "");
+            pod.metadata.annotations = source.map(|source| [(SOURCE.to_owned(), source.to_owned())].into());
+            pod.metadata.resource_version = version.map(str::to_owned);
+            assert_eq!(is_critical(&pod), expected, "{source:?} {version:?}");
+        }
     }
 
     #[test]

@@ -72,6 +72,8 @@ fn make(value: Value, origin: Origin<'_>, node: &str) -> Result<Pod, ManifestErr
     pod.metadata.name = Some(format!("{name}-{}", node.to_lowercase()));
     pod.metadata.namespace.get_or_insert_with(|| "default".into());
     let uid = pod.metadata.uid.get_or_insert(hash).clone();
+    // Only what the API holds has one.
+    pod.metadata.resource_version = None;
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(SOURCE.into(), source.into());
     annotations.insert(HASH.into(), uid);
@@ -165,6 +167,8 @@ mod tests {
         assert_eq!(made.spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
         assert!(!is_mirror(&made) && is_static(&made));
         assert_eq!(pod(TEXT, file, "n1").unwrap(), made, "the same file is the same pod");
+        let saved = TEXT.replace("{name: web}", "{name: web, resourceVersion: '7'}");
+        assert!(is_static(&pod(&saved, file, "n1").unwrap()), "what was once in the API is a pod of this node");
         for (text, origin, node) in [
             (TEXT.replace("nginx", "nginx:2"), file, "n1"),
             (TEXT.to_string(), file, "n2"),
