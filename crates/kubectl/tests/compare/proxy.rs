@@ -58,6 +58,7 @@ async fn security_the_proxy_lends_nothing_to_foreign_pages() {
     let own = format!("Origin: http://{}", proxy.address);
     let foreign = "Origin: http://evil.example";
     let watch = "GET /api/v1/namespaces?watch=true";
+    let page = "GET /api/v1/namespaces/default/pods/missing/proxy/";
     let websocket = |origin| [&WEBSOCKET[..], &[origin]].concat();
     for (line, headers, expected) in [
         ("GET /api/v1/namespaces/default", vec![foreign], 200),
@@ -66,6 +67,9 @@ async fn security_the_proxy_lends_nothing_to_foreign_pages() {
         ("DELETE /api/v1/namespaces/missing", vec!["Sec-Fetch-Site: same-site", "Content-Length: 0"], 403),
         ("DELETE /api/v1/namespaces/missing", vec![&own, "Content-Length: 0"], 404),
         ("DELETE /api/v1/namespaces/missing", vec!["Content-Length: 0"], 404),
+        // A pod's answer would be a page like the proxy's own.
+        (page, vec!["Sec-Fetch-Site: cross-site"], 403),
+        (page, vec!["Sec-Fetch-Site: none"], 404),
         (watch, websocket(foreign), 403),
         (watch, websocket(&own), 101),
         ("GET /api/v1/namespaces/default/pods/web-1/%65xec?command=id", WEBSOCKET.to_vec(), 403),

@@ -41,7 +41,7 @@ impl Filter {
 }
 
 /// None if something in it is no encoding, or does not encode text.
-fn decoded(path: &str) -> Option<String> {
+pub(super) fn decoded(path: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.bytes();
     while let Some(byte) = rest.next() {

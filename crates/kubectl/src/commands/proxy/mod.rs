@@ -187,7 +187,7 @@ async fn answer(proxy: &Proxy, mut request: Request<Incoming>) -> Response<Body>
     };
     if let Some(filter) = &proxy.filter
         && (!filter.accepts(request.method().as_str(), &inner, host(&request))
-            || pages::is_foreign(request.method(), request.headers()))
+            || pages::is_foreign(request.method(), &inner, request.headers()))
     {
         return text(StatusCode::FORBIDDEN, "Forbidden\n");
     }

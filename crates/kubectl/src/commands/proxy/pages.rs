@@ -9,12 +9,19 @@ use bytes::Bytes;
 use client::Body;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, header};
 
+use super::filter::decoded;
 use super::{plain, text};
 
-/// Whether a page of another origin wants to change something, or to open a connection whose answers it could read.
-pub(super) fn is_foreign(method: &Method, headers: &HeaderMap) -> bool {
+/// Whether a page of another origin wants to change something, to open a connection whose answers it could read, or to have
+/// the browser show what somebody's pod answers: that would be a page of this origin, and could do all that the proxy may.
+pub(super) fn is_foreign(method: &Method, path: &str, headers: &HeaderMap) -> bool {
     let reads = matches!(*method, Method::GET | Method::HEAD) && !headers.contains_key(header::UPGRADE);
-    !reads && comes_from_elsewhere(headers)
+    (!reads || leads_to_others(path)) && comes_from_elsewhere(headers)
+}
+
+/// Whether the server passes the request on to a pod, a service or a node.
+fn leads_to_others(path: &str) -> bool {
+    decoded(path).is_none_or(|path| path.split('/').any(|part| part == "proxy"))
 }
 
 /// What cannot be read counts as coming from elsewhere.
@@ -143,7 +150,19 @@ mod tests {
             (Method::DELETE, vec![host, ("sec-fetch-site", "same-site")], true),
             (Method::PUT, vec![host, ("sec-fetch-site", "same-origin")], false),
         ] {
-            assert_eq!(is_foreign(&method, &headers(&given)), expected, "{method} {given:?}");
+            assert_eq!(is_foreign(&method, "/api/v1/pods", &headers(&given)), expected, "{method} {given:?}");
+        }
+        let (elsewhere, typed) =
+            (headers(&[host, ("sec-fetch-site", "cross-site")]), headers(&[host, ("sec-fetch-site", "none")]));
+        for (path, expected) in [
+            ("/api/v1/namespaces/a/pods/p/proxy/", true),
+            ("/api/v1/namespaces/a/services/s/pro%78y/x", true),
+            ("/api/v1/nodes/n/proxy", true),
+            ("/api/v1/namespaces/a/pods/p%", true),
+            ("/api/v1/namespaces/a/pods/proxy-1/log", false),
+        ] {
+            assert_eq!(is_foreign(&Method::GET, path, &elsewhere), expected, "{path}");
+            assert!(!is_foreign(&Method::GET, path, &typed), "{path}");
         }
     }
 
