@@ -25,6 +25,9 @@ const ALLOWED_TTL: Duration = Duration::from_secs(300);
 const DENIED_TTL: Duration = Duration::from_secs(30);
 /// A full cache is emptied: answers are only asked for again.
 const CACHE_LIMIT: usize = 1024;
+/// Longer tokens and questions are not kept: whoever asks chooses how long, and nobody has looked at them before (upstream's
+/// `maxControlledAttrCacheSize`).
+const MAX_KEPT: usize = 10_000;
 
 /// Something that a caller wants to do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +36,16 @@ pub enum Access {
     Path { verb: String, path: String },
     /// A subresource of a node: how the kubelet's paths are permitted.
     Node { verb: &'static str, name: String, subresource: &'static str },
+}
+
+impl Access {
+    /// The bytes of it that a caller chooses.
+    fn length(&self) -> usize {
+        match self {
+            Access::Path { verb, path } => verb.len() + path.len(),
+            Access::Node { name, .. } => name.len(),
+        }
+    }
 }
 
 /// Asks the API server, and remembers.
@@ -61,7 +74,9 @@ impl Reviews {
             groups: user.groups.unwrap_or_default(),
             extra: user.extra.unwrap_or_default(),
         });
-        self.users.put(token.to_owned(), user.clone());
+        if token.len() <= MAX_KEPT {
+            self.users.put(token.to_owned(), user.clone());
+        }
         Ok(user)
     }
 
@@ -98,7 +113,9 @@ impl Reviews {
         let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let answer = self.client.all::<SubjectAccessReview>().create(&review).await?;
         let allowed = answer.status.is_some_and(|status| status.allowed);
-        self.allowed.put(key, allowed);
+        if key.0.len() + access.length() <= MAX_KEPT {
+            self.allowed.put(key, allowed);
+        }
         Ok(allowed)
     }
 }
@@ -144,7 +161,50 @@ impl<K: Hash + Eq, V: Clone> Cache<K, V> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Full};
+    use serde_json::json;
+
     use super::*;
+
+    /// Somebody who sends long tokens, or asks for long paths, makes the port ask each time and fills no memory.
+    #[tokio::test]
+    async fn security_long_tokens_and_paths_are_not_kept() {
+        let asked = Arc::new(AtomicUsize::default());
+        let count = asked.clone();
+        let handler: crate::Handler = Arc::new(move |request: Request<Bytes>| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let is_token = request.uri().path().ends_with("/tokenreviews");
+            let answer = match is_token {
+                true => json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {},
+                    "status": {"authenticated": false}}),
+                false => json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {},
+                    "status": {"allowed": false}}),
+            };
+            let body = Full::new(Bytes::from(answer.to_string()));
+            let body: crate::Body = body.map_err(|never| match never {}).boxed_unsync();
+            Box::pin(async move { Response::new(body) })
+        });
+        let reviews = Reviews::new(Client::in_process(handler, api::UserInfo::default()));
+        let path = |length: usize| Access::Path { verb: "get".to_owned(), path: "/".repeat(length) };
+        for (length, expected) in [(10, 1), (MAX_KEPT + 1, 2)] {
+            for question in 0..2 {
+                asked.store(0, Ordering::Relaxed);
+                for _ in 0..2 {
+                    match question {
+                        0 => assert_eq!(reviews.user(&"t".repeat(length)).await.unwrap(), None),
+                        _ => assert!(!reviews.allows(&api::UserInfo::anonymous(), &path(length)).await.unwrap()),
+                    }
+                }
+                assert_eq!(asked.load(Ordering::Relaxed), expected, "{length} bytes");
+            }
+        }
+        assert_eq!((reviews.users.0.lock().len(), reviews.allowed.0.lock().len()), (1, 1));
+    }
 
     #[test]
     fn tokens_are_found_in_headers() {
