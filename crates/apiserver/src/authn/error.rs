@@ -174,6 +174,8 @@ pub(crate) enum TokenWebhookError {
     Said(String),
     #[error("user is not readable: {0}")]
     User(serde_json::Error),
+    #[error("audiences are not readable: {0}")]
+    Audiences(serde_json::Error),
     #[error("authenticated nobody")]
     Nobody,
 }

@@ -78,8 +78,9 @@ fn accepted(answer: &Value, audiences: &[String], implied: &[String]) -> Result<
     if user.name.is_empty() {
         return Err(TokenWebhookError::Nobody);
     }
-    let given: Vec<String> = serde_json::from_value(status["audiences"].clone()).unwrap_or_default();
-    let given = if given.is_empty() { implied } else { &given };
+    let given: Option<Vec<String>> =
+        serde_json::from_value(status["audiences"].clone()).map_err(TokenWebhookError::Audiences)?;
+    let given = given.as_deref().filter(|given| !given.is_empty()).unwrap_or(implied);
     if audiences.is_empty() {
         return Ok(Some((user, Vec::new())));
     }
@@ -126,5 +127,17 @@ mod tests {
             let found = accepted(&answer, &asked, &list(&["api"])).unwrap();
             assert_eq!(found.map(|(_, audiences)| audiences), expected, "{asked:?}");
         }
+    }
+
+    #[test]
+    fn security_audiences_that_cannot_be_read_are_not_taken_for_none() {
+        let own = ["api".to_owned()];
+        for audiences in [json!("vault"), json!(["api", 1]), json!({"vault": true}), json!(7)] {
+            let status = json!({"authenticated": true, "user": {"username": "ann"}, "audiences": audiences});
+            let found = accepted(&json!({"status": status}), &own, &own);
+            assert!(matches!(found, Err(TokenWebhookError::Audiences(_))), "{status}");
+        }
+        let status = json!({"authenticated": true, "user": {"username": "ann"}, "audiences": null});
+        assert!(accepted(&json!({"status": status}), &own, &own).unwrap().is_some());
     }
 }
