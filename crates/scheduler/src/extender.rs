@@ -1,6 +1,6 @@
 //! HTTP extenders: services outside that filter, score, preempt and bind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use api::meta::Meta as _;
 use bytes::Bytes;
 use client::Client;
 use client::kubeconfig::{AuthInfo, Cluster, Kubeconfig, Overrides};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,8 @@ use crate::pod::PodInfo;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Extenders score from 0 to this.
 const MAX_EXTENDER_SCORE: i64 = 10;
+/// What an extender may say besides twice what it was asked: why it rejects nodes.
+const MAX_REASONS: usize = 16 << 20;
 
 pub(crate) struct Extender {
     configured: Configured,
@@ -191,6 +193,7 @@ impl Extender {
         let path = prefix.split_once("://").and_then(|(_, rest)| rest.split_once('/')).map_or("", |(_, path)| path);
         let slash = if path.is_empty() { "" } else { "/" };
         let body = serde_json::to_vec(args)?;
+        let most = body.len().saturating_mul(2).saturating_add(MAX_REASONS);
         let request = http::Request::post(format!("/{path}{slash}{verb}"))
             .header("content-type", "application/json")
             .body(Bytes::from(body))?;
@@ -200,7 +203,8 @@ impl Extender {
                 let code = response.status().as_u16();
                 return Err(ExtenderError::Code { verb: verb.to_owned(), prefix: prefix.to_owned(), code });
             }
-            let body = response.into_body().collect().await.map_err(ExtenderError::Body)?.to_bytes();
+            let body = Limited::new(response.into_body(), most).collect().await;
+            let body = body.map_err(ExtenderError::Body)?.to_bytes();
             Ok(serde_json::from_slice(&body)?)
         };
         match tokio::time::timeout(self.timeout, answer).await {
@@ -279,7 +283,8 @@ pub(crate) async fn filter(
                 diagnosis.add(*id, &Rejection::new(EXTENDER, reason.clone()));
             }
         }
-        nodes.retain(|(_, node)| passed.iter().any(|name| name == name_of(node)));
+        let passed: HashSet<&str> = passed.iter().map(String::as_str).collect();
+        nodes.retain(|(_, node)| passed.contains(name_of(node)));
         diagnosis.by_extender |= nodes.len() != before;
     }
     Ok(nodes)
@@ -297,16 +302,27 @@ pub(crate) async fn prioritize(
         let args = extender.args(pod, nodes);
         match extender.send::<Vec<HostPriority>>(&extender.configured.prioritize_verb, &args).await {
             Ok(scores) => {
-                for (total, (_, node)) in totals.iter_mut().zip(nodes) {
-                    let scores = scores.iter().filter(|score| score.host == name_of(node));
-                    let sum: i64 = scores.map(|score| score.score).sum();
-                    *total += sum * extender.configured.weight * (MAX_SCORE / MAX_EXTENDER_SCORE);
-                }
+                let names = nodes.iter().map(|(_, node)| name_of(node));
+                add_scores(totals, names, &scores, extender.configured.weight);
             }
             Err(error) => {
                 tracing::warn!(extender = extender.configured.url_prefix, %error, "no scores from extender");
             }
         }
+    }
+}
+
+/// Adds what an extender says of nodes to their totals. It may name any of them, as often as it likes and with any number.
+fn add_scores<'n>(totals: &mut [i64], nodes: impl Iterator<Item = &'n str>, scores: &[HostPriority], weight: i64) {
+    let mut sums: HashMap<&str, i64> = HashMap::new();
+    for HostPriority { host, score } in scores {
+        let sum = sums.entry(host).or_default();
+        *sum = sum.saturating_add(*score);
+    }
+    for (total, node) in totals.iter_mut().zip(nodes) {
+        let sum = sums.get(node).copied().unwrap_or_default();
+        let weighted = sum.saturating_mul(weight).saturating_mul(MAX_SCORE / MAX_EXTENDER_SCORE);
+        *total = total.saturating_add(weighted);
     }
 }
 
@@ -368,4 +384,54 @@ fn agreed(
         }
     }
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[test]
+    fn security_extenders_score_with_any_number() {
+        let scores = |list: &[(&str, i64)]| -> Vec<HostPriority> {
+            list.iter().map(|(host, score)| HostPriority { host: (*host).to_owned(), score: *score }).collect()
+        };
+        for (list, weight, expected) in [
+            (scores(&[("a", 1), ("b", 10), ("a", 2), ("elsewhere", 5)]), 5, [7 + 150, 7 + 500]),
+            (scores(&[("a", i64::MAX), ("b", i64::MIN)]), 1, [i64::MAX, i64::MIN + 7]),
+            (scores(&[("a", i64::MAX), ("a", i64::MAX)]), i64::MAX, [i64::MAX, 7]),
+        ] {
+            let mut totals = [7, 7];
+            add_scores(&mut totals, ["a", "b"].into_iter(), &list, weight);
+            assert_eq!(totals, expected);
+        }
+        // Each list is looked through once.
+        let names: Vec<String> = (0..100_000).map(|number| format!("node-{number}")).collect();
+        let list: Vec<HostPriority> = names.iter().map(|name| HostPriority { host: name.clone(), score: 1 }).collect();
+        let mut totals = vec![0; names.len()];
+        add_scores(&mut totals, names.iter().map(String::as_str), &list, 1);
+        assert!(totals.iter().all(|total| *total == MAX_SCORE / MAX_EXTENDER_SCORE));
+    }
+
+    #[tokio::test]
+    async fn security_an_extender_that_answers_without_end_is_cut_off() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url_prefix = format!("http://{}", listener.local_addr().unwrap());
+        let endless = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 4096];
+            assert!(stream.read(&mut request).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n[").await.unwrap();
+            let piece = vec![b' '; 1 << 20];
+            while stream.write_all(&piece).await.is_ok() {}
+        });
+        let http_timeout = serde_json::from_value(json!("60s")).unwrap();
+        let configured = Configured { url_prefix, http_timeout, ..Configured::default() };
+        let extender = Extender::new(configured).unwrap();
+        let answer = extender.send::<Value>("filter", &json!({})).await;
+        assert!(matches!(answer, Err(ExtenderError::Body(_))), "{answer:?}");
+        endless.await.unwrap();
+    }
 }
