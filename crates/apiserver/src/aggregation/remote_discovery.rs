@@ -1,6 +1,6 @@
 //! What an aggregated API server offers in one version of a group: its resources, and where they are described.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -87,6 +87,8 @@ fn from_legacy(list: &Value, group: &str, version: &str) -> Vec<Value> {
         json!({"group": or(text(item, "group"), group), "version": or(text(item, "version"), version), "kind": item["kind"]})
     };
     let mut resources: Vec<Value> = Vec::new();
+    // Where each is, by name: a server may list as many as fit into an answer.
+    let mut places: HashMap<String, usize> = HashMap::new();
     let items = || list["resources"].as_array().into_iter().flatten();
     for item in items().filter(|item| !text(item, "name").contains('/')) {
         let mut resource = json!({"resource": item["name"], "responseKind": kind(item),
@@ -97,17 +99,18 @@ fn from_legacy(list: &Value, group: &str, version: &str) -> Vec<Value> {
                 resource[field] = item[field].clone();
             }
         }
+        places.entry(text(item, "name")).or_insert(resources.len());
         resources.push(resource);
     }
     for item in items() {
         let name = text(item, "name");
         let Some((parent, subresource)) = name.split_once('/') else { continue };
-        let found = resources.iter().position(|resource| resource["resource"] == parent);
-        let at = found.unwrap_or_else(|| {
+        let at = places.get(parent).copied().unwrap_or_else(|| {
             // A subresource of what cannot be listed itself.
             let scope = if item["namespaced"] == true { "Namespaced" } else { "Cluster" };
             resources.push(json!({"resource": parent, "scope": scope, "verbs": [], "singularResource": "",
                 "responseKind": {"group": "", "version": "", "kind": ""}}));
+            places.insert(parent.to_owned(), resources.len() - 1);
             resources.len() - 1
         });
         let entry = json!({"subresource": subresource, "responseKind": kind(item), "verbs": item["verbs"]});
@@ -180,6 +183,14 @@ mod tests {
         assert_eq!(resources[0]["responseKind"]["group"], "wardle.example.com");
         assert_eq!(resources[0]["subresources"][0]["responseKind"]["group"], "autoscaling");
         assert_eq!((&resources[1]["scope"], &resources[1]["verbs"]), (&json!("Cluster"), &json!([])));
+    }
+
+    #[test]
+    fn security_a_long_list_of_resources_is_looked_through_once() {
+        let item = |name: String| json!({"name": name, "namespaced": true, "kind": "K", "verbs": []});
+        let items = (0..100_000).flat_map(|number| [item(format!("r{number}")), item(format!("s{number}/x"))]);
+        let list = json!({"resources": items.collect::<Vec<_>>()});
+        assert_eq!(from_legacy(&list, "example.com", "v1").len(), 200_000);
     }
 
     #[test]
