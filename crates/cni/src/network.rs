@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 use crate::config::{NetworkConfig, is_valid_name};
 use crate::error::{CniError, Error, code};
@@ -20,6 +20,8 @@ const CACHE_DIR: &str = "/var/lib/cni";
 const LEFT: &str = "left";
 /// How long a plug-in may take. The kubelet gives a sandbox four minutes; after that it tries again, beside what still hangs.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(180);
+/// What a plug-in may answer, and what it may say besides: no result is nearly as long.
+const MAX_OUTPUT: u64 = 4 << 20;
 
 /// A network as configured on this node.
 #[derive(Clone, Debug)]
@@ -396,23 +398,25 @@ impl Network {
         let feed = async move {
             let _ = input.write_all(stdin.as_bytes()).await;
             drop(input);
+            Ok::<(), std::io::Error>(())
         };
-        let answer = async { tokio::join!(feed, child.wait_with_output()).1 };
-        // One that does not answer is killed.
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let answer = async { tokio::try_join!(feed, read_bounded(stdout), read_bounded(stderr), child.wait()) };
+        // One that does not answer, or does not end, is killed.
         let output = tokio::time::timeout(PLUGIN_TIMEOUT, answer).await;
         let output = output.map_err(|_| failed(format!("no answer within {PLUGIN_TIMEOUT:?}")))?;
-        let output = output.map_err(|error| failed(error.to_string()))?;
-        if !output.stderr.is_empty() {
-            tracing::debug!(plugin = kind, command, stderr = %String::from_utf8_lossy(&output.stderr), "plug-in said");
+        let ((), stdout, stderr, status) = output.map_err(|error| failed(error.to_string()))?;
+        if !stderr.is_empty() {
+            tracing::debug!(plugin = kind, command, stderr = %String::from_utf8_lossy(&stderr), "plug-in said");
         }
-        if output.status.success() {
-            return Ok(output.stdout);
+        if status.success() {
+            return Ok(stdout);
         }
-        let error = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
-            let said = if output.stdout.is_empty() { &output.stderr } else { &output.stdout };
+        let error = serde_json::from_slice(&stdout).unwrap_or_else(|_| {
+            let said = if stdout.is_empty() { &stderr } else { &stdout };
             let said = String::from_utf8_lossy(said).trim().to_owned();
             match said.is_empty() {
-                true => CniError::internal(format!("netplugin failed with no error message: {}", output.status)),
+                true => CniError::internal(format!("netplugin failed with no error message: {status}")),
                 false => CniError::internal(format!("netplugin failed: {said:?}")),
             }
         });
@@ -533,6 +537,17 @@ impl Network {
             }
         }
         attachments
+    }
+}
+
+/// What a plug-in says, to its end; an error where it says too much.
+async fn read_bounded(pipe: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
+    let mut said = Vec::new();
+    let Some(pipe) = pipe else { return Ok(said) };
+    pipe.take(MAX_OUTPUT + 1).read_to_end(&mut said).await?;
+    match said.len() as u64 > MAX_OUTPUT {
+        true => Err(std::io::Error::other(format!("more than {MAX_OUTPUT} bytes of output"))),
+        false => Ok(said),
     }
 }
 
@@ -714,6 +729,17 @@ mod tests {
             }
             assert!(!is_there(), "it is still there");
         }
+    }
+
+    #[tokio::test]
+    async fn security_a_plug_in_that_answers_without_end_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/usr/bin/yes", dir.path().join("endless")).unwrap();
+        let text = r#"{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "endless"}]}"#;
+        let network =
+            Network::new(NetworkConfig::parse(text, true).unwrap(), [dir.path().into()]).cache_dir(dir.path());
+        let error = network.add("c1", "/ns", "eth0", &AttachmentArgs::default()).await.unwrap_err().to_string();
+        assert!(error.contains("failed (add): more than 4194304 bytes"), "{error}");
     }
 
     #[tokio::test]
