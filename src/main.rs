@@ -224,10 +224,11 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Logs go to standard error; `COX_LOG` chooses what (`info`, `apiserver=debug`, …).
+/// Logs go to standard error, one line per event; `COX_LOG` chooses what (`info`, `apiserver=debug`, …).
 fn start_logging(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("COX_LOG").unwrap_or_else(|_| default.into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let lines = || trace::log::OneLine(std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(lines).with_ansi(false).init();
 }
 
 #[cfg(test)]

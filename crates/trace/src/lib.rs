@@ -18,6 +18,7 @@ mod export;
 pub mod fuzz;
 mod id;
 mod laps;
+pub mod log;
 mod name;
 pub mod otlp;
 mod reader;
