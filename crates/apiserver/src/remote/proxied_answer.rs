@@ -5,17 +5,53 @@
 //! client named. Everything else passes as it is.
 
 use std::io::Read;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use api::Status;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use flate2::Compression;
+use futures_util::StreamExt;
+use futures_util::future::ready;
 use http::{HeaderValue, Response, header};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 
-use crate::body::{Body, BodyError, full};
+use crate::body::{self, Body, BodyError, full, guarded};
 
-/// A page that is larger is passed on unchanged, or refused if it did not say so before.
-const MAX_PAGE: usize = 64 * 1024 * 1024;
+/// A page that is larger, as it came or with its links changed, is passed on unchanged.
+const MAX_PAGE: usize = 16 << 20;
+/// What all pages together may take that are held to change their links, until their clients have them. Others are passed on unchanged.
+const MAX_PAGES: usize = 256 << 20;
+
+static PAGES: Pages = Pages(AtomicUsize::new(0));
+
+/// The bytes of pages that are held.
+struct Pages(AtomicUsize);
+
+/// The bytes of one page among them, as long as this lives.
+struct Held {
+    pages: &'static Pages,
+    bytes: usize,
+}
+
+impl Held {
+    fn none_of(pages: &'static Pages) -> Self {
+        Self { pages, bytes: 0 }
+    }
+
+    /// Whether there is room for more bytes, which are then held.
+    fn grow(&mut self, bytes: usize) -> bool {
+        let fits = |held: usize| held.checked_add(bytes).filter(|held| *held <= MAX_PAGES);
+        let has_room = self.pages.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
+        self.bytes += if has_room { bytes } else { 0 };
+        has_room
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.pages.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 /// Where a proxied answer comes from, and where its links must lead.
 pub(crate) struct Links<'a> {
@@ -32,7 +68,7 @@ pub(crate) async fn pass(
     links: &Links<'_>,
     response: Response<hyper::body::Incoming>,
 ) -> Result<Response<Body>, Status> {
-    let (mut parts, body) = response.into_parts();
+    let (mut parts, mut body) = response.into_parts();
     if let Some(location) = parts.headers.get(header::LOCATION).and_then(|value| value.to_str().ok()) {
         if let Some(value) = links.rewrite(location).and_then(|text| HeaderValue::from_str(&text).ok()) {
             parts.headers.insert(header::LOCATION, value);
@@ -53,11 +89,27 @@ pub(crate) async fn pass(
         return Ok(Response::from_parts(parts, streamed(body)));
     }
     let unreadable = |error: BodyError| Status::service_unavailable(format!("error trying to reach service: {error}"));
-    let whole = Limited::new(body, MAX_PAGE).collect().await.map_err(unreadable)?.to_bytes();
+    let (mut whole, mut held) = (BytesMut::new(), Held::none_of(&PAGES));
+    while let Some(frame) = body.frame().await {
+        let Ok(piece) = frame.map_err(|error| unreadable(error.into()))?.into_data() else { continue };
+        whole.extend_from_slice(&piece);
+        if whole.len() > MAX_PAGE || !held.grow(piece.len()) {
+            let begun = futures_util::stream::once(ready(Ok(whole.freeze())));
+            let rest = body.into_data_stream().map(|piece| piece.map_err(BodyError::from));
+            return Ok(Response::from_parts(parts, guarded(body::stream(begun.chain(rest)), held)));
+        }
+    }
+    let whole = whole.freeze();
     // What does not unpack is not ours to mend.
-    let changed = encoding.unpack(&whole).map_or(whole, |page| encoding.pack(links.rewrite_page(&page)));
+    let changed = encoding.unpack(&whole).and_then(|page| links.rewrite_page(&page)).map(|page| encoding.pack(page));
+    let more = |changed: &Bytes| changed.len().saturating_sub(whole.len());
+    let changed = changed.filter(|changed| held.grow(more(changed)));
+    let page = changed.unwrap_or(whole);
     parts.headers.remove(header::CONTENT_LENGTH);
-    Ok(Response::from_parts(parts, full(changed)))
+    if !page.is_empty() {
+        parts.headers.insert(header::CONTENT_LENGTH, page.len().into());
+    }
+    Ok(Response::from_parts(parts, guarded(full(page), held)))
 }
 
 fn streamed(body: hyper::body::Incoming) -> Body {
@@ -148,8 +200,9 @@ impl Links<'_> {
         Some(format!("{before}{prefix}{path}")).filter(|changed| changed != url)
     }
 
-    /// A page with its links changed, and otherwise the same to the byte.
-    fn rewrite_page(&self, page: &[u8]) -> Vec<u8> {
+    /// A page with its links changed, and otherwise the same to the byte; nothing if it would be too long. A page may be all links,
+    /// each of which grows by the whole prefix.
+    fn rewrite_page(&self, page: &[u8]) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(page.len() + 256);
         let mut at = 0;
         while let Some(offset) = page[at..].iter().position(|byte| *byte == b'<') {
@@ -171,7 +224,7 @@ impl Links<'_> {
             let name = String::from_utf8_lossy(&rest[1..=name_length]).to_ascii_lowercase();
             out.extend_from_slice(&rest[..=name_length]);
             at += 1 + name_length;
-            at += self.rewrite_tag(&name, &page[at..], &mut out);
+            at += self.rewrite_tag(&name, &page[at..], &mut out)?;
             if RAW.contains(&name.as_str()) {
                 let end = find_close(&page[at..], &name);
                 out.extend_from_slice(&page[at..at + end]);
@@ -179,11 +232,11 @@ impl Links<'_> {
             }
         }
         out.extend_from_slice(&page[at..]);
-        out
+        (out.len() <= MAX_PAGE).then_some(out)
     }
 
-    /// The attributes of a tag, up to and including its `>`; returns how much of the page that was.
-    fn rewrite_tag(&self, element: &str, rest: &[u8], out: &mut Vec<u8>) -> usize {
+    /// The attributes of a tag, up to and including its `>`; returns how much of the page that was, or nothing if it became too long.
+    fn rewrite_tag(&self, element: &str, rest: &[u8], out: &mut Vec<u8>) -> Option<usize> {
         let wanted = ATTRIBUTES.iter().find(|(name, _)| *name == element).map_or(&[][..], |(_, names)| *names);
         let mut at = 0;
         let copy = |from: usize, to: usize, out: &mut Vec<u8>| out.extend_from_slice(&rest[from..to]);
@@ -191,14 +244,17 @@ impl Links<'_> {
             from + rest[from..].iter().take_while(|byte| is_part(**byte)).count()
         };
         loop {
+            if out.len() > MAX_PAGE {
+                return None;
+            }
             let start = skip(at, &|byte| byte.is_ascii_whitespace() || byte == b'/');
             copy(at, start, out);
             at = start;
             match rest.get(at) {
-                None => return at,
+                None => return Some(at),
                 Some(b'>') => {
                     out.push(b'>');
-                    return at + 1;
+                    return Some(at + 1);
                 }
                 Some(_) => {}
             }
@@ -287,7 +343,7 @@ mod tests {
                 format!("<script src=\"{prefix}/s.js\">if (a<b) '<a href=\"/x\">'</script><a href={prefix}/y>"),
             ),
         ] {
-            assert_eq!(String::from_utf8(LINKS.rewrite_page(page.as_bytes())).unwrap(), expected);
+            assert_eq!(rewritten(page), expected);
         }
         for same in [
             "",
@@ -307,18 +363,44 @@ mod tests {
             "<script>",
             "<a href='http://example.org/'>",
         ] {
-            assert_eq!(String::from_utf8(LINKS.rewrite_page(same.as_bytes())).unwrap(), same);
+            assert_eq!(rewritten(same), same);
         }
+    }
+
+    fn rewritten(page: &str) -> String {
+        String::from_utf8(LINKS.rewrite_page(page.as_bytes()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn security_a_page_of_links_does_not_grow_without_end() {
+        let count = MAX_PAGE / LINKS.prefix.len() + 1;
+        for page in ["<a href=/>".repeat(count), format!("<a {}>", "href=/ ".repeat(count))] {
+            assert!(page.len() < MAX_PAGE);
+            assert_eq!(LINKS.rewrite_page(page.as_bytes()), None);
+        }
+        // It takes a few kilobytes to send one.
+        let bomb = Encoding::Gzip.pack(vec![b' '; MAX_PAGE + 1]);
+        assert_eq!(Encoding::Gzip.unpack(&bomb), None);
+    }
+
+    #[test]
+    fn security_pages_share_the_room_that_there_is() {
+        static PAGES: Pages = Pages(AtomicUsize::new(0));
+        let (mut one, mut other) = (Held::none_of(&PAGES), Held::none_of(&PAGES));
+        assert!(one.grow(MAX_PAGES - 1) && other.grow(1));
+        assert!(!other.grow(1) && !other.grow(usize::MAX));
+        drop(one);
+        assert!(other.grow(MAX_PAGES - 1) && !other.grow(1));
+        drop(other);
+        assert_eq!(PAGES.0.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn packed_pages_are_unpacked_and_packed() {
         let packed = Encoding::Gzip.pack(b"<a href=/x>".to_vec());
         let page = Encoding::Gzip.unpack(&packed).unwrap();
-        assert_eq!(
-            Encoding::Gzip.unpack(&Encoding::Gzip.pack(LINKS.rewrite_page(&page))).unwrap(),
-            LINKS.rewrite_page(b"<a href=/x>")
-        );
+        let again = Encoding::Gzip.pack(LINKS.rewrite_page(&page).unwrap());
+        assert_eq!(Encoding::Gzip.unpack(&again), LINKS.rewrite_page(b"<a href=/x>"));
         assert_eq!(Encoding::Gzip.unpack(&Bytes::from_static(b"not packed")), None);
     }
 }
