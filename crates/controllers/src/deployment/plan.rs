@@ -153,12 +153,12 @@ impl<'a> Pass<'a> {
     }
 
     fn total_size(&self) -> i32 {
-        self.all().map(size).sum()
+        self.all().map(size).fold(0, i32::saturating_add)
     }
 
     /// Keeps the annotations of the present ReplicaSet and the revision of the Deployment up to date.
     fn refresh_new(&mut self) {
-        let next = self.old.iter().map(revision).max().unwrap_or(0) + 1;
+        let next = self.old.iter().map(revision).max().unwrap_or(0).saturating_add(1);
         let Some(new) = &mut self.new else { return };
         set_new_annotations(new, self.deployment, next);
         if let Some(spec) = &mut new.spec
@@ -177,7 +177,7 @@ impl<'a> Pass<'a> {
         if self.new.is_some() {
             return self.refresh_new();
         }
-        let next = self.old.iter().map(revision).max().unwrap_or(0) + 1;
+        let next = self.old.iter().map(revision).max().unwrap_or(0).saturating_add(1);
         let hash = template_hash(&self.spec.template, self.status.collision_count);
         let mut set = new_replica_set(self.deployment, self.spec, &hash, next);
         let count = self.room_for_new(0);
@@ -227,13 +227,13 @@ impl<'a> Pass<'a> {
     }
 
     fn shrink_old(&mut self) -> bool {
-        if self.old.iter().map(size).sum::<i32>() == 0 {
+        if self.old.iter().all(|set| size(set) == 0) {
             return false;
         }
         let (new_size, new_available) = self.new.as_ref().map_or((0, 0), |new| (size(new), available(new)));
         let min_available = self.replicas - self.unavailable;
         // Pods of the new template that are not available yet must not cost old ones that are.
-        let budget = self.total_size() - min_available - (new_size - new_available);
+        let budget = (self.total_size() - min_available).saturating_sub(new_size - new_available);
         if budget <= 0 {
             return false;
         }
@@ -247,7 +247,8 @@ impl<'a> Pass<'a> {
                 removed += count;
             }
         }
-        let spare = self.all().map(|set| available(set).min(size(set))).sum::<i32>() - min_available;
+        let at_work = self.all().map(|set| available(set).min(size(set))).fold(0, i32::saturating_add);
+        let spare = at_work - min_available;
         let mut taken = 0;
         for at in 0..self.old.len() {
             let count = size(&self.old[at]).min(spare - taken);
@@ -256,7 +257,7 @@ impl<'a> Pass<'a> {
                 taken += count;
             }
         }
-        removed + taken > 0
+        removed > 0 || taken > 0
     }
 
     fn recreate(&mut self, old_pods_run: impl Fn(&[ReplicaSet]) -> bool) {
@@ -339,17 +340,17 @@ impl<'a> Pass<'a> {
             let share = fraction(set, self.replicas, self.replicas + self.surge, status_replicas);
             let share = match to_add {
                 0 => 0,
-                1.. => share.min(to_add - added),
-                _ => share.max(to_add - added),
+                1.. => share.min(to_add.saturating_sub(added)),
+                _ => share.max(to_add.saturating_sub(added)),
             };
-            added += share;
-            sizes.push(size(set) + share);
+            added = added.saturating_add(share);
+            sizes.push(size(set).saturating_add(share));
         }
         // What rounding left over goes to the largest.
         if let Some(first) = sizes.first_mut()
             && to_add != 0
         {
-            *first = (*first + to_add - added).max(0);
+            *first = first.saturating_add(to_add.saturating_sub(added)).max(0);
         }
         for (at, count) in order.into_iter().zip(sizes) {
             if at == self.old.len() {
@@ -493,7 +494,7 @@ fn fraction(set: &ReplicaSet, replicas: i32, max: i32, status_replicas: i32) -> 
     let share = f64::from(size(set)) * f64::from(max) / f64::from(before);
     #[expect(clippy::cast_possible_truncation, reason = "both factors are 32-bit counts and the result is rounded")]
     let share = share.round() as i32;
-    share - size(set)
+    share.saturating_sub(size(set))
 }
 
 #[cfg(test)]

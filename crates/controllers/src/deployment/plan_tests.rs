@@ -97,6 +97,31 @@ fn the_first_pass_creates_the_replica_set_in_full() {
 }
 
 #[test]
+fn security_numbers_of_a_deployment_may_be_at_their_ends() {
+    const MAX: i32 = i32::MAX;
+    for (replicas, surge, unavailable) in [
+        (MAX, percent(25), percent(25)),
+        (MAX, number(MAX), number(0)),
+        (MAX, number(1), percent(100)),
+        (1, number(MAX), percent(100)),
+        (0, number(MAX), number(MAX)),
+    ] {
+        let created = plan(&deployment(replicas, surge.clone(), unavailable.clone()), &[], |_| false, at(0)).create;
+        assert_eq!(created.as_ref().map(size), Some(replicas));
+        for (old, new) in [((MAX, MAX), (MAX, 0)), ((MAX, 0), (1, MAX)), ((0, MAX), (0, 0)), ((1, 1), (2, MAX))] {
+            for annotations in [(replicas, MAX), (5, -1), (5, 1), (5, 0)] {
+                let mut sets = [set("old", 1, old.0, old.1, annotations), set("new", 2, new.0, new.1, annotations)];
+                let notes = sets[0].metadata.annotations.get_or_insert_default();
+                notes.insert(REVISION.to_owned(), i64::MAX.to_string());
+                let deployment = deployment(replicas, surge.clone(), unavailable.clone());
+                let plan = plan(&deployment, &sets, |_| false, at(100));
+                assert_eq!(plan.revision, Some(i64::MAX.to_string()));
+            }
+        }
+    }
+}
+
+#[test]
 fn rolling_moves_within_the_bounds() {
     // replicas, surge, unavailable, old (size, available), new (size, available) -> old, new
     for (replicas, surge, unavailable, old, new, expected) in [

@@ -197,6 +197,8 @@ fn rolling_numbers(spec: &DeploymentSpec, replicas: i32) -> (i32, i32) {
     let surge = rolling.and_then(|rolling| rolling.max_surge.as_ref()).unwrap_or(&quarter);
     let unavailable = rolling.and_then(|rolling| rolling.max_unavailable.as_ref()).unwrap_or(&quarter);
     let (surge, unavailable) = (resolve(surge, replicas, Round::Up), resolve(unavailable, replicas, Round::Down));
+    // Both together are a number of pods, too.
+    let surge = surge.min(i32::MAX - replicas.max(0));
     // Both can round to zero; then nothing could ever move.
     (surge, if surge == 0 && unavailable == 0 { 1 } else { unavailable })
 }

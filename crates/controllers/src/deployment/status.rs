@@ -71,7 +71,7 @@ pub(super) fn counted(
     new: Option<&ReplicaSet>,
     now: Timestamp,
 ) -> DeploymentStatus {
-    let sum = |count: &dyn Fn(&ReplicaSet) -> i32| all.iter().map(count).sum::<i32>();
+    let sum = |count: &dyn Fn(&ReplicaSet) -> i32| all.iter().map(count).fold(0, i32::saturating_add);
     let ready = |set: &ReplicaSet| set.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or_default();
     let terminating: Vec<i32> = all.iter().filter_map(|set| set.status.as_ref()?.terminating_replicas).collect();
     let available_now = sum(&available);

@@ -7,11 +7,25 @@ pub(super) type Indexes = BTreeSet<i32>;
 
 /// Indexes at or beyond `limit` are left out: completions may have been lowered.
 pub(super) fn parse(text: &str, limit: i32) -> Indexes {
-    let ranges = text.split(',').filter(|range| !range.is_empty()).filter_map(|range| {
+    intervals(text, limit).flat_map(|(first, last)| first..=last).collect()
+}
+
+/// How many indexes a text names, and how many of them are in a set. The text of a user may name billions, which are not
+/// written out.
+pub(super) fn named(text: &str, limit: i32, set: &Indexes) -> (i64, usize) {
+    intervals(text, limit).fold((0, 0), |(all, found), (first, last)| {
+        (all + i64::from(last) - i64::from(first) + 1, found + set.range(first..=last).count())
+    })
+}
+
+/// The first and the last index of each range.
+fn intervals(text: &str, limit: i32) -> impl Iterator<Item = (i32, i32)> {
+    text.split(',').filter_map(move |range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(first.parse::<i32>().ok()?..=last.parse::<i32>().ok()?)
-    });
-    ranges.flat_map(|range| range.take_while(|index| *index < limit)).collect()
+        let (first, last) = (first.parse::<i32>().ok()?, last.parse::<i32>().ok()?);
+        let last = last.min(limit.saturating_sub(1));
+        (first <= last).then_some((first, last))
+    })
 }
 
 /// Two neighbours are written apart, three or more as a range.
@@ -40,6 +54,20 @@ pub(super) fn format(indexes: &Indexes) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_billions_of_indexes_are_not_written_out() {
+        let set = Indexes::from([0, 1, 5, i32::MAX - 1]);
+        for (text, limit, expected) in [
+            ("0-2147483646", i32::MAX, (i64::from(i32::MAX), 4)),
+            ("0-1,5", i32::MAX, (3, 3)),
+            ("1-5", 3, (2, 1)),
+            ("7", 3, (0, 0)),
+            ("", 3, (0, 0)),
+        ] {
+            assert_eq!(named(text, limit, &set), expected, "{text}");
+        }
+    }
 
     #[test]
     fn texts_and_sets_agree() {

@@ -353,10 +353,11 @@ impl<'a> Pass<'a> {
     fn success_policy(&self) -> Option<String> {
         let rules = &self.spec.success_policy.as_ref().filter(|_| self.is_indexed())?.rules;
         rules.iter().enumerate().find_map(|(number, rule)| {
-            let wanted = rule.succeeded_indexes.as_deref().map(|text| indexes::parse(text, self.completions()));
-            let met = match (&wanted, rule.succeeded_count) {
-                (Some(wanted), Some(needed)) => count(wanted.intersection(&self.done).count()) >= needed,
-                (Some(wanted), None) => wanted.is_subset(&self.done),
+            let wanted = rule.succeeded_indexes.as_deref();
+            let wanted = wanted.map(|text| indexes::named(text, self.completions(), &self.done));
+            let met = match (wanted, rule.succeeded_count) {
+                (Some((_, done)), Some(needed)) => count(done) >= needed,
+                (Some((all, done)), None) => i64::try_from(done) == Ok(all),
                 (None, Some(needed)) => count(self.done.len()) >= needed,
                 (None, None) => false,
             };

@@ -15,6 +15,9 @@ use crate::history::REVISION_LABEL;
 use crate::int_or_percent::{Round, resolve};
 use crate::pods;
 
+/// At most so many pods are made in one pass, as by ReplicaSets.
+const BURST: usize = 500;
+
 /// Names of the revision most pods are of and of the one they should become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Revisions<'a> {
@@ -43,7 +46,8 @@ pub(super) fn start(spec: &StatefulSetSpec) -> i32 {
 
 /// Whether an ordinal is within the replicas.
 pub(super) fn is_wanted(spec: &StatefulSetSpec, number: i32) -> bool {
-    (start(spec)..start(spec) + spec.replicas.unwrap_or(1)).contains(&number)
+    let first = i64::from(start(spec));
+    (first..first + i64::from(spec.replicas.unwrap_or(1))).contains(&i64::from(number))
 }
 
 fn revision(pod: &Pod) -> &str {
@@ -111,13 +115,16 @@ pub(super) fn plan(set: &StatefulSet, pods: &[Arc<Pod>], revisions: Revisions<'_
     };
     let name = set.metadata.name();
     let (first, count) = (start(&spec), spec.replicas.unwrap_or(1));
-    let mut replicas: Vec<Option<Arc<Pod>>> = vec![None; usize::try_from(count).unwrap_or_default()];
+    // So many that a whole burst may be missing among them. Only when none is missing do all have to be looked at.
+    let looked_at = usize::try_from(count).unwrap_or_default().min(pods.len().saturating_add(BURST));
+    let mut replicas: Vec<Option<Arc<Pod>>> = vec![None; looked_at];
     let mut condemned = Vec::new();
     for pod in pods {
         let Some(number) = ordinal(name, pod.metadata.name()) else { continue };
-        match usize::try_from(number - first).ok().and_then(|at| replicas.get_mut(at)) {
-            Some(place) => *place = Some(pod.clone()),
-            None => condemned.push((number, pod.clone())),
+        if !is_wanted(&spec, number) {
+            condemned.push((number, pod.clone()));
+        } else if let Some(place) = usize::try_from(number - first).ok().and_then(|at| replicas.get_mut(at)) {
+            *place = Some(pod.clone());
         }
     }
     condemned.compact_sort_by_key(|(number, _)| std::cmp::Reverse(*number));
@@ -136,7 +143,8 @@ pub(super) fn plan(set: &StatefulSet, pods: &[Arc<Pod>], revisions: Revisions<'_
 impl Pass<'_> {
     fn act(&mut self, replicas: &[Option<Arc<Pod>>], condemned: &[(i32, Arc<Pod>)], first: i32) {
         for (at, pod) in replicas.iter().enumerate() {
-            let number = first + i32::try_from(at).unwrap_or(i32::MAX);
+            // There are no ordinals after the largest number.
+            let Some(number) = i32::try_from(at).ok().and_then(|at| first.checked_add(at)) else { break };
             let waits = match pod {
                 None => {
                     self.plan.create.push((number, self.is_made_new(number, first)));
@@ -223,8 +231,8 @@ impl Pass<'_> {
             return true;
         }
         match self.partition() {
-            Some(partition) if partition > 0 => number >= first + partition,
-            _ => number >= first + self.plan.status.current_replicas.unwrap_or_default(),
+            Some(partition) if partition > 0 => number >= first.saturating_add(partition),
+            _ => number >= first.saturating_add(self.plan.status.current_replicas.unwrap_or_default()),
         }
     }
 
@@ -265,7 +273,9 @@ impl Pass<'_> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::apps::v1::{RollingUpdateStatefulSetStrategy, StatefulSetUpdateStrategy};
+    use k8s_openapi::api::apps::v1::{
+        RollingUpdateStatefulSetStrategy, StatefulSetOrdinals, StatefulSetUpdateStrategy,
+    };
     use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
     use super::*;
@@ -315,6 +325,22 @@ mod tests {
         let create = plan.create.iter().map(|(number, new)| format!("+{number}{}", if *new { "new" } else { "old" }));
         let delete = plan.delete.iter().map(|pod| pod.metadata.name.clone().unwrap().replace("db", ""));
         create.chain(delete).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn security_sets_of_billions_are_made_bit_by_bit() {
+        let revisions = Revisions { current: "old", update: "new" };
+        for (policy, text, created) in [("Parallel", "", BURST), ("Parallel", "r-r", BURST), ("OrderedReady", "r", 1)] {
+            let plan = plan(&set(i32::MAX, policy, 0), &pods(text), revisions, at(100));
+            assert_eq!((plan.create.len(), plan.delete.len()), (created, 0), "{policy} {text}");
+        }
+        let mut last = set(3, "Parallel", i32::MAX);
+        let ordinals = StatefulSetOrdinals { start: Some(i32::MAX - 1) };
+        last.spec.as_mut().unwrap().ordinals = Some(ordinals);
+        let made = plan(&last, &[], revisions, at(100)).create;
+        assert_eq!(made.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [i32::MAX - 1, i32::MAX]);
+        let is_wanted = |number| is_wanted(last.spec.as_ref().unwrap(), number);
+        assert!(is_wanted(i32::MAX) && !is_wanted(0));
     }
 
     #[test]
