@@ -81,6 +81,9 @@ impl Capacity {
     }
 }
 
+/// More than any node has of anything: what a pod holds counts as at most so much, so that thousands of them can be added.
+const LARGEST: i64 = i64::MAX >> 13;
+
 /// What the pods on a node hold together.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
@@ -107,16 +110,19 @@ impl Usage {
         self.count(pod, -1);
     }
 
+    /// Whoever names a node gets there without us, whatever the pods there ask for together. What was added is taken off again,
+    /// so sums do not stop at the largest number.
     fn count(&mut self, pod: &PodInfo, sign: i64) {
         let held = pod.held();
-        self.milli_cpu += sign * held.asked.milli_cpu;
-        self.memory += sign * held.asked.memory;
-        self.ephemeral_storage += sign * held.asked.ephemeral_storage;
-        self.weight_cpu += sign * held.weight_cpu;
-        self.weight_memory += sign * held.weight_memory;
+        let count = |sum: &mut i64, amount: i64| *sum = sum.wrapping_add(sign * amount.min(LARGEST));
+        count(&mut self.milli_cpu, held.asked.milli_cpu);
+        count(&mut self.memory, held.asked.memory);
+        count(&mut self.ephemeral_storage, held.asked.ephemeral_storage);
+        count(&mut self.weight_cpu, held.weight_cpu);
+        count(&mut self.weight_memory, held.weight_memory);
         self.pods += sign;
         for scalar in &held.asked.scalars {
-            *slot(&mut self.scalars, scalar.id) += sign * scalar.amount;
+            count(slot(&mut self.scalars, scalar.id), scalar.amount);
         }
     }
 }
@@ -146,5 +152,28 @@ impl View<'_> {
 
     pub(crate) fn uses_port(&self, wanted: &HostPort) -> bool {
         self.pods.iter().flat_map(|pod| &pod.class.host_ports).any(|held| held.conflicts_with(wanted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn security_a_node_with_pods_that_hold_everything_is_full() {
+        const MAX: &str = "9223372036854775807";
+        let all = json!({"cpu": MAX, "memory": MAX, "ephemeral-storage": MAX, "example.com/x": MAX});
+        let containers = json!([{"name": "c", "resources": {"requests": all}}]);
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": containers}});
+        let pod = PodInfo::placed(Arc::new(api::codec::from_value(&pod).unwrap()), &Catalogue::default());
+        let mut usage = Usage::default();
+        (0..3).for_each(|_| usage.add(&pod));
+        for held in [usage.milli_cpu, usage.memory, usage.ephemeral_storage, usage.weight_memory] {
+            assert_eq!(held, 3 * LARGEST);
+        }
+        (0..3).for_each(|_| usage.remove(&pod));
+        assert_eq!((usage.milli_cpu, usage.memory, usage.pods), (0, 0, 0));
     }
 }

@@ -35,7 +35,10 @@ impl Plugin for ImageLocality {
         let mut sizes: HashMap<NodeId, i64> = HashMap::new();
         for image in present {
             let weighed = (image.size as f64 * (image.nodes.len() as f64 / total)) as i64;
-            image.nodes.iter().for_each(|node| *sizes.entry(*node).or_default() += weighed);
+            for node in &image.nodes {
+                let size = sizes.entry(*node).or_default();
+                *size = size.saturating_add(weighed);
+            }
         }
         let most = MAX_SIZE_PER_CONTAINER * pod.class.containers as i64;
         // `min` and `max` one after the other: a pod without containers would have bounds that cross.

@@ -59,7 +59,7 @@ pub(crate) fn share(resource: Resource, class: &Class, node: &View<'_>, is_exact
             (asked, capacity.scalar(id), usage.scalar(id))
         }
     };
-    (offered != 0).then_some(Share { offered, taken, with_pod: taken + asked })
+    (offered != 0).then_some(Share { offered, taken, with_pod: taken.saturating_add(asked) })
 }
 
 /// What a class asks of one of the resources.

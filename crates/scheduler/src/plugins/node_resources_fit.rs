@@ -55,13 +55,13 @@ impl NodeResourcesFit {
                 capacity.ephemeral_storage,
             ),
         ] {
-            if asked > 0 && asked > offered - held {
+            if asked > 0 && asked > offered.saturating_sub(held) {
                 short(text, "", asked > offered);
             }
         }
         for scalar in asked.scalars.iter().filter(|scalar| scalar.amount > 0 && !self.is_ignored(&scalar.name)) {
             let offered = capacity.scalar(scalar.id);
-            if scalar.amount > offered - usage.scalar(scalar.id) {
+            if scalar.amount > offered.saturating_sub(usage.scalar(scalar.id)) {
                 short("Insufficient ", &scalar.name, scalar.amount > offered);
             }
         }
@@ -123,10 +123,10 @@ impl Plugin for NodeResourcesFit {
             let (taken, offered) = (share.with_pod, share.offered);
             let score = match &self.strategy {
                 Strategy::LeastAllocated if taken > offered => 0,
-                Strategy::LeastAllocated => (offered - taken) * MAX_SCORE / offered,
-                Strategy::MostAllocated => taken.min(offered) * MAX_SCORE / offered,
+                Strategy::LeastAllocated => offered.saturating_sub(taken).saturating_mul(MAX_SCORE) / offered,
+                Strategy::MostAllocated => taken.min(offered).saturating_mul(MAX_SCORE) / offered,
                 Strategy::RequestedToCapacityRatio(shape) => {
-                    let score = shape.at(if taken > offered { 100 } else { taken * 100 / offered });
+                    let score = shape.at(if taken > offered { 100 } else { taken.saturating_mul(100) / offered });
                     if score <= 0 {
                         continue; // Such a resource does not take part in the mean either.
                     }

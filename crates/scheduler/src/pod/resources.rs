@@ -49,16 +49,17 @@ impl Resources {
         resources
     }
 
+    /// Each container may ask for the largest number: sums stay there.
     pub(crate) fn add(&mut self, other: &Resources) {
-        self.milli_cpu += other.milli_cpu;
-        self.memory += other.memory;
-        self.ephemeral_storage += other.ephemeral_storage;
+        self.milli_cpu = self.milli_cpu.saturating_add(other.milli_cpu);
+        self.memory = self.memory.saturating_add(other.memory);
+        self.ephemeral_storage = self.ephemeral_storage.saturating_add(other.ephemeral_storage);
         other.scalars.iter().for_each(|scalar| self.add_scalar(scalar));
     }
 
     fn add_scalar(&mut self, scalar: &Scalar) {
         match self.scalars.binary_search_by_key(&scalar.id, |held| held.id) {
-            Ok(at) => self.scalars[at].amount += scalar.amount,
+            Ok(at) => self.scalars[at].amount = self.scalars[at].amount.saturating_add(scalar.amount),
             Err(at) => self.scalars.insert(at, scalar.clone()),
         }
     }
@@ -186,10 +187,10 @@ pub(crate) fn limits(pod: &Pod, catalogue: &Catalogue) -> Resources {
         (&mut limits.memory, overhead.memory),
         (&mut limits.ephemeral_storage, overhead.ephemeral_storage),
     ] {
-        *limit += if *limit == 0 { 0 } else { overhead };
+        *limit = limit.saturating_add(if *limit == 0 { 0 } else { overhead });
     }
     for limit in limits.scalars.iter_mut().filter(|limit| limit.amount != 0) {
-        limit.amount += overhead.scalar(limit.id);
+        limit.amount = limit.amount.saturating_add(overhead.scalar(limit.id));
     }
     limits
 }
@@ -301,6 +302,21 @@ mod tests {
 
     fn container(cpu: &str, memory: &str) -> Value {
         json!({"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}})
+    }
+
+    #[test]
+    fn security_containers_may_all_ask_for_the_largest_number() {
+        const MAX: &str = "9223372036854775807";
+        let all = json!({"cpu": MAX, "memory": MAX, "ephemeral-storage": MAX, "example.com/x": MAX});
+        let container = json!({"name": "c", "resources": {"requests": all, "limits": all}});
+        let mut sidecar = container.clone();
+        sidecar["restartPolicy"] = "Always".into();
+        let spec =
+            json!({"containers": [container, container], "initContainers": [sidecar, container], "overhead": all});
+        assert_eq!(requests(spec.clone()), (i64::MAX, i64::MAX, i64::MAX, i64::MAX));
+        let pod: Pod = api::codec::from_value(&json!({"metadata": {}, "spec": spec})).unwrap();
+        let limits = limits(&pod, &Catalogue::default());
+        assert_eq!((limits.memory, limits.scalars[0].amount), (i64::MAX, i64::MAX));
     }
 
     /// The scheduler counts in numbers of its own; they mean what everybody else reads in the specification.
