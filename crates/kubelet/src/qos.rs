@@ -16,7 +16,7 @@ pub(crate) fn oom_score_adj(pod: &Pod, memory_request: i64, node_memory: i64) ->
         Class::Guaranteed => GUARANTEED,
         Class::BestEffort => BEST_EFFORT,
         Class::Burstable => {
-            let adjusted = 1000 - 1000 * memory_request / node_memory.max(1);
+            let adjusted = 1000 - memory_request.saturating_mul(1000) / node_memory.max(1);
             if adjusted < 1000 + GUARANTEED {
                 1000 + GUARANTEED
             } else if adjusted == BEST_EFFORT {
@@ -43,6 +43,7 @@ mod tests {
             ("memory=5Gi", "", 500),
             ("cpu=1", "", 999),
             ("memory=100Gi", "", 3),
+            ("memory=9223372036854775807", "", 3),
         ] {
             let container = container_with("a", requests, limits);
             let memory = request(&container, "memory").map_or(0, |q| q.value());

@@ -268,7 +268,7 @@ impl PublicKeys {
 }
 
 fn check_times(token: &Token<'_>, now: i64) -> Result<(), AccountTokenError> {
-    if token.time("exp").is_some_and(|expires| now > expires + LEEWAY) {
+    if token.time("exp").is_some_and(|expires| now > expires.saturating_add(LEEWAY)) {
         return Err(AccountTokenError::Expired);
     }
     if token.time("nbf").is_some_and(|not_before| now + LEEWAY < not_before) {
@@ -336,7 +336,7 @@ fn bound_user(caches: &Caches, token: &Token<'_>, now: i64) -> Result<UserInfo, 
             user.extra.insert(format!("authentication.kubernetes.io/{kind}-uid"), vec![uid]);
         }
     }
-    if let Some(late) = private["warnafter"].as_i64().map(|time| now - time).filter(|late| *late > 0) {
+    if let Some(late) = private["warnafter"].as_i64().map(|time| now.saturating_sub(time)).filter(|late| *late > 0) {
         let text = format!("subject: {}, seconds after warning threshold: {late}", token.text("sub"));
         crate::audit::annotate("authentication.k8s.io/stale-token", text);
     }
@@ -402,6 +402,20 @@ mod tests {
     use super::*;
     use base64::Engine;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+    #[test]
+    fn times_at_their_ends_are_told() {
+        for (claims, good) in [
+            (json!({"exp": i64::MAX, "nbf": i64::MIN, "iat": i64::MIN}), true),
+            (json!({"exp": 1e300}), true),
+            (json!({"exp": i64::MIN}), false),
+            (json!({"nbf": i64::MAX}), false),
+            (json!({"iat": i64::MAX}), false),
+        ] {
+            let text = format!("{}.AAAA", jwt::signing_input("ES256", "k", &claims));
+            assert_eq!(check_times(&Token::parse(&text).unwrap(), 1000).is_ok(), good, "{claims}");
+        }
+    }
 
     #[test]
     fn a_day_is_written_once_where_clocks_differ() {
