@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use api::{Status, UserInfo};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Response, header};
 use http_body_util::BodyExt;
@@ -29,7 +29,7 @@ use policy::{Level, Policy, Stage, Verdict};
 use sink::{Backend, Sink};
 
 use crate::authz::Attributes;
-use crate::body::{Body, full, guarded};
+use crate::body::{Body, full, guarded, stream};
 use crate::config::AuditConfig;
 
 /// User agents longer than this are cut.
@@ -297,18 +297,15 @@ impl Open {
 
     async fn keep_body(&self, response: Response<Body>, omit_managed_fields: bool) -> Response<Body> {
         let (parts, body) = response.into_parts();
-        let Ok(collected) = body.collect().await else {
-            return Response::from_parts(parts, full(Bytes::new()));
-        };
-        let bytes = collected.to_bytes();
+        let (kept, body) = whole(body).await;
         let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        if let Some(mut value) = decode(content_type.unwrap_or_default(), &bytes) {
+        if let Some(mut value) = kept.and_then(|bytes| decode(content_type.unwrap_or_default(), &bytes)) {
             if omit_managed_fields {
                 without_managed_fields(&mut value);
             }
             self.state.lock().event.response_object = Some(value);
         }
-        Response::from_parts(parts, full(bytes))
+        Response::from_parts(parts, body)
     }
 }
 
@@ -330,6 +327,26 @@ impl Drop for Open {
             self.finish_now();
         }
     }
+}
+
+/// A body for the event, and again for the client. One that was cut off is nothing to record, and the client sees it cut off.
+async fn whole(mut body: Body) -> (Option<Bytes>, Body) {
+    let mut kept = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Ok(frame) => {
+                if let Ok(piece) = frame.into_data() {
+                    kept.extend_from_slice(&piece);
+                }
+            }
+            Err(error) => {
+                let sent = [Ok(kept.freeze()), Err(error)];
+                return (None, stream(futures_util::stream::iter(sent)));
+            }
+        }
+    }
+    let kept = kept.freeze();
+    (Some(kept.clone()), full(kept))
 }
 
 /// A body as a value; `None` for what is not an object in a form we know.
@@ -369,4 +386,18 @@ fn user_agent(headers: &HeaderMap) -> String {
         agent.push_str("...TRUNCATED");
     }
     agent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_was_cut_off_is_not_sent_as_an_empty_one() {
+        let pieces = [Ok(Bytes::from_static(b"{")), Err(crate::body::BodyError::from("reset by peer"))];
+        let (kept, body) = whole(stream(futures_util::stream::iter(pieces))).await;
+        assert!(kept.is_none() && body.collect().await.is_err());
+        let (kept, body) = whole(full("{}")).await;
+        assert_eq!((&kept.unwrap()[..], &body.collect().await.unwrap().to_bytes()[..]), (&b"{}"[..], &b"{}"[..]));
+    }
 }
