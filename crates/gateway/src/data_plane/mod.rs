@@ -6,7 +6,6 @@
 
 mod access_log;
 mod backend_tls;
-mod bell;
 mod body;
 mod forward;
 mod headers;
@@ -14,6 +13,7 @@ mod pool;
 mod ports;
 mod request;
 mod streams;
+mod suppressible_waker;
 mod workers;
 
 use std::path::PathBuf;

@@ -28,8 +28,8 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
 use super::backend_tls::{self, Stream};
-use super::bell::Bell;
 use super::body::RequestBody;
+use super::suppressible_waker::SuppressibleWaker;
 use crate::metrics::PoolMetrics;
 use crate::table::{Backend, BackendProtocol, BackendTls, Table};
 
@@ -110,14 +110,14 @@ type Connection = Pin<Box<dyn Future<Output = Result<(), hyper::Error>> + Send>>
 /// What reads and writes, unless it has ended or a task has it.
 struct Driver {
     connection: Option<Connection>,
-    bell: Bell,
+    waker: SuppressibleWaker,
 }
 
 impl Driver {
     /// Reads and writes what can be at once.
     fn drive(&mut self, context: &mut Context<'_>) {
         if let Some(connection) = &mut self.connection
-            && let Poll::Ready(ended) = connection.as_mut().poll(&mut self.bell.answered_by(context))
+            && let Poll::Ready(ended) = connection.as_mut().poll(&mut self.waker.register(context))
         {
             self.connection = None;
             if let Err(error) = ended {
@@ -131,7 +131,7 @@ impl Driver {
         if self.connection.is_none() {
             return look(context);
         }
-        let _muted = self.bell.mute();
+        let _suppressed = self.waker.suppress();
         look(&mut Context::from_waker(Waker::noop()))
     }
 }
@@ -242,7 +242,7 @@ impl Pool {
             let answered = {
                 let Http1 { sender, driver } = &mut connection;
                 let exchange = {
-                    let _muted = driver.bell.mute();
+                    let _suppressed = driver.waker.suppress();
                     sender.try_send_request(request)
                 };
                 // Whoever is not to be woken must not be asked to come back, either.
@@ -291,7 +291,8 @@ impl Pool {
         let made = builder.handshake(TokioIo::new(stream)).await;
         let (sender, connection) = made.map_err(|error| ConnectError::Http(Arc::new(error)))?;
         let connection = connection.with_upgrades();
-        Ok(Http1 { sender, driver: Driver { connection: Some(Box::pin(connection)), bell: Bell::default() } })
+        let driver = Driver { connection: Some(Box::pin(connection)), waker: SuppressibleWaker::default() };
+        Ok(Http1 { sender, driver })
     }
 
     async fn send_http2(
