@@ -14,14 +14,21 @@ const DURATIONS: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 #[derive(Default)]
 pub struct RouteMetrics {
     duration: OnceLock<Histogram>,
-    by_code: Mutex<Vec<(u16, Counter)>>,
+    /// The code of the first answer, which most answers have: all workers find its counter without a lock.
+    usual: OnceLock<(u16, Counter)>,
+    others: Mutex<Vec<(u16, Counter)>>,
 }
 
 impl RouteMetrics {
     pub(crate) fn count(&self, metrics: &Metrics, route: &str, code: u16, took: Duration) {
         let duration = self.duration.get_or_init(|| duration(metrics, route));
         duration.observe_duration(took);
-        let mut known = self.by_code.lock();
+        let (usual, counter) = self.usual.get_or_init(|| (code, requests(metrics, route, code)));
+        if *usual == code {
+            counter.inc();
+            return;
+        }
+        let mut known = self.others.lock();
         match known.iter().find(|(known, _)| *known == code) {
             Some((_, counter)) => counter.inc(),
             None => {
@@ -76,6 +83,20 @@ impl PoolMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answers_of_a_route_are_counted_by_code() {
+        let (metrics, route) = (Metrics::new(), RouteMetrics::default());
+        for code in [200, 404, 200, 502, 404, 200] {
+            route.count(&metrics, "default/a", code, Duration::from_millis(1));
+        }
+        let text = metrics.render();
+        for (code, count) in [(200, 3), (404, 2), (502, 1)] {
+            let line = format!("{REQUESTS}{{code=\"{code}\",route=\"default/a\"}} {count}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
+        assert!(text.contains(&format!("{DURATION}_count{{route=\"default/a\"}} 6\n")), "{text}");
+    }
 
     #[test]
     fn routes_that_are_gone_are_not_told_of() {

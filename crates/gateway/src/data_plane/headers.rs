@@ -48,8 +48,9 @@ pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
     if !headers.keys().any(|name| ours.iter().any(|names| names.contains(name))) {
         return;
     }
-    let named: Vec<HeaderName> =
-        tokens(headers, &header::CONNECTION).filter_map(|token| token.parse::<HeaderName>().ok()).collect();
+    // Most that name a header name this one, which goes anyway.
+    let others = tokens(headers, &header::CONNECTION).filter(|token| !token.eq_ignore_ascii_case("keep-alive"));
+    let named: Vec<HeaderName> = others.filter_map(|token| token.parse::<HeaderName>().ok()).collect();
     let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
     // A client must not have what we say about it, or what the exchange is about, taken out.
     let is_kept = |name: &HeaderName| {

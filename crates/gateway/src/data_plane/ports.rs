@@ -259,12 +259,14 @@ impl Door {
     }
 
     async fn http(&self, place: Arc<Place>, stream: Box<dyn Stream>, arrival: Arrival) -> Result<(), client::BoxError> {
-        let (plane, arrival) = (self.plane.clone(), Arc::new(arrival));
+        // What a request takes a reference to is counted by one worker; references to the plane are counted by all.
+        let connection = Arc::new((self.plane.clone(), arrival));
         let answer = move |request| {
-            let (plane, arrival) = (plane.clone(), arrival.clone());
+            let connection = connection.clone();
             async move {
+                let (plane, arrival) = &*connection;
                 // Boxed: it is large, and would be copied each time something is put around it before it begins.
-                let answer = Box::pin(plane.answer(&arrival, request));
+                let answer = Box::pin(plane.answer(arrival, request));
                 let answered = panics::catch_future("gateway", answer).await;
                 // Other exchanges of the connection go on.
                 answered.unwrap_or_else(|| text(StatusCode::INTERNAL_SERVER_ERROR, "the gateway failed"))
