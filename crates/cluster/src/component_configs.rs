@@ -21,6 +21,9 @@ pub(crate) struct ComponentConfigs {
     /// A `KubeSchedulerConfiguration`.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub scheduler: Map<String, Value>,
+    /// Flags of `cox gateway`.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub gateway: Map<String, Value>,
     #[serde(flatten)]
     pub nodes: NodeConfigs,
 }
@@ -38,7 +41,7 @@ pub(crate) struct NodeConfigs {
 }
 
 /// The names of all of them, as a cluster file has them.
-pub(crate) const NAMES: [&str; 5] = ["apiserver", "controllerManager", "scheduler", "kubelet", "proxy"];
+pub(crate) const NAMES: [&str; 6] = ["apiserver", "controllerManager", "scheduler", "gateway", "kubelet", "proxy"];
 
 /// Flags and fields that `cox up` sets itself.
 const OWN_OF_APISERVER: &[&str] = &[
@@ -96,6 +99,17 @@ const OWN_OF_CONTROLLERS: &[&str] = &[
     "use-service-account-credentials",
 ];
 const OWN_OF_SCHEDULER: &[&str] = &["clientConnection", "leaderElection"];
+const OWN_OF_GATEWAY: &[&str] = &[
+    "address-pool",
+    "http-port",
+    "https-port",
+    "kubeconfig",
+    "listen",
+    "master",
+    "metrics-bind-address",
+    "node-name",
+    "publish-address",
+];
 const OWN_OF_KUBELET: &[&str] = &[
     "authentication",
     "cgroupRoot",
@@ -118,6 +132,7 @@ impl ComponentConfigs {
         self.apiserver().map(drop).with_context(of("apiserver"))?;
         self.controller_flags().map(drop).with_context(of("controllerManager"))?;
         self.scheduler().map(drop).with_context(of("scheduler"))?;
+        self.gateway(nobody()).map(drop).with_context(of("gateway"))?;
         self.nodes.kubelet("n").map(drop).with_context(of("kubelet"))?;
         self.nodes.check_proxy().with_context(of("proxy"))
     }
@@ -156,6 +171,11 @@ impl ComponentConfigs {
         }
         Ok(Some(scheduler::Configuration::parse(&Value::Object(configuration).to_string())?))
     }
+
+    /// What the flags say; where it listens, and for whom, is for others to add.
+    pub(crate) fn gateway(&self, client: Client) -> Result<gateway::Config> {
+        Ok(parse::<gateway::Args>(&self.gateway, OWN_OF_GATEWAY)?.config_with(client))
+    }
 }
 
 impl NodeConfigs {
@@ -176,9 +196,14 @@ impl NodeConfigs {
     }
 
     fn check_proxy(&self) -> Result<()> {
-        let nobody: client::Handler = std::sync::Arc::new(|_| Box::pin(std::future::pending()));
-        self.proxy(Client::in_process(nobody, api::UserInfo::default()), "n").map(drop)
+        self.proxy(nobody(), "n").map(drop)
     }
+}
+
+/// A client that is never answered, for configurations that are only looked at.
+fn nobody() -> Client {
+    let handler: client::Handler = std::sync::Arc::new(|_| Box::pin(std::future::pending()));
+    Client::in_process(handler, api::UserInfo::default())
 }
 
 fn refuse_own(config: &Map<String, Value>, own: &[&str]) -> Result<()> {
@@ -235,12 +260,16 @@ mod tests {
             "apiserver": {"audit-log-path": "/a.log", "max-requests-inflight": 7, "enable-admission-plugins": ["AlwaysPullImages"]},
             "controllerManager": {"node-monitor-grace-period": "20s", "controllers": ["*", "-cronjob-controller"]},
             "scheduler": {"parallelism": 4},
+            "gateway": {"access-log": "/g.log", "max-body-size": 1_048_576},
             "kubelet": {"maxPods": 7, "evictionHard": {"memory.available": "50Mi"}},
             "proxy": {"mode": "iptables"},
         }));
         all.check().unwrap();
         let server = all.apiserver().unwrap();
         assert_eq!((server.max_requests_inflight, server.enable_admission_plugins.len()), (7, 1));
+        let gateway = all.gateway(nobody()).unwrap();
+        assert_eq!(gateway.access_log.as_deref(), Some(std::path::Path::new("/g.log")));
+        assert_eq!(gateway.limits.max_body, Some(1 << 20));
         assert_eq!(all.nodes.kubelet("n").unwrap().max_pods, 7);
         for (wrong, why) in [
             (json!({"apiserver": {"secure-port": 1}}), "secure-port is for 'cox up' to decide"),
@@ -249,6 +278,8 @@ mod tests {
             (json!({"controllerManager": {"kubeconfig": "/k"}}), "kubeconfig is for 'cox up' to decide"),
             (json!({"scheduler": {"parallelism": 0}}), "parallelism"),
             (json!({"scheduler": {"leaderElection": {}}}), "leaderElection is for"),
+            (json!({"gateway": {"listen": "0.0.0.0"}}), "listen is for 'cox up' to decide"),
+            (json!({"gateway": {"max-body-size": "much"}}), "invalid value 'much'"),
             (json!({"kubelet": {"maxPodz": 7}}), "maxPodz"),
             (json!({"kubelet": {"clusterDNS": ["10.0.0.1"]}}), "clusterDNS is for"),
             (json!({"proxy": {"mode": "ipvs"}}), "unsupported proxy mode"),
@@ -267,5 +298,7 @@ mod tests {
         assert_eq!(OWN_OF_APISERVER.iter().find(|own| !server.contains(&own.to_string())), None);
         let controllers: Vec<String> = flags(controllers::Args::augment_args(Command::new("c")));
         assert_eq!(OWN_OF_CONTROLLERS.iter().find(|own| !controllers.contains(&own.to_string())), None);
+        let gateway: Vec<String> = flags(gateway::Args::augment_args(Command::new("c")));
+        assert_eq!(OWN_OF_GATEWAY.iter().find(|own| !gateway.contains(&own.to_string())), None);
     }
 }

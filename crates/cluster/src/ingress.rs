@@ -17,13 +17,14 @@ pub(crate) const USER: &str = "system:cox-gateway";
 const METRICS_PORT: u16 = 9154;
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> gateway::Config {
-    let mut config = gateway::Config::new(client, &shape.node_name, shape.node_ips.clone());
+pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> Result<gateway::Config> {
+    let mut config = shape.components.gateway(client)?;
+    (config.node_name, config.listen) = (shape.node_name.clone(), shape.node_ips.clone());
     (config.http_port, config.https_port) = shape.gateway_ports;
     config.address_pool = shape.gateway_pool.clone();
     config.reserved_ports = [shape.secure_port, shape.kubelet_port, METRICS_PORT, dns_service::METRICS_PORT].into();
     config.metrics_bind_address = Some(SocketAddr::new(pods_gateway, METRICS_PORT));
-    config
+    Ok(config)
 }
 
 /// Makes definitions, classes and the role, then serves. A cluster is of use without it, so it waits for a better time by itself.

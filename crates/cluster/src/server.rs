@@ -224,7 +224,7 @@ async fn start(
     dns.search = dns::search_domains(Path::new("/etc/resolv.conf"))?;
     if shape.has_gateway {
         let (admin, own) = (admin.clone(), as_user(ingress::USER, &["system:authenticated"]));
-        let config = ingress::config(shape, own, gateway);
+        let config = ingress::config(shape, own, gateway)?;
         let election = election("cox-gateway");
         components
             .supervise("gateway", move |stop| ingress::run(admin.clone(), config.clone(), election.clone(), stop));

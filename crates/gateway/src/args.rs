@@ -52,16 +52,23 @@ pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
     Box::pin(run_main(args))
 }
 
+impl Args {
+    /// What the flags say, but for the client.
+    pub fn config_with(self, client: Client) -> Config {
+        let mut config = Config::new(client, self.node_name, self.listen);
+        config.publish = self.publish_address;
+        config.address_pool = self.address_pool;
+        config.http_port = self.http_port;
+        config.https_port = self.https_port;
+        config.limits.max_body = self.max_body_size;
+        config.access_log = self.access_log;
+        config.metrics_bind_address = self.metrics_bind_address;
+        config
+    }
+}
+
 async fn run_main(args: Args) -> anyhow::Result<()> {
     let client = Client::from_flags(args.kubeconfig.as_deref(), args.master.clone())?.traced_remotely("gateway");
-    let mut config = Config::new(client, args.node_name, args.listen);
-    config.publish = args.publish_address;
-    config.address_pool = args.address_pool;
-    config.http_port = args.http_port;
-    config.https_port = args.https_port;
-    config.limits.max_body = args.max_body_size;
-    config.access_log = args.access_log;
-    config.metrics_bind_address = args.metrics_bind_address;
     let stop = CancellationToken::new();
-    client::signals::run(stop.clone(), crate::run(config, stop)).await
+    client::signals::run(stop.clone(), crate::run(args.config_with(client), stop)).await
 }
