@@ -69,6 +69,9 @@ fn both_families_lead_to_every_pod() {
     // So has the further node, and its ports answer in both.
     let line = "get node node-2 -o jsonpath={.status.addresses[?(@.type=='InternalIP')].address}";
     assert_eq!(cluster.kubectl(line), "10.44.0.2 fd44::2");
+    let line =
+        "get pods -l app=hello --field-selector=spec.nodeName=node-2 -o jsonpath={.items[0].status.hostIPs[*].ip}";
+    assert_eq!(cluster.kubectl(line), "10.44.0.2 fd44::2");
     let port = cluster.kubectl("get service six -o jsonpath={.spec.ports[0].nodePort}");
     cluster.answers("at a port of node-2", 2, || cluster.http_get(&format!("[fd44::2]:{port}")));
 
@@ -113,6 +116,14 @@ metadata: {name: hello}
 spec: {type: LoadBalancer, selector: {app: hello}, ports: [{port: 80}]}
 ";
 
+/// What may come in to the pods of the service.
+fn policy(name: &str, ingress: &str) -> String {
+    format!(
+        "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: {name}}}, \
+         spec: {{podSelector: {{matchLabels: {{app: hello}}}}, policyTypes: [Ingress], {ingress}}}}}"
+    )
+}
+
 /// Nobody has to say so: the machine has no other address.
 #[test]
 fn a_machine_with_ipv6_alone_has_a_cluster_of_it() {
@@ -154,6 +165,16 @@ fn a_machine_with_ipv6_alone_has_a_cluster_of_it() {
     for expected in [service.to_string().as_str(), "Hello from hello-"] {
         assert!(said.contains(expected), "{expected} in\n{said}");
     }
+    assert_eq!(cluster.kubectl("get pod probed -o jsonpath={.status.hostIPs[*].ip}"), "fd44::2");
+
+    // A policy closes the pods to that pod, and so a name that leads to them, until another one lets it in.
+    let ask = ["exec", "probed", "--", "sh", "-c", "wget -q -T 2 -O - http://hello/ || echo closed"];
+    cluster.apply(&policy("deny", "ingress: []"));
+    cluster.wait("pods that are closed", || (cluster.kubectl_args(&ask).trim() == "closed").then_some(()));
+    cluster.apply(&policy("allow", "ingress: [{from: [{ipBlock: {cidr: '::/0'}}], ports: [{port: 80}]}]"));
+    cluster.answers("in spite of the policy", 2, || {
+        Some(cluster.kubectl_args(&ask)).filter(|said| said.starts_with("Hello from "))
+    });
     // Once more, with the certificates that were made for these addresses.
     cluster.cox_says("down");
     cluster.up_again();

@@ -287,7 +287,8 @@ fn the_kernel_decides_as_policies_say() {
         let mut counts = [0, 0];
         let mut planner = Planner::new(NODE, "cox0");
         let (mut in_rules, mut most) = (Inlined::new(), 0);
-        for round in 0..25 {
+        let rounds = std::env::var("COX_POLICY_ROUNDS").ok().and_then(|text| text.parse::<u32>().ok());
+        for round in 0..rounds.unwrap_or(25) {
             let world = random_world(&mut random);
             tell(&mut planner, &world);
             planner.settle();
