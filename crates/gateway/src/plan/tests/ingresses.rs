@@ -43,6 +43,37 @@ fn an_ingress_leads_to_ready_endpoints() {
 }
 
 #[test]
+fn endpoints_are_chosen_by_zone_and_condition() {
+    let hinted = |address: &str, zone: &str| json!({"addresses": [address], "hints": {"forZones": [{"name": zone}]}});
+    let leaving = |address: &str, serving: bool| {
+        json!({"addresses": [address], "conditions": {"ready": false, "serving": serving, "terminating": true}})
+    };
+    let zones = json!([hinted("10.42.0.1", "x"), hinted("10.42.0.2", "y")]);
+    let some_hints = json!([hinted("10.42.0.1", "x"), {"addresses": ["10.42.0.2"]}]);
+    let both = "default/a:web [10.42.0.1:8080, 10.42.0.2:8080]";
+    for (zone, endpoints, expected) in [
+        (Some("y"), &zones, "default/a:web [10.42.0.2:8080]"),
+        (Some("z"), &zones, both),
+        (None, &zones, both),
+        (Some("y"), &some_hints, both),
+        (None, &json!([leaving("10.42.0.1", true), leaving("10.42.0.2", false)]), "default/a:web [10.42.0.1:8080]"),
+    ] {
+        let mut world = world();
+        world.zone = zone.map(str::to_owned);
+        let slice = json!({
+            "metadata": named("default", "a"),
+            "addressType": "IPv4",
+            "ports": [{"name": "web", "port": 8080, "protocol": "TCP"}],
+            "endpoints": endpoints,
+        });
+        world.slices.entry("default/a".to_owned()).or_default().insert("default/a".to_owned(), object(slice));
+        let rules = json!([{"host": "a.test", "http": {"paths": [path("/", "Prefix", "a")]}}]);
+        ingress(&mut world, "one", json!({"rules": rules}));
+        assert_eq!(leads_to(&plan(&world, &settings()), 80, "a.test", "/"), expected, "{zone:?} {endpoints}");
+    }
+}
+
+#[test]
 fn only_ingresses_of_our_classes_are_served() {
     let foreign = |name: &str| object(json!({"metadata": {"name": name}, "spec": {"controller": "example.com/other"}}));
     let default = |name: &str, controller: &str| {
