@@ -8,8 +8,8 @@ use api::cidr::Cidr;
 use client::{Client, Election, LeaderElector};
 use tokio_util::sync::CancellationToken;
 
-use crate::dns_service;
 use crate::shape::Shape;
+use crate::{dns_service, progress};
 
 /// Who the gateway is.
 pub(crate) const USER: &str = "system:cox-gateway";
@@ -24,6 +24,12 @@ pub(crate) fn config(shape: &Shape, client: Client, pods_gateway: IpAddr) -> Res
     config.address_pool = shape.gateway_pool.clone();
     config.reserved_ports = [shape.secure_port, shape.kubelet_port, METRICS_PORT, dns_service::METRICS_PORT].into();
     config.metrics_bind_address = Some(SocketAddr::new(pods_gateway, METRICS_PORT));
+    // It must not keep the cluster from starting.
+    if let Err(error) = config.check_access_log() {
+        progress::note(&format!("{error:#}: requests are not logged"));
+        tracing::warn!("{error:#}: requests are not logged");
+        config.access_log = None;
+    }
     Ok(config)
 }
 

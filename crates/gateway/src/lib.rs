@@ -98,6 +98,11 @@ impl Config {
         Ok(())
     }
 
+    /// Fails if the access log cannot be written, for whoever can do without it: [`run`] fails then, too.
+    pub fn check_access_log(&self) -> anyhow::Result<()> {
+        self.access_log.as_deref().map_or(Ok(()), data_plane::check_access_log)
+    }
+
     /// A port of all addresses leaves none of it for a single one.
     fn check(&self) -> Result<(), BadPool> {
         Self::check_pool(&self.address_pool, &[])?;

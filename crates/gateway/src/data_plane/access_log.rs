@@ -39,13 +39,7 @@ impl AccessLog {
         let help = "Lines of the access log that were not written.";
         let dropped = metrics.counter("cox_gateway_access_log_dropped_total", help, &[]);
         let Some(path) = path else { return Ok(Self { lines: None, dropped }) };
-        let mut file: Box<dyn Write + Send> = match path == Path::new("-") {
-            true => Box::new(std::io::stdout()),
-            false => {
-                let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
-                Box::new(open.with_context(|| format!("access log {}", path.display()))?)
-            }
-        };
+        let mut file = opened(path)?;
         let (lines, written) = sync_channel::<String>(BUFFER);
         // It ends with the sender.
         std::thread::Builder::new().name("access-log".into()).spawn(move || {
@@ -68,6 +62,19 @@ impl AccessLog {
             self.dropped.inc();
         }
     }
+}
+
+/// Fails where [`AccessLog::open`] would.
+pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
+    opened(path).map(drop)
+}
+
+fn opened(path: &Path) -> anyhow::Result<Box<dyn Write + Send>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(std::io::stdout()));
+    }
+    let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    Ok(Box::new(open.with_context(|| format!("access log {}", path.display()))?))
 }
 
 fn line(entry: &Entry<'_>, at: jiff::Timestamp) -> String {
@@ -93,6 +100,13 @@ fn plain(text: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_told_beforehand() {
+        for (path, is_good) in [("-", true), ("/dev/null", true), ("/dev/null/access.log", false)] {
+            assert_eq!(check(Path::new(path)).is_ok(), is_good, "{path}");
+        }
+    }
 
     #[test]
     fn security_a_line_is_one_line_whatever_clients_say() {

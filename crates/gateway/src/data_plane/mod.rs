@@ -31,6 +31,7 @@ use crate::table::Table;
 use access_log::AccessLog;
 use pool::Pool;
 
+pub(crate) use access_log::check as check_access_log;
 pub(crate) use ports::Ports;
 
 /// How patient and how generous the gateway is.
