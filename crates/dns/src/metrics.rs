@@ -56,8 +56,9 @@ pub(crate) struct Exchange {
 pub(crate) struct ServerMetrics {
     registry: Metrics,
     domain: String,
-    pub(crate) cache_hits: Counter,
-    pub(crate) cache_misses: Counter,
+    cache_requests: Counter,
+    cache_hits: Counter,
+    cache_misses: Counter,
     pub(crate) cache_entries: Gauge,
     pub(crate) rejects: Counter,
     pub(crate) panics: Counter,
@@ -66,13 +67,14 @@ pub(crate) struct ServerMetrics {
 
 impl ServerMetrics {
     pub(crate) fn new(domain: &str) -> Self {
-        let registry = Metrics::new().with_panics();
+        let registry = Metrics::new().with_panics().with_process_usage();
         let version = [("version", env!("CARGO_PKG_VERSION")), ("revision", ""), ("goversion", "")];
         let help = "A metric with a constant '1' value labeled by version, revision, and goversion.";
         registry.gauge("coredns_build_info", help, &version).set(1.0);
         let zones = [("server", "dns"), ("zones", "."), ("view", "")];
         let entries = [("server", "dns"), ("type", "success"), ("zones", "."), ("view", "")];
         Self {
+            cache_requests: registry.counter("coredns_cache_requests_total", "The count of cache requests.", &zones),
             cache_hits: registry.counter("coredns_cache_hits_total", "The count of cache hits.", &entries),
             cache_misses: registry.counter("coredns_cache_misses_total", "The count of cache misses.", &zones),
             cache_entries: registry.gauge("coredns_cache_entries", "The number of elements in the cache.", &entries),
@@ -94,6 +96,13 @@ impl ServerMetrics {
 
     pub(crate) fn render(&self) -> String {
         self.registry.render()
+    }
+
+    /// Somebody asked for what others answer; `is_hit` where their answer was still remembered.
+    pub(crate) fn cache_asked(&self, is_hit: bool) {
+        self.cache_requests.inc();
+        let outcome = if is_hit { &self.cache_hits } else { &self.cache_misses };
+        outcome.inc();
     }
 
     /// How long a resolver took.
@@ -167,5 +176,26 @@ impl ListenerMetrics {
         zone.request_size.observe(request as f64);
         zone.response_size.observe(response as f64);
         zone.duration.observe_duration(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_counts_requests_hits_and_misses() {
+        let metrics = ServerMetrics::new("cluster.local");
+        for is_hit in [false, true, true] {
+            metrics.cache_asked(is_hit);
+        }
+        let text = metrics.render();
+        for row in [
+            "coredns_cache_requests_total{server=\"dns\",view=\"\",zones=\".\"} 3\n",
+            "coredns_cache_hits_total{server=\"dns\",type=\"success\",view=\"\",zones=\".\"} 2\n",
+            "coredns_cache_misses_total{server=\"dns\",view=\"\",zones=\".\"} 1\n",
+        ] {
+            assert!(text.contains(row), "{row}\n{text}");
+        }
     }
 }

@@ -208,11 +208,10 @@ impl Responder {
                 }
                 Found::Elsewhere(response, question, forwarder) => {
                     let remembered = forwarder.remembered(&question);
+                    self.metrics.cache_asked(remembered.is_some());
                     let Some(reply) = remembered else {
-                        self.metrics.cache_misses.inc();
                         return Reaction::Forward(Box::new(Pending { response, question, forwarder, walk }));
                     };
-                    self.metrics.cache_hits.inc();
                     if let Some(found) = walk.settles(joined(response, reply), Kept::No) {
                         return found;
                     }

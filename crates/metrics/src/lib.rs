@@ -354,11 +354,11 @@ impl Metrics {
         ];
         let help = "[ALPHA] A metric with a constant '1' value labeled by the version that is running.";
         this.gauge("kubernetes_build_info", help, &labels).set(1.0);
-        this.add_process();
-        this
+        this.with_process_usage()
     }
 
-    fn add_process(&self) {
+    /// Adds what the kernel knows about this process: all that components have which are no part of Kubernetes.
+    pub fn with_process_usage(self) -> Self {
         let cpu = self.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.", &[]);
         let memory = self.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", &[]);
         let mapped = self.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", &[]);
@@ -379,6 +379,7 @@ impl Metrics {
             let limit = limit.and_then(|line| line.split_whitespace().next()?.parse().ok());
             most.set(limit.unwrap_or_default());
         });
+        self
     }
 
     /// The text that Prometheus reads.

@@ -36,17 +36,17 @@ impl Component {
         Self::Slis,
     ];
 
-    fn table(self) -> [&'static str; 2] {
+    fn table(self) -> [&'static str; 3] {
         match self {
-            Self::Apiserver => [EVERYONE, APISERVER],
-            Self::ControllerManager => [EVERYONE, CONTROLLER_MANAGER],
-            Self::Scheduler => [EVERYONE, SCHEDULER],
-            Self::Kubelet => [EVERYONE, KUBELET],
-            Self::KubeletResources => ["", KUBELET_RESOURCES],
-            Self::KubeletProbes => ["", KUBELET_PROBES],
-            Self::Proxy => [EVERYONE, PROXY],
-            Self::Dns => ["", DNS],
-            Self::Slis => ["", SLIS],
+            Self::Apiserver => [EVERYONE, PROCESS, APISERVER],
+            Self::ControllerManager => [EVERYONE, PROCESS, CONTROLLER_MANAGER],
+            Self::Scheduler => [EVERYONE, PROCESS, SCHEDULER],
+            Self::Kubelet => [EVERYONE, PROCESS, KUBELET],
+            Self::KubeletResources => ["", "", KUBELET_RESOURCES],
+            Self::KubeletProbes => ["", "", KUBELET_PROBES],
+            Self::Proxy => [EVERYONE, PROCESS, PROXY],
+            Self::Dns => ["", PROCESS, DNS],
+            Self::Slis => ["", "", SLIS],
         }
     }
 
@@ -157,6 +157,9 @@ const EVERYONE: &str = "
     BETA   counter    registered_metrics_total  deprecated_version,stability_level
     BETA   gauge      kubernetes_feature_enabled  name,stage
     BETA   gauge      kubernetes_build_info  build_date,compiler,git_commit,git_tree_state,git_version,go_version,major,minor,platform
+";
+
+const PROCESS: &str = "
     PLAIN  counter    process_cpu_seconds_total
     PLAIN  gauge      process_resident_memory_bytes
     PLAIN  gauge      process_start_time_seconds
@@ -362,6 +365,7 @@ const DNS: &str = "
     PLAIN  histogram  coredns_dns_request_duration_seconds  server,view,zone
     PLAIN  histogram  coredns_dns_request_size_bytes  proto,server,view,zone
     PLAIN  histogram  coredns_dns_response_size_bytes  proto,server,view,zone
+    PLAIN  counter    coredns_cache_requests_total  server,view,zones
     PLAIN  counter    coredns_cache_hits_total  server,type,view,zones
     PLAIN  counter    coredns_cache_misses_total  server,view,zones
     PLAIN  counter    coredns_panics_total

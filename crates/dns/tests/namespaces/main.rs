@@ -464,6 +464,8 @@ fn health_and_metrics_have_corednss_names() {
             "proto=\"tcp\"",
             "coredns_dns_request_duration_seconds_bucket{",
             "coredns_cache_misses_total",
+            "coredns_cache_requests_total",
+            "process_resident_memory_bytes",
             "coredns_proxy_request_duration_seconds",
         ] {
             assert!(text.contains(name), "{name} in\n{text}");
