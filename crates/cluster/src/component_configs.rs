@@ -3,6 +3,8 @@
 //!
 //! What `cox up` decides itself cannot be said again here: it would be accepted and not done.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Command};
 use client::Client;
@@ -122,8 +124,11 @@ const OWN_OF_KUBELET: &[&str] = &[
     "tlsCertFile",
     "tlsPrivateKeyFile",
 ];
-const OWN_OF_PROXY: &[&str] =
-    &["clientConnection", "clusterCIDR", "healthzBindAddress", "hostnameOverride", "metricsBindAddress"];
+const OWN_OF_PROXY: &[&str] = &["clientConnection", "clusterCIDR", "healthzBindAddress", "hostnameOverride"];
+
+/// Where proxies show their metrics unless their configuration says otherwise: upstream's address and port. Everybody who
+/// reaches it may read them.
+const PROXY_METRICS: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 10249);
 
 impl ComponentConfigs {
     /// Fails with what is wrong in one of them, and its name.
@@ -189,10 +194,12 @@ impl NodeConfigs {
 
     pub(crate) fn proxy(&self, client: Client, node: &str) -> Result<proxy::Config> {
         refuse_own(&self.proxy, OWN_OF_PROXY)?;
-        match self.proxy.is_empty() {
-            true => Ok(proxy::Config::new(client, node)),
-            false => proxy::Config::configured(client, node, &Value::Object(self.proxy.clone()).to_string()),
-        }
+        let mut config = match self.proxy.is_empty() {
+            true => proxy::Config::new(client, node),
+            false => proxy::Config::configured(client, node, &Value::Object(self.proxy.clone()).to_string())?,
+        };
+        config.metrics_bind_address.get_or_insert(PROXY_METRICS.into());
+        Ok(config)
     }
 
     fn check_proxy(&self) -> Result<()> {
@@ -287,6 +294,22 @@ mod tests {
         ] {
             let error = format!("{:#}", configs(wrong.clone()).check().unwrap_err());
             assert!(error.contains(why), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn metrics_of_proxies_are_local_unless_a_cluster_file_says_otherwise() {
+        let nobody: client::Handler = std::sync::Arc::new(|_| Box::pin(std::future::pending()));
+        let client = Client::in_process(nobody, api::UserInfo::default());
+        for (proxy, expected) in [
+            (json!({}), "127.0.0.1:10249"),
+            (json!({"mode": "iptables"}), "127.0.0.1:10249"),
+            (json!({"metricsBindAddress": "0.0.0.0"}), "0.0.0.0:10249"),
+            (json!({"metricsBindAddress": "[::]:9"}), "[::]:9"),
+        ] {
+            let all = configs(json!({"proxy": proxy}));
+            let address = all.nodes.proxy(client.clone(), "n").unwrap().metrics_bind_address;
+            assert_eq!(address.map(|address| address.to_string()).as_deref(), Some(expected));
         }
     }
 

@@ -3,7 +3,7 @@
 //! Order: the kubelet registers the node -> the controller manager gives it a pod range -> bridge and CNI configuration,
 //! which is what makes the runtime report its network ready -> the kubelet makes the node Ready.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::Result;
@@ -70,9 +70,8 @@ impl Node<'_> {
         let mut proxy = settings.cluster.components.proxy(self.clients.proxy.clone(), &settings.name)?;
         proxy.cluster_cidrs = node_network::list(&settings.cluster.cluster_cidr);
         proxy.service_cidrs = node_network::list(&settings.cluster.service_cidr);
-        // Where upstream's answers: load balancers and collectors look there.
+        // Where upstream's answers: load balancers look there.
         proxy.healthz_bind_address = Some((settings.everywhere(), 10256).into());
-        proxy.metrics_bind_address = Some((Ipv4Addr::LOCALHOST, 10249).into());
         let metrics = Metrics::new();
         proxy.more_metrics = devices.is_some().then(|| metrics.clone());
         components.supervise("proxy", move |stop| proxy::run(proxy.clone(), stop));
