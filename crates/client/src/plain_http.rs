@@ -91,7 +91,7 @@ async fn respond(mut stream: Accepted, answer: &Answering) -> std::io::Result<()
     };
     let kind = match path {
         _ if body.starts_with('{') => "application/json",
-        "/metrics" => "text/plain; version=0.0.4; charset=utf-8",
+        "/metrics" | "/metrics/slis" => "text/plain; version=0.0.4; charset=utf-8",
         _ => "text/plain; charset=utf-8",
     };
     let more = header.map(|(name, value)| format!("{name}: {value}\r\n")).unwrap_or_default();

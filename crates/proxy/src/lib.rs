@@ -93,7 +93,7 @@ pub struct Config {
     pub masquerade_bit: u8,
     /// `/healthz` and `/livez` of the proxy itself.
     pub healthz_bind_address: Option<SocketAddr>,
-    /// `/metrics` and `/proxyMode`.
+    /// `/metrics`, `/metrics/slis`, `/healthz` and `/proxyMode`.
     pub metrics_bind_address: Option<SocketAddr>,
     /// Figures of other parts of the node's network, which `/metrics` shows as well.
     pub more_metrics: Option<client::metrics::Metrics>,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use api::endpoint::service_key;
 use api::sort::CompactSort as _;
 use client::metrics::panics;
+use client::metrics::slis::Slis;
 use client::{Informer, InformerFactory, ListParams, object_key};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -185,12 +186,17 @@ async fn serve_status(servers: &mut JoinSet<()>, config: &Config, dirty: &Arc<Di
     }
     if let Some(listener) = listen(config.metrics_bind_address, "metrics").await {
         let (dirty, mode, more) = (dirty.clone(), config.mode, config.more_metrics.clone());
+        let slis = Slis::default();
         servers.spawn(FutureExt::boxed(client::plain_http::serve(listener, move |path| match path {
             "/metrics" => {
                 let more = more.as_ref().map(|more| more.render()).unwrap_or_default();
                 (200, dirty.metrics.render() + &more)
             }
-            "/healthz" => (200, "ok".into()),
+            "/metrics/slis" => (200, slis.render()),
+            "/healthz" => {
+                slis.note("healthz", "ping", true);
+                (200, "ok".into())
+            }
             "/proxyMode" => (200, mode.name().into()),
             _ => (404, "404 page not found\n".into()),
         })));

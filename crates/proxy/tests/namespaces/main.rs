@@ -545,6 +545,12 @@ fn health_and_metrics_have_upstreams_names() {
         assert_eq!(client::metrics::upstream::problems(component, &text), Vec::<String>::new());
         let mode = get(METRICS, "/proxyMode").unwrap();
         assert!(mode.ends_with("tables"), "{mode}");
+        // The checks of this port, once somebody has had them made.
+        assert!(get(METRICS, "/healthz").unwrap().ends_with("ok"));
+        let slis = get(METRICS, "/metrics/slis").unwrap();
+        assert!(slis.contains("kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n"), "{slis}");
+        let component = client::metrics::upstream::Component::Slis;
+        assert_eq!(client::metrics::upstream::problems(component, &slis), Vec::<String>::new());
 
         // Rules outlive the proxy, and clean-up takes them away, ours alone.
         drop(running);
