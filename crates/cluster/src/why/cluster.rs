@@ -259,9 +259,11 @@ fn pods(pods: &[Pod]) -> Vec<(String, Cause)> {
         (of(&pod.metadata.namespace), of(&pod.metadata.name))
     };
     let crashing = pods.iter().filter_map(|pod| {
-        let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+        let status = pod.status.as_ref()?;
+        let mut statuses =
+            status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
         let is_crashing = |reason: Option<&str>| reason == Some("CrashLoopBackOff");
-        let container = statuses.iter().find(|status| {
+        let container = statuses.find(|status| {
             let waiting = status.state.as_ref().and_then(|state| state.waiting.as_ref());
             is_crashing(waiting.and_then(|waiting| waiting.reason.as_deref()))
         })?;
@@ -535,6 +537,9 @@ mod tests {
             pod(json!({"metadata": {"name": "loop", "namespace": "d"}, "status": {"containerStatuses": [{
                 "name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 7,
                 "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 3}}}]}})),
+            pod(json!({"metadata": {"name": "first", "namespace": "d"}, "status": {"initContainerStatuses": [{
+                "name": "i", "image": "i", "imageID": "", "ready": false, "restartCount": 2,
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}})),
             pod(json!({"metadata": {"name": "big", "namespace": "d"}, "status": {"conditions": [{
                 "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]}})),
         ];
@@ -549,6 +554,7 @@ mod tests {
             "api: many requests fail",
             "prioritylevelconfiguration/small: this level of the API is saturated: requests are turned away",
             "pod/loop in d: a container ends as soon as it starts",
+            "pod/first in d: a container ends as soon as it starts",
             "pod/big in d: no node takes it",
             "pod/p in d: a container is held back by its limit of CPU",
         ];
