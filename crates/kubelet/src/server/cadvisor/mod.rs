@@ -158,8 +158,8 @@ fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
     levels.extend(cgroups.level_paths());
     let mut rows: Vec<Row> =
         levels.into_iter().filter_map(|id| row(cgroups, Subject { id, ..Subject::default() })).collect();
+    let machine = node::Machine::read();
     if let Some(root) = rows.first_mut().filter(|row| row.subject.id == "/") {
-        let machine = node::Machine::read();
         root.started = boot_time(&machine.stat);
         node::complete(&mut root.sample, &machine);
         root.interfaces = sample::interfaces(&std::fs::read_to_string("/proc/net/dev").unwrap_or_default());
@@ -182,6 +182,7 @@ fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
             rows.push(row);
         }
     }
+    rows.iter_mut().for_each(|row| node::complete_swap(&mut row.sample, &machine));
     rows
 }
 

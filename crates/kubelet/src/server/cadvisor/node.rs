@@ -66,6 +66,14 @@ pub(super) fn complete(root: &mut Sample, machine: &Machine) {
     }
 }
 
+/// Kernels may not count the swap of cgroups. Where the machine has none, they use none.
+pub(super) fn complete_swap(of: &mut Sample, machine: &Machine) {
+    let has_none = machine.bytes("MemTotal").is_some() && machine.bytes("SwapTotal").is_none();
+    if has_none && of.usage.is_some() {
+        of.swap.get_or_insert(0);
+    }
+}
+
 /// None if the kernel does not say what the node has or uses.
 pub(in crate::server) async fn figures(kubelet: &Kubelet) -> Option<NodeFigures> {
     let cgroups = kubelet.cgroups.clone();
@@ -118,6 +126,23 @@ mod tests {
         assert_eq!((root.cpu_seconds, root.user_seconds, root.system_seconds), (Some(3.0), Some(2.0), Some(1.0)));
         assert_eq!((root.threads, root.threads_max), (Some(2), Some(0)));
         assert_eq!(cpu(Sample::read(true, &read), &machine()), Some(3_000_000_000));
+    }
+
+    #[test]
+    fn swap_that_is_not_counted_is_none_where_there_is_none() {
+        let without = Machine { meminfo: "MemTotal: 100 kB\nSwapTotal: 0 kB\n".to_owned(), stat: String::new() };
+        let unreadable = Machine { meminfo: String::new(), stat: String::new() };
+        for (machine, usage, swap, expected) in [
+            (&without, Some(7), None, Some(0)),
+            (&without, Some(7), Some(3), Some(3)),
+            (&without, None, None, None),
+            (&machine(), Some(7), None, None),
+            (&unreadable, Some(7), None, None),
+        ] {
+            let mut of = Sample { usage, swap, ..Sample::default() };
+            complete_swap(&mut of, machine);
+            assert_eq!(of.swap, expected);
+        }
     }
 
     #[test]
