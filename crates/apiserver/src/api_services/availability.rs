@@ -48,7 +48,14 @@ pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
         let is_new =
             last.as_ref().is_none_or(|(before, verdict)| *before != basis || !is_reported(&state, &backend, verdict));
         if is_new || tokio::time::Instant::now() >= due {
+            let was_available = match &last {
+                Some((_, before)) => before.is_ok(),
+                None => is_reported(&state, &backend, &Ok(())),
+            };
             let verdict = check(&state, &backend).await;
+            if let (true, Err((reason, _))) = (was_available, &verdict) {
+                count_loss(&state, &backend, reason);
+            }
             let is_written = write_condition(&state, &backend, &verdict).await;
             let offered = match &verdict {
                 Ok(()) => remote_discovery::discover(&state.services, &backend).await,
@@ -96,6 +103,14 @@ fn is_reported(state: &State, backend: &Backend, verdict: &Result<(), Reason>) -
     let registered = state.objects().get::<APIService>("", &backend.name());
     let says_so = |service: Arc<APIService>| condition(&service).is_some_and(|found| availability(verdict).is(found));
     registered.is_ok_and(|service| service.is_none_or(says_so))
+}
+
+/// Counts that a backend cannot be used any more.
+fn count_loss(state: &State, backend: &Backend, reason: &str) {
+    let name = backend.name();
+    let labels = [("name", name.as_str()), ("reason", reason)];
+    let help = "How often an API service could not be used any more, by name and reason.";
+    state.metrics.all().counter("aggregator_unavailable_apiservice_total", help, &labels).inc();
 }
 
 async fn write_condition(state: &Arc<State>, backend: &Backend, verdict: &Result<(), Reason>) -> bool {

@@ -322,6 +322,12 @@ async fn another_server_is_part_of_this_one_while_it_is_registered() {
     assert_eq!(front.send_raw("PATCH", service, "application/merge-patch+json", label).await.0, 200);
     let message = available(&front, NAME, "False", "FailedDiscoveryCheck").await;
     assert!(message.contains("failing or missing response from https://localhost:"), "{message}");
+    let losses = async |reason: &str| {
+        let (_, text) = front.send_raw("GET", "/metrics", "", Value::Null).await;
+        let row = format!("aggregator_unavailable_apiservice_total{{name=\"{NAME}\",reason=\"{reason}\"}} ");
+        String::from_utf8_lossy(&text).lines().filter(|line| line.starts_with(&row)).count()
+    };
+    assert_eq!(losses("FailedDiscoveryCheck").await, 1);
     freshness(&front, GROUP, Some("Stale")).await;
     for path in [FLUNDERS.to_owned(), format!("/apis/{GROUP}/v1alpha1")] {
         let (code, text) = front.send_raw("GET", &path, "", Value::Null).await;
@@ -331,6 +337,7 @@ async fn another_server_is_part_of_this_one_while_it_is_registered() {
     assert_eq!(front.send("DELETE", service, Value::Null).await.0, 200);
     let message = available(&front, NAME, "False", "ServiceNotFound").await;
     assert_eq!(message, "service/api in \"default\" is not present");
+    assert_eq!(losses("ServiceNotFound").await, 0, "it could not be used before either");
 
     // With its registration the group goes.
     assert_eq!(front.send("DELETE", &path, Value::Null).await.0, 200);
