@@ -447,6 +447,19 @@ fn count_by_crate(count: impl Fn(&str) -> usize) -> BTreeMap<String, usize> {
     found
 }
 
+/// Tests of a component pass over series that it seldom has: each is counted by somebody all the same.
+#[test]
+fn every_series_of_the_tables_is_written_somewhere() {
+    let sources = production();
+    let named = sources.iter().flat_map(|(_, text)| text.split('"'));
+    let names: BTreeSet<&str> = named
+        .map(|text| text.strip_prefix("# TYPE ").and_then(|rest| rest.split(' ').next()).unwrap_or(text))
+        .collect();
+    let rows = metrics::upstream::Component::ALL.into_iter().flat_map(|component| component.rows());
+    let missing: BTreeSet<&str> = rows.map(|row| row.name).filter(|name| !names.contains(name)).collect();
+    assert!(missing.is_empty(), "nothing counts these series of crates/metrics/src/upstream.rs: {missing:?}");
+}
+
 /// What is not set reads as empty everywhere: `api::meta` has the methods.
 const METADATA_SPELLED_OUT: usize = 10;
 

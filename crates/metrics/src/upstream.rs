@@ -24,7 +24,7 @@ pub enum Component {
 }
 
 impl Component {
-    const ALL: [Self; 9] = [
+    pub const ALL: [Self; 9] = [
         Self::Apiserver,
         Self::ControllerManager,
         Self::Scheduler,
