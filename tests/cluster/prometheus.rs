@@ -60,6 +60,8 @@ const QUESTIONS: &[&str] = &[
     r#"sum(kubeproxy_sync_proxy_rules_duration_seconds_count{job="10249"}) > 0"#,
     r#"max by (ip_family) (kubeproxy_sync_proxy_rules_last_timestamp_seconds{job="10249"}) > 0"#,
     r#"coredns_build_info{job="dns"} == 1"#,
+    r#"sum(coredns_cache_requests_total{job="dns"}) >= 0"#,
+    r#"process_resident_memory_bytes{job="dns"} > 0"#,
     // And its dashboards of nodes.
     r#"sum(kubelet_cgroup_manager_duration_seconds_count{operation_type="create"}) > 0"#,
     r#"sum(storage_operation_duration_seconds_count{operation_name="volume_mount",status="success"}) > 0"#,
