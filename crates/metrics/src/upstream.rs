@@ -331,6 +331,7 @@ const KUBELET_RESOURCES: &str = "
     STABLE counter    pod_cpu_usage_seconds_total  namespace,pod
     STABLE gauge      pod_memory_working_set_bytes  namespace,pod
     STABLE gauge      resource_scrape_error
+    ALPHA  gauge      node_swap_usage_bytes?
     ALPHA  gauge      container_swap_usage_bytes?  container,namespace,pod
     ALPHA  gauge      pod_swap_usage_bytes?  namespace,pod
 ";

@@ -77,6 +77,31 @@ fn memory(engine: &Engine, cgroup: &str) -> Option<v1::MemoryUsage> {
     })
 }
 
+/// Nothing where the kernel does not count it.
+fn swap(engine: &Engine, cgroup: &str) -> Option<v1::SwapUsage> {
+    let directory = engine.cgroups.directory("memory", cgroup)?;
+    let read = |file: &str| fs::read_to_string(directory.join(file)).ok();
+    let (used, available) = swapped(engine.cgroups.version(), &read)?;
+    Some(v1::SwapUsage {
+        timestamp: record::now(),
+        swap_available_bytes: available.and_then(value),
+        swap_usage_bytes: value(used),
+    })
+}
+
+/// How much is swapped out, and how much more may be.
+fn swapped(version: Version, read: &dyn Fn(&str) -> Option<String>) -> Option<(u64, Option<u64>)> {
+    match version {
+        // The limit is that of memory and swap together.
+        Version::V1 => Some((keyed(&read("memory.stat")?, "total_swap")?, None)),
+        Version::V2 => {
+            let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
+            let used = number("memory.swap.current")?;
+            Some((used, number("memory.swap.max").map(|limit| limit.saturating_sub(used))))
+        }
+    }
+}
+
 /// What a container has on the disk: its own files, and those of its pod that it may write to.
 fn writable_layer(engine: &Engine, container: &Container, id: &str) -> v1::FilesystemUsage {
     let sandbox = engine.sandbox(&container.sandbox_id()).ok().map(|sandbox| sandbox.directory.clone());
@@ -111,6 +136,7 @@ pub(crate) fn of_container(engine: &Engine, container: &Container) -> v1::Contai
         }),
         cpu: running.then(|| cpu(engine, &record.cgroup, Some(record.created_at))).flatten(),
         memory: running.then(|| memory(engine, &record.cgroup)).flatten(),
+        swap: running.then(|| swap(engine, &record.cgroup)).flatten(),
         writable_layer: Some(writable_layer(engine, container, &record.id)),
         ..Default::default()
     }
@@ -208,6 +234,20 @@ mod tests {
         assert_eq!(interfaces.len(), 1);
         assert_eq!(interfaces[0].rx_bytes.unwrap().value, 10);
         assert_eq!(interfaces[0].tx_errors.unwrap().value, 4);
+    }
+
+    #[test]
+    fn swap_is_told_where_it_is_counted() {
+        for (version, files, expected) in [
+            (Version::V1, &[("memory.stat", "swap 1\ntotal_swap 4096\n")][..], Some((4096, None))),
+            (Version::V1, &[("memory.stat", "total_rss 1\n")], None),
+            (Version::V2, &[("memory.swap.current", "10\n"), ("memory.swap.max", "30\n")], Some((10, Some(20)))),
+            (Version::V2, &[("memory.swap.current", "10\n"), ("memory.swap.max", "max\n")], Some((10, None))),
+            (Version::V2, &[("memory.stat", "anon 1\n")], None),
+        ] {
+            let read = |file: &str| files.iter().find(|(name, _)| *name == file).map(|(_, text)| (*text).to_owned());
+            assert_eq!(swapped(version, &read), expected, "{files:?}");
+        }
     }
 
     /// Root of a container may write to the files of its pod, which lie on the node's disk (CVE-2020-8557).

@@ -12,8 +12,9 @@ use http::{Response, StatusCode};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::cadvisor::{self, NodeFigures};
 use super::summary::{cpu_of, memory_of, number};
-use super::{Server, cadvisor, text};
+use super::{Server, text};
 use crate::certificates::{RENEWALS_FAILED, Store};
 use crate::state::label;
 use crate::static_pods;
@@ -213,13 +214,13 @@ pub(super) async fn resource(server: &Server) -> Response<Body> {
     let Some(node) = cadvisor::figures(&server.kubelet).await else {
         return failed(&"the kernel does not say what the node uses");
     };
-    answer(&resource_families(&by_pod(&stats), &starts, node.memory.working_set, node.cpu))
+    answer(&resource_families(&by_pod(&stats), &starts, &node))
 }
 
 /// A family with one number a container.
 type OfContainer<'a> = (Kind, &'static str, &'static str, &'a dyn Fn(&v1::ContainerStats) -> Option<f64>);
 
-fn resource_families(pods: &Pods<'_>, starts: &BTreeMap<String, f64>, memory: u64, cpu: u64) -> Metrics {
+fn resource_families(pods: &Pods<'_>, starts: &BTreeMap<String, f64>, node: &NodeFigures) -> Metrics {
     let metrics = Metrics::new();
     let seconds = |stat: &v1::ContainerStats| Some(cpu_of(stat) as f64 / 1e9);
     let bytes = |stat: &v1::ContainerStats| Some(memory_of(stat).0 as f64);
@@ -288,10 +289,14 @@ fn resource_families(pods: &Pods<'_>, starts: &BTreeMap<String, f64>, memory: u6
     }
     let (name, help) =
         ("node_cpu_usage_seconds_total", "[STABLE] Cumulative cpu time consumed by the node in core-seconds");
-    metrics.set_rows(Kind::Counter, name, help, |all| all.add(&[], cpu as f64 / 1e9));
+    metrics.set_rows(Kind::Counter, name, help, |all| all.add(&[], node.cpu as f64 / 1e9));
     let set = |name, help, value: f64| metrics.gauge(name, help, &[]).set(value);
     let help = "[STABLE] Current working set of the node in bytes";
-    set("node_memory_working_set_bytes", help, memory as f64);
+    set("node_memory_working_set_bytes", help, node.memory.working_set as f64);
+    if let Some(swap) = node.swap {
+        let help = "[ALPHA] Current swap usage of the node in bytes. Reported only on non-windows systems";
+        set("node_swap_usage_bytes", help, swap as f64);
+    }
     let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
     set("resource_scrape_error", help, 0.0);
     metrics
@@ -323,6 +328,7 @@ async fn start_times(server: &Server, stats: &[v1::ContainerStats]) -> crate::ru
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::memory::NodeMemory;
 
     #[test]
     fn ends_of_containers_are_told_by_kind_code_and_reason() {
@@ -367,7 +373,17 @@ mod tests {
     fn pods_are_the_sum_of_their_containers() {
         let stats = [stat("a", 1_500_000_000, 10), stat("b", 500_000_000, 20)];
         let starts = BTreeMap::from([("id-of-a".to_owned(), 1.25)]);
-        let text = resource_families(&by_pod(&stats), &starts, 100, 3_000_000_000).render();
+        let memory = NodeMemory {
+            capacity: 500,
+            usage: 200,
+            working_set: 100,
+            available: 400,
+            rss: None,
+            page_faults: None,
+            major_page_faults: None,
+        };
+        let node = NodeFigures { cpu: 3_000_000_000, memory, swap: Some(7) };
+        let text = resource_families(&by_pod(&stats), &starts, &node).render();
         for row in [
             "container_cpu_usage_seconds_total{container=\"a\",namespace=\"default\",pod=\"p\"} 1.5\n",
             "container_start_time_seconds{container=\"a\",namespace=\"default\",pod=\"p\"} 1.25\n",
@@ -375,6 +391,7 @@ mod tests {
             "pod_memory_working_set_bytes{namespace=\"default\",pod=\"p\"} 30\n",
             "# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total 3\n",
             "node_memory_working_set_bytes 100\n",
+            "node_swap_usage_bytes 7\n",
             "resource_scrape_error 0\n",
         ] {
             assert!(text.contains(row), "{row}\n{text}");

@@ -19,7 +19,7 @@ use cri::v1;
 use http::Response;
 use jiff::Timestamp;
 
-pub(super) use self::node::{figures, read as read_node};
+pub(super) use self::node::{NodeFigures, figures, read as read_node};
 use self::processes::Processes;
 use self::sample::{Disk, Io, IoCost, Sample, Traffic};
 pub(super) use self::sample::{Interface, Pressure, Pressures, Stall, all_interfaces};

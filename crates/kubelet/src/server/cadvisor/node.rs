@@ -15,6 +15,8 @@ pub(in crate::server) struct NodeFigures {
     /// Time of all processors, in nanoseconds.
     pub(in crate::server) cpu: u64,
     pub(in crate::server) memory: NodeMemory,
+    /// Bytes that are swapped out.
+    pub(in crate::server) swap: Option<u64>,
 }
 
 /// The texts of `/proc/stat` and `/proc/meminfo`.
@@ -32,6 +34,13 @@ impl Machine {
     /// Bytes; none if the kernel does not say.
     fn bytes(&self, name: &str) -> Option<u64> {
         Some(meminfo_bytes(&self.meminfo, name)).filter(|bytes| *bytes > 0)
+    }
+
+    /// Bytes that are swapped out; none if the kernel does not say.
+    fn swap(&self) -> Option<u64> {
+        self.bytes("MemTotal")?;
+        let of = |name| meminfo_bytes(&self.meminfo, name);
+        Some(of("SwapTotal").saturating_sub(of("SwapFree")))
     }
 
     /// Seconds that all processors spent for programs, for the kernel, and in all. Idle time and waiting for disks are no use;
@@ -57,7 +66,7 @@ pub(super) fn complete(root: &mut Sample, machine: &Machine) {
     let memory = RootMemory { usage, rss, cache, inactive_file, ..RootMemory::default() };
     root.usage = memory.usage(&machine.meminfo);
     root.working_set = memory.working_set(&machine.meminfo);
-    root.swap = root.swap.or_else(|| Some(swap.saturating_sub(meminfo_bytes(&machine.meminfo, "SwapFree"))));
+    root.swap = root.swap.or_else(|| machine.swap());
     root.memory_limit = total.or(root.memory_limit);
     root.swap_limit = Some(swap);
     if !root.pids.is_empty() {
@@ -89,7 +98,9 @@ pub(in crate::server) fn read(cgroups: Option<&Cgroups>) -> Option<NodeFigures> 
         };
         Sample::read(cgroups.is_v2(), &read)
     });
-    Some(NodeFigures { cpu: cpu(root.unwrap_or_default(), &Machine::read())?, memory: memory::read(cgroups)? })
+    let machine = Machine::read();
+    let cpu = cpu(root.unwrap_or_default(), &machine)?;
+    Some(NodeFigures { cpu, memory: memory::read(cgroups)?, swap: machine.swap() })
 }
 
 fn cpu(mut root: Sample, machine: &Machine) -> Option<u64> {
@@ -124,7 +135,7 @@ mod tests {
         assert_eq!((root.usage, root.working_set, root.swap), (Some(61_440), Some(51_200), Some(5 * 1024)));
         assert_eq!((root.memory_limit, root.swap_limit), (Some(100 * 1024), Some(8 * 1024)));
         assert_eq!((root.cpu_seconds, root.user_seconds, root.system_seconds), (Some(3.0), Some(2.0), Some(1.0)));
-        assert_eq!((root.threads, root.threads_max), (Some(2), Some(0)));
+        assert_eq!((root.threads, root.threads_max, machine().swap()), (Some(2), Some(0), Some(5 * 1024)));
         assert_eq!(cpu(Sample::read(true, &read), &machine()), Some(3_000_000_000));
     }
 
@@ -167,7 +178,7 @@ mod tests {
         assert_eq!(cpu(root, &machine()), Some(2_200_000_000));
         for stat in ["", "cpu x"] {
             let machine = Machine { stat: stat.to_owned(), meminfo: String::new() };
-            assert_eq!(cpu(Sample::default(), &machine), None, "{stat:?}");
+            assert_eq!((cpu(Sample::default(), &machine), machine.swap()), (None, None), "{stat:?}");
         }
     }
 }
