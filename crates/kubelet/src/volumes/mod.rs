@@ -11,6 +11,8 @@ pub(crate) mod csi;
 mod error;
 mod file_systems;
 mod format;
+mod growing;
+mod growth;
 mod host_path;
 mod in_use;
 mod iscsi;

@@ -9,7 +9,6 @@
 
 mod attachment;
 mod drivers;
-mod growth;
 mod layout;
 mod leftovers;
 mod limits;
@@ -38,6 +37,7 @@ use trace::{Stage, Work};
 
 use super::attached::Attached;
 use super::error::{Cause, Operation, SecretError, TornDown, Unfinished};
+use super::growing::Growing;
 use super::in_use::{InUse, STAGING};
 use super::{Mounted, TearDownError, Tokens, VolumeError, blocking};
 use crate::backoff::Backoff;
@@ -62,6 +62,7 @@ pub(crate) struct Csi {
     client: Client,
     clock: Clock,
     recorder: EventRecorder,
+    pub(super) growing: Growing,
     pub(crate) drivers: drivers::Drivers,
     objects: Informer<CSIDriver>,
     pub(crate) attached: Arc<Attached>,
@@ -231,6 +232,12 @@ impl Csi {
             Event::Added(node) | Event::Modified { new: node, .. } => informed.seen(node),
             Event::Deleted(_) => {}
         });
+        let growing = Growing {
+            client: parts.client.clone(),
+            clock: parts.clock.clone(),
+            recorder: parts.recorder.clone(),
+            node_name: parts.node_name.clone(),
+        };
         let periods: Arc<watch::Sender<u64>> = Arc::default();
         let changed = periods.clone();
         parts.objects.subscribe(move |event| {
@@ -246,6 +253,7 @@ impl Csi {
             client: parts.client,
             clock: parts.clock,
             recorder: parts.recorder,
+            growing,
             drivers: Default::default(),
             objects: parts.objects,
             locks: Default::default(),

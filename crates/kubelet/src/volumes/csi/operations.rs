@@ -6,20 +6,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::attachable::csi_name;
-use api::meta::Meta as _;
-use client::Patch;
 use csi::tonic::{Code, Status};
 use csi::v1::{self, NodeRpc};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use serde_json::{Value, json};
 use tokio::sync::OwnedMutexGuard;
 use trace::Stage;
 
-use super::growth::{self, Telling};
 use super::layout::{Found, Mode, Record};
 use super::{Csi, Driver, Inputs, Published, Wanted};
 use crate::state;
 use crate::volumes::error::{Cause, Operation};
+use crate::volumes::growth::{self, Telling};
 use crate::volumes::in_use::STAGING;
 use crate::volumes::{Mounted, VolumeError, blocking, change_policy, ownership};
 
@@ -43,7 +39,7 @@ impl Csi {
                         self.done.lock().published.entry(key).and_modify(|known| known.size = Some(size));
                     }
                     Ok(None) => {}
-                    Err(error) => self.note_growth(inputs, &error),
+                    Err(error) => self.growing.warn(&inputs.pod, &error),
                 }
             }
             return Ok(published.mounted());
@@ -127,7 +123,7 @@ impl Csi {
             let place = (target.as_path(), staging.as_deref());
             match self.grow(wanted, inputs, place, secrets.expand, operation).await {
                 Ok(grown) => size = grown.or(size),
-                Err(error) if is_in_use => self.note_growth(inputs, &error),
+                Err(error) if is_in_use => self.growing.warn(&inputs.pod, &error),
                 Err(error) => return Err(error),
             }
         }
@@ -266,31 +262,18 @@ impl Csi {
     ) -> Result<Option<i64>, VolumeError> {
         let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
         let Some(((namespace, name), size)) = wanted.claim.as_ref().zip(wanted.size.as_ref()) else { return Ok(None) };
-        let claims = self.client.namespaced::<PersistentVolumeClaim>(namespace);
         // The volume may have been waited for: what the claim said is no longer news.
-        let claim = claims.get(name).await.map_err(|error| fail(error.into()))?;
-        let Some(growth) = growth::due(&claim, size) else { return Ok(None) };
-        let objects = [client::reference(inputs.pod.as_ref()), client::reference(&claim)];
-        if wanted.is_read_only {
-            let what = format!("MountVolume.NodeExpandVolume failed for volume {:?}", wanted.spec_name);
-            for object in &objects {
-                let message = format!("{what} requested read-only file system");
-                self.recorder.warning(object, "FileSystemResizeFailed", message);
-            }
-            return Ok(None);
-        }
-        if growth.telling == Telling::Steps
-            && let Some(change) = growth::begun(&claim.status.clone().unwrap_or_default())
-        {
-            self.tell(&claim, change).await.map_err(|error| fail(error.into()))?;
-        }
+        let (claim, volume) = ((namespace.as_str(), name.as_str()), (wanted.spec_name.as_str(), size));
+        let begun = self.growing.begin(&inputs.pod, claim, volume, wanted.is_read_only).await;
+        let Some(begun) = begun.map_err(|error| fail(error.into()))? else { return Ok(None) };
+        let growth = &begun.growth;
         let driver = &inputs.driver;
         if !driver.abilities.has(NodeRpc::ExpandVolume) {
             if growth.telling != Telling::Steps {
                 return Ok(Some(growth.size));
             }
             let cause = Cause::NoGrowth(wanted.driver.clone());
-            self.tell_not_grown(namespace, name, &cause, false).await;
+            self.growing.fail(&begun, &cause, false).await;
             return Err(fail(cause));
         }
         let secrets = given(secrets).map_err(fail)?;
@@ -310,62 +293,20 @@ impl Csi {
             let cause = Cause::Growth(status);
             if is_over {
                 let had_failed = !self.done.lock().not_grown.insert(volume.clone());
-                if growth.telling == Telling::Steps {
-                    let is_given_up = is_infeasible || (had_failed && growth.is_outdated);
-                    self.tell_not_grown(namespace, name, &cause, is_given_up).await;
-                }
+                let is_given_up = is_infeasible || (had_failed && growth.is_outdated);
+                self.growing.fail(&begun, &cause, is_given_up).await;
             }
             if is_fixed {
                 // It grows when nobody uses it, and is what it was until then.
                 self.done.lock().fixed_in_use.insert(volume);
-                self.note_growth(inputs, &fail(cause));
+                self.growing.warn(&inputs.pod, &fail(cause));
                 return Ok(None);
             }
             return Err(fail(cause));
         }
         self.done.lock().not_grown.remove(&volume);
-        let what = format!("MountVolume.NodeExpandVolume succeeded for volume {:?}", wanted.spec_name);
-        for object in &objects {
-            self.recorder.normal(object, "FileSystemResizeSuccessful", format!("{what} {}", self.node_name));
-        }
-        if growth.telling != Telling::Nothing {
-            let told = async {
-                let claim = claims.get(name).await?;
-                let change = growth::ended(&claim.status.clone().unwrap_or_default(), &growth.shown);
-                self.tell(&claim, change).await
-            };
-            told.await.map_err(|error| fail(error.into()))?;
-        }
+        self.growing.end(&begun).await.map_err(|error| fail(error.into()))?;
         Ok(Some(growth.size))
-    }
-
-    /// The claim says why its volume does not grow, and whether that is the end of it.
-    async fn tell_not_grown(&self, namespace: &str, name: &str, why: &Cause, is_given_up: bool) {
-        let claims = self.client.namespaced::<PersistentVolumeClaim>(namespace);
-        let told = async {
-            let claim = claims.get(name).await?;
-            let status = claim.status.clone().unwrap_or_default();
-            match growth::failed(&status, &why.to_string(), is_given_up, self.clock.now()) {
-                Some(change) => self.tell(&claim, change).await,
-                None => Ok(()),
-            }
-        };
-        if let Err(error) = told.await {
-            tracing::warn!(claim = name, %error, "the claim does not say that its volume cannot grow");
-        }
-    }
-
-    /// Changes the status of a claim, unless somebody else has meanwhile.
-    async fn tell(&self, claim: &PersistentVolumeClaim, change: Value) -> Result<(), client::Error> {
-        let meta = &claim.metadata;
-        let claims = self.client.namespaced::<PersistentVolumeClaim>(meta.namespace());
-        let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": change});
-        claims.patch_status(meta.name(), &Patch::merge(patch)).await.map(drop)
-    }
-
-    /// A volume that did not grow is still the volume that it was.
-    fn note_growth(&self, inputs: &Inputs, error: &VolumeError) {
-        self.recorder.warning(&client::reference(inputs.pod.as_ref()), error.reason(), error.to_string());
     }
 
     /// Takes one volume from a pod, and off the node if no other pod has it.

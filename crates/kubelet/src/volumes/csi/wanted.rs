@@ -11,9 +11,9 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::growth::{self, Growth};
 use super::layout::{self, Mode, Record};
 use crate::state;
+use crate::volumes::growth::{self, Growth};
 
 /// One volume of one pod.
 #[derive(Clone, Debug, Default)]
