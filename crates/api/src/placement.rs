@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Node, NodeSelector as Selector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PreferredSchedulingTerm, Taint,
-    Toleration,
+    Node, NodeSelector as Selector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume, PodSpec,
+    PreferredSchedulingTerm, Taint, Toleration,
 };
 
 use crate::meta::Meta as _;
@@ -63,6 +63,13 @@ pub fn is_selected(spec: &PodSpec, node: &Node) -> bool {
     let required = affinity.and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
     spec.node_selector.iter().flatten().all(|(key, value)| label(key) == Some(value))
         && required.is_none_or(|required| NodeSelector::new(required).matches(name, labels))
+}
+
+/// Whether nodes with these labels can have the volume (`CheckNodeAffinity`, v1.36).
+pub fn is_reachable(volume: &PersistentVolume, labels: Option<&Labels>) -> bool {
+    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+    let required = affinity.and_then(|affinity| affinity.required.as_ref());
+    required.is_none_or(|required| NodeSelector::new(required).matches("", labels))
 }
 
 /// Whether a toleration covers a taint: an empty effect covers every effect, an empty key every key.
@@ -155,6 +162,20 @@ mod tests {
             let selector = NodeSelector::new(&serde_json::from_value(selector).unwrap());
             let labels = found.map(|value| Labels::from([("k".to_owned(), value.to_owned())]));
             assert_eq!(selector.matches("n", labels.as_ref()), expected, "{operator} {values:?} {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_is_there_for_the_nodes_that_it_names() {
+        let labels = Labels::from([("disk".to_owned(), "a".to_owned())]);
+        let on = |disk: &str| {
+            let wanted = json!({"key": "disk", "operator": "In", "values": [disk]});
+            json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}})
+        };
+        for (affinity, expected) in [(json!(null), true), (json!({}), true), (on("a"), true), (on("b"), false)] {
+            let volume = json!({"metadata": {"name": "v"}, "spec": {"nodeAffinity": affinity}});
+            let volume = serde_json::from_value(volume).unwrap();
+            assert_eq!(is_reachable(&volume, Some(&labels)), expected, "{affinity}");
         }
     }
 

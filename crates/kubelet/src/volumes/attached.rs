@@ -1,11 +1,12 @@
 //! Waiting until the attach-detach controller says that a volume is attached to this node, for plug-ins whose volumes it
-//! attaches: CSI's and iSCSI's.
+//! attaches: CSI's and iSCSI's. And whether a volume can be had on this node at all.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::placement::is_reachable;
 use client::{Client, Event, Informer};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume};
 use tokio::sync::watch;
 
 use super::in_use::InUse;
@@ -80,6 +81,21 @@ impl Attached {
         let node = self.client.all::<Node>().get(&self.node_name).await;
         let node = node.map_err(|source| NodeUnknown { name: self.node_name.clone(), source })?;
         Ok(is_reported(&node, volume))
+    }
+
+    /// Whether this node can have a volume. Nobody need have asked the scheduler whether it can.
+    pub(super) async fn reaches(&self, volume: &PersistentVolume) -> Result<bool, NodeUnknown> {
+        if volume.spec.as_ref().is_none_or(|spec| spec.node_affinity.is_none()) {
+            return Ok(true);
+        }
+        let known = self.own_node.get(&self.node_name);
+        if known.is_some_and(|node| is_reachable(volume, node.metadata.labels.as_ref())) {
+            return Ok(true);
+        }
+        // The cache may be late.
+        let node = self.client.all::<Node>().get(&self.node_name).await;
+        let node = node.map_err(|source| NodeUnknown { name: self.node_name.clone(), source })?;
+        Ok(is_reachable(volume, node.metadata.labels.as_ref()))
     }
 }
 

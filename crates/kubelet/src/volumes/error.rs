@@ -6,6 +6,7 @@ use std::io;
 use api::volume_migration::MigrationError;
 use csi::tonic::Status;
 
+use super::attached::NodeUnknown;
 use super::csi::{AttachError, ManyLabels, NoDriver, WrongLifecycle};
 use super::iscsi::IscsiError;
 use super::nfs::NfsError;
@@ -20,6 +21,9 @@ pub(crate) enum Operation {
     Process,
     SetUp,
     CheckMountOptions,
+    /// Whether the volume is there for this node, and the same of a device.
+    CheckNode,
+    CheckNodeOfDevice,
     WaitForAttach,
     MountDevice,
     /// Growing its file system before its pod starts, and growing the device.
@@ -45,6 +49,8 @@ impl Operation {
             }
             Operation::SetUp => "MountVolume.SetUp failed",
             Operation::CheckMountOptions => "MountVolume.MountOptionSupport check failed",
+            Operation::CheckNode => "MountVolume.NodeAffinity check failed",
+            Operation::CheckNodeOfDevice => "MapVolume.NodeAffinity check failed",
             Operation::WaitForAttach => "MountVolume.WaitForAttach failed",
             Operation::MountDevice => "MountVolume.MountDevice failed",
             Operation::ExpandMounted => "MountVolume.Setup failed while expanding volume",
@@ -66,6 +72,8 @@ impl Operation {
             Operation::SetUpDevice | Operation::MapPodDevice | Operation::ExpandMapped => "FailedMapVolume",
             Operation::Process
             | Operation::SetUp
+            | Operation::CheckNode
+            | Operation::CheckNodeOfDevice
             | Operation::ExpandMounted
             | Operation::WaitForAttach
             | Operation::MountDevice
@@ -116,6 +124,11 @@ pub(crate) enum Cause {
     Name { what: &'static str, name: String, why: String },
     #[error("Mount options are not supported for this volume type")]
     MountOptions,
+    /// The volume is there for other nodes.
+    #[error("no matching NodeSelectorTerms")]
+    WrongNode,
+    #[error(transparent)]
+    Node(#[from] NodeUnknown),
     #[error(transparent)]
     MountOption(#[from] files::NotForDirectories),
     #[error(transparent)]
@@ -260,6 +273,8 @@ mod tests {
             (Operation::ExpandMapped, "FailedMapVolume", "MapVolume.MarkVolumeAsMounted failed while expanding volume"),
             (Operation::ExpandInUse, "VolumeResizeFailed", "NodeExpandVolume.NodeExpandVolume failed"),
             (Operation::CheckMountOptions, "UnsupportedMountOption", "MountVolume.MountOptionSupport check failed"),
+            (Operation::CheckNode, "FailedMount", "MountVolume.NodeAffinity check failed"),
+            (Operation::CheckNodeOfDevice, "FailedMount", "MapVolume.NodeAffinity check failed"),
             (Operation::SetUpDevice, "FailedMapVolume", "MapVolume.SetUpDevice failed"),
             (Operation::MapPodDevice, "FailedMapVolume", "MapVolume.MapPodDevice failed"),
         ] {

@@ -175,11 +175,26 @@ impl Volumes {
                 None => return Err(VolumeError::of(Operation::Process, &volume.name, error)),
             },
         };
+        let is_new = !self.claimed.lock().contains_key(&key);
+        if is_new {
+            self.check_node(&bound).await?;
+        }
         let group = group_of(&bound);
         groups.lock().extend(group);
         let mounted = self.set_up_bound(pod, volume, (&claim, bound), read_only).await?;
         self.claimed.lock().insert(key, Claimed { mounted: mounted.clone(), group });
         Ok(mounted)
+    }
+
+    /// A volume may be there for other nodes: whoever chose this one for the pod need not have asked the scheduler.
+    async fn check_node(&self, bound: &PersistentVolume) -> Result<(), VolumeError> {
+        let is_block = bound.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"));
+        let operation = if is_block { Operation::CheckNodeOfDevice } else { Operation::CheckNode };
+        let fail = |cause: Cause| VolumeError::of(operation, bound.metadata.name(), cause);
+        match self.csi.attached.reaches(bound).await.map_err(|error| fail(error.into()))? {
+            true => Ok(()),
+            false => Err(fail(Cause::WrongNode)),
+        }
     }
 
     /// What a claim is bound to.

@@ -1,10 +1,9 @@
 //! Which volumes a pod would use on a node: pure decisions on claims, volumes and classes.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::meta::Meta as _;
-use api::placement::NodeSelector;
+use api::placement::is_reachable;
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
@@ -214,13 +213,6 @@ fn is_kept_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool
     reference.name == claim.metadata.name
         && reference.namespace == claim.metadata.namespace
         && (reference.uid.as_deref().unwrap_or_default().is_empty() || reference.uid == claim.metadata.uid)
-}
-
-/// Whether nodes with these labels can have the volume.
-pub(crate) fn is_reachable(volume: &PersistentVolume, labels: Option<&BTreeMap<String, String>>) -> bool {
-    let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
-    let required = affinity.and_then(|affinity| affinity.required.as_ref());
-    required.is_none_or(|required| NodeSelector::new(required).matches("", labels))
 }
 
 pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> &str {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
+use api::placement::is_reachable;
 use client::{Client, Informer};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use parking_lot::Mutex;
@@ -132,7 +133,7 @@ fn is_done(
     node: &Node,
     bindings: &Bindings,
 ) -> Result<bool, VolumeError> {
-    let reachable = |volume: &PersistentVolume| match find::is_reachable(volume, node.metadata.labels.as_ref()) {
+    let reachable = |volume: &PersistentVolume| match is_reachable(volume, node.metadata.labels.as_ref()) {
         true => Ok(()),
         false => Err(VolumeError::Unreachable {
             volume: volume.metadata.name().to_owned(),
