@@ -1,4 +1,4 @@
-//! File systems on block devices: made if nothing is on the device, checked, and mounted.
+//! File systems on block devices: made if nothing is on the device, checked, mounted, and grown with the device.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -43,6 +43,34 @@ pub(super) fn mount(device: &Path, fs_type: &str, options: &[String], place: &Pa
         ended(&output),
         device.display(),
         place.display(),
+        said(&output)
+    )))
+}
+
+/// Has the file system that is mounted from a device take all of it (`ResizeFs`, v1.36).
+pub(super) fn grow(device: &Path, place: &Path) -> io::Result<()> {
+    // What is made there later takes all of it.
+    let Some(found) = format_of(device)? else { return Ok(()) };
+    let (program, options, on): (&str, &[&str], &Path) = match found.as_str() {
+        "ext3" | "ext4" => ("resize2fs", &[], device),
+        "xfs" => ("xfs_growfs", &["-d"], place),
+        "btrfs" => ("btrfs", &["filesystem", "resize", "max"], place),
+        _ => {
+            return Err(io::Error::other(format!(
+                "ResizeFS.Resize - resize of format {found} is not supported for device {} mounted at {}",
+                device.display(),
+                place.display()
+            )));
+        }
+    };
+    let output = run(Command::new(program).args(options).arg(on))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "resize of device {} failed: {}. {program} output: {}",
+        on.display(),
+        ended(&output),
         said(&output)
     )))
 }

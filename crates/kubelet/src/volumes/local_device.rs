@@ -78,6 +78,17 @@ impl LocalDevices {
         .map_err(Cause::from)
     }
 
+    /// Has the file system of a device that is mounted take all of the device.
+    pub(super) async fn grow(&self, name: &str, device: PathBuf) -> io::Result<()> {
+        let held: OwnedMutexGuard<()> = self.lock_of(name).lock_owned().await;
+        let place = self.mounts().join(name);
+        blocking(move || {
+            let _held = held;
+            format::grow(&device, &place)
+        })
+        .await
+    }
+
     /// Unmounts devices that no pod uses any more. Says whether there was nothing to do.
     pub(crate) async fn release_unused(&self) -> bool {
         let (dir, pods) = (self.mounts(), self.root.join("pods"));
@@ -171,6 +182,15 @@ mod tests {
         // What is on it stays.
         devices.set_up(disk("noatime"), target("c")).await.unwrap();
         assert_eq!(std::fs::read_to_string(target("c").join("file")).unwrap(), "x");
+        // It grows with its device, also while it is used.
+        let size = || nix::sys::statvfs::statvfs(&target("c")).unwrap().blocks();
+        let before = size();
+        devices.grow("pv", device.clone()).await.unwrap();
+        assert_eq!(size(), before, "the device is what it was");
+        std::fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(64 << 20).unwrap();
+        assert!(Command::new("losetup").arg("-c").arg(&device).status().unwrap().success());
+        devices.grow("pv", device.clone()).await.unwrap();
+        assert!(size() > 2 * before, "{} of {before}", size());
         remove("c");
         devices.release_unused().await;
         assert!(Command::new("losetup").arg("-d").arg(&device).status().unwrap().success());

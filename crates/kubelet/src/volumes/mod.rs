@@ -19,6 +19,7 @@ mod iscsi;
 pub(crate) mod kernel;
 mod local_device;
 mod local_directory;
+mod local_growth;
 pub(crate) mod mounts;
 mod nfs;
 mod ownership;
@@ -225,8 +226,13 @@ impl Volumes {
                     let mounted = self.timed(plugin, self.iscsi_disk(pod, source, request)).await?;
                     return Ok(self.noted(pod, volume, plugin, name, mounted));
                 }
-                let mounted = self.timed(plugin, self.claim(pod, bound, read_only)).await;
-                mounted.map(|mounted| self.noted(pod, volume, plugin, name, mounted)).map_err(fail)
+                let growth = self.local_growth(pod, &volume.name, claim, &bound).await;
+                let growth = growth.map_err(|error| fail(error.into()))?;
+                let mounted = self.timed(plugin, self.claim(pod, bound, read_only)).await.map_err(fail)?;
+                if let Some(growth) = &growth {
+                    self.grow_local(pod, claim, growth, read_only).await?;
+                }
+                Ok(self.noted(pod, volume, plugin, name, mounted))
             }
         }
     }

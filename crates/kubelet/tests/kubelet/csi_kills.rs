@@ -144,7 +144,7 @@ async fn let_grow(node: &Node, name: &str, size: &str) {
     claims.patch_status(name, &Patch::merge(pending)).await.unwrap();
 }
 
-async fn wait_grown(node: &Node, name: &str, size: &str) {
+pub(crate) async fn wait_grown(node: &Node, name: &str, size: &str) {
     let claims = node.api.client().namespaced::<PersistentVolumeClaim>("default");
     let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
     loop {

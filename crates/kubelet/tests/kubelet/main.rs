@@ -67,6 +67,7 @@ const TESTS: &[Test] = tests![
     volumes::volumes_show_objects_and_follow_them,
     volumes::files_have_their_modes_and_follow_changes,
     volumes::directories_of_all_kinds,
+    volumes::local_volumes_are_of_their_node_and_grow,
     volumes::sub_paths_are_expanded_at_each_try,
     volumes::full_directories_end_their_pod,
     volumes::sub_paths_stay_in_their_volume,

@@ -6,6 +6,8 @@ use client::Patch;
 use k8s_openapi::api::core::v1::{ConfigMap, Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
 use serde_json::json;
 
+use crate::csi::using;
+use crate::csi_kills::wait_grown;
 use crate::node::{Node, is_ready, phase, shell, waiting_message, waiting_reason};
 
 pub(crate) async fn volumes_show_objects_and_follow_them(node: &mut Node) {
@@ -204,6 +206,51 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
     node.delete("disk").await;
     let taken_back = json!({"status": {"volumesAttached": null}});
     nodes.patch_status(&node.name, &Patch::merge(taken_back)).await.unwrap();
+}
+
+/// A local volume is there for its node alone, however its pod came here, and its claim hears that it has grown.
+pub(crate) async fn local_volumes_are_of_their_node_and_grow(node: &mut Node) {
+    let client = node.api.client();
+    let claims = client.namespaced::<PersistentVolumeClaim>("default");
+    for (name, operator) in [("near", "In"), ("far", "NotIn")] {
+        let path = node.dir.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        let nodes = json!({"key": "kubernetes.io/os", "operator": operator, "values": ["linux"]});
+        let volume: PersistentVolume = serde_json::from_value(json!({
+            "metadata": {"name": format!("pv-{name}")},
+            "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "local": {"path": path},
+                "claimRef": {"namespace": "default", "name": name},
+                "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [nodes]}]}}},
+        }))
+        .unwrap();
+        client.all::<PersistentVolume>().create(&volume).await.unwrap();
+        let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": format!("pv-{name}"),
+                "resources": {"requests": {"storage": "1Mi"}}},
+        }))
+        .unwrap();
+        claims.create(&claim).await.unwrap();
+        claims.patch_status(name, &Patch::merge(json!({"status": {"capacity": {"storage": "1Mi"}}}))).await.unwrap();
+        node.bind(name, &format!("pv-{name}")).await;
+        node.create(name, using(name, "sleep 1000")).await;
+    }
+    let why = "MountVolume.NodeAffinity check failed for volume \"pv-far\" : no matching NodeSelectorTerms";
+    node.wait_message(why).await;
+    node.wait("near", "ready", is_ready).await;
+    let pending = json!({"status": {
+        "allocatedResources": {"storage": "2Mi"}, "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+    }});
+    claims.patch_status("near", &Patch::merge(pending)).await.unwrap();
+    let larger = json!({"spec": {"capacity": {"storage": "2Mi"}}});
+    client.all::<PersistentVolume>().patch("pv-near", &Patch::merge(larger)).await.unwrap();
+    let look = json!({"metadata": {"labels": {"look": "once"}}});
+    client.namespaced::<Pod>("default").patch("near", &Patch::merge(look)).await.unwrap();
+    wait_grown(node, "near", "2Mi").await;
+    node.wait_message(&format!("MountVolume.NodeExpandVolume succeeded for volume \"pv-near\" {}", node.name)).await;
+    for name in ["near", "far"] {
+        node.delete(name).await;
+    }
 }
 
 /// A path made from a variable is looked at anew at each try: an annotation can mend it.
