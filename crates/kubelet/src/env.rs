@@ -191,8 +191,8 @@ pub(crate) fn environment(
                         .find(|c| c.name == name)
                         .ok_or_else(|| EnvError::NoContainer(name.to_owned()))?,
                 };
-                value =
-                    Some(resources::field_value(&owner, &field.resource, field.divisor.as_ref(), context.allocatable)?);
+                let defaults = resources::default_limits(context.pod, context.allocatable);
+                value = Some(resources::field_value(&owner, &field.resource, field.divisor.as_ref(), &defaults)?);
             } else if let Some(key) = &from.config_map_key_ref {
                 let optional = key.optional == Some(true);
                 value = match sources.config_maps.get(&key.name) {

@@ -60,13 +60,13 @@ pub(crate) fn for_container(pod: &Pod, container: &Container, node_memory: i64) 
     let cpu_request = request(container, "cpu").map_or(0, |q| q.milli_value());
     let limit = |name: &str| limit_in_pod(pod, container, name);
     let cpu_limit = limit("cpu").map_or(0, |q| q.milli_value());
-    let memory_request = request(container, "memory").map_or(0, |q| q.value());
+    let memory_of = |container: &Container| request(container, "memory").map_or(0, |q| q.value());
     LinuxContainerResources {
         cpu_shares: milli_cpu_to_shares(cpu_request),
         cpu_quota: milli_cpu_to_quota(cpu_limit),
         cpu_period: QUOTA_PERIOD,
         memory_limit_in_bytes: limit("memory").map_or(0, |q| q.value()),
-        oom_score_adj: qos::oom_score_adj(pod, memory_request, node_memory),
+        oom_score_adj: qos::oom_score_adj(pod, container, node_memory, memory_of),
         ..Default::default()
     }
 }
@@ -131,19 +131,32 @@ pub(crate) fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {
 #[error("unsupported container resource : {0}")]
 pub(crate) struct UnsupportedResource(String);
 
-/// A `resourceFieldRef`: the container's own number, or the node's allocatable when it sets no
-/// limit, divided and rounded up.
+/// What variables say of limits that their container does not have: those of the pod as a whole, else what the node has
+/// (`defaultPodLimitsForDownwardAPI`, v1.36). Files of volumes know the node only, as upstream.
+pub(crate) fn default_limits(pod: &Pod, allocatable: &ResourceList) -> ResourceList {
+    let mut limits = allocatable.clone();
+    for name in ["cpu", "memory"] {
+        if let Some(limit) = limits.get_mut(name)
+            && let Some(whole) = whole_limit(pod, name).filter(|whole| !whole.is_zero())
+        {
+            *limit = ApiQuantity(whole.to_string());
+        }
+    }
+    limits
+}
+
+/// A `resourceFieldRef`: the container's own number, or the default where it sets no limit, divided and rounded up.
 pub(crate) fn field_value(
     container: &Container,
     resource: &str,
     divisor: Option<&ApiQuantity>,
-    allocatable: &ResourceList,
+    defaults: &ResourceList,
 ) -> Result<String, UnsupportedResource> {
     let unsupported = || UnsupportedResource(resource.to_owned());
     let (kind, name) = resource.split_once('.').ok_or_else(unsupported)?;
-    let from_node = || from_list(Some(allocatable), name).unwrap_or_default();
+    let default = || from_list(Some(defaults), name).unwrap_or_default();
     let value = match kind {
-        "limits" => limit(container, name).filter(|q| q.milli_value() != 0).unwrap_or_else(from_node),
+        "limits" => limit(container, name).filter(|q| q.milli_value() != 0).unwrap_or_else(default),
         "requests" => request(container, name).unwrap_or_default(),
         _ => return Err(unsupported()),
     };
@@ -249,6 +262,25 @@ pub(crate) mod tests {
         ] {
             let divisor = divisor.map(|d| ApiQuantity(d.into()));
             assert_eq!(field_value(container, resource, divisor.as_ref(), &node).unwrap(), expected, "{resource}");
+        }
+    }
+
+    #[test]
+    fn a_limit_of_the_pod_comes_before_that_of_the_node() {
+        let node = list("cpu=4,memory=8Gi").unwrap();
+        let own = container_with("a", "", "cpu=1,memory=1Gi");
+        let bare = container_with("b", "", "");
+        for (whole, container, cpu, memory) in [
+            ("cpu=1250m,memory=64Mi", &bare, "2", "67108864"),
+            ("cpu=1250m", &bare, "2", "8589934592"),
+            ("memory=0", &bare, "4", "8589934592"),
+            ("cpu=1250m,memory=64Mi", &own, "1", "1073741824"),
+        ] {
+            let resources = container_with("", "", whole).resources;
+            let pod = Pod { spec: Some(PodSpec { resources, ..Default::default() }), ..Default::default() };
+            let defaults = default_limits(&pod, &node);
+            let value = |resource: &str| field_value(container, resource, None, &defaults).unwrap();
+            assert_eq!([value("limits.cpu"), value("limits.memory")], [cpu, memory], "{whole}");
         }
     }
 }

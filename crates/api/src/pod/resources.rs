@@ -34,9 +34,14 @@ pub fn of_container(resources: Option<&ResourceRequirements>, side: Side) -> Amo
 /// All containers and sidecars at once, or one init container beside the sidecars started before it, whichever is
 /// more; what is set for the whole pod wins (`PodRequests`, `PodLimits`, v1.36).
 pub fn of_pod(spec: &PodSpec, side: Side) -> Amounts {
-    let mut total = of_containers_by(spec, |resources| of_container(resources, side));
+    let mut total = of_containers(spec, side);
     total.extend(of_whole(spec, side));
     total
+}
+
+/// The same without what is set for the whole pod.
+pub fn of_containers(spec: &PodSpec, side: Side) -> Amounts {
+    of_containers_by(spec, |resources| of_container(resources, side))
 }
 
 /// What is set for the pod as a whole.
