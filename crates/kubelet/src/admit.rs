@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerPort, Node, Pod, Taint};
 use crate::config::Settings;
 use crate::cpu_manager::NotAssigned;
 use crate::kubelet::Kubelet;
+use crate::preemption::{self, Need, amount};
 use crate::resize::{self, Wait};
 use crate::resources::{self, ResourceList};
 use crate::status::Ended;
@@ -136,6 +137,22 @@ impl Kubelet {
         Ok(Admission { pod: pod.clone(), wait: None, is_resized: false })
     }
 
+    /// Who has to go so that a critical pod has room that was refused for its size alone: nobody, where that does not help.
+    pub(crate) fn in_its_way(&self, pod: &Pod, refused: &Ended) -> Vec<Arc<Pod>> {
+        if !refused.reason.starts_with(TOO_LARGE) || !eviction::is_critical(pod) {
+            return Vec::new();
+        }
+        let others = others(&self.admitted.lock(), state::uid(pod), |other| self.status.is_terminal(other));
+        let node = self.node.get(&self.settings.node_name);
+        if misplaced(pod, &others, node.as_deref()).is_some() {
+            return Vec::new();
+        }
+        let shortages = shortages(pod, &others, &self.allocatable).into_iter();
+        let needs = shortages
+            .map(|it| Need { name: it.name, amount: it.used.saturating_add(it.requested).saturating_sub(it.capacity) });
+        preemption::choose(pod, &others, &needs.collect::<Vec<_>>())
+    }
+
     /// Why a pod that runs cannot have what it wishes. `first` are the wishes that come before its own.
     fn refuse_resize(&self, wish: &Pod, granted: &Arc<Pod>, others: Vec<Arc<Pod>>, first: &[Arc<Pod>]) -> Option<Wait> {
         let cpu = |pod: &Pod| resources::pod_request(pod, "cpu");
@@ -249,31 +266,37 @@ fn tolerates_memory_pressure(pod: &Pod) -> bool {
     tolerations.any(|toleration| tolerates(toleration, &taint))
 }
 
+/// How a refusal for the size of a pod begins.
+const TOO_LARGE: &str = "OutOf";
+
+/// A resource of which the node has too little left.
+struct Shortage {
+    name: String,
+    requested: i64,
+    used: i64,
+    capacity: i64,
+}
+
+fn shortages(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Vec<Shortage> {
+    let capacity = |name: &str| {
+        let capacity = allocatable.get(name).and_then(resources::parse);
+        capacity.map_or(0, |capacity| if name == "cpu" { capacity.milli_value() } else { capacity.value() })
+    };
+    let huge_pages = resources::huge_pages(pod);
+    let names = ["pods", "cpu", "memory", "ephemeral-storage"].into_iter().chain(huge_pages.iter().map(String::as_str));
+    let all = names.map(|name| {
+        let used = others.iter().map(|other| amount(other, name)).fold(0, i64::saturating_add);
+        Shortage { name: name.to_owned(), requested: amount(pod, name), used, capacity: capacity(name) }
+    });
+    all.filter(|it| it.requested > 0 && it.used.saturating_add(it.requested) > it.capacity).collect()
+}
+
 /// The first resource of which the node has too little left.
 fn too_large(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Option<Refusal> {
-    let refusal = |name: &str, requested: i64, used: i64, capacity: i64| {
-        let cause = format!(
-            "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
-        );
-        (format!("OutOf{name}"), cause)
-    };
-    let amount = |name: &str, quantity: &api::quantity::Quantity| match name {
-        "cpu" => quantity.milli_value(),
-        _ => quantity.value(),
-    };
-    let capacity = |name: &str| allocatable.get(name).and_then(resources::parse).map_or(0, |q| amount(name, &q));
-    if others.len() as i64 >= capacity("pods") {
-        return Some(refusal("pods", 1, others.len() as i64, capacity("pods")));
-    }
-    let huge_pages = resources::huge_pages(pod);
-    let names = ["cpu", "memory", "ephemeral-storage"].into_iter().chain(huge_pages.iter().map(String::as_str));
-    names.into_iter().find_map(|name| {
-        let requested = amount(name, &resources::pod_request(pod, name));
-        let used = others.iter().map(|other| amount(name, &resources::pod_request(other, name)));
-        let used = used.fold(0, i64::saturating_add);
-        let is_too_much = requested > 0 && used.saturating_add(requested) > capacity(name);
-        is_too_much.then(|| refusal(name, requested, used, capacity(name)))
-    })
+    let Shortage { name, requested, used, capacity } = shortages(pod, others, allocatable).into_iter().next()?;
+    let cause =
+        format!("Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}");
+    Some((format!("{TOO_LARGE}{name}"), cause))
 }
 
 /// The scheduler's rules that also bind whoever chose the node without asking it.

@@ -40,6 +40,7 @@ mod pleg;
 mod plugins;
 mod pod_fields;
 mod pod_source;
+mod preemption;
 mod probes;
 mod process;
 mod qos;

@@ -172,10 +172,11 @@ impl Workers {
         let causes: Causes = Arc::new(Mutex::new(trace::current()));
         let handle = Handle { updates: sender, wake: wake.clone(), causes: causes.clone(), ended: has_ended.clone() };
         handles.insert(uid.clone(), handle);
-        let (kubelet, stop) = (self.kubelet.clone(), self.stop.clone());
+        let (kubelet, others, stop) = (self.kubelet.clone(), self.clone(), self.stop.clone());
         // Nothing that a worker remembers would be missed by the next one.
         let worker = move || Worker {
             kubelet: kubelet.clone(),
+            others: others.clone(),
             updates: receiver.clone(),
             wake: wake.clone(),
             causes: causes.clone(),
@@ -231,6 +232,7 @@ fn differs(old: &Pod, new: &Pod) -> bool {
 
 struct Worker {
     kubelet: Arc<Kubelet>,
+    others: Arc<Workers>,
     updates: watch::Receiver<Update>,
     wake: Arc<Notify>,
     causes: Causes,
@@ -241,6 +243,8 @@ struct Worker {
     has_ended: CancellationToken,
 }
 
+/// Why a pod ends in whose place a critical one comes.
+const PREEMPTING: &str = "Preempting";
 /// After a pass that failed.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(20);
@@ -279,7 +283,15 @@ impl Worker {
             }
             // Before the decision: what is freed after it is not missed.
             let mut freed = self.kubelet.freed.subscribe();
-            let admission = match self.kubelet.admit(&update.pod).await {
+            let mut admission = self.kubelet.admit(&update.pod).await;
+            while let Err(refused) = &admission {
+                let in_its_way = self.kubelet.in_its_way(&update.pod, refused);
+                if !self.preempt(in_its_way).await {
+                    break;
+                }
+                admission = self.kubelet.admit(&update.pod).await;
+            }
+            let admission = match admission {
                 Ok(admission) => {
                     let now = self.kubelet.clock.now();
                     deadline(&update.pod, self.start_time(&update.pod), now).map_or(Ok(admission), Err)
@@ -346,6 +358,30 @@ impl Worker {
                 _ = freed.changed(), if may_wait_for_room => {}
                 () = sleep_for(delay) => {}
             }
+        }
+    }
+
+    /// Ends pods in favour of this critical one; whether they are over now and it still wants their place.
+    async fn preempt(&self, pods: Vec<Arc<Pod>>) -> bool {
+        let message = "Preempted in order to admit critical pod";
+        let mut ends = Vec::new();
+        for pod in &pods {
+            let uid = state::uid(pod);
+            let Some(end) = self.others.ended(uid).filter(|end| !end.is_cancelled()) else { continue };
+            tracing::warn!(pod = state::full_name(pod), "preempting a pod for a critical one");
+            self.kubelet.recorder.warning(&client::reference(pod.as_ref()), PREEMPTING, message.to_owned());
+            let disruption = Some("TerminationByKubelet");
+            self.others.end(
+                uid,
+                Ended { reason: PREEMPTING.to_owned(), message: message.to_owned(), disruption },
+                None,
+            );
+            ends.push(end);
+        }
+        let mut updates = self.updates.clone();
+        tokio::select! {
+            _ = futures_util::future::join_all(ends.iter().map(CancellationToken::cancelled)) => !ends.is_empty(),
+            _ = updates.wait_for(Update::must_end) => false,
         }
     }
 

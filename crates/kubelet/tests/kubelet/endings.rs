@@ -1,7 +1,7 @@
 //! How pods end: what the API is told while they do, and last.
 
 use client::{DeleteParams, Patch};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod};
 use serde_json::json;
 
 use crate::node::{Node, is_ready, phase, shell, waiting_message, waiting_reason};
@@ -30,6 +30,32 @@ pub(crate) async fn a_pod_that_never_started_ends_all_the_same(node: &mut Node) 
     assert_eq!((ended.exit_code, ended.reason.as_deref()), (137, Some("ContainerStatusUnknown")));
     pods.patch("held", &Patch::merge(json!({"metadata": {"finalizers": null}}))).await.unwrap();
     node.wait_gone("held").await;
+}
+
+/// A critical pod that finds no room gets that of a lesser one, which is told so.
+pub(crate) async fn a_critical_pod_makes_room(node: &mut Node) {
+    node.port().await;
+    let allocatable = node.api.client().all::<ApiNode>().get(&node.name).await.unwrap().status.unwrap().allocatable;
+    let whole = allocatable.unwrap()["cpu"].0.clone();
+    let pod = |class: &str, cpu: &str| {
+        json!({
+            "containers": [{"name": "c", "command": ["sleep", "1000"], "resources": {"requests": {"cpu": cpu}}}],
+            "priorityClassName": class, "terminationGracePeriodSeconds": 0,
+        })
+    };
+    node.create("lesser", pod("", &whole)).await;
+    node.wait("lesser", "ready", is_ready).await;
+    node.create("another", pod("", "1m")).await;
+    let refused = node.wait("another", "refused", |pod| phase(pod) == "Failed").await.status.unwrap();
+    assert_eq!(refused.reason.as_deref(), Some("OutOfcpu"));
+    node.create("needed", pod("system-node-critical", &whole)).await;
+    node.wait("needed", "ready", is_ready).await;
+    let lesser = node.wait("lesser", "preempted", |pod| phase(pod) == "Failed").await.status.unwrap();
+    assert_eq!(lesser.reason.as_deref(), Some("Preempting"));
+    assert_eq!(lesser.message.as_deref(), Some("Preempted in order to admit critical pod"));
+    for name in ["lesser", "another", "needed"] {
+        node.delete(name).await;
+    }
 }
 
 /// Readiness is asked for until the end: a pod that drains turns unready while it still runs.

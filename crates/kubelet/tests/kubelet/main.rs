@@ -91,6 +91,7 @@ const TESTS: &[Test] = tests![
     systemd::pods_are_slices,
     containers::commands_and_variables_are_put_together,
     endings::a_pod_that_never_started_ends_all_the_same,
+    endings::a_critical_pod_makes_room,
     endings::a_draining_pod_turns_unready,
     endings::security_an_endless_grace_period_ends,
     endings::security_volumes_change_hands_once,
