@@ -13,8 +13,7 @@ use hyper::body::Incoming;
 use registry::{Registry, Serving};
 use store::etcd::EtcdStore;
 use store::{EmbeddedStore, Relocated, Revision, Store, StoreError};
-use tls::{Connections, Limits, Reloading};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tls::{Answered, Connections, Limits, Reloading, Stream};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -250,7 +249,7 @@ impl Server {
                 Some(_) = connections.join_next() => {}
                 (tcp, address) = places.accept(&listener) => {
                     let (state, acceptor, closing) = (state.clone(), acceptor.clone(), closing.clone());
-                    // Not boxed: every event of every watch comes through here.
+                    // Not boxed: what serves its requests is.
                     connections.spawn(async move {
                         let place = tcp.place();
                         let Ok(tls) = place.handshake(acceptor.get().accept(tcp)).await else { return };
@@ -262,9 +261,11 @@ impl Server {
                             _ => Box::new(tls),
                         };
                         // On the heap: on its way into a task of its own a future is moved again and again.
-                        let answer = |request| Box::pin(receive(state.clone(), request, peer.clone()));
+                        let answer = move |request: Request<Incoming>| -> Answered {
+                            Box::pin(receive(state.clone(), request, peer.clone()))
+                        };
                         // An error here is the client's: it went away or does not speak HTTP.
-                        let _ = place.serve(stream, &closing, answer).await;
+                        let _ = place.serve_any(stream, &closing, Box::new(answer)).await;
                     });
                 }
             }
@@ -305,11 +306,6 @@ impl Server {
         outcome
     }
 }
-
-/// A connection beneath HTTP.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// Sends a request down the chain.
 async fn receive(state: Arc<State>, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {

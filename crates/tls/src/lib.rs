@@ -20,7 +20,7 @@ use std::sync::Arc;
 use rustls::CipherSuite;
 use rustls::crypto::CryptoProvider;
 
-pub use connections::{Accepted, Connections, Detached, Limits, Place, Stream, Work, accept};
+pub use connections::{Accepted, Answered, Connections, Detached, Limits, Place, Stream, Work, accept};
 pub use files::{certificates, load_certificates, load_key, load_roots, system_roots};
 pub use gathered::Gathered;
 pub use private_key::pkcs8;

@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 pub use self::accepted::{Accepted, Detached};
-pub use self::serve::{Stream, Work};
+pub use self::serve::{Answered, Stream, Work};
 use crate::descriptors;
 
 /// For the next piece of an answer that its client does not take.

@@ -50,7 +50,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// How [`Place::serve`] ends.
 type Served<'a> = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send + 'a>>;
 /// The answer to a request with everything in it boxed.
-type Answered = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, BoxError>>> + Send>>;
+pub type Answered = Pin<Box<dyn Future<Output = Response<UnsyncBoxBody<Bytes, BoxError>>> + Send>>;
 
 impl Place {
     /// Waits for a handshake, or for a whole exchange that is as short, not for ever.
@@ -150,7 +150,8 @@ impl Place {
         self.serve_any(Box::new(stream), closing, Box::new(boxed))
     }
 
-    fn serve_any<'a>(
+    /// As [`Self::serve`], for those who have everything in boxes of these types already.
+    pub fn serve_any<'a>(
         self: Arc<Self>,
         stream: Box<dyn Stream>,
         closing: &'a CancellationToken,
