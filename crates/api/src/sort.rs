@@ -48,6 +48,18 @@ impl<T> CompactSort for [T] {
     }
 }
 
+/// Collects as [`Iterator::collect`] does, item by item: ordered maps and sets sort what they are collected from, each by a copy
+/// of the algorithm of its own.
+pub trait CompactCollect: Iterator + Sized {
+    fn compact_collect<C: Default + Extend<Self::Item>>(self) -> C {
+        let mut all = C::default();
+        all.extend(self);
+        all
+    }
+}
+
+impl<I: Iterator> CompactCollect for I {}
+
 /// A list whose items are known by their places.
 trait Places {
     fn compare(&mut self, one: usize, other: usize) -> Ordering;
@@ -134,6 +146,8 @@ pub fn merge_sorted<'a, T: ?Sized>(items: &[&'a T], order: &impl Fn(&T, &T) -> O
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
 
     #[test]
@@ -161,6 +175,15 @@ mod tests {
                 assert_eq!(sorted(|items| items.compact_sort_by(|one, other| other.0.cmp(&one.0))), falling);
             }
         }
+    }
+
+    #[test]
+    fn compact_collections_hold_the_last_of_equal_keys() {
+        let pairs = [(2, 'a'), (1, 'b'), (2, 'c')];
+        let map: BTreeMap<i32, char> = pairs.into_iter().compact_collect();
+        assert_eq!(map, pairs.into_iter().collect::<BTreeMap<_, _>>());
+        let set: BTreeSet<&str> = ["b", "a", "b"].into_iter().compact_collect();
+        assert_eq!(set, BTreeSet::from(["a", "b"]));
     }
 
     #[test]

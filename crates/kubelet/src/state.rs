@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hasher;
 
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, ContainerRestartRule, Pod, Volume};
 
@@ -291,7 +292,7 @@ pub(crate) fn used_volumes(pod: &Pod) -> Vec<&Volume> {
     let devices = containers.flat_map(|container| container.volume_devices.iter().flatten());
     let devices = devices.chain(ephemeral.flat_map(|container| container.volume_devices.iter().flatten()));
     let names: BTreeSet<&str> =
-        mounts.map(|mount| mount.name.as_str()).chain(devices.map(|device| device.name.as_str())).collect();
+        mounts.map(|mount| mount.name.as_str()).chain(devices.map(|device| device.name.as_str())).compact_collect();
     spec.volumes.iter().flatten().filter(|volume| names.contains(volume.name.as_str())).collect()
 }
 

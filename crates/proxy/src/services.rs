@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use api::cidr::Cidr;
 use api::load_balancer::is_answered;
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
@@ -133,7 +134,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
     });
     let key = format!("{}/{}", service.metadata.namespace(), service.metadata.name());
     let is_exposed = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
-    let families: BTreeSet<bool> = cluster_ips.iter().map(IpAddr::is_ipv6).collect();
+    let families: BTreeSet<bool> = cluster_ips.iter().map(IpAddr::is_ipv6).compact_collect();
 
     let mut ports = Vec::new();
     for port in spec.ports.iter().flatten() {
@@ -208,7 +209,7 @@ pub(crate) fn health_check(service: &Service, ports: &[ServicePort]) -> Option<H
         return None;
     }
     let port = u16::try_from(spec.health_check_node_port?).ok().filter(|port| *port > 0)?;
-    let local: BTreeSet<IpAddr> = ports.iter().flat_map(|port| &port.local_ready).copied().collect();
+    let local: BTreeSet<IpAddr> = ports.iter().flat_map(|port| &port.local_ready).copied().compact_collect();
     Some(HealthCheck { port, local_endpoints: local.len() })
 }
 

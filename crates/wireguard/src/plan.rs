@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use api::cidr::Cidr;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 
 use crate::{Announcement, PublicKey, place};
 
@@ -84,7 +84,7 @@ pub struct Way {
 /// there longer first, so that nobody takes another's place.
 pub fn plan(me: &str, own: &BTreeMap<u64, PublicKey>, nodes: &[Node]) -> Plan {
     let mut plan = Plan::default();
-    let mut taken: BTreeSet<PublicKey> = own.values().copied().collect();
+    let mut taken: BTreeSet<PublicKey> = own.values().copied().compact_collect();
     for node in nodes.iter().filter(|node| node.name != me && !node.pod_cidrs.is_empty()) {
         let ranges: Vec<Cidr> = node.pod_cidrs.iter().map(Cidr::network).collect();
         let candidates = candidates(node, &ranges, own, &mut taken, &mut plan.peers);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use api::sort::CompactCollect as _;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 
 use super::{Admitted, Attributes, Plugin, admitted};
@@ -19,7 +20,7 @@ impl Plugin for ExtendedResourceToleration {
         let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
         let resources = containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref());
         let wanted: BTreeSet<String> =
-            resources.flat_map(|requests| requests.keys()).filter(|name| is_extended(name)).cloned().collect();
+            resources.flat_map(|requests| requests.keys()).filter(|name| is_extended(name)).cloned().compact_collect();
         for name in wanted {
             let toleration = Toleration {
                 key: Some(name),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::Status;
+use api::sort::CompactCollect as _;
 use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -138,7 +139,7 @@ fn review(attributes: &Attributes<'_>, pod: &Pod) -> Value {
         Some(spec) => spec.ephemeral_containers.iter().flatten().map(|c| image(&c.image)).collect(),
     };
     let annotations = pod.metadata.annotations.iter().flatten().filter(|(key, _)| key.contains(PASSED_ON));
-    let annotations: BTreeMap<&String, &String> = annotations.collect();
+    let annotations: BTreeMap<&String, &String> = annotations.compact_collect();
     json!({"kind": "ImageReview", "apiVersion": "imagepolicy.k8s.io/v1alpha1",
         "spec": {"containers": containers, "annotations": annotations, "namespace": attributes.namespace}})
 }

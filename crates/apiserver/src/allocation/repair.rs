@@ -11,6 +11,7 @@ use std::time::Duration;
 use api::Status;
 use api::cidr::Cidr;
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::IPAddress;
@@ -58,7 +59,7 @@ pub(crate) async fn once(cluster: &Arc<Cluster>, leaks: &mut BTreeMap<u16, u32>)
             Fix::Report { service, problem } => tracing::warn!(service = %describe(service), "{problem}"),
         }
     }
-    let used: BTreeSet<u16> = services.iter().flat_map(|service| Taken::of(service).ports).collect();
+    let used: BTreeSet<u16> = services.iter().flat_map(|service| Taken::of(service).ports).compact_collect();
     node_ports::change(cluster, |stored| *stored = repaired(stored, &used, leaks)).await
 }
 

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use anyhow::Context;
 use api::UserInfo;
 use api::field::FieldErrors;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use cel::{Budget, Env, PER_CALL_LIMIT, Program, Type};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -109,7 +109,7 @@ impl Rules {
         if let Some(id) = oidc::credential_id(&token.claims) {
             user.extra.insert(id.0, id.1);
         }
-        let extra: BTreeMap<&String, &Vec<String>> = user.extra.iter().collect();
+        let extra: BTreeMap<&String, &Vec<String>> = user.extra.iter().compact_collect();
         let made = json!({"username": user.name, "uid": user.uid, "groups": user.groups, "extra": extra});
         let made = cel::Value::from_json(&made);
         hold(&self.user_rules, &|name: &str| (name == "user").then(|| made.clone()), "user validation")?;

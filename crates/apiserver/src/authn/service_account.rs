@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use api::UserInfo;
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use jwt::{Key, SigningKey, Token, load_public};
 use k8s_openapi::api::core::v1::{Node, Pod, Secret, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -190,7 +191,7 @@ impl PublicKeys {
     pub(crate) fn algorithms(&self) -> Vec<String> {
         let keys = self.jwks();
         let names = keys["keys"].as_array().into_iter().flatten().filter_map(|key| key["alg"].as_str());
-        let sorted: std::collections::BTreeSet<&str> = names.collect();
+        let sorted: std::collections::BTreeSet<&str> = names.compact_collect();
         sorted.into_iter().map(str::to_owned).collect()
     }
 

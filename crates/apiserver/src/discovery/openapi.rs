@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use api::Status;
 use api::schema::Document as Schemas;
+use api::sort::CompactCollect as _;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use registry::{Resource, Table, Verb};
@@ -187,7 +188,7 @@ fn describe(rows: &[&Resource], dialect: Dialect, table: Option<&Table>) -> (Map
     if let Some(table) = table {
         super::openapi_groups::add(table, dialect, &mut schemas, &mut paths);
     }
-    let versions: BTreeSet<(&str, &str)> = rows.iter().map(|row| (&*row.group, &*row.version)).collect();
+    let versions: BTreeSet<(&str, &str)> = rows.iter().map(|row| (&*row.group, &*row.version)).compact_collect();
     for (kind, everywhere) in [("Status", false), ("DeleteOptions", true), ("WatchEvent", true)] {
         let of = |(group, version): &(&str, &str)| json!({"group": group, "version": version, "kind": kind});
         let known = if everywhere { versions.iter().map(of).collect() } else { vec![of(&("", "v1"))] };

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use std::time::Instant;
 
+use api::sort::CompactCollect as _;
+
 use super::ring::{Key, Of, What};
 use crate::metrics::Totals;
 use crate::node_usage::{Rates, Window};
@@ -51,7 +53,7 @@ pub(crate) fn of_server(old: &Counted, new: &Counted) -> Vec<(Key, f32)> {
 /// The value that this part of what was observed between two counts does not exceed, within its bucket as if all of it
 /// were spread evenly. What is above the last bound is that bound.
 fn quantile(old: &[(f64, u64)], new: &[(f64, u64)], part: f64) -> Option<f64> {
-    let before: BTreeMap<u64, u64> = old.iter().map(|(bound, count)| (bound.to_bits(), *count)).collect();
+    let before: BTreeMap<u64, u64> = old.iter().map(|(bound, count)| (bound.to_bits(), *count)).compact_collect();
     let counts: Vec<(f64, u64)> = new
         .iter()
         .map(|(bound, count)| (*bound, count.saturating_sub(before.get(&bound.to_bits()).copied().unwrap_or_default())))

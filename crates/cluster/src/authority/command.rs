@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use client::ListParams;
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Node;
@@ -97,7 +98,7 @@ async fn until_followed(options: &Options, phase: Phase, new: &str, timeout: Dur
         let behind = match listed.await {
             Ok(nodes) => {
                 let said = |node: &Node| (node.metadata.name().to_owned(), Progress::said_by(node));
-                let nodes: BTreeMap<String, Progress> = nodes.items.iter().map(said).collect();
+                let nodes: BTreeMap<String, Progress> = nodes.items.iter().map(said).compact_collect();
                 progress::behind(phase, new, &nodes).join(", ")
             }
             Err(error) if Instant::now() >= deadline => return Err(error),

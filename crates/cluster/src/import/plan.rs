@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use api::sort::CompactCollect as _;
 use serde_json::{Map, Value};
 use store::KeyValue;
 
@@ -304,7 +305,8 @@ fn left_behind(system: System, seen: &[Seen<'_>], keep: &[Part]) -> BTreeMap<usi
         }
     }
     // What nobody else owns goes with its owners, however long the chain is.
-    let mut gone: BTreeMap<&str, Part> = left.iter().filter_map(|(at, part)| Some((seen[*at].uid()?, *part))).collect();
+    let mut gone: BTreeMap<&str, Part> =
+        left.iter().filter_map(|(at, part)| Some((seen[*at].uid()?, *part))).compact_collect();
     loop {
         let mut found = Vec::new();
         for (index, object) in seen.iter().enumerate().filter(|(index, _)| !left.contains_key(index)) {
@@ -324,7 +326,7 @@ fn left_behind(system: System, seen: &[Seen<'_>], keep: &[Part]) -> BTreeMap<usi
         }
     }
     // An address is free again when its service stays behind.
-    let services: BTreeMap<&str, Part> = left.iter().map(|(at, part)| (seen[*at].key, *part)).collect();
+    let services: BTreeMap<&str, Part> = left.iter().map(|(at, part)| (seen[*at].key, *part)).compact_collect();
     let mut addresses = Vec::new();
     for (index, object) in seen.iter().enumerate() {
         if let Some(part) = object.holder().and_then(|service| services.get(service.as_str()).copied()) {
@@ -377,7 +379,7 @@ fn facts(seen: &[Seen<'_>]) -> Facts {
                 facts.kubeadm = api::codec::from_yaml(text.as_bytes()).ok().map(|decoded| decoded.value);
             }
             key if key.starts_with("minions/") => {
-                let mut ranges: BTreeSet<String> = texts(&object["spec"]["podCIDRs"]).into_iter().collect();
+                let mut ranges: BTreeSet<String> = texts(&object["spec"]["podCIDRs"]).into_iter().compact_collect();
                 ranges.extend(object["spec"]["podCIDR"].as_str().map(str::to_owned));
                 facts.nodes.insert(name.to_owned(), ranges.into_iter().collect());
             }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use api::cidr::Cidr;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use client::metrics::{Kind, Metrics};
 use client::{EventRecorder, Informer, InformerFactory, ListParams, Patch};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -308,7 +308,7 @@ fn record_events(
     reported: &mut BTreeSet<(String, Unreachable)>,
 ) {
     let closed: BTreeSet<(String, Unreachable)> =
-        outcome.ways.iter().filter_map(|way| Some((way.node.clone(), way.generation.err()?))).collect();
+        outcome.ways.iter().filter_map(|way| Some((way.node.clone(), way.generation.err()?))).compact_collect();
     for (name, why) in closed.difference(reported) {
         tracing::warn!(node = %name, %why, "pods of a node are unreachable");
         if let Some(node) = nodes.iter().find(|node| node.metadata.name.as_ref() == Some(name)) {

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
@@ -325,7 +326,7 @@ fn moved<'t>(before: &'t str, after: &'t str, series: &str) -> Vec<(&'t str, f64
     if before.is_empty() {
         return Vec::new();
     }
-    let old: BTreeMap<&str, f64> = samples(before, series).collect();
+    let old: BTreeMap<&str, f64> = samples(before, series).compact_collect();
     let grown = |(labels, new): (&'t str, f64)| {
         let old = old.get(labels).copied().filter(|old| *old <= new).unwrap_or_default();
         (labels, new - old)

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use api::cidr::Cidr;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use netlink::{LinkKind, Neighbour, Route, RouteKind, Socket};
 
 /// Room for the outer headers: Ethernet 14, IP 20 or 40, UDP 8, VXLAN 8.
@@ -161,7 +161,7 @@ pub fn is_in_place(plan: &Plan) -> io::Result<bool> {
         .into_iter()
         .filter(|route| route.protocol == Route::OURS && route.kind == RouteKind::Unicast)
         .map(|route| (route.dst, route.gateway))
-        .collect();
+        .compact_collect();
     let tunnelled = plan.tunnelled.iter().map(|far| (far.range, far.range.addr));
     let mut wanted = plan.direct.iter().copied().chain(tunnelled);
     Ok(wanted.all(|(range, gateway)| present.contains(&(range, Some(gateway)))))

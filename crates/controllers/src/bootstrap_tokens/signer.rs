@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use api::sort::CompactCollect as _;
 use client::{Client, Clock, Informer, ListParams};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -65,7 +66,7 @@ fn signed(data: Option<&BTreeMap<String, String>>, tokens: &BTreeMap<&str, &str>
         .iter()
         .filter(|(key, _)| !key.starts_with(jws::PREFIX))
         .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
+        .compact_collect();
     for (id, secret) in tokens {
         new.insert(format!("{}{id}", jws::PREFIX), jws::sign(content, id, secret));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::cached::Pod;
 use api::meta::Meta as _;
 use api::placement::{is_selected, untolerated};
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetStatus};
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
@@ -170,7 +170,7 @@ pub(super) fn plan(set: &DaemonSet, nodes: &[Arc<Node>], pods: &[Arc<Pod>], revi
 
 /// Pods that wait for a node which is gone: no scheduler finds them a place (`getUnscheduledPodsWithoutNode`, v1.36).
 fn stranded(pods: &[Arc<Pod>], nodes: &[Arc<Node>]) -> Vec<Arc<Pod>> {
-    let known: BTreeSet<&str> = nodes.iter().map(|node| node.metadata.name()).collect();
+    let known: BTreeSet<&str> = nodes.iter().map(|node| node.metadata.name()).compact_collect();
     let is_stranded = |pod: &&Arc<Pod>| {
         let waits = pods::node_name(pod).is_empty() && !pods::is_terminating(pod);
         waits && target_node(pod).is_some_and(|node| !known.contains(node))

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use api::sort::CompactCollect as _;
 use k8s_openapi::api::core::v1::Node;
 
 use super::slice_plan::zone_of;
@@ -67,7 +68,7 @@ pub(super) fn allocate(endpoints: &[Option<&str>], zones: &Zones) -> Option<Vec<
     }
     // Everyone begins at home, and some are lent to where they are missed most.
     let mut hints: Vec<String> = endpoints.iter().map(|zone| zone.map(str::to_owned)).collect::<Option<_>>()?;
-    let mut held: BTreeMap<String, f64> = zones.0.keys().map(|zone| (zone.clone(), 0.0)).collect();
+    let mut held: BTreeMap<String, f64> = zones.0.keys().map(|zone| (zone.clone(), 0.0)).compact_collect();
     for zone in &hints {
         *held.entry(zone.clone()).or_default() += 1.0;
     }

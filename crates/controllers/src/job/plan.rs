@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use api::cached::{Packed, Pod};
 use api::meta::Meta as _;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::{Job, JobCondition, JobSpec, JobStatus, UncountedTerminatedPods};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -198,7 +198,8 @@ impl<'a> Pass<'a> {
 
     /// Notes whose pod has lost its finalizer become counts.
     fn count_released(&mut self) {
-        let held: BTreeSet<&str> = self.pods.iter().filter(|pod| has_finalizer(pod)).map(|pod| uid(pod)).collect();
+        let held: BTreeSet<&str> =
+            self.pods.iter().filter(|pod| has_finalizer(pod)).map(|pod| uid(pod)).compact_collect();
         let counted = |noted: &mut BTreeSet<String>, number: &mut Option<i32>| {
             let before = noted.len();
             noted.retain(|uid| held.contains(uid.as_str()));
@@ -475,7 +476,7 @@ impl<'a> Pass<'a> {
             }
             return;
         }
-        let mut taken: BTreeSet<i32> = useful.iter().filter_map(|pod| index_of(pod)).collect();
+        let mut taken: BTreeSet<i32> = useful.iter().filter_map(|pod| index_of(pod)).compact_collect();
         if self.waits_for_failure() {
             taken.extend(
                 self.pods

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use api::cidr::Cidr;
 use api::meta::Meta as _;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Node, NodeSpec, PortStatus, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
@@ -81,7 +81,7 @@ pub(super) fn status<'a>(
     let mut ingress = Vec::new();
     for is_v6 in families(service) {
         let addresses: BTreeSet<IpAddr> =
-            chosen.iter().filter_map(|node| address(node, is_v6, &owners, inside)).collect();
+            chosen.iter().filter_map(|node| address(node, is_v6, &owners, inside)).compact_collect();
         ingress.extend(addresses.into_iter().map(|ip| LoadBalancerIngress {
             ip: Some(ip.to_string()),
             // The proxy of every node answers for the address itself, also to pods.
@@ -174,8 +174,8 @@ pub(super) fn ports_of_gateways<'a>(
 ) -> BTreeSet<u16> {
     let is_ours = |class: &&Value| class["spec"]["controllerName"] == controller;
     let classes: BTreeSet<&str> =
-        classes.iter().filter(is_ours).filter_map(|class| class["metadata"]["name"].as_str()).collect();
-    let nodes: BTreeSet<IpAddr> = nodes.flat_map(said).map(|(_, address)| address).collect();
+        classes.iter().filter(is_ours).filter_map(|class| class["metadata"]["name"].as_str()).compact_collect();
+    let nodes: BTreeSet<IpAddr> = nodes.flat_map(said).map(|(_, address)| address).compact_collect();
     let has_ours = |gateway: &&Value| {
         gateway["spec"]["gatewayClassName"].as_str().is_some_and(|class| classes.contains(class))
             && members(&gateway["status"]["addresses"])
@@ -187,8 +187,10 @@ pub(super) fn ports_of_gateways<'a>(
             let mut conditions = members(&listener["conditions"]);
             conditions.any(|condition| condition["type"] == "Programmed" && condition["status"] == "True")
         };
-        let served: BTreeSet<&str> =
-            members(&gateway["status"]["listeners"]).filter(is_served).filter_map(|it| it["name"].as_str()).collect();
+        let served: BTreeSet<&str> = members(&gateway["status"]["listeners"])
+            .filter(is_served)
+            .filter_map(|it| it["name"].as_str())
+            .compact_collect();
         let listeners = members(&gateway["spec"]["listeners"]);
         let listeners = listeners.filter(move |it| it["name"].as_str().is_some_and(|name| served.contains(name)));
         listeners.filter_map(|listener| u16::try_from(listener["port"].as_u64()?).ok())

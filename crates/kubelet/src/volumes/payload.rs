@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::sort::CompactCollect as _;
 use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Pod, Volume};
 
 use super::Volumes;
@@ -117,7 +118,7 @@ impl Volumes {
             return shown.missing("secret");
         };
         let data: BTreeMap<String, Vec<u8>> =
-            secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
+            secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).compact_collect();
         project(files, &data, shown, "references non-existent secret key")
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 
+use api::sort::CompactCollect as _;
+
 use super::base::{FAMILIES, Family, SHARED, Shared, TABLES, missing_jumps, service_chains, tail};
 use super::fragment::{Fragment, Part, fragment};
 use super::{Transaction, saved};
@@ -88,7 +90,7 @@ impl Program {
     fn everything(&self, family: usize, present: &[String; 2]) -> String {
         let parts = self.services.values().map(|fragment| &fragment.families[family]);
         let mut own: BTreeMap<String, Option<Vec<String>>> =
-            service_chains(&present[0]).map(|name| (name.to_owned(), None)).collect();
+            service_chains(&present[0]).map(|name| (name.to_owned(), None)).compact_collect();
         for part in parts {
             own.extend(part.chains.iter().map(|(name, rules)| (name.clone(), Some(rules.clone()))));
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use api::field::{FieldErrors, Path};
 use api::pod::is_mirror;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
     Container, NodeAffinity, NodeSelectorRequirement, Pod, PodSpec, ResourceRequirements, Toleration,
@@ -35,7 +35,7 @@ pub(super) fn update(new: &Pod, old: &Pod) -> FieldErrors {
         return errors;
     }
     added_tolerations(&mut errors, items(&new.tolerations), items(&old.tolerations));
-    let gates: BTreeSet<&str> = items(&old.scheduling_gates).iter().map(|gate| gate.name.as_str()).collect();
+    let gates: BTreeSet<&str> = items(&old.scheduling_gates).iter().map(|gate| gate.name.as_str()).compact_collect();
     for gate in items(&new.scheduling_gates) {
         if !gates.contains(gate.name.as_str()) {
             let place = format!("spec.schedulingGates[{}]", gate.name);
@@ -200,7 +200,7 @@ fn added_tolerations(errors: &mut FieldErrors, new: &[Toleration], old: &[Tolera
     let without_time =
         |toleration: &Toleration| pruned(&Toleration { toleration_seconds: None, ..toleration.clone() }).to_string();
     // A body has room for tens of thousands: they are not compared each with each.
-    let present: BTreeSet<String> = new.iter().map(without_time).collect();
+    let present: BTreeSet<String> = new.iter().map(without_time).compact_collect();
     if !old.iter().all(|old| present.contains(&without_time(old))) {
         errors.forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds");
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::cidr::Cidr;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use netlink::wireguard::{self, PeerSetting, WireGuard};
 use netlink::{LinkKind, Socket};
 
@@ -68,7 +68,7 @@ impl Device {
 /// What is to be set and who is to go. A peer that has its ranges keeps them: it has none for a moment while they are replaced, and
 /// one with several addresses may be heard from another at every look.
 fn changes(there: &[wireguard::Peer], wanted: &[Peer]) -> (Vec<PeerSetting>, Vec<wireguard::Key>) {
-    let known: BTreeMap<wireguard::Key, &wireguard::Peer> = there.iter().map(|peer| (peer.key, peer)).collect();
+    let known: BTreeMap<wireguard::Key, &wireguard::Peer> = there.iter().map(|peer| (peer.key, peer)).compact_collect();
     let has_ranges =
         |peer: &Peer| known.get(&peer.key.0).is_some_and(|found| sorted(&found.allowed) == sorted(&peer.allowed));
     let is_so = |peer: &&Peer| {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use client::metrics::Metrics;
 use client::{Client, Clock, DeleteParams, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
@@ -445,7 +445,7 @@ impl Controller {
             .by_index(BY_VOLUME, &volume.key())
             .iter()
             .map(|volume| volume.metadata.name().to_owned())
-            .collect();
+            .compact_collect();
         sources.extend(memory.deleted_volumes.iter().filter(|(_, id)| *id == volume).map(|(name, _)| name.clone()));
         let is_attached = |name: &str| !self.attachments.by_index(BY_PERSISTENT_VOLUME, name).is_empty();
         memory.deleted_volumes.retain(|name, id| id != volume || is_attached(name));

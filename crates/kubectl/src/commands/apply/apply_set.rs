@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::sort::CompactCollect as _;
 use base64::Engine;
 use serde_json::{Value, json};
 use sha2::Digest;
@@ -223,7 +224,8 @@ impl ApplySet {
         applied: &[(Info, Value, &'static str)],
         dry_run: DryRun,
     ) -> Result<()> {
-        let uids: BTreeSet<&str> = applied.iter().filter_map(|(_, o, _)| o["metadata"]["uid"].as_str()).collect();
+        let uids: BTreeSet<&str> =
+            applied.iter().filter_map(|(_, o, _)| o["metadata"]["uid"].as_str()).compact_collect();
         let mut gone = Vec::new();
         for mapping in self.current.kinds.values() {
             let places = if mapping.namespaced { self.current.namespaces.clone() } else { [String::new()].into() };

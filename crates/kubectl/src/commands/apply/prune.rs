@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use api::sort::CompactCollect as _;
 use serde_json::Value;
 
 use crate::context::{Context, DryRun};
@@ -71,10 +72,10 @@ pub(super) async fn allowed(cx: &Context) -> Result<Vec<Mapping>> {
 
 /// Objects of the usual (or the allowed) types that were applied before and are not among `kept`.
 pub(crate) async fn candidates(cx: &Context, kept: &[(&Info, &Value)]) -> Result<Vec<Info>> {
-    let uids: BTreeSet<&str> = kept.iter().filter_map(|(_, o)| o["metadata"]["uid"].as_str()).collect();
+    let uids: BTreeSet<&str> = kept.iter().filter_map(|(_, o)| o["metadata"]["uid"].as_str()).compact_collect();
     let (namespace, explicit) = cx.namespace()?;
     let mut namespaces: BTreeSet<&str> =
-        kept.iter().filter(|(i, _)| i.mapping.namespaced).map(|(i, _)| i.namespace.as_str()).collect();
+        kept.iter().filter(|(i, _)| i.mapping.namespaced).map(|(i, _)| i.namespace.as_str()).compact_collect();
     if explicit {
         namespaces.insert(&namespace);
     }

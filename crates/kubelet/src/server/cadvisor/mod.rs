@@ -12,7 +12,7 @@ mod sample;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use client::Body;
 use client::metrics::{Kind, Metrics};
 use cri::v1;
@@ -510,8 +510,9 @@ fn families(metrics: &Metrics, rows: &[Row], now: Timestamp) {
 
 fn devices(metrics: &Metrics, rows: &[Row]) {
     let numbers: std::collections::BTreeSet<&str> =
-        rows.iter().flat_map(|row| row.sample.io.keys().map(String::as_str)).collect();
-    let names: BTreeMap<&str, String> = numbers.into_iter().map(|number| (number, device_name(number))).collect();
+        rows.iter().flat_map(|row| row.sample.io.keys().map(String::as_str)).compact_collect();
+    let names: BTreeMap<&str, String> =
+        numbers.into_iter().map(|number| (number, device_name(number))).compact_collect();
     for (name, help, count) in OF_DEVICES {
         metrics.set_rows(Counter, name, help, |all| {
             for row in rows {

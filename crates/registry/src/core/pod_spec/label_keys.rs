@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactCollect as _;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
@@ -71,8 +72,10 @@ pub(super) fn validate(
         }
     }
     if let Some(selector) = selector {
-        let places: BTreeMap<&str, usize> = matched.iter().enumerate().map(|(i, key)| (key.as_str(), i)).collect();
-        let mut seen: BTreeSet<&str> = selector.match_labels.iter().flatten().map(|(key, _)| key.as_str()).collect();
+        let places: BTreeMap<&str, usize> =
+            matched.iter().enumerate().map(|(i, key)| (key.as_str(), i)).compact_collect();
+        let mut seen: BTreeSet<&str> =
+            selector.match_labels.iter().flatten().map(|(key, _)| key.as_str()).compact_collect();
         for expression in items(&selector.match_expressions) {
             if let Some(i) = places.get(expression.key.as_str())
                 && seen.contains(expression.key.as_str())
@@ -83,7 +86,7 @@ pub(super) fn validate(
             seen.insert(&expression.key);
         }
     }
-    let mismatched: BTreeSet<&String> = mismatched.iter().collect();
+    let mismatched: BTreeSet<&String> = mismatched.iter().compact_collect();
     for (i, key) in matched.iter().enumerate().filter(|(_, key)| mismatched.contains(key)) {
         let path = path.child("matchLabelKeys");
         errors.invalid(path.index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys");

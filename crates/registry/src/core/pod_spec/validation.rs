@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactCollect as _;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{HostAlias, PodDNSConfig, PodResourceClaim, PodSpec};
 
@@ -23,7 +24,7 @@ pub fn spec(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec, pod: Opti
         errors.required(path.child("terminationGracePeriodSeconds"), "");
     }
     let volume_names = volumes::validate(errors, &path.child("volumes"), items(&spec.volumes), pod);
-    let claims: BTreeSet<&str> = items(&spec.resource_claims).iter().map(|claim| claim.name.as_str()).collect();
+    let claims: BTreeSet<&str> = items(&spec.resource_claims).iter().map(|claim| claim.name.as_str()).compact_collect();
     let around = Surroundings {
         volumes: &volume_names,
         claims: &claims,

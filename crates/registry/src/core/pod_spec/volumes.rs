@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path, quote};
 use api::quantity::Quantity;
+use api::sort::CompactCollect as _;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
     CSIVolumeSource, ClusterTrustBundleProjection, DownwardAPIVolumeFile, EmptyDirVolumeSource, EphemeralVolumeSource,
@@ -35,7 +36,7 @@ pub fn validate(
     let named = pod.filter(|pod| !pod.is_empty());
     let own_claim = |volume: &Volume| named.map(|pod| api::claim::made_for(pod, &volume.name));
     let made: BTreeSet<String> =
-        volumes.iter().filter(|volume| volume.ephemeral.is_some()).filter_map(own_claim).collect();
+        volumes.iter().filter(|volume| volume.ephemeral.is_some()).filter_map(own_claim).compact_collect();
     for (i, volume) in volumes.iter().enumerate() {
         let path = path.index(i);
         let before = errors.len();
