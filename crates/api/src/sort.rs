@@ -1,6 +1,9 @@
 //! Sorting in little code, and by an order that may have circles.
 
 use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
 
 /// Lists of up to so many items are sorted by insertion.
 const SHORT: usize = 12;
@@ -51,14 +54,38 @@ impl<T> CompactSort for [T] {
 /// Collects as [`Iterator::collect`] does, item by item: ordered maps and sets sort what they are collected from, each by a copy
 /// of the algorithm of its own.
 pub trait CompactCollect: Iterator + Sized {
-    fn compact_collect<C: Default + Extend<Self::Item>>(self) -> C {
+    fn compact_collect<C: Collected<Self::Item>>(self) -> C {
         let mut all = C::default();
-        all.extend(self);
+        self.for_each(|item| all.take(item));
         all
     }
 }
 
 impl<I: Iterator> CompactCollect for I {}
+
+/// What keeps its items in order.
+pub trait Collected<T>: Default {
+    /// The last of equal ones stays.
+    fn take(&mut self, item: T);
+}
+
+impl<T: Ord> Collected<T> for BTreeSet<T> {
+    fn take(&mut self, item: T) {
+        self.insert(item);
+    }
+}
+
+impl<K: Ord, V> Collected<(K, V)> for BTreeMap<K, V> {
+    fn take(&mut self, (key, value): (K, V)) {
+        self.insert(key, value);
+    }
+}
+
+impl Collected<(String, Value)> for Map<String, Value> {
+    fn take(&mut self, (key, value): (String, Value)) {
+        self.insert(key, value);
+    }
+}
 
 /// A list whose items are known by their places.
 trait Places {
@@ -146,8 +173,6 @@ pub fn merge_sorted<'a, T: ?Sized>(items: &[&'a T], order: &impl Fn(&T, &T) -> O
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
     use super::*;
 
     #[test]

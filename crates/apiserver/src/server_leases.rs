@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactCollect as _;
 use serde_json::json;
 use store::{LeaseId, Op, Range, StoreError, Txn};
 use tokio_util::sync::CancellationToken;
@@ -90,5 +91,5 @@ async fn renew(state: &Arc<State>, address: IpAddr, held: &mut Option<LeaseId>) 
 async fn alive(state: &Arc<State>, own: IpAddr) -> anyhow::Result<BTreeSet<IpAddr>> {
     let found = state.store().range(Range::prefix(PREFIX).keys_only()).await?;
     let addresses = found.kvs.iter().filter_map(|kv| kv.key.strip_prefix(PREFIX)?.parse().ok());
-    Ok(addresses.filter(|address: &IpAddr| address.is_ipv4() == own.is_ipv4()).collect())
+    Ok(addresses.filter(|address: &IpAddr| address.is_ipv4() == own.is_ipv4()).compact_collect())
 }

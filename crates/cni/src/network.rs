@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use api::sort::CompactCollect as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -455,8 +456,12 @@ impl Network {
         let declared = config.remove("capabilities");
         if let (Some(Value::Object(declared)), Some(args)) = (declared, args) {
             let wanted = |name: &String| declared.get(name) == Some(&Value::Bool(true));
-            let runtime: Map<String, Value> =
-                args.capabilities.iter().filter(|(k, _)| wanted(k)).map(|(k, v)| (k.clone(), v.clone())).collect();
+            let runtime: Map<String, Value> = args
+                .capabilities
+                .iter()
+                .filter(|(k, _)| wanted(k))
+                .map(|(k, v)| (k.clone(), v.clone()))
+                .compact_collect();
             if !runtime.is_empty() {
                 config.insert("runtimeConfig".into(), Value::Object(runtime));
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use api::cached::{Packed, Pod};
 use api::meta::Meta as _;
 use api::selector::Selector;
+use api::sort::CompactCollect as _;
 use client::{Client, Clock, Event, EventRecorder, Informer, Patch};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -399,7 +400,7 @@ fn still_disrupted(
         }
         !left.is_zero()
     });
-    (kept.collect(), recheck)
+    (kept.compact_collect(), recheck)
 }
 
 fn with_condition(

@@ -8,6 +8,7 @@ use std::io;
 use std::net::IpAddr;
 
 use api::cidr::Cidr;
+use api::sort::CompactCollect as _;
 use netlink::{Address, Socket};
 
 pub const LINK: &str = "cox-gateway";
@@ -21,10 +22,12 @@ pub(crate) fn add(wanted: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, String> {
     }
     let link = match Holder::open() {
         Ok(link) => link,
-        Err(error) => return wanted.iter().map(|address| (*address, format!("link {LINK}: {error}"))).collect(),
+        Err(error) => {
+            return wanted.iter().map(|address| (*address, format!("link {LINK}: {error}"))).compact_collect();
+        }
     };
     let failed = |address: &IpAddr| Some((*address, link.add(*address).err()?.to_string()));
-    wanted.iter().filter_map(failed).collect()
+    wanted.iter().filter_map(failed).compact_collect()
 }
 
 /// The link that has the addresses.
@@ -78,7 +81,7 @@ fn near(held: &[Address], own: u32, address: IpAddr) -> BTreeSet<u32> {
         let is_network = held.cidr != Cidr::host(held.cidr.addr);
         held.index != own && held.scope == GLOBAL && is_network && held.cidr.contains(address)
     };
-    held.iter().filter(is_near).map(|held| held.index).collect()
+    held.iter().filter(is_near).map(|held| held.index).compact_collect()
 }
 
 /// The addresses of the pool that no Gateway can have: those that other links of this machine have, and those that mean all of a
@@ -88,7 +91,7 @@ pub(crate) fn taken(pool: &[Cidr]) -> io::Result<BTreeSet<IpAddr>> {
     let own = socket.link(LINK)?.map(|link| link.index);
     let of_others = socket.addresses()?.into_iter().filter(|held| Some(held.index) != own);
     let addresses = of_others.flat_map(|held| with_network(held.cidr));
-    Ok(addresses.filter(|address| pool.iter().any(|range| range.contains(*address))).collect())
+    Ok(addresses.filter(|address| pool.iter().any(|range| range.contains(*address))).compact_collect())
 }
 
 /// An address with the first one of its network, which is every router's in IPv6, and in IPv4 with the last one, which is everybody's.

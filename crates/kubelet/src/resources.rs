@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::pod::resources as pod_resources;
 use api::quantity::Quantity;
+use api::sort::CompactCollect as _;
 use cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -107,7 +108,7 @@ pub(crate) fn huge_pages(pod: &Pod) -> BTreeSet<String> {
     let own = pod.spec.iter().filter_map(|spec| spec.resources.as_ref());
     let all = containers.iter().filter_map(|container| container.resources.as_ref()).chain(own);
     let lists = all.flat_map(|resources| [resources.requests.as_ref(), resources.limits.as_ref()]).flatten();
-    lists.flat_map(|list| list.keys()).filter(|name| name.starts_with(HUGE_PAGES)).cloned().collect()
+    lists.flat_map(|list| list.keys()).filter(|name| name.starts_with(HUGE_PAGES)).cloned().compact_collect()
 }
 
 /// What is set for the pod as a whole.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::cidr::Cidr;
+use api::sort::CompactCollect as _;
 use netlink::Socket;
 
 use crate::device::{Device, DeviceError, Kind, PeerState, remove};
@@ -132,7 +133,7 @@ impl Mesh {
 }
 
 fn ages(state: &BTreeMap<PublicKey, PeerState>) -> BTreeMap<PublicKey, Duration> {
-    state.iter().filter_map(|(key, state)| Some((*key, state.handshake_age?))).collect()
+    state.iter().filter_map(|(key, state)| Some((*key, state.handshake_age?))).compact_collect()
 }
 
 /// Removes the devices' links and, with them, the routes into them.

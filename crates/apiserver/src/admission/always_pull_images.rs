@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use api::field::FieldErrors;
+use api::sort::CompactCollect as _;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use super::{Admitted, Attributes, Plugin, Verb, admitted};
@@ -54,7 +55,7 @@ fn images(pod: &Pod) -> BTreeSet<&str> {
     let Some(spec) = &pod.spec else { return BTreeSet::new() };
     let ordinary = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let ephemeral = spec.ephemeral_containers.iter().flatten().filter_map(|container| container.image.as_deref());
-    ordinary.filter_map(|container| container.image.as_deref()).chain(ephemeral).collect()
+    ordinary.filter_map(|container| container.image.as_deref()).chain(ephemeral).compact_collect()
 }
 
 fn policies(spec: &mut PodSpec) -> impl Iterator<Item = &mut Option<String>> {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use api::sort::CompactCollect as _;
 use serde_json::{Map, Value, json};
 
 use super::backend::Backend;
@@ -140,7 +141,7 @@ async fn openapi_v2(services: &Services, backend: &Backend) -> Option<Described>
 fn described(document: &Value, prefix: &str) -> Described {
     let is_below = |path: &str| path == prefix || path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'));
     let paths = document["paths"].as_object().into_iter().flatten().filter(|(path, _)| is_below(path));
-    let paths: Map<String, Value> = paths.map(|(path, value)| (path.clone(), value.clone())).collect();
+    let paths: Map<String, Value> = paths.map(|(path, value)| (path.clone(), value.clone())).compact_collect();
     let mut wanted = BTreeSet::new();
     paths.values().for_each(|value| references(value, &mut wanted));
     let mut definitions = Map::new();

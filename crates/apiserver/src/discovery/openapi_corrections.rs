@@ -1,6 +1,7 @@
 //! Where the schemas that are generated from the types differ from upstream's: what a type in Rust must have is not always
 //! what a client must send, and some types are written down by hand upstream.
 
+use api::sort::CompactCollect as _;
 use serde_json::{Value, json};
 
 use super::openapi_paths::Dialect;
@@ -86,7 +87,7 @@ pub(super) fn apply(name: &str, schema: &mut Value, dialect: Dialect) {
     }
     if let Some((_, discriminator, members)) = UNIONS.iter().find(|(union, _, _)| *union == name) {
         let by: serde_json::Map<String, Value> =
-            members.iter().map(|(field, value)| ((*field).to_owned(), (*value).into())).collect();
+            members.iter().map(|(field, value)| ((*field).to_owned(), (*value).into())).compact_collect();
         let mut union = json!({"fields-to-discriminateBy": by});
         if let Some(field) = discriminator {
             union["discriminator"] = (*field).into();

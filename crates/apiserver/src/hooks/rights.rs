@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::Status;
 use api::field::FieldErrors;
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingAdmissionPolicy, MutatingAdmissionPolicyBinding, ParamKind, ParamRef, ValidatingAdmissionPolicy,
@@ -132,12 +133,12 @@ fn alike<T: PartialEq + Serialize>(one: &T, other: &T) -> bool {
 fn changed_drivers<'s>(new: &'s ResourceClaimStatus, old: &'s ResourceClaimStatus) -> BTreeSet<&'s str> {
     let key = |device: &'s AllocatedDeviceStatus| (&device.driver, &device.pool, &device.device, &device.share_id);
     let by_key = |status: &'s ResourceClaimStatus| -> BTreeMap<_, &'s AllocatedDeviceStatus> {
-        items(&status.devices).iter().map(|device| (key(device), device)).collect()
+        items(&status.devices).iter().map(|device| (key(device), device)).compact_collect()
     };
     let (new, old) = (by_key(new), by_key(old));
     let changed = new.iter().filter(|(key, device)| !old.get(*key).is_some_and(|old| alike(*old, **device)));
     let gone = old.iter().filter(|(key, _)| !new.contains_key(*key));
-    changed.chain(gone).map(|(_, device)| device.driver.as_str()).collect()
+    changed.chain(gone).map(|(_, device)| device.driver.as_str()).compact_collect()
 }
 
 /// Whether a service account asks whose pod runs on the one node that the claim's devices are on.

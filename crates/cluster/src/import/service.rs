@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 
 use super::keys::read as read_text;
 
@@ -131,7 +131,7 @@ fn variables(named: &str, unit: &Path) -> Result<BTreeMap<String, String>> {
     }
     let read = lines(&read_text(&path)?);
     // A value with spaces is quoted, and one word then.
-    Ok(read.iter().filter_map(|line| variable(&words(line).join(" "))).collect())
+    Ok(read.iter().filter_map(|line| variable(&words(line).join(" "))).compact_collect())
 }
 
 #[cfg(test)]

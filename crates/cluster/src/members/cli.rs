@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use api::sort::CompactCollect as _;
 use client::DeleteParams;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::Node;
@@ -132,7 +133,7 @@ async fn api_servers(options: &Options) -> Result<BTreeSet<String>> {
     let client = connect(&options.admin_kubeconfig())?;
     let slice = client.namespaced::<EndpointSlice>("default").get("kubernetes").await?;
     let endpoints = slice.endpoints.unwrap_or_default();
-    Ok(endpoints.into_iter().flat_map(|endpoint| endpoint.addresses).collect())
+    Ok(endpoints.into_iter().flat_map(|endpoint| endpoint.addresses).compact_collect())
 }
 
 fn table(states: &[State], api: Option<&BTreeSet<String>>) -> String {

@@ -183,7 +183,7 @@ impl Own {
     }
 
     fn public(&self) -> BTreeMap<u64, PublicKey> {
-        self.keys.iter().map(|(generation, key)| (*generation, key.public())).collect()
+        self.keys.iter().map(|(generation, key)| (*generation, key.public())).compact_collect()
     }
 
     async fn bring_in_line(&mut self, config: &Config, nodes: &[Arc<Node>]) -> Result<Outcome> {

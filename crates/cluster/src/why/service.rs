@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use client::{Client, ListParams, object_key, split_key};
 use k8s_openapi::api::core::v1::{Pod as PodObject, Service, ServicePort, ServiceSpec};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -303,7 +304,8 @@ fn family(facts: &Facts, key: &str, spec: &ServiceSpec, source: &Pod, asked: Ask
         addresses.filter_map(|text| text.parse::<IpAddr>().ok()).map(|address| address.is_ipv6()).collect();
     if families.is_empty() {
         let slices = facts.slices.get(key).into_iter().flatten();
-        families = slices.map(|slice| slice.address_type == "IPv6").collect::<BTreeSet<bool>>().into_iter().collect();
+        families =
+            slices.map(|slice| slice.address_type == "IPv6").compact_collect::<BTreeSet<bool>>().into_iter().collect();
     }
     let has = |is_v6: &bool| source.addresses.iter().any(|address| address.is_ipv6() == *is_v6);
     match families.is_empty() {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::meta::Meta as _;
+use api::sort::CompactCollect as _;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec, ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -130,7 +131,7 @@ fn longer_history(history: &str, revision: &str) -> String {
 pub(super) fn rolled_back_annotations(deployment: &Deployment, set: &ReplicaSet) -> BTreeMap<String, String> {
     let keep = deployment.metadata.annotations.iter().flatten().filter(|(key, _)| NOT_COPIED.contains(&key.as_str()));
     let take = set.metadata.annotations.iter().flatten().filter(|(key, _)| !NOT_COPIED.contains(&key.as_str()));
-    keep.chain(take).map(|(key, value)| (key.clone(), value.clone())).collect()
+    keep.chain(take).map(|(key, value)| (key.clone(), value.clone())).compact_collect()
 }
 
 /// The ReplicaSet of the Deployment's present template, of `replicas` pods and not yet in the API.

@@ -146,7 +146,7 @@ pub(super) fn claims(service: &Service) -> BTreeSet<Claim> {
             let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".into());
             families(service).into_iter().map(move |is_v6| (is_v6, protocol.clone(), port.port))
         })
-        .collect()
+        .compact_collect()
 }
 
 /// Ports at which the gateway answers: it opens them with the first Ingress that it serves, that of TLS if one has it.
@@ -161,7 +161,11 @@ pub(super) fn gateway_ports<'a>(
     let has_tls = |ingress: &Ingress| {
         ingress.spec.as_ref().is_some_and(|spec| spec.tls.as_ref().is_some_and(|tls| !tls.is_empty()))
     };
-    ingresses.filter(is_served).flat_map(|ingress| [Some(plain), has_tls(ingress).then_some(tls)]).flatten().collect()
+    ingresses
+        .filter(is_served)
+        .flat_map(|ingress| [Some(plain), has_tls(ingress).then_some(tls)])
+        .flatten()
+        .compact_collect()
 }
 
 /// Ports that Gateways of the gateway's classes have at addresses of nodes, as their statuses say. One with addresses of its own is in
@@ -195,7 +199,7 @@ pub(super) fn ports_of_gateways<'a>(
         let listeners = listeners.filter(move |it| it["name"].as_str().is_some_and(|name| served.contains(name)));
         listeners.filter_map(|listener| u16::try_from(listener["port"].as_u64()?).ok())
     });
-    ports.collect()
+    ports.compact_collect()
 }
 
 /// The members of a list; none of what is no list.
@@ -220,7 +224,7 @@ fn granted(service: &Service) -> BTreeSet<Claim> {
     ingress
         .filter_map(|one| Some((one.ip.as_deref()?.parse::<IpAddr>().ok()?.is_ipv6(), one)))
         .flat_map(|(is_v6, one)| one.ports.iter().flatten().map(move |port| (is_v6, port.protocol.clone(), port.port)))
-        .collect()
+        .compact_collect()
 }
 
 /// Everything about a node that load balancers depend on.
@@ -292,7 +296,7 @@ fn owners<'a>(nodes: impl Iterator<Item = &'a Node>) -> BTreeMap<IpAddr, &'a str
 fn nodes_with_endpoints<'a>(slices: impl Iterator<Item = &'a EndpointSlice>) -> BTreeSet<String> {
     let endpoints = slices.flat_map(|slice| slice.endpoints.iter().flatten());
     let ready = endpoints.filter(|endpoint| api::endpoint::is_ready(endpoint));
-    ready.filter_map(|endpoint| endpoint.node_name.clone()).collect()
+    ready.filter_map(|endpoint| endpoint.node_name.clone()).compact_collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! CustomResourceDefinitions of the Gateway API's kinds, as far as the gateway reads them, written for it: structural, with the defaults
 //! that the API has. A cluster that has definitions of its own keeps them.
 
+use api::sort::CompactCollect as _;
 use serde_json::{Map, Value, json};
 
 use super::GROUP;
@@ -213,7 +214,7 @@ fn definition(
 
 fn object<const N: usize>(required: &[&str], properties: [(&str, Value); N]) -> Value {
     let properties: Map<String, Value> =
-        properties.into_iter().map(|(name, schema)| (name.to_owned(), schema)).collect();
+        properties.into_iter().map(|(name, schema)| (name.to_owned(), schema)).compact_collect();
     let mut schema = json!({"type": "object", "properties": properties});
     if !required.is_empty() {
         schema["required"] = json!(required);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use api::load_balancer::is_answered;
 use api::meta::Meta as _;
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use k8s_openapi::api::core::v1::LoadBalancerIngress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use rustls::sign::CertifiedKey;
@@ -124,7 +124,7 @@ pub(super) fn shared_ports(gateways: &[Placed<'_>], settings: &Settings) -> BTre
     let shared = gateways.iter().filter(|(_, assigned)| assigned.site == Site::Shared);
     let ports = shared.flat_map(|(gateway, _)| gateway.spec.listeners.iter().map(|listener| listener.port));
     let ports = ports.chain([settings.http_port, settings.https_port]);
-    ports.filter(|port| !settings.closed_ports.contains_key(&Bind::shared(*port))).collect()
+    ports.filter(|port| !settings.closed_ports.contains_key(&Bind::shared(*port))).compact_collect()
 }
 
 /// The ports of TCP that services of type LoadBalancer have at the addresses of the gateway. One that a service only asks for is not its

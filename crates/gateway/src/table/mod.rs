@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactCollect as _;
 use http::{HeaderName, HeaderValue, StatusCode};
 use rustls::RootCertStore;
 use rustls::sign::CertifiedKey;
@@ -37,7 +38,7 @@ pub struct Table {
 impl Table {
     /// The addresses that single Gateways have for themselves, as far as anything is served there.
     pub fn own_addresses(&self) -> BTreeSet<IpAddr> {
-        self.ports.keys().filter_map(|bind| bind.address).collect()
+        self.ports.keys().filter_map(|bind| bind.address).compact_collect()
     }
 
     /// The Gateway that alone has a port's address.
@@ -52,7 +53,7 @@ impl Table {
             let streams = listener.streams.values().map(|stream| &stream.route);
             listener.hosts.values().flat_map(Rules::routes).chain(streams)
         });
-        routes.map(|route| route.name.as_str()).collect()
+        routes.map(|route| route.name.as_str()).compact_collect()
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
 use api::pod::MIRROR;
+use api::sort::CompactCollect as _;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 
@@ -139,7 +140,7 @@ pub(super) fn annotations_update(errors: &mut FieldErrors, new: &Pod, old: &Pod)
     let value = |of: Option<&'_ BTreeMap<String, String>>, key: &str| of?.get(key).cloned();
     let keys = new.into_iter().chain(old).flat_map(|annotations| annotations.keys());
     let guarded = keys.filter(|key| *key == MIRROR || key.starts_with(APP_ARMOR));
-    for key in guarded.collect::<BTreeSet<_>>() {
+    for key in guarded.compact_collect::<BTreeSet<_>>() {
         let what = if key == MIRROR { "mirror pod annotation" } else { "AppArmor annotations" };
         let problem = match (value(new, key), value(old, key)) {
             (new, old) if new == old => continue,

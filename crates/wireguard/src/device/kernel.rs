@@ -53,7 +53,7 @@ impl Device {
             sent: peer.sent,
         };
         let peers = self.device("reading the peers")?.peers;
-        Ok(peers.into_iter().map(|peer| (PublicKey(peer.key), state(peer))).collect())
+        Ok(peers.into_iter().map(|peer| (PublicKey(peer.key), state(peer))).compact_collect())
     }
 
     fn device(&self, what: &'static str) -> Result<wireguard::Device, DeviceError> {

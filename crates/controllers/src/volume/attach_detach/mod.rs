@@ -723,7 +723,7 @@ impl Controller {
             let is_leaving = object.metadata.deletion_timestamp.is_some() || memory.is_detaching(&object.metadata);
             (is_ours && is_attached && !is_leaving).then(|| id.unique_name())
         });
-        ours.chain(memory.disks.reported(node)).collect::<BTreeSet<_>>().into_iter().collect()
+        ours.chain(memory.disks.reported(node)).compact_collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// `node` is what the server said after it had been told that the volume is no longer attached.

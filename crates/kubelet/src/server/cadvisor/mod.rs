@@ -692,7 +692,7 @@ fn topology(text: &str) -> (usize, usize) {
             _ => {}
         }
     }
-    let sockets: std::collections::BTreeSet<_> = cores.iter().map(|(socket, _)| socket).collect();
+    let sockets: std::collections::BTreeSet<_> = cores.iter().map(|(socket, _)| socket).compact_collect();
     (sockets.len().max(1), cores.len().max(1))
 }
 
