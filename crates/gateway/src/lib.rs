@@ -9,19 +9,15 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod args;
-mod data_plane;
 pub mod gateway_api;
-pub mod hostname;
 pub mod install;
-mod metrics;
 pub mod own_addresses;
 pub mod plan;
 mod runner;
-pub mod table;
 pub mod world;
 
 pub use args::{Args, main};
-pub use data_plane::Limits;
+pub use data_plane::{Limits, hostname, table};
 pub use plan::{CLASS, GATEWAY_CONTROLLER, INGRESS_CONTROLLER};
 pub use runner::run;
 

@@ -13,6 +13,7 @@ use client::{
     AnyInformer, Client, Event, EventRecorder, Gvr, Informer, InformerFactory, ListParams, Object, Patch, object_key,
     plain_http,
 };
+use data_plane::{DataPlane, Ports};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Namespace, Node, Secret, Service};
@@ -26,7 +27,6 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::data_plane::{DataPlane, Ports};
 use crate::gateway_api::{
     BackendTLSPolicy, GROUP, GRPCRoute, Gateway, GatewayClass, HTTPRoute, ReferenceGrant, TLSRoute,
 };
@@ -588,8 +588,9 @@ fn resource(kind: Kind, versions: &BTreeMap<String, &'static str>) -> Gvr {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use data_plane::Limits;
+
     use super::*;
-    use crate::data_plane::Limits;
 
     #[tokio::test]
     async fn security_objects_stay_while_their_version_changes() {

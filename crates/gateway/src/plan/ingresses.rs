@@ -5,6 +5,7 @@ use std::sync::Arc;
 use api::meta::Meta as _;
 use api::sort::CompactSort as _;
 use client::reference;
+use data_plane::RouteMetrics;
 use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass};
 use serde_json::{Value, json};
 
@@ -12,7 +13,6 @@ use super::backends::{Backends, Missing, PortRef, Use};
 use super::builder::{Builder, Site};
 use super::{CLASS, INGRESS_CONTROLLER, Kind, News, Plan, Settings, Status};
 use crate::hostname::{Pattern, Wildcard};
-use crate::metrics::RouteMetrics;
 use crate::table::{Action, Bind, PathMatch, Protocol, Rank, Route, Rule, Weighted};
 use crate::world::World;
 

@@ -23,6 +23,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use client::metrics::Metrics;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -31,8 +32,9 @@ use crate::table::Table;
 use access_log::AccessLog;
 use pool::Pool;
 
-pub(crate) use access_log::check as check_access_log;
-pub(crate) use ports::Ports;
+pub use access_log::check as check_access_log;
+pub use ports::Ports;
+pub use workers::Workers;
 
 /// How patient and how generous the gateway is.
 #[derive(Clone, Debug)]
@@ -51,7 +53,7 @@ impl Default for Limits {
     }
 }
 
-pub(crate) struct DataPlane {
+pub struct DataPlane {
     table: ArcSwap<Table>,
     /// One for each worker.
     pools: Vec<Pool>,
@@ -64,7 +66,7 @@ pub(crate) struct DataPlane {
 }
 
 impl DataPlane {
-    pub(crate) fn new(
+    pub fn new(
         limits: Limits,
         access_log: Option<&PathBuf>,
         metrics: Metrics,
@@ -90,13 +92,12 @@ impl DataPlane {
     }
 
     /// The routes that are served now.
-    #[cfg(test)]
-    pub(crate) fn table(&self) -> Arc<Table> {
+    pub fn table(&self) -> Arc<Table> {
         self.table.load_full()
     }
 
     /// From the next request on, this is what is.
-    pub(crate) fn swap(&self, table: Arc<Table>) {
+    pub fn swap(&self, table: Arc<Table>) {
         for pool in &self.pools {
             pool.keep_only(&table);
         }
@@ -120,9 +121,11 @@ async fn sweep(plane: Weak<DataPlane>, stop: CancellationToken) {
 
 impl DataPlane {
     /// Waits for upgraded connections to notice that all is over, though not for ever.
-    pub(crate) async fn finish(&self, timeout: Duration) {
-        self.swap(Arc::default());
-        self.tasks.close();
-        let _ = tokio::time::timeout(timeout, self.tasks.wait()).await;
+    pub fn finish(&self, timeout: Duration) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.swap(Arc::default());
+            self.tasks.close();
+            let _ = tokio::time::timeout(timeout, self.tasks.wait()).await;
+        })
     }
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
+use futures_util::future::BoxFuture;
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 
@@ -23,7 +24,7 @@ pub(super) fn count() -> usize {
 
 /// Made when the first port is opened: a gateway that serves nothing has none.
 #[derive(Default)]
-pub(crate) struct Workers {
+pub struct Workers {
     all: Vec<Worker>,
     threads: Vec<JoinHandle<()>>,
     ending: CancellationToken,
@@ -86,15 +87,17 @@ impl Workers {
     }
 
     /// Ends what is still under way, and the threads.
-    pub(crate) async fn end(mut self) {
-        self.ending.cancel();
-        let threads = std::mem::take(&mut self.threads);
-        let joined =
-            tokio::task::spawn_blocking(move || threads.into_iter().filter_map(|one| one.join().err()).count());
-        match joined.await {
-            Ok(0) => {}
-            ended => tracing::error!(?ended, "threads of the gateway"),
-        }
+    pub fn end(mut self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.ending.cancel();
+            let threads = std::mem::take(&mut self.threads);
+            let joined =
+                tokio::task::spawn_blocking(move || threads.into_iter().filter_map(|one| one.join().err()).count());
+            match joined.await {
+                Ok(0) => {}
+                ended => tracing::error!(?ended, "threads of the gateway"),
+            }
+        })
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use client::metrics::panics;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http::StatusCode;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -33,7 +34,7 @@ const PART_OF_DESCRIPTORS: usize = 4;
 const MAX_CONNECTIONS: usize = 16_384;
 
 /// The ports that are open, and those that cannot be.
-pub(crate) struct Ports {
+pub struct Ports {
     plane: Arc<DataPlane>,
     addresses: Vec<IpAddr>,
     connections: Arc<Connections>,
@@ -49,13 +50,17 @@ struct Open {
 }
 
 impl Ports {
-    pub(crate) fn new(plane: Arc<DataPlane>, addresses: Vec<IpAddr>) -> Self {
+    pub fn new(plane: Arc<DataPlane>, addresses: Vec<IpAddr>) -> Self {
         let connections = Connections::with_buffer(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS), MAX_BUFFER);
         Self { plane, addresses, connections, workers: Workers::default(), open: BTreeMap::new() }
     }
 
     /// Closes ports that a table has no more, or has for another Gateway: a connection that was made to the one is not the other's.
-    pub(crate) async fn close_gone(&mut self, table: &Table) {
+    pub fn close_gone<'a>(&'a mut self, table: &'a Table) -> BoxFuture<'a, ()> {
+        Box::pin(self.close_gone_now(table))
+    }
+
+    async fn close_gone_now(&mut self, table: &Table) {
         let is_gone = |(bind, open): &(&Bind, &Open)| {
             !table.ports.contains_key(*bind) || open.owner.as_ref() != table.owner(bind)
         };
@@ -69,8 +74,12 @@ impl Ports {
     }
 
     /// Opens and closes ports as the table has it; says which cannot be opened, and why.
-    pub(crate) async fn apply(&mut self, table: &Table) -> BTreeMap<Bind, String> {
-        self.close_gone(table).await;
+    pub fn apply<'a>(&'a mut self, table: &'a Table) -> BoxFuture<'a, BTreeMap<Bind, String>> {
+        Box::pin(self.apply_now(table))
+    }
+
+    async fn apply_now(&mut self, table: &Table) -> BTreeMap<Bind, String> {
+        self.close_gone_now(table).await;
         let mut failed = BTreeMap::new();
         for bind in table.ports.keys() {
             if self.open.contains_key(bind) {
@@ -122,15 +131,17 @@ impl Ports {
     }
 
     /// Stops accepting connections. The workers that are returned may still be serving some.
-    pub(crate) async fn close(mut self) -> Workers {
-        let open = std::mem::take(&mut self.open);
-        for open in open.values() {
-            open.closing.cancel();
-        }
-        for open in open.into_values() {
-            open.close().await;
-        }
-        self.workers
+    pub fn close(mut self) -> BoxFuture<'static, Workers> {
+        Box::pin(async move {
+            let open = std::mem::take(&mut self.open);
+            for open in open.values() {
+                open.closing.cancel();
+            }
+            for open in open.into_values() {
+                open.close().await;
+            }
+            self.workers
+        })
     }
 }
 
@@ -358,7 +369,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_lasts_keeps_no_table() {
         let stop = CancellationToken::new();
-        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let plane = DataPlane::new(crate::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let table = || {
             let port = Port { protocol: Protocol::Http, listeners: Hosts::default(), default_certificate: None };
@@ -382,7 +393,7 @@ mod tests {
     #[tokio::test]
     async fn security_an_address_that_another_gateway_gets_keeps_no_connection() {
         let stop = CancellationToken::new();
-        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let plane = DataPlane::new(crate::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let table = |owner: &str| {
             let port = Port { protocol: Protocol::Http, listeners: Hosts::default(), default_certificate: None };
@@ -415,7 +426,7 @@ mod tests {
     async fn security_connections_that_pass_through_are_counted() {
         use crate::table::{Backend, BackendProtocol, Listener, Route, Weighted};
         let stop = CancellationToken::new();
-        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let plane = DataPlane::new(crate::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let behind = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let backend = Backend {
@@ -471,7 +482,7 @@ mod tests {
     #[tokio::test]
     async fn security_a_ticket_is_good_for_one_port() {
         let stop = CancellationToken::new();
-        let plane = DataPlane::new(crate::data_plane::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
+        let plane = DataPlane::new(crate::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
         let [one, other] = [8443, 8444].map(|port| server_config(&plane, Bind::shared(port)).unwrap().ticketer);
         let ticket = one.encrypt(b"session").unwrap();
         assert_eq!(one.decrypt(&ticket).as_deref(), Some(&b"session"[..]));

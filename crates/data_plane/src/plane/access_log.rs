@@ -65,7 +65,7 @@ impl AccessLog {
 }
 
 /// Fails where [`AccessLog::open`] would.
-pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
+pub fn check(path: &Path) -> anyhow::Result<()> {
     opened(path).map(drop)
 }
 
