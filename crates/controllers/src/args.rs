@@ -6,18 +6,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use client::kubeconfig::{Kubeconfig, Overrides};
-use client::metrics::Metrics;
 use client::serving::Serving;
 use client::{Client, Clock, Durations, Election};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
+use crate::cidr_set::{Range, parse_list};
+use crate::config::{Autoscaling, Config, LoadBalancing, LocalPath, own_metrics};
 use crate::manager::{NAME, run};
-use crate::node_ipam::{self, Range};
-use crate::{Autoscaling, LoadBalancing, LocalPath};
-
-/// How long signed certificates are good for, if nobody says otherwise.
-const SIGNING_DURATION: Duration = Duration::from_secs(8760 * 3600);
 
 /// The flags of kube-controller-manager that change something here.
 #[derive(Debug, Clone, clap::Args)]
@@ -141,95 +137,6 @@ pub struct Args {
     pub others: api::flags::Others<crate::answers::Unused>,
 }
 
-/// What the controllers need; `cox up` fills it in-process.
-#[derive(Clone)]
-pub struct Config {
-    /// Reaches the API server. In-process, each controller becomes its own service account on it.
-    pub client: Client,
-    /// As `--controllers`.
-    pub controllers: Vec<String>,
-    /// Pod ranges of the cluster, one per address family; empty leaves nodes without.
-    pub cluster_cidrs: Vec<Range>,
-    /// Ranges of services: no node gets a piece of the cluster's ranges that overlaps them.
-    pub service_cidrs: Vec<String>,
-    /// PEM of the authority that signed the API server's certificate.
-    pub root_ca: Option<String>,
-    /// `None` runs at once: there is no other instance.
-    pub election: Option<Election>,
-    /// PEM certificate and key that sign certificate requests.
-    pub signer: Option<(String, String)>,
-    /// How long what it signs is good for, unless less is asked for.
-    pub signing_duration: Duration,
-    pub terminated_pod_gc_threshold: usize,
-    /// Over HTTPS, each controller asks for a token of its own service account. In-process it always acts as that.
-    pub use_service_account_credentials: bool,
-    /// PEM of the key that signs tokens kept in Secrets.
-    pub service_account_key: Option<String>,
-    pub legacy_token_clean_up_period: Duration,
-    /// How long a node may be silent before it counts as unhealthy.
-    pub node_monitor_grace_period: Duration,
-    pub autoscaling: Autoscaling,
-    /// As `--disable-force-detach-on-timeout`.
-    pub disable_force_detach_on_timeout: bool,
-    /// As `--volume-snapshots`.
-    pub volume_snapshots: bool,
-    /// Where volumes of the built-in provisioner are.
-    pub local_path: LocalPath,
-    /// What load balancers must leave to others, if they are given out here.
-    pub load_balancing: LoadBalancing,
-    /// The port for health and metrics.
-    pub serving: Option<Serving>,
-    pub metrics: Metrics,
-    pub clock: Clock,
-}
-
-impl Config {
-    /// Everything on, no election, nothing that needs files.
-    pub fn new(client: Client) -> Self {
-        Self {
-            client,
-            controllers: vec!["*".into()],
-            cluster_cidrs: Vec::new(),
-            service_cidrs: Vec::new(),
-            root_ca: None,
-            election: None,
-            signer: None,
-            signing_duration: SIGNING_DURATION,
-            terminated_pod_gc_threshold: 12500,
-            use_service_account_credentials: false,
-            service_account_key: None,
-            legacy_token_clean_up_period: Duration::from_secs(8760 * 3600),
-            node_monitor_grace_period: Duration::from_secs(50),
-            autoscaling: Autoscaling::default(),
-            disable_force_detach_on_timeout: false,
-            volume_snapshots: false,
-            local_path: LocalPath::default(),
-            load_balancing: LoadBalancing::default(),
-            serving: None,
-            metrics: own_metrics(),
-            clock: Clock::default(),
-        }
-    }
-
-    /// Parses `10.42.0.0/16,fd00:42::/56` into ranges that nodes get pieces of.
-    pub fn with_cluster_cidr(mut self, text: &str) -> anyhow::Result<Self> {
-        let texts = text.split(',').filter(|text| !text.is_empty());
-        self.cluster_cidrs = texts.map(|text| Range::parse(text, None)).collect::<Result<_, _>>()?;
-        Ok(self)
-    }
-
-    /// Parses `10.43.0.0/16,fd00:43::/112`, which is kept out of the ranges of nodes.
-    pub fn with_service_cidr(mut self, text: &str) -> anyhow::Result<Self> {
-        self.service_cidrs = node_ipam::parse_list(text)?;
-        Ok(self)
-    }
-}
-
-/// Before anything is counted.
-fn own_metrics() -> Metrics {
-    Metrics::new().with_process(api::version::GIT).with_features(api::features::all())
-}
-
 pub fn main(args: Args) -> BoxFuture<'static, anyhow::Result<()>> {
     Box::pin(run_main(args))
 }
@@ -280,7 +187,7 @@ impl Args {
         let cidrs = self.cluster_cidr.iter().filter(|_| self.allocate_node_cidrs);
         Ok(Config {
             cluster_cidrs: cidrs.map(|text| Range::parse(text, self.mask_size(text))).collect::<Result<_, _>>()?,
-            service_cidrs: node_ipam::parse_list(self.service_cluster_ip_range.as_deref().unwrap_or_default())?,
+            service_cidrs: parse_list(self.service_cluster_ip_range.as_deref().unwrap_or_default())?,
             root_ca: read(&self.root_ca_file).await?,
             signer: read(&self.cluster_signing_cert_file).await?.zip(read(&self.cluster_signing_key_file).await?),
             signing_duration: self.cluster_signing_duration,

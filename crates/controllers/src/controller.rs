@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trace::Work;
 
-use crate::{Config, Descriptor, Error};
+use crate::Error;
+use crate::config::Config;
 
 /// Reports of progress that come in quick succession (a pod ready, then the next) are looked at together: one status is
 /// written instead of ten. Short enough that nobody waits for it.
@@ -58,6 +59,15 @@ pub(crate) trait Reconcile: Send + Sync + 'static {
     fn background(&self, _stop: CancellationToken) -> Option<BoxFuture<'_, ()>> {
         None
     }
+}
+
+/// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
+pub struct Descriptor {
+    pub name: &'static str,
+    /// The name of its service account in `kube-system`; RBAC binds `system:controller:<account>` to it. Empty: the manager itself.
+    pub account: &'static str,
+    pub workers: usize,
+    pub(crate) build: fn(&Context) -> Arc<dyn Reconcile>,
 }
 
 /// When `stop` fires, ends the tasks that a controller has started beside its queue, and waits for them.

@@ -9,11 +9,13 @@
 
 mod answers;
 mod args;
+mod config;
 mod controller;
 mod error;
 mod manager;
 mod table;
 
+mod cidr_set;
 mod history;
 mod int_or_percent;
 mod owners;
@@ -47,12 +49,13 @@ mod taint_eviction;
 mod ttl_after_finished;
 mod volume;
 
-pub use args::{Args, Config, main};
+pub use args::{Args, main};
 pub use bootstrap_tokens::jws;
+pub use cidr_set::Range;
+pub use config::{Autoscaling, Config, LoadBalancing, LocalPath};
+pub use controller::Descriptor;
 pub use error::Error;
-pub use horizontal_pod_autoscaler::Autoscaling;
 pub use manager::run;
-pub use node_ipam::Range;
-pub use service_lb::{LOAD_BALANCER_CLASS, LoadBalancing};
-pub use table::{CONTROLLERS, Descriptor, SelectionError, check_selection};
-pub use volume::{LOCAL_PATH, LocalPath};
+pub use service_lb::LOAD_BALANCER_CLASS;
+pub use table::{CONTROLLERS, SelectionError, check_selection};
+pub use volume::LOCAL_PATH;

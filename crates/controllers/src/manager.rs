@@ -12,10 +12,9 @@ use futures_util::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::Config;
-use crate::controller;
-use crate::controller::Context;
-use crate::table::{CONTROLLERS, Descriptor, check_selection, event_source, is_enabled};
+use crate::config::Config;
+use crate::controller::{self, Context, Descriptor};
+use crate::table::{CONTROLLERS, check_selection, event_source, is_enabled};
 
 /// What the manager calls itself: user agent, metrics, lease.
 pub(crate) const NAME: &str = "kube-controller-manager";

@@ -1,23 +1,12 @@
 //! The one list of controllers. A new one is a line here and a module beside this file.
 
-use std::sync::Arc;
-
-use crate::controller::{Context, Reconcile};
+use crate::controller::Descriptor;
 use crate::{
     bootstrap_tokens, certificates, cluster_role_aggregation, cron_job, daemon_set, deployment, disruption, endpoints,
     garbage, horizontal_pod_autoscaler, job, namespace, node_ipam, node_lifecycle, pod_gc, replica_set, resource_quota,
     root_ca, service_account, service_cidr, service_lb, stateful_set, storage_version_migration, taint_eviction,
     ttl_after_finished, volume,
 };
-
-/// A controller: what `--controllers` calls it, who it is to the API, how many keys it works on at a time.
-pub struct Descriptor {
-    pub name: &'static str,
-    /// The name of its service account in `kube-system`; RBAC binds `system:controller:<account>` to it. Empty: the manager itself.
-    pub account: &'static str,
-    pub workers: usize,
-    pub(crate) build: fn(&Context) -> Arc<dyn Reconcile>,
-}
 
 #[rustfmt::skip]
 pub const CONTROLLERS: &[Descriptor] = &[
@@ -180,8 +169,10 @@ pub(crate) fn is_enabled(name: &str, selection: &[String]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::controller::Wake;
+    use crate::controller::{Context, Wake};
 
     #[test]
     fn the_selection_adds_and_removes() {

@@ -13,7 +13,7 @@ mod target;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::cached::Pod;
 use api::meta::Meta as _;
@@ -32,6 +32,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as RawQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use parking_lot::Mutex;
 
+use crate::config::Autoscaling;
 use crate::controller::{CATCH_UP_TIMEOUT, Context, Outcome, Reconcile, Requeue};
 use crate::error::if_unchanged;
 pub(crate) use error::Error;
@@ -39,31 +40,6 @@ use monitor::{Fault, Monitor};
 use normalize::{Bounds, Memory};
 use replicas::{Measurement, Proposal, Samples, Start, Tolerances};
 pub(crate) use target::Resources;
-
-/// As the flags of the controller manager say.
-#[derive(Debug, Clone)]
-pub struct Autoscaling {
-    /// How often metrics are looked at.
-    pub sync_period: Duration,
-    /// For how long a higher recommendation holds a target that its own rules do not say.
-    pub downscale_stabilization: Duration,
-    /// How far the ratio of a metric to its target may be from 1.
-    pub tolerance: f64,
-    pub cpu_initialization_period: Duration,
-    pub initial_readiness_delay: Duration,
-}
-
-impl Default for Autoscaling {
-    fn default() -> Self {
-        Self {
-            sync_period: Duration::from_secs(15),
-            downscale_stabilization: Duration::from_secs(5 * 60),
-            tolerance: 0.1,
-            cpu_initialization_period: Duration::from_secs(5 * 60),
-            initial_readiness_delay: Duration::from_secs(30),
-        }
-    }
-}
 
 struct Controller {
     client: Client,

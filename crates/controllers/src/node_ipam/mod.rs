@@ -3,8 +3,6 @@
 //! Flow: node events -> the sets of ranges in use -> node key -> the next free ranges -> the node's `spec.podCIDRs`. A node's
 //! ranges are kept for it from when they are chosen until it is gone, or says that it has others.
 
-mod cidr_set;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -17,9 +15,8 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::Error;
+use crate::cidr_set::{CidrSet, Range};
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use cidr_set::CidrSet;
-pub use cidr_set::Range;
 
 struct Controller {
     client: Client,
@@ -136,16 +133,6 @@ impl Ledger {
     }
 }
 
-/// Refuses what is not a list of ranges.
-pub(crate) fn parse_list(text: &str) -> Result<Vec<String>, Error> {
-    let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
-    let range = |text: &str| match cidr_set::parse(text) {
-        Some(_) => Ok(text.to_owned()),
-        None => Err(Error::object(format!("invalid CIDR {text:?}"))),
-    };
-    texts.map(range).collect()
-}
-
 fn ranges(node: &Node) -> Vec<String> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let one = spec.pod_cidr.iter().filter(|cidr| !cidr.is_empty());
@@ -157,6 +144,7 @@ fn ranges(node: &Node) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cidr_set::parse_list;
 
     fn ledger(cluster: &[&str]) -> Ledger {
         let cluster: Vec<Range> = cluster.iter().map(|text| Range::parse(text, None).unwrap()).collect();

@@ -14,9 +14,10 @@ use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::Ingress;
 
+use crate::cidr_set::Range;
+use crate::config::LoadBalancing;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::endpoints::services_of_slice;
-use crate::node_ipam::Range;
 use crate::{Error, pods};
 
 pub use plan::CLASS as LOAD_BALANCER_CLASS;
@@ -24,24 +25,6 @@ pub use plan::CLASS as LOAD_BALANCER_CLASS;
 const GATEWAY_API: &str = "gateway.networking.k8s.io";
 /// A Gateway that goes leaves ports behind, which nobody tells us of.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
-
-/// What load balancers must leave to others.
-#[derive(Debug, Clone)]
-pub struct LoadBalancing {
-    /// Ports of the nodes' addresses at which the nodes themselves answer.
-    pub reserved_ports: BTreeSet<u16>,
-    /// Ports of Ingresses, without and with TLS, if the cluster's gateway serves them at an address of a node.
-    pub gateway_ports: Option<(u16, u16)>,
-    /// The controller that GatewayClasses of that gateway name: their Gateways have ports at the same address.
-    pub gateway_controller: &'static str,
-}
-
-impl Default for LoadBalancing {
-    /// The ports of an API server and a kubelet.
-    fn default() -> Self {
-        Self { reserved_ports: [6443, 10250].into(), gateway_ports: None, gateway_controller: "" }
-    }
-}
 
 struct Controller {
     client: Client,

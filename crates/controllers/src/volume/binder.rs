@@ -3,7 +3,6 @@
 //! Flow: claim, volume and class events -> keys `claim/<namespace>/<name>` and `volume/<name>`. A volume is bound first, then the
 //! claim; each half can be repaired from the other, so a crash between them is harmless.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::cached::Pod;
@@ -20,6 +19,7 @@ use super::decision::{
 use super::metrics::{Operations, count_volumes};
 use super::protection::{BY_CLAIM, claims_of};
 use crate::Error;
+use crate::config::LocalPath;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::pods;
 
@@ -34,21 +34,6 @@ struct Controller {
     operations: Arc<Operations>,
     /// Whoever holds it may give away a volume that no claim has.
     giving: tokio::sync::Mutex<()>,
-}
-
-/// Where this binary kept folders of volumes before it had a driver.
-#[derive(Debug, Clone)]
-pub struct LocalPath {
-    /// On the node that a volume is on.
-    pub root: PathBuf,
-    /// Whether the manager removes the folders of deleted volumes: only if it shares the nodes' file system.
-    pub removes: bool,
-}
-
-impl Default for LocalPath {
-    fn default() -> Self {
-        Self { root: "/var/lib/cox/local-path".into(), removes: false }
-    }
 }
 
 /// Claims are looked at side by side: a volume that was made for a claim is that claim's. Volumes that any claim may have are

@@ -13,7 +13,6 @@ mod protection;
 mod snapshot;
 
 pub(crate) use attach_detach::build as build_attach_detach;
-pub use binder::LocalPath;
 pub(crate) use binder::build as build_binder;
 pub use decision::LOCAL_PATH;
 pub(crate) use ephemeral::build as build_ephemeral;

@@ -66,13 +66,23 @@ fn width(ipv6: bool) -> u8 {
 }
 
 /// The first address, the prefix, and whether it is IPv6.
-pub(super) fn parse(text: &str) -> Option<(u128, u8, bool)> {
+fn parse(text: &str) -> Option<(u128, u8, bool)> {
     let range = text.parse::<Cidr>().ok()?.network();
     let value = match range.addr {
         IpAddr::V4(address) => u128::from(address.to_bits()),
         IpAddr::V6(address) => address.to_bits(),
     };
     Some((value, range.prefix, range.is_v6()))
+}
+
+/// Refuses what is not a list of ranges.
+pub(crate) fn parse_list(text: &str) -> Result<Vec<String>, Error> {
+    let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+    let range = |text: &str| match parse(text) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err(Error::object(format!("invalid CIDR {text:?}"))),
+    };
+    texts.map(range).collect()
 }
 
 fn text(value: u128, prefix: u8, ipv6: bool) -> String {
@@ -87,7 +97,7 @@ fn address(value: u128, ipv6: bool) -> IpAddr {
 }
 
 /// Which pieces of a range are in use.
-pub(super) struct CidrSet {
+pub(crate) struct CidrSet {
     range: Range,
     used: Vec<bool>,
     /// Pieces, first to last, that are nobody's to take or give back.
@@ -106,7 +116,7 @@ struct SetMetrics {
 }
 
 impl CidrSet {
-    pub(super) fn new(range: Range, metrics: &Metrics) -> CidrSet {
+    pub(crate) fn new(range: Range, metrics: &Metrics) -> CidrSet {
         let label = text(range.base, range.prefix, range.ipv6);
         let labels = [("clusterCIDR", label.as_str())];
         // The spelling is upstream's.
@@ -135,7 +145,7 @@ impl CidrSet {
     }
 
     /// Takes the next free piece into use.
-    pub(super) fn allocate(&mut self) -> Option<String> {
+    pub(crate) fn allocate(&mut self) -> Option<String> {
         let pieces = self.used.len();
         let tries = (0..pieces).find(|step| !self.used[(self.next + step) % pieces])?;
         let number = (self.next + tries) % pieces;
@@ -146,21 +156,21 @@ impl CidrSet {
     }
 
     /// Somebody has this: its pieces are in use, if they were not already. Addresses of elsewhere are nothing to us.
-    pub(super) fn occupy(&mut self, cidr: &str) {
+    pub(crate) fn occupy(&mut self, cidr: &str) {
         if let Some((first, last)) = self.range.touched(cidr) {
             self.mark(first, last, true);
         }
     }
 
     /// No node gets a piece that has addresses in common with this, ever.
-    pub(super) fn reserve(&mut self, cidr: &str) {
+    pub(crate) fn reserve(&mut self, cidr: &str) {
         if let Some((first, last)) = self.range.touched(cidr) {
             self.mark(first, last, true);
             self.reserved.push((first, last));
         }
     }
 
-    pub(super) fn release(&mut self, cidr: &str) {
+    pub(crate) fn release(&mut self, cidr: &str) {
         let Some((first, last)) = self.range.touched(cidr) else { return };
         for number in first..=last {
             if !self.reserved.iter().any(|(first, last)| (*first..=*last).contains(&number)) {
