@@ -149,8 +149,20 @@ impl Answer {
     }
 }
 
+impl Client {
+    /// The verbs of `K` across all namespaces, or of a cluster-scoped `K`.
+    pub fn all<K: Resource>(&self) -> Api<K> {
+        Api::typed(self.clone(), None)
+    }
+
+    /// The verbs of `K` in one namespace.
+    pub fn namespaced<K: Resource>(&self, namespace: &str) -> Api<K> {
+        Api::typed(self.clone(), Some(namespace))
+    }
+}
+
 impl<K: Resource> Api<K> {
-    pub(crate) fn typed(client: Client, namespace: Option<&str>) -> Self {
+    fn typed(client: Client, namespace: Option<&str>) -> Self {
         Self {
             collection: Collection::of::<K>(client, namespace),
             named: |object| {

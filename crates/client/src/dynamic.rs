@@ -54,6 +54,18 @@ impl Read for PartialObject {
     }
 }
 
+impl Object for PartialObject {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+    fn kind() -> &'static str {
+        "PartialObjectMetadata"
+    }
+}
+
 /// An object of any kind, reduced to who it is and whom it belongs to: what the garbage collector and the count of a quota look at.
 /// All other metadata is empty. Annotations can be as large as their object, and labels are nobody's business there.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,6 +114,18 @@ impl Read for Owned {
         let mut object = Self::default();
         from.object(&mut object)?;
         Ok(object)
+    }
+}
+
+impl Object for Owned {
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+    fn kind() -> &'static str {
+        "PartialObjectMetadata"
     }
 }
 

@@ -10,6 +10,7 @@ use http::{Method, Request, header};
 use http_body_util::BodyExt;
 use trace::{Recorder, Span, Walk};
 
+use crate::transport::Traced;
 use crate::{Body, Client};
 
 /// Spans waiting to be sent. When they are more, the oldest are lost: an absent server costs memory only once.
@@ -20,30 +21,18 @@ const BATCH: usize = 500;
 /// After a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Who records what.
-pub(crate) struct Traced {
-    pub(crate) recorder: Arc<Recorder>,
-    pub(crate) actor: Arc<str>,
-    sender: Option<tokio::task::JoinHandle<()>>,
-}
-
-impl Traced {
-    pub(crate) fn here(recorder: Arc<Recorder>, actor: &str) -> Self {
-        Self { recorder, actor: actor.into(), sender: None }
+/// Who records what follows.
+impl Client {
+    /// The same connection; what follows from its watches is recorded as `actor`'s, in `recorder`.
+    pub fn traced(&self, recorder: Arc<Recorder>, actor: &str) -> Self {
+        self.traced_by(Traced { recorder, actor: actor.into(), sender: None })
     }
 
-    pub(crate) fn remote(client: Client, actor: &str) -> Self {
+    /// As `traced`, for a component that is not in the API server's process: spans are sent to the server.
+    pub fn traced_remotely(&self, actor: &str) -> Self {
         let recorder = Recorder::new(BUFFER_BYTES);
-        let sender = tokio::spawn(FutureExt::boxed(send(client, recorder.clone())));
-        Self { recorder, actor: actor.into(), sender: Some(sender) }
-    }
-}
-
-impl Drop for Traced {
-    fn drop(&mut self) {
-        if let Some(sender) = &self.sender {
-            sender.abort();
-        }
+        let sender = tokio::spawn(FutureExt::boxed(send(self.clone(), recorder.clone())));
+        self.traced_by(Traced { recorder, actor: actor.into(), sender: Some(sender) })
     }
 }
 

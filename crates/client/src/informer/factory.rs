@@ -4,6 +4,7 @@ use std::any::TypeId;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use api::Gvr;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -13,7 +14,7 @@ use super::erased::Erased;
 use super::held::{Held, Kind};
 use super::{Event, Informer, MetadataHandler};
 use crate::api_client::Collection;
-use crate::{Client, Gvr, ListParams, Resource};
+use crate::{Client, ListParams, Resource};
 
 /// Type, namespace and selection: what makes two informers the same.
 type Identity = (TypeId, Option<String>, ListParams);

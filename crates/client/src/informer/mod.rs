@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use factory::InformerFactory;
 
-use crate::{Api, ListParams, Owned, PartialObject, Resource};
+use crate::{Api, ListParams, Resource};
 use erased::Erased;
 use held::{Held, Kind, typed, typed_ref};
 
@@ -51,30 +51,6 @@ impl<K: Resource> Object for K {
     }
     fn held(self) -> Arc<Self> {
         shared::one(self)
-    }
-}
-
-impl Object for Owned {
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-    fn kind() -> &'static str {
-        "PartialObjectMetadata"
-    }
-}
-
-impl Object for PartialObject {
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-    fn kind() -> &'static str {
-        "PartialObjectMetadata"
     }
 }
 

@@ -8,6 +8,7 @@ mod measure;
 mod proxy;
 mod service_account;
 mod tls;
+mod traced;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,12 +20,12 @@ use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 
 pub use https::{Endpoint, Upgraded};
 pub use limit::Limit;
+pub(crate) use traced::Traced;
 
 use crate::answer::{read_failure, read_out};
 use crate::kubeconfig::{Kubeconfig, Overrides};
 use crate::metrics::{Metrics, rest_client};
-use crate::spans::Traced;
-use crate::{Api, Body, Error, Handler, Resource};
+use crate::{Body, Error, Handler};
 use auth::Auth;
 use measure::Measure;
 use service_account::TokenSource;
@@ -145,14 +146,9 @@ impl Client {
         Self { limit: Limit::new(qps, burst).map(Arc::new), ..self.clone() }
     }
 
-    /// The same connection; what follows from its watches is recorded as `actor`'s, in `recorder`.
-    pub fn traced(&self, recorder: Arc<trace::Recorder>, actor: &str) -> Self {
-        Self { traced: Some(Arc::new(Traced::here(recorder, actor))), ..self.clone() }
-    }
-
-    /// As `traced`, for a component that is not in the API server's process: spans are sent to the server.
-    pub fn traced_remotely(&self, actor: &str) -> Self {
-        Self { traced: Some(Arc::new(Traced::remote(self.clone(), actor))), ..self.clone() }
+    /// The same connection; `traced` records what follows from its watches.
+    pub(crate) fn traced_by(&self, traced: Traced) -> Self {
+        Self { traced: Some(Arc::new(traced)), ..self.clone() }
     }
 
     /// Where what follows from its watches is recorded.
@@ -183,16 +179,6 @@ impl Client {
             Transport::InProcess { .. } => Err(Error::config("the server is in this process")),
             Transport::Https(https) => https.endpoint().await,
         }
-    }
-
-    /// The verbs of `K` across all namespaces, or of a cluster-scoped `K`.
-    pub fn all<K: Resource>(&self) -> Api<K> {
-        Api::typed(self.clone(), None)
-    }
-
-    /// The verbs of `K` in one namespace.
-    pub fn namespaced<K: Resource>(&self, namespace: &str) -> Api<K> {
-        Api::typed(self.clone(), Some(namespace))
     }
 
     /// Sends a request whose URI is a path with query. Any status is an answer; see `send_checked`.
