@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use api::sort::CompactSort as _;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::Error;
@@ -154,6 +155,18 @@ pub(crate) fn is_valid_name(name: &str) -> bool {
     let mut chars = name.chars();
     chars.next().is_some_and(|c| c.is_ascii_alphanumeric())
         && chars.all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}
+
+/// A host port of a pod, in the shape of the `portMappings` capability.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PortMapping {
+    pub host_port: u16,
+    pub container_port: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+    #[serde(default, rename = "hostIP", skip_serializing_if = "String::is_empty")]
+    pub host_ip: String,
 }
 
 #[cfg(test)]

@@ -18,7 +18,8 @@ mod plugins;
 pub mod result;
 pub mod routes;
 
+pub use config::PortMapping;
 pub use error::{CniError, Error, code};
-pub use network::{AttachmentArgs, Network, PortMapping, Status};
+pub use network::{AttachmentArgs, Network, Status};
 pub use plugins::{PLUGINS, Plugin, plugin};
 pub use result::AddResult;

@@ -7,11 +7,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use api::sort::CompactCollect as _;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
-use crate::config::{NetworkConfig, is_valid_name};
+use crate::config::{NetworkConfig, PortMapping, is_valid_name};
 use crate::error::{CniError, Error, code};
 use crate::result::{AddResult, version_at_least};
 
@@ -64,18 +63,6 @@ impl AttachmentArgs {
         }
         self
     }
-}
-
-/// A host port of a pod, in the shape of the `portMappings` capability.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PortMapping {
-    pub host_port: u16,
-    pub container_port: u16,
-    /// `tcp`, `udp` or `sctp`.
-    pub protocol: String,
-    #[serde(default, rename = "hostIP", skip_serializing_if = "String::is_empty")]
-    pub host_ip: String,
 }
 
 /// What STATUS says about a network.

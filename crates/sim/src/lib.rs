@@ -9,8 +9,10 @@
 
 mod addresses;
 mod args;
+mod config;
 mod nodes;
 mod plan;
 mod pods;
 
-pub use args::{Args, Config, main, run};
+pub use args::{Args, main, run};
+pub use config::Config;

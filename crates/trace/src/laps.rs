@@ -5,9 +5,11 @@
 
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use crate::clock::Clock;
 use crate::reader::Reader;
-use crate::{Lap, Name, Stage};
+use crate::{Name, Stage};
 
 /// Those of a span beyond this many go unmentioned.
 pub(crate) const MAX_LAPS: u32 = 250;
@@ -17,6 +19,33 @@ const USUAL: usize = 512;
 const LONGEST: usize = 31;
 /// Marks the first byte of a lap.
 pub(crate) const LAP: u8 = 0x80;
+
+/// A step of a span.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lap {
+    pub stage: Stage,
+    pub name: Name,
+    pub start: u64,
+    pub duration: u64,
+    pub failed: bool,
+}
+
+/// How processes tell each other about laps.
+#[derive(Serialize, Deserialize)]
+struct LapText(Stage, String, u64, u64, bool);
+
+impl Serialize for Lap {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        LapText(self.stage, self.name.text().into(), self.start, self.duration, self.failed).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lap {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let LapText(stage, name, start, duration, failed) = LapText::deserialize(deserializer)?;
+        Ok(Lap { stage, name: Name::new(&name), start, duration, failed })
+    }
+}
 
 pub(crate) struct Laps {
     clock: Clock,

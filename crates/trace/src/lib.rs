@@ -33,15 +33,17 @@ pub mod walk;
 mod work;
 
 pub use causes::Causes;
+pub use clock::now;
 pub use context::{
     Context, Detached, current, deliver, detached, follow, lap, lap_at, lap_failed, lap_named, laps_of, mark, mark_at,
     part, set_object, take_laps, trace_context,
 };
 pub use export::{Exported, Exporting, Place, TRACEPARENT, TraceContext};
 pub use id::Id;
+pub use laps::Lap;
 pub use name::Name;
 pub use recorder::Recorder;
-pub use span::{Lap, Outcome, Span, now};
+pub use span::{Outcome, Span};
 pub use stage::Stage;
 pub use walk::Walk;
 pub use work::Work;

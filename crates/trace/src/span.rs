@@ -1,23 +1,18 @@
 //! What is recorded about one piece of work.
 
 use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::laps::MAX_LAPS;
-use crate::{Id, Name, Stage};
+use crate::clock::now;
+use crate::laps::{Lap, MAX_LAPS};
+use crate::{Id, Stage};
 
 /// A span keeps this many causes; of a change that followed from more, the rest go unmentioned.
 pub(crate) const MAX_CAUSES: usize = 16;
 
 /// All spans by id.
 pub(crate) type Spans = HashMap<Id, Span>;
-
-/// Nanoseconds since 1970. The clock that all processes of a machine share, so that their spans line up.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
-}
 
 /// How far before and after our own time the clock of another process is believed.
 const OLDEST: u64 = 86_400_000_000_000;
@@ -76,33 +71,6 @@ impl Outcome {
     }
 }
 
-/// A step of a span.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Lap {
-    pub stage: Stage,
-    pub name: Name,
-    pub start: u64,
-    pub duration: u64,
-    pub failed: bool,
-}
-
-/// How processes tell each other about laps.
-#[derive(Serialize, Deserialize)]
-struct LapText(Stage, String, u64, u64, bool);
-
-impl Serialize for Lap {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        LapText(self.stage, self.name.text().into(), self.start, self.duration, self.failed).serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Lap {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let LapText(stage, name, start, duration, failed) = LapText::deserialize(deserializer)?;
-        Ok(Lap { stage, name: Name::new(&name), start, duration, failed })
-    }
-}
-
 impl Span {
     /// A span without causes that begins now and has not ended.
     pub fn new(stage: Stage, actor: impl Into<String>, object: impl Into<String>) -> Self {
@@ -156,6 +124,7 @@ impl Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Name;
 
     #[test]
     fn security_spans_of_others_have_times_and_sizes_like_ours() {

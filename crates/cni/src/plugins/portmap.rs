@@ -19,9 +19,9 @@ use serde::Deserialize;
 
 use super::call::Call;
 use super::{Handlers, nothing};
+use crate::config::PortMapping;
 use crate::error::{CniError, code};
 use crate::netns::set_sysctl;
-use crate::network::PortMapping;
 use crate::nft;
 use crate::result::AddResult;
 use api::cidr::Cidr;
