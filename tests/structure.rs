@@ -271,9 +271,6 @@ fn modules_use_only_those_below_them() {
 fn modules_come_in_no_circles() {
     for entry in std::fs::read_dir(Path::new(ROOT).join("crates")).unwrap() {
         let path = entry.unwrap().path();
-        if !path.join("src/lib.rs").exists() {
-            continue;
-        }
         let name = path.file_name().unwrap().to_str().unwrap();
         let used = modules(name);
         let in_circles: Vec<&String> = used.keys().filter(|module| reached(&used, module).contains(*module)).collect();
@@ -479,10 +476,13 @@ fn metadata_is_read_in_one_way() {
     );
 }
 
-/// The top-level modules of a crate, each with the others that it names outside of tests.
+/// The top-level modules of a crate, each with the others that it names outside of tests, by their own names or by those of what
+/// the root of the crate has from them.
 fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
     let root = Path::new(ROOT).join("crates").join(name).join("src");
-    let door = std::fs::read_to_string(root.join("lib.rs")).unwrap();
+    let door = ["lib.rs", "main.rs"].map(|door| root.join(door)).into_iter().find(|door| door.exists()).unwrap();
+    let door = std::fs::read_to_string(door).unwrap();
+    let exported = exported(&door);
     let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut before = "";
     for line in door.lines() {
@@ -513,11 +513,42 @@ fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
             } else if path.extension().is_some_and(|ending| ending == "rs") && path.exists() {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
-                used.extend(named_in(text, depth).into_iter().filter(|other| other != module && names.contains(other)));
+                let of = |name: String| if names.contains(&name) { Some(name) } else { exported.get(&name).cloned() };
+                let others = named_in(text, depth).into_iter().filter_map(of);
+                used.extend(others.filter(|other| other != module && names.contains(other)));
             }
         }
     }
     modules
+}
+
+/// The names that a root has from modules, each with the module: what it takes in by `use`, to pass it on or for itself.
+fn exported(door: &str) -> BTreeMap<String, String> {
+    let code: String = door.lines().map(|line| line.split("//").next().unwrap_or_default().to_owned() + "\n").collect();
+    let mut found = BTreeMap::new();
+    for statement in code.split(';') {
+        let lines = statement.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let statement = lines.collect::<Vec<_>>().join(" ");
+        let starts = ["use ", "pub use ", "pub(crate) use "];
+        let Some(list) = starts.iter().find_map(|start| statement.strip_prefix(*start)) else { continue };
+        let list = list.strip_prefix("crate::").or_else(|| list.strip_prefix("self::")).unwrap_or(list);
+        let Some((module, list)) = list.split_once("::") else { continue };
+        // `a::b as c` is called `c`, `a::b` is called `b`.
+        let names = list.split([',', '{', '}']).filter_map(|part| part.trim().rsplit([' ', ':']).next());
+        found.extend(names.map(|name| (name.to_owned(), module.to_owned())));
+    }
+    found
+}
+
+#[test]
+fn what_a_root_passes_on_is_its_modules() {
+    let door = "mod a;\nmod b; // use c::D;\n\npub use a::{One, two as Three,\n    four::{five, Six}};\n\
+        #[cfg(test)]\nuse self::b::Seven;\nuse std::fmt;\n";
+    let found = exported(door);
+    for (name, module) in [("One", "a"), ("Three", "a"), ("five", "a"), ("Six", "a"), ("Seven", "b"), ("fmt", "std")] {
+        assert_eq!(found.get(name).map(String::as_str), Some(module), "{name}");
+    }
+    assert!(!found.contains_key("D") && !found.contains_key("two"), "{found:?}");
 }
 
 /// What a file `depth` modules below the root of its crate names there: after `crate::`, or after so many `super::`.
