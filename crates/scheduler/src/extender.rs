@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::cluster::NodeId;
 use crate::config::{Extender as Configured, ExtenderTls};
@@ -38,16 +39,22 @@ struct Args<'a> {
     node_names: Option<Vec<&'a str>>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct NodeList {
-    #[serde(default)]
     items: Vec<Node>,
+}
+
+/// The nodes that passed, of which only the names are looked at.
+#[derive(Deserialize)]
+struct Passed {
+    #[serde(default)]
+    items: Vec<Value>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "PascalCase", default)]
 struct FilterResult {
-    nodes: Option<NodeList>,
+    nodes: Option<Passed>,
     node_names: Option<Vec<String>>,
     failed_nodes: Option<BTreeMap<String, String>>,
     failed_and_unresolvable_nodes: Option<BTreeMap<String, String>>,
@@ -272,7 +279,8 @@ pub(crate) async fn filter(
         };
         let unresolvable = result.failed_and_unresolvable_nodes.unwrap_or_default();
         let failed = result.failed_nodes.unwrap_or_default();
-        let listed = result.nodes.map(|list| list.items.iter().map(|node| name_of(node).to_owned()).collect());
+        let name = |node: &Value| node["metadata"]["name"].as_str().map(str::to_owned);
+        let listed = result.nodes.map(|list| list.items.iter().filter_map(name).collect());
         let passed: Vec<String> = result.node_names.or(listed).unwrap_or_default();
         let before = nodes.len();
         for (id, node) in &nodes {
