@@ -1,11 +1,10 @@
 //! Pod: what the scheduler places and the kubelet runs.
 
 use api::field::{FieldErrors, Path};
+use api::read::{Fields, Reader};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, Pod, PodCondition, PodReadinessGate, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::pod_spec::defaults;
@@ -168,53 +167,123 @@ impl Strategy for PodStrategy {
     }
 
     fn cells_of(&self, json: &[u8], now: Timestamp) -> Result<Vec<Value>, serde_json::Error> {
-        let row: Row = serde_json::from_slice(json)?;
-        let (metadata, spec) = (row.metadata.unwrap_or_default(), row.spec.unwrap_or_default());
-        let init = items(&spec.init_containers).iter();
+        let mut row = Row::default();
+        api::read::from_slice_by(json, |from| from.object(&mut row))?;
+        let Row { metadata, spec, status } = &row;
         let shown = Shown {
             name: or_empty(&metadata.name),
-            created: metadata.creation_timestamp.as_ref(),
-            is_deleted: metadata.deletion_timestamp.is_some(),
+            created: metadata.created.as_ref(),
+            is_deleted: metadata.is_deleted,
             node: text(&spec.node_name),
-            containers: items(&spec.containers).len(),
-            init: init.map(|one| (or_empty(&one.name), one.restart_policy.as_deref() == Some("Always"))).collect(),
-            gates: items(&spec.readiness_gates).iter().map(|gate| &*gate.condition_type).collect(),
-            status: &row.status.unwrap_or_default(),
+            containers: spec.containers,
+            init: spec.init.iter().map(|one| (&*one.name, one.restart_policy == "Always")).collect(),
+            gates: spec.gates.iter().map(|gate| &*gate.condition_type).collect(),
+            status,
         };
         Ok(shown.cells(now))
     }
 }
 
 /// As much of an encoded pod as a row of the table shows: a list of all pods is made of it.
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Row {
-    metadata: Option<RowMetadata>,
-    spec: Option<RowSpec>,
-    status: Option<PodStatus>,
+    metadata: RowMetadata,
+    spec: RowSpec,
+    status: PodStatus,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default)]
 struct RowMetadata {
     name: Option<String>,
-    creation_timestamp: Option<Time>,
-    deletion_timestamp: Option<IgnoredAny>,
+    created: Option<Time>,
+    is_deleted: bool,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default)]
 struct RowSpec {
     node_name: Option<String>,
-    containers: Option<Vec<IgnoredAny>>,
-    init_containers: Option<Vec<RowContainer>>,
-    readiness_gates: Option<Vec<PodReadinessGate>>,
+    containers: usize,
+    init: Vec<RowContainer>,
+    gates: Vec<PodReadinessGate>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default)]
 struct RowContainer {
-    name: Option<String>,
-    restart_policy: Option<String>,
+    name: String,
+    restart_policy: String,
+}
+
+impl Fields for Row {
+    fn name(&self) -> &'static str {
+        "Pod"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        let part: &mut dyn Fields = match name {
+            "metadata" => &mut self.metadata,
+            "spec" => &mut self.spec,
+            "status" => return from.field(&mut self.status),
+            _ => return from.skip(),
+        };
+        if from.is_null()? { Ok(()) } else { from.object(part) }
+    }
+}
+
+impl Fields for RowMetadata {
+    fn name(&self) -> &'static str {
+        "ObjectMeta"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "name" => from.field(&mut self.name),
+            "creationTimestamp" => from.field(&mut self.created),
+            "deletionTimestamp" => {
+                self.is_deleted = !from.is_null()?;
+                if self.is_deleted { from.skip() } else { Ok(()) }
+            }
+            _ => from.skip(),
+        }
+    }
+}
+
+impl Fields for RowSpec {
+    fn name(&self) -> &'static str {
+        "PodSpec"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "nodeName" => from.field(&mut self.node_name),
+            "readinessGates" => from.field(&mut self.gates),
+            "containers" | "initContainers" if from.is_null()? => Ok(()),
+            "containers" => from.items(&mut |from| {
+                self.containers += 1;
+                from.skip()
+            }),
+            "initContainers" => from.items(&mut |from| {
+                let mut container = RowContainer::default();
+                from.object(&mut container)?;
+                self.init.push(container);
+                Ok(())
+            }),
+            _ => from.skip(),
+        }
+    }
+}
+
+impl Fields for RowContainer {
+    fn name(&self) -> &'static str {
+        "Container"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "name" => from.field(&mut self.name),
+            "restartPolicy" => from.field(&mut self.restart_policy),
+            _ => from.skip(),
+        }
+    }
 }
 
 /// What of a pod is shown.
