@@ -19,6 +19,7 @@ pub const PLURAL: &str = "nodevolumes";
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeVolumes {
+    #[serde(deserialize_with = "crate::read::by_table")]
     pub metadata: ObjectMeta,
     pub spec: Requests,
     pub status: Answers,

@@ -87,6 +87,7 @@ pub fn authority(map: &AuthorityMap) -> Option<Result<Authority, NoCertificate>>
 /// Of a ConfigMap, what can be an authority.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuthorityMap {
+    #[serde(deserialize_with = "api::read::by_table")]
     pub metadata: ObjectMeta,
     pub data: Option<AuthorityData>,
 }
@@ -115,6 +116,7 @@ impl client::Object for AuthorityMap {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Definition {
+    #[serde(deserialize_with = "api::read::by_table")]
     pub metadata: ObjectMeta,
     pub spec: DefinitionSpec,
     pub status: DefinitionStatus,

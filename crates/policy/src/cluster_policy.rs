@@ -217,6 +217,7 @@ fn selector(selector: &LabelSelector) -> Option<Selector> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClusterNetworkPolicy {
+    #[serde(deserialize_with = "api::read::by_table")]
     pub metadata: ObjectMeta,
     pub spec: Spec,
     pub status: Status,

@@ -20,6 +20,7 @@ const TERMINATED: i32 = 143;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Pod {
+    #[serde(deserialize_with = "api::read::by_table")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: Spec,
     pub(crate) status: Status,

@@ -15,6 +15,8 @@ mod structures;
 mod values;
 
 use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer};
+use serde_json::value::RawValue;
 
 pub(crate) use reader::without_place;
 pub use reader::{Error, Reader};
@@ -54,6 +56,13 @@ pub fn from_slice_by<T>(json: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Resul
     Ok(read)
 }
 
+/// Reads a field of a type that serde reads, as other types do: `#[serde(deserialize_with = "api::read::by_table")]`. Without it, the
+/// crate of that type has readers of its own of all that the field holds, some 30 KB for metadata.
+pub fn by_table<'de, D: Deserializer<'de>, T: Read>(from: D) -> Result<T, D::Error> {
+    let text = Box::<RawValue>::deserialize(from)?;
+    from_str(text.get()).map_err(|error| D::Error::custom(without_place(&error)))
+}
+
 /// Reads types that serde reads.
 #[macro_export]
 macro_rules! read_by_serde {
@@ -64,4 +73,28 @@ macro_rules! read_by_serde {
             }
         }
     )+};
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+    use serde::Deserialize;
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    struct Own {
+        #[serde(default, deserialize_with = "crate::read::by_table")]
+        metadata: ObjectMeta,
+    }
+
+    #[test]
+    fn fields_of_types_that_serde_reads_are_read_by_their_tables() {
+        let text = r#"{"other": 1, "metadata": {"name": "a", "labels": {"b": "c"}}}"#;
+        let read: Own = serde_json::from_str(text).unwrap();
+        assert_eq!((read.metadata.name.as_deref(), read.metadata.labels.as_ref().unwrap().len()), (Some("a"), 1));
+        let value: serde_json::Value = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::from_value::<Own>(value).unwrap(), read);
+        assert_eq!(serde_json::from_str::<Own>("{}").unwrap().metadata, ObjectMeta::default());
+        let error = serde_json::from_str::<Own>(r#"{"metadata": {"name": 7}}"#).unwrap_err().to_string();
+        assert!(error.starts_with("invalid type: integer `7`, expected a string"), "{error}");
+    }
 }

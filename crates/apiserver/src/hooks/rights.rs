@@ -50,7 +50,7 @@ impl Hooks for Claims {
         Box::pin(async move {
             let operation = write.operation;
             let (new, old): (&dyn Object, Option<&dyn Object>) = (&*write.new, write.old);
-            let namespace = || operation.state.objects().part::<Namespace, _>("", &operation.info.namespace);
+            let namespace = || operation.state.objects().metadata::<Namespace>("", &operation.info.namespace);
             registry::dra::admin_access::check(&operation.resource, new, old, namespace)?;
             let claims =
                 new.downcast_ref::<ResourceClaim>().zip(old.and_then(|old| old.downcast_ref::<ResourceClaim>()));

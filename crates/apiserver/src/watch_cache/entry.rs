@@ -83,7 +83,7 @@ impl Entry {
         self.decode_by(|json| serde_json::from_slice(json))
     }
 
-    fn decode_by<T>(&self, read: impl FnOnce(&[u8]) -> serde_json::Result<T>) -> Result<T, Unreadable> {
+    pub(super) fn decode_by<T>(&self, read: impl FnOnce(&[u8]) -> serde_json::Result<T>) -> Result<T, Unreadable> {
         let json = self.readable()?.json();
         read(&json).map_err(|error| self.refuse(&error))
     }

@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
+use api::read::{Fields, Reader};
 use k8s_openapi::Resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use registry::parts::Parts;
 use registry::table::store_prefix;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::Error as _;
 
 use super::{Caches, Entry, Unreadable};
 
@@ -22,9 +22,22 @@ pub(crate) struct Objects<'c>(&'c Caches);
 const KEPT: &[&str] = &["customresourcedefinitions", "apiservices", "priorityclasses", "serviceaccounts", "services"];
 
 /// All that is read of an object when its kind does not matter.
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Identified {
-    metadata: ObjectMeta,
+    metadata: Option<ObjectMeta>,
+}
+
+impl Fields for Identified {
+    fn name(&self) -> &'static str {
+        "Object"
+    }
+
+    fn read_field(&mut self, name: &str, from: &mut Reader<'_>) -> serde_json::Result<()> {
+        match name {
+            "metadata" => from.field(&mut self.metadata),
+            _ => from.skip(),
+        }
+    }
 }
 
 impl Caches {
@@ -57,17 +70,15 @@ impl<'c> Objects<'c> {
         Ok(entry)
     }
 
-    /// Part of an object of kind `K`.
-    pub(crate) fn part<K, P>(self, namespace: &str, name: &str) -> Result<Option<P>, Unreadable>
-    where
-        K: Resource,
-        P: DeserializeOwned,
-    {
-        self.entry::<K>(namespace, name)?.map(|entry| entry.decode()).transpose()
-    }
-
     pub(crate) fn metadata<K: Resource>(self, namespace: &str, name: &str) -> Result<Option<ObjectMeta>, Unreadable> {
-        Ok(self.part::<K, Identified>(namespace, name)?.map(|object| object.metadata))
+        let read = |json: &[u8]| {
+            api::read::from_slice_by(json, |from| {
+                let mut object = Identified::default();
+                from.object(&mut object)?;
+                object.metadata.ok_or_else(|| serde_json::Error::custom("missing field `metadata`"))
+            })
+        };
+        self.entry::<K>(namespace, name)?.map(|entry| entry.decode_by(read)).transpose()
     }
 
     /// All objects of a kind, of one namespace if given.

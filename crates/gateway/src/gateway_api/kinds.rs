@@ -11,6 +11,7 @@ macro_rules! kinds {
         #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
         pub struct $kind {
+            #[serde(deserialize_with = "api::read::by_table")]
             pub metadata: ObjectMeta,
             pub spec: $spec,
             pub status: $status,

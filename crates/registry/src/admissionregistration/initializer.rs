@@ -19,7 +19,7 @@ pub struct InitializerConfiguration {
     api_version: String,
     #[serde(default = "kind")]
     kind: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "api::read::by_table")]
     pub metadata: ObjectMeta,
     /// Asked in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -3,8 +3,8 @@
 use api::Status;
 use api::field::FieldErrors;
 use api::meta::Meta as _;
-use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::resource::v1::{DeviceClaim, ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::unset::items;
 use crate::{Object, Resource};
@@ -17,11 +17,11 @@ pub fn check<E: Into<Status>>(
     resource: &Resource,
     new: &dyn Object,
     old: Option<&dyn Object>,
-    namespace: impl FnOnce() -> Result<Option<Namespace>, E>,
+    namespace: impl FnOnce() -> Result<Option<ObjectMeta>, E>,
 ) -> Result<(), Status> {
     let Some(path) = wanted(new, old) else { return Ok(()) };
     let namespace = namespace().map_err(Into::into)?;
-    let labels = namespace.and_then(|namespace| namespace.metadata.labels).unwrap_or_default();
+    let labels = namespace.and_then(|namespace| namespace.labels).unwrap_or_default();
     if labels.get(LABEL).is_some_and(|value| value == "true") {
         return Ok(());
     }

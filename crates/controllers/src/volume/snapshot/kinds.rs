@@ -45,6 +45,7 @@ macro_rules! kind {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in crate::volume) struct VolumeSnapshot {
+    #[serde(deserialize_with = "api::read::by_table")]
     pub(in crate::volume) metadata: ObjectMeta,
     pub(in crate::volume) spec: SnapshotSpec,
     pub(in crate::volume) status: Option<SnapshotStatus>,
@@ -88,6 +89,7 @@ pub(in crate::volume) struct SnapshotError {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in crate::volume) struct VolumeSnapshotContent {
+    #[serde(deserialize_with = "api::read::by_table")]
     pub(in crate::volume) metadata: ObjectMeta,
     pub(in crate::volume) spec: ContentSpec,
     pub(in crate::volume) status: Option<ContentStatus>,
@@ -123,6 +125,7 @@ pub(in crate::volume) struct ContentStatus {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in crate::volume) struct VolumeSnapshotClass {
+    #[serde(deserialize_with = "api::read::by_table")]
     pub(in crate::volume) metadata: ObjectMeta,
     pub(in crate::volume) driver: String,
     pub(in crate::volume) deletion_policy: String,
