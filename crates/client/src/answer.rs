@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use crate::{Body, BoxError};
 
 /// Of an answer that is about one thing.
-const DEADLINE: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two pieces of a list: a server that sends nothing for so long has gone.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(60);
 /// No server that we know has larger objects, or more to say of a failure.
@@ -19,12 +19,12 @@ const MAX_FAILURE: usize = 4 << 20;
 
 /// An answer about one object, or some other text.
 pub(crate) async fn read_one(body: Body) -> Result<Bytes, BoxError> {
-    tokio::time::timeout(DEADLINE, read(body, MAX_OBJECT)).await?
+    tokio::time::timeout(ANSWER_TIMEOUT, read(body, MAX_OBJECT)).await?
 }
 
 /// What is said of a failure.
 pub(crate) async fn read_failure(body: Body) -> Result<Bytes, BoxError> {
-    tokio::time::timeout(DEADLINE, read(body, MAX_FAILURE)).await?
+    tokio::time::timeout(ANSWER_TIMEOUT, read(body, MAX_FAILURE)).await?
 }
 
 /// A list, which is as long as there are objects.
@@ -38,7 +38,7 @@ pub(crate) async fn read_out(response: Response<Body>) {
     let mut body = response.into_body();
     let reading = async { while let Some(Ok(_)) = body.frame().await {} };
     // One that does not end is dropped all the same.
-    let _is_late = tokio::time::timeout(DEADLINE, reading).await;
+    let _is_late = tokio::time::timeout(ANSWER_TIMEOUT, reading).await;
 }
 
 /// Nearly every answer is one piece, which is not copied.

@@ -17,7 +17,7 @@ const MAX_DURATION: Duration = Duration::from_secs(5);
 /// A volume is left alone that many times as long as the last look at it took.
 const REST: u32 = 20;
 /// Whoever asks waits that long for a new count, and then has the one before.
-const PATIENCE: Duration = Duration::from_secs(2);
+const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 /// All volumes are on one disk.
 const AT_ONCE: usize = 1;
 
@@ -47,7 +47,9 @@ impl Counts {
 
     /// Counts the volume anew if the last count is older than `max_age`. None if it has never been counted to the end of a look.
     pub(crate) async fn fresh(&self, id: &str, data: PathBuf, max_age: Duration) -> Option<Usage> {
-        if self.is_due(id, max_age) && tokio::time::timeout(PATIENCE, self.count(id.to_owned(), data)).await.is_err() {
+        if self.is_due(id, max_age)
+            && tokio::time::timeout(COUNT_TIMEOUT, self.count(id.to_owned(), data)).await.is_err()
+        {
             tracing::debug!(volume = id, "counting takes its time");
         }
         self.last(id)
