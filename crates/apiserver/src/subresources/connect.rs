@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::Endpoint;
 use registry::{Action, AnyObject};
 use rustls::pki_types::ServerName;
+use tls::Stream;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -346,9 +347,6 @@ fn service_endpoint(operation: &Operation, name: &str, wanted: &str) -> Result<(
         Status::service_unavailable(format!("no endpoints available for service {}", api::field::quote(name)))
     })
 }
-
-trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
-impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Stream for T {}
 
 async fn dial(operation: &Operation, destination: &Destination) -> Result<Box<dyn Stream>, Status> {
     let failed = |error: &dyn std::fmt::Display| {
