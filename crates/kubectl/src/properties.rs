@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use api::sort::CompactCollect as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -185,7 +186,7 @@ fn merged_map<V: Clone>(
     current: &BTreeMap<String, V>,
     both: impl Fn(&str) -> V,
 ) -> BTreeMap<String, V> {
-    let names: BTreeSet<&String> = modified.keys().chain(current.keys()).collect();
+    let names: BTreeSet<&String> = modified.keys().chain(current.keys()).compact_collect();
     names
         .into_iter()
         .filter_map(|name| match (modified.contains_key(name), original.contains_key(name)) {

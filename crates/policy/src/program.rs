@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::io;
 use std::net::IpAddr;
 
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 
 use crate::plan::{CLOSED, Element, Plan, SUBJECTS, Touched, Was, next_of, self_sets};
 
@@ -167,7 +167,7 @@ fn with_sets(touched: &Touched, now: &Plan, inlined: &mut Inlined) -> Option<Tou
     let rules = touched.chains.keys().filter_map(|chain| now.chains.get(chain)).flatten();
     let looked_at = rules.flat_map(|rule| sets_of(rule));
     let meant = touched.sets.keys().map(String::as_str).chain(looked_at).filter_map(|set| inlined.get(set));
-    let chains: BTreeSet<String> = meant.chain(touched.chains.keys()).cloned().collect();
+    let chains: BTreeSet<String> = meant.chain(touched.chains.keys()).cloned().compact_collect();
     let made: BTreeSet<String> =
         inlined.iter().filter(|(_, chain)| chains.contains(*chain)).map(|(set, _)| set.clone()).collect();
     if made.is_empty() {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use api::sort::CompactCollect as _;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
@@ -78,7 +79,7 @@ impl InUse {
 
     /// What is in use, or may be.
     pub(crate) fn names(&self) -> Vec<String> {
-        let mut all: BTreeSet<String> = self.held.lock().uses.keys().cloned().collect();
+        let mut all: BTreeSet<String> = self.held.lock().uses.keys().cloned().compact_collect();
         all.extend(self.doubt.lock().kept.iter().flatten().cloned());
         Vec::from_iter(all)
     }

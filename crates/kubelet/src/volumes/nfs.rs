@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactCollect as _;
 use files::MountOption;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use nix::errno::Errno;
@@ -100,7 +101,7 @@ impl Share {
 
     /// The words of upstream's mounter, with those of the helper as what was put out.
     fn failed(&self, target: &Path, error: Errno) -> String {
-        let mut options: BTreeSet<&str> = self.options.iter().map(String::as_str).collect();
+        let mut options: BTreeSet<&str> = self.options.iter().map(String::as_str).compact_collect();
         options.extend(self.is_read_only.then_some("ro"));
         let options = match options.is_empty() {
             true => String::new(),

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use api::sort::CompactCollect as _;
+
 use super::{Layout, Mode, PLUGIN, RECORD, Record, STAGED, names, names_if_dir};
 use crate::volumes::kernel::{Kernel as _, Linux};
 use crate::volumes::mounts;
@@ -113,7 +115,7 @@ impl Layout {
             Some(name.as_os_str().to_string_lossy().into_owned())
         });
         let mounted = mounted.chain([String::new()]).map(|spec_name| (spec_name, Mode::Filesystem));
-        let mut all: BTreeSet<(String, Mode)> = mounted.collect();
+        let mut all: BTreeSet<(String, Mode)> = mounted.compact_collect();
         for spec_name in names(&self.published_devices())? {
             // What cannot be told is not taken from it either.
             if self.is_published(uid, &spec_name, Mode::Block).unwrap_or(true) {
