@@ -11,12 +11,15 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use api::shared::{Table, lock};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::Resource;
 
 type Held = dyn Any + Send + Sync;
+/// A type, and a hash of identity and version.
+type Key = (TypeId, u64);
 
-static OBJECTS: LazyLock<Mutex<Table<(TypeId, u64), Held>>> = LazyLock::new(Mutex::default);
+static OBJECTS: LazyLock<Mutex<Table<Key, Held>>> = LazyLock::new(Mutex::default);
 static HASH: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// `object`, or the equal one that another informer holds.
@@ -25,19 +28,29 @@ pub(super) fn one<K: Resource>(object: K) -> Arc<K> {
     if size_of::<K>() <= size_of::<usize>() {
         return Arc::new(object);
     }
-    let meta = object.metadata();
-    let (Some(uid), Some(version)) = (&meta.uid, &meta.resource_version) else { return Arc::new(object) };
-    let key = (TypeId::of::<K>(), HASH.hash_one((uid, version)));
+    let Some((key, known)) = find(TypeId::of::<K>(), object.metadata()) else { return Arc::new(object) };
     // Compared without the lock: objects can be large.
-    let known = lock(&OBJECTS).find(&key).and_then(|known| known.downcast::<K>().ok());
-    match known {
+    match known.and_then(|known| known.downcast::<K>().ok()) {
         Some(known) if *known == object => known,
         _ => {
             let new = Arc::new(object);
-            lock(&OBJECTS).keep(key, new.clone(), |_| false);
+            keep(key, new.clone());
             new
         }
     }
+}
+
+/// Where an object of this type, identity and version is kept, and what is there; none if it has no version. This and the next are
+/// apart from [`one`] because they are the same for all types.
+fn find(kind: TypeId, meta: &ObjectMeta) -> Option<(Key, Option<Arc<Held>>)> {
+    let (uid, version) = meta.uid.as_ref().zip(meta.resource_version.as_ref())?;
+    let key = (kind, HASH.hash_one((uid, version)));
+    let known = lock(&OBJECTS).find(&key);
+    Some((key, known))
+}
+
+fn keep(key: Key, new: Arc<Held>) {
+    lock(&OBJECTS).keep(key, new, |_| false);
 }
 
 #[cfg(test)]
