@@ -45,9 +45,7 @@ fn an_ingress_leads_to_ready_endpoints() {
 #[test]
 fn endpoints_are_chosen_by_zone_and_condition() {
     let hinted = |address: &str, zone: &str| json!({"addresses": [address], "hints": {"forZones": [{"name": zone}]}});
-    let leaving = |address: &str, serving: bool| {
-        json!({"addresses": [address], "conditions": {"ready": false, "serving": serving, "terminating": true}})
-    };
+    let leaving = |address: &str, serving: bool| json!({"addresses": [address], "conditions": {"ready": false, "serving": serving, "terminating": true}});
     let zones = json!([hinted("10.42.0.1", "x"), hinted("10.42.0.2", "y")]);
     let some_hints = json!([hinted("10.42.0.1", "x"), {"addresses": ["10.42.0.2"]}]);
     let both = "default/a:web [10.42.0.1:8080, 10.42.0.2:8080]";
