@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::Response;
 use http_body_util::BodyExt;
 
@@ -39,6 +40,11 @@ pub(crate) async fn read_out(response: Response<Body>) {
     let reading = async { while let Some(Ok(_)) = body.frame().await {} };
     // One that does not end is dropped all the same.
     let _is_late = tokio::time::timeout(ANSWER_TIMEOUT, reading).await;
+}
+
+/// For who knows best how long an answer may be.
+pub fn read_at_most(body: Body, most: usize) -> BoxFuture<'static, Result<Bytes, BoxError>> {
+    Box::pin(read(body, most))
 }
 
 /// Nearly every answer is one piece, which is not copied.

@@ -36,6 +36,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 pub use ::metrics;
+pub use answer::read_at_most;
 pub use api_client::{Api, List, Resource, Written};
 pub use clock::Clock;
 pub use discovery::ApiResource;

@@ -8,7 +8,6 @@ use api::meta::Meta as _;
 use bytes::Bytes;
 use client::Client;
 use client::kubeconfig::{AuthInfo, Cluster, Kubeconfig, Overrides};
-use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -210,8 +209,7 @@ impl Extender {
                 let code = response.status().as_u16();
                 return Err(ExtenderError::Code { verb: verb.to_owned(), prefix: prefix.to_owned(), code });
             }
-            let body = Limited::new(response.into_body(), most).collect().await;
-            let body = body.map_err(ExtenderError::Body)?.to_bytes();
+            let body = client::read_at_most(response.into_body(), most).await.map_err(ExtenderError::Body)?;
             Ok(serde_json::from_slice(&body)?)
         };
         match tokio::time::timeout(self.timeout, answer).await {
