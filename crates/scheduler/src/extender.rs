@@ -46,8 +46,8 @@ struct NodeList {
 /// The nodes that passed, of which only the names are looked at.
 #[derive(Deserialize)]
 struct Passed {
-    #[serde(default)]
-    items: Vec<Value>,
+    /// Go writes a list without anything in it as null.
+    items: Option<Vec<Value>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -278,7 +278,7 @@ pub(crate) async fn filter(
         let unresolvable = result.failed_and_unresolvable_nodes.unwrap_or_default();
         let failed = result.failed_nodes.unwrap_or_default();
         let name = |node: &Value| node["metadata"]["name"].as_str().map(str::to_owned);
-        let listed = result.nodes.map(|list| list.items.iter().filter_map(name).collect());
+        let listed = result.nodes.map(|list| list.items.iter().flatten().filter_map(name).collect());
         let passed: Vec<String> = result.node_names.or(listed).unwrap_or_default();
         let before = nodes.len();
         for (id, node) in &nodes {
@@ -419,6 +419,15 @@ mod tests {
         let mut totals = vec![0; names.len()];
         add_scores(&mut totals, names.iter().map(String::as_str), &list, 1);
         assert!(totals.iter().all(|total| *total == MAX_SCORE / MAX_EXTENDER_SCORE));
+    }
+
+    #[test]
+    fn an_extender_may_let_no_node_pass() {
+        for nodes in [json!({"metadata": {}, "items": null}), json!({"metadata": {}})] {
+            let answer = json!({"Nodes": nodes, "NodeNames": null, "FailedNodes": null, "Error": ""});
+            let result: FilterResult = serde_json::from_value(answer).unwrap();
+            assert!(result.nodes.unwrap().items.is_none() && result.error.is_empty());
+        }
     }
 
     #[tokio::test]
