@@ -316,7 +316,7 @@ fn reserved_ports(shape: &Shape) -> BTreeSet<u16> {
     let of_members = shape.ha.ha.then_some(members::PORTS);
     of_components
         .into_iter()
-        .chain([cni::routes::VxlanConfig::default().port])
+        .chain([nodes::PROXY_HEALTH_PORT, cni::routes::VxlanConfig::default().port])
         .chain(shape.encryption.into_iter().flat_map(Encryption::ports))
         .chain(of_members.into_iter().flatten())
         .collect()
@@ -491,7 +491,7 @@ mod tests {
         {
             let flags = Flags { ha: Ha { ha, ..Ha::default() }, encrypt: Some(encrypt), ..Flags::default() };
             let reserved = reserved_ports(&flags.shape().unwrap());
-            let expected = [6443, 8472, 10250, 10257, 10259].into_iter().chain(more).collect::<BTreeSet<u16>>();
+            let expected = [6443, 8472, 10250, 10256, 10257, 10259].into_iter().chain(more).collect::<BTreeSet<u16>>();
             assert_eq!(reserved, expected, "{ha} {encrypt}");
         }
     }

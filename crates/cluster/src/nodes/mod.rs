@@ -21,7 +21,7 @@ mod supervisor;
 pub(crate) use cli::{grow, until_ready};
 pub(crate) use keys::prepare as prepare_keys;
 pub(crate) use namespace::{ensure_bridge, remove_bridge};
-pub(crate) use parts::{Clients, Node, start_dns};
+pub(crate) use parts::{Clients, Node, PROXY_HEALTH_PORT, start_dns};
 pub(crate) use record::{Network, Record, Wanted, all, find};
 pub(crate) use run::{Chore, clear_pods};
 pub(crate) use supervisor::{Supervisor, remove};

@@ -17,6 +17,9 @@ use crate::pki::Pki;
 use crate::settings::Settings;
 use crate::{dns_service, local_volumes, network_policy, node_network};
 
+/// Where the proxy of each node says that it works: upstream's port, at which load balancers look.
+pub(crate) const PROXY_HEALTH_PORT: u16 = 10256;
+
 /// Who a node's parts are to the API server.
 #[derive(Clone)]
 pub(crate) struct Clients {
@@ -70,8 +73,7 @@ impl Node<'_> {
         let mut proxy = settings.cluster.components.proxy(self.clients.proxy.clone(), &settings.name)?;
         proxy.cluster_cidrs = node_network::list(&settings.cluster.cluster_cidr);
         proxy.service_cidrs = node_network::list(&settings.cluster.service_cidr);
-        // Where upstream's answers: load balancers look there.
-        proxy.healthz_bind_address = Some((settings.everywhere(), 10256).into());
+        proxy.healthz_bind_address = Some((settings.everywhere(), PROXY_HEALTH_PORT).into());
         let metrics = Metrics::new();
         proxy.more_metrics = devices.is_some().then(|| metrics.clone());
         components.supervise("proxy", move |stop| proxy::run(proxy.clone(), stop));
