@@ -46,8 +46,8 @@ pub(crate) struct Observed<'a> {
 pub(crate) struct Ended {
     pub(crate) reason: String,
     pub(crate) message: String,
-    /// A `DisruptionTarget` condition's reason, when the node disrupted a healthy pod.
-    pub(crate) disruption: Option<&'static str>,
+    /// What the condition `DisruptionTarget` says, when the node disrupted a healthy pod.
+    pub(crate) disruption: Option<String>,
 }
 
 /// What probes say of a running container.
@@ -137,13 +137,8 @@ pub(crate) fn pod_status(pod: &Pod, observed: &Observed<'_>) -> PodStatus {
         containers_ready(pod, &inits, &containers, phase),
         condition("PodScheduled", true, None, None),
     ];
-    if let Some(reason) = observed.ended.and_then(|ended| ended.disruption) {
-        conditions.push(condition(
-            "DisruptionTarget",
-            true,
-            Some(reason),
-            observed.ended.map(|ended| ended.message.clone()),
-        ));
+    if let Some(message) = observed.ended.and_then(|ended| ended.disruption.clone()) {
+        conditions.push(condition("DisruptionTarget", true, Some("TerminationByKubelet"), Some(message)));
     }
     if state::may_restart_all(pod) {
         conditions.push(all_containers_restarting(is_restarting, pod, observed.state, phase));

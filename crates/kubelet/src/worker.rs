@@ -370,12 +370,9 @@ impl Worker {
             let Some(end) = self.others.ended(uid).filter(|end| !end.is_cancelled()) else { continue };
             tracing::warn!(pod = state::full_name(pod), "preempting a pod for a critical one");
             self.kubelet.recorder.warning(&client::reference(pod.as_ref()), PREEMPTING, message.to_owned());
-            let disruption = Some("TerminationByKubelet");
-            self.others.end(
-                uid,
-                Ended { reason: PREEMPTING.to_owned(), message: message.to_owned(), disruption },
-                None,
-            );
+            let disruption = Some("Pod was preempted by Kubelet to accommodate a critical pod.".to_owned());
+            let ended = Ended { reason: PREEMPTING.to_owned(), message: message.to_owned(), disruption };
+            self.others.end(uid, ended, None);
             ends.push(end);
         }
         let mut updates = self.updates.clone();

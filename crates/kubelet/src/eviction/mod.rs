@@ -224,10 +224,10 @@ impl Eviction {
             Some(_) => self.kubelet.settings.eviction_max_pod_grace_period,
         };
         self.kubelet.runtime.metrics.evicted(signal.name());
-        self.end(pod, message, Some("TerminationByKubelet"), grace);
+        self.end(pod, message.clone(), Some(message), grace);
     }
 
-    fn end(&self, pod: &Pod, message: String, disruption: Option<&'static str>, grace: i64) {
+    fn end(&self, pod: &Pod, message: String, disruption: Option<String>, grace: i64) {
         tracing::warn!(pod = state::full_name(pod), message, "evicting a pod");
         self.kubelet.recorder.warning(&client::reference(pod), "Evicted", message.clone());
         self.workers.end(state::uid(pod), Ended { reason: "Evicted".into(), message, disruption }, Some(grace));

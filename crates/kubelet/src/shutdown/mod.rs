@@ -100,11 +100,8 @@ impl Manager {
                 let grace = own.map_or(period.seconds, |own| own.min(period.seconds));
                 tracing::info!(pod = state::full_name(pod), grace, "ending a pod for the shutdown");
                 ended.extend(self.workers.ended(uid));
-                let why = Ended {
-                    reason: "Terminated".into(),
-                    message: MESSAGE.into(),
-                    disruption: Some("TerminationByKubelet"),
-                };
+                let why =
+                    Ended { reason: "Terminated".into(), message: MESSAGE.into(), disruption: Some(MESSAGE.into()) };
                 self.workers.end(uid, why, Some(grace));
             }
             let all = futures_util::future::join_all(ended.iter().map(CancellationToken::cancelled));

@@ -53,6 +53,8 @@ pub(crate) async fn a_critical_pod_makes_room(node: &mut Node) {
     let lesser = node.wait("lesser", "preempted", |pod| phase(pod) == "Failed").await.status.unwrap();
     assert_eq!(lesser.reason.as_deref(), Some("Preempting"));
     assert_eq!(lesser.message.as_deref(), Some("Preempted in order to admit critical pod"));
+    let told = lesser.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
+    assert_eq!(told.message.as_deref(), Some("Pod was preempted by Kubelet to accommodate a critical pod."));
     for name in ["lesser", "another", "needed"] {
         node.delete(name).await;
     }
