@@ -46,7 +46,9 @@ struct Handle {
     updates: watch::Sender<Update>,
     wake: Arc<Notify>,
     causes: Causes,
-    /// Nothing of the pod runs any more, and what it held is free.
+    /// Nothing of the pod runs any more.
+    stopped: CancellationToken,
+    /// And what it held is free.
     ended: CancellationToken,
 }
 
@@ -129,6 +131,11 @@ impl Workers {
         self.handles.lock().get(uid).map(|handle| handle.ended.clone())
     }
 
+    /// Fires when nothing of a pod runs any more, though its volumes may still be there; none for a pod that has no worker.
+    fn stopped(&self, uid: &str) -> Option<CancellationToken> {
+        self.handles.lock().get(uid).map(|handle| handle.stopped.clone())
+    }
+
     /// Pods that are not over.
     pub(crate) fn active_pods(&self) -> Vec<Arc<Pod>> {
         let is_over = |pod: &Pod| {
@@ -165,12 +172,14 @@ impl Workers {
     }
 
     fn start(self: &Arc<Self>, handles: &mut HashMap<String, Handle>, uid: String, update: Update) {
-        let (wake, has_ended) = (Arc::new(Notify::new()), CancellationToken::new());
+        let (wake, has_stopped, has_ended) =
+            (Arc::new(Notify::new()), CancellationToken::new(), CancellationToken::new());
         // One that ran before the kubelet did does not start now.
         let first_seen = (!update.is_removed && !runs(update.pod.status.as_ref())).then(Instant::now);
         let (sender, receiver) = watch::channel(update);
         let causes: Causes = Arc::new(Mutex::new(trace::current()));
-        let handle = Handle { updates: sender, wake: wake.clone(), causes: causes.clone(), ended: has_ended.clone() };
+        let (stopped, ended) = (has_stopped.clone(), has_ended.clone());
+        let handle = Handle { updates: sender, wake: wake.clone(), causes: causes.clone(), stopped, ended };
         handles.insert(uid.clone(), handle);
         let (kubelet, others, stop) = (self.kubelet.clone(), self.clone(), self.stop.clone());
         // Nothing that a worker remembers would be missed by the next one.
@@ -183,6 +192,7 @@ impl Workers {
             stop: stop.clone(),
             memory: Memory { first_seen, ..Memory::default() },
             ended: None,
+            has_stopped: has_stopped.clone(),
             has_ended: has_ended.clone(),
         };
         let workers = self.clone();
@@ -240,6 +250,7 @@ struct Worker {
     memory: Memory,
     /// Our own verdict: not admitted, or past its deadline.
     ended: Option<Ended>,
+    has_stopped: CancellationToken,
     has_ended: CancellationToken,
 }
 
@@ -361,23 +372,32 @@ impl Worker {
         }
     }
 
-    /// Ends pods in favour of this critical one; whether they are over now and it still wants their place.
+    /// Ends pods in favour of this critical one; whether their place is free now and it still wants it.
     async fn preempt(&self, pods: Vec<Arc<Pod>>) -> bool {
         let message = "Preempted in order to admit critical pod";
         let mut ends = Vec::new();
         for pod in &pods {
             let uid = state::uid(pod);
-            let Some(end) = self.others.ended(uid).filter(|end| !end.is_cancelled()) else { continue };
+            let Some(ended) = self.others.ended(uid).filter(|ended| !ended.is_cancelled()) else { continue };
+            let Some(stopped) = self.others.stopped(uid) else { continue };
             tracing::warn!(pod = state::full_name(pod), "preempting a pod for a critical one");
             self.kubelet.recorder.warning(&client::reference(pod.as_ref()), PREEMPTING, message.to_owned());
             let disruption = Some("Pod was preempted by Kubelet to accommodate a critical pod.".to_owned());
-            let ended = Ended { reason: PREEMPTING.to_owned(), message: message.to_owned(), disruption };
-            self.others.end(uid, ended, None);
-            ends.push(end);
+            let why = Ended { reason: PREEMPTING.to_owned(), message: message.to_owned(), disruption };
+            self.others.end(uid, why, None);
+            ends.push((uid, stopped, ended));
         }
+        // Their volumes are not waited for: they may need this pod to go, which may be their driver. A pod that does not say yet
+        // that it is over still has its place.
+        let free = ends.iter().map(|(uid, stopped, ended)| async move {
+            stopped.cancelled().await;
+            if !self.kubelet.status.is_terminal(uid) {
+                ended.cancelled().await;
+            }
+        });
         let mut updates = self.updates.clone();
         tokio::select! {
-            _ = futures_util::future::join_all(ends.iter().map(CancellationToken::cancelled)) => !ends.is_empty(),
+            _ = futures_util::future::join_all(free) => !ends.is_empty(),
             _ = updates.wait_for(Update::must_end) => false,
         }
     }
@@ -437,7 +457,10 @@ impl Worker {
             };
             let Some(result) = result else { continue };
             let result = match result {
-                Ok(()) => self.kubelet.release(state::uid(&update.pod)).await.map_err(EndError::from),
+                Ok(()) => {
+                    self.has_stopped.cancel();
+                    self.kubelet.release(state::uid(&update.pod)).await.map_err(EndError::from)
+                }
                 Err(error) => Err(error.into()),
             };
             match result {

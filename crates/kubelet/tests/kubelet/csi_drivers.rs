@@ -265,6 +265,34 @@ pub(crate) async fn security_drivers_that_fail_hold_up_only_their_pods(node: &mu
     assert_clean(node, &good.driver);
 }
 
+/// A critical pod that takes the place of another one may be the driver that the other's volume needs to go.
+pub(crate) async fn a_critical_pod_waits_for_no_volume(node: &mut Node) {
+    let served = driver(node, Options::new(NAME), json!({})).await;
+    let driver = &served.driver;
+    claim(node, "data", NAME, json!({})).await;
+    node.port().await;
+    let own: ApiNode = node.api.client().all().get(&node.name).await.unwrap();
+    let whole = own.status.unwrap().allocatable.unwrap()["cpu"].0.clone();
+    let all = |mut spec: Value| {
+        spec["containers"][0]["resources"] = json!({"requests": {"cpu": whole}});
+        spec
+    };
+    node.create("lesser", all(using("data", "sleep 1000"))).await;
+    node.wait("lesser", "ready", is_ready).await;
+    driver.set_fault("NodeUnpublishVolume", Some(Fault::Refuse(Code::Internal, "not yet".into())));
+    let needed = json!({
+        "containers": [{"name": "c", "command": shell("sleep 1000")}],
+        "priorityClassName": "system-node-critical", "terminationGracePeriodSeconds": 0,
+    });
+    node.create("needed", all(needed)).await;
+    node.wait("needed", "ready", is_ready).await;
+    driver.set_fault("NodeUnpublishVolume", None);
+    for name in ["lesser", "needed"] {
+        node.delete(name).await;
+    }
+    assert_clean(node, driver);
+}
+
 /// A driver that publishes a volume when its caller has given up and the pod is gone: the next kubelet starts, the volume can be
 /// had by another pod, and what came too late goes.
 pub(crate) async fn security_volumes_published_late_hold_up_nobody(node: &mut Node) {

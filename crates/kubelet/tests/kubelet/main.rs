@@ -108,6 +108,7 @@ const TESTS: &[Test] = tests![
     csi_drivers::drivers_come_and_go,
     csi_drivers::the_api_hears_of_drivers_in_the_end,
     csi_drivers::security_drivers_that_fail_hold_up_only_their_pods,
+    csi_drivers::a_critical_pod_waits_for_no_volume,
     csi_drivers::security_volumes_published_late_hold_up_nobody,
     csi_drivers::volumes_staged_late_do_not_stay,
     csi_drivers::security_damaged_records_hold_up_their_own_pods,
