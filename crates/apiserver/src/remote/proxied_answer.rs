@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use api::Status;
 use bytes::{Bytes, BytesMut};
 use flate2::Compression;
-use futures_util::StreamExt;
-use futures_util::future::ready;
+use futures_util::{Stream, StreamExt};
 use http::{HeaderValue, Response, header};
 use http_body_util::BodyExt;
 
@@ -94,9 +93,8 @@ pub(crate) async fn pass(
         let Ok(piece) = frame.map_err(|error| unreadable(error.into()))?.into_data() else { continue };
         whole.extend_from_slice(&piece);
         if whole.len() > MAX_PAGE || !held.grow(piece.len()) {
-            let begun = futures_util::stream::once(ready(Ok(whole.freeze())));
             let rest = body.into_data_stream().map(|piece| piece.map_err(BodyError::from));
-            return Ok(Response::from_parts(parts, guarded(body::stream(begun.chain(rest)), held)));
+            return Ok(Response::from_parts(parts, unchanged(whole.freeze(), held, rest)));
         }
     }
     let whole = whole.freeze();
@@ -110,6 +108,11 @@ pub(crate) async fn pass(
         parts.headers.insert(header::CONTENT_LENGTH, page.len().into());
     }
     Ok(Response::from_parts(parts, guarded(full(page), held)))
+}
+
+/// What was held of a page, until its client has it, and the rest as it comes, which may have no end.
+fn unchanged(begun: Bytes, held: Held, rest: impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static) -> Body {
+    body::stream(guarded(full(begun), held).into_data_stream().chain(rest))
 }
 
 fn streamed(body: hyper::body::Incoming) -> Body {
@@ -302,6 +305,8 @@ fn find_close(text: &[u8], name: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     const LINKS: Links<'static> =
@@ -392,6 +397,17 @@ mod tests {
         drop(one);
         assert!(other.grow(MAX_PAGES - 1) && !other.grow(1));
         drop(other);
+        assert_eq!(PAGES.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn security_a_stream_without_end_keeps_no_room_for_pages() {
+        static PAGES: Pages = Pages(AtomicUsize::new(0));
+        let mut held = Held::none_of(&PAGES);
+        assert!(held.grow(6));
+        let mut body = unchanged(Bytes::from_static(b"<html>"), held, futures_util::stream::pending());
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "<html>");
+        assert!(body.frame().now_or_never().is_none(), "it goes on");
         assert_eq!(PAGES.0.load(Ordering::Relaxed), 0);
     }
 
