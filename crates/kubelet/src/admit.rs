@@ -137,15 +137,16 @@ impl Kubelet {
         Ok(Admission { pod: pod.clone(), wait: None, is_resized: false })
     }
 
-    /// Who has to go so that a critical pod has room that was refused for its size alone: nobody, where that does not help.
-    pub(crate) fn in_its_way(&self, pod: &Pod, refused: &Ended) -> Vec<Arc<Pod>> {
+    /// Who has to go so that a critical pod has room that was refused for its size alone: nobody, if others have gone since. None,
+    /// where that does not help.
+    pub(crate) fn in_its_way(&self, pod: &Pod, refused: &Ended) -> Option<Vec<Arc<Pod>>> {
         if !refused.reason.starts_with(TOO_LARGE) || !eviction::is_critical(pod) {
-            return Vec::new();
+            return None;
         }
         let others = others(&self.admitted.lock(), state::uid(pod), |other| self.status.is_terminal(other));
         let node = self.node.get(&self.settings.node_name);
         if misplaced(pod, &others, node.as_deref()).is_some() {
-            return Vec::new();
+            return None;
         }
         let shortages = shortages(pod, &others, &self.allocatable).into_iter();
         let needs = shortages

@@ -25,20 +25,20 @@ pub(crate) fn amount(pod: &Pod, name: &str) -> i64 {
     }
 }
 
-/// Pods whose end meets all needs, few and small ones, and guaranteed ones last. Nobody, where that cannot be.
-pub(crate) fn choose(pod: &Pod, others: &[Arc<Pod>], needs: &[Need]) -> Vec<Arc<Pod>> {
+/// Pods whose end meets all needs, few and small ones, and guaranteed ones last. None, where there are no such pods.
+pub(crate) fn choose(pod: &Pod, others: &[Arc<Pod>], needs: &[Need]) -> Option<Vec<Arc<Pod>>> {
     let of = |class: Class| -> Vec<&Arc<Pod>> {
         others.iter().filter(|other| gives_way(other, pod) && qos::class(&***other) == class).collect()
     };
     let (best_effort, burstable, guaranteed) = (of(Class::BestEffort), of(Class::Burstable), of(Class::Guaranteed));
     let lower = [&best_effort[..], &burstable[..]].concat();
     if !left(needs, &[&lower[..], &guaranteed[..]].concat()).is_empty() {
-        return Vec::new();
+        return None;
     }
     let guaranteed = nearest(guaranteed, left(needs, &lower));
     let burstable = nearest(burstable, left(needs, &[&best_effort[..], &guaranteed[..]].concat()));
     let best_effort = nearest(best_effort, left(needs, &[&burstable[..], &guaranteed[..]].concat()));
-    [best_effort, burstable, guaranteed].concat().into_iter().cloned().collect()
+    Some([best_effort, burstable, guaranteed].concat().into_iter().cloned().collect())
 }
 
 fn gives_way(other: &Pod, to: &Pod) -> bool {
@@ -109,21 +109,26 @@ mod tests {
         ];
         let node_critical = 2_000_001_000;
         for (priority, needs, expected) in [
-            (2_000_000_000, vec![("cpu", 500)], vec!["small"]),
-            (2_000_000_000, vec![("cpu", 2000)], vec!["large"]),
-            (2_000_000_000, vec![("cpu", 5000)], vec!["large", "small"]),
-            (2_000_000_000, vec![("cpu", 6000)], vec!["guaranteed"]),
-            (2_000_000_000, vec![("pods", 1)], vec!["best-effort"]),
-            (2_000_000_000, vec![("pods", 1), ("cpu", 500)], vec!["small"]),
-            (2_000_000_000, vec![("cpu", 14_000)], vec![]),
-            (node_critical, vec![("cpu", 14_000)], vec!["critical"]),
-            (0, vec![("cpu", 500)], vec![]),
+            (2_000_000_000, vec![("cpu", 500)], Some(vec!["small"])),
+            (2_000_000_000, vec![("cpu", 2000)], Some(vec!["large"])),
+            (2_000_000_000, vec![("cpu", 5000)], Some(vec!["large", "small"])),
+            (2_000_000_000, vec![("cpu", 6000)], Some(vec!["guaranteed"])),
+            (2_000_000_000, vec![("pods", 1)], Some(vec!["best-effort"])),
+            (2_000_000_000, vec![("pods", 1), ("cpu", 500)], Some(vec!["small"])),
+            (2_000_000_000, vec![("cpu", 14_000)], None),
+            (node_critical, vec![("cpu", 14_000)], Some(vec!["critical"])),
+            (0, vec![("cpu", 500)], None),
+            // What was short is free by now.
+            (2_000_000_000, vec![], Some(vec![])),
         ] {
             let needs: Vec<Need> =
                 needs.into_iter().map(|(name, amount)| Need { name: name.to_owned(), amount }).collect();
             let chosen = choose(&pod("new", "", "", priority), &others, &needs);
-            let names: Vec<&str> = chosen.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect();
-            assert_eq!(names, expected, "{priority} {needs:?}");
+            let names = |pods: &[Arc<Pod>]| -> Vec<String> {
+                pods.iter().filter_map(|pod| pod.metadata.name.clone()).collect()
+            };
+            let expected: Option<Vec<String>> = expected.map(|list| list.into_iter().map(str::to_owned).collect());
+            assert_eq!(chosen.as_deref().map(names), expected, "{priority} {needs:?}");
         }
     }
 }

@@ -296,7 +296,7 @@ impl Worker {
             let mut freed = self.kubelet.freed.subscribe();
             let mut admission = self.kubelet.admit(&update.pod).await;
             while let Err(refused) = &admission {
-                let in_its_way = self.kubelet.in_its_way(&update.pod, refused);
+                let Some(in_its_way) = self.kubelet.in_its_way(&update.pod, refused) else { break };
                 if !self.preempt(in_its_way).await {
                     break;
                 }
@@ -397,7 +397,7 @@ impl Worker {
         });
         let mut updates = self.updates.clone();
         tokio::select! {
-            _ = futures_util::future::join_all(free) => !ends.is_empty(),
+            _ = futures_util::future::join_all(free) => pods.is_empty() || !ends.is_empty(),
             _ = updates.wait_for(Update::must_end) => false,
         }
     }
