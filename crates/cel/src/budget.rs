@@ -40,6 +40,12 @@ impl Budget {
         self.limit - self.left
     }
 
+    /// Whatever is larger is too much to walk over.
+    pub(crate) fn most(&self) -> usize {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX);
+        most.saturating_add(1).saturating_mul(LETTERS_PER_STEP)
+    }
+
     pub fn spend(&mut self, cost: u64) -> Result<(), Error> {
         match self.left.checked_sub(cost) {
             Some(left) => {

@@ -138,13 +138,13 @@ pub(crate) fn compare(one: &Value, other: &Value) -> Result<Ordering, Error> {
 
 pub(crate) fn relation(budget: &mut Budget, values: &[Value], holds: fn(Ordering) -> bool) -> Evaluated {
     let [one, other] = values else { return Err(Error::no_such_overload()) };
-    budget.walk(one.size().min(other.size()))?;
+    budget.walk(one.smaller_size(other, budget.most()))?;
     compare(one, other).map(|order| Value::Bool(holds(order)))
 }
 
 pub(crate) fn equality(budget: &mut Budget, values: &[Value], wanted: bool) -> Evaluated {
     let [one, other] = values else { return Err(Error::no_such_overload()) };
-    budget.walk(one.size().min(other.size()))?;
+    budget.walk(one.smaller_size(other, budget.most()))?;
     Ok(Value::Bool(one.equals(other) == wanted))
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn contains(budget: &mut Budget, item: &Value, range: &Value) -> Eval
             budget.spend(items.len() as u64)?;
             let mut found = false;
             for candidate in items.iter() {
-                budget.walk(candidate.size().min(item.size()).saturating_sub(1))?;
+                budget.walk(candidate.smaller_size(item, budget.most()).saturating_sub(1))?;
                 found = found || candidate.equals(item);
             }
             Ok(Value::Bool(found))

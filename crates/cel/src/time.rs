@@ -50,8 +50,9 @@ pub(crate) fn zone(name: &str) -> Result<TimeZone, Error> {
         let negative = hours.starts_with('-');
         let hours: i32 = hours.trim_start_matches(['+', '-']).parse().map_err(|_| refused())?;
         let minutes: i32 = minutes.parse().map_err(|_| refused())?;
-        let seconds = hours * 3600 + minutes * 60;
-        let seconds = if negative { -seconds } else { seconds };
+        // Numbers of 32 bits cannot overflow here.
+        let seconds = i64::from(hours) * 3600 + i64::from(minutes) * 60;
+        let seconds = i32::try_from(if negative { -seconds } else { seconds }).map_err(|_| refused())?;
         return jiff::tz::Offset::from_seconds(seconds).map(TimeZone::fixed).map_err(|_| refused());
     }
     TimeZone::get(name).map_err(|_| refused())

@@ -193,17 +193,29 @@ impl Value {
         }
     }
 
-    /// How much there is to read in this value; what equality and searching cost.
-    pub(crate) fn size(&self) -> usize {
+    /// How much there is to read in this value; what searching costs. More than `most` is not counted to its end: what is shared counts
+    /// wherever it is, and a short expression can have more such places than anybody could count.
+    pub(crate) fn size(&self, most: usize) -> usize {
         match self {
             Value::String(text) => text.len(),
             Value::Bytes(bytes) => bytes.len(),
-            Value::List(items) => items.iter().fold(1, |sum: usize, item| sum.saturating_add(item.size())),
-            Value::Map(map) | Value::Struct(_, map) => {
-                map.values().fold(1, |sum: usize, value| sum.saturating_add(1 + value.size()))
-            }
-            Value::Optional(Some(value)) => value.size(),
+            Value::List(items) => size_of_all(items.iter(), 0, most),
+            Value::Map(map) | Value::Struct(_, map) => size_of_all(map.values(), 1, most),
+            Value::Optional(Some(value)) => value.size(most),
             _ => 1,
+        }
+    }
+
+    /// The size of the smaller one of two values; what equality costs. Counting takes as long as that is large, however large the
+    /// other one is.
+    pub(crate) fn smaller_size(&self, other: &Value, most: usize) -> usize {
+        let mut bound = most.min(64);
+        loop {
+            let size = self.size(bound).min(other.size(bound));
+            if size <= bound || bound == most {
+                return size;
+            }
+            bound = bound.saturating_mul(8).min(most);
         }
     }
 
@@ -330,6 +342,18 @@ pub fn typed_text(format: &str, text: &str) -> Option<Value> {
         "duration" => time::duration(text).map(Value::Duration),
         _ => None,
     }
+}
+
+/// Parts, of which each counts so much besides itself.
+fn size_of_all<'a>(parts: impl Iterator<Item = &'a Value>, each: usize, most: usize) -> usize {
+    let mut sum: usize = 1;
+    for part in parts {
+        if sum > most {
+            break;
+        }
+        sum = sum.saturating_add(each).saturating_add(part.size(most - sum));
+    }
+    sum
 }
 
 fn compare_mixed(double: f64, whole: i128) -> Option<Ordering> {

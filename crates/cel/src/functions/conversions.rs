@@ -66,7 +66,7 @@ pub(super) const TABLE: &[Row] = &[
          (timestamp) string; (duration) string; (net.IP) string; (net.CIDR) string",
         |budget, values| {
             let [value] = values else { return no_such_overload() };
-            budget.walk(value.size())?;
+            budget.walk(value.size(budget.most()))?;
             if matches!(value, Value::Type(_)) {
                 return no_such_overload();
             }

@@ -74,6 +74,9 @@ pub(super) const TABLE: &[Row] = &[
         let mut found: Vec<Value> = Vec::new();
         for item in items {
             budget.spend(found.len() as u64)?;
+            // It may be like each of them up to its last part.
+            let parts = item.size(budget.most()).saturating_sub(1);
+            budget.walk(parts.saturating_mul(found.len()))?;
             if !found.iter().any(|known| known.equals(item)) {
                 found.push(item.clone());
             }
@@ -100,7 +103,7 @@ pub(super) const TABLE: &[Row] = &[
 fn list<'a>(budget: &mut Budget, values: &'a [Value]) -> Result<&'a [Value], Error> {
     let [Value::List(items)] = values else { return Err(Error::no_such_overload()) };
     budget.spend(items.len() as u64)?;
-    budget.walk(values[0].size())?;
+    budget.walk(values[0].size(budget.most()))?;
     Ok(items)
 }
 

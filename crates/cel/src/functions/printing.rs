@@ -62,7 +62,7 @@ pub(super) fn format(budget: &mut Budget, format: &str, arguments: &[Value]) -> 
             return Err(Error::new(format!("index {count} out of range")));
         };
         count += 1;
-        budget.walk(argument.size())?;
+        budget.walk(argument.size(budget.most()))?;
         let before = out.len();
         write_clause(&mut out, clause, precision, argument)?;
         budget.walk(out.len() - before)?;

@@ -118,6 +118,6 @@ fn lists<'a>(budget: &mut Budget, values: &'a [Value]) -> Result<(&'a [Value], &
     let [Value::List(one), Value::List(other)] = values else { return Err(Error::no_such_overload()) };
     let pairs = (one.len() as u64).saturating_mul(other.len() as u64);
     budget.spend(pairs)?;
-    budget.walk(values[0].size().saturating_mul(other.len().max(1)))?;
+    budget.walk(values[0].size(budget.most()).saturating_mul(other.len().max(1)))?;
     Ok((one, other))
 }

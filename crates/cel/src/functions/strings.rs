@@ -79,7 +79,7 @@ pub(super) const TABLE: &[Row] = &[
             [Value::List(items), Value::String(between)] => (items, &**between),
             _ => return no_such_overload(),
         };
-        let length = values[0].size().saturating_add(items.len().saturating_mul(between.len()));
+        let length = values[0].size(budget.most()).saturating_add(items.len().saturating_mul(between.len()));
         budget.walk(length)?;
         let mut joined = String::new();
         for (i, item) in items.iter().enumerate() {
@@ -151,7 +151,7 @@ fn map(budget: &mut Budget, values: &[Value], of: fn(&str) -> String) -> Result<
 /// The place of a part of a text, or of an element of a list; -1 if there is none.
 fn search(budget: &mut Budget, values: &[Value], from_end: bool) -> Result<Value, Error> {
     if let [Value::List(items), wanted] = values {
-        budget.walk(values[0].size())?;
+        budget.walk(values[0].size(budget.most()))?;
         let found = match from_end {
             true => items.iter().rposition(|item| item.equals(wanted)),
             false => items.iter().position(|item| item.equals(wanted)),

@@ -74,6 +74,34 @@ fn patterns_cannot_explode() {
     assert!(run("'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab'.matches('^(a+)+$') == false").is_ok());
 }
 
+/// What is shared counts wherever it is: each of these lists would be larger than anything, written out.
+#[test]
+fn security_what_is_shared_is_not_counted_to_its_end() {
+    let huge = format!("dyn([1]{})", ".map(x, [x, x])".repeat(60));
+    for expression in [
+        format!("[{huge}].all(v, v == v)"),
+        format!("[{huge}].all(v, v in [v])"),
+        format!("[{huge}].all(v, '%s'.format([v]) != '')"),
+        format!("[{huge}].distinct().size() > 0"),
+        format!("[{huge}].indexOf({huge}) == 0"),
+        // What is compared is small, but not what it is compared with.
+        "[dyn(lists.range(100000))].all(v, lists.range(300000).all(x, v != dyn([])))".to_owned(),
+        "lists.range(1000).map(x, lists.range(500) + [x]).distinct().size() > 0".to_owned(),
+    ] {
+        assert_eq!(run(&expression).expect_err(&expression).kind, ErrorKind::Cost, "{expression}");
+    }
+    let found = run("[dyn(lists.range(100000))].all(v, !(v in dyn(lists.range(400000))))");
+    assert!(matches!(found, Ok(crate::Value::Bool(true))), "{found:?}");
+}
+
+#[test]
+fn security_offsets_of_time_may_be_at_their_ends() {
+    for zone in ["2147483647:00", "-2147483647:00", "00:2147483647", "00:-2147483648", "596523:59", "99:00"] {
+        let expression = format!("timestamp('2026-01-01T00:00:00Z').getHours('{zone}') == 0");
+        assert_eq!(run(&expression).expect_err(zone).message, format!("unknown time zone {zone}"));
+    }
+}
+
 /// Each of these is short, and takes milliseconds to be made into a program, or to be found too large for one.
 #[test]
 fn security_patterns_cost_what_making_them_takes() {
