@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use api::cidr::Cidr;
 use api::load_balancer::is_answered;
 use api::meta::Meta as _;
-use api::sort::CompactCollect as _;
-use k8s_openapi::api::core::v1::Service;
+use api::sort::{CompactCollect as _, CompactSort as _};
+use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use crate::endpoints::{self, Endpoint};
@@ -15,6 +16,8 @@ use crate::endpoints::{self, Endpoint};
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 const DEFAULT_AFFINITY_SECONDS: u32 = 10800;
+/// Pairs of a port and a range of clients that one Service may have in the kernel. They take some tens of megabytes.
+const MAX_RANGE_PAIRS: usize = 1 << 18;
 
 /// The node we decide for.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,7 +72,8 @@ pub(crate) struct ServicePort {
     pub(crate) load_balancer_ips: Vec<IpAddr>,
     /// Whether only `source_ranges` may use the load balancer's addresses. Ranges of the other family alone allow nobody of this one.
     pub(crate) is_limited: bool,
-    pub(crate) source_ranges: Vec<String>,
+    /// Of one family, the same for all ports.
+    pub(crate) source_ranges: Arc<[String]>,
     pub(crate) node_port: Option<u16>,
     /// Seconds a client stays with its endpoint.
     pub(crate) affinity: Option<u32>,
@@ -135,6 +139,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
     let key = format!("{}/{}", service.metadata.namespace(), service.metadata.name());
     let is_exposed = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
     let families: BTreeSet<bool> = cluster_ips.iter().map(IpAddr::is_ipv6).compact_collect();
+    let source_ranges = source_ranges(&key, spec);
 
     let mut ports = Vec::new();
     for port in spec.ports.iter().flatten() {
@@ -150,7 +155,6 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
             let of_family = |addrs: &[IpAddr]| addrs.iter().copied().filter(|a| a.is_ipv6() == is_v6).collect();
             let found = endpoints_of(slices, port_name, protocol, is_v6);
             let choice = choose(&found, node);
-            let ranges = spec.load_balancer_source_ranges.iter().flatten().map(|range| range.trim().to_owned());
             ports.push(ServicePort {
                 name: format!("{key}:{port_name}"),
                 protocol,
@@ -160,7 +164,7 @@ pub(crate) fn ports(service: &Service, slices: &[impl AsRef<EndpointSlice>], nod
                 external_ips: of_family(&external_ips),
                 load_balancer_ips: of_family(&load_balancer_ips),
                 is_limited: spec.load_balancer_source_ranges.iter().flatten().any(|range| !range.trim().is_empty()),
-                source_ranges: without_nested(ranges.filter(|range| range.contains(':') == is_v6).collect()),
+                source_ranges: source_ranges[usize::from(is_v6)].clone(),
                 node_port: port.node_port.filter(|_| is_exposed).and_then(|p| u16::try_from(p).ok()).filter(|p| *p > 0),
                 affinity,
                 internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
@@ -189,17 +193,38 @@ pub(crate) fn udp_targets(ports: &[ServicePort]) -> UdpTargets {
     found
 }
 
+/// Who may use the load balancer's addresses, by family (IPv4, IPv6); nobody where that would be too much for each port.
+fn source_ranges(service: &str, spec: &ServiceSpec) -> [Arc<[String]>; 2] {
+    let given = spec.load_balancer_source_ranges.iter().flatten().map(|range| range.trim().to_owned());
+    let (v6, v4): (Vec<String>, Vec<String>) = given.partition(|range| range.contains(':'));
+    let ranges = [without_nested(v4), without_nested(v6)];
+    let ports = spec.ports.as_ref().map_or(0, Vec::len);
+    if ranges.iter().map(Vec::len).sum::<usize>().saturating_mul(ports) > MAX_RANGE_PAIRS {
+        tracing::error!(
+            service,
+            "more than {MAX_RANGE_PAIRS} pairs of a port and a source range: the load balancer's addresses stay closed"
+        );
+        return Default::default();
+    }
+    ranges.map(Arc::from)
+}
+
 /// The kernel refuses ranges that overlap; CIDRs overlap only by nesting, and the outer one says it all.
 pub(crate) fn without_nested(ranges: Vec<String>) -> Vec<String> {
     let parsed: Vec<(String, Cidr)> = ranges.into_iter().filter_map(|r| Some((r.clone(), r.parse().ok()?))).collect();
-    let is_nested = |at: usize| {
-        let inner = parsed[at].1;
-        let has_it = |outer: &Cidr| outer.prefix <= inner.prefix && outer.contains(inner.addr);
-        let mut others = parsed.iter().enumerate().filter(|(other, (_, outer))| *other != at && has_it(outer));
-        // Of two that are the same, the first stays.
-        others.any(|(other, (_, outer))| other < at || outer.prefix < inner.prefix)
-    };
-    (0..parsed.len()).filter(|at| !is_nested(*at)).map(|at| parsed[at].0.clone()).collect()
+    // An outer one comes before all that it contains, and of two that are the same the first.
+    let mut order: Vec<usize> = (0..parsed.len()).collect();
+    order.compact_sort_by_key(|at| (parsed[*at].1.network().addr, parsed[*at].1.prefix, *at));
+    let mut is_kept = vec![false; parsed.len()];
+    let mut outer: Option<Cidr> = None;
+    for at in order {
+        let range = parsed[at].1;
+        if outer.is_none_or(|outer| !outer.contains(range.addr)) {
+            is_kept[at] = true;
+            outer = Some(range);
+        }
+    }
+    parsed.into_iter().zip(is_kept).filter(|(_, is_kept)| *is_kept).map(|((text, _), _)| text).collect()
 }
 
 /// The health check of a load balancer with `externalTrafficPolicy: Local`.
@@ -248,7 +273,6 @@ fn choose(found: &[Endpoint], node: &Node) -> Choice {
 pub(crate) mod tests {
     use super::*;
     use serde_json::{Value, json};
-    use std::sync::Arc;
 
     pub(crate) fn service(name: &str, spec: Value) -> Service {
         let spec = serde_json::from_value(spec).unwrap();
@@ -324,6 +348,28 @@ pub(crate) mod tests {
         ] {
             let ranges = ranges.into_iter().map(str::to_owned).collect();
             assert_eq!(without_nested(ranges), kept);
+        }
+    }
+
+    #[test]
+    fn security_long_lists_of_ranges_are_compared_in_one_walk() {
+        let range = |at: u32| format!("{}/32", std::net::Ipv4Addr::from(at * 3));
+        let ranges: Vec<String> = (0..200_000).map(range).collect();
+        assert!(without_nested(ranges.clone()) == ranges);
+        assert_eq!(without_nested([ranges, vec!["0.0.0.0/0".to_owned()]].concat()), ["0.0.0.0/0"]);
+    }
+
+    /// Each port has all ranges, so that a body of a megabyte would be billions of them.
+    #[test]
+    fn security_ranges_of_all_ports_are_bounded() {
+        for (ports, expected) in [(100, 1000), (1000, 0)] {
+            let ranges: Vec<String> = (0..1000).map(|at| format!("10.0.{}.{}/32", at / 250, at % 250)).collect();
+            let given: Vec<Value> = (1..=ports).map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
+            let spec = json!({"clusterIP": "10.43.0.9", "type": "LoadBalancer", "loadBalancerSourceRanges": ranges,
+                "ports": given});
+            let found = super::ports(&service("web", spec), &[] as &[Arc<EndpointSlice>], &node());
+            assert_eq!(found.len(), ports);
+            assert!(found.iter().all(|port| port.is_limited && port.source_ranges.len() == expected), "{ports}");
         }
     }
 

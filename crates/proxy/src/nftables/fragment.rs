@@ -131,7 +131,7 @@ impl Builder<'_> {
             rules.push(format!("{ip} daddr . meta l4proto . th dport . {ip} saddr != @allowed drop"));
             name.push_str("limited-");
             if let By::Address(addr) = by {
-                for range in &port.source_ranges {
+                for range in port.source_ranges.iter() {
                     let key = format!("{addr} . {} . {} . {range}", port.protocol.name(), port.port);
                     self.element("allowed", key, String::new());
                 }
