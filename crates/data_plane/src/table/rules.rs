@@ -89,6 +89,8 @@ pub struct Rules {
     regexes: Vec<Rule>,
     /// Without a final slash; the prefix of everything is empty.
     prefixes: HashMap<String, Vec<Rule>>,
+    /// How long prefixes are, in order: a client's path may have thousands of elements.
+    lengths: Vec<usize>,
 }
 
 impl Rules {
@@ -110,6 +112,9 @@ impl Rules {
                 }
             }
         }
+        this.lengths = this.prefixes.keys().map(String::len).collect();
+        this.lengths.compact_sort();
+        this.lengths.dedup();
         let lists = this.exact.values_mut().chain(this.prefixes.values_mut()).chain([&mut this.regexes]);
         for list in lists {
             list.compact_sort_by(|one, two| {
@@ -131,14 +136,17 @@ impl Rules {
         if let Some(rule) = self.regexes.iter().find(matches) {
             return Some(Found { route: &rule.route, matched: 0 });
         }
-        // From the whole path, one element less at a time. `/a/` has the prefix `/a` as well as itself.
-        let mut end = asked.path.len();
-        loop {
-            if let Some(rule) = first_match(self.prefixes.get(&asked.path[..end]), asked) {
-                return Some(Found { route: &rule.route, matched: end });
-            }
-            end = asked.path[..end].rfind('/')?;
-        }
+        self.ends(asked.path).find_map(|end| {
+            let rule = first_match(self.prefixes.get(&asked.path[..end]), asked)?;
+            Some(Found { route: &rule.route, matched: end })
+        })
+    }
+
+    /// Where prefixes of a path end that some rule may have: from the whole path, one element less at a time. `/a/` has the prefix `/a`
+    /// as well as itself.
+    fn ends<'a>(&'a self, path: &'a str) -> impl Iterator<Item = usize> + 'a {
+        let ends = std::iter::successors(Some(path.len()), move |end| path[..*end].rfind('/'));
+        ends.filter(move |end| self.lengths.binary_search(end).is_ok())
     }
 }
 
@@ -245,6 +253,15 @@ mod tests {
             let name = rule.route.name.clone();
             assert_eq!(get(&Rules::new([rule]), path).is_some(), expected, "{name} {path}");
         }
+    }
+
+    /// Each look at a prefix reads all of it.
+    #[test]
+    fn security_paths_of_thousands_of_elements_take_few_looks() {
+        let rules = Rules::new([prefix("/"), prefix("/a"), prefix("/b"), prefix("/a/bcd")]);
+        let path = "/".repeat(8 << 10);
+        assert_eq!(rules.ends(&path).collect::<Vec<_>>(), [6, 2, 0]);
+        assert_eq!(get(&rules, &path).as_deref(), Some("prefix /"));
     }
 
     #[test]
