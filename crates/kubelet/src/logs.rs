@@ -17,6 +17,9 @@ use tokio::sync::mpsc;
 
 use crate::file_watch::{Change, FileWatch};
 
+/// No line of a runtime is nearly as long, and no last words need as much of a log. Pods that can write where logs are may have longer ones.
+const MAX_LINE: usize = 1 << 20;
+
 /// One entry of a log file.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Entry<'a> {
@@ -141,7 +144,7 @@ pub(crate) async fn read_start(path: &Path, limit: usize) -> io::Result<Vec<u8>>
 pub(crate) async fn tail_text(path: &Path, lines: usize, bytes: usize) -> io::Result<String> {
     let mut file = open(path).await?;
     let end = file.metadata().await?.len();
-    let start = tail_offset(&mut file, end, lines).await?;
+    let start = tail_offset(&mut file, end, lines).await?.max(end.saturating_sub(MAX_LINE as u64));
     file.seek(SeekFrom::Start(start)).await?;
     let mut data = Vec::new();
     file.take(end - start).read_to_end(&mut data).await?;
@@ -222,9 +225,12 @@ where
         let count = file.read(&mut buffer[..room]).await?;
         if count > 0 {
             unread -= count as u64;
+            // What is left of a line that is too long to be one ends where it was cut.
+            pending.truncate(MAX_LINE);
+            let known = pending.len();
             pending.extend_from_slice(&buffer[..count]);
             let mut chunk = Vec::new();
-            let complete = pending.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            let complete = pending[known..].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| known + at + 1);
             for line in pending[..complete].split(|byte| *byte == b'\n') {
                 renderer.render(line, &mut chunk);
             }
@@ -411,6 +417,26 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "whole\nrest").unwrap();
         assert_eq!(read_start(&path, 6).await.unwrap(), b"whole\n");
+    }
+
+    /// Whoever can write among logs, as pods that collect them, may leave lines without end.
+    #[tokio::test]
+    async fn security_lines_without_end_are_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.log");
+        let endless = format!("2026-11-15T03:00:00.000000001Z stdout F {}", "x".repeat(4 * MAX_LINE));
+        std::fs::write(&path, format!("{endless}\n{LOG}")).unwrap();
+        let (send, mut receive) = mpsc::channel(1);
+        let reader = tokio::spawn(stream(path.clone(), Options::default(), || async { false }, send));
+        let mut all = Vec::new();
+        while let Some(chunk) = receive.recv().await {
+            all.extend(chunk);
+        }
+        reader.await.unwrap().unwrap();
+        assert!(all.len() < 2 * MAX_LINE, "{} bytes", all.len());
+        assert!(all.starts_with(b"xxx") && all.ends_with(b"x\nfirst\noops\nhalf-whole\n"));
+        std::fs::write(&path, endless).unwrap();
+        assert_eq!(tail_text(&path, 80, 2 * MAX_LINE).await.unwrap(), "", "nothing there is the start of a line");
     }
 
     #[tokio::test]
