@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 use crate::config::{NetworkConfig, PortMapping, is_valid_name};
 use crate::error::{CniError, Error, code};
-use crate::result::{AddResult, version_at_least};
+use crate::result::{AddResult, MAX_OUTPUT, version_at_least};
 
 /// Where libcni keeps results too, so that runtimes can be swapped under running pods.
 const CACHE_DIR: &str = "/var/lib/cni";
@@ -20,8 +20,6 @@ const CACHE_DIR: &str = "/var/lib/cni";
 const LEFT: &str = "left";
 /// How long a plug-in may take. The kubelet gives a sandbox four minutes; after that it tries again, beside what still hangs.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(180);
-/// What a plug-in may answer, and what it may say besides: no result is nearly as long.
-const MAX_OUTPUT: u64 = 4 << 20;
 
 /// A network as configured on this node.
 #[derive(Clone, Debug)]

@@ -12,6 +12,9 @@ use api::cidr::Cidr;
 /// Oldest first. The last is what our plug-ins implement.
 pub const VERSIONS: &[&str] = &["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
+/// What a plug-in may answer, and what it may say besides: no result is nearly as long.
+pub(crate) const MAX_OUTPUT: u64 = 4 << 20;
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AddResult {
     #[serde(default, rename = "cniVersion")]

@@ -1,6 +1,6 @@
 //! Delegation: the plug-in that makes the interface asks another one for the addresses.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::call::Call;
 use super::{Handlers, dispatch, host_local};
 use crate::error::{CniError, code};
-use crate::result::AddResult;
+use crate::result::{AddResult, MAX_OUTPUT};
 
 /// The `ipam.type` of a configuration; `None` makes a link without addresses.
 pub(super) fn kind(call: &Call) -> Option<&str> {
@@ -85,11 +85,47 @@ fn execute(path: &PathBuf, kind: &str, command: &str, call: &Call) -> Result<Opt
         // A plug-in may answer without reading.
         let _ = stdin.write_all(call.config.to_string().as_bytes());
     }
-    let output = child.wait_with_output().map_err(failed)?;
-    let value = serde_json::from_slice::<Value>(&output.stdout).ok();
-    if output.status.success() {
+    let mut answer = Vec::new();
+    let read = match child.stdout.take() {
+        Some(stdout) => stdout.take(MAX_OUTPUT + 1).read_to_end(&mut answer),
+        None => Ok(0),
+    };
+    let is_too_long = answer.len() as u64 > MAX_OUTPUT;
+    if is_too_long || read.is_err() {
+        // It may have ended by itself.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(failed)?;
+    read.map_err(failed)?;
+    if is_too_long {
+        return Err(failed(std::io::Error::other(format!("more than {MAX_OUTPUT} bytes of output"))));
+    }
+    let value = serde_json::from_slice::<Value>(&answer).ok();
+    if status.success() {
         return Ok(value);
     }
     let error = value.and_then(|value| serde_json::from_value(value).ok());
-    Err(error.unwrap_or_else(|| CniError::internal(format!("IPAM plugin {kind:?} failed: {}", output.status))))
+    Err(error.unwrap_or_else(|| CniError::internal(format!("IPAM plugin {kind:?} failed: {status}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_an_ipam_plug_in_that_answers_without_end_is_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/usr/bin/yes", dir.path().join("endless")).unwrap();
+        let env = |name: &str| match name {
+            "CNI_CONTAINERID" => "c1".to_owned(),
+            "CNI_NETNS" => "/ns".to_owned(),
+            "CNI_IFNAME" => "eth0".to_owned(),
+            "CNI_PATH" => dir.path().display().to_string(),
+            _ => String::new(),
+        };
+        let config = r#"{"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": {"type": "endless"}}"#;
+        let call = Call::read("ADD", env, config.as_bytes()).unwrap();
+        let error = add(&call, "endless").unwrap_err().to_string();
+        assert!(error.contains("more than 4194304 bytes"), "{error}");
+    }
 }
