@@ -267,7 +267,9 @@ impl Given {
     fn take(headers: &mut HeaderMap) -> Self {
         let mut given = Self::default();
         let authorization = headers.remove(header::AUTHORIZATION);
-        if let Some((scheme, rest)) = authorization.as_ref().and_then(|value| value.to_str().ok()?.split_once(' ')) {
+        // A token that is no text is a wrong one, and not none.
+        let authorization = authorization.as_ref().map(|value| String::from_utf8_lossy(value.as_bytes()));
+        if let Some((scheme, rest)) = authorization.as_deref().and_then(|value| value.split_once(' ')) {
             let rest = rest.trim();
             if scheme.eq_ignore_ascii_case("bearer") && !rest.is_empty() {
                 given.bearer = Some(rest.to_owned());
@@ -312,6 +314,16 @@ fn same_secret(left: &[u8], right: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_a_token_that_is_no_text_is_a_wrong_one_and_not_none() {
+        for (value, expected) in [(&b"Bearer \xff"[..], "\u{fffd}"), ("Bearer t\u{e9}".as_bytes(), "t\u{e9}")] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, HeaderValue::from_bytes(value).unwrap());
+            assert_eq!(Given::take(&mut headers).bearer.as_deref(), Some(expected), "{value:?}");
+            assert!(headers.is_empty());
+        }
+    }
 
     #[test]
     fn credentials_leave_the_headers() {
