@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use api::{Status, UserInfo};
 use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Response, header};
 use http_body_util::BodyExt;
@@ -34,6 +35,8 @@ use crate::config::AuditConfig;
 
 /// User agents longer than this are cut.
 const MAX_AGENT: usize = 1024;
+/// Answers longer than this are not recorded: an aggregated server may send more than there is room for, and never end.
+const MAX_ANSWER: usize = 16 << 20;
 
 pub(crate) struct Audit {
     policy: Reloading<Policy>,
@@ -297,9 +300,18 @@ impl Open {
 
     async fn keep_body(&self, response: Response<Body>, omit_managed_fields: bool) -> Response<Body> {
         let (parts, body) = response.into_parts();
-        let (kept, body) = whole(body).await;
+        let (kept, body) = kept(body, MAX_ANSWER).await;
         let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        if let Some(mut value) = kept.and_then(|bytes| decode(content_type.unwrap_or_default(), &bytes)) {
+        let value = match kept {
+            Kept::Whole(bytes) => decode(content_type.unwrap_or_default(), &bytes),
+            Kept::CutOff => None,
+            Kept::TooLong => {
+                let mut state = self.state.lock();
+                state.event.annotations.insert("audit.k8s.io/truncated".to_owned(), "true".to_owned());
+                None
+            }
+        };
+        if let Some(mut value) = value {
             if omit_managed_fields {
                 without_managed_fields(&mut value);
             }
@@ -329,8 +341,16 @@ impl Drop for Open {
     }
 }
 
-/// A body for the event, and again for the client. One that was cut off is nothing to record, and the client sees it cut off.
-async fn whole(mut body: Body) -> (Option<Bytes>, Body) {
+/// What there is of a body to record.
+#[derive(Debug, PartialEq)]
+enum Kept {
+    Whole(Bytes),
+    CutOff,
+    TooLong,
+}
+
+/// A body for the event, and again for the client, who sees one that was cut off cut off, and of a long one all that comes.
+async fn kept(mut body: Body, limit: usize) -> (Kept, Body) {
     let mut kept = BytesMut::new();
     while let Some(frame) = body.frame().await {
         match frame {
@@ -341,12 +361,16 @@ async fn whole(mut body: Body) -> (Option<Bytes>, Body) {
             }
             Err(error) => {
                 let sent = [Ok(kept.freeze()), Err(error)];
-                return (None, stream(futures_util::stream::iter(sent)));
+                return (Kept::CutOff, stream(futures_util::stream::iter(sent)));
             }
+        }
+        if kept.len() > limit {
+            let sent = futures_util::stream::iter([Ok(kept.freeze())]);
+            return (Kept::TooLong, stream(sent.chain(body.into_data_stream())));
         }
     }
     let kept = kept.freeze();
-    (Some(kept.clone()), full(kept))
+    (Kept::Whole(kept.clone()), full(kept))
 }
 
 /// A body as a value; `None` for what is not an object in a form we know.
@@ -395,9 +419,19 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_was_cut_off_is_not_sent_as_an_empty_one() {
         let pieces = [Ok(Bytes::from_static(b"{")), Err(crate::body::BodyError::from("reset by peer"))];
-        let (kept, body) = whole(stream(futures_util::stream::iter(pieces))).await;
-        assert!(kept.is_none() && body.collect().await.is_err());
-        let (kept, body) = whole(full("{}")).await;
-        assert_eq!((&kept.unwrap()[..], &body.collect().await.unwrap().to_bytes()[..]), (&b"{}"[..], &b"{}"[..]));
+        let (found, body) = kept(stream(futures_util::stream::iter(pieces)), 100).await;
+        assert!(found == Kept::CutOff && body.collect().await.is_err());
+        let (found, body) = kept(full("{}"), 100).await;
+        assert_eq!(found, Kept::Whole(Bytes::from_static(b"{}")));
+        assert_eq!(&body.collect().await.unwrap().to_bytes()[..], b"{}");
+    }
+
+    #[tokio::test]
+    async fn security_answers_without_end_are_passed_on_and_not_recorded() {
+        let endless = stream(futures_util::stream::repeat_with(|| Ok(Bytes::from_static(b"0123456789"))));
+        let (found, body) = kept(endless, 100).await;
+        assert_eq!(found, Kept::TooLong);
+        let first = body.into_data_stream().take(3).map(|piece| piece.unwrap().len()).collect::<Vec<_>>().await;
+        assert_eq!(first, [110, 10, 10]);
     }
 }
