@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactCollect as _;
 use api::validation as rules;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec};
@@ -338,8 +339,10 @@ fn source_ranges(
             errors.forbidden("spec.LoadBalancerSourceRanges", ONLY);
         }
         let path = Path::new("spec.LoadBalancerSourceRanges");
+        let before = items(&old_spec.load_balancer_source_ranges).iter().map(|range| range.trim());
+        let before: BTreeSet<&str> = before.compact_collect();
         for (i, range) in ranges.iter().map(|range| range.trim()).enumerate() {
-            if !items(&old_spec.load_balancer_source_ranges).iter().any(|before| before.trim() == range) {
+            if !before.contains(range) {
                 cidr(errors, &path.index(i), range);
             }
         }
@@ -497,9 +500,10 @@ fn addresses(errors: &mut FieldErrors, path: &Path<'_>, spec: &ServiceSpec, old:
             &["PreferDualStack", "RequireDualStack", "SingleStack"],
         );
     }
+    let before: BTreeSet<&String> = items(&old.external_ips).iter().compact_collect();
     for (i, address) in items(&spec.external_ips).iter().enumerate() {
         let path = path.child("externalIPs");
-        if items(&old.external_ips).contains(address) {
+        if before.contains(address) {
             not_special(errors, &path.index(i), address);
         } else {
             ordinary(errors, &path.index(i), address);
@@ -678,6 +682,16 @@ mod tests {
         let (good, bad) = (status("192.0.2.1"), status("192.0.2.01"));
         assert_eq!(ServiceStrategy.validate_status_update(&bad, &good).to_string(), expected);
         assert_eq!(ServiceStrategy.validate_status_update(&bad, &bad).to_string(), "[]");
+    }
+
+    #[test]
+    fn security_long_lists_of_addresses_are_looked_through_once() {
+        let address = |at: u32| std::net::Ipv4Addr::from(0xc000_0000 + at).to_string();
+        let addresses: Vec<String> = (1..100_000).map(address).collect();
+        let ranges: Vec<String> = addresses.iter().map(|address| format!("{address}/32")).collect();
+        let service = service(json!({"type": "LoadBalancer", "externalTrafficPolicy": "Cluster",
+            "ports": [{"port": 80}], "externalIPs": addresses, "loadBalancerSourceRanges": ranges}));
+        assert_eq!(ServiceStrategy.validate_update(&service, &service).to_string(), "[]");
     }
 
     #[test]
