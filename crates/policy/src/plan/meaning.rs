@@ -217,18 +217,21 @@ struct Said {
     blocks: [Vec<Range>; 2],
     /// Ports for everyone.
     open: Vec<Ports>,
-    /// Pairs of ranges and ports so far.
+    /// Pairs of peers, or ranges, and ports so far.
     pairs: usize,
 }
 
 impl Said {
-    fn affords(&mut self, ranges: usize, ports: usize, policy: &str) -> bool {
-        self.pairs = self.pairs.saturating_add(ranges.saturating_mul(ports));
+    fn affords(&mut self, peers: usize, ports: usize, policy: &str) -> bool {
+        if ports == 0 {
+            return true;
+        }
+        self.pairs = self.pairs.saturating_add(peers.saturating_mul(ports));
         let affords = self.pairs <= MAX_PAIRS;
         if !affords {
             tracing::error!(
                 policy,
-                "a network policy names more than {MAX_PAIRS} pairs of ranges and ports: those beyond stay closed"
+                "a network policy names more than {MAX_PAIRS} pairs of peers and ports: those beyond stay closed"
             );
         }
         affords
@@ -347,6 +350,9 @@ impl Reader<'_> {
             };
             for peer in peers {
                 if let Peer::Block { range, except } = peer {
+                    if !said.affords(1, names.len(), policy) {
+                        return false;
+                    }
                     // Only pods have names for ports, also where they are meant by address.
                     self.read_names(names.clone(), Some((*range, except.clone())), said);
                     let left = without(*range, except);
@@ -363,6 +369,10 @@ impl Reader<'_> {
                         }
                     }
                     continue;
+                }
+                // Each has a list of all ports, whoever it selects.
+                if !said.affords(1, numbers.as_ref().map_or(0, Vec::len) + names.len(), policy) {
+                    return false;
                 }
                 let Some(selection) = self.peers.select(self.world, peer, namespace) else { continue };
                 let term = |what| Term { selection: selection.clone(), within: None, what };

@@ -41,6 +41,25 @@ fn security_a_pod_that_is_not_shown_yet_reaches_nobody_whom_it_is_denied_to() {
     }
 }
 
+/// Each peer of a rule has all of its ports: a policy of a megabyte would be hundreds of millions of pairs.
+#[test]
+fn security_peers_that_select_nobody_are_counted_too() {
+    let peers: Vec<Value> =
+        (0..2000).map(|at| json!({"podSelector": {"matchLabels": {"role": format!("r{at}")}}})).collect();
+    // Single ports without neighbours, so that none can be merged.
+    let ports: Vec<Value> = (0..2000).map(|at| json!({"port": 2 * at + 1})).collect();
+    let large = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"from": peers, "ports": ports}]});
+    let pods = vec![
+        pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([])),
+        pod("default", "first", "b", json!({"role": "r0"}), &["10.42.1.2"], json!([])),
+        pod("default", "last", "b", json!({"role": "r1999"}), &["10.42.1.3"], json!([])),
+    ];
+    let plan = planned(&world(pods, vec![policy("default", "large", large)]));
+    for (from, port, is_open) in [("10.42.1.2", 3, true), ("10.42.1.2", 4, false), ("10.42.1.3", 3, false)] {
+        assert_eq!(passes(&plan, ip(from), ip("10.42.0.2"), Protocol::Tcp, port), is_open, "{from} {port}");
+    }
+}
+
 /// The pod that had an address before is still shown with it, and may do what the one that has it now may not.
 #[test]
 fn security_an_address_is_only_whose_it_was_announced_to_be() {
