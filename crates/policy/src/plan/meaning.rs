@@ -10,7 +10,7 @@ use api::selector::Selector;
 use super::contents::{Draft, Element};
 use super::peers::{Kind, MAX_PAIRS, Peers, Ports, Term, Terms, What};
 use crate::cluster_policy::{Action, ClusterPolicy, ClusterRule};
-use crate::ranges::{Block, Range, disjoint, merged, text, without};
+use crate::ranges::{Range, merged, text, without};
 use crate::world::{Direction, Peer, Policy, Protocol, Rule, Which, World};
 
 /// So few peers of a chain have sets of their own, which other chains that mean them share; more are gathered in one set, so
@@ -462,9 +462,8 @@ fn merged_ports(ports: Vec<Ports>) -> Vec<Ports> {
 }
 
 fn port_elements(ports: &[Ports]) -> BTreeSet<Element> {
-    let blocks: Vec<Block> = ports.iter().map(|(protocol, ports)| ((0, 0), *protocol, *ports)).collect();
-    let element = |(_, protocol, ports): Block| Element::Text(format!("{} . {}", protocol.name(), span(ports)));
-    disjoint(&blocks).into_iter().map(element).collect()
+    let element = |(protocol, ports): Ports| Element::Text(format!("{} . {}", protocol.name(), span(ports)));
+    merged_ports(ports.to_vec()).into_iter().map(element).collect()
 }
 
 pub(super) fn span((first, last): (u16, u16)) -> String {
