@@ -20,7 +20,7 @@ use super::builder::{Builder, Site};
 use super::conditions::{Wanted, merge};
 use super::grants::{self, Reference};
 use super::ingresses::Claim;
-use super::routes::{self, Converted, Problem, Resolver};
+use super::routes::{self, Converted, Patterns, Problem, Resolver};
 use super::{GATEWAY_CONTROLLER, Kind, Plan, Settings, Status};
 use crate::gateway_api::{
     FEATURES, GROUP, Gateway, GatewayAddress, GatewayClass, ListenerSpec, ListenerStatus, ParentRef, RouteKind,
@@ -67,21 +67,22 @@ pub(super) fn plan<'w>(
         let listeners = listeners(gateway, &assigned.site, world, settings, builder, &mut taken);
         attached.insert(client::object_key(&***gateway), listeners);
     }
+    let mut patterns = Patterns::default();
     let mut attacher = Attacher { world, settings, claims, gateways: &mut attached, builder };
     for route in world.http_routes.values() {
-        let resolver = resolver(world, backends, "HTTPRoute", &route.metadata);
+        let resolver = resolver(world, (&mut *backends, &mut patterns), "HTTPRoute", &route.metadata);
         let make = || routes::http(route, resolver);
         let spec = (&route.spec.parent_refs[..], &route.spec.hostnames[..]);
         plan.statuses.extend(attacher.attach(Kind::HttpRoute, &route.metadata, spec, &route.status, make));
     }
     for route in world.grpc_routes.values() {
-        let resolver = resolver(world, backends, "GRPCRoute", &route.metadata);
+        let resolver = resolver(world, (&mut *backends, &mut patterns), "GRPCRoute", &route.metadata);
         let make = || routes::grpc(route, resolver);
         let spec = (&route.spec.parent_refs[..], &route.spec.hostnames[..]);
         plan.statuses.extend(attacher.attach(Kind::GrpcRoute, &route.metadata, spec, &route.status, make));
     }
     for route in world.tls_routes.values() {
-        let resolver = resolver(world, backends, "TLSRoute", &route.metadata);
+        let resolver = resolver(world, (&mut *backends, &mut patterns), "TLSRoute", &route.metadata);
         let make = || routes::tls(route, resolver);
         let spec = (&route.spec.parent_refs[..], &route.spec.hostnames[..]);
         plan.statuses.extend(attacher.attach(Kind::TlsRoute, &route.metadata, spec, &route.status, make));
@@ -94,12 +95,12 @@ pub(super) fn plan<'w>(
 
 fn resolver<'p, 'w>(
     world: &'w World,
-    backends: &'p mut Backends<'w>,
+    (backends, patterns): (&'p mut Backends<'w>, &'p mut Patterns),
     kind: &'static str,
     metadata: &ObjectMeta,
 ) -> Resolver<'p, 'w> {
     let namespace = metadata.namespace().to_owned();
-    Resolver { world, backends, kind, namespace, problem: None }
+    Resolver { world, backends, patterns, kind, namespace, problem: None }
 }
 
 fn is_ours(class: &GatewayClass) -> bool {

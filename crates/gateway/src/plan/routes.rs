@@ -1,5 +1,6 @@
 //! From routes of the Gateway API to rules, whatever they are attached to.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,29 @@ const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Regular expressions of one route. They are read for every plan, and everybody waits for that.
 const MAX_PATTERNS: usize = 64;
+
+/// What those of all routes of a namespace may take, in bytes. A short one may become a megabyte, and routes are many.
+const MAX_PATTERN_BYTES: usize = 32 << 20;
+
+/// What regular expressions take, by the namespace of their routes.
+#[derive(Default)]
+pub(super) struct Patterns(HashMap<String, usize>);
+
+impl Patterns {
+    /// Reads one, unless those before it have used up what its namespace has.
+    fn read(&mut self, namespace: &str, text: &str) -> Result<cel::regex::Regex, Problem> {
+        let taken = self.0.entry(namespace.to_owned()).or_default();
+        if *taken <= MAX_PATTERN_BYTES {
+            let regex = pattern(text).map_err(|error| Problem::unsupported(format!("{text:?}: {error}")))?;
+            *taken = taken.saturating_add(regex.memory_usage());
+            if *taken <= MAX_PATTERN_BYTES {
+                return Ok(regex);
+            }
+        }
+        let message = format!("the regular expressions of the namespace take more than {MAX_PATTERN_BYTES} bytes");
+        Err(Problem::unsupported(message))
+    }
+}
 
 /// Why a route, or a reference of it, cannot be followed: reason and message of a condition.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +69,7 @@ pub(super) struct Converted {
 pub(super) struct Resolver<'p, 'w> {
     pub(super) world: &'w World,
     pub(super) backends: &'p mut Backends<'w>,
+    pub(super) patterns: &'p mut Patterns,
     pub(super) kind: &'static str,
     pub(super) namespace: String,
     pub(super) problem: Option<Problem>,
@@ -88,6 +113,10 @@ impl Resolver<'_, '_> {
             Missing::NotFound(message) => Problem { reason: "BackendNotFound", message },
             Missing::Unsupported(message) => Problem { reason: "UnsupportedProtocol", message },
         })
+    }
+
+    fn regex(&mut self, text: &str) -> Result<cel::regex::Regex, Problem> {
+        self.patterns.read(&self.namespace, text)
     }
 
     fn weighted(&mut self, references: &[BackendRef]) -> Result<Vec<Weighted>, Problem> {
@@ -166,7 +195,7 @@ pub(super) fn http(route: &HTTPRoute, mut resolver: Resolver<'_, '_>) -> Convert
             let everything = [HttpMatch::default()];
             let matches = if rule.matches.is_empty() { &everything[..] } else { &rule.matches };
             for (match_at, asked) in matches.iter().enumerate() {
-                rules.push(http_rule(asked, rank(route, (at, match_at)), to.clone())?);
+                rules.push(http_rule(asked, rank(route, (at, match_at)), to.clone(), &mut resolver)?);
             }
         }
         Ok(rules)
@@ -186,11 +215,16 @@ fn check_patterns<'r>(kinds: impl Iterator<Item = &'r Option<String>>) -> Result
     (count <= MAX_PATTERNS).then_some(()).ok_or_else(problem)
 }
 
-fn http_rule(asked: &HttpMatch, rank: Rank, route: Arc<Route>) -> Result<Rule, Problem> {
+fn http_rule(
+    asked: &HttpMatch,
+    rank: Rank,
+    route: Arc<Route>,
+    resolver: &mut Resolver<'_, '_>,
+) -> Result<Rule, Problem> {
     let path = asked.path.clone().unwrap_or_default();
     let value = path.value.unwrap_or_else(|| "/".to_owned());
     let path = match path.r#type.as_deref().unwrap_or("PathPrefix") {
-        "RegularExpression" => PathMatch::Regex(regex(&value)?),
+        "RegularExpression" => PathMatch::Regex(resolver.regex(&value)?),
         _ if !value.starts_with('/') => {
             return Err(Problem::unsupported(format!("path {value:?} does not begin with a slash")));
         }
@@ -204,34 +238,33 @@ fn http_rule(asked: &HttpMatch, rank: Rank, route: Arc<Route>) -> Result<Rule, P
     for parameter in &asked.query_params {
         // Of several with one name the first counts.
         if !query.iter().any(|(name, _)| *name == parameter.name) {
-            query.push((parameter.name.clone(), text_match(parameter)?));
+            query.push((parameter.name.clone(), text_match(parameter, resolver)?));
         }
     }
-    Ok(Rule { path, method, headers: headers(&asked.headers)?, query, rank, route })
+    Ok(Rule { path, method, headers: headers(&asked.headers, resolver)?, query, rank, route })
 }
 
-fn headers(matches: &[NamedMatch]) -> Result<Vec<(http::HeaderName, TextMatch)>, Problem> {
+fn headers(
+    matches: &[NamedMatch],
+    resolver: &mut Resolver<'_, '_>,
+) -> Result<Vec<(http::HeaderName, TextMatch)>, Problem> {
     let mut headers: Vec<(http::HeaderName, TextMatch)> = Vec::new();
     for header in matches {
         let unknown = |_| Problem::unsupported(format!("{:?} is no name of a header", header.name));
         let name: http::HeaderName = header.name.parse().map_err(unknown)?;
         if !headers.iter().any(|(known, _)| *known == name) {
-            headers.push((name, text_match(header)?));
+            headers.push((name, text_match(header, resolver)?));
         }
     }
     Ok(headers)
 }
 
-fn text_match(asked: &NamedMatch) -> Result<TextMatch, Problem> {
+fn text_match(asked: &NamedMatch, resolver: &mut Resolver<'_, '_>) -> Result<TextMatch, Problem> {
     match asked.r#type.as_deref().unwrap_or("Exact") {
         "Exact" => Ok(TextMatch::Exact(asked.value.clone())),
-        "RegularExpression" => Ok(TextMatch::Regex(regex(&asked.value)?)),
+        "RegularExpression" => Ok(TextMatch::Regex(resolver.regex(&asked.value)?)),
         other => Err(Problem::unsupported(format!("match {other:?}"))),
     }
-}
-
-fn regex(text: &str) -> Result<cel::regex::Regex, Problem> {
-    pattern(text).map_err(|error| Problem::unsupported(format!("{text:?}: {error}")))
 }
 
 pub(super) fn grpc(route: &GRPCRoute, mut resolver: Resolver<'_, '_>) -> Converted {
@@ -251,9 +284,9 @@ pub(super) fn grpc(route: &GRPCRoute, mut resolver: Resolver<'_, '_>) -> Convert
             let matches = if rule.matches.is_empty() { &everything[..] } else { &rule.matches };
             for (match_at, asked) in matches.iter().enumerate() {
                 rules.push(Rule {
-                    path: grpc_path(asked)?,
+                    path: grpc_path(asked, &mut resolver)?,
                     method: None,
-                    headers: headers(&asked.headers)?,
+                    headers: headers(&asked.headers, &mut resolver)?,
                     query: Vec::new(),
                     rank: rank(route, (at, match_at)),
                     route: to.clone(),
@@ -266,7 +299,7 @@ pub(super) fn grpc(route: &GRPCRoute, mut resolver: Resolver<'_, '_>) -> Convert
     resolver.converted(rules)
 }
 
-fn grpc_path(asked: &GrpcMatch) -> Result<PathMatch, Problem> {
+fn grpc_path(asked: &GrpcMatch, resolver: &mut Resolver<'_, '_>) -> Result<PathMatch, Problem> {
     let method = asked.method.clone().unwrap_or_default();
     let (service, name) = (method.service.as_deref(), method.method.as_deref());
     match (method.r#type.as_deref().unwrap_or("Exact"), service, name) {
@@ -277,16 +310,16 @@ fn grpc_path(asked: &GrpcMatch) -> Result<PathMatch, Problem> {
             // A name of a method has no letters with a meaning in patterns.
             let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
             match is_name {
-                true => Ok(PathMatch::Regex(regex(&format!("/[^/]+/{name}"))?)),
+                true => Ok(PathMatch::Regex(resolver.regex(&format!("/[^/]+/{name}"))?)),
                 false => Err(Problem::unsupported(format!("method {name:?}"))),
             }
         }
         ("RegularExpression", service, name) => {
             let part = |text: Option<&str>| text.map_or_else(|| "[^/]+".to_owned(), |text| format!("(?:{text})"));
             for text in [service, name].into_iter().flatten() {
-                regex(text)?;
+                resolver.regex(text)?;
             }
-            Ok(PathMatch::Regex(regex(&format!("/{}/{}", part(service), part(name)))?))
+            Ok(PathMatch::Regex(resolver.regex(&format!("/{}/{}", part(service), part(name)))?))
         }
         (other, ..) => Err(Problem::unsupported(format!("method match {other:?}"))),
     }
@@ -301,4 +334,20 @@ pub(super) fn tls(route: &TLSRoute, mut resolver: Resolver<'_, '_>) -> Converted
         vec![Rule { path, method: None, headers: Vec::new(), query: Vec::new(), rank, route: route_to }]
     });
     resolver.converted(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each is short and becomes some hundred kilobytes.
+    #[test]
+    fn security_regular_expressions_of_a_namespace_take_so_much() {
+        let mut patterns = Patterns::default();
+        let refused = (0..2000).find_map(|at| patterns.read("red", &format!("{at}.{{1000}}")).err());
+        let message = refused.map(|problem| problem.message).unwrap_or_default();
+        assert!(message.starts_with("the regular expressions of the namespace take more than"), "{message:?}");
+        assert!(patterns.read("red", "a").is_err());
+        assert!(patterns.read("blue", "a").is_ok());
+    }
 }
