@@ -14,6 +14,8 @@ use crate::resources::UnsupportedResource;
 use crate::{resources, state};
 
 const DEFAULT_MODE: i32 = 0o644;
+/// Files of one volume, together: many times what an object holds. A pod may name one large value again and again.
+const MAX_BYTES: usize = 64 << 20;
 
 /// Why a volume's files cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +26,8 @@ pub(crate) enum PayloadError {
     NoKey { missing: &'static str, key: String },
     #[error("container {0} not found")]
     NoContainer(String),
+    #[error("the files are larger than {MAX_BYTES} bytes")]
+    TooLarge,
     #[error(transparent)]
     NotSynced(#[from] NotSynced),
     #[error(transparent)]
@@ -32,6 +36,24 @@ pub(crate) enum PayloadError {
     Field(#[from] EnvError),
     #[error(transparent)]
     Resource(#[from] UnsupportedResource),
+}
+
+/// The files of a volume so far.
+#[derive(Default)]
+struct Files {
+    payload: Payload,
+    bytes: usize,
+}
+
+impl Files {
+    fn add(&mut self, path: &str, data: &[u8], mode: u32, uid: Option<u32>) -> Result<(), PayloadError> {
+        self.bytes = self.bytes.saturating_add(data.len());
+        if self.bytes > MAX_BYTES {
+            return Err(PayloadError::TooLarge);
+        }
+        self.payload.insert(path.to_owned(), File { data: data.to_vec(), mode, uid });
+        Ok(())
+    }
 }
 
 /// What a volume shows of an object.
@@ -58,7 +80,7 @@ impl<'a> Shown<'a> {
 impl Volumes {
     /// Collects what the volume shows now.
     pub(super) async fn payload(&self, volume: &Volume, context: &Context<'_>) -> Result<Payload, PayloadError> {
-        let mut files = Payload::new();
+        let mut files = Files::default();
         if let Some(source) = &volume.config_map {
             let mode = source.default_mode.unwrap_or(DEFAULT_MODE);
             let shown = Shown::new(&source.name, source.items.as_deref(), source.optional, mode);
@@ -89,21 +111,15 @@ impl Volumes {
                         self.tokens.get(context.pod, token.audience.as_deref(), token.expiration_seconds).await?;
                     let owner = common_user(context.pod);
                     let restricted = owner.is_some() || super::fs_group(context.pod).is_some();
-                    files.insert(
-                        token.path.clone(),
-                        File {
-                            data: value.into_bytes(),
-                            mode: if restricted { 0o600 } else { mode as u32 },
-                            uid: owner.filter(|uid| *uid != 0),
-                        },
-                    );
+                    let mode = if restricted { 0o600 } else { mode as u32 };
+                    files.add(&token.path, value.as_bytes(), mode, owner.filter(|uid| *uid != 0))?;
                 }
             }
         }
-        Ok(files)
+        Ok(files.payload)
     }
 
-    async fn config_map(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), PayloadError> {
+    async fn config_map(&self, files: &mut Files, pod: &Pod, shown: Shown<'_>) -> Result<(), PayloadError> {
         let Some(map) = self.config_maps.get(state::uid(pod), state::namespace(pod), shown.name).await? else {
             return shown.missing("configmap");
         };
@@ -113,7 +129,7 @@ impl Volumes {
         project(files, &data, shown, "configmap references non-existent config key")
     }
 
-    async fn secret(&self, files: &mut Payload, pod: &Pod, shown: Shown<'_>) -> Result<(), PayloadError> {
+    async fn secret(&self, files: &mut Files, pod: &Pod, shown: Shown<'_>) -> Result<(), PayloadError> {
         let Some(secret) = self.secrets.get(state::uid(pod), state::namespace(pod), shown.name).await? else {
             return shown.missing("secret");
         };
@@ -125,7 +141,7 @@ impl Volumes {
 
 /// All keys, or the chosen ones under the chosen paths.
 fn project(
-    files: &mut Payload,
+    files: &mut Files,
     data: &BTreeMap<String, Vec<u8>>,
     Shown { items, is_optional, mode, .. }: Shown<'_>,
     missing: &'static str,
@@ -133,7 +149,7 @@ fn project(
     match items.filter(|items| !items.is_empty()) {
         None => {
             for (key, value) in data {
-                files.insert(key.clone(), File { data: value.clone(), mode: mode as u32, uid: None });
+                files.add(key, value, mode as u32, None)?;
             }
         }
         Some(items) => {
@@ -141,7 +157,7 @@ fn project(
                 match data.get(&item.key) {
                     Some(value) => {
                         let mode = item.mode.unwrap_or(mode) as u32;
-                        files.insert(item.path.clone(), File { data: value.clone(), mode, uid: None });
+                        files.add(&item.path, value, mode, None)?;
                     }
                     None if is_optional => {}
                     None => return Err(PayloadError::NoKey { missing, key: item.key.clone() }),
@@ -153,7 +169,7 @@ fn project(
 }
 
 fn downward(
-    files: &mut Payload,
+    files: &mut Files,
     context: &Context<'_>,
     items: Option<&[DownwardAPIVolumeFile]>,
     default_mode: i32,
@@ -172,7 +188,7 @@ fn downward(
             continue;
         };
         let mode = item.mode.unwrap_or(default_mode) as u32;
-        files.insert(item.path.clone(), File { data: value.into_bytes(), mode, uid: None });
+        files.add(&item.path, value.as_bytes(), mode, None)?;
     }
     Ok(())
 }
@@ -191,6 +207,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn security_a_large_value_is_not_shown_under_any_number_of_names() {
+        let data = BTreeMap::from([("a".to_string(), vec![b'x'; 1 << 20])]);
+        let item = |at| KeyToPath { key: "a".into(), path: format!("a{at}"), mode: None };
+        for (count, is_good) in [(64, true), (65, false)] {
+            let (mut files, items) = (Files::default(), (0..count).map(item).collect::<Vec<_>>());
+            let result = project(&mut files, &data, Shown::new("c", Some(&items), None, 0o644), "gone");
+            assert_eq!(result.is_ok(), is_good, "{count}");
+        }
+    }
+
+    #[test]
     fn keys_are_chosen_and_missing_ones_told() {
         let data = BTreeMap::from([("a".to_string(), b"1".to_vec()), ("b".to_string(), b"2".to_vec())]);
         let item = |key: &str, path: &str, mode| KeyToPath { key: key.into(), path: path.into(), mode };
@@ -200,9 +227,10 @@ mod tests {
             (vec![item("x", "x", None)], true, Ok("")),
             (vec![item("x", "x", None)], false, Err("gone: x")),
         ] {
-            let mut files = Payload::new();
+            let mut files = Files::default();
             let result = project(&mut files, &data, Shown::new("c", Some(&items), Some(is_optional), 0o644), "gone");
-            let told: Vec<String> = files.iter().map(|(path, file)| format!("{path}:{:o}", file.mode)).collect();
+            let told = files.payload.iter().map(|(path, file)| format!("{path}:{:o}", file.mode));
+            let told: Vec<String> = told.collect();
             match expected {
                 Ok(text) => {
                     result.unwrap();
