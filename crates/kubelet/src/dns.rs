@@ -1,5 +1,6 @@
 //! The resolver configuration of a pod, by its DNS policy. Pure, except for reading the host's file.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use cri::v1::DnsConfig;
@@ -118,14 +119,19 @@ pub(crate) fn for_pod(pod: &Pod, node: &Node, host: &DnsConfig) -> DnsConfig {
                 config.searches.push(search.clone());
             }
         }
-        for option in own.options.iter().flatten() {
+        // The last of a name counts; there may be any number.
+        let (mut names, mut options) = (HashSet::new(), Vec::new());
+        for option in own.options.iter().flatten().rev() {
             let Some(name) = option.name.as_deref().filter(|name| !name.is_empty()) else { continue };
-            config.options.retain(|existing| existing.split(':').next() != Some(name));
-            config.options.push(match option.value.as_deref().filter(|value| !value.is_empty()) {
-                Some(value) => format!("{name}:{value}"),
-                None => name.to_string(),
-            });
+            if names.insert(name) {
+                options.push(match option.value.as_deref().filter(|value| !value.is_empty()) {
+                    Some(value) => format!("{name}:{value}"),
+                    None => name.to_string(),
+                });
+            }
         }
+        config.options.retain(|existing| existing.split(':').next().is_none_or(|name| !names.contains(name)));
+        config.options.extend(options.into_iter().rev());
     }
     config.servers.truncate(MAX_NAMESERVERS);
     config.searches.truncate(MAX_SEARCHES);
@@ -310,6 +316,19 @@ mod tests {
             let told = format!("{} | {} | {}", got.servers.join(" "), got.searches.join(" "), got.options.join(" "));
             assert_eq!(told, expected, "{policy:?} {host_network}");
         }
+    }
+
+    #[test]
+    fn security_many_options_of_a_resolver_are_looked_at_once() {
+        let option = |at: usize| {
+            let name = format!("o{}", at % 50_000);
+            PodDNSConfigOption { name: Some(name), value: Some(at.to_string()) }
+        };
+        let options = Some((0..100_000).map(option).collect());
+        let dns_config = Some(PodDNSConfig { options, ..Default::default() });
+        let pod = pod(PodSpec { dns_config, ..Default::default() });
+        let got = for_pod(&pod, &Node::default(), &DnsConfig::default());
+        assert_eq!((got.options.len(), got.options[0].as_str()), (50_000, "o0:50000"));
     }
 
     #[test]

@@ -69,8 +69,9 @@ pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Res
 /// Words of a command, all of them together no larger than an environment.
 pub(crate) fn expand_words(words: &[String], env: &[(String, String)]) -> Result<Vec<String>, EnvError> {
     let mut size = 0;
+    let known: HashMap<&str, &String> = env.iter().map(|(key, value)| (key.as_str(), value)).collect();
     let expanded = words.iter().map(|word| {
-        let word = expand(word, &|name| env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone()))?;
+        let word = expand(word, &|name| known.get(name).map(|value| (*value).clone()))?;
         size += word.len();
         if size > MAX_BYTES { Err(EnvError::TooLarge) } else { Ok(word) }
     });
@@ -115,6 +116,38 @@ pub(crate) struct Context<'a> {
     pub(crate) services: &'a [(String, String)],
 }
 
+/// Variables in order, found by their names: a pod may have tens of thousands, and each may name others as often.
+#[derive(Default)]
+struct Variables {
+    all: Vec<(String, String)>,
+    places: HashMap<String, usize>,
+    size: usize,
+}
+
+impl Variables {
+    /// A later one takes the place of an earlier one of its name.
+    fn set(&mut self, key: String, value: String) -> Result<(), EnvError> {
+        self.size += key.len() + value.len();
+        if self.size > MAX_BYTES {
+            return Err(EnvError::TooLarge);
+        }
+        match self.places.get(&key) {
+            Some(at) => self.all[*at].1 = value,
+            None => self.add(key, value),
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, key: String, value: String) {
+        self.places.insert(key.clone(), self.all.len());
+        self.all.push((key, value));
+    }
+
+    fn get(&self, name: &str) -> Option<&String> {
+        self.places.get(name).map(|at| &self.all[*at].1)
+    }
+}
+
 /// The variables of one container, in order.
 pub(crate) fn environment(
     container: &Container,
@@ -128,19 +161,10 @@ pub(crate) fn environment(
         name: name.to_owned(),
         key: key.to_owned(),
     };
-    let mut result: Vec<(String, String)> = Vec::new();
-    let mut size = 0;
-    let mut set = |result: &mut Vec<(String, String)>, key: String, value: String| {
-        size += key.len() + value.len();
-        if size > MAX_BYTES {
-            return Err(EnvError::TooLarge);
-        }
-        match result.iter_mut().find(|(existing, _)| *existing == key) {
-            Some(slot) => slot.1 = value,
-            None => result.push((key, value)),
-        }
-        Ok(())
-    };
+    let mut result = Variables::default();
+    // Of several with one name the first.
+    let services = context.services.iter().rev().map(|(key, value)| (key.as_str(), value));
+    let services: HashMap<&str, &String> = services.collect();
 
     for from in container.env_from.iter().flatten() {
         let prefix = from.prefix.as_deref().unwrap_or_default();
@@ -149,7 +173,7 @@ pub(crate) fn environment(
             match sources.config_maps.get(name) {
                 Some(map) => {
                     for (key, value) in map.data.iter().flatten() {
-                        set(&mut result, format!("{prefix}{key}"), value.clone())?;
+                        result.set(format!("{prefix}{key}"), value.clone())?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
@@ -161,7 +185,7 @@ pub(crate) fn environment(
             match sources.secrets.get(name) {
                 Some(secret) => {
                     for (key, value) in secret.data.iter().flatten() {
-                        set(&mut result, format!("{prefix}{key}"), String::from_utf8_lossy(&value.0).into_owned())?;
+                        result.set(format!("{prefix}{key}"), String::from_utf8_lossy(&value.0).into_owned())?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
@@ -173,13 +197,7 @@ pub(crate) fn environment(
     for variable in container.env.iter().flatten() {
         let mut value = None;
         if let Some(text) = variable.value.as_deref().filter(|text| !text.is_empty()) {
-            value = Some(expand(text, &|name| {
-                result
-                    .iter()
-                    .find(|(key, _)| key == name)
-                    .or_else(|| context.services.iter().find(|(key, _)| key == name))
-                    .map(|(_, value)| value.clone())
-            })?);
+            value = Some(expand(text, &|name| result.get(name).or_else(|| services.get(name).copied()).cloned())?);
         } else if let Some(from) = &variable.value_from {
             if let Some(field) = &from.field_ref {
                 value = Some(field_value(&field.field_path, context)?);
@@ -232,15 +250,15 @@ pub(crate) fn environment(
                 value = Some(found.to_owned());
             }
         }
-        set(&mut result, variable.name.clone(), value.unwrap_or_default())?;
+        result.set(variable.name.clone(), value.unwrap_or_default())?;
     }
 
     for (key, value) in context.services {
-        if !result.iter().any(|(existing, _)| existing == key) {
-            result.push((key.clone(), value.clone()));
+        if result.get(key).is_none() {
+            result.add(key.clone(), value.clone());
         }
     }
-    Ok(result)
+    Ok(result.all)
 }
 
 /// Names of the ConfigMaps and Secrets a container's environment needs.
@@ -568,6 +586,22 @@ mod tests {
         let words = |count: usize| expand_words(&["$(A)$(A)".to_owned(), "$(A)".repeat(count)], &env);
         assert!(words(6).is_ok() && words(7) == Err(EnvError::TooLarge));
         assert_eq!(expand_strictly(&"$(A)".repeat(9), &env), Err(EnvError::TooLarge));
+    }
+
+    #[test]
+    fn security_many_variables_are_found_by_their_names() {
+        let pod = Pod { metadata: meta("web"), ..Default::default() };
+        let services: Vec<(String, String)> = (0..40_000).map(|at| (format!("S{at}"), "s".to_owned())).collect();
+        let none = BTreeMap::new();
+        let context = Context { pod: &pod, pod_ips: &[], host_ips: &[], allocatable: &none, services: &services };
+        let names = "$(V39999)$(S39999)".repeat(20_000);
+        let mut env: Vec<serde_json::Value> =
+            (0..40_000).map(|at| serde_json::json!({"name": format!("V{at}"), "value": "v"})).collect();
+        env.push(serde_json::json!({"name": "ALL", "value": names}));
+        let container = serde_json::from_value(serde_json::json!({"name": "c", "env": env})).unwrap();
+        let found = environment(&container, &context, &Sources::default()).unwrap();
+        assert_eq!((found.len(), &found[40_000].1), (80_001, &"vs".repeat(20_000)));
+        assert_eq!(expand_words(&[names], &found).unwrap(), ["vs".repeat(20_000)]);
     }
 
     #[test]
