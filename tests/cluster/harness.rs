@@ -229,7 +229,12 @@ impl Cluster {
     pub(crate) fn answers(&self, what: &str, count: usize, ask: impl Fn() -> Option<String>) -> BTreeSet<String> {
         let mut seen = BTreeSet::new();
         self.wait(&format!("{count} different answers {what}"), || {
-            seen.extend(ask().and_then(|answer| answer.lines().last().map(str::to_owned)));
+            let new = ask().and_then(|answer| answer.lines().last().map(str::to_owned));
+            if let Some(new) = new.filter(|new| !seen.contains(new)) {
+                // For who reads of a failure.
+                println!("{what}: {new}");
+                seen.insert(new);
+            }
             (seen.len() >= count).then_some(())
         });
         seen
