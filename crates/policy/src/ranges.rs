@@ -72,13 +72,18 @@ pub(crate) type Block = (Range, Protocol, Ports);
 /// First and last port.
 type Ports = (u16, u16);
 
-/// The same blocks, cut so that none overlaps another.
-pub(crate) fn disjoint(blocks: &[Block]) -> Vec<Block> {
+/// So many blocks are looked at for each that comes of them: where addresses touch, many become few.
+const LOOKS: usize = 16;
+
+/// The same blocks, cut so that none overlaps another; nothing if those were more than `most`: blocks that lie across each other
+/// become as many as the square of their number.
+pub(crate) fn disjoint(blocks: &[Block], most: usize) -> Option<Vec<Block>> {
     let mut by_protocol: BTreeMap<Protocol, Vec<(Range, Ports)>> = BTreeMap::new();
     for (addresses, protocol, ports) in blocks {
         by_protocol.entry(*protocol).or_default().push((*addresses, *ports));
     }
     let mut all = Vec::new();
+    let (mut made, mut looked_at) = (0, 0);
     for (protocol, mut blocks) in by_protocol {
         // Ports where a block begins, or has just ended: between two of them nothing changes.
         let mut cuts: Vec<u32> =
@@ -96,11 +101,21 @@ pub(crate) fn disjoint(blocks: &[Block]) -> Vec<Block> {
             while let Some(block) = later.next_if(|(_, ports)| u32::from(ports.0) <= first) {
                 here.push(block);
             }
+            looked_at += here.len();
+            if looked_at > most.saturating_mul(LOOKS) {
+                return None;
+            }
             let addresses = merged(here.iter().map(|(addresses, _)| *addresses).collect());
             match strips.last_mut() {
                 Some(before) if before.1 + 1 == first && before.2 == addresses => before.1 = last,
                 _ if addresses.is_empty() => {}
-                _ => strips.push((first, last, addresses)),
+                _ => {
+                    made += addresses.len();
+                    if made > most {
+                        return None;
+                    }
+                    strips.push((first, last, addresses));
+                }
             }
         }
         for (first, last, addresses) in strips {
@@ -108,7 +123,7 @@ pub(crate) fn disjoint(blocks: &[Block]) -> Vec<Block> {
             all.extend(addresses.into_iter().map(|addresses| (addresses, protocol, ports)));
         }
     }
-    all
+    Some(all)
 }
 
 #[cfg(test)]
@@ -141,7 +156,7 @@ mod tests {
         let ports = || (0..=u16::MAX).step_by(2);
         let blocks: Vec<Block> =
             (0..8).flat_map(|at| ports().map(move |port| ((2 * at, 2 * at), Protocol::Tcp, (port, port)))).collect();
-        let mut cut = disjoint(&blocks);
+        let mut cut = disjoint(&blocks, blocks.len()).unwrap();
         cut.sort_unstable();
         assert!(cut == blocks, "{}", cut.len());
     }
@@ -149,7 +164,7 @@ mod tests {
     #[test]
     fn overlaps_are_cut() {
         use Protocol::{Tcp, Udp};
-        let cut = |blocks: &[Block]| disjoint(blocks);
+        let cut = |blocks: &[Block]| disjoint(blocks, 4).unwrap();
         assert_eq!(cut(&[((0, 9), Tcp, (80, 90)), ((10, 20), Tcp, (80, 90))]), [((0, 20), Tcp, (80, 90))]);
         assert_eq!(
             cut(&[((0, 9), Tcp, (80, 90)), ((5, 20), Tcp, (85, 85)), ((0, 9), Udp, (80, 80))]),
@@ -160,5 +175,6 @@ mod tests {
             cut(&[((0, 1), Tcp, (1, 1)), ((0, 1), Tcp, (3, 3))]),
             [((0, 1), Tcp, (1, 1)), ((0, 1), Tcp, (3, 3))]
         );
+        assert_eq!(disjoint(&[((0, 9), Tcp, (80, 90)), ((20, 29), Tcp, (85, 85))], 3), None);
     }
 }

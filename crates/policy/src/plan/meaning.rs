@@ -185,10 +185,12 @@ impl Group {
                     }
                     Kind::Pods => rules.extend(set.map(|set| format!("{ip} {side} @{set} {verdict}"))),
                     Kind::Ports => rules.extend(set.map(|set| format!("{ports} @{set} {verdict}"))),
-                    Kind::Ranges => {
-                        let elements = peers.ranges(name, is_v6);
-                        ranges = held(&format!("ranges{digit}"), Kind::Ranges.declaration(is_v6), elements);
-                    }
+                    Kind::Ranges => match peers.ranges(name, is_v6) {
+                        None => is_too_large = true,
+                        Some(elements) => {
+                            ranges = held(&format!("ranges{digit}"), Kind::Ranges.declaration(is_v6), elements);
+                        }
+                    },
                 }
             }
             let declaration = format!("{{ type {address} ; flags interval ; }}");

@@ -467,11 +467,11 @@ impl Peers {
         Sets { names: gathering.names.clone(), is_too_large }
     }
 
-    /// The elements of a gathering of ranges, of one family.
-    pub(super) fn ranges(&self, name: &Arc<str>, is_v6: bool) -> BTreeSet<Element> {
-        let Some(gathering) = self.gatherings.get(name) else { return BTreeSet::new() };
+    /// The elements of a gathering of ranges, of one family; none if they are too many.
+    pub(super) fn ranges(&self, name: &Arc<str>, is_v6: bool) -> Option<BTreeSet<Element>> {
+        let Some(gathering) = self.gatherings.get(name) else { return Some(BTreeSet::new()) };
         if !matches!(gathering.content, Content::Ranges) {
-            return BTreeSet::new();
+            return Some(BTreeSet::new());
         }
         let mut blocks = gathering.terms.blocks[usize::from(is_v6)].clone();
         for term in &gathering.terms.terms {
@@ -487,7 +487,14 @@ impl Peers {
         let element = |(range, protocol, ports): Block| {
             Element::Text(format!("{} . {} . {}", text(range, is_v6), protocol.name(), super::meaning::span(ports)))
         };
-        disjoint(&blocks).into_iter().map(element).collect()
+        let cut = disjoint(&blocks, MAX_PAIRS);
+        if cut.is_none() {
+            tracing::error!(
+                chains = ?gathering.chains,
+                "ranges of network policies lie across each other in more than {MAX_PAIRS} pieces: these stay closed"
+            );
+        }
+        Some(cut?.into_iter().map(element).collect())
     }
 }
 

@@ -60,6 +60,37 @@ fn security_peers_that_select_nobody_are_counted_too() {
     }
 }
 
+/// Each rule has an address of its own, and ports that lie within those of the rule before: cut, they are as many as the square
+/// of their number.
+#[test]
+fn security_ports_that_lie_across_each_other_are_bounded() {
+    let address = |at: usize| format!("192.0.{}.{}/32", at / 100, 2 * (at % 100));
+    let web = || vec![pod("default", "web", NODE, json!({"app": "web"}), &["10.42.0.2"], json!([]))];
+    let rule = |at: usize| {
+        let block = json!({"ipBlock": {"cidr": address(at)}});
+        json!({"from": [block], "ports": [{"port": 1000 + at, "endPort": 60_000 - at}]})
+    };
+    for (count, is_open) in [(100, true), (1000, false)] {
+        let rules: Vec<Value> = (0..count).map(rule).collect();
+        let spec = json!({"podSelector": {}, "ingress": rules});
+        let plan = planned(&world(web(), vec![policy("default", "across", spec)]));
+        let passes = |port| passes(&plan, ip("192.0.0.2"), ip("10.42.0.2"), Protocol::Tcp, port);
+        assert_eq!((passes(30_000), passes(1000)), (is_open, false), "{count}");
+    }
+    // What a policy of the cluster forbids is forbidden with all the rest then.
+    let rule = |at: usize| {
+        let port = json!({"range": {"start": 1000 + at, "end": 60_000 - at}});
+        json!({"action": "Deny", "to": [{"networks": [address(at)]}], "protocols": [{"tcp": {"destinationPort": port}}]})
+    };
+    for (count, is_open) in [(100, true), (1000, false)] {
+        let rules: Vec<Value> = (0..count).map(rule).collect();
+        let spec = json!({"subject": {"namespaces": {}}, "egress": rules});
+        let world = world(web(), vec![]).with_cluster_policies(vec![cluster_policy("across", "Admin", 0, spec)]);
+        let passes = |to| passes(&planned(&world), ip("10.42.0.2"), ip(to), Protocol::Tcp, 30_000);
+        assert_eq!((passes("198.51.100.1"), passes("192.0.0.2")), (is_open, false), "{count}");
+    }
+}
+
 /// The pod that had an address before is still shown with it, and may do what the one that has it now may not.
 #[test]
 fn security_an_address_is_only_whose_it_was_announced_to_be() {
