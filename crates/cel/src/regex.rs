@@ -4,14 +4,21 @@ pub use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 
 /// The largest program a pattern may become, in bytes.
-pub(crate) const LARGEST: usize = 1 << 20;
+const LARGEST: usize = 1 << 20;
 
 /// A pattern that is none, in Go's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPattern {
     why: String,
     /// It would become more than [`LARGEST`].
-    pub(crate) is_too_large: bool,
+    is_too_large: bool,
+}
+
+impl BadPattern {
+    /// The program that was made before that was known, in bytes.
+    pub fn size(&self) -> usize {
+        if self.is_too_large { LARGEST } else { 0 }
+    }
 }
 
 impl std::fmt::Display for BadPattern {

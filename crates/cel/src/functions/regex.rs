@@ -24,11 +24,7 @@ fn dynamic(budget: &mut Budget, function: &str, values: &[Value]) -> Result<Valu
     let Some(Value::String(pattern)) = values.get(1) else { return no_such_overload() };
     budget.spend(100 + 10 * pattern.len() as u64)?;
     let made = regex::compile(pattern);
-    let size = match &made {
-        Ok(regex) => regex.memory_usage(),
-        Err(bad) if bad.is_too_large => regex::LARGEST,
-        Err(_) => 0,
-    };
+    let size = made.as_ref().map_or_else(regex::BadPattern::size, Regex::memory_usage);
     budget.spend((size / BYTES_PER_STEP) as u64)?;
     let regex = made.map_err(|bad| Error::new(bad.to_string()))?;
     with(&regex, budget, function, values)
