@@ -2,6 +2,7 @@
 //!
 //! Flow: spec + ConfigMaps and Secrets (fetched by the caller) -> here -> CRI container config. Pure.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, FileKeySelector, Pod, Secret, Service};
@@ -66,10 +67,15 @@ pub(crate) fn expand(text: &str, lookup: &dyn Fn(&str) -> Option<String>) -> Res
     Ok(out)
 }
 
+/// Values of variables by their names; of several with one name the last.
+pub(crate) fn by_name(env: &[(String, String)]) -> HashMap<&str, &String> {
+    env.iter().map(|(key, value)| (key.as_str(), value)).collect()
+}
+
 /// Words of a command, all of them together no larger than an environment.
 pub(crate) fn expand_words(words: &[String], env: &[(String, String)]) -> Result<Vec<String>, EnvError> {
     let mut size = 0;
-    let known: HashMap<&str, &String> = env.iter().map(|(key, value)| (key.as_str(), value)).collect();
+    let known = by_name(env);
     let expanded = words.iter().map(|word| {
         let word = expand(word, &|name| known.get(name).map(|value| (*value).clone()))?;
         size += word.len();
@@ -79,10 +85,10 @@ pub(crate) fn expand_words(words: &[String], env: &[(String, String)]) -> Result
 }
 
 /// As in [`expand_words`], but every variable must be there and say something.
-pub(crate) fn expand_strictly(text: &str, env: &[(String, String)]) -> Result<String, EnvError> {
+pub(crate) fn expand_strictly(text: &str, known: &HashMap<&str, &String>) -> Result<String, EnvError> {
     let missing = std::cell::RefCell::new(BTreeSet::new());
     let expanded = expand(text, &|name| {
-        let value = env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+        let value = known.get(name).map(|value| (*value).clone());
         if value.as_ref().is_none_or(String::is_empty) {
             missing.borrow_mut().insert(name.to_string());
         }
@@ -194,6 +200,9 @@ pub(crate) fn environment(
         }
     }
 
+    // Copies of all of the pod: one for all variables.
+    let containers = LazyCell::new(|| state::all_containers(context.pod));
+    let defaults = LazyCell::new(|| resources::default_limits(context.pod, context.allocatable));
     for variable in container.env.iter().flatten() {
         let mut value = None;
         if let Some(text) = variable.value.as_deref().filter(|text| !text.is_empty()) {
@@ -203,14 +212,13 @@ pub(crate) fn environment(
                 value = Some(field_value(&field.field_path, context)?);
             } else if let Some(field) = &from.resource_field_ref {
                 let owner = match field.container_name.as_deref() {
-                    None | Some("") => container.clone(),
-                    Some(name) => state::all_containers(context.pod)
-                        .into_iter()
+                    None | Some("") => container,
+                    Some(name) => containers
+                        .iter()
                         .find(|c| c.name == name)
                         .ok_or_else(|| EnvError::NoContainer(name.to_owned()))?,
                 };
-                let defaults = resources::default_limits(context.pod, context.allocatable);
-                value = Some(resources::field_value(&owner, &field.resource, field.divisor.as_ref(), &defaults)?);
+                value = Some(resources::field_value(owner, &field.resource, field.divisor.as_ref(), &defaults)?);
             } else if let Some(key) = &from.config_map_key_ref {
                 let optional = key.optional == Some(true);
                 value = match sources.config_maps.get(&key.name) {
@@ -486,7 +494,7 @@ mod tests {
         for (text, expected) in
             [("$(A)/y", Ok("x/y")), ("$$(A)", Ok("$(A)")), ("$(B)$(EMPTY)$(A)", Err("missing value for B, EMPTY"))]
         {
-            let got = expand_strictly(text, &env);
+            let got = expand_strictly(text, &by_name(&env));
             assert_eq!(got.as_deref().map_err(ToString::to_string), expected.map_err(str::to_owned), "{text}");
         }
     }
@@ -585,7 +593,7 @@ mod tests {
         let env = [("A".to_owned(), "a".repeat(1 << 20))];
         let words = |count: usize| expand_words(&["$(A)$(A)".to_owned(), "$(A)".repeat(count)], &env);
         assert!(words(6).is_ok() && words(7) == Err(EnvError::TooLarge));
-        assert_eq!(expand_strictly(&"$(A)".repeat(9), &env), Err(EnvError::TooLarge));
+        assert_eq!(expand_strictly(&"$(A)".repeat(9), &by_name(&env)), Err(EnvError::TooLarge));
     }
 
     #[test]
@@ -601,7 +609,18 @@ mod tests {
         let container = serde_json::from_value(serde_json::json!({"name": "c", "env": env})).unwrap();
         let found = environment(&container, &context, &Sources::default()).unwrap();
         assert_eq!((found.len(), &found[40_000].1), (80_001, &"vs".repeat(20_000)));
+        assert_eq!(expand_strictly(&names, &by_name(&found)).unwrap(), "vs".repeat(20_000));
         assert_eq!(expand_words(&[names], &found).unwrap(), ["vs".repeat(20_000)]);
+
+        // Whatever they ask of containers of the pod, these are not copied for each.
+        let field = serde_json::json!({"resourceFieldRef": {"containerName": "c", "resource": "requests.cpu"}});
+        let env: Vec<serde_json::Value> =
+            (0..20_000).map(|at| serde_json::json!({"name": format!("R{at}"), "valueFrom": field})).collect();
+        let pod: Pod =
+            serde_json::from_value(serde_json::json!({"spec": {"containers": [{"name": "c", "env": env}]}})).unwrap();
+        let context = Context { pod: &pod, services: &[], ..context };
+        let found = environment(&state::all_containers(&pod)[0], &context, &Sources::default()).unwrap();
+        assert_eq!((found.len(), found[0].1.as_str()), (20_000, "0"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::kubelet::Kubelet;
 use crate::pass::Pass;
 use crate::volumes::kernel::Linux;
 use crate::volumes::{Mounted, blocking, subpath};
-use crate::{containers, dns, images, probes, state};
+use crate::{containers, dns, env, images, probes, state};
 
 impl Kubelet {
     /// Volume mounts, the managed hosts file and the termination message file.
@@ -24,13 +24,14 @@ impl Kubelet {
         let Pass { pod, context, mounted, .. } = pass;
         let mut mounts = Vec::new();
         let own_dir = self.pod_dir(pod);
+        let known = env::by_name(env);
         for (index, mount) in container.volume_mounts.iter().flatten().enumerate() {
             let volume = mounted.get(&mount.name).ok_or_else(|| {
                 let (volume, container) = (mount.name.clone(), container.name.clone());
                 MountError::NoVolume { volume, container }
             })?;
             let sub_path = match (&mount.sub_path, &mount.sub_path_expr) {
-                (_, Some(expression)) if !expression.is_empty() => Some(crate::env::expand_strictly(expression, env)?),
+                (_, Some(expression)) if !expression.is_empty() => Some(env::expand_strictly(expression, &known)?),
                 (Some(path), _) if !path.is_empty() => Some(path.clone()),
                 _ => None,
             };

@@ -1,5 +1,6 @@
 //! The files of volumes made from API objects: configMap, secret, downwardAPI and projected.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 
 use api::sort::CompactCollect as _;
@@ -174,16 +175,18 @@ fn downward(
     items: Option<&[DownwardAPIVolumeFile]>,
     default_mode: i32,
 ) -> Result<(), PayloadError> {
+    // Copies of all of the pod: one for all files.
+    let containers = LazyCell::new(|| state::all_containers(context.pod));
     for item in items.unwrap_or_default() {
         let value = if let Some(field) = &item.field_ref {
             env::field_value(&field.field_path, context)?
         } else if let Some(field) = &item.resource_field_ref {
             let name = field.container_name.as_deref().unwrap_or_default();
-            let container = state::all_containers(context.pod)
-                .into_iter()
+            let container = containers
+                .iter()
                 .find(|container| container.name == name)
                 .ok_or_else(|| PayloadError::NoContainer(name.to_owned()))?;
-            resources::field_value(&container, &field.resource, field.divisor.as_ref(), context.allocatable)?
+            resources::field_value(container, &field.resource, field.divisor.as_ref(), context.allocatable)?
         } else {
             continue;
         };
