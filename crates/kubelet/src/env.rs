@@ -269,9 +269,9 @@ pub(crate) fn environment(
     Ok(result.all)
 }
 
-/// Names of the ConfigMaps and Secrets a container's environment needs.
-pub(crate) fn referenced(container: &Container) -> (Vec<String>, Vec<String>) {
-    let (mut maps, mut secrets) = (Vec::new(), Vec::new());
+/// Names of the ConfigMaps and Secrets a container's environment needs, each once: whoever asks gets a copy of all of the object.
+pub(crate) fn referenced(container: &Container) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut maps, mut secrets) = (BTreeSet::new(), BTreeSet::new());
     for from in container.env_from.iter().flatten() {
         maps.extend(from.config_map_ref.iter().map(|r| r.name.clone()));
         secrets.extend(from.secret_ref.iter().map(|r| r.name.clone()));
@@ -621,6 +621,19 @@ mod tests {
         let context = Context { pod: &pod, services: &[], ..context };
         let found = environment(&state::all_containers(&pod)[0], &context, &Sources::default()).unwrap();
         assert_eq!((found.len(), found[0].1.as_str()), (20_000, "0"));
+    }
+
+    #[test]
+    fn objects_are_asked_for_once() {
+        let map = |at: usize| {
+            let reference = serde_json::json!({"configMapKeyRef": {"name": "m", "key": "k"}});
+            serde_json::json!({"name": format!("A{at}"), "valueFrom": reference})
+        };
+        let env: Vec<serde_json::Value> = (0..3).map(map).collect();
+        let from = serde_json::json!([{"configMapRef": {"name": "m"}}, {"secretRef": {"name": "s"}}]);
+        let container = serde_json::json!({"name": "c", "env": env, "envFrom": from});
+        let (maps, secrets) = referenced(&serde_json::from_value(container).unwrap());
+        assert_eq!((Vec::from_iter(maps), Vec::from_iter(secrets)), (vec!["m".to_owned()], vec!["s".to_owned()]));
     }
 
     #[test]
