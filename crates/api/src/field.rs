@@ -206,10 +206,48 @@ impl Display for FieldError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldErrors {
     shown: Vec<FieldError>,
+    /// Bytes of those.
+    size: usize,
     count: usize,
 }
 
 const MAX_SHOWN: usize = 1000;
+/// As many bytes, and one more field: each may be below a key of a megabyte, or be shown with all of a list.
+const MAX_SIZE: usize = 1 << 20;
+
+/// Paths of fields, in the order they were found. The first are named, within the limits of [`FieldErrors`].
+#[derive(Clone, Debug, Default)]
+pub struct FirstPaths {
+    named: Vec<String>,
+    size: usize,
+}
+
+impl FirstPaths {
+    pub fn is_full(&self) -> bool {
+        self.named.len() >= MAX_SHOWN || self.size >= MAX_SIZE
+    }
+
+    /// The path is made only if it is named.
+    pub fn add(&mut self, path: impl FnOnce() -> String) {
+        if !self.is_full() {
+            let path = path();
+            self.size += path.len();
+            self.named.push(path);
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.named.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+
+    pub fn named(self) -> Vec<String> {
+        self.named
+    }
+}
 
 /// What upstream says about a field that must not change.
 pub const IMMUTABLE: &str = "field is immutable";
@@ -228,11 +266,24 @@ impl FieldErrors {
         self.shown.iter()
     }
 
+    /// Whether any more are only counted, so that whoever takes long to find or name them may stop.
+    pub fn is_full(&self) -> bool {
+        self.shown.len() >= MAX_SHOWN || self.size >= MAX_SIZE
+    }
+
     pub fn push(&mut self, error: FieldError) {
-        self.count += 1;
-        if self.shown.len() < MAX_SHOWN {
+        if !self.only_counts() {
+            self.count += 1;
+            self.size += error.field.len() + error.value.as_ref().map_or(0, String::len) + error.detail.len();
             self.shown.push(error);
         }
+    }
+
+    /// Counts one more that need not be named, if that is so.
+    fn only_counts(&mut self) -> bool {
+        let is_full = self.is_full();
+        self.count += usize::from(is_full);
+        is_full
     }
 
     pub fn extend(&mut self, other: impl IntoIterator<Item = FieldError>) {
@@ -240,35 +291,51 @@ impl FieldErrors {
     }
 
     pub fn invalid(&mut self, field: impl Display, value: impl Serialize, detail: impl Into<String>) {
-        self.push(FieldError::invalid(field, value, detail));
+        if !self.only_counts() {
+            self.push(FieldError::invalid(field, value, detail));
+        }
     }
 
     pub fn required(&mut self, field: impl Display, detail: impl Into<String>) {
-        self.push(FieldError::required(field, detail));
+        if !self.only_counts() {
+            self.push(FieldError::required(field, detail));
+        }
     }
 
     pub fn duplicate(&mut self, field: impl Display, value: impl Serialize) {
-        self.push(FieldError::duplicate(field, value));
+        if !self.only_counts() {
+            self.push(FieldError::duplicate(field, value));
+        }
     }
 
     pub fn not_found(&mut self, field: impl Display, value: impl Serialize) {
-        self.push(FieldError::not_found(field, value));
+        if !self.only_counts() {
+            self.push(FieldError::not_found(field, value));
+        }
     }
 
     pub fn not_supported(&mut self, field: impl Display, value: impl Serialize, supported: &[&str]) {
-        self.push(FieldError::not_supported(field, value, supported));
+        if !self.only_counts() {
+            self.push(FieldError::not_supported(field, value, supported));
+        }
     }
 
     pub fn forbidden(&mut self, field: impl Display, detail: impl Into<String>) {
-        self.push(FieldError::forbidden(field, detail));
+        if !self.only_counts() {
+            self.push(FieldError::forbidden(field, detail));
+        }
     }
 
     pub fn too_long(&mut self, field: impl Display, max: usize) {
-        self.push(FieldError::too_long(field, max));
+        if !self.only_counts() {
+            self.push(FieldError::too_long(field, max));
+        }
     }
 
     pub fn too_many(&mut self, field: impl Display, actual: usize, max: usize) {
-        self.push(FieldError::too_many(field, actual, max));
+        if !self.only_counts() {
+            self.push(FieldError::too_many(field, actual, max));
+        }
     }
 
     /// One `Invalid` per message, as the name rules of [`crate::validation`] return them.
@@ -378,6 +445,26 @@ mod tests {
         let messages: Vec<String> =
             (0..300_000).map(|number| format!("spec.items[{number:06}]: Required value")).collect();
         assert!(aggregate(&messages).starts_with("[spec.items[000000]"));
+    }
+
+    /// A key may be a megabyte long, with a list below it of which each item is wrong; or each mistake shows all of a list.
+    #[test]
+    fn security_mistakes_with_long_names_are_told_within_a_limit() {
+        let (key, list) = ("k".repeat(300_000), vec!["None"; 100_000]);
+        let mut errors = FieldErrors::default();
+        for _ in 0..100_000 {
+            errors.invalid(&key, 1, "must be something else");
+            errors.invalid("spec.list", &list, "must be alone");
+        }
+        assert_eq!(errors.len(), 200_000);
+        assert!(errors.is_full() && errors.to_string().len() < 4 << 20);
+
+        let mut paths = FirstPaths::default();
+        (0..100_000).for_each(|number| paths.add(|| format!("{key}.f{number}")));
+        assert_eq!(paths.named().len(), 4);
+        let mut paths = FirstPaths::default();
+        (0..100_000).for_each(|number| paths.add(|| format!("f{number}")));
+        assert_eq!(paths.named().len(), MAX_SHOWN);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Field, Struct, Type};
+use crate::field::FirstPaths;
 use crate::go::{self, join_path};
 use crate::quantity::Quantity;
 
@@ -26,7 +27,7 @@ pub fn normalize(value: &mut Value, definition: &Struct) -> Result<Vec<String>, 
 }
 
 fn run(value: &mut Value, definition: &Struct, drops_empty: bool) -> Result<Vec<String>, TypeError> {
-    let mut checker = Checker { unknown: Vec::new(), path: Vec::new(), drops_empty };
+    let mut checker = Checker { unknown: FirstPaths::default(), path: Vec::new(), drops_empty };
     match value {
         Value::Object(fields) => checker.fields(fields, definition)?,
         other => {
@@ -37,11 +38,11 @@ fn run(value: &mut Value, definition: &Struct, drops_empty: bool) -> Result<Vec<
             )));
         }
     }
-    Ok(checker.unknown)
+    Ok(checker.unknown.named())
 }
 
 struct Checker<'a> {
-    unknown: Vec<String>,
+    unknown: FirstPaths,
     path: Vec<Step<'a>>,
     drops_empty: bool,
 }
@@ -59,7 +60,8 @@ impl<'a> Checker<'a> {
             Some(field) => !(self.drops_empty && (field.omits(value) || field.is_empty_container(value))),
             None if definition.open => true,
             None => {
-                self.unknown.push(join_path(&self.place(), name));
+                let path = &self.path;
+                self.unknown.add(|| join_path(&place(path), name));
                 false
             }
         });
@@ -137,13 +139,6 @@ impl<'a> Checker<'a> {
         if fits { Ok(()) } else { Err(self.mismatch(value, ty, owner)) }
     }
 
-    fn place(&self) -> String {
-        self.path.iter().fold(String::new(), |place, step| match step {
-            Step::Field(name) => join_path(&place, name),
-            Step::Item(index) => format!("{place}[{index}]"),
-        })
-    }
-
     /// Upstream names the innermost structure and the path without indexes.
     fn mismatch(&self, value: &Value, ty: &Type, owner: Option<(&Struct, &Field)>) -> TypeError {
         let fields = self.path.iter().filter_map(|step| match step {
@@ -164,6 +159,13 @@ impl<'a> Checker<'a> {
             go_type(ty)
         ))
     }
+}
+
+fn place(path: &[Step<'_>]) -> String {
+    path.iter().fold(String::new(), |place, step| match step {
+        Step::Field(name) => join_path(&place, name),
+        Step::Item(index) => format!("{place}[{index}]"),
+    })
 }
 
 /// `-0`, which is a whole number for Go and none for serde.

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use api::field::FirstPaths;
 use api::schema::{StructRef, TypeError};
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Map, Value};
@@ -13,13 +14,13 @@ static WITH_METADATA: LazyLock<StructRef> = LazyLock::new(api::schema::of::<Conf
 
 /// Takes out of an object what its schema does not know; returns the paths. Metadata must be what metadata is.
 pub(super) fn prune(schema: &Schema, object: &mut Map<String, Value>) -> Result<Vec<String>, TypeError> {
-    let mut pruner = Pruner { unknown: Vec::new(), path: String::new() };
+    let mut pruner = Pruner { unknown: FirstPaths::default(), path: String::new() };
     pruner.resource(schema, object)?;
-    Ok(pruner.unknown)
+    Ok(pruner.unknown.named())
 }
 
 struct Pruner {
-    unknown: Vec<String>,
+    unknown: FirstPaths,
     path: String,
 }
 
@@ -47,8 +48,9 @@ impl Pruner {
         if let Some(metadata) = object.remove("metadata") {
             let mut alone = Value::Object(Map::from_iter([("metadata".to_owned(), metadata)]));
             let unknown = api::schema::check(&mut alone, &WITH_METADATA)?;
-            let unknown: Vec<String> = unknown.iter().map(|path| self.below(path)).collect();
-            self.unknown.extend(unknown);
+            for path in &unknown {
+                self.unknown.add(|| below(&self.path, path));
+            }
             if let Some(metadata) = alone.get_mut("metadata").map(Value::take) {
                 object.insert("metadata".to_owned(), metadata);
             }
@@ -58,26 +60,30 @@ impl Pruner {
 
     fn object(&mut self, schema: &Schema, object: &mut Map<String, Value>, known: &[&str]) -> Result<(), TypeError> {
         if !schema.keeps_unknown && !matches!(schema.additional, Additional::Anything | Additional::Like(_)) {
-            let is_known = |name: &str| known.contains(&name) || schema.property(name).is_some();
-            let unknown: Vec<String> = object.keys().filter(|name| !is_known(name)).cloned().collect();
-            for name in unknown {
-                object.remove(&name);
-                self.unknown.push(self.below(&name));
-            }
+            object.retain(|name, _| {
+                let is_known = known.contains(&name.as_str()) || schema.property(name).is_some();
+                if !is_known {
+                    self.unknown.add(|| below(&self.path, name));
+                }
+                is_known
+            });
         }
         for (name, value) in object.iter_mut().filter(|(name, _)| !known.contains(&name.as_str())) {
             let Some(schema) = schema.member(name) else { continue };
             let end = self.path.len();
-            self.path = self.below(name);
+            if end > 0 {
+                self.path.push('.');
+            }
+            self.path.push_str(name);
             self.value(schema, value)?;
             self.path.truncate(end);
         }
         Ok(())
     }
+}
 
-    fn below(&self, name: &str) -> String {
-        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
-    }
+fn below(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
 /// Sets what is absent and has a default; takes out nulls that may not be there and have none.
@@ -179,6 +185,17 @@ mod tests {
         }
         let Value::Object(mut wrong) = json!({"metadata": {"labels": 5}}) else { panic!("an object") };
         assert!(prune(&schema, &mut wrong).is_err());
+    }
+
+    /// Each path would be a megabyte long.
+    #[test]
+    fn security_unknown_fields_below_a_long_key_are_named_within_a_limit() {
+        let map = json!({"type": "object", "additionalProperties": {"type": "object", "properties": {"c": {"type": "string"}}}});
+        let schema = schema(json!({"spec": map}));
+        let fields: Map<String, Value> = (0..50_000).map(|number| (format!("f{number}"), 1.into())).collect();
+        let mut object = Map::from_iter([("spec".to_owned(), json!({"k".repeat(1 << 20): fields}))]);
+        assert_eq!(prune(&schema, &mut object).unwrap().len(), 1);
+        assert_eq!(Value::Object(object), json!({"spec": {"k".repeat(1 << 20): {}}}));
     }
 
     #[test]

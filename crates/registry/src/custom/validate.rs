@@ -13,7 +13,7 @@ use super::schema::{Additional, Kind, Rules, Schema};
 
 /// Everything that is wrong with an object. `old` is what it was before.
 pub(super) fn validate(schema: &Schema, object: &Map<String, Value>, old: Option<&Map<String, Value>>) -> FieldErrors {
-    let mut validator = Validator { errors: FieldErrors::default(), path: String::new() };
+    let mut validator = Validator::default();
     validator.object(schema, object, old);
     if let Some(rules) = &schema.rules {
         validator.logic(rules, &Value::Object(object.clone()));
@@ -21,14 +21,39 @@ pub(super) fn validate(schema: &Schema, object: &Map<String, Value>, old: Option
     validator.errors
 }
 
+#[derive(Default)]
 struct Validator {
     errors: FieldErrors,
     path: String,
+    /// Only whether anything is wrong matters.
+    is_trial: bool,
+}
+
+/// The keys of an element by which it is told apart from the others of its list, where it is.
+pub(super) fn element_key(list: Option<ListType>, item: &Value) -> Option<String> {
+    match list {
+        Some(ListType::Map(keys)) => {
+            Some(Value::from_iter(keys.iter().map(|key| item.get(key).cloned().unwrap_or_default())).to_string())
+        }
+        _ => None,
+    }
+}
+
+/// Elements that can be told apart, by their keys; of several with the same the first.
+pub(super) fn by_key(list: Option<ListType>, items: Option<&Vec<Value>>) -> HashMap<String, &Value> {
+    let mut known = HashMap::new();
+    for item in items.into_iter().flatten() {
+        if let Some(key) = element_key(list, item) {
+            known.entry(key).or_insert(item);
+        }
+    }
+    known
 }
 
 impl Validator {
     fn value(&mut self, schema: &Schema, value: &Value, old: Option<&Value>) {
-        if old == Some(value) {
+        let is_over = self.errors.is_full() || self.is_trial && !self.errors.is_empty();
+        if is_over || old == Some(value) {
             return;
         }
         if value.is_null() && schema.nullable {
@@ -92,6 +117,9 @@ impl Validator {
 
     fn object(&mut self, schema: &Schema, object: &Map<String, Value>, old: Option<&Map<String, Value>>) {
         for (name, value) in object {
+            if self.errors.is_full() {
+                return;
+            }
             match schema.member(name) {
                 Some(member) => {
                     let old = old.and_then(|old| old.get(name));
@@ -112,20 +140,9 @@ impl Validator {
     fn array(&mut self, schema: &Schema, items: &[Value], old: Option<&Vec<Value>>) {
         if let Some(element) = &schema.items {
             // Elements that can be told apart are compared with what they were.
-            let name = |item: &Value| match schema.list {
-                Some(ListType::Map(keys)) => Some(
-                    Value::from_iter(keys.iter().map(|key| item.get(key).cloned().unwrap_or_default())).to_string(),
-                ),
-                _ => None,
-            };
-            let mut known: HashMap<String, &Value> = HashMap::new();
-            for item in old.into_iter().flatten() {
-                if let Some(name) = name(item) {
-                    known.entry(name).or_insert(item);
-                }
-            }
+            let known = by_key(schema.list, old);
             for (index, item) in items.iter().enumerate() {
-                let before = name(item).and_then(|name| known.get(&name).copied());
+                let before = element_key(schema.list, item).and_then(|key| known.get(&key).copied());
                 self.below(&format!("[{index}]"), |this| this.value(element, item, before));
             }
         }
@@ -234,18 +251,16 @@ impl Validator {
             let message = format!("{} must {rule}", api::field::quote(&this.path));
             this.errors.invalid("<nil>", "", message);
         };
-        if !rules.any_of.is_empty() {
+        if !rules.any_of.is_empty() && !rules.any_of.iter().any(|schema| fits(schema, value)) {
+            refuse(self, "validate at least one schema (anyOf)".to_owned());
             let outcomes = self.outcomes(&rules.any_of, value);
-            if !outcomes.iter().any(FieldErrors::is_empty) {
-                refuse(self, "validate at least one schema (anyOf)".to_owned());
-                self.errors.extend(nearest(outcomes));
-            }
+            self.errors.extend(nearest(outcomes));
         }
         if !rules.one_of.is_empty() {
-            let outcomes = self.outcomes(&rules.one_of, value);
-            match outcomes.iter().filter(|errors| errors.is_empty()).count() {
+            match rules.one_of.iter().filter(|schema| fits(schema, value)).count() {
                 0 => {
                     refuse(self, "validate one and only one schema (oneOf). Found none valid".to_owned());
+                    let outcomes = self.outcomes(&rules.one_of, value);
                     self.errors.extend(nearest(outcomes));
                 }
                 1 => {}
@@ -254,31 +269,42 @@ impl Validator {
                 }
             }
         }
-        if !rules.all_of.is_empty() {
+        let failed = rules.all_of.iter().filter(|schema| !fits(schema, value)).count();
+        if failed > 0 {
+            let none = if failed == rules.all_of.len() { ". None validated" } else { "" };
             let outcomes = self.outcomes(&rules.all_of, value);
-            let failed = outcomes.iter().filter(|errors| !errors.is_empty()).count();
-            if failed > 0 {
-                let none = if failed == outcomes.len() { ". None validated" } else { "" };
-                outcomes.into_iter().for_each(|errors| self.errors.extend(errors));
-                refuse(self, format!("validate all the schemas (allOf){none}"));
-            }
+            outcomes.into_iter().for_each(|errors| self.errors.extend(errors));
+            refuse(self, format!("validate all the schemas (allOf){none}"));
         }
         if let Some(not) = &rules.not
-            && self.outcome(not, value).is_empty()
+            && fits(not, value)
         {
             refuse(self, "not validate the schema (not)".to_owned());
         }
     }
 
-    fn outcomes(&self, schemas: &[Schema], value: &Value) -> Vec<FieldErrors> {
+    /// What is wrong by each; nothing in a trial, for which it is enough that something is.
+    fn outcomes(&mut self, schemas: &[Schema], value: &Value) -> Vec<FieldErrors> {
+        if self.is_trial {
+            return Vec::new();
+        }
         schemas.iter().map(|schema| self.outcome(schema, value)).collect()
     }
 
-    fn outcome(&self, schema: &Schema, value: &Value) -> FieldErrors {
-        let mut alone = Validator { errors: FieldErrors::default(), path: self.path.clone() };
+    fn outcome(&mut self, schema: &Schema, value: &Value) -> FieldErrors {
+        let mut alone = Validator { path: std::mem::take(&mut self.path), ..Validator::default() };
         alone.value(schema, value, None);
+        self.path = alone.path;
         alone.errors
     }
+}
+
+/// Whether nothing is wrong. Most values fit one alternative and not the others, about which nothing need be said: where the value
+/// is does not matter, which may take a megabyte to name.
+fn fits(schema: &Schema, value: &Value) -> bool {
+    let mut trial = Validator { is_trial: true, ..Validator::default() };
+    trial.value(schema, value, None);
+    trial.errors.is_empty()
 }
 
 /// What is wrong by the alternative with the fewest complaints.
@@ -312,6 +338,21 @@ mod tests {
         assert!(problems(map.clone(), json!(items)).is_empty());
         let again = problems(map, json!([{"name": "a"}, {"name": "b"}, {"name": "a"}]));
         assert_eq!(again, [r#"s[2]: Duplicate value: {"name":"a"}"#]);
+    }
+
+    /// A hundred thousand items, each of which would take a megabyte to be named: all wrong, or right by one of two alternatives.
+    #[test]
+    fn security_items_below_a_long_key_are_not_all_named() {
+        let key = "k".repeat(1 << 20);
+        let items = json!({key.as_str(): vec![1; 100_000]});
+        let map =
+            |element: Value| json!({"type": "object", "additionalProperties": {"type": "array", "items": element}});
+        let found = problems(map(json!({"type": "string"})), items.clone());
+        assert!(found.len() == 1 && found[0].starts_with("s.kkk"));
+        let alternatives = json!({"anyOf": [{"type": "string"}, {"type": "integer"}]});
+        assert!(problems(map(alternatives), items.clone()).is_empty());
+        let neither = json!({"oneOf": [{"type": "string"}, {"type": "boolean"}]});
+        assert_eq!(problems(map(neither), items).len(), 1);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use crate::Status;
-use crate::field::quote;
+use crate::field::{FirstPaths, quote};
 use crate::schema::Struct;
 use crate::sort::CompactSort as _;
 use crate::status::StatusCause;
@@ -189,11 +189,7 @@ pub fn apply(
         // What kubectl has applied without a manager is its own.
         let own = last_applied::fields(&live_fields, schema, writer).unwrap_or_default();
         disputes.iter_mut().for_each(|(_, disputed)| disputed.subtract(&own));
-        let conflict = |(manager, disputed): &(String, FieldSet)| {
-            let fields = disputed.paths().into_iter();
-            fields.map(|field| Conflict { manager: manager.clone(), field }).collect::<Vec<_>>()
-        };
-        let conflicts: Vec<Conflict> = disputes.iter().flat_map(conflict).collect();
+        let conflicts = conflicts(&disputes);
         return match conflicts.is_empty() {
             true => apply(live, &Value::Object(config), schema, writer, true, ignored),
             false => Err(ApplyError::Conflicts(conflicts)),
@@ -213,6 +209,18 @@ pub fn apply(
     let mut new = new;
     last_applied::renew(&mut new, config, writer);
     Ok(finish(new, managed))
+}
+
+/// What each manager owns of what would change, named within limits.
+fn conflicts(disputes: &[(String, FieldSet)]) -> Vec<Conflict> {
+    let mut paths = FirstPaths::default();
+    let mut managers: Vec<&String> = Vec::new();
+    for (manager, disputed) in disputes {
+        disputed.add_paths(&mut paths);
+        managers.resize(paths.len(), manager);
+    }
+    let conflict = |(field, manager): (String, &String)| Conflict { manager: manager.clone(), field };
+    paths.named().into_iter().zip(managers).map(conflict).collect()
 }
 
 /// Merges `config` into `live` by the rules of an apply, for someone who owns nothing: what a mutating policy does.

@@ -10,6 +10,7 @@ use std::collections::btree_map::Entry::{Occupied, Vacant};
 use serde_json::{Map, Value};
 
 use super::walk::field_element;
+use crate::field::FirstPaths;
 use crate::patch::text::{Fields, Name};
 use crate::scan;
 use crate::schema::{Struct, Type};
@@ -156,19 +157,22 @@ impl FieldSet {
     }
 
     /// Every member as messages print it: `.spec.containers[name="a"].image`.
-    pub fn paths(&self) -> Vec<String> {
-        let mut paths = Vec::new();
-        self.collect_paths("", &mut paths);
-        paths
+    pub(super) fn add_paths(&self, paths: &mut FirstPaths) {
+        self.add_paths_below(&mut String::new(), paths);
     }
 
-    fn collect_paths(&self, prefix: &str, paths: &mut Vec<String>) {
+    fn add_paths_below(&self, path: &mut String, paths: &mut FirstPaths) {
+        let parent = path.len();
         for (element, node) in &self.nodes {
-            let path = format!("{prefix}{}", show(element));
-            if node.member {
-                paths.push(path.clone());
+            if paths.is_full() {
+                return;
             }
-            node.below.collect_paths(&path, paths);
+            path.push_str(&show(element));
+            if node.member {
+                paths.add(|| path.clone());
+            }
+            node.below.add_paths_below(path, paths);
+            path.truncate(parent);
         }
     }
 

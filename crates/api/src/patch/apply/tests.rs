@@ -102,6 +102,21 @@ fn conflicts_name_the_owner_and_force_takes_over() {
     assert!(image("one").is_object() && image("two").is_object());
 }
 
+/// Each of five thousand conflicts would be named by hundreds of thousands of letters.
+#[test]
+fn security_conflicts_below_a_long_key_are_told_within_a_limit() {
+    let (schema, key) = (Struct::new("", Vec::new()).open(true), "k".repeat(200_000));
+    let config = |value: u32| {
+        let fields: Map<String, Value> = (0..5_000).map(|number| (format!("f{number}"), value.into())).collect();
+        json!({"apiVersion": "apps/v1", "spec": {key.as_str(): fields}})
+    };
+    let live = apply(None, &config(1), &schema, &writer("a"), false, &[]).unwrap();
+    let refused = apply(Some(&live), &config(2), &schema, &writer("b"), false, &[]);
+    let Err(ApplyError::Conflicts(conflicts)) = refused else { panic!("no conflict") };
+    assert!((1..10).contains(&conflicts.len()), "{}", conflicts.len());
+    assert!(conflicts.iter().all(|conflict| conflict.manager.contains("\"a\"")));
+}
+
 #[test]
 fn what_is_no_longer_applied_goes_unless_shared() {
     let both = json!([{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]);

@@ -142,34 +142,40 @@ pub(super) fn item_atom(atom: Atom<'_>) -> Atom<'_> {
 
 /// Elements of keyed lists in an apply must carry their keys, and only one element each.
 pub(super) fn check_keys(config: &Fields, schema: &Struct) -> Result<(), ListError> {
-    check(config, Atom::Struct(schema), "")
+    check(config, Atom::Struct(schema), &mut String::new())
 }
 
-fn check(fields: &Fields, atom: Atom<'_>, path: &str) -> Result<(), ListError> {
+fn check(fields: &Fields, atom: Atom<'_>, path: &mut String) -> Result<(), ListError> {
+    let parent = path.len();
     for (name, value) in fields {
         let (inner, _) = atom.entry(name);
-        let path = format!("{path}.{name}");
+        path.push('.');
+        path.push_str(name);
         match (value, inner) {
-            (Value::Object(fields), Atom::Struct(_) | Atom::Map(_)) => check(fields, inner, &path)?,
+            (Value::Object(fields), Atom::Struct(_) | Atom::Map(_)) => check(fields, inner, path)?,
             (Value::Array(items), Atom::Keyed(_, keys)) => {
                 let mut seen = HashSet::new();
                 for (i, item) in items.iter().enumerate() {
                     let element = item_element(item, inner);
                     if element == "k:{}" {
                         let key = crate::field::quote(keys.first().copied().unwrap_or_default());
-                        return Err(ListError::NoKey { path, index: i, key });
+                        return Err(ListError::NoKey { path: path.clone(), index: i, key });
                     }
                     if seen.contains(&element) {
-                        return Err(ListError::Duplicate { path, key: element[2..].to_owned() });
+                        return Err(ListError::Duplicate { path: path.clone(), key: element[2..].to_owned() });
                     }
                     seen.insert(element);
                     if let Value::Object(fields) = item {
-                        check(fields, item_atom(inner), &format!("{path}[{i}]"))?;
+                        let list = path.len();
+                        path.push_str(&format!("[{i}]"));
+                        check(fields, item_atom(inner), path)?;
+                        path.truncate(list);
                     }
                 }
             }
             _ => {}
         }
+        path.truncate(parent);
     }
     Ok(())
 }
