@@ -1,6 +1,9 @@
 //! StatefulSet: pods with names, an order and volumes of their own.
 
+use std::collections::BTreeSet;
+
 use api::field::{FieldErrors, Path};
+use api::sort::CompactCollect as _;
 use api::validation as names;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{StatefulSet, StatefulSetSpec};
@@ -201,7 +204,8 @@ fn template_with_claims(spec: &StatefulSetSpec) -> PodTemplateSpec {
         let claims = items(&spec.volume_claim_templates);
         let claim_names: Vec<String> = claims.iter().filter_map(|claim| claim.metadata.name.clone()).collect();
         let volumes = pod.volumes.get_or_insert_default();
-        volumes.retain(|volume| !claim_names.contains(&volume.name));
+        let taken: BTreeSet<&String> = claim_names.iter().compact_collect();
+        volumes.retain(|volume| !taken.contains(&volume.name));
         volumes.extend(claim_names.into_iter().map(|name| Volume {
             persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
                 claim_name: name.clone(),

@@ -173,13 +173,15 @@ pub(super) fn status_update(new: &Pod, old: &Pod) -> FieldErrors {
     if or_empty(&new_status.qos_class) != or_empty(&old_status.qos_class) {
         errors.invalid("status.qosClass", &new_status.qos_class, api::field::IMMUTABLE);
     }
+    let before: BTreeSet<&str> = items(&old_status.pod_ips).iter().map(|ip| ip.ip.as_str()).compact_collect();
     for (i, ip) in items(&new_status.pod_ips).iter().enumerate() {
-        if !items(&old_status.pod_ips).contains(ip) {
+        if !before.contains(ip.ip.as_str()) {
             crate::address::ip(&mut errors, &Path::new("status.podIPs").index(i), &ip.ip);
         }
     }
+    let before: BTreeSet<&str> = items(&old_status.host_ips).iter().map(|ip| ip.ip.as_str()).compact_collect();
     for (i, ip) in items(&new_status.host_ips).iter().enumerate() {
-        if !items(&old_status.host_ips).contains(ip) {
+        if !before.contains(ip.ip.as_str()) {
             crate::address::ip(&mut errors, &Path::new("status.hostIPs").index(i), &ip.ip);
         }
     }
@@ -442,6 +444,35 @@ pub(super) mod tests {
                 if expected.is_empty() { found == "[]" } else { found.contains(expected) },
                 "{key} {value}: {found}"
             );
+        }
+    }
+
+    #[test]
+    fn security_many_mounts_devices_and_claims_are_looked_through_once() {
+        let each = |made: fn(usize) -> Value| (0..20_000).map(made).collect::<Vec<Value>>();
+        let pod = pod(|pod| {
+            let container = &mut pod["spec"]["containers"][0];
+            container["volumeMounts"] =
+                each(|at| json!({"name": format!("m{at}"), "mountPath": format!("/m{at}")})).into();
+            container["volumeDevices"] =
+                each(|at| json!({"name": format!("d{at}"), "devicePath": format!("/d{at}")})).into();
+            container["resources"] = json!({"claims": each(|at| json!({"name": format!("c{at}")}))});
+        });
+        // None of the volumes and claims is there.
+        assert!(create(&pod).len() >= 60_000);
+        let claims = |claims: Value| {
+            let pod = self::pod(|pod| pod["spec"]["containers"][0]["resources"] = json!({"claims": claims}));
+            create(&pod).to_string().matches("Duplicate value").count()
+        };
+        for (given, expected) in [
+            (json!([{"name": "a"}, {"name": "b"}]), 0),
+            (json!([{"name": "a"}, {"name": "a"}]), 1),
+            (json!([{"name": "a", "request": "x"}, {"name": "a", "request": "y"}]), 0),
+            (json!([{"name": "a", "request": "x"}, {"name": "a"}]), 1),
+            (json!([{"name": "a"}, {"name": "a", "request": "x"}]), 1),
+            (json!([{"name": "a", "request": "x"}, {"name": "a", "request": "x"}]), 1),
+        ] {
+            assert_eq!(claims(given.clone()), expected, "{given}");
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Cluster IPs and node ports are given out by the allocators before validation; here is what they leave to us.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
 use api::sort::CompactCollect as _;
@@ -102,11 +102,14 @@ impl Strategy for ServiceStrategy {
         }
         // Going to a type without node ports gives them back; staying keeps those not mentioned.
         if has_node_ports(new) && has_node_ports(old) {
+            // The body need not be valid yet: there may be a hundred thousand ports.
+            let before = items(&old.ports).iter().rev();
+            let before: BTreeMap<_, Option<i32>> = before
+                .map(|port| ((port.port, port.protocol.clone(), port.name.clone()), port.node_port))
+                .compact_collect();
             for port in items_mut(&mut new.ports).iter_mut().filter(|port| port.node_port.unwrap_or(0) == 0) {
-                let before = items(&old.ports).iter().find(|before| {
-                    before.port == port.port && before.protocol == port.protocol && before.name == port.name
-                });
-                port.node_port = before.and_then(|before| before.node_port);
+                let same = before.get(&(port.port, port.protocol.clone(), port.name.clone()));
+                port.node_port = same.copied().flatten();
             }
         } else if !has_node_ports(new) {
             for (port, before) in items_mut(&mut new.ports).iter_mut().zip(items(&old.ports)) {
@@ -173,9 +176,10 @@ impl Strategy for ServiceStrategy {
     fn validate_status_update(&self, new: &Service, old: &Service) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let path = Path::new("status.loadBalancer.ingress");
+        let before: BTreeSet<&str> = ingress(old).iter().filter_map(|point| point.ip.as_deref()).compact_collect();
         for (i, point) in ingress(new).iter().enumerate() {
             if let Some(address) = text(&point.ip)
-                && !ingress(old).iter().any(|before| before.ip == point.ip)
+                && !before.contains(address)
             {
                 ip(&mut errors, &path.index(i).child("ip"), address);
             }
@@ -682,6 +686,23 @@ mod tests {
         let (good, bad) = (status("192.0.2.1"), status("192.0.2.01"));
         assert_eq!(ServiceStrategy.validate_status_update(&bad, &good).to_string(), expected);
         assert_eq!(ServiceStrategy.validate_status_update(&bad, &bad).to_string(), "[]");
+    }
+
+    /// What is sent has as many ports as a body has room for: they are looked at before they are refused.
+    #[test]
+    fn security_ports_find_what_they_were_without_a_search() {
+        let user = api::UserInfo::anonymous();
+        let call = Call { user: &user, now: Timestamp::UNIX_EPOCH };
+        let port =
+            |at: u32| json!({"name": format!("p{at}"), "port": at % 65_535 + 1, "nodePort": at % 2_000 + 30_000});
+        let ports: Vec<Value> = (0..20_000).map(port).collect();
+        let old = service(json!({"type": "NodePort", "ports": ports}));
+        let others: Vec<Value> = (0..80_000).map(|at| json!({"name": format!("q{at}"), "port": 1})).collect();
+        let asked = [others, vec![json!({"name": "p7", "port": 8})]].concat();
+        let mut new = service(json!({"type": "NodePort", "ports": asked}));
+        ServiceStrategy.prepare_for_update(&call, &mut new, &old);
+        let found = items(&new.spec.as_ref().unwrap().ports).iter().filter_map(|port| port.node_port);
+        assert_eq!(found.collect::<Vec<i32>>(), [30_007]);
     }
 
     #[test]

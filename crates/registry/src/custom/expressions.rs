@@ -15,6 +15,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 
 use super::cost::{self, Total};
 use super::schema::{Additional, Kind, OBJECT_FIELDS, Schema};
+use super::validate::{by_key, element_key};
 
 type Json = serde_json::Value;
 
@@ -324,7 +325,7 @@ fn check_rule(
 /// Everything that breaks a rule. `old` is the object before.
 pub(super) fn validate(schema: &Schema, object: &Json, old: Option<&Json>) -> FieldErrors {
     let mut walk = Walk { errors: FieldErrors::default(), left: BUDGET };
-    walk.value(schema, object, old, "");
+    walk.value(schema, object, old, &mut String::new());
     walk.errors
 }
 
@@ -334,35 +335,34 @@ struct Walk {
 }
 
 impl Walk {
-    fn value(&mut self, schema: &Schema, value: &Json, old: Option<&Json>, path: &str) {
-        if !schema.has_expressions || value.is_null() || self.left == 0 {
+    fn value(&mut self, schema: &Schema, value: &Json, old: Option<&Json>, path: &mut String) {
+        if !schema.has_expressions || value.is_null() || self.left == 0 || self.errors.is_full() {
             return;
         }
         let old = old.filter(|old| !old.is_null());
         self.rules(schema, value, old, path);
+        let parent = path.len();
         match value {
             Json::Object(object) => {
-                let separator = if path.is_empty() { "" } else { "." };
                 for (name, child) in object {
-                    let Some(member) = schema.member(name) else { continue };
-                    let path = match schema.property(name) {
-                        Some(_) => format!("{path}{separator}{name}"),
-                        None => format!("{path}[{name}]"),
-                    };
-                    self.value(member, child, old.and_then(|old| old.get(name)), &path);
+                    let Some(member) = schema.member(name).filter(|member| member.has_expressions) else { continue };
+                    if schema.property(name).is_none() {
+                        path.extend(["[", name.as_str(), "]"]);
+                    } else {
+                        path.extend([if parent > 0 { "." } else { "" }, name.as_str()]);
+                    }
+                    self.value(member, child, old.and_then(|old| old.get(name)), path);
+                    path.truncate(parent);
                 }
             }
             Json::Array(items) => {
-                let Some(element) = &schema.items else { return };
+                let Some(element) = schema.items.as_ref().filter(|element| element.has_expressions) else { return };
+                let known = by_key(schema.list, old.and_then(Json::as_array));
                 for (i, item) in items.iter().enumerate() {
-                    let before = match schema.list {
-                        Some(ListType::Map(keys)) => {
-                            let same = |other: &&Json| keys.iter().all(|key| other.get(key) == item.get(key));
-                            old.and_then(Json::as_array).and_then(|old| old.iter().find(same))
-                        }
-                        _ => None,
-                    };
-                    self.value(element, item, before, &format!("{path}[{i}]"));
+                    let before = element_key(schema.list, item).and_then(|key| known.get(&key).copied());
+                    path.push_str(&format!("[{i}]"));
+                    self.value(element, item, before, path);
+                    path.truncate(parent);
                 }
             }
             _ => {}
@@ -546,5 +546,22 @@ mod tests {
             assert_eq!(found.is_empty(), expected.is_empty(), "{rule}: {found}");
             assert!(found.to_string().contains(expected), "{rule}: {found}");
         }
+    }
+
+    /// Each item is compared with the one that it was, which is not searched for among all.
+    #[test]
+    fn security_items_of_long_lists_find_what_they_were() {
+        let schema = json!({"type": "object", "properties": {"list": {"type": "array",
+            "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+            "items": {"type": "object", "properties": {"name": {"type": "integer"}, "x": {"type": "integer"}},
+                "x-kubernetes-validations": [{"rule": "self.x >= oldSelf.x"}]}}}});
+        let schema = Schema::root(&serde_json::from_value(schema).unwrap());
+        let list = |last: i64| {
+            let items = (0..50_000).map(|name| json!({"name": name, "x": if name == 49_999 { last } else { 5 }}));
+            json!({"list": items.collect::<Vec<Json>>()})
+        };
+        assert!(validate(&schema, &list(5), Some(&list(5))).is_empty());
+        let found = validate(&schema, &list(4), Some(&list(5)));
+        assert!(found.to_string().starts_with("list[49999]: Invalid value: "), "{found}");
     }
 }

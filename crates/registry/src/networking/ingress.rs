@@ -1,6 +1,9 @@
 //! Ingress: HTTP from outside to services, by host and path.
 
+use std::collections::BTreeSet;
+
 use api::field::{FieldErrors, Path};
+use api::sort::CompactCollect as _;
 use api::validation;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::{
@@ -63,9 +66,10 @@ impl Strategy for IngressStrategy {
     fn validate_status_update(&self, new: &Ingress, old: &Ingress) -> FieldErrors {
         let mut errors = FieldErrors::default();
         let path = Path::new("status.loadBalancer.ingress");
+        let before: BTreeSet<&str> = points(old).iter().filter_map(|point| point.ip.as_deref()).compact_collect();
         for (i, point) in points(new).iter().enumerate() {
             if let Some(address) = text(&point.ip)
-                && !points(old).iter().any(|before| before.ip == point.ip)
+                && !before.contains(address)
             {
                 crate::address::ip(&mut errors, &path.index(i).child("ip"), address);
             }

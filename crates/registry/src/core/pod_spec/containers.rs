@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactCollect as _;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, ContainerResizePolicy, EnvFromSource, EnvVar, EnvVarSource, FileKeySelector,
-    ObjectFieldSelector, PodSpec, ResourceFieldSelector, VolumeMount,
+    ObjectFieldSelector, PodSpec, ResourceFieldSelector, Volume, VolumeMount,
 };
 
 use super::validation::one_of;
@@ -364,12 +365,14 @@ fn file_key_ref(errors: &mut FieldErrors, path: &Path<'_>, file: &FileKeySelecto
 
 /// Variables are read from files of `emptyDir` volumes only (`validateFileKeyRefVolumes`, v1.36).
 pub(super) fn file_key_volumes(errors: &mut FieldErrors, path: &Path<'_>, spec: &PodSpec) {
+    let volumes = items(&spec.volumes).iter().rev();
+    let volumes: BTreeMap<&str, &Volume> = volumes.map(|volume| (volume.name.as_str(), volume)).compact_collect();
     super::each_container(path, spec, |path, container| {
         for (i, variable) in items(&container.env).iter().enumerate() {
             let source = variable.value_from.as_ref();
             let Some(file) = source.and_then(|source| source.file_key_ref.as_ref()) else { continue };
             let field = format!("{path}.env[{i}].valueFrom.fileKeyRef.volumeName");
-            match items(&spec.volumes).iter().find(|volume| volume.name == file.volume_name) {
+            match volumes.get(file.volume_name.as_str()) {
                 None => errors.not_found(field, &file.volume_name),
                 Some(volume) if volume.empty_dir.is_none() => {
                     errors.invalid(field, &file.volume_name, "referenced volume must be of type emptyDir");
@@ -497,6 +500,8 @@ fn env_from(errors: &mut FieldErrors, path: &Path<'_>, sources: &[EnvFromSource]
 
 fn mounts(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, around: &Surroundings<'_>) {
     let devices = items(&container.volume_devices);
+    let device_names: BTreeSet<&str> = devices.iter().map(|device| device.name.as_str()).compact_collect();
+    let device_paths: BTreeSet<&str> = devices.iter().map(|device| device.device_path.as_str()).compact_collect();
     let mut paths = BTreeSet::new();
     let mounts_path = path.child("volumeMounts");
     for (i, mount) in items(&container.volume_mounts).iter().enumerate() {
@@ -513,10 +518,10 @@ fn mounts(errors: &mut FieldErrors, path: &Path<'_>, container: &Container, arou
         if !paths.insert(mount.mount_path.as_str()) {
             errors.invalid(path.child("mountPath"), &mount.mount_path, "must be unique");
         }
-        if devices.iter().any(|device| device.name == mount.name) {
+        if device_names.contains(mount.name.as_str()) {
             errors.invalid(path.child("name"), &mount.name, "must not already exist in volumeDevices");
         }
-        if devices.iter().any(|device| device.device_path == mount.mount_path) {
+        if device_paths.contains(mount.mount_path.as_str()) {
             errors.invalid(
                 path.child("mountPath"),
                 &mount.mount_path,
@@ -572,6 +577,9 @@ fn recursive_read_only(errors: &mut FieldErrors, path: &Path<'_>, mount: &Volume
 
 fn devices_of(errors: &mut FieldErrors, devices_path: &Path<'_>, container: &Container, around: &Surroundings<'_>) {
     let devices = items(&container.volume_devices);
+    let mounts = items(&container.volume_mounts);
+    let mount_names: BTreeSet<&str> = mounts.iter().map(|mount| mount.name.as_str()).compact_collect();
+    let mount_paths: BTreeSet<&str> = mounts.iter().map(|mount| mount.mount_path.as_str()).compact_collect();
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     for (i, device) in devices.iter().enumerate() {
         let path = devices_path.index(i);
@@ -596,11 +604,10 @@ fn devices_of(errors: &mut FieldErrors, devices_path: &Path<'_>, container: &Con
         } else if !paths.insert(device.device_path.as_str()) {
             errors.invalid(path.child("devicePath"), &device.device_path, "must be unique");
         }
-        let mounts = items(&container.volume_mounts);
-        if mounts.iter().any(|mount| mount.name == device.name) {
+        if mount_names.contains(device.name.as_str()) {
             errors.invalid(path.child("name"), &device.name, "must not already exist in volumeMounts");
         }
-        if mounts.iter().any(|mount| mount.mount_path == device.device_path) {
+        if mount_paths.contains(device.device_path.as_str()) {
             let detail = "must not already exist as a path in volumeMounts";
             errors.invalid(path.child("devicePath"), &device.device_path, detail);
         }

@@ -1,8 +1,9 @@
 //! Validation of what the scheduler reads: selectors, affinity, tolerations, spreading, gates.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::field::{FieldErrors, Path};
+use api::sort::CompactCollect as _;
 use api::validation as rules;
 use k8s_openapi::api::core::v1::{
     Affinity, NodeSelector, NodeSelectorTerm, PodAffinityTerm, PodSpec, Toleration, TopologySpreadConstraint,
@@ -202,6 +203,11 @@ pub fn tolerations(errors: &mut FieldErrors, path: &Path<'_>, tolerations: &[Tol
 }
 
 fn spreading(errors: &mut FieldErrors, path: &Path<'_>, constraints: &[TopologySpreadConstraint]) {
+    fn kind(constraint: &TopologySpreadConstraint) -> (&str, &str) {
+        (&constraint.topology_key, &constraint.when_unsatisfiable)
+    }
+    let kinds = constraints.iter().enumerate().map(|(i, constraint)| (kind(constraint), i));
+    let last: BTreeMap<(&str, &str), usize> = kinds.compact_collect();
     for (i, constraint) in constraints.iter().enumerate() {
         let path = path.index(i);
         if constraint.max_skew <= 0 {
@@ -217,10 +223,7 @@ fn spreading(errors: &mut FieldErrors, path: &Path<'_>, constraints: &[TopologyS
                 &["DoNotSchedule", "ScheduleAnyway"],
             );
         }
-        let repeated = constraints[i + 1..].iter().any(|other| {
-            other.topology_key == constraint.topology_key && other.when_unsatisfiable == constraint.when_unsatisfiable
-        });
-        if repeated {
+        if last.get(&kind(constraint)).is_some_and(|last| *last > i) {
             errors.duplicate(
                 path.child("{topologyKey, whenUnsatisfiable}"),
                 format!("{{{}, {}}}", constraint.topology_key, constraint.when_unsatisfiable),

@@ -114,7 +114,7 @@ fn named_requirements(
     if huge && !compute {
         errors.forbidden(path, "HugePages require cpu or memory");
     }
-    let mut seen = BTreeSet::new();
+    let mut seen: BTreeSet<(&str, Option<&str>)> = BTreeSet::new();
     for (i, claim) in items(&requirements.claims).iter().enumerate() {
         let path = path.child("claims");
         let path = path.index(i);
@@ -127,13 +127,16 @@ fn named_requirements(
             errors.invalid_each(path.child("request"), request, rules::dns1123_label(request));
         }
         // One entry without a request stands for all requests of the claim.
-        let overlaps = |(name, other): &(&str, Option<&str>)| {
-            *name == claim.name && (other.is_none() || request.is_none() || *other == request)
+        let whole: (&str, Option<&str>) = (claim.name.as_str(), None);
+        let wanted = (claim.name.as_str(), request);
+        let overlaps = match request {
+            None => seen.range(whole..).next().is_some_and(|(name, _)| *name == claim.name),
+            Some(_) => seen.contains(&whole) || seen.contains(&wanted),
         };
-        if seen.iter().any(overlaps) {
+        if overlaps {
             errors.duplicate(path, &claim.name);
         }
-        seen.insert((claim.name.as_str(), request));
+        seen.insert(wanted);
         if !claims.contains(claim.name.as_str()) {
             errors.not_found(path, &claim.name);
         }
