@@ -53,8 +53,7 @@ pub(super) fn table(settings: &Settings, family: Family) -> String {
          add map {table} node-ports {{ type inet_proto . inet_service : verdict ; }}\n\
          add map {table} unserved {{ type {addr_type} . inet_proto . inet_service : verdict ; }}\n\
          add map {table} unserved-ports {{ type inet_proto . inet_service : verdict ; }}\n\
-         add set {table} hairpin {{ type {addr_type} . {addr_type} ; }}\n\
-         add set {table} allowed {{ type {addr_type} . inet_proto . inet_service . {addr_type} ; flags interval ; }}\n"
+         add set {table} hairpin {{ type {addr_type} . {addr_type} ; }}\n"
     );
     // One map per protocol: nft can only translate to a port of a protocol it knows.
     for protocol in ["tcp", "udp", "sctp"] {

@@ -6,6 +6,8 @@ use std::fmt::Write;
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 
+use api::cidr::Cidr;
+
 use super::base::{FAMILIES, Family, from_pods, mark};
 use crate::services::{Protocol, ServicePort, Target};
 use crate::settings::Settings;
@@ -124,18 +126,12 @@ impl Builder<'_> {
         if port.cluster.is_empty() && (port.local.is_empty() || !port.external_local) {
             return self.unserved(by, false);
         }
-        let ip = self.family.name;
         let mut rules = Vec::new();
         let mut name = String::new();
         if is_limited {
-            rules.push(format!("{ip} daddr . meta l4proto . th dport . {ip} saddr != @allowed drop"));
-            name.push_str("limited-");
-            if let By::Address(addr) = by {
-                for range in port.source_ranges.iter() {
-                    let key = format!("{addr} . {} . {} . {range}", port.protocol.name(), port.port);
-                    self.element("allowed", key, String::new());
-                }
-            }
+            let sources = self.sources_chain();
+            rules.push(format!("jump {sources}"));
+            write!(name, "limited-{sources}-").unwrap_or_default();
         }
         if matches!(by, By::NodePort(_)) {
             name.push_str("node-");
@@ -166,6 +162,21 @@ impl Builder<'_> {
             }
         }
         self.frontend(by, name, rules);
+    }
+
+    /// A chain that only packets from the source ranges leave. It belongs to this service alone: whoever has the same address and port
+    /// may have ranges that overlap with these, which no set of the kernel takes.
+    fn sources_chain(&mut self) -> String {
+        let ranges = &self.port.source_ranges;
+        let name = format!("from-{}", self.hash(ranges));
+        let is_everything = |range: &String| range.parse::<Cidr>().is_ok_and(|range| range.prefix == 0);
+        let rules = match ranges.is_empty() {
+            true => vec!["drop".to_owned()],
+            false if ranges.iter().any(is_everything) => Vec::new(),
+            false => vec![format!("{} saddr != {{ {} }} drop", self.family.name, ranges.join(", "))],
+        };
+        self.part.chains.insert(name.clone(), rules);
+        name
     }
 
     /// Puts the endpoints where the packet will look for them.

@@ -204,31 +204,35 @@ mod tests {
             "internalTrafficPolicy": "Local", "externalIPs": ["198.51.100.7"], "ports": [{"port": 80, "nodePort": 30080}],
             "loadBalancerSourceRanges": ["203.0.113.0/24", "203.0.113.128/25"],
             "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}]}}});
+        let text = rules(spec, THREE);
+        let hash = text.split("from-").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+        let text = text.replace(hash, "HASH");
         expect![[r#"
+            add chain ip cox-proxy from-HASH
             add chain ip cox-proxy tcp-cluster-local-2
-            add chain ip cox-proxy tcp-limited-local-2-3
+            add chain ip cox-proxy tcp-limited-from-HASH-local-2-3
             add chain ip cox-proxy tcp-local-2-3
             add chain ip cox-proxy tcp-node-local-2-3
+            add rule ip cox-proxy from-HASH ip saddr != { 203.0.113.0/24 } drop
             add rule ip cox-proxy tcp-cluster-local-2 ip saddr != { 10.42.0.0/16 } meta mark set meta mark | 0x4000
             add rule ip cox-proxy tcp-cluster-local-2 dnat to ip daddr . tcp dport . numgen random mod 2 map @endpoints-tcp
-            add rule ip cox-proxy tcp-limited-local-2-3 ip daddr . meta l4proto . th dport . ip saddr != @allowed drop
-            add rule ip cox-proxy tcp-limited-local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
-            add rule ip cox-proxy tcp-limited-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
-            add rule ip cox-proxy tcp-limited-local-2-3 dnat to ip daddr . tcp dport . numgen random mod 2 map @endpoints-tcp
+            add rule ip cox-proxy tcp-limited-from-HASH-local-2-3 jump from-HASH
+            add rule ip cox-proxy tcp-limited-from-HASH-local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
+            add rule ip cox-proxy tcp-limited-from-HASH-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
+            add rule ip cox-proxy tcp-limited-from-HASH-local-2-3 dnat to ip daddr . tcp dport . numgen random mod 2 map @endpoints-tcp
             add rule ip cox-proxy tcp-local-2-3 ip saddr { 10.42.0.0/16 } dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
             add rule ip cox-proxy tcp-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to ip daddr . tcp dport . numgen random mod 3 offset 32768 map @endpoints-tcp
             add rule ip cox-proxy tcp-local-2-3 dnat to ip daddr . tcp dport . numgen random mod 2 map @endpoints-tcp
             add rule ip cox-proxy tcp-node-local-2-3 ip saddr { 10.42.0.0/16 } dnat to tcp dport . numgen random mod 3 offset 32768 map @node-endpoints-tcp
             add rule ip cox-proxy tcp-node-local-2-3 fib saddr type local meta mark set meta mark | 0x4000 dnat to tcp dport . numgen random mod 3 offset 32768 map @node-endpoints-tcp
             add rule ip cox-proxy tcp-node-local-2-3 dnat to tcp dport . numgen random mod 2 map @node-endpoints-tcp
-            add element ip cox-proxy allowed { 192.0.2.9 . tcp . 80 . 203.0.113.0/24 }
             add element ip cox-proxy endpoints-tcp { 10.43.0.9 . 80 . 0 : 10.42.0.2 . 8080, 10.43.0.9 . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . 80 . 0 : 10.42.0.2 . 8080, 192.0.2.9 . 80 . 1 : 10.42.0.3 . 8080, 192.0.2.9 . 80 . 32768 : 10.42.0.2 . 8080, 192.0.2.9 . 80 . 32769 : 10.42.0.3 . 8080, 192.0.2.9 . 80 . 32770 : 10.42.1.2 . 8080, 198.51.100.7 . 80 . 0 : 10.42.0.2 . 8080, 198.51.100.7 . 80 . 1 : 10.42.0.3 . 8080, 198.51.100.7 . 80 . 32768 : 10.42.0.2 . 8080, 198.51.100.7 . 80 . 32769 : 10.42.0.3 . 8080, 198.51.100.7 . 80 . 32770 : 10.42.1.2 . 8080 }
             add element ip cox-proxy hairpin { 10.42.0.2 . 10.42.0.2, 10.42.0.3 . 10.42.0.3 }
             add element ip cox-proxy node-endpoints-tcp { 30080 . 0 : 10.42.0.2 . 8080, 30080 . 1 : 10.42.0.3 . 8080, 30080 . 32768 : 10.42.0.2 . 8080, 30080 . 32769 : 10.42.0.3 . 8080, 30080 . 32770 : 10.42.1.2 . 8080 }
             add element ip cox-proxy node-ports { tcp . 30080 : goto tcp-node-local-2-3 }
-            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto tcp-cluster-local-2, 192.0.2.9 . tcp . 80 : goto tcp-limited-local-2-3, 198.51.100.7 . tcp . 80 : goto tcp-local-2-3 }
+            add element ip cox-proxy services { 10.43.0.9 . tcp . 80 : goto tcp-cluster-local-2, 192.0.2.9 . tcp . 80 : goto tcp-limited-from-HASH-local-2-3, 198.51.100.7 . tcp . 80 : goto tcp-local-2-3 }
         "#]]
-        .assert_eq(&rules(spec, THREE));
+        .assert_eq(&text);
     }
 
     #[test]
@@ -259,6 +263,29 @@ mod tests {
         step("default/web", None);
         step("default/copy", None);
         assert!(texts.last().unwrap().contains("delete chain"));
+        kernel_accepts(&texts);
+    }
+
+    /// Ranges that overlap are refused by a set, and with them all that any other service has.
+    #[test]
+    fn security_services_with_one_address_may_have_ranges_that_overlap() {
+        let with = |ranges: Value| {
+            let spec = json!({"clusterIPs": ["10.43.0.9", "fd43::9"], "type": "LoadBalancer", "ports": [{"port": 80}],
+                "loadBalancerSourceRanges": ranges,
+                "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}, {"ip": "2001:db8::9"}]}}});
+            Some(contribution(spec, &[THREE, &[("fd42::2", "a")]].concat()))
+        };
+        let (mut program, first) = Program::fresh(&settings(), HashMap::new());
+        let mut texts = vec![first.text];
+        let mut step = |key: &str, fragment| texts.push(program.update(vec![(key.into(), fragment)]).text);
+        step("default/web", with(json!(["203.0.113.0/24", "198.51.100.0/24", "2001:db8::/32"])));
+        step("default/copy", with(json!(["203.0.113.0/25", "198.51.0.0/16", "2001:db8::/64"])));
+        step("default/all", with(json!(["0.0.0.0/0"])));
+        step("default/web", None);
+        step("default/copy", None);
+        step("default/all", None);
+        // The second one gets the address after the first.
+        assert!(texts[4].contains("192.0.2.9 . tcp . 80 : goto tcp-limited-from-"), "{}", texts[4]);
         kernel_accepts(&texts);
     }
 
