@@ -120,10 +120,10 @@ impl Reviews {
     }
 }
 
-/// The bearer token of a request.
-pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
-    let header = headers.get(http::header::AUTHORIZATION)?.to_str().ok()?;
-    header.strip_prefix("Bearer ").map(str::trim).filter(|token| !token.is_empty())
+/// The bearer token of a request. One that is no text is a wrong one, and not none.
+pub fn bearer_token(headers: &HeaderMap) -> Option<String> {
+    let header = String::from_utf8_lossy(headers.get(http::header::AUTHORIZATION)?.as_bytes());
+    header.strip_prefix("Bearer ").map(str::trim).filter(|token| !token.is_empty()).map(str::to_owned)
 }
 
 /// All of a user that permissions may depend on, in one text.
@@ -215,7 +215,16 @@ mod tests {
             if let Some(value) = header {
                 headers.insert(http::header::AUTHORIZATION, value.parse().unwrap());
             }
-            assert_eq!(bearer_token(&headers), expected, "{header:?}");
+            assert_eq!(bearer_token(&headers).as_deref(), expected, "{header:?}");
+        }
+    }
+
+    #[test]
+    fn security_a_token_of_other_bytes_is_not_taken_for_none() {
+        for (header, expected) in [(&b"Bearer \xff"[..], "\u{fffd}"), ("Bearer t\u{e9}".as_bytes(), "t\u{e9}")] {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::header::AUTHORIZATION, http::HeaderValue::from_bytes(header).unwrap());
+            assert_eq!(bearer_token(&headers).as_deref(), Some(expected));
         }
     }
 

@@ -236,7 +236,7 @@ impl Routes {
     async fn may(&self, request: &Request<Incoming>) -> Result<Result<(), api::Status>, Error> {
         let user = match review::bearer_token(request.headers()) {
             None => api::UserInfo::anonymous(),
-            Some(token) => match self.reviews.user(token).await? {
+            Some(token) => match self.reviews.user(&token).await? {
                 None => return Ok(Err(api::Status::unauthorized("Unauthorized"))),
                 Some(user) => user,
             },

@@ -63,7 +63,7 @@ impl Auth {
         match review::bearer_token(request.headers()) {
             Some(_) if !self.token_webhook => Ok(None),
             Some(token) => {
-                let user = self.reviews.user(token).await;
+                let user = self.reviews.user(&token).await;
                 user.map_err(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
             }
             None => Ok(self.anonymous.then(api::UserInfo::anonymous)),

@@ -82,17 +82,25 @@ pub(super) fn prune(
     writer: &Writer<'_>,
 ) -> Option<Fields> {
     let versions = writer.versions?;
-    if version == writer.api_version && managed.entries.iter().all(|entry| entry.api_version == version) {
+    // Fields that were written in a version that is no longer served are taken for those of the writer's.
+    let mut read_as: BTreeMap<&str, &str> = BTreeMap::new();
+    for written in managed.entries.iter().map(|entry| entry.api_version.as_str()).chain([version]) {
+        let served = || versions.convert(merged, written).map_or(writer.api_version, |_| written);
+        read_as.entry(written).or_insert_with(served);
+    }
+    if read_as.values().all(|version| *version == writer.api_version) {
         return None;
     }
+    let read_as = |written: &str| read_as.get(written).copied().unwrap_or(writer.api_version);
+    let version = read_as(version);
     let (merged, schema) = versions.convert(merged, version)?;
     let last = last.with_named_fields(&schema);
     let mut pruned = walk::remove(&merged, &last, &schema, Emptied::Null);
     // That of the last configuration comes first: without what others own in it, it may not be possible to convert the rest.
     let mut owned: BTreeMap<(bool, &str), FieldSet> = BTreeMap::new();
     for entry in &managed.entries {
-        let place = (entry.api_version != version, entry.api_version.as_str());
-        owned.entry(place).or_default().merge(entry.set.clone());
+        let at = read_as(&entry.api_version);
+        owned.entry((at != version, at)).or_default().merge(entry.set.clone());
     }
     for ((_, at), owned) in owned {
         let (all, left) = (versions.convert(&merged, at), versions.convert(&pruned, at));
@@ -218,6 +226,18 @@ mod tests {
         let kept = applied(Some(&shared), numbers("v1", json!({"rest": [2]})), "a", false).unwrap();
         assert_eq!(kept["spec"], json!({"one": 1, "rest": [2]}));
         assert_eq!((owned(&kept, "a"), owned(&kept, "b")), (owns("v1", &["f:rest"]), owns("v2", &["f:all"])));
+    }
+
+    #[test]
+    fn fields_of_a_version_that_is_no_longer_served_stay() {
+        let mut first = applied(None, numbers("v1", json!({"one": 1, "rest": [2]})), "a", false).unwrap();
+        let entries = first["metadata"]["managedFields"].as_array_mut().unwrap();
+        let mut other = entries[0].clone();
+        (other["manager"], other["apiVersion"]) = ("b".into(), "v0".into());
+        entries.push(other);
+        let kept = applied(Some(&first), numbers("v1", json!({"rest": [2]})), "a", false).unwrap();
+        assert_eq!((&kept["spec"], owned(&kept, "a")), (&json!({"one": 1, "rest": [2]}), owns("v1", &["f:rest"])));
+        assert_eq!(owned(&kept, "b"), owns("v0", &["f:one", "f:rest"]));
     }
 
     #[test]
