@@ -8,6 +8,57 @@ use super::PatchError;
 const MAX_OPERATIONS: usize = 10_000;
 /// `copy` may not add more than this in total, so that a small patch cannot make a huge object.
 const MAX_COPIED: usize = 3 << 20;
+/// Items of lists that make room for others or close a gap, and values that are looked through, in total.
+const MAX_STEPS: usize = 1 << 26;
+/// How deep an object may be nested, as in a body: `move` puts one value into another again and again, and whatever walks through the
+/// result, if only to drop it, needs a stack as deep.
+const MAX_DEPTH: usize = 127;
+
+/// What the operations of one patch have taken so far.
+#[derive(Default)]
+struct Spent {
+    copied: usize,
+    steps: usize,
+}
+
+impl Spent {
+    fn step(&mut self, steps: usize) -> Result<(), PatchError> {
+        self.steps = self.steps.saturating_add(steps);
+        match self.steps > MAX_STEPS {
+            true => Err(PatchError::Unprocessable("the operations move too many items of lists".to_owned())),
+            false => Ok(()),
+        }
+    }
+
+    /// Refuses a value that would be nested too deeply at this path.
+    fn nest(&mut self, path: &str, value: &Value) -> Result<(), PatchError> {
+        let room = MAX_DEPTH.checked_sub(path.matches('/').count());
+        match room.and_then(|room| count(value, room)) {
+            Some(steps) => self.step(steps),
+            None => {
+                Err(PatchError::Unprocessable(format!("the object would be nested more than {MAX_DEPTH} levels deep")))
+            }
+        }
+    }
+}
+
+/// How many values there are in one; none if it is nested deeper than so many levels.
+fn count(value: &Value, room: usize) -> Option<usize> {
+    match value {
+        Value::Array(items) => count_all(items.iter(), room),
+        Value::Object(fields) => count_all(fields.values(), room),
+        _ => Some(1),
+    }
+}
+
+fn count_all<'v>(values: impl Iterator<Item = &'v Value>, room: usize) -> Option<usize> {
+    let room = room.checked_sub(1)?;
+    let mut sum: usize = 1;
+    for value in values {
+        sum += count(value, room)?;
+    }
+    Some(sum)
+}
 
 /// Applies all operations in order, or none: on an error `object` is left as it was.
 pub fn apply(object: &mut Value, patch: &Value) -> Result<(), PatchError> {
@@ -20,15 +71,15 @@ pub fn apply(object: &mut Value, patch: &Value) -> Result<(), PatchError> {
         return Err(PatchError::TooManyOperations { allowed: MAX_OPERATIONS, got: operations.len() });
     }
     let mut work = object.clone();
-    let mut copied = 0;
+    let mut spent = Spent::default();
     for operation in operations {
-        step(&mut work, operation, &mut copied)?;
+        step(&mut work, operation, &mut spent)?;
     }
     *object = work;
     Ok(())
 }
 
-fn step(object: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
+fn step(object: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(), PatchError> {
     let text = |key: &str| operation.get(key).and_then(Value::as_str);
     let kind = text("op").unwrap_or("unknown");
     let path = text("path");
@@ -39,12 +90,13 @@ fn step(object: &mut Value, operation: &Value, copied: &mut usize) -> Result<(),
         "add" => {
             let path = needs(path, "path")?;
             let value = operation.get("value").cloned().unwrap_or(Value::Null);
-            add(object, &path, value, kind)
+            add(object, &path, value, kind, spent)
         }
-        "remove" => remove(object, &needs(path, "path")?, kind).map(drop),
+        "remove" => remove(object, &needs(path, "path")?, kind, spent).map(drop),
         "replace" => {
             let path = needs(path, "path")?;
             let value = operation.get("value").cloned().unwrap_or(Value::Null);
+            spent.nest(&path, &value)?;
             match object.pointer_mut(&path) {
                 Some(target) => {
                     *target = value;
@@ -58,17 +110,17 @@ fn step(object: &mut Value, operation: &Value, copied: &mut usize) -> Result<(),
             if path.starts_with(&format!("{from}/")) {
                 return Err(PatchError::Unprocessable(format!("{kind} operation moves {from} into itself")));
             }
-            let value = remove(object, &from, kind)?;
-            add(object, &path, value, kind)
+            let value = remove(object, &from, kind, spent)?;
+            add(object, &path, value, kind, spent)
         }
         "copy" => {
             let (from, path) = (needs(text("from"), "from")?, needs(path, "path")?);
             let value = object.pointer(&from).cloned().ok_or_else(|| missing(kind, &from))?;
-            *copied += value.to_string().len();
-            if *copied > MAX_COPIED {
+            spent.copied += value.to_string().len();
+            if spent.copied > MAX_COPIED {
                 return Err(PatchError::Unprocessable(format!("copy operations add more than {MAX_COPIED} bytes")));
             }
-            add(object, &path, value, kind)
+            add(object, &path, value, kind, spent)
         }
         "test" => {
             let path = needs(path, "path")?;
@@ -104,7 +156,8 @@ fn missing(kind: &str, path: &str) -> PatchError {
     PatchError::Unprocessable(format!("{kind} operation does not apply: doc is missing path: {path}: missing value"))
 }
 
-fn add(object: &mut Value, path: &str, value: Value, kind: &str) -> Result<(), PatchError> {
+fn add(object: &mut Value, path: &str, value: Value, kind: &str, spent: &mut Spent) -> Result<(), PatchError> {
+    spent.nest(path, &value)?;
     if path.is_empty() {
         *object = value;
         return Ok(());
@@ -122,6 +175,7 @@ fn add(object: &mut Value, path: &str, value: Value, kind: &str) -> Result<(), P
                     "{kind} operation does not apply: doc is missing path: {path}: Unable to access invalid index: {key}: invalid index referenced"
                 ))
             })?;
+            spent.step(items.len() - at)?;
             items.insert(at, value);
             Ok(())
         }
@@ -129,11 +183,17 @@ fn add(object: &mut Value, path: &str, value: Value, kind: &str) -> Result<(), P
     }
 }
 
-fn remove(object: &mut Value, path: &str, kind: &str) -> Result<Value, PatchError> {
+fn remove(object: &mut Value, path: &str, kind: &str, spent: &mut Spent) -> Result<Value, PatchError> {
     let (parent, key) = split(path).ok_or_else(|| missing(kind, path))?;
     let removed = match object.pointer_mut(parent) {
         Some(Value::Object(fields)) => fields.remove(&key),
-        Some(Value::Array(items)) => index(&key, items.len()).map(|at| items.remove(at)),
+        Some(Value::Array(items)) => match index(&key, items.len()) {
+            Some(at) => {
+                spent.step(items.len() - at)?;
+                Some(items.remove(at))
+            }
+            None => None,
+        },
         _ => None,
     };
     removed.ok_or_else(|| {
@@ -240,6 +300,38 @@ pub(super) mod tests {
     fn copies_cannot_blow_up() {
         let mut object = json!({"a": ["x".repeat(1000)]});
         let patch: Vec<Value> = (0..40).map(|_| json!({"op": "copy", "from": "/a", "path": "/a/-"})).collect();
+        assert!(apply(&mut object, &Value::Array(patch)).is_err());
+    }
+
+    #[test]
+    fn security_moves_do_not_nest_without_end() {
+        let round = [
+            json!({"op": "add", "path": "/b", "value": {}}),
+            json!({"op": "move", "from": "/a", "path": "/b/a"}),
+            json!({"op": "add", "path": "/a", "value": {}}),
+            json!({"op": "move", "from": "/b", "path": "/a/b"}),
+        ];
+        for (rounds, is_fine) in [(50, true), (100, false), (2_500, false)] {
+            let mut object = json!({"a": {}});
+            let patch = round.iter().cloned().cycle().take(rounds * round.len()).collect();
+            assert_eq!(apply(&mut object, &Value::Array(patch)).is_ok(), is_fine, "{rounds}");
+        }
+        // The parts are as deep as they may be alone.
+        let deep = |levels: usize| (0..levels).fold(json!({}), |inner, _| json!({"a": inner}));
+        let mut object = json!({"a": deep(100), "b": deep(100)});
+        let patch = json!([{"op": "copy", "from": "/a", "path": format!("/b{}", "/a".repeat(50))}]);
+        assert!(apply(&mut object, &patch).is_err());
+    }
+
+    #[test]
+    fn security_items_of_long_lists_are_not_moved_forever() {
+        for (path, is_fine) in [("/a/0", false), ("/a/-", true)] {
+            let mut object = json!({"a": vec![0; 100_000]});
+            let patch = vec![json!({"op": "add", "path": path, "value": 1}); MAX_OPERATIONS];
+            assert_eq!(apply(&mut object, &Value::Array(patch)).is_ok(), is_fine, "{path}");
+        }
+        let mut object = json!({"a": vec![0; 100_000]});
+        let patch = vec![json!({"op": "remove", "path": "/a/0"}); MAX_OPERATIONS];
         assert!(apply(&mut object, &Value::Array(patch)).is_err());
     }
 
