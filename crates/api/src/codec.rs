@@ -96,6 +96,9 @@ pub fn line_of_repeated_key(yaml: &[u8], path: &str) -> Option<usize> {
     line_of_key(yaml, path, 2)
 }
 
+/// What is decoded is not nested deeper; in a text of several lines anything may look as if it were.
+const DEEPEST: usize = 256;
+
 /// The line on which a key stands for the n-th time.
 pub fn line_of_key(yaml: &[u8], path: &str, time: usize) -> Option<usize> {
     // The path to the current line: indentation and what it adds to the path.
@@ -108,7 +111,7 @@ pub fn line_of_key(yaml: &[u8], path: &str, time: usize) -> Option<usize> {
         if rest.is_empty() || rest.starts_with('#') || rest.starts_with("---") {
             continue;
         }
-        while let Some(item) = rest.strip_prefix("- ") {
+        while let Some(item) = rest.strip_prefix("- ").filter(|_| stack.len() < DEEPEST) {
             let before = stack.iter().rev().find(|(at, part)| *at == indent && part.starts_with('['));
             let index = before.and_then(|(_, part)| part.trim_matches(['[', ']']).parse::<usize>().ok());
             // A list may stand at the indentation of its own key.
@@ -121,9 +124,11 @@ pub fn line_of_key(yaml: &[u8], path: &str, time: usize) -> Option<usize> {
         let Some((key, _)) = rest.split_once(':') else { continue };
         let key = key.trim().trim_matches(['"', '\'']);
         stack.retain(|(at, _)| *at < indent);
+        if stack.len() == DEEPEST {
+            continue;
+        }
         stack.push((indent, key.to_owned()));
-        let here = stack.iter().rev().fold(String::new(), |below, (_, part)| join_path(part, &below));
-        if here == path {
+        if leads_to(&stack, path) {
             seen += 1;
             if seen == time {
                 return Some(number + 1);
@@ -131,6 +136,20 @@ pub fn line_of_key(yaml: &[u8], path: &str, time: usize) -> Option<usize> {
         }
     }
     None
+}
+
+/// Whether the parts, joined by [`join_path`], are this path. They are held against its end, so that a long one that many lines stand
+/// below is not put together for each.
+fn leads_to(parts: &[(usize, String)], path: &str) -> bool {
+    let (mut rest, mut below) = (path, "[");
+    for (_, part) in parts.iter().rev().filter(|(_, part)| !part.is_empty()) {
+        let dot = if below.starts_with('[') { "" } else { "." };
+        let Some(before) = rest.strip_suffix(dot).and_then(|rest| rest.strip_suffix(part.as_str())) else {
+            return false;
+        };
+        (rest, below) = (before, part);
+    }
+    rest.is_empty()
 }
 
 /// Encodes as YAML, keys sorted, as upstream prints it.
@@ -479,6 +498,17 @@ mod tests {
         let lines: Vec<_> = decoded.duplicates.iter().map(|path| line_of_repeated_key(yaml, path)).collect();
         assert_eq!(lines, [Some(9), Some(10), Some(11)]);
         assert_eq!(line_of_repeated_key(b"\xff: 1", "a"), None);
+    }
+
+    /// Each line was put together with all that it stands below, and each dash looked for among all before it.
+    #[test]
+    fn security_lines_of_hostile_texts_are_found_in_one_walk() {
+        let (key, text) = ("k".repeat(1_000), "- ".repeat(300_000));
+        let below: String = (0..50_000).map(|number| format!("  f{number:05}: 1\n")).collect();
+        let yaml = format!("a: |\n  {text}\n{key}:\n{below}  f00000: 2\n");
+        let decoded = from_yaml(yaml.as_bytes()).unwrap();
+        assert_eq!(decoded.duplicates, [format!("{key}.f00000")]);
+        assert_eq!(line_of_repeated_key(yaml.as_bytes(), &decoded.duplicates[0]), Some(50_004));
     }
 
     #[test]

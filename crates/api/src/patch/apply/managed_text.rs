@@ -2,6 +2,7 @@
 //! them together again would cost more than the write itself. What a write leaves alone is copied, never read.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -15,6 +16,8 @@ use crate::sort::CompactSort as _;
 
 const UPDATE: &str = "Update";
 const FIELDS_V1: &str = "FieldsV1";
+/// More updaters than this are not merged one by one. Whoever writes in the ordinary way leaves one more than are kept.
+const MANY_UPDATERS: usize = 100;
 
 pub(super) struct ManagedText<'a> {
     entries: Vec<Entry<'a>>,
@@ -90,10 +93,22 @@ impl<'a> ManagedText<'a> {
         self.cap_updaters();
     }
 
+    fn updaters(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.operation == UPDATE).count()
+    }
+
+    /// The oldest first.
+    fn sort_by_age(&mut self) {
+        self.entries.compact_sort_by(|a, b| (&a.time, &a.manager).cmp(&(&b.time, &b.manager)));
+    }
+
     /// Merges the oldest updaters of a version, so that the list stays short.
     fn cap_updaters(&mut self) {
-        while self.entries.iter().filter(|entry| entry.operation == UPDATE).count() > MAX_UPDATERS {
-            self.entries.compact_sort_by(|a, b| (&a.time, &a.manager).cmp(&(&b.time, &b.manager)));
+        if self.updaters() > MANY_UPDATERS {
+            self.merge_updaters();
+        }
+        while self.updaters() > MAX_UPDATERS {
+            self.sort_by_age();
             let mut old = self.entries.iter().enumerate().filter(|(_, entry)| entry.operation == UPDATE);
             let Some((first, version)) = old.next().map(|(at, entry)| (at, entry.api_version.clone())) else { return };
             let Some(second) = old.find(|(_, entry)| entry.api_version == version).map(|(at, _)| at) else { return };
@@ -104,6 +119,42 @@ impl<'a> ManagedText<'a> {
             bucket.time = absorbed.time.clone();
             bucket.change(|fields| FieldSet::from_json(Value::Object(absorbed.tree())).add_to(fields));
         }
+    }
+
+    /// Merges all updaters but the newest, those of each version into the oldest of them, in one walk: a client may send tens of
+    /// thousands.
+    fn merge_updaters(&mut self) {
+        self.sort_by_age();
+        let mut old = self.updaters().saturating_sub(MAX_UPDATERS);
+        let mut merged: HashMap<String, (usize, FieldSet, Cow<'a, str>)> = HashMap::new();
+        let mut kept: Vec<Entry<'a>> = Vec::new();
+        for entry in std::mem::take(&mut self.entries) {
+            if entry.operation != UPDATE || old == 0 {
+                kept.push(entry);
+                continue;
+            }
+            old -= 1;
+            match merged.get_mut(&*entry.api_version) {
+                Some((_, set, time)) => {
+                    set.merge(FieldSet::from_json(Value::Object(entry.tree())));
+                    *time = entry.time;
+                }
+                None => {
+                    let of_version = (kept.len(), FieldSet::default(), "".into());
+                    merged.insert(entry.api_version.clone().into_owned(), of_version);
+                    kept.push(entry);
+                }
+            }
+        }
+        for (at, set, time) in merged.into_values().filter(|(_, set, _)| !set.is_empty()) {
+            let bucket = &mut kept[at];
+            bucket.manager = ANCIENT.into();
+            bucket.subresource = "".into();
+            bucket.time = time;
+            bucket.change(|fields| set.add_to(fields));
+        }
+        self.entries = kept;
+        self.is_changed = true;
     }
 
     /// The entries as JSON, in the order that upstream keeps them in; none if there are none.

@@ -296,6 +296,23 @@ fn untracked_objects_get_a_first_owner_and_resets_forget() {
     assert!(reset["metadata"].get("managedFields").is_none());
 }
 
+/// Merged one by one, these were sorted and read again twenty thousand times.
+#[test]
+fn security_thousands_of_managers_are_merged_in_one_walk() {
+    let entry = |number: usize| {
+        json!({"manager": format!("m{number:05}"), "operation": "Update", "apiVersion": "apps/v1", "time": NOW,
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {format!("f:x{number}"): {}}}})
+    };
+    let live = deployment(1, json!([]));
+    let mut new = deployment(2, json!([]));
+    new["metadata"]["managedFields"] = (0..20_000).map(entry).collect();
+    updated(Some(&live), &mut new, &of::<Deployment>(), &writer("me"));
+    assert_eq!(new["metadata"]["managedFields"].as_array().unwrap().len(), 10);
+    // Those of all but eight, and of the one who wrote last.
+    assert_eq!(owned(&new, "ancient-changes")["f:spec"].as_object().unwrap().len(), 19_992);
+    assert_eq!(owned(&new, "me"), json!({"f:spec": {"f:replicas": {}}}));
+}
+
 /// kubectl goes from client-side apply to server-side apply without conflicts with itself, and back.
 #[test]
 fn what_kubectl_applied_without_a_manager_is_its_own() {
