@@ -38,6 +38,9 @@ pub enum Value {
 
 pub type Map = BTreeMap<Key, Value>;
 
+/// As many letters, bytes and values as a request may have bytes.
+const MAX_WRITTEN: usize = 3 << 20;
+
 /// What may be a key of a map. An int and a uint of the same number are the same key.
 #[derive(Clone, Debug)]
 pub enum Key {
@@ -71,6 +74,14 @@ impl Key {
             Key::Bool(_) => 0,
             Key::Int(_) | Key::Uint(_) => 1,
             Key::String(_) => 2,
+        }
+    }
+
+    /// How much there is to read in it.
+    fn size(&self) -> usize {
+        match self {
+            Key::String(text) => text.len().max(1),
+            _ => 1,
         }
     }
 
@@ -199,8 +210,10 @@ impl Value {
         match self {
             Value::String(text) => text.len(),
             Value::Bytes(bytes) => bytes.len(),
-            Value::List(items) => size_of_all(items.iter(), 0, most),
-            Value::Map(map) | Value::Struct(_, map) => size_of_all(map.values(), 1, most),
+            Value::List(items) => size_of_all(items.iter().map(|item| (0, item)), most),
+            Value::Map(map) | Value::Struct(_, map) => {
+                size_of_all(map.iter().map(|(key, value)| (key.size(), value)), most)
+            }
             Value::Optional(Some(value)) => value.size(most),
             _ => 1,
         }
@@ -236,7 +249,12 @@ impl Value {
         }
     }
 
-    /// The value as JSON, if it has a form there.
+    /// Refuses what would be larger than any object, written out: what is shared is written wherever it is.
+    pub fn check_size(&self) -> Result<(), Error> {
+        if self.size(MAX_WRITTEN) > MAX_WRITTEN { Err(Error::cost()) } else { Ok(()) }
+    }
+
+    /// The value as JSON, if it has a form there. What nobody has looked at may be shared, and larger than memory: [`Self::check_size`].
     pub fn to_json(&self) -> Result<serde_json::Value, Error> {
         use base64::Engine;
         Ok(match self {
@@ -344,14 +362,15 @@ pub fn typed_text(format: &str, text: &str) -> Option<Value> {
     }
 }
 
-/// Parts, of which each counts so much besides itself.
-fn size_of_all<'a>(parts: impl Iterator<Item = &'a Value>, each: usize, most: usize) -> usize {
+/// Parts, and what each counts besides itself.
+fn size_of_all<'a>(parts: impl Iterator<Item = (usize, &'a Value)>, most: usize) -> usize {
     let mut sum: usize = 1;
-    for part in parts {
+    for (key, part) in parts {
+        sum = sum.saturating_add(key);
         if sum > most {
             break;
         }
-        sum = sum.saturating_add(each).saturating_add(part.size(most - sum));
+        sum = sum.saturating_add(part.size(most - sum));
     }
     sum
 }

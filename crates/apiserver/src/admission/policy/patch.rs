@@ -42,6 +42,7 @@ pub(super) fn apply_configuration(
     let Value::Struct(_, _) = configuration else {
         return Err(PatchError::NotObject(configuration.type_name().to_owned()));
     };
+    configuration.check_size().map_err(PatchError::Object)?;
     check_names(configuration, "Object")?;
     let mut patch = configuration.to_json().map_err(PatchError::Object)?;
     for field in ["apiVersion", "kind"] {
@@ -74,10 +75,11 @@ fn check_names(value: &Value, path: &str) -> Result<(), UnexpectedName> {
 }
 
 /// Applies a list of `JSONPatch{...}`.
-pub(super) fn json_patch(mut object: serde_json::Value, operations: &Value) -> Result<serde_json::Value, PatchError> {
-    let Value::List(operations) = operations else {
+pub(super) fn json_patch(mut object: serde_json::Value, list: &Value) -> Result<serde_json::Value, PatchError> {
+    let Value::List(operations) = list else {
         return Err(PatchError::NotList);
     };
+    list.check_size().map_err(PatchError::Value)?;
     let mut patch = Vec::with_capacity(operations.len());
     for operation in operations.iter() {
         match operation {
@@ -119,6 +121,20 @@ mod tests {
         assert_eq!(check_names(&structure("Object", &[("spec", inner.clone())]), "Object"), Ok(()));
         let found = check_names(&structure("Object", &[("status", inner)]), "Object");
         assert!(found.is_err_and(|problem| problem.expected == "Object.status"));
+    }
+
+    /// Sixty nested lists, each with two places for the next one, would be more values than there is memory for.
+    #[test]
+    fn security_changes_that_share_values_are_not_written_out() {
+        let shared = (0..60).fold(Value::Int(1), |inner, _| Value::list(vec![inner.clone(), inner]));
+        let object = serde_json::json!({});
+        let schema = Struct::new("", Vec::new()).open(true);
+        assert!(apply_configuration(&object, &structure("Object", &[("spec", shared.clone())]), &schema).is_err());
+        let add = structure(
+            "JSONPatch",
+            &[("op", Value::String("add".into())), ("path", Value::String("/a".into())), ("value", shared)],
+        );
+        assert!(json_patch(object, &Value::list(vec![add])).is_err());
     }
 
     #[test]
