@@ -168,7 +168,7 @@ fn a_machine_with_ipv6_alone_has_a_cluster_of_it() {
     assert_eq!(cluster.kubectl("get pod probed -o jsonpath={.status.hostIPs[*].ip}"), "fd44::2");
 
     // A policy closes the pods to that pod, and so a name that leads to them, until another one lets it in.
-    let ask = ["exec", "probed", "--", "sh", "-c", "wget -q -T 2 -O - http://hello/ || echo closed"];
+    let ask = ["exec", "probed", "--", "sh", "-c", "timeout 2 wget -q -O - http://hello/ || echo closed"];
     cluster.apply(&policy("deny", "ingress: []"));
     cluster.wait("pods that are closed", || (cluster.kubectl_args(&ask).trim() == "closed").then_some(()));
     cluster.apply(&policy("allow", "ingress: [{from: [{ipBlock: {cidr: '::/0'}}], ports: [{port: 80}]}]"));
