@@ -8,6 +8,8 @@ use std::fmt::{self, Display, Write as _};
 
 use serde::Serialize;
 
+use crate::first_paths::{MAX_SHOWN, MAX_SIZE};
+
 /// A place in an object: `spec.containers[0].env[name]`.
 ///
 /// `child` may be given several steps at once (`path.child("spec.template")`).
@@ -209,44 +211,6 @@ pub struct FieldErrors {
     /// Bytes of those.
     size: usize,
     count: usize,
-}
-
-const MAX_SHOWN: usize = 1000;
-/// As many bytes, and one more field: each may be below a key of a megabyte, or be shown with all of a list.
-const MAX_SIZE: usize = 1 << 20;
-
-/// Paths of fields, in the order they were found. The first are named, within the limits of [`FieldErrors`].
-#[derive(Clone, Debug, Default)]
-pub struct FirstPaths {
-    named: Vec<String>,
-    size: usize,
-}
-
-impl FirstPaths {
-    pub fn is_full(&self) -> bool {
-        self.named.len() >= MAX_SHOWN || self.size >= MAX_SIZE
-    }
-
-    /// The path is made only if it is named.
-    pub fn add(&mut self, path: impl FnOnce() -> String) {
-        if !self.is_full() {
-            let path = path();
-            self.size += path.len();
-            self.named.push(path);
-        }
-    }
-
-    pub fn len(&self) -> usize {
-        self.named.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.named.is_empty()
-    }
-
-    pub fn named(self) -> Vec<String> {
-        self.named
-    }
 }
 
 /// What upstream says about a field that must not change.
@@ -458,13 +422,6 @@ mod tests {
         }
         assert_eq!(errors.len(), 200_000);
         assert!(errors.is_full() && errors.to_string().len() < 4 << 20);
-
-        let mut paths = FirstPaths::default();
-        (0..100_000).for_each(|number| paths.add(|| format!("{key}.f{number}")));
-        assert_eq!(paths.named().len(), 4);
-        let mut paths = FirstPaths::default();
-        (0..100_000).for_each(|number| paths.add(|| format!("f{number}")));
-        assert_eq!(paths.named().len(), MAX_SHOWN);
     }
 
     #[test]

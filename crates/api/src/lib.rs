@@ -17,6 +17,7 @@ pub mod duration;
 pub mod endpoint;
 pub mod features;
 pub mod field;
+pub mod first_paths;
 pub mod flags;
 pub mod go;
 pub mod gvk;

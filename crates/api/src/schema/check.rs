@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Field, Struct, Type};
-use crate::field::FirstPaths;
+use crate::first_paths::FirstPaths;
 use crate::go::{self, join_path};
 use crate::quantity::Quantity;
 

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use api::field::FirstPaths;
+use api::first_paths::FirstPaths;
 use api::schema::{StructRef, TypeError};
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Map, Value};

@@ -26,7 +26,8 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use crate::Status;
-use crate::field::{FirstPaths, quote};
+use crate::field::quote;
+use crate::first_paths::FirstPaths;
 use crate::schema::Struct;
 use crate::sort::CompactSort as _;
 use crate::status::StatusCause;

@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry::{Occupied, Vacant};
 use serde_json::{Map, Value};
 
 use super::walk::field_element;
-use crate::field::FirstPaths;
+use crate::first_paths::FirstPaths;
 use crate::patch::text::{Fields, Name};
 use crate::scan;
 use crate::schema::{Struct, Type};
