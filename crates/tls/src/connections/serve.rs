@@ -1,10 +1,10 @@
 //! HTTP on one connection: requests are answered until the client leaves, is idle or has to make room.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -90,35 +90,55 @@ impl Place {
                 if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                     work.for_good();
                 }
-                Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, work, is_offered: false }))
+                Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, work }))
             }
         });
-        // Of this connection alone: each of its steps looks at it, under a lock that all others of the port would take, too.
-        let closing = closing.child_token();
         let builder = builder(self.connections.buffer);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+        let has_to_leave = AtomicBool::new(false);
+        let served = poll_fn(|context| {
+            if has_to_leave.load(Ordering::Relaxed) {
+                has_to_leave.store(false, Ordering::Relaxed);
+                connection.as_mut().graceful_shutdown();
+            }
+            connection.as_mut().poll(context)
+        });
+        self.attend(served, &has_to_leave, closing).await.unwrap_or(Ok(()))
+    }
+
+    /// Waits for a connection to end. When it is idle for too long or the port closes, `has_to_leave` is set, the connection is polled,
+    /// and has some time to end; none comes back if it has not by then, or has to make room. It is at work while there is [`Work`].
+    pub async fn attend<C: Future>(
+        &self,
+        connection: C,
+        has_to_leave: &AtomicBool,
+        closing: &CancellationToken,
+    ) -> Option<C::Output> {
+        let mut connection = pin!(connection);
+        // Of this connection alone: each of its steps looks at it, under a lock that all others of the port would take, too.
+        let closing = closing.child_token();
         let mut idle = pin!(self.idle());
         let (mut is_leaving, mut ending) = (false, false);
         let mut leave = pin!(tokio::time::sleep(Duration::MAX));
         loop {
             tokio::select! {
                 biased;
-                ended = connection.as_mut() => return ended,
-                () = self.this.evicted.notified() => return Ok(()),
+                ended = connection.as_mut() => return Some(ended),
+                () = self.this.evicted.notified() => return None,
                 () = idle.as_mut(), if !is_leaving => {
                     is_leaving = true;
-                    connection.as_mut().graceful_shutdown();
+                    has_to_leave.store(true, Ordering::Relaxed);
                     leave.as_mut().reset(Instant::now() + DRAIN_TIMEOUT);
                 }
                 () = closing.cancelled(), if !ending => {
                     (is_leaving, ending) = (true, true);
-                    connection.as_mut().graceful_shutdown();
+                    has_to_leave.store(true, Ordering::Relaxed);
                     leave.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
                 }
                 () = leave.as_mut(), if is_leaving => {
                     // A request that crossed our farewell is still answered.
                     if ending || !self.this.is_at_work(self.connections.now()) {
-                        return Ok(());
+                        return None;
                     }
                     leave.as_mut().reset(Instant::now() + DRAIN_TIMEOUT);
                 }
@@ -198,24 +218,42 @@ fn builder(buffer: Option<usize>) -> auto::Builder<TokioExecutor> {
 }
 
 /// A request that is being answered, or something else that a connection is at work for.
-pub struct Work(Arc<Place>);
+pub struct Work {
+    place: Arc<Place>,
+    /// A piece of the answer was given away and nobody has come for the next.
+    is_offered: bool,
+}
 
 impl Work {
     pub(super) fn begin(place: &Arc<Place>) -> Self {
         place.this.busy.fetch_add(1, Ordering::Relaxed);
-        Self(place.clone())
+        Self { place: place.clone(), is_offered: false }
     }
 
     /// The connection goes on as something else than HTTP.
     pub(super) fn for_good(&self) {
-        self.0.this.busy.fetch_add(1, Ordering::Relaxed);
+        self.place.this.busy.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether it is the client's turn, to take a piece of the answer that is ready for it.
+    pub fn offer(&mut self, is_offered: bool) {
+        if std::mem::replace(&mut self.is_offered, is_offered) == is_offered {
+            return;
+        }
+        let this = &self.place.this;
+        this.moved.store(self.place.connections.now(), Ordering::Relaxed);
+        match is_offered {
+            true => this.offered.fetch_add(1, Ordering::Relaxed),
+            false => this.offered.fetch_sub(1, Ordering::Relaxed),
+        };
     }
 }
 
 impl Drop for Work {
     fn drop(&mut self) {
-        let this = &self.0.this;
-        this.since.store(self.0.connections.now(), Ordering::Relaxed);
+        self.offer(false);
+        let this = &self.place.this;
+        this.since.store(self.place.connections.now(), Ordering::Relaxed);
         this.served.store(true, Ordering::Relaxed);
         this.busy.fetch_sub(1, Ordering::Relaxed);
     }
@@ -225,28 +263,6 @@ impl Drop for Work {
 pub(super) struct Answer<B> {
     pub(super) body: B,
     pub(super) work: Work,
-    /// A piece was given away and nobody has come for the next.
-    pub(super) is_offered: bool,
-}
-
-impl<B> Answer<B> {
-    fn offer(&mut self, is_offered: bool) {
-        if std::mem::replace(&mut self.is_offered, is_offered) == is_offered {
-            return;
-        }
-        let place = &self.work.0;
-        place.this.moved.store(place.connections.now(), Ordering::Relaxed);
-        match is_offered {
-            true => place.this.offered.fetch_add(1, Ordering::Relaxed),
-            false => place.this.offered.fetch_sub(1, Ordering::Relaxed),
-        };
-    }
-}
-
-impl<B> Drop for Answer<B> {
-    fn drop(&mut self) {
-        self.offer(false);
-    }
 }
 
 impl<B: Body + Unpin> Body for Answer<B> {
@@ -257,9 +273,9 @@ impl<B: Body + Unpin> Body for Answer<B> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        self.offer(false);
+        self.work.offer(false);
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        self.offer(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        self.work.offer(matches!(frame, Poll::Ready(Some(Ok(_)))));
         frame
     }
 

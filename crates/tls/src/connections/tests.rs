@@ -21,7 +21,7 @@ async fn security_clients_that_take_nothing_make_room() {
     let connections = places(1, 1);
     let place = Arc::new(connections.enter(LOCAL).unwrap());
     let body = http_body_util::Full::new(bytes::Bytes::from_static(b"ok"));
-    let mut answer = Answer { body, work: Work::begin(&place), is_offered: false };
+    let mut answer = Answer { body, work: Work::begin(&place) };
     assert!(connections.enter(LOCAL).is_none(), "it is being answered");
     let taken = std::future::poll_fn(|context| Pin::new(&mut answer).poll_frame(context)).await;
     assert!(taken.is_some_and(|frame| frame.is_ok()));
