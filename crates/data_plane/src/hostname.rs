@@ -1,5 +1,6 @@
 //! Host names as listeners, routes and certificates write them, and tables keyed by them.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Which hosts are meant. Names are in lower case and have no final dot.
@@ -64,12 +65,13 @@ pub fn normalized(name: &str) -> String {
 }
 
 /// The name in a `Host` header or an authority, without its port; none if it is no name of a host.
-pub fn of_authority(authority: &str) -> Option<String> {
+pub fn of_authority(authority: &str) -> Option<Cow<'_, str>> {
     let name = match authority.strip_prefix('[') {
         Some(rest) => {
             let (address, port) = rest.split_once(']')?;
             let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_number);
-            return (is_port && address.parse::<std::net::Ipv6Addr>().is_ok()).then(|| format!("[{address}]"));
+            let is_address = is_port && address.parse::<std::net::Ipv6Addr>().is_ok();
+            return is_address.then(|| Cow::Borrowed(&authority[..address.len() + 2]));
         }
         None => match authority.split_once(':') {
             Some((name, port)) if port.is_empty() || is_number(port) => name,
@@ -80,7 +82,11 @@ pub fn of_authority(authority: &str) -> Option<String> {
     let is_name = !name.is_empty()
         && name.len() <= 253
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'));
-    is_name.then(|| normalized(name))
+    let name = name.strip_suffix('.').unwrap_or(name);
+    is_name.then(|| match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        true => Cow::Owned(name.to_ascii_lowercase()),
+        false => Cow::Borrowed(name),
+    })
 }
 
 fn is_number(text: &str) -> bool {

@@ -58,10 +58,15 @@ impl AccessLog {
 
     pub(crate) fn write(&self, entry: &Entry<'_>) {
         let Some(lines) = &self.lines else { return };
-        if lines.try_send(line(entry, jiff::Timestamp::now())).is_err() {
+        if lines.try_send(line(entry, now())).is_err() {
             self.dropped.inc();
         }
     }
+}
+
+/// The time as people and other programs are told it.
+pub(super) fn now() -> jiff::Timestamp {
+    jiff::Timestamp::now()
 }
 
 /// Fails where [`AccessLog::open`] would.

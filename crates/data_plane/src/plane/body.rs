@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -13,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
 
 use super::pool::Lease;
+use super::request::Refusal;
 
 /// Why the body of a request ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,13 +26,20 @@ pub(crate) enum Broken {
     TooLarge,
 }
 
+impl Broken {
+    /// What the client is told, after which its connection ends.
+    pub(super) fn refusal(self) -> Refusal {
+        match self {
+            Self::Client => (StatusCode::BAD_REQUEST, "the client broke off"),
+            Self::Slow => (StatusCode::REQUEST_TIMEOUT, "the client sent nothing for too long"),
+            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large"),
+        }
+    }
+}
+
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Client => "the client broke off",
-            Self::Slow => "the client sent nothing for too long",
-            Self::TooLarge => "the body is too large",
-        })
+        f.write_str(self.refusal().1)
     }
 }
 

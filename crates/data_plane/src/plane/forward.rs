@@ -19,7 +19,7 @@ use super::access_log::Entry;
 use super::body::{AnswerBody, Broken, RequestBody};
 use super::headers::{Forwarded, edit, join_cookies, remove_of_connection, wanted_upgrade};
 use super::pool::{ConnectError, Failure, Lease};
-use super::request::{Target, check};
+use super::request::{Refusal, Target, check};
 use super::workers::Turn;
 use super::{DataPlane, streams};
 use crate::metrics::count_unrouted;
@@ -33,6 +33,11 @@ const ATTEMPTS: usize = 3;
 /// Bodies up to here are copied for a mirror; larger ones are not mirrored.
 const MAX_MIRRORED: u64 = 64 << 10;
 const MIRROR_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What is said in place of a backend.
+pub(super) const TIMED_OUT: Refusal = (StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time");
+pub(super) const UNANSWERED: Refusal = (StatusCode::BAD_GATEWAY, "the backend did not answer");
+pub(super) const UNASKED: Refusal = (StatusCode::BAD_GATEWAY, "the backend answered what was not asked");
 
 /// The connection that a request came on.
 #[derive(Clone)]
@@ -128,14 +133,11 @@ impl DataPlane {
 
     /// The route of a request, and how much of the path its prefix takes. What else is in the table is let go of: a request may
     /// outlive many tables.
-    fn find(
-        &self,
-        arrival: &Arrival,
-        target: &Target,
-        parts: &request::Parts,
-    ) -> Result<(Arc<Route>, usize), (StatusCode, &'static str)> {
+    fn find(&self, arrival: &Arrival, target: &Target, parts: &request::Parts) -> Result<(Arc<Route>, usize), Refusal> {
         let table = self.table.load();
-        find(&table, arrival, target, parts).map(|found| (found.route.clone(), found.matched))
+        let (path, query, method, headers) = (&target.path, parts.uri.query(), &parts.method, &parts.headers);
+        let asked = Asked { path, query, method, headers };
+        find(&table, arrival, &target.host, &asked).map(|found| (found.route.clone(), found.matched))
     }
 }
 
@@ -145,23 +147,22 @@ fn closing(mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     response
 }
 
-fn find<'a>(
+/// What the table has for a request.
+pub(super) fn find<'a>(
     table: &'a Table,
     arrival: &Arrival,
-    target: &Target,
-    parts: &request::Parts,
-) -> Result<Found<'a>, (StatusCode, &'static str)> {
+    host: &str,
+    asked: &Asked<'_>,
+) -> Result<Found<'a>, Refusal> {
     const NOWHERE: (StatusCode, &str) = (StatusCode::NOT_FOUND, "no route for this host and path");
     let port: &Port = table.ports.get(&arrival.bind).ok_or(NOWHERE)?;
-    let listener = port.listeners.best(&target.host).ok_or(NOWHERE)?;
+    let listener = port.listeners.best(host).ok_or(NOWHERE)?;
     // A connection that was made for one listener's hosts says nothing about another's.
     if arrival.is_secure && port.named(arrival.server_name.as_deref()).is_none_or(|named| !Arc::ptr_eq(named, listener))
     {
         return Err((StatusCode::MISDIRECTED_REQUEST, "this host is served on another connection"));
     }
-    let (path, query, method, headers) = (&target.path, parts.uri.query(), &parts.method, &parts.headers);
-    let asked = Asked { path, query, method, headers };
-    listener.hosts.matching(&target.host).find_map(|rules| rules.find(&asked)).ok_or(NOWHERE)
+    listener.hosts.matching(host).find_map(|rules| rules.find(asked)).ok_or(NOWHERE)
 }
 
 impl Exchange<'_> {
@@ -257,13 +258,13 @@ impl Exchange<'_> {
         let until = self.deadline.map_or(until, |deadline| deadline.min(until));
         let sent = tokio::time::timeout_at(until, self.send(backend, request)).await;
         let (response, lease) = match sent {
-            Err(_) => return text(StatusCode::GATEWAY_TIMEOUT, "the backend did not answer in time"),
+            Err(_) => return text(TIMED_OUT.0, TIMED_OUT.1),
             Ok(Err(why)) => {
                 if let Some(broken) = body.broken() {
                     return refused(broken);
                 }
                 tracing::debug!(route = self.route.name, backend = backend.name, %why, "no answer from a backend");
-                return text(StatusCode::BAD_GATEWAY, "the backend did not answer");
+                return text(UNANSWERED.0, UNANSWERED.1);
             }
             Ok(Ok(sent)) => sent,
         };
@@ -340,17 +341,14 @@ impl Exchange<'_> {
         backend: &Backend,
         mut request: Request<RequestBody>,
     ) -> Result<(Response<Incoming>, Option<Lease>), NoAnswer> {
-        let count = backend.endpoints.len();
-        let first = rand::random_range(0..count);
         let mut why = NoAnswer::NoEndpoints;
-        for attempt in 0..ATTEMPTS.min(count.max(2)) {
-            let Some(endpoint) = backend.endpoints.get((first + attempt) % count) else { break };
-            match self.plane.pool(self.arrival.turn.worker).send(*endpoint, backend, request).await {
+        for endpoint in attempts(&backend.endpoints) {
+            match self.plane.pool(self.arrival.turn.worker).send(endpoint, backend, request).await {
                 Ok(sent) => return Ok(sent),
-                Err(Failure::Exchange(error)) => return Err(NoAnswer::Exchange(*endpoint, error)),
+                Err(Failure::Exchange(error)) => return Err(NoAnswer::Exchange(endpoint, error)),
                 Err(Failure::Connect(unsent, error)) => {
                     tracing::debug!(%endpoint, backend = backend.name, %error, "endpoint not reached");
-                    why = NoAnswer::Connect(*endpoint, error);
+                    why = NoAnswer::Connect(endpoint, error);
                     if unsent.body().has_begun() {
                         break;
                     }
@@ -387,7 +385,7 @@ impl Exchange<'_> {
                 headers.insert(header::UPGRADE, protocol);
                 response.map(|body| AnswerBody::backend(body, None, None))
             }
-            (true, None) => text(StatusCode::BAD_GATEWAY, "the backend answered what was not asked"),
+            (true, None) => text(UNASKED.0, UNASKED.1),
             (false, _) => {
                 remove_of_connection(response.headers_mut());
                 response.headers_mut().remove(header::TE);
@@ -444,12 +442,15 @@ fn edit_response(response: &mut Response<AnswerBody>, filters: &[Filter]) {
 }
 
 fn refused(broken: Broken) -> Response<AnswerBody> {
-    let code = match broken {
-        Broken::Client => StatusCode::BAD_REQUEST,
-        Broken::Slow => StatusCode::REQUEST_TIMEOUT,
-        Broken::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-    };
-    closing(text(code, &broken.to_string()))
+    let (code, why) = broken.refusal();
+    closing(text(code, why))
+}
+
+/// The endpoints that are tried for a request, in this order: one at random, and others if it is not reached.
+pub(super) fn attempts(endpoints: &[SocketAddr]) -> impl Iterator<Item = SocketAddr> {
+    let count = endpoints.len();
+    let first = if count == 0 { 0 } else { rand::random_range(0..count) };
+    (first..first + ATTEMPTS.min(count.max(2))).filter_map(move |at| endpoints.get(at.checked_rem(count)?).copied())
 }
 
 /// By weight; none if none has any.

@@ -1,6 +1,5 @@
 //! Headers on their way through: those of one connection stay there, and backends learn who asked.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -44,20 +43,15 @@ pub(crate) fn wanted_upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
 /// Takes out what concerns one connection. That a client reads trailers is kept: gRPC needs to know.
 pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
     // Most heads have nothing of the kind: one look at their names in place of one for each of ours.
-    let ours: [&[HeaderName]; 2] = [&OF_CONNECTION, &OF_PROXIES];
-    if !headers.keys().any(|name| ours.iter().any(|names| names.contains(name))) {
+    if !headers.keys().any(|name| is_of_connection(name.as_str())) {
         return;
     }
     // Most that name a header name this one, which goes anyway.
     let others = tokens(headers, &header::CONNECTION).filter(|token| !token.eq_ignore_ascii_case("keep-alive"));
     let named: Vec<HeaderName> = others.filter_map(|token| token.parse::<HeaderName>().ok()).collect();
     let trailers = tokens(headers, &header::TE).any(|token| token.eq_ignore_ascii_case("trailers"));
-    // A client must not have what we say about it, or what the exchange is about, taken out.
-    let is_kept = |name: &HeaderName| {
-        FORWARDED.contains(name)
-            || matches!(*name, header::HOST | header::CONTENT_LENGTH | header::AUTHORIZATION | header::COOKIE)
-    };
-    for name in named.iter().filter(|name| !is_kept(name)).chain(&OF_CONNECTION).chain(&OF_PROXIES) {
+    let named = named.iter().filter(|name| may_be_named(name.as_str()));
+    for name in named.chain(&OF_CONNECTION).chain(&OF_PROXIES) {
         headers.remove(name);
     }
     if trailers {
@@ -65,9 +59,25 @@ pub(crate) fn remove_of_connection(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether a header of this name, in any spelling, stays on the connection that it came on.
+pub(super) fn is_of_connection(name: &str) -> bool {
+    OF_CONNECTION.iter().chain(&OF_PROXIES).any(|known| known.as_str().eq_ignore_ascii_case(name))
+}
+
+/// Whether a header may be named as one that stays there, too. A client must not have what we say about it, or what the exchange is about,
+/// taken out.
+pub(super) fn may_be_named(name: &str) -> bool {
+    let kept = [header::HOST, header::CONTENT_LENGTH, header::AUTHORIZATION, header::COOKIE];
+    !FORWARDED.iter().chain(&kept).any(|known| known.as_str().eq_ignore_ascii_case(name))
+}
+
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
-    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).map(str::trim).filter(|token| !token.is_empty())
+    headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).flat_map(listed)
+}
+
+/// The elements of a list.
+pub(super) fn listed(value: &str) -> impl Iterator<Item = &str> {
+    value.split(',').map(str::trim).filter(|token| !token.is_empty())
 }
 
 /// What backends are told about a connection, written once for all of its requests.
@@ -89,27 +99,44 @@ impl Forwarded {
 
     /// Says who asked, in place of whatever the client says about that, in either spelling that programs confuse.
     pub(crate) fn set(&self, headers: &mut HeaderMap, host: &HeaderValue) {
-        for name in headers.keys().filter(|name| is_claim(name)).cloned().collect::<Vec<_>>() {
+        for name in headers.keys().filter(|name| is_claim(name.as_str())).cloned().collect::<Vec<_>>() {
             headers.remove(name);
         }
         headers.reserve(FORWARDED.len());
-        let (client, proto, port) = (self.client.as_ref(), Some(&self.proto), Some(&self.port));
-        for (name, value) in FORWARDED.into_iter().zip([client, proto, Some(host), port, client]) {
+        for (name, value) in FORWARDED.into_iter().zip(self.values(host, |value| value)) {
             if let Some(value) = value {
                 headers.insert(name, value.clone());
             }
         }
     }
+
+    /// As [`Self::set`] has it, for a head that is written as it goes.
+    pub(super) fn write(&self, host: &[u8], mut line: impl FnMut(&str, &[u8])) {
+        for (name, value) in FORWARDED.iter().zip(self.values(host, HeaderValue::as_bytes)) {
+            if let Some(value) = value {
+                line(name.as_str(), value);
+            }
+        }
+    }
+
+    /// In the order of [`FORWARDED`].
+    fn values<'a, T: Copy>(&'a self, host: T, of: impl Fn(&'a HeaderValue) -> T) -> [Option<T>; 5] {
+        let client = self.client.as_ref().map(&of);
+        [client, Some(of(&self.proto)), Some(host), Some(of(&self.port)), client]
+    }
 }
 
-fn is_claim(name: &HeaderName) -> bool {
-    let name = match name.as_str() {
-        name if name.contains('_') => Cow::Owned(name.replace('_', "-")),
-        name => Cow::Borrowed(name),
+/// Whether a header, in any spelling, says what only we may say.
+pub(super) fn is_claim(name: &str) -> bool {
+    const PREFIX: &str = "x-forwarded-";
+    let is_like = |name: &[u8], known: &str| {
+        let folded = name.iter().map(|byte| if *byte == b'_' { b'-' } else { byte.to_ascii_lowercase() });
+        folded.eq(known.bytes())
     };
-    name.starts_with("x-forwarded-")
-        || FORWARDED.iter().any(|known| known.as_str() == name)
-        || OVERRIDES.contains(&&*name)
+    let name = name.as_bytes();
+    name.get(..PREFIX.len()).is_some_and(|start| is_like(start, PREFIX))
+        || FORWARDED.iter().any(|known| is_like(name, known.as_str()))
+        || OVERRIDES.iter().any(|known| is_like(name, known))
 }
 
 /// HTTP/2 may have split cookies, which HTTP/1 has in one line (RFC 9113, 8.2.3).

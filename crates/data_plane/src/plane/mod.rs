@@ -9,6 +9,7 @@ mod backend_tls;
 mod body;
 mod forward;
 mod headers;
+mod lane;
 mod pool;
 mod ports;
 mod request;

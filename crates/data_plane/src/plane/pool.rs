@@ -21,6 +21,7 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use rustls::server::VerifierBuilderError;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
@@ -78,6 +79,7 @@ pub(crate) enum Failure {
 #[derive(Default)]
 struct Endpoint {
     idle: Mutex<Vec<(Http1, Instant)>>,
+    raw: Mutex<Vec<(Stream, Instant)>>,
     /// Held while it is being made, so that all who come meanwhile share it.
     shared: tokio::sync::Mutex<Option<Http2>>,
     /// Made with the first connection.
@@ -171,6 +173,30 @@ impl Lease {
     }
 }
 
+/// A connection on which HTTP/1.1 is spoken by whoever has it.
+pub(crate) struct Raw {
+    pub(super) stream: Stream,
+    pub(super) is_reused: bool,
+    endpoint: Arc<Endpoint>,
+}
+
+impl Raw {
+    /// There was an exchange, and nothing is left of it.
+    pub(super) fn give_back(self) {
+        let mut idle = self.endpoint.raw.lock();
+        if idle.len() < MAX_IDLE {
+            idle.push((self.stream, Instant::now()));
+        }
+    }
+}
+
+/// Whether there is nothing to read: neither the end nor an answer that nobody asked for.
+fn is_silent(stream: &mut Stream) -> bool {
+    let mut byte = [0];
+    let mut context = Context::from_waker(Waker::noop());
+    Pin::new(stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_pending()
+}
+
 impl Pool {
     pub(crate) fn new(metrics: PoolMetrics, tasks: TaskTracker) -> Self {
         Self { endpoints: Mutex::default(), metrics, tasks }
@@ -188,13 +214,32 @@ impl Pool {
     pub(crate) fn sweep(&self) {
         let endpoints: Vec<Arc<Endpoint>> = self.endpoints.lock().values().cloned().collect();
         for endpoint in endpoints {
-            let mut idle = endpoint.idle.lock();
-            let (kept, old): (Vec<_>, Vec<_>) =
-                std::mem::take(&mut *idle).into_iter().partition(|(_, since)| since.elapsed() < IDLE_TIMEOUT);
-            *idle = kept;
-            drop(idle);
-            drop(old);
+            drop(taken_out(&endpoint.idle));
+            drop(taken_out(&endpoint.raw));
         }
+    }
+
+    fn endpoint(&self, to: SocketAddr, backend: &Backend) -> Arc<Endpoint> {
+        let key = (to, backend.protocol, backend.tls.as_deref().map(|tls| tls.id));
+        self.endpoints.lock().entry(key).or_default().clone()
+    }
+
+    /// A connection of HTTP/1.1 that waits for a request. The one used last is the likeliest to be open still.
+    pub(super) fn idle_raw(&self, to: SocketAddr, backend: &Backend) -> Option<Raw> {
+        let endpoint = self.endpoint(to, backend);
+        loop {
+            let (mut stream, since) = endpoint.raw.lock().pop()?;
+            if since.elapsed() < IDLE_TIMEOUT && is_silent(&mut stream) {
+                self.metrics.reused.inc();
+                return Some(Raw { stream, is_reused: true, endpoint });
+            }
+        }
+    }
+
+    pub(super) async fn connect_raw(&self, to: SocketAddr, backend: &Backend) -> Result<Raw, ConnectError> {
+        let endpoint = self.endpoint(to, backend);
+        let stream = self.connect_securely(&endpoint, to, backend.tls.as_deref(), BackendProtocol::Http1).await?;
+        Ok(Raw { stream, is_reused: false, endpoint })
     }
 
     /// Sends a request whose URI is a path (HTTP/1) or whole (HTTP/2).
@@ -205,7 +250,7 @@ impl Pool {
         request: Request<RequestBody>,
     ) -> Result<(Response<Incoming>, Option<Lease>), Failure> {
         let (protocol, tls) = (backend.protocol, backend.tls.as_deref());
-        let endpoint = self.endpoints.lock().entry((to, protocol, tls.map(|tls| tls.id))).or_default().clone();
+        let endpoint = self.endpoint(to, backend);
         match protocol {
             BackendProtocol::Http1 => {
                 let body = request.body().clone();
@@ -393,6 +438,14 @@ impl Pool {
             }
         }
     }
+}
+
+/// Those that nobody has used for a while.
+fn taken_out<T>(idle: &Mutex<Vec<(T, Instant)>>) -> Vec<(T, Instant)> {
+    let mut idle = idle.lock();
+    let (kept, old) = std::mem::take(&mut *idle).into_iter().partition(|(_, since)| since.elapsed() < IDLE_TIMEOUT);
+    *idle = kept;
+    old
 }
 
 /// The request, if none of it was written. A connection that was just made and takes nothing has failed.

@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use super::DataPlane;
 use super::forward::{Arrival, text};
 use super::headers::Forwarded;
+use super::lane;
 use super::pool::MAX_BUFFER;
 use super::streams::{self, Replayed, client_hello};
 use super::workers::{Turn, Worker, Workers, least_busy};
@@ -264,12 +265,27 @@ impl Door {
         arrival.forwarded = Forwarded::new(arrival.client.ip(), true, self.bind.port);
         arrival.server_name = session.server_name().map(|name| normalized(name).into());
         match session.alpn_protocol() {
-            Some(b"h2") => self.http(place, Box::new(tls::Gathered::new(stream)), arrival).await,
+            Some(b"h2") => self.requests(place, Box::new(tls::Gathered::new(stream)), arrival).await,
             _ => self.http(place, Box::new(stream), arrival).await,
         }
     }
 
+    /// Serves a connection that does not speak HTTP/2, as far as is known.
     async fn http(&self, place: Arc<Place>, stream: Box<dyn Stream>, arrival: Arrival) -> Result<(), client::BoxError> {
+        match lane::serve(&self.plane, &place, stream, &arrival, &self.closing).await {
+            // Boxed: most connections never need its room.
+            Some(stream) => Box::pin(self.requests(place, Box::new(stream), arrival)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Serves any connection of HTTP.
+    async fn requests(
+        &self,
+        place: Arc<Place>,
+        stream: Box<dyn Stream>,
+        arrival: Arrival,
+    ) -> Result<(), client::BoxError> {
         // What a request takes a reference to is counted by one worker; references to the plane are counted by all.
         let connection = Arc::new((self.plane.clone(), arrival));
         let answer = move |request| {

@@ -10,9 +10,9 @@ use http::{HeaderValue, Method, StatusCode, Version, header};
 
 use crate::hostname;
 
-const MAX_HEADER_COUNT: usize = 100;
+pub(super) const MAX_HEADER_COUNT: usize = 100;
 const MAX_HEADER_BYTES: usize = 32 << 10;
-const MAX_TARGET: usize = 8 << 10;
+pub(super) const MAX_TARGET: usize = 8 << 10;
 
 /// What routes are looked up by.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub(crate) fn check(parts: &Parts) -> Result<Target, Refusal> {
     let authority = authority(parts)?;
     let host = match authority {
         "" => String::new(),
-        authority => hostname::of_authority(authority).ok_or((BAD, "invalid host"))?,
+        authority => hostname::of_authority(authority).ok_or((BAD, "invalid host"))?.into_owned(),
     };
     let path = normalized(parts.uri.path()).ok_or((BAD, "invalid path"))?;
     let authority = parts.uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
@@ -76,7 +76,7 @@ fn authority(parts: &Parts) -> Result<&str, Refusal> {
 }
 
 /// The path with escapes resolved that mean nothing (RFC 3986, 6.2.2.2); none if it is none, or climbs.
-fn normalized(path: &str) -> Option<Cow<'_, str>> {
+pub(super) fn normalized(path: &str) -> Option<Cow<'_, str>> {
     if !path.starts_with('/') {
         return None;
     }

@@ -18,7 +18,7 @@ use rustls::sign::CertifiedKey;
 use rustls_pki_types::ServerName;
 
 pub use cors::{Cors, Listed, Origin};
-pub use rules::{Asked, Found, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
+pub use rules::{Asked, Found, Headers, PathMatch, Rank, Rule, Rules, TextMatch, pattern};
 
 use crate::hostname::{Hosts, Pattern};
 use crate::metrics::RouteMetrics;

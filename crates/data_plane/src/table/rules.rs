@@ -74,7 +74,25 @@ pub struct Asked<'a> {
     pub path: &'a str,
     pub query: Option<&'a str>,
     pub method: &'a Method,
-    pub headers: &'a HeaderMap,
+    pub headers: &'a dyn Headers,
+}
+
+/// The headers of a request, however they are kept.
+pub trait Headers {
+    /// The values of a header as one, as a list of them means the same; none if it is not there or not text.
+    fn joined(&self, name: &HeaderName) -> Option<String>;
+}
+
+impl Headers for HeaderMap {
+    fn joined(&self, name: &HeaderName) -> Option<String> {
+        let mut values = self.get_all(name).iter();
+        let mut text = values.next()?.to_str().ok()?.to_owned();
+        for value in values {
+            text.push(',');
+            text.push_str(value.to_str().ok()?);
+        }
+        Some(text)
+    }
 }
 
 /// A route, and how much of the path its prefix takes.
@@ -157,7 +175,7 @@ fn first_match<'a>(rules: Option<&'a Vec<Rule>>, asked: &Asked<'_>) -> Option<&'
 impl Rule {
     /// Everything but the path.
     fn matches(&self, asked: &Asked<'_>) -> bool {
-        let has_header = |(name, expected): &(HeaderName, TextMatch)| match joined(asked.headers, name) {
+        let has_header = |(name, expected): &(HeaderName, TextMatch)| match asked.headers.joined(name) {
             Some(value) => expected.matches(&value),
             None => false,
         };
@@ -168,17 +186,6 @@ impl Rule {
             && self.headers.iter().all(has_header)
             && self.query.iter().all(has_parameter)
     }
-}
-
-/// The values of a header as one, as a list of them means the same.
-fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
-    let mut values = headers.get_all(name).iter();
-    let mut text = values.next()?.to_str().ok()?.to_owned();
-    for value in values {
-        text.push(',');
-        text.push_str(value.to_str().ok()?);
-    }
-    Some(text)
 }
 
 /// The first parameter of this name, decoded.
@@ -219,7 +226,8 @@ mod tests {
 
     fn ask(rules: &Rules, target: &str, method: Method, headers: &[(&'static str, &'static str)]) -> Option<String> {
         let (path, query) = target.split_once('?').map_or((target, None), |(path, query)| (path, Some(query)));
-        let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        let headers: HeaderMap =
+            headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
         let asked = Asked { path, query, method: &method, headers: &headers };
         rules.find(&asked).map(|found| found.route.name.clone())
     }
