@@ -70,6 +70,38 @@ fn a_certificate_changes_under_an_open_connection() {
     });
 }
 
+/// Three requests in one write, of which the last is in chunks, and all that is answered.
+async fn answered_together(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin) -> String {
+    let words = "GET /1 HTTP/1.1\r\nHost: web.test\r\n\r\n\
+                 POST /2 HTTP/1.1\r\nHost: web.test\r\nContent-Length: 4\r\n\r\nbody\
+                 PUT /3 HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n6\r\nchunks\r\n0\r\n\r\n";
+    stream.write_all(words.as_bytes()).await.unwrap();
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).await.unwrap();
+    answers
+}
+
+#[test]
+fn requests_that_come_together_are_answered_in_order() {
+    with_gateway(|world| async move {
+        let backend = echo("one").await;
+        world.service("web", None, &[backend]).await;
+        world.certificate("cert", "web.test").await;
+        world.ingress("web.test", "web", Some("cert")).await;
+        until_code(80, "web.test", "/", 200).await;
+        let over_tls = until("TLS", || tls_connect(443, "web.test", &[b"http/1.1"])).await;
+        let plain = TcpStream::connect(address(80)).await.unwrap();
+        for answers in [answered_together(over_tls).await, answered_together(plain).await] {
+            let seen: Vec<serde_json::Value> =
+                answers.split("HTTP/1.1 200 OK").skip(1).map(|answer| parsed(answer).1).collect();
+            let seen: Vec<_> = seen.iter().map(|seen| (&seen["target"], &seen["body"])).collect();
+            let expected =
+                [("/1", ""), ("/2", "body"), ("/3", "chunks")].map(|(target, body)| (json!(target), json!(body)));
+            assert_eq!(seen, expected.each_ref().map(|(target, body)| (target, body)), "{answers}");
+        }
+    });
+}
+
 #[test]
 fn grpc_passes_with_its_trailers() {
     with_gateway(|world| async move {

@@ -20,7 +20,7 @@ pub(super) const GAP: usize = 1 << 10;
 /// Behind what is read: the end of a chunk.
 const TAIL: usize = 8;
 /// Of each size, a thread keeps so many.
-const MAX_KEPT: usize = 32;
+const MAX_KEPT: usize = 8;
 
 thread_local! {
     static KEPT: RefCell<[Vec<Vec<u8>>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
