@@ -193,6 +193,7 @@ fn write_date(out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::damage::damaged;
     use super::*;
 
     const ASKED: Asked = Asked { is_head: false, is_last: false };
@@ -279,6 +280,27 @@ mod tests {
         assert_eq!(text, format!("{kept}\r\n"));
         let (text, _) = passed(head, Asked { is_head: false, is_last: true }).unwrap();
         assert_eq!(text, format!("{kept}connection: close\r\n\r\n"));
+    }
+
+    #[test]
+    fn what_is_passed_on_ends_where_it_ended() {
+        let mut count = 0;
+        for lines in ["Content-Length: 10\r\n", "Transfer-Encoding: chunked\r\n"] {
+            let head = format!("HTTP/1.1 200 OK\r\nX: y\r\n{lines}Connection: X\r\nServer: z\r\n\r\n");
+            for bytes in damaged(head.as_bytes(), 10_000) {
+                let (mut out, mut again) = (Vec::new(), Vec::new());
+                let Ok(Some(head)) = read(&bytes, ASKED, &mut out) else { continue };
+                count += 1;
+                let passed = read(&out, ASKED, &mut again).unwrap().expect("it is whole");
+                let framing = match head.framing {
+                    Framing::UntilClose => Framing::Chunked(Chunks::default()),
+                    framing => framing,
+                };
+                let expected = (head.code, out.len(), framing);
+                assert_eq!((passed.code, passed.length, passed.framing), expected, "{}", bytes.escape_ascii());
+            }
+        }
+        assert!(count > 100, "{count}");
     }
 
     #[test]

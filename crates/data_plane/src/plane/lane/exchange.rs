@@ -37,17 +37,17 @@ pub(super) enum Ended {
 pub(super) async fn run(lane: &mut Lane<'_>, taken: Taken) -> Ended {
     let began = Instant::now();
     let mut exchange = Exchange::new(lane, &taken, began);
-    let mut why: Option<Refusal> = None;
+    let mut why = UNANSWERED;
     'endpoints: for endpoint in attempts(&taken.backend.endpoints) {
         loop {
             let raw = match exchange.connection(endpoint).await {
                 Ok(raw) => raw,
-                Err(Unconnected::Ended(ended)) => return ended,
+                Err(Unconnected::Failed) => break,
                 Err(Unconnected::Late) => {
-                    why = Some(TIMED_OUT);
+                    why = TIMED_OUT;
                     break 'endpoints;
                 }
-                Err(Unconnected::Failed) => break,
+                Err(Unconnected::Unwanted) => return Ended::Abort,
             };
             let is_reused = raw.is_reused;
             exchange.endpoint = Some(raw);
@@ -59,7 +59,7 @@ pub(super) async fn run(lane: &mut Lane<'_>, taken: Taken) -> Ended {
             }
         }
     }
-    exchange.refuse(why.unwrap_or(UNANSWERED));
+    exchange.refuse(why);
     poll_fn(|context| exchange.poll(context)).await.unwrap_or(Ended::Abort)
 }
 
@@ -106,10 +106,12 @@ enum Stage {
     Over,
 }
 
+/// Why there is no connection to an endpoint.
 enum Unconnected {
-    Ended(Ended),
-    Late,
     Failed,
+    Late,
+    /// The client has left meanwhile.
+    Unwanted,
 }
 
 impl Upload {
@@ -165,7 +167,7 @@ impl<'l, 'a> Exchange<'l, 'a> {
                 tracing::debug!(%endpoint, backend = backend.name, %error, "endpoint not reached");
                 Poll::Ready(Err(Unconnected::Failed))
             }
-            Poll::Pending if self.is_client_gone(context) => Poll::Ready(Err(Unconnected::Ended(Ended::Abort))),
+            Poll::Pending if self.is_client_gone(context) => Poll::Ready(Err(Unconnected::Unwanted)),
             Poll::Pending => self.lane.timer.poll(context, self.until).map(|()| Err(Unconnected::Late)),
         })
         .await

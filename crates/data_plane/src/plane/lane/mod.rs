@@ -10,6 +10,8 @@
 
 mod answer;
 mod buffer;
+#[cfg(test)]
+mod damage;
 mod exchange;
 mod framing;
 mod request;
@@ -19,15 +21,15 @@ mod tests;
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io::Write;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tls::{Place, Stream};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -90,7 +92,7 @@ impl Lane<'_> {
                 Ended::Kept => {}
                 Ended::Abort => return Finished::Closed,
                 Ended::Linger => {
-                    self.linger().await;
+                    Box::pin(self.linger()).await;
                     return Finished::Closed;
                 }
                 Ended::Close => {
@@ -127,12 +129,19 @@ impl Lane<'_> {
 
     /// Ends the connection, but not before what the client still sends would make it lose the answer.
     async fn linger(&mut self) {
-        let (stream, mut ignored) = (&mut self.stream, [0; 1024]);
-        let rest = pin!(async {
-            stream.shutdown().await?;
-            while stream.read(&mut ignored).await? > 0 {}
-            std::io::Result::Ok(())
-        });
+        let (stream, input) = (&mut self.stream, &mut self.input);
+        let rest = async {
+            let _gone = stream.shutdown().await;
+            poll_fn(|context| {
+                loop {
+                    input.truncate(0);
+                    if let Ok(0) | Err(_) = ready!(input.poll_read(context, stream, Size::Small)) {
+                        return Poll::Ready(());
+                    }
+                }
+            })
+            .await;
+        };
         // However it ends, it has ended.
         let _ended = tokio::time::timeout(LINGER_TIMEOUT, rest).await;
     }

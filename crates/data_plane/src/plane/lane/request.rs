@@ -252,6 +252,7 @@ fn write(plain: &Plain<'_, '_>, forwarded: &Forwarded, out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::damage::damaged;
     use super::*;
 
     /// P: a part, O: odd, t: taken.
@@ -355,6 +356,28 @@ mod tests {
                         x-forwarded-for: 2001:db8::1\r\nx-forwarded-proto: https\r\nx-forwarded-host: A.test:80\r\n\
                         x-forwarded-port: 443\r\nx-real-ip: 2001:db8::1\r\ncontent-length: 7\r\n\r\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_taken_reads_the_same_when_it_was_written() {
+        let head = b"POST /a?b=c HTTP/1.1\r\nHost: a.test\r\nX: y\r\nCookie: a=b\r\nContent-Length: 10\r\nConnection: close\r\n\r\n";
+        let forwarded = Forwarded::new("192.0.2.1".parse().unwrap(), false, 80);
+        let mut count = 0;
+        for bytes in damaged(head, 20_000) {
+            let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADER_COUNT];
+            let Read::Plain(plain) = read(&bytes, &mut headers) else { continue };
+            count += 1;
+            let mut out = Vec::new();
+            write(&plain, &forwarded, &mut out);
+            let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADER_COUNT];
+            let Read::Plain(again) = read(&out, &mut headers) else { panic!("{}", out.escape_ascii()) };
+            let said = |plain: &Plain<'_, '_>| {
+                (plain.method.clone(), plain.target.to_owned(), plain.host.to_owned(), plain.body)
+            };
+            assert_eq!(said(&again), said(&plain), "{}", bytes.escape_ascii());
+            assert_eq!(again.length, out.len(), "{}", bytes.escape_ascii());
+        }
+        assert!(count > 100, "{count}");
     }
 
     #[test]
