@@ -1,8 +1,8 @@
 //! The data plane: sockets, requests and connections to endpoints. It knows the routing table and nothing of the API.
 //!
-//! Flow: [`ports`] (a connection, TLS) -> one of the [`workers`] -> [`forward`]: [`request`] (is it sound) -> the table (its route) -> [`headers`] -> [`pool`] ->
-//! the answer. Bodies stream both ways ([`body`]). Plain requests go the same way in the [`lane`], without hyper. The table is loaded anew for each request and each handshake, so a change reaches
-//! open connections and ends none.
+//! Flow: [`ports`] (a connection, TLS) -> one of the [`workers`] -> [`forward`]: [`request`] (is it sound) -> the table (its route) ->
+//! [`headers`] -> [`pool`] -> the answer. Bodies stream both ways ([`body`]). Plain requests go the same way in the [`lane`], without
+//! hyper. The table is loaded anew for each request and each handshake, so a change reaches open connections and ends none.
 
 mod access_log;
 mod backend_tls;
