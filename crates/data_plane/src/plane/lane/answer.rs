@@ -8,7 +8,7 @@ use jiff::fmt::rfc2822::DateTimePrinter;
 
 use super::framing::{Chunks, Framing};
 use super::request::number;
-use super::{line, write_length};
+use super::{is, line, write_length};
 use crate::plane::access_log::now;
 use crate::plane::headers::{is_of_connection, listed, may_be_named};
 use crate::plane::request::Refusal;
@@ -157,10 +157,6 @@ impl<'h, 'b> Named<'h, 'b> {
         };
         is_of_connection(header.name) || self.has_names && is_named()
     }
-}
-
-fn is(header: &Header<'_>, name: &str) -> bool {
-    header.name.eq_ignore_ascii_case(name)
 }
 
 fn elements<'b>(header: &Header<'b>) -> impl Iterator<Item = &'b str> {

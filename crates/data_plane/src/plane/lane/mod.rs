@@ -28,6 +28,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use httparse::Header;
 use tls::{Place, Stream};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, Sleep};
@@ -183,6 +184,11 @@ fn scratch<T>(work: impl FnOnce(&mut Vec<u8>) -> T) -> T {
     let done = work(&mut head);
     SCRATCH.set(head);
     done
+}
+
+/// Whether a header has a name, in any spelling.
+fn is(header: &Header<'_>, name: &str) -> bool {
+    header.name.eq_ignore_ascii_case(name)
 }
 
 fn line(out: &mut Vec<u8>, parts: [&[u8]; 4]) {

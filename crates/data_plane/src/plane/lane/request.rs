@@ -10,7 +10,7 @@ use http::{HeaderName, Method};
 use httparse::{Header, Status};
 
 use super::buffer::{Buffer, SMALL};
-use super::{line, scratch, write_length};
+use super::{is, line, scratch, write_length};
 use crate::hostname;
 use crate::plane::DataPlane;
 use crate::plane::forward::{Arrival, choose, find};
@@ -211,10 +211,6 @@ fn plain<'h, 'b>(request: httparse::Request<'h, 'b>, length: usize) -> Option<Pl
         }
     }
     Some(Plain { method, target, host: host?, headers, body, is_kept, length })
-}
-
-fn is(header: &Header<'_>, name: &str) -> bool {
-    header.name.eq_ignore_ascii_case(name)
 }
 
 /// A path, and perhaps a query, of which all that read it have the same idea.
