@@ -193,8 +193,9 @@ impl Raw {
 /// Whether there is nothing to read: neither the end nor an answer that nobody asked for.
 fn is_silent(stream: &mut Stream) -> bool {
     let mut byte = [0];
-    let mut context = Context::from_waker(Waker::noop());
-    Pin::new(stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte)).is_pending()
+    // A task that has used up its turn would be told that there is nothing, whatever there is.
+    let read = poll_fn(|context| Pin::new(&mut *stream).poll_read(context, &mut ReadBuf::new(&mut byte)));
+    pin!(unconstrained(read)).poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
 impl Pool {
@@ -454,5 +455,31 @@ fn unsent(mut error: TrySendError<Request<RequestBody>>, is_fresh: bool) -> Resu
         Some(request) if !is_fresh => Ok(request),
         Some(request) => Err(Failure::Connect(Box::new(request), ConnectError::Http(Arc::new(error.into_error())))),
         None => Err(Failure::Exchange(error.into_error())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tokio::task::coop::{consume_budget, has_budget_remaining};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn security_what_is_said_unasked_is_heard_at_the_end_of_a_turn() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut endpoint, _) = listener.accept().await.unwrap();
+        let mut stream = Stream::Plain(stream);
+        assert!(is_silent(&mut stream));
+        endpoint.write_all(b"HTTP/1.1 408 Request Timeout\r\n\r\n").await.unwrap();
+        if let Stream::Plain(stream) = &stream {
+            stream.readable().await.unwrap();
+        }
+        while has_budget_remaining() {
+            consume_budget().await;
+        }
+        assert!(!is_silent(&mut stream));
     }
 }
