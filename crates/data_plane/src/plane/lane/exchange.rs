@@ -372,7 +372,8 @@ impl Exchange<'_, '_> {
                 tracing::debug!(route = self.taken.route.name, is_end, "no answer from a backend");
                 self.give_up(UNANSWERED)
             }
-            Stage::Body { framing: Framing::UntilClose, .. } if is_end => {
+            // A reset of which writing was told already reads like an end.
+            Stage::Body { framing: Framing::UntilClose, .. } if is_end && !self.upload.has_failed => {
                 let is_told = self.answer.append(b"0\r\n\r\n");
                 self.ready = self.answer.unread().len();
                 self.finish(false);

@@ -371,6 +371,37 @@ async fn security_an_answer_that_breaks_off_has_no_end() {
 }
 
 #[tokio::test]
+async fn security_a_reset_is_not_the_end_of_an_answer() {
+    let at = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let world = World::new(at.local_addr().unwrap(), Limits::default()).await;
+    let Client { stream, mut unread } = world.client().await;
+    let (mut from, mut to) = stream.into_split();
+    let sending = tokio::spawn(async move {
+        let head = "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 1000000000000\r\n\r\n";
+        let mut sent = to.write_all(head.as_bytes()).await;
+        while sent.is_ok() {
+            sent = to.write_all(&[b'x'; 64 << 10]).await;
+        }
+    });
+    let (mut stream, _) = at.accept().await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nbegin").await.unwrap();
+    while !unread.ends_with(b"begin\r\n") {
+        assert!(from.read_buf(&mut unread).await.unwrap() > 0);
+    }
+    // With something unread, this is a reset, which meets what is being sent.
+    stream.peek(&mut [0]).await.unwrap();
+    drop(stream);
+    while matches!(from.read_buf(&mut unread).await, Ok(1..)) {}
+    assert!(unread.ends_with(b"begin\r\n"), "{}", unread.escape_ascii());
+    sending.await.unwrap();
+    world.end().await;
+}
+
+#[tokio::test]
 async fn security_whoever_is_too_slow_is_given_up() {
     let short = Duration::from_millis(200);
     let at = TcpListener::bind("127.0.0.1:0").await.unwrap();
