@@ -21,6 +21,10 @@ use crate::plane::forward::{TIMED_OUT, UNANSWERED, UNASKED, attempts};
 use crate::plane::pool::Raw;
 use crate::plane::request::Refusal;
 
+/// A write that fails must have sent nothing, or the request could not go elsewhere. One of several records of TLS may have sent some of
+/// them; of a single one that is not whole nobody can read anything.
+const MAX_FIRST: usize = 16 << 10;
+
 /// What becomes of the client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
@@ -117,6 +121,11 @@ enum Unconnected {
 impl Upload {
     fn is_done(&self) -> bool {
         self.ready == 0 && self.left == 0 && self.is_flushed
+    }
+
+    /// How many bytes are written next.
+    fn piece(&self) -> usize {
+        if self.has_begun { self.ready } else { self.ready.min(MAX_FIRST) }
     }
 }
 
@@ -218,7 +227,8 @@ impl Exchange<'_, '_> {
         let Some(raw) = endpoint.as_mut().filter(|_| !upload.has_failed) else { return Ok(()) };
         loop {
             if upload.ready > 0 {
-                match Pin::new(&mut raw.stream).poll_write(context, &lane.input.unread()[..upload.ready]) {
+                let piece = &lane.input.unread()[..upload.piece()];
+                match Pin::new(&mut raw.stream).poll_write(context, piece) {
                     Poll::Ready(Ok(length @ 1..)) => {
                         lane.input.consume(length);
                         upload.ready -= length;
@@ -455,6 +465,21 @@ impl Exchange<'_, '_> {
         if let Some(Logged { method, host, path, agent }) = &self.taken.logged {
             let (client, route, seconds) = (self.lane.arrival.client, route.name.as_str(), took.as_secs_f64());
             plane.log.write(&Entry { client, method, host, path, agent, route, code, seconds });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_piece_of_a_request_is_one_record_at_most() {
+        for (ready, has_begun, expected) in
+            [(100, false, 100), (MAX_FIRST + 1, false, MAX_FIRST), (MAX_FIRST + 1, true, MAX_FIRST + 1)]
+        {
+            let upload = Upload { ready, left: 0, has_begun, is_flushed: true, has_failed: false, waiting: None };
+            assert_eq!(upload.piece(), expected);
         }
     }
 }
