@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use nix::fcntl::Flock;
 use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use serde_json::{Value, json};
 
@@ -24,24 +25,24 @@ pub(crate) struct Access {
     pub ca: Vec<u8>,
     pub certificate: Vec<u8>,
     pub key: Vec<u8>,
+    /// While this is held nobody signs another certificate: what is put into a file is never older than what is there.
+    _keys: Option<Flock<fs::File>>,
     /// All servers as `host:port`, where there may be several: each gets a context of its own, `<name>@<host:port>`.
     servers: Vec<String>,
 }
 
 impl Access {
+    /// As the administrator. The directory of keys is locked until this is dropped.
     pub(crate) fn admin(name: &str, server: &str, pki: &Pki) -> Result<Access> {
-        Access::new(name, server, pki, "admin")
-    }
-
-    /// With one of the client certificates in a directory of keys.
-    pub(crate) fn new(name: &str, server: &str, pki: &Pki, leaf: &str) -> Result<Access> {
+        let keys = pki.lock()?;
         let read = |path: PathBuf| fs::read(&path).with_context(|| path.display().to_string());
         Ok(Access {
             name: name.to_owned(),
             server: server.to_owned(),
             ca: read(pki.certificate("ca"))?,
-            certificate: read(pki.certificate(leaf))?,
-            key: read(pki.key(leaf))?,
+            certificate: read(pki.certificate("admin"))?,
+            key: read(pki.key("admin"))?,
+            _keys: Some(keys),
             servers: Vec::new(),
         })
     }
@@ -278,6 +279,9 @@ fn upsert(config: &mut Value, list: &str, name: &str, mut entry: Value) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcgen::KeyPair;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     fn access() -> Access {
         Access {
@@ -286,8 +290,48 @@ mod tests {
             ca: b"ca".into(),
             certificate: b"cert".into(),
             key: b"key".into(),
+            _keys: None,
             servers: Vec::new(),
         }
+    }
+
+    /// Two who renew and merge at once: what is in the file is always a pair, and in the end the one that was signed last.
+    #[test]
+    fn a_certificate_goes_with_its_key_while_others_are_signed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (keys, file) = (dir.path().join("pki"), dir.path().join("config"));
+        let prepare = || Pki::prepare(&keys, Duration::from_secs(60), "n1", &["localhost".into()], &[]).unwrap();
+        let pki = prepare();
+        let put = || Access::admin("cox", "https://127.0.0.1:6443", &pki).unwrap().merge_into(&file).unwrap();
+        let in_file = || -> (String, String) {
+            let config = load(&file).unwrap();
+            let user = &config["users"][0]["user"];
+            let text = |field: &str| -> String {
+                String::from_utf8(STANDARD.decode(user[field].as_str().unwrap()).unwrap()).unwrap()
+            };
+            (text("client-certificate-data"), text("client-key-data"))
+        };
+        put();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    prepare();
+                    put();
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                put();
+                let (certificate, key) = in_file();
+                let public = KeyPair::from_pem(&key).unwrap().public_key_raw().to_vec();
+                let certificate = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap().1;
+                let certified = certificate.parse_x509().unwrap().public_key().subject_public_key.data.to_vec();
+                assert_eq!(certified, public);
+            }
+        });
+        let last = fs::read_to_string(pki.certificate("admin")).unwrap();
+        assert_eq!(in_file().0, last);
     }
 
     #[test]

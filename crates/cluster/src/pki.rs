@@ -107,8 +107,8 @@ impl Pki {
         Pki { dir: dir.to_owned(), lifetime: LEAF_LIFETIME }
     }
 
-    /// Held while a certificate and its key are exchanged: of two who do so at once, each would leave half a pair.
-    fn lock(&self) -> Result<Flock<fs::File>> {
+    /// Held while a certificate and its key are exchanged, or read: of two who do so at once, each would have half a pair.
+    pub(crate) fn lock(&self) -> Result<Flock<fs::File>> {
         let path = self.dir.join(".lock");
         let file = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = file.with_context(|| path.display().to_string())?;

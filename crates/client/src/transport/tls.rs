@@ -1,10 +1,13 @@
 //! TLS towards the server: which authorities to trust and which certificate to show.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::crypto::ring;
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, InconsistentKeys, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -13,6 +16,11 @@ use crate::kubeconfig::{AuthInfo, Cluster};
 
 /// Where the system keeps its trusted authorities, for clusters that name none.
 const SYSTEM_ROOTS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+
+/// How often, and how long apart, a pair of files is read again that does not belong together: whoever exchanges them writes
+/// one after the other.
+const EXCHANGE_READS: usize = 20;
+const EXCHANGE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Certificate chain and key in PEM.
 pub(super) type Identity = (Vec<u8>, Vec<u8>);
@@ -41,8 +49,29 @@ pub(super) fn config(cluster: &Cluster, identity: Option<Identity>, http2: bool)
     Ok(config)
 }
 
-/// The client certificate that a kubeconfig user names, in data or files.
+/// The client certificate that a kubeconfig user names, in data or files. Files that are being exchanged are read again,
+/// until the key belongs to the certificate or has had its time to.
 pub(super) fn identity(user: &AuthInfo) -> Result<Option<Identity>, Error> {
+    let mut found = read_identity(user)?;
+    let is_in_files = user.client_certificate_data.is_none() || user.client_key_data.is_none();
+    for _ in 0..EXCHANGE_READS {
+        if !is_in_files || found.as_ref().is_none_or(belongs) {
+            break;
+        }
+        std::thread::sleep(EXCHANGE_PAUSE);
+        found = read_identity(user)?;
+    }
+    Ok(found)
+}
+
+/// Whether the key is that of the certificate. What cannot be read is told of where it is used.
+fn belongs((chain, key): &Identity) -> bool {
+    let (Ok(chain), Ok(key)) = (certificates(chain, ""), PrivateKeyDer::from_pem_slice(key)) else { return true };
+    let made = CertifiedKey::from_der(chain, key, &ring::default_provider());
+    !matches!(made, Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch)))
+}
+
+fn read_identity(user: &AuthInfo) -> Result<Option<Identity>, Error> {
     let chain = data_or_file(
         user.client_certificate_data.as_deref(),
         user.client_certificate.as_deref(),
@@ -91,4 +120,43 @@ fn data_or_file(data: Option<&str>, file: Option<&str>, what: &str) -> Result<Op
             std::fs::read(file).map_err(|error| Error::config(format!("unable to read {what} {file}: {error}")))
         })
         .transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::generate_simple_self_signed;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_pair_whose_files_are_being_exchanged_is_read_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let put = |name: &str, text: String| {
+            std::fs::write(path("new"), text).unwrap();
+            std::fs::rename(path("new"), Path::new(&path(name))).unwrap();
+        };
+        let exchange = || {
+            let made = generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+            put("key", made.signing_key.serialize_pem());
+            put("crt", made.cert.pem());
+        };
+        exchange();
+        let user =
+            AuthInfo { client_certificate: Some(path("crt")), client_key: Some(path("key")), ..AuthInfo::default() };
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..200).for_each(|_| exchange());
+                is_over.store(true, Ordering::Relaxed);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(belongs(&identity(&user).unwrap().unwrap()));
+            }
+        });
+        // What never belongs together is returned, and refused where it is used.
+        put("key", generate_simple_self_signed(vec!["b".to_owned()]).unwrap().signing_key.serialize_pem());
+        assert!(!belongs(&identity(&user).unwrap().unwrap()));
+    }
 }
