@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tempfile::TempDir;
 
-use crate::harness::{Cluster, Host, describe, mounts_below, run, said};
+use crate::harness::{Cluster, Host, describe, install, mounts_below, run, said};
 
 const SERVERS: [&str; 3] = ["192.168.78.1", "192.168.78.2", "192.168.78.3"];
 const NODE: &str = "192.168.78.4";
@@ -82,7 +82,7 @@ impl Machine {
         let mut machine = Machine::new(host);
         machine.program = machine.dir.path().join("bin/cox");
         std::fs::create_dir(machine.dir.path().join("bin")).unwrap();
-        std::fs::copy(env!("CARGO_BIN_EXE_cox"), &machine.program).unwrap();
+        install(&machine.program);
         machine
     }
 

@@ -20,6 +20,12 @@ pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
+/// Puts a copy of our program there. Another process writes it: while a file is open for writing here, a child that
+/// another test is starting has it open too, and nobody can run it ("Text file busy").
+pub(crate) fn install(path: &Path) {
+    run(Command::new("cp").arg(env!("CARGO_BIN_EXE_cox")).arg(path));
+}
+
 /// A host of its own: loopback, one address, and a default route that leads nowhere.
 pub(crate) struct Host {
     name: String,

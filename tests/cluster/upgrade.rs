@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::harness::{Host, describe};
+use crate::harness::{Host, describe, install};
 
 /// A cluster whose program is a copy of its own.
 struct Installed {
@@ -55,7 +55,7 @@ fn a_program_is_replaced_under_a_running_cluster_and_put_back_when_it_fails() {
     let dir = tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap();
     let cluster = Installed { host: Host::new(), dir };
     std::fs::create_dir(cluster.dir.path().join("bin")).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_cox"), cluster.program()).unwrap();
+    install(&cluster.program());
     cluster.says("up --node-name node-1 --gateway=false");
     cluster.says("kubectl run hello --image=cox.local/hello");
     cluster.says("kubectl wait --for=condition=Ready pod/hello --timeout=170s");

@@ -4,9 +4,10 @@
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::etcd_servers::{Machine, must};
-use crate::harness::describe;
+use crate::harness::{describe, install, run};
 use crate::manifests;
 use crate::server_group::{Group, under_load};
 
@@ -41,8 +42,8 @@ spec:
 /// Another program: the same, with a byte more at its end, where nobody looks.
 fn another(dir: &Path) -> PathBuf {
     let path = dir.join("new");
-    std::fs::copy(env!("CARGO_BIN_EXE_cox"), &path).unwrap();
-    std::fs::File::options().append(true).open(&path).unwrap().write_all(&[0]).unwrap();
+    install(&path);
+    run(Command::new("truncate").arg("--size=+1").arg(&path));
     path
 }
 
