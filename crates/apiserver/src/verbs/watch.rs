@@ -76,8 +76,11 @@ pub(crate) async fn watch(
     // Without a revision to go on from, the current state comes first as ADDED events, unless that is declined.
     let from_state = initial_events.unwrap_or(revision.is_none_or(|revision| revision == 0));
     let applied = operation.state.caches.applied();
+    // What the initial events show. What comes while they are sent follows them, so their bookmark must not speak for it.
+    let mut shown = applied;
     let (initial, place) = if from_state {
         let (snapshot, cursor) = cache.snapshot_and_cursor();
+        shown = shown.max(snapshot.revision);
         let entries = snapshot.range(filter.namespace.as_deref(), None);
         let entries = if operation.resource.converter.is_none() {
             let mut selected = Vec::new();
@@ -116,7 +119,7 @@ pub(crate) async fn watch(
         deadline,
         timer: Box::pin(tokio::time::sleep_until(deadline.min(Instant::now() + BOOKMARK_INTERVAL))),
         stopped: Box::pin(operation.state.stop.clone().cancelled_owned()),
-        mark_initial_end: (initial_events == Some(true) && bookmarks).then_some(began),
+        mark_initial_end: (initial_events == Some(true) && bookmarks).then_some((began, shown)),
         initial: initial.into_iter(),
         bookmarks,
         cache,
@@ -153,8 +156,8 @@ struct Watcher {
     counts: WatchCounts,
     filter: Filter,
     initial: std::vec::IntoIter<Arc<Entry>>,
-    /// A bookmark must follow the initial events of a request that came then.
-    mark_initial_end: Option<Instant>,
+    /// A bookmark must follow the initial events, which show this revision, of a request that came then.
+    mark_initial_end: Option<(Instant, u64)>,
     bookmarks: bool,
     /// Shared frames can be sent.
     plain: bool,
@@ -180,9 +183,9 @@ impl Watcher {
         if let Some(chunk) = self.initial_events() {
             return Some(chunk);
         }
-        if let Some(began) = self.mark_initial_end.take() {
+        if let Some((began, shown)) = self.mark_initial_end.take() {
             self.counts.listed(&self.operation.info, began.elapsed());
-            return Some(self.bookmark(true));
+            return Some(self.bookmark_at(shown, true));
         }
         loop {
             self.changes.mark_unchanged();
@@ -338,10 +341,6 @@ impl Watcher {
             Encoding::Protobuf => crate::protobuf::frame(change, object).into(),
             Encoding::Json | Encoding::Yaml => frame(change, object),
         }
-    }
-
-    fn bookmark(&mut self, initial_end: bool) -> Bytes {
-        self.bookmark_at(self.operation.state.caches.applied(), initial_end)
     }
 
     fn bookmark_at(&mut self, revision: u64, initial_end: bool) -> Bytes {

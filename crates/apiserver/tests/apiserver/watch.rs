@@ -71,6 +71,28 @@ async fn streaming_lists_end_with_a_bookmark() {
     assert_eq!(mark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
 }
 
+/// Whoever goes on from the bookmark must get what happened while the initial events were sent.
+#[tokio::test]
+async fn the_bookmark_after_initial_events_speaks_for_no_others() {
+    let cluster = Cluster::start().await;
+    let (_, first) = cluster.send("POST", MAPS, map("a", "x")).await;
+    let query = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
+    // Nothing is read yet, so nothing is sent.
+    let mut events = Maps::open(&cluster, query).await;
+    cluster.send("POST", MAPS, map("b", "x")).await;
+    let (_, list) = cluster.send("GET", MAPS, Value::Null).await;
+    assert!(list["items"].as_array().unwrap().iter().any(|item| item["metadata"]["name"] == "b"), "{list}");
+    events.expect("ADDED", "a").await;
+    let mark = events.0.next().await;
+    assert_eq!(mark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true", "{mark}");
+    let added = events.expect("ADDED", "b").await;
+    let version = |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+    assert!(version(&mark["object"]) >= version(&first), "{mark}");
+    assert!(version(&mark["object"]) < version(&added["object"]), "{mark} {added}");
+    let resumed = format!("resourceVersion={}&timeoutSeconds=1", version(&mark["object"]));
+    Maps::open(&cluster, &resumed).await.expect("ADDED", "b").await;
+}
+
 #[tokio::test]
 async fn versions_from_the_future_are_refused() {
     let cluster = Cluster::start().await;
