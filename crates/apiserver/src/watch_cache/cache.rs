@@ -56,6 +56,27 @@ impl State {
         Snapshot { objects: self.objects.clone(), revision: self.revision }
     }
 
+    /// Makes a change, unless there is nothing to delete. Returns the size of the state that it replaced.
+    fn change(&mut self, key: Arc<str>, new: Option<Arc<Entry>>, revision: u64, now: Instant) -> usize {
+        let old = match &new {
+            Some(entry) => self.objects.insert(key, entry.clone()),
+            None => self.objects.remove(&key),
+        };
+        if new.is_none() && old.is_none() {
+            return 0;
+        }
+        self.revision = revision;
+        let replaced = state_size(old.as_ref());
+        self.replaced += replaced;
+        self.live += state_size(new.as_ref());
+        self.live -= replaced;
+        self.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
+        if let Some(passed) = self.ring.len().checked_sub(FRAMED).and_then(|at| self.ring.get(at)) {
+            *passed.frames.lock() = Default::default();
+        }
+        replaced
+    }
+
     /// Drops events that are too many, too large together or too old.
     fn forget(&mut self, now: Instant) {
         while self.ring.len() > MIN_EVENTS {
@@ -200,30 +221,23 @@ impl Cache {
         Ok(events)
     }
 
-    /// Applies a change. `new` is `None` for a deletion. Returns the size of the state that it replaced.
-    pub(super) fn apply(&self, key: &Arc<str>, new: Option<Entry>, revision: u64) -> usize {
+    /// Applies the changes of one revision, all of them or none to whoever looks. `None` is a deletion. Returns the size of
+    /// the states that they replaced.
+    pub(super) fn apply(&self, changes: impl IntoIterator<Item = (Arc<str>, Option<Entry>)>, revision: u64) -> usize {
         let now = Instant::now();
-        let (newest, replaced) = {
+        let mut replaced = 0;
+        let newest = {
             let mut state = self.state.write();
-            let new = new.map(Arc::new);
-            let old = match &new {
-                Some(entry) => state.objects.insert(key.clone(), entry.clone()),
-                None => state.objects.remove(key),
-            };
-            if new.is_none() && old.is_none() {
+            let before = state.first + state.ring.len() as u64;
+            for (key, new) in changes {
+                replaced += state.change(key, new.map(Arc::new), revision, now);
+            }
+            let newest = state.first + state.ring.len() as u64;
+            if newest == before {
                 return 0;
             }
-            state.revision = revision;
-            let replaced = state_size(old.as_ref());
-            state.replaced += replaced;
-            state.live += state_size(new.as_ref());
-            state.live -= replaced;
-            state.ring.push_back(Arc::new(Event::new(revision, new, old, now)));
-            if let Some(passed) = state.ring.len().checked_sub(FRAMED).and_then(|at| state.ring.get(at)) {
-                *passed.frames.lock() = Default::default();
-            }
             state.forget(now);
-            (state.first + state.ring.len() as u64, replaced)
+            newest
         };
         self.newest.send_replace(newest);
         replaced
@@ -373,10 +387,10 @@ mod tests {
         let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
         let key: Arc<str> = "default/a".into();
         let mut cursor = cache.cursor_after(0).unwrap();
-        cache.apply(&key, Some(entry("default/a", "x", 1)), 1);
-        cache.apply(&key, Some(entry("default/a", "y", 2)), 2);
-        cache.apply(&key, Some(entry("default/a", "x", 3)), 3);
-        cache.apply(&key, None, 4);
+        cache.apply([(key.clone(), Some(entry("default/a", "x", 1)))], 1);
+        cache.apply([(key.clone(), Some(entry("default/a", "y", 2)))], 2);
+        cache.apply([(key.clone(), Some(entry("default/a", "x", 3)))], 3);
+        cache.apply([(key, None)], 4);
         let filter = Filter { labels: Some("app=x".parse().unwrap()), ..Filter::default() };
         let changes: Vec<_> =
             cache.read(&mut cursor, 10).unwrap().iter().map(|event| event.change(&filter).unwrap()).collect();
@@ -388,9 +402,9 @@ mod tests {
     fn a_deletion_shows_the_last_state_at_its_own_revision() {
         let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
         let key: Arc<str> = "default/a".into();
-        cache.apply(&key, Some(entry("default/a", "x", 7)), 7);
+        cache.apply([(key.clone(), Some(entry("default/a", "x", 7)))], 7);
         let mut cursor = cache.cursor_after(7).unwrap();
-        cache.apply(&key, None, 19);
+        cache.apply([(key, None)], 19);
         let events = cache.read(&mut cursor, 1).unwrap();
         let frame: serde_json::Value = serde_json::from_slice(&events[0].frame(Change::Deleted)).unwrap();
         assert_eq!(frame["type"], "DELETED");
@@ -404,7 +418,7 @@ mod tests {
         assert!(cache.cursor_after(100).is_ok());
         let mut slow = cache.cursor_after(100).unwrap();
         for revision in 101..101 + MAX_EVENTS as u64 + 5 {
-            cache.apply(&"a".into(), Some(entry("a", "x", revision)), revision);
+            cache.apply([("a".into(), Some(entry("a", "x", revision)))], revision);
         }
         assert!(cache.read(&mut slow, 1).is_err());
     }
@@ -418,7 +432,8 @@ mod tests {
             let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
             for change in 0..6 * least {
                 let key: Arc<str> = format!("{}", change % objects).into();
-                cache.apply(&key, Some(entry(&key, &"x".repeat(SIZE), change as u64 + 1)), change as u64 + 1);
+                let entry = entry(&key, &"x".repeat(SIZE), change as u64 + 1);
+                cache.apply([(key, Some(entry))], change as u64 + 1);
             }
             let state = cache.state.read();
             assert!(state.ring.len().abs_diff(kept) < 10, "{} of {kept}", state.ring.len());
@@ -431,7 +446,7 @@ mod tests {
         let cache = Cache::new(Prefix::new("pods"), OrdMap::new(), 0);
         let count = 4 * MIN_EVENTS as u64;
         for revision in 1..=count {
-            cache.apply(&"a".into(), Some(entry("a", "x", revision)), revision);
+            cache.apply([("a".into(), Some(entry("a", "x", revision)))], revision);
         }
         let now = Instant::now();
         cache.forget_old(now);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::sort::CompactSort as _;
 use futures_util::{FutureExt, StreamExt};
 use imbl::OrdMap;
 use store::{Range, Revision, Store, StoreError, Watch, WatchEvent};
@@ -80,11 +81,13 @@ pub(crate) async fn run(caches: Arc<Caches>, stop: CancellationToken) -> Result<
         };
         let event = event.ok_or(DispatchError::Ended)??;
         let _applying = caches.applying.lock().await;
-        let mut applied = apply(&caches, event);
+        let mut revisions = Revisions::default();
+        revisions.take(&caches, event);
         // Take what is ready before waking anybody: one wake-up for a burst, and no half transactions.
         while let Some(Some(event)) = events.next().now_or_never() {
-            applied = apply(&caches, event?);
+            revisions.take(&caches, event?);
         }
+        let applied = revisions.finish(&caches);
         caches.applied.send_if_modified(|now| {
             let moved = applied > *now;
             *now = applied.max(*now);
@@ -93,17 +96,120 @@ pub(crate) async fn run(caches: Arc<Caches>, stop: CancellationToken) -> Result<
     }
 }
 
-fn apply(caches: &Caches, event: WatchEvent) -> u64 {
-    let Revision(revision) = event.revision();
-    let (key, value) = match &event {
-        WatchEvent::Put { kv, .. } => (&kv.key, Some(&kv.value)),
-        WatchEvent::Delete { key, .. } => (key, None),
-        WatchEvent::Progress(_) => return revision,
-    };
-    if let Some((cache, inner)) = caches.route(key) {
-        let inner: Arc<str> = inner.into();
-        let entry = value.map(|value| cache.entry(inner.clone(), value, revision));
-        caches.retire(cache.apply(&inner, entry, revision));
+/// Puts together what one revision changes, which is shown at once: who listed a part of it, and watched from there, would
+/// never see the rest.
+#[derive(Default)]
+struct Revisions {
+    revision: u64,
+    changes: Vec<(Arc<Cache>, Arc<str>, Option<Entry>)>,
+}
+
+impl Revisions {
+    fn take(&mut self, caches: &Caches, event: WatchEvent) {
+        let Revision(revision) = event.revision();
+        if revision != self.revision {
+            self.apply(caches);
+            self.revision = revision;
+        }
+        let (key, value) = match &event {
+            WatchEvent::Put { kv, .. } => (&kv.key, Some(&kv.value)),
+            WatchEvent::Delete { key, .. } => (key, None),
+            WatchEvent::Progress(_) => return,
+        };
+        if let Some((cache, inner)) = caches.route(key) {
+            let inner: Arc<str> = inner.into();
+            let entry = value.map(|value| cache.entry(inner.clone(), value, revision));
+            self.changes.push((cache, inner, entry));
+        }
     }
-    revision
+
+    fn apply(&mut self, caches: &Caches) {
+        if self.changes.len() > 1 {
+            // In the order in which they came where they are of one cache.
+            self.changes.compact_sort_by_key(|(cache, _, _)| Arc::as_ptr(cache));
+        }
+        let mut changes = self.changes.drain(..).peekable();
+        while let Some((cache, key, entry)) = changes.next() {
+            let mut count = 1;
+            let others = std::iter::from_fn(|| {
+                let (_, key, entry) = changes.next_if(|(other, _, _)| Arc::ptr_eq(other, &cache))?;
+                count += 1;
+                Some((key, entry))
+            });
+            let size = cache.apply(std::iter::once((key, entry)).chain(others), self.revision);
+            caches.retire(count, size);
+        }
+    }
+
+    /// Applies the last revision, and returns it.
+    fn finish(mut self, caches: &Caches) -> u64 {
+        self.apply(caches);
+        self.revision
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use futures_util::future::BoxFuture;
+    use parking_lot::Mutex;
+    use store::{EmbeddedStore, Op, Txn, WatchStream};
+
+    use super::*;
+
+    /// Counts the objects in a cache whenever an event leaves the store.
+    struct Counted {
+        inner: EmbeddedStore,
+        cache: Arc<OnceLock<Arc<Cache>>>,
+        counts: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Store for Counted {
+        fn watch(&self, watch: Watch) -> BoxFuture<'_, store::Result<WatchStream>> {
+            Box::pin(async move {
+                let (cache, counts) = (self.cache.clone(), self.counts.clone());
+                let events = self.inner.watch(watch).await?.inspect(move |event| {
+                    if let (Ok(WatchEvent::Put { .. } | WatchEvent::Delete { .. }), Some(cache)) = (event, cache.get())
+                    {
+                        counts.lock().push(cache.snapshot().objects.len());
+                    }
+                });
+                Ok(events.boxed())
+            })
+        }
+
+        store::forward!(
+            inner: range, txn, request_progress, compact, current_revision, grant_lease, keep_alive, revoke_lease, snapshot,
+            size
+        );
+    }
+
+    #[tokio::test]
+    async fn no_list_shows_a_part_of_a_revision() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = EmbeddedStore::open(dir.path(), Default::default()).unwrap();
+        let (shown, counts) = (Arc::<OnceLock<Arc<Cache>>>::default(), Arc::<Mutex<Vec<usize>>>::default());
+        let store = Arc::new(Counted { inner, cache: shown.clone(), counts: counts.clone() });
+        let caches = start(store, &["events", "pods"]).await.unwrap();
+        let cache = caches.get("events").unwrap();
+        assert!(shown.set(cache.clone()).is_ok());
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(run(caches.clone(), stop.clone()));
+
+        let value = |name: &str| bytes::Bytes::from(format!(r#"{{"metadata":{{"name":"{name}"}}}}"#));
+        let keys = ["events/a/1", "pods/a/1", "events/a/2", "events/a/3"].map(|key| format!("{ROOT}{key}"));
+        let made = keys.iter().fold(Txn::new(), |txn, key| txn.then(Op::put(key.as_str(), value(key))));
+        let Revision(made) = caches.store.txn(made).await.unwrap().revision;
+        caches.reach(made).await.unwrap();
+        assert_eq!((cache.snapshot().objects.len(), cache.revision()), (3, made));
+        let gone = keys.iter().fold(Txn::new(), |txn, key| txn.then(Op::delete(key.as_str())));
+        let Revision(gone) = caches.store.txn(gone).await.unwrap().revision;
+        caches.reach(gone).await.unwrap();
+        assert_eq!((cache.snapshot().objects.len(), cache.revision()), (0, gone));
+        // All that a list could see on the way: nothing yet, then everything.
+        assert_eq!(*counts.lock(), [0, 0, 0, 0, 3, 3, 3, 3]);
+        stop.cancel();
+        running.await.unwrap().unwrap();
+    }
 }

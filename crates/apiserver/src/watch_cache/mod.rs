@@ -2,7 +2,7 @@
 //!
 //! Flow: `store::watch` -> [`dispatch`] (one task, one watch over `/registry/`) -> one [`Cache`] per resource -> every get,
 //! list and watch. One dispatcher means one order: once it has applied revision N, every cache shows all changes up to N.
-//! Invariant: events leave in revision order, and no watcher sees a revision twice.
+//! Invariant: events leave in revision order, no watcher sees a revision twice, and no list shows a part of one.
 
 mod cache;
 mod deflate;
@@ -160,11 +160,11 @@ impl Caches {
         self.written.fetch_max(revision, Ordering::AcqRel);
     }
 
-    /// Notes that a change left a state of this size to history.
-    fn retire(&self, size: usize) {
+    /// Notes that so many changes left states of this size to history.
+    fn retire(&self, changes: usize, size: usize) {
         self.retired.send_if_modified(|total| {
             let before = *total;
-            *total += size as u64 + CHANGE_BYTES;
+            *total += size as u64 + changes as u64 * CHANGE_BYTES;
             before / RETIRED_STEP != *total / RETIRED_STEP
         });
     }
@@ -278,9 +278,9 @@ mod tests {
         let caches = start(Arc::new(store), &[]).await.unwrap();
         let mut grown = std::pin::pin!(caches.retires(2 * RETIRED_STEP));
         assert!(grown.as_mut().now_or_never().is_none());
-        caches.retire(RETIRED_STEP as usize);
+        caches.retire(1, RETIRED_STEP as usize);
         assert!(grown.as_mut().now_or_never().is_none());
-        caches.retire(RETIRED_STEP as usize);
+        caches.retire(1, RETIRED_STEP as usize);
         grown.await;
     }
 
