@@ -2,7 +2,7 @@
 
 use super::index::{Change, Lease, View};
 use super::log::Log;
-use super::queue::{Command, Reply};
+use super::queue::{Command, Place, Reply};
 use super::{record, transaction};
 use crate::{LeaseId, Result, Revision, StoreError, TxnResult};
 use std::sync::Arc;
@@ -23,6 +23,8 @@ pub(super) struct Answers {
     _commits: Vec<(Revision, Arc<[Change]>)>,
     txns: Vec<(Reply<TxnResult>, Result<TxnResult>)>,
     others: Vec<Answer>,
+    /// Of all commands of the batch, as one.
+    _places: Option<Place>,
 }
 
 impl Answers {
@@ -38,6 +40,7 @@ impl Answers {
             _commits: self._commits.split_off(commits),
             txns: self.txns.split_off(txns),
             others: Vec::new(),
+            _places: None,
         }
     }
 }
@@ -62,6 +65,7 @@ pub(super) struct Batch {
     pub(super) ended: Vec<LeaseId>,
     txns: Vec<(Reply<TxnResult>, Result<TxnResult>)>,
     others: Vec<Answer>,
+    places: Option<Place>,
 }
 
 impl Batch {
@@ -77,6 +81,7 @@ impl Batch {
             ended: Vec::new(),
             txns: Vec::new(),
             others: Vec::new(),
+            places: None,
         }
     }
 
@@ -90,7 +95,11 @@ impl Batch {
     }
 
     /// Decides a command on `view`, and keeps the answer until the batch is durable.
-    pub(super) fn decide(&mut self, view: &mut View, command: Command) {
+    pub(super) fn decide(&mut self, view: &mut View, command: Command, place: Place) {
+        match &mut self.places {
+            Some(places) => places.merge(place),
+            None => self.places = Some(place),
+        }
         match command {
             Command::Txn(txn, reply) => {
                 let result = transaction::apply(view, txn).map(|(result, changes)| {
@@ -131,7 +140,8 @@ impl Batch {
 
     /// The answers to every caller, now that it is known whether the batch is on disk, and the frame's buffer.
     pub(super) fn answers(self, durable: Result<()>) -> (Answers, Vec<u8>) {
-        (Answers { durable, _commits: self.commits, txns: self.txns, others: self.others }, self.frame)
+        let Batch { frame, commits, txns, others, places, .. } = self;
+        (Answers { durable, _commits: commits, txns, others, _places: places }, frame)
     }
 
     fn commit(&mut self, view: &mut View, changes: Vec<Change>) {

@@ -14,7 +14,7 @@ use super::commit_delay::CommitDelay;
 use super::directory::{self, Listing};
 use super::index::View;
 use super::log::Log;
-use super::queue::{Command, Next};
+use super::queue::{Command, Next, Place};
 use super::{Options, Shared, snapshot};
 use crate::Result;
 use parking_lot::Mutex;
@@ -44,7 +44,7 @@ pub(super) struct Committer {
 struct Tip {
     view: View,
     /// Commands that did not fit into the last batch.
-    left: VecDeque<Command>,
+    left: VecDeque<(Command, Place)>,
 }
 
 /// The log and what follows from its growth.
@@ -81,13 +81,13 @@ impl Tip {
     /// Decides what is queued, as far as the batch has room.
     fn decide(&mut self, batch: &mut Batch, shared: &Shared) {
         while !batch.is_full() {
-            let Some(command) = self.left.pop_front() else {
+            let Some((command, place)) = self.left.pop_front() else {
                 if shared.queue.take(&mut self.left) {
                     continue;
                 }
                 break;
             };
-            batch.decide(&mut self.view, command);
+            batch.decide(&mut self.view, command, place);
         }
     }
 
@@ -117,8 +117,8 @@ impl Committer {
     }
 
     /// Queues a command for the next batch.
-    pub(super) fn submit(&self, command: Command) -> Result<()> {
-        if self.shared.queue.push(command)? {
+    pub(super) fn submit(&self, command: Command, place: Place) -> Result<()> {
+        if self.shared.queue.push(command, place)? {
             self.shared.queue.wake();
         }
         Ok(())
@@ -255,9 +255,33 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
-    use crate::embedded::Options;
-    use crate::{EmbeddedStore, Store};
+    use crate::embedded::{Options, QUEUED_WRITES};
+    use crate::{EmbeddedStore, Op, Store, Txn};
+    use futures_util::FutureExt;
     use std::time::{Duration, Instant};
+
+    #[tokio::test]
+    async fn security_writers_that_leave_do_not_fill_the_queue() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(dir.path(), Options::default()).unwrap();
+        {
+            // The disk stands still.
+            let _writer = store.committer.writer.lock();
+            for _ in 0..4 * QUEUED_WRITES {
+                let write = store.txn(Txn::new().then(Op::put("/a", "x")));
+                assert!(tokio::task::coop::unconstrained(write).now_or_never().is_none());
+            }
+            assert_eq!(store.places.available_permits(), 0);
+            assert!(store.shared.queue.pending() <= QUEUED_WRITES);
+        }
+        // All that was taken is carried out, and the places are free again.
+        store.txn(Txn::new().then(Op::put("/b", "x"))).await.unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while store.places.available_permits() < QUEUED_WRITES {
+            assert!(Instant::now() < deadline, "{} places are free", store.places.available_permits());
+            tokio::task::yield_now().await;
+        }
+    }
 
     #[tokio::test]
     async fn leases_end_though_nobody_writes() {

@@ -74,7 +74,7 @@ impl Default for Options {
 /// A store in a directory of this machine, open in this process only.
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
-    places: Semaphore,
+    places: Arc<Semaphore>,
     committer: Arc<Committer>,
     thread: Option<std::thread::JoinHandle<()>>,
     store_id: u64,
@@ -142,7 +142,7 @@ impl EmbeddedStore {
             closed: CancellationToken::new(),
         });
         let committer = Arc::new(Committer::new(shared.clone(), log, options, snapshots, log_bytes));
-        let places = Semaphore::new(QUEUED_WRITES);
+        let places = Arc::new(Semaphore::new(QUEUED_WRITES));
         let run = {
             let committer = committer.clone();
             move || committer.run()
@@ -164,9 +164,9 @@ impl EmbeddedStore {
 
     async fn submit<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T> {
         let gone = || StoreError::Unavailable("the store is closed".into());
-        let _place = self.places.acquire().await.map_err(|_| gone())?;
+        let place = self.places.clone().acquire_owned().await.map_err(|_| gone())?;
         let (reply, answer) = oneshot::channel();
-        self.committer.submit(command(reply))?;
+        self.committer.submit(command(reply), place)?;
         answer.await.map_err(|_| StoreError::Unavailable("the committer has stopped".into()))?
     }
 }

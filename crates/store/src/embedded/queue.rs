@@ -6,8 +6,10 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+/// What a command holds until it is answered, whether anybody still waits for that or not.
+pub(super) type Place = OwnedSemaphorePermit;
 pub(super) type Reply<T> = oneshot::Sender<Result<T>>;
 
 pub(super) enum Command {
@@ -27,7 +29,7 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 struct State {
-    commands: VecDeque<Command>,
+    commands: VecDeque<(Command, Place)>,
     /// Commands that are not in a batch yet, also those that the committer has taken out of the queue.
     pending: usize,
     /// The committer waits until so many are pending; zero: it does not wait.
@@ -50,12 +52,12 @@ pub(super) enum Next {
 
 impl Queue {
     /// Returns whether the committer waits for this command: then the caller calls [`Queue::wake`].
-    pub(super) fn push(&self, command: Command) -> Result<bool> {
+    pub(super) fn push(&self, command: Command, place: Place) -> Result<bool> {
         let mut state = self.state.lock();
         if state.stopped {
             return Err(StoreError::Unavailable("the store is closed".into()));
         }
-        state.commands.push_back(command);
+        state.commands.push_back((command, place));
         state.pending += 1;
         let awaited = state.wanted > 0 && state.pending >= state.wanted;
         if awaited {
@@ -69,7 +71,7 @@ impl Queue {
     }
 
     /// Moves what is queued to `into`, which is empty. False if nothing is.
-    pub(super) fn take(&self, into: &mut VecDeque<Command>) -> bool {
+    pub(super) fn take(&self, into: &mut VecDeque<(Command, Place)>) -> bool {
         std::mem::swap(&mut self.state.lock().commands, into);
         !into.is_empty()
     }
