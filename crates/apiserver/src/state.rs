@@ -111,6 +111,7 @@ pub(crate) fn own_operation(
         now: crate::stamp::now(),
         accept: crate::accept::Accept::default(),
         warnings: Arc::default(),
+        _place: None,
     }
 }
 
@@ -127,6 +128,15 @@ pub(crate) struct Operation {
     pub(crate) accept: crate::accept::Accept,
     /// Shown to the client in `Warning` headers.
     pub(crate) warnings: Arc<Warnings>,
+    /// Here, so that it is held by the work and not by the client: a write may go on when its client has left.
+    pub(crate) _place: Option<Place>,
+}
+
+/// What a request holds while it is served.
+pub(crate) struct Place {
+    /// Held on by what stays open.
+    pub(crate) open: crate::in_flight::Place,
+    pub(crate) _seat: Option<crate::flow_control::Seat>,
 }
 
 impl Operation {
@@ -195,6 +205,7 @@ impl Operation {
             now: self.now,
             accept: self.accept.clone(),
             warnings: self.warnings.clone(),
+            _place: None,
         })
     }
 

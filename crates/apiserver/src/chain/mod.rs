@@ -24,13 +24,12 @@ use crate::authz::Attributes;
 use crate::body::{Body, RequestBody, empty, guarded};
 use crate::cors;
 use crate::elsewhere::{Elsewhere, spent_elsewhere};
-use crate::flow_control::{Flow, Seat};
-use crate::in_flight;
+use crate::flow_control::Flow;
 use crate::metrics::{Labels, Serving, Took};
 use crate::remote::FOR_KUBELET;
 use crate::request_info::{RequestInfo, Warnings};
 use crate::stamp::{now, unique_id};
-use crate::state::{Operation, State};
+use crate::state::{Operation, Place, State};
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 const FLOW_SCHEMA: HeaderName = HeaderName::from_static("x-kubernetes-pf-flowschema-uid");
@@ -42,6 +41,8 @@ struct Seen<'a> {
     /// Nothing once the answer that stays open has it.
     serving: Option<Serving>,
     flow: Option<Arc<Flow>>,
+    /// On its way to the operation.
+    place: Option<Place>,
     /// Whether the client may do what it asks for.
     authorized: &'a AtomicBool,
 }
@@ -53,7 +54,7 @@ pub(crate) async fn serve(state: Arc<State>, mut request: Request<RequestBody>, 
     let long_running = info.is_long_running();
     let authorized = AtomicBool::new(false);
     let (labels, serving) = (Labels::unknown(&info, request.headers()), state.metrics.serving(&info));
-    let mut seen = Seen { labels, serving, flow: None, authorized: &authorized };
+    let mut seen = Seen { labels, serving, flow: None, place: None, authorized: &authorized };
     let is_head = request.method() == Method::HEAD;
     let audit_id = audit_id(&request);
     let id = audit_id.to_str().unwrap_or_default();
@@ -138,10 +139,18 @@ async fn pass(
         // What is recorded is not compressed.
         parts.headers.remove(header::ACCEPT_ENCODING);
     }
-    let long_running = info.is_long_running();
-    let response = trail.follow(Box::pin(dispatch(state, info, row, user, parts, body, seen))).await?;
+    let kept = match info.is_long_running() {
+        true => Some(place),
+        false => {
+            seen.place = Some(place);
+            None
+        }
+    };
+    let answer = trail.follow(Box::pin(dispatch(state, info, row, user, parts, body, seen))).await;
+    seen.place = None;
+    let response = answer?;
     // A watch keeps its place as long as it lasts, but not its seat.
-    let kept = long_running.then(|| (place.open, seen.serving.take()));
+    let kept = kept.map(|place| (place.open, seen.serving.take()));
     Ok(if let Some(kept) = kept { response.map(|body| guarded(body, kept)) } else { response })
 }
 
@@ -226,13 +235,6 @@ async fn row(state: &State, info: &RequestInfo) -> Result<Option<Arc<Resource>>,
         Some(row) => Ok(Some(row)),
         None => Ok(Box::pin(crate::custom::served(state, group, version, plural)).await?),
     }
-}
-
-/// What a request holds while it is served.
-struct Place {
-    /// Held on by what stays open.
-    open: in_flight::Place,
-    _seat: Option<Seat>,
 }
 
 /// The handler died.
@@ -377,6 +379,7 @@ async fn dispatch(
         now: now(),
         accept,
         warnings: warnings.clone(),
+        _place: seen.place.take(),
     });
     let mut response = match Box::pin(run(operation, upgrade)).await {
         Ok(response) => response,

@@ -507,6 +507,48 @@ async fn a_webhook_that_calls_itself_ends() {
     assert_eq!((code, looped.count()), (200, IN_FLIGHT));
 }
 
+/// A write of a Service goes on when its client leaves. Clients that leave at once must not have any number of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn security_a_write_that_goes_on_keeps_its_place() {
+    let cluster = Cluster::with(|config| {
+        config.authorizers = vec![apiserver::Authorizer::AlwaysAllow];
+        config.enable_priority_and_fairness = false;
+        config.max_mutating_requests_inflight = 1;
+    })
+    .await;
+    let server = WebhookServer::start(|_, _| Reply::Hang).await;
+    let services = json!({"timeoutSeconds": 30, "rules": [
+        {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["services"]}]});
+    configure(&cluster, VALIDATING, "v", vec![hook("s.example.com", server.client_config("/"), services)]).await;
+    let post = async |path: &str, object: Value| {
+        let body = Bytes::from(object.to_string());
+        cluster.request("POST", path, "application/json", body, "ann", &[]).await.status().as_u16()
+    };
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    let patience = std::time::Duration::from_secs(60);
+    {
+        let mut leaving = std::pin::pin!(post("/api/v1/namespaces/default/services", service));
+        let asked = async {
+            while server.seen.lock().is_empty() {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            code = &mut leaving => panic!("answered with {code}"),
+            asked = tokio::time::timeout(patience, asked) => asked.expect("the webhook is asked"),
+        }
+    }
+    assert_eq!(post(MAPS, map("m")).await, 429);
+    // Its end frees the place.
+    drop(server);
+    let freed = async {
+        while post(MAPS, map("m")).await == 429 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(patience, freed).await.expect("the place is free again");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn webhooks_see_who_owns_what_and_may_say_otherwise() {
     let cluster = Cluster::start().await;
