@@ -35,6 +35,8 @@ pub struct Range {
     pub keys_only: bool,
     /// Return no keys at all, only [`RangeResult::count`].
     pub count_only: bool,
+    /// Nobody asks for [`RangeResult::count`], which may then be too small. Counting takes as long as the range is.
+    pub uncounted: bool,
 }
 
 impl Range {
@@ -47,7 +49,15 @@ impl Range {
     }
 
     fn over(keys: KeyRange) -> Range {
-        Range { keys, limit: 0, start_after: None, revision: None, keys_only: false, count_only: false }
+        Range {
+            keys,
+            limit: 0,
+            start_after: None,
+            revision: None,
+            keys_only: false,
+            count_only: false,
+            uncounted: false,
+        }
     }
 
     pub fn limit(mut self, limit: usize) -> Range {
@@ -72,6 +82,11 @@ impl Range {
 
     pub fn count_only(mut self) -> Range {
         self.count_only = true;
+        self
+    }
+
+    pub fn uncounted(mut self) -> Range {
+        self.uncounted = true;
         self
     }
 }

@@ -289,6 +289,10 @@ async fn from_store(
             SCAN
         };
         let mut range = Range::prefix(prefix.as_str()).limit(wanted);
+        if !filter.is_everything() {
+            // There may be many reads for one page, and nobody is told how many objects are left.
+            range = range.uncounted();
+        }
         if let Some(at) = at {
             range = range.at(Revision(at));
         }
@@ -315,13 +319,13 @@ async fn from_store(
                 break;
             }
         }
-        let left = result.count.saturating_sub(read);
-        if limit > 0 && entries.len() >= limit && left > 0 {
-            let remaining = filter.is_everything().then_some(left);
+        let is_more = result.more || read < result.kvs.len();
+        if limit > 0 && entries.len() >= limit && is_more {
+            let remaining = filter.is_everything().then(|| result.count.saturating_sub(read as u64));
             let next = entries.last().map(|entry| Token::encode(revision as i64, &entry.key));
             return Ok(Page { entries, revision, next, remaining });
         }
-        if left == 0 || read == 0 {
+        if !is_more || read == 0 {
             return Ok(Page { entries, revision, next: None, remaining: None });
         }
     }

@@ -193,20 +193,22 @@ impl View {
         let at = range.revision.unwrap_or(now);
         let mut result = RangeResult { kvs: Vec::new(), count: 0, more: false, revision: self.revision };
         let limit = if range.limit == 0 { usize::MAX } else { range.limit };
+        // Whether to go on.
         let mut visit = |kv: &Arc<KeyValue>| {
             result.count += 1;
             if range.count_only {
-                return;
+                return true;
             }
             if result.kvs.len() >= limit {
                 result.more = true;
-                return;
+                return !range.uncounted;
             }
             let mut kv = KeyValue::clone(kv);
             if range.keys_only {
                 kv.value = Bytes::new();
             }
             result.kvs.push(kv);
+            true
         };
         match &range.keys {
             KeyRange::Key(key) => {
@@ -224,8 +226,8 @@ impl View {
                     if !key.starts_with(&**prefix) {
                         break;
                     }
-                    if let Some(kv) = item.at(at) {
-                        visit(kv);
+                    if item.at(at).is_some_and(|kv| !visit(kv)) {
+                        break;
                     }
                 }
             }
@@ -432,6 +434,18 @@ mod tests {
                 full.read(&Range::prefix("").at(Revision(compacted - 1)), Revision(0)).kvs.len()
             );
         }
+    }
+
+    #[test]
+    fn security_what_nobody_asks_for_is_not_counted() {
+        let view = view(&[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1"), ("e", "1")]);
+        let page = |range: Range| view.range(&range).unwrap();
+        let counted = page(Range::prefix("").limit(2));
+        let uncounted = page(Range::prefix("").limit(2).uncounted());
+        assert_eq!((counted.count, uncounted.count), (5, 3), "it looks no further than whether there is more");
+        assert_eq!((&counted.kvs, counted.more), (&uncounted.kvs, uncounted.more));
+        let last = page(Range::prefix("").limit(2).start_after("c").uncounted());
+        assert_eq!((last.kvs.len(), last.more), (2, false));
     }
 
     #[test]
