@@ -49,6 +49,7 @@ impl From<NotFresh> for Status {
         match error {
             NotFresh::Store(error) => from_store(error),
             NotFresh::Behind(behind) => behind.into(),
+            NotFresh::WentBack(error) => Status::internal(error),
         }
     }
 }

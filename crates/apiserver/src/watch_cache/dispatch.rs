@@ -38,6 +38,7 @@ pub(crate) async fn start(store: Arc<dyn Store>, prefixes: &[&str]) -> Result<Ar
         groups: Default::default(),
         checked: Default::default(),
         retired: Default::default(),
+        went_back: Default::default(),
     }))
 }
 
@@ -77,6 +78,7 @@ pub(crate) async fn run(caches: Arc<Caches>, stop: CancellationToken) -> Result<
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return Ok(()),
+            () = caches.went_back.cancelled() => return Err(DispatchError::WentBack),
             event = events.next() => event,
         };
         let event = event.ok_or(DispatchError::Ended)??;

@@ -21,6 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use registry::Resource;
 use std::collections::HashMap;
 use store::{Revision, Store, StoreError};
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use cache::{Cache, Change, Cursor, Event, Snapshot, TooOld, frame};
 pub(crate) use deflate::{Gzip, Piece};
@@ -63,6 +64,8 @@ pub(crate) struct Caches {
     pub(crate) checked: AtomicBool,
     /// Bytes that changes have turned into history so far; announced in steps.
     retired: tokio::sync::watch::Sender<u64>,
+    /// The store was found at an older revision than the caches: nothing that they show is to be believed.
+    went_back: CancellationToken,
 }
 
 /// The caches did not reach a revision in time.
@@ -77,6 +80,15 @@ pub(crate) struct Behind {
 pub(crate) enum NotFresh {
     Store(StoreError),
     Behind(Behind),
+    WentBack(WentBack),
+}
+
+/// The store has lost changes that the caches show: it was restored from a backup, or is another one.
+#[derive(Debug, thiserror::Error)]
+#[error("the store was at revision {applied} and is at {current} now: it was restored, or is another one")]
+pub(crate) struct WentBack {
+    applied: u64,
+    current: u64,
 }
 
 impl Caches {
@@ -185,7 +197,13 @@ impl Caches {
 
     /// Waits until the caches show every write that finished before this call.
     pub(crate) async fn fresh(&self) -> Result<u64, NotFresh> {
+        // Read first: the store had all of this before it is asked.
+        let applied = self.applied();
         let Revision(current) = self.store.current_revision().await.map_err(NotFresh::Store)?;
+        if current < applied {
+            self.went_back.cancel();
+            return Err(NotFresh::WentBack(WentBack { applied, current }));
+        }
         self.reach(current).await.map_err(NotFresh::Behind)?;
         Ok(current)
     }
@@ -253,6 +271,8 @@ pub(crate) enum DispatchError {
     Store(#[from] StoreError),
     #[error("the store ended its watch")]
     Ended,
+    #[error("the store is at an older revision than the caches: it was restored, or is another one")]
+    WentBack,
 }
 
 /// The key of an object within its cache.
@@ -268,8 +288,45 @@ pub(crate) fn store_key(resource: &Resource, inner: &str) -> String {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
+    use futures_util::future::BoxFuture;
 
     use super::*;
+
+    /// A store that may be put back to its beginning.
+    struct Restored {
+        inner: store::EmbeddedStore,
+        is_back: AtomicBool,
+    }
+
+    impl Store for Restored {
+        fn current_revision(&self) -> BoxFuture<'_, store::Result<Revision>> {
+            match self.is_back.load(Ordering::Relaxed) {
+                true => std::future::ready(Ok(Revision(1))).boxed(),
+                false => self.inner.current_revision(),
+            }
+        }
+
+        store::forward!(
+            inner: range, txn, watch, request_progress, compact, grant_lease, keep_alive, revoke_lease, snapshot, size
+        );
+    }
+
+    #[tokio::test]
+    async fn a_store_that_went_back_is_not_served_from_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = store::EmbeddedStore::open(dir.path(), Default::default()).unwrap();
+        let store = Arc::new(Restored { inner, is_back: AtomicBool::new(false) });
+        let caches = start(store.clone(), &["pods"]).await.unwrap();
+        let running = tokio::spawn(run(caches.clone(), CancellationToken::new()));
+        let value = bytes::Bytes::from_static(br#"{"metadata":{"name":"b"}}"#);
+        let made = caches.store.create("/registry/pods/a/b", value).await.unwrap();
+        assert!(caches.fresh().await.is_ok_and(|fresh| fresh >= made.0));
+        store.is_back.store(true, Ordering::Relaxed);
+        let refused = caches.fresh().await.unwrap_err();
+        assert!(matches!(&refused, NotFresh::WentBack(WentBack { current: 1, .. })), "{refused:?}");
+        let ended = tokio::time::timeout(Duration::from_secs(60), running).await.unwrap().unwrap();
+        assert!(matches!(ended, Err(DispatchError::WentBack)), "{ended:?}");
+    }
 
     #[tokio::test]
     async fn the_growth_of_history_is_told() {
