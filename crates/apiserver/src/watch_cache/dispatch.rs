@@ -14,6 +14,8 @@ use super::{Cache, Caches, DispatchError, Entry, Prefix, ROOT};
 
 /// How many objects are read at once while the caches fill.
 const PAGE: usize = 1000;
+/// The same where so many do not come: large objects take an etcd longer than a request may last.
+const SMALL_PAGE: usize = 10;
 /// Bookmarks and idle caches move at least this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -48,8 +50,9 @@ pub(super) async fn load(store: &dyn Store, prefix: &str, at: Revision) -> Resul
     let root = format!("{ROOT}{prefix}/");
     let mut objects = OrdMap::new();
     let mut after: Option<Arc<str>> = None;
+    let mut limit = PAGE;
     loop {
-        let mut range = Range::prefix(root.as_str()).limit(PAGE);
+        let mut range = Range::prefix(root.as_str()).limit(limit).uncounted();
         // Revision zero is an empty store; there is no state to ask for.
         if at != Revision::ZERO {
             range = range.at(at);
@@ -57,7 +60,14 @@ pub(super) async fn load(store: &dyn Store, prefix: &str, at: Revision) -> Resul
         if let Some(after) = &after {
             range = range.start_after(after.clone());
         }
-        let page = store.range(range).await?;
+        let page = match store.range(range).await {
+            Err(StoreError::Unavailable(reason)) if limit > SMALL_PAGE => {
+                limit = (limit / 5).max(SMALL_PAGE);
+                tracing::warn!(prefix, limit, %reason, "reading fewer objects at once");
+                continue;
+            }
+            page => page?,
+        };
         for kv in &page.kvs {
             let Some(key) = kv.key.strip_prefix(root.as_str()).map(Arc::<str>::from) else { continue };
             let entry = Entry::new(&shared, key.clone(), &kv.value, kv.mod_revision.0);
@@ -185,6 +195,41 @@ mod tests {
             inner: range, txn, request_progress, compact, current_revision, grant_lease, keep_alive, revoke_lease, snapshot,
             size
         );
+    }
+
+    /// Gives no more than so many objects at once.
+    struct Slow {
+        inner: EmbeddedStore,
+        most: usize,
+    }
+
+    impl Store for Slow {
+        fn range(&self, range: Range) -> BoxFuture<'_, store::Result<store::RangeResult>> {
+            match range.limit > self.most {
+                true => std::future::ready(Err(StoreError::Unavailable("no answer in time".to_owned()))).boxed(),
+                false => self.inner.range(range),
+            }
+        }
+
+        store::forward!(
+            inner: txn, watch, request_progress, compact, current_revision, grant_lease, keep_alive, revoke_lease, snapshot,
+            size
+        );
+    }
+
+    #[tokio::test]
+    async fn security_many_large_objects_do_not_keep_a_server_from_starting() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut slow = Slow { inner: EmbeddedStore::open(dir.path(), Default::default()).unwrap(), most: SMALL_PAGE };
+        let value = bytes::Bytes::from_static(br#"{"metadata":{}}"#);
+        let keys = (0..3 * SMALL_PAGE).map(|number| format!("{ROOT}configmaps/a/{number}"));
+        let made = keys.fold(Txn::new(), |txn, key| txn.then(Op::put(key, value.clone())));
+        let at = slow.inner.txn(made).await.unwrap().revision;
+        let cache = load(&slow, "configmaps", at).await.unwrap();
+        assert_eq!(cache.snapshot().objects.len(), 3 * SMALL_PAGE);
+        // A store that is away is not asked for ever.
+        slow.most = 0;
+        assert!(matches!(load(&slow, "configmaps", at).await, Err(StoreError::Unavailable(_))));
     }
 
     #[tokio::test]
