@@ -8,6 +8,7 @@ use super::{random_number, snapshot};
 use crate::{Contents, KeyValue, LeaseId, Range, Result, Revision, StoreError};
 use imbl::OrdSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -210,7 +211,7 @@ fn salvage_snapshot(
     for (offset, reason) in &loaded.lost {
         lost.push(format!("{}: part of the snapshot at byte {offset}: {reason}", file.display()));
     }
-    set_aside.push(put_aside(file)?);
+    set_aside.push(keep_aside(file)?);
     snapshot::write_file(file, &loaded.replay.view, loaded.header.store_id, sequence, &AtomicBool::new(false))?;
     // The log's revisions continue only a snapshot that is complete.
     if loaded.replay.complete {
@@ -234,12 +235,14 @@ fn cut_log(
     let io = |error: std::io::Error| StoreError::io(file, &error);
     let len = fs::metadata(file).map_err(io)?.len();
     lost.push(format!("{}: {} bytes from byte {offset} on: {reason}", file.display(), len - offset));
-    let aside = put_aside(file)?;
+    let aside = keep_aside(file)?;
     if FrameReader::open(&aside, LOG_MAGIC).is_ok() && offset > 0 {
         directory::create_whole(file, |copy| {
             let mut original = std::io::Read::take(fs::File::open(&aside).map_err(io)?, offset);
             std::io::copy(&mut original, copy).map(|_| ()).map_err(io)
         })?;
+    } else {
+        directory::remove(file)?;
     }
     set_aside.push(aside);
     for (_, later) in listing.logs.iter().skip_while(|(_, path)| path != file).skip(1) {
@@ -249,17 +252,30 @@ fn cut_log(
     directory::sync_dir(file.parent().unwrap_or(Path::new(".")))
 }
 
-fn put_aside(file: &Path) -> Result<PathBuf> {
+/// Gives a damaged file its name beside, and leaves it in its place until another takes that: a repair that ends in between,
+/// because the disk is full or it is killed, must not leave a store that opens without what was in the file.
+fn keep_aside(file: &Path) -> Result<PathBuf> {
+    let io = |error: std::io::Error| StoreError::io(file, &error);
     let mut name = file.as_os_str().to_owned();
     name.push(".damaged");
     let aside = PathBuf::from(name);
     if aside.exists() {
+        let (kept, found) = (fs::metadata(&aside).map_err(io)?, fs::metadata(file).map_err(io)?);
+        if (kept.dev(), kept.ino()) == (found.dev(), found.ino()) {
+            return Ok(aside);
+        }
         return Err(StoreError::Io {
             path: aside,
             reason: "already there from an earlier repair: move it away".into(),
         });
     }
-    fs::rename(file, &aside).map_err(|error| StoreError::io(file, &error))?;
+    fs::hard_link(file, &aside).map_err(io)?;
+    Ok(aside)
+}
+
+fn put_aside(file: &Path) -> Result<PathBuf> {
+    let aside = keep_aside(file)?;
+    directory::remove(file)?;
     Ok(aside)
 }
 
@@ -284,6 +300,39 @@ mod tests {
     use super::*;
     use crate::embedded::Options;
     use crate::{EmbeddedStore, Store, Watch};
+
+    #[tokio::test]
+    async fn a_repair_that_fails_leaves_no_store_that_opens_with_less() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let open = || -> Arc<dyn Store> { Arc::new(EmbeddedStore::open(dir, Options::default()).unwrap()) };
+        let store = open();
+        store.put("/a", "in the snapshot").await.unwrap();
+        drop(store);
+        condense(dir).unwrap();
+        let store = open();
+        for value in ["first", "second", "third"] {
+            store.put(&format!("/{value}"), value).await.unwrap();
+        }
+        drop(store);
+        let (_, log) = Listing::read(dir).unwrap().logs.pop().unwrap();
+        let mut bytes = fs::read(&log).unwrap();
+        let place = bytes.windows(6).rposition(|found| found == b"second").unwrap();
+        bytes[place] ^= 1;
+        fs::write(&log, &bytes).unwrap();
+        // Where the part before the damage would be written.
+        let mut unfinished = log.clone().into_os_string();
+        unfinished.push(".tmp");
+        fs::create_dir(&unfinished).unwrap();
+
+        assert!(repair(dir).is_err());
+        let refused = check(dir).unwrap_err();
+        assert!(matches!(&refused, StoreError::Corrupt { file, .. } if *file == log), "{refused}");
+        fs::remove_dir(&unfinished).unwrap();
+        let repaired = repair(dir).unwrap();
+        assert_eq!((repaired.report.keys, repaired.lost.len()), (2, 1), "{:?}", repaired.lost);
+        assert_eq!(fs::read(&repaired.set_aside[0]).unwrap(), bytes);
+    }
 
     #[tokio::test]
     async fn revisions_that_were_lost_are_not_given_again() {
