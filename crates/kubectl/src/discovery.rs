@@ -6,11 +6,12 @@
 
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use api::sort::CompactSort as _;
+use api::validation::is_dns1123_subdomain;
 use serde_json::{Value, json};
 
 use crate::cli::edit_distance;
@@ -253,7 +254,9 @@ impl Discovery {
                 versions.push(json!({"groupVersion": gv, "version": version}));
                 let file = json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": gv,
                                   "resources": flatten_resources(v)});
-                write_cached(&self.dir.join(&gv).join("serverresources.json"), &file);
+                if let Some(place) = self.place_of(group, version) {
+                    write_cached(&place, &file);
+                }
                 self.resources.borrow_mut().insert(gv, Rc::new(parse_resources(&file, group, version)));
             }
             if let Some(preferred) = versions.first().cloned() {
@@ -263,19 +266,28 @@ impl Discovery {
         groups
     }
 
+    /// Where the types of a version are kept. The server names groups and versions, so what is no name of theirs is kept
+    /// nowhere: it may lead to the cache of another server, or anywhere else on this machine.
+    fn place_of(&self, group: &str, version: &str) -> Option<PathBuf> {
+        let is_known = (group.is_empty() || is_dns1123_subdomain(group)) && is_dns1123_subdomain(version);
+        is_known.then(|| self.dir.join(group_version(group, version)).join("serverresources.json"))
+    }
+
     async fn resources(&self, cx: &Context, group: &str, version: &str) -> Result<Rc<Vec<Mapping>>> {
         let gv = group_version(group, version);
         if let Some(found) = self.resources.borrow().get(&gv) {
             return Ok(found.clone());
         }
-        let file = self.dir.join(&gv).join("serverresources.json");
-        let cached = if self.fresh.get() { None } else { read_cached(&file) };
+        let place = self.place_of(group, version);
+        let cached = place.as_deref().filter(|_| !self.fresh.get()).and_then(read_cached);
         let list = match cached {
             Some(list) => list,
             None => {
                 let root = if group.is_empty() { "/api" } else { "/apis" };
                 let list = Request::get(format!("{root}/{gv}")).value(cx).await?;
-                write_cached(&file, &list);
+                if let Some(place) = &place {
+                    write_cached(place, &list);
+                }
                 list
             }
         };
@@ -438,6 +450,28 @@ mod tests {
             let mode = std::fs::metadata(path).unwrap().permissions().mode();
             assert_eq!(mode & 0o007, 0, "{}: {mode:o}", path.display());
         }
+    }
+
+    #[test]
+    fn security_a_server_does_not_choose_where_its_answers_are_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let (cache, outside) = (home.path().join("cache"), home.path().join("outside"));
+        let discovery = Discovery::new(&cache, "https://a:6443");
+        for (group, version) in [
+            ("apps", "v1"),
+            ("../b_6443/apps", "v1"),
+            (outside.to_str().unwrap(), "v1"),
+            ("apps", "../../../v2"),
+            ("", ".."),
+        ] {
+            let versions = json!([{"version": version, "resources": []}]);
+            discovery.take_aggregated(&json!({"items": [{"metadata": {"name": group}, "versions": versions}]}));
+        }
+        assert!(cache.join("discovery/a_6443/apps/v1/serverresources.json").exists());
+        for elsewhere in ["discovery/b_6443", "discovery/serverresources.json", "v2"] {
+            assert!(!cache.join(elsewhere).exists(), "{elsewhere}");
+        }
+        assert!(!outside.exists());
     }
 
     #[test]
