@@ -23,7 +23,7 @@ use crate::context::Context;
 use crate::duration;
 use crate::failure::Result;
 use crate::objects::{strings, text};
-use crate::printers::TabWriter;
+use crate::printers::{TabWriter, escaped};
 use crate::request::Request;
 use crate::resources::{Info, all_items};
 
@@ -38,7 +38,7 @@ pub(crate) fn template_text(template: &Value, change_cause: &str) -> String {
     }
     pod::template(&mut w, &template);
     // Upstream aligns nothing here.
-    w.pending
+    escaped(&w.pending).into_owned()
 }
 
 /// The text of one object.

@@ -172,16 +172,11 @@ fn cell_text(cell: &Value) -> String {
     match cell {
         Value::Null => String::new(),
         Value::String(s) => {
-            // One row is one line; control characters must not reach the terminal.
-            let (line, cut) = match s.find(['\n', '\r', '\x0c']) {
-                Some(i) => (&s[..i], true),
-                None => (s.as_str(), false),
-            };
-            let mut text = line.replace('\x1b', "^[");
-            if cut {
-                text.push_str("...");
+            // One row is one line.
+            match s.find(['\n', '\r', '\x0c']) {
+                Some(i) => format!("{}...", &s[..i]),
+                None => s.clone(),
             }
-            text
         }
         other => super::go_template::print_value(other),
     }

@@ -2,6 +2,13 @@
 //!
 //! A cell ends at a tab; what follows the last tab of a line belongs to no column. A column is a run of consecutive
 //! lines that have a cell there, so a line without tabs separates two blocks with widths of their own.
+//!
+//! Whatever people read goes through here, so this is also where commands for their terminals end ([`escaped`]).
+
+use super::escaped;
+
+/// The cells of a line; more tabs stay in the last one. Each column is one call deeper, and values of objects have tabs.
+const MAX_CELLS: usize = 256;
 
 pub(crate) struct TabWriter {
     min_width: usize,
@@ -36,9 +43,10 @@ impl TabWriter {
         if text.is_empty() {
             return String::new();
         }
+        let text = escaped(text);
         let ends = text.ends_with('\n');
-        let body = text.strip_suffix('\n').unwrap_or(text);
-        let lines: Vec<Vec<&str>> = body.split('\n').map(|l| l.split('\t').collect()).collect();
+        let body = text.strip_suffix('\n').unwrap_or(&text);
+        let lines: Vec<Vec<&str>> = body.split('\n').map(|l| l.splitn(MAX_CELLS, '\t').collect()).collect();
         let mut out = String::with_capacity(text.len() * 2);
         let mut widths = Vec::new();
         self.block(&lines, &mut widths, &mut out);
@@ -110,6 +118,23 @@ mod tests {
             TabWriter::describe().format("Name:\tx\nLabels:\ta=b\n\tc=d\nIPs:\nLong name:\ty\n"),
             "Name:    x\nLabels:  a=b\n         c=d\nIPs:\nLong name:  y\n"
         );
+    }
+
+    /// CVE-2021-25743: what is described or listed may have been written by anybody.
+    #[test]
+    fn security_tables_and_descriptions_command_no_terminal() {
+        let text = "Annotations:\ta=\x1b[2J\u{9b}31m\nMessage:\tall is well\rfailed\u{8}\n";
+        for mut writer in [TabWriter::table(), TabWriter::describe(), TabWriter::describe_history()] {
+            let shown = writer.format(text);
+            assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown:?}");
+            assert!(shown.contains("a=^[[2J\\u{9b}31m") && shown.contains("all is well\\rfailed\\u{8}"), "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn security_a_value_of_tabs_is_no_depth() {
+        let shown = TabWriter::describe().format(&format!("data:\t{}end\n", "\t".repeat(1 << 20)));
+        assert!(shown.starts_with("data:  ") && shown.ends_with("end\n"));
     }
 
     #[test]

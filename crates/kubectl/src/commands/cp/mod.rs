@@ -10,6 +10,7 @@ use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::pods;
+use crate::printers::escaped;
 use crate::stream;
 
 pub(crate) const COMMAND: Command = Command {
@@ -122,7 +123,7 @@ async fn upload(cx: &Context, local: &Path, pod: &str, to: &Place) -> Result<()>
     let end = async {
         while let Some((channel, data)) = reader.next().await? {
             match channel {
-                stream::STDERR => cx.eprint(&String::from_utf8_lossy(&data)),
+                stream::STDERR => cx.eprint(&escaped(&String::from_utf8_lossy(&data))),
                 stream::ERROR => return stream::outcome(&data),
                 _ => {}
             }
@@ -205,7 +206,7 @@ async fn receive(cx: &Context, path: &str, to: &archive::Sender, received: &mut 
                     return Ok(());
                 }
             }
-            stream::STDERR => cx.eprint(&String::from_utf8_lossy(&data)),
+            stream::STDERR => cx.eprint(&escaped(&String::from_utf8_lossy(&data))),
             stream::ERROR => return stream::outcome(&data),
             _ => {}
         }
