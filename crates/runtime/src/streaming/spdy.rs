@@ -15,6 +15,10 @@ use super::spdy_dictionary::dictionary;
 const QUEUE: usize = 64;
 /// Control frames with more than any client has to say end the connection. Data may come in frames of any size.
 const MAX_CONTROL: usize = 64 * 1024;
+/// What the headers of a stream come to when they are expanded, and how many there are. They are kept as long as it is
+/// open, and a few bytes on the wire stand for as many as this; clients send three short ones.
+const MAX_HEADERS: usize = 4096;
+const MAX_FIELDS: usize = 64;
 /// Streams that are open at a time; two for each connection of a port-forward.
 const MAX_STREAMS: usize = 2048;
 /// Data frames we send carry at most this much.
@@ -233,23 +237,21 @@ impl Headers {
             block = block.get(if has_dictionary { 6 } else { 2 }..).ok_or_else(invalid)?;
             self.begun = true;
         }
-        let mut plain = Vec::with_capacity(4096);
+        // It is never made larger: decompressing stops where it is full.
+        let mut plain = Vec::with_capacity(MAX_HEADERS);
         while !block.is_empty() {
-            if plain.len() == plain.capacity() {
-                if plain.len() > 1 << 20 {
-                    return Err(invalid());
-                }
-                plain.reserve(plain.len());
-            }
             let (before_in, before_out) = (self.inflate.total_in(), plain.len());
             self.inflate.decompress_vec(block, &mut plain, flate2::FlushDecompress::Sync).map_err(|_| invalid())?;
             let used = (self.inflate.total_in() - before_in) as usize;
             block = &block[used..];
-            if used == 0 && plain.len() == before_out && plain.len() < plain.capacity() {
+            if plain.len() == plain.capacity() || used == 0 && plain.len() == before_out {
                 return Err(invalid());
             }
         }
         let count = word(&plain, 0)?;
+        if count as usize > MAX_FIELDS {
+            return Err(invalid());
+        }
         let mut at = 4;
         let mut text = || -> io::Result<String> {
             let length = word(&plain, at)? as usize;
@@ -378,6 +380,22 @@ mod tests {
         let _ = write.write_all(&long).await;
         assert!(driver.await.unwrap().is_err());
         replies.abort();
+    }
+
+    /// A kilobyte stands for a megabyte of them, and two thousand streams would keep theirs.
+    #[test]
+    fn security_headers_of_streams_do_not_expand_without_end() {
+        let long = "x".repeat(MAX_HEADERS);
+        for (headers, is_taken) in [
+            (vec![("streamtype", "data"), ("port", "80"), ("requestid", "1")], true),
+            (vec![("", ""); MAX_FIELDS], true),
+            (vec![("", ""); MAX_FIELDS + 1], false),
+            (vec![("streamtype", long.as_str())], false),
+        ] {
+            let mut block = vec![0x78, 0x01];
+            block.extend(client_block(&headers));
+            assert_eq!(Headers::new().decode(&block).is_ok(), is_taken, "{} headers", headers.len());
+        }
     }
 
     #[tokio::test]
