@@ -2,9 +2,12 @@
 //!
 //! Used by exec, attach, cp, debug (stdin 0, stdout 1, stderr 2, error 3, resize 4) and port-forward (data 0, error 1).
 
+use std::pin::pin;
+
 use client::Upgraded;
+use futures_util::{Stream, StreamExt};
 use serde_json::Value;
-use tokio::io::{ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, ReadHalf, WriteHalf};
 use websocket::{Channels, Opcode, Received, Side, handshake};
 
 use crate::context::Context;
@@ -21,8 +24,8 @@ const CLOSE: u8 = 255;
 /// Longer messages are refused; servers send far shorter ones.
 const MAX_MESSAGE: usize = 64 << 20;
 
-pub(crate) struct Reader {
-    channels: Channels<ReadHalf<Upgraded>>,
+pub(crate) struct Reader<R = ReadHalf<Upgraded>> {
+    channels: Channels<R>,
 }
 
 pub(crate) struct Writer {
@@ -56,7 +59,16 @@ pub(crate) async fn open(cx: &Context, path: &str) -> Result<(Reader, Writer)> {
     Ok((reader, Writer { io: websocket::Writer::new(Side::Client, write), v5 }))
 }
 
-impl Reader {
+impl<R: AsyncRead + Unpin> Reader<R> {
+    /// The messages for a `select!`: what has come of one stays while another branch is taken. [`Self::next`] would lose it,
+    /// and with it where the following frame begins.
+    pub(crate) fn messages(self) -> impl Stream<Item = Result<(u8, Vec<u8>)>> {
+        futures_util::stream::try_unfold(self, |mut reader| async move {
+            let message = reader.next().await?;
+            Ok::<_, Failure>(message.map(|message| (message, reader)))
+        })
+    }
+
     /// The next message's channel and content; `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
         let mut message: Vec<u8> = Vec::new();
@@ -204,7 +216,8 @@ impl Detach {
 
 /// Copies between our standard streams and the container's until it ends.
 pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Result<()> {
-    let (mut reader, mut writer) = open(cx, path).await?;
+    let (reader, mut writer) = open(cx, path).await?;
+    let mut messages = pin!(reader.messages());
     let _raw = if terminal.tty { RawTerminal::enter() } else { None };
     if terminal.tty
         && let Some(size) = terminal_size()
@@ -230,7 +243,7 @@ pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Re
     let mut detach = Detach { keys: if terminal.tty { terminal.detach } else { Vec::new() }, matched: 0 };
     loop {
         tokio::select! {
-            message = reader.next() => match message? {
+            message = messages.next() => match message.transpose()? {
                 None => return Ok(()),
                 Some((STDOUT, data)) => {
                     cx.write(&data)?;
@@ -273,6 +286,23 @@ pub(crate) async fn interact(cx: &Context, path: &str, terminal: Terminal) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_message_outlasts_what_is_done_while_it_arrives() {
+        use futures_util::FutureExt;
+        use tokio::io::AsyncWriteExt;
+        let (mut server, ours) = tokio::io::duplex(1 << 10);
+        let mut messages = pin!(Reader { channels: Channels::new(Side::Client, ours) }.messages());
+        for text in ["first", "second"] {
+            let message = [&[STDOUT], text.as_bytes()].concat();
+            for byte in websocket::frame(Side::Server, Opcode::Binary, &message) {
+                // As `select!` does it when another branch is ready.
+                assert!(messages.next().now_or_never().is_none());
+                server.write_all(&[byte]).await.unwrap();
+            }
+            assert_eq!(messages.next().await.unwrap().unwrap(), (STDOUT, text.as_bytes().to_vec()));
+        }
+    }
 
     #[test]
     fn key_sequences_detach() {

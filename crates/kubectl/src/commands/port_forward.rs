@@ -148,14 +148,15 @@ fn container_port(pod: &Value, service: Option<&Value>, word: &str) -> Result<u1
 /// One connection, one WebSocket: channel 0 carries the data, channel 1 what went wrong. Both begin with the port.
 async fn forward(cx: &Context, namespace: &str, pod: &str, port: u16, mut socket: TcpStream) -> Result<()> {
     let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/portforward?ports={port}");
-    let (mut reader, mut writer) = stream::open(cx, &path).await?;
+    let (reader, mut writer) = stream::open(cx, &path).await?;
+    let mut messages = std::pin::pin!(reader.messages());
     let mut headers = 2;
     let mut buffer = vec![0; 32 << 10];
     let (mut from, mut to) = socket.split();
     let mut sending = true;
     loop {
         tokio::select! {
-            message = reader.next() => match message? {
+            message = messages.next() => match message.transpose()? {
                 None => return Ok(()),
                 Some((_, data)) if headers > 0 && data.len() == 2 => headers -= 1,
                 Some((0, data)) => to.write_all(&data).await?,
