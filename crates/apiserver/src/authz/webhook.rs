@@ -106,6 +106,11 @@ fn read(answer: &Value) -> Result<Answer, WebhookError> {
     if answer["kind"] != "SubjectAccessReview" || !status.is_object() {
         return Err(WebhookError::NotReview);
     }
+    // A no that cannot be read is not the absence of one.
+    let is_said = |flag: &Value| flag.is_null() || flag.is_boolean();
+    if !is_said(&status["allowed"]) || !is_said(&status["denied"]) {
+        return Err(WebhookError::NotReview);
+    }
     let reason = status["reason"].as_str().unwrap_or_default().to_owned();
     Ok(match (&status["allowed"], &status["denied"]) {
         (_, Value::Bool(true)) => Answer::Deny(reason),
@@ -197,7 +202,7 @@ mod tests {
             (json!({"allowed": true, "denied": true}), "deny"),
             (json!({"allowed": false, "denied": true}), "deny"),
             (json!({"allowed": false}), "none"),
-            (json!({"allowed": "true"}), "none"),
+            (json!({"allowed": null, "denied": null}), "none"),
             (json!({}), "none"),
             (Value::Null, "error"),
         ] {
@@ -210,6 +215,18 @@ mod tests {
             assert_eq!(found, expected, "{status}");
         }
         assert!(read(&json!({"kind": "Pod", "status": {"allowed": true}})).is_err());
+    }
+
+    #[test]
+    fn security_a_no_that_cannot_be_read_is_not_passed_over() {
+        for status in [
+            json!({"allowed": true, "denied": "true"}),
+            json!({"allowed": true, "denied": 1}),
+            json!({"allowed": true, "denied": [true]}),
+            json!({"allowed": "true"}),
+        ] {
+            assert!(read(&json!({"kind": "SubjectAccessReview", "status": status})).is_err(), "{status}");
+        }
     }
 
     #[test]
