@@ -62,11 +62,12 @@ async fn resources(services: &Services, backend: &Backend) -> Option<Vec<Value>>
 
 /// The resources of one version in a document of aggregated discovery.
 fn of_version(mut document: Value, group: &str, version: &str) -> Vec<Value> {
-    let mut groups = document["items"].as_array_mut().into_iter().flatten();
+    let mut groups = document.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten();
     let found = groups.find(|item| item["metadata"]["name"] == group);
     let mut versions = found.and_then(|found| found["versions"].as_array_mut()).into_iter().flatten();
     let found = versions.find(|item| item["version"] == version).map(|found| found["resources"].take());
     let Some(Value::Array(mut resources)) = found else { return Vec::new() };
+    resources.retain(is_resource);
     // Old clients fall over what has no kind.
     let fill = |item: &mut Value| {
         if item["responseKind"].is_null() {
@@ -78,6 +79,37 @@ fn of_version(mut document: Value, group: &str, version: &str) -> Vec<Value> {
         resource.get_mut("subresources").and_then(Value::as_array_mut).into_iter().flatten().for_each(fill);
     }
     resources
+}
+
+/// Whether an entry has the types that it must have. They become one document with what everybody else offers, and a client
+/// that cannot decode one entry has none of them.
+fn is_resource(item: &Value) -> bool {
+    let has_name = item["resource"].as_str().is_some_and(|name| !name.is_empty());
+    let subresources = &item["subresources"];
+    let is_subresource = |item: &Value| is_text(&item["subresource"]) && is_served(item);
+    has_name
+        && is_served(item)
+        && ["scope", "singularResource"].iter().all(|field| is_text(&item[*field]))
+        && ["shortNames", "categories"].iter().all(|field| is_list(&item[*field], is_text))
+        && is_list(subresources, is_subresource)
+}
+
+/// What resources and subresources have.
+fn is_served(item: &Value) -> bool {
+    let has_texts = |kind: &Value| ["group", "version", "kind"].iter().all(|field| is_text(&kind[*field]));
+    let is_kind = |kind: &Value| kind.is_null() || kind.is_object() && has_texts(kind);
+    item.is_object()
+        && is_kind(&item["responseKind"])
+        && is_list(&item["verbs"], is_text)
+        && is_list(&item["acceptedTypes"], is_kind)
+}
+
+fn is_text(value: &Value) -> bool {
+    value.is_null() || value.is_string()
+}
+
+fn is_list(value: &Value, is_item: impl Fn(&Value) -> bool) -> bool {
+    value.is_null() || value.as_array().is_some_and(|items| items.iter().all(is_item))
 }
 
 /// The same from a list in which subresources stand beside resources.
@@ -120,6 +152,7 @@ fn from_legacy(list: &Value, group: &str, version: &str) -> Vec<Value> {
             None => resources[at]["subresources"] = json!([entry]),
         }
     }
+    resources.retain(is_resource);
     resources
 }
 
@@ -192,6 +225,31 @@ mod tests {
         let items = (0..100_000).flat_map(|number| [item(format!("r{number}")), item(format!("s{number}/x"))]);
         let list = json!({"resources": items.collect::<Vec<_>>()});
         assert_eq!(from_legacy(&list, "example.com", "v1").len(), 200_000);
+    }
+
+    #[test]
+    fn security_resources_of_other_types_are_left_out() {
+        let sound = json!({"resource": "as", "responseKind": {"group": "", "version": "", "kind": "A"}, "verbs": ["get"],
+            "subresources": [{"subresource": "status", "responseKind": {"group": "", "version": "", "kind": "A"}}]});
+        let odd = [
+            json!(1),
+            json!("x"),
+            json!({"resource": 5}),
+            json!({"resource": "bs", "verbs": "get"}),
+            json!({"resource": "cs", "subresources": [1]}),
+            json!({"resource": "ds", "responseKind": "D"}),
+            json!({"resource": "es", "shortNames": [{}]}),
+        ];
+        let resources: Vec<&Value> = odd.iter().chain([&sound]).collect();
+        let versions = json!([7, {"version": "v1", "resources": resources}]);
+        let document = json!({"items": [7, {"metadata": {"name": "a.com"}, "versions": versions}]});
+        assert_eq!(of_version(document, "a.com", "v1"), [sound]);
+        for document in [json!([]), json!("x"), json!(1), Value::Null] {
+            assert!(of_version(document, "a.com", "v1").is_empty());
+        }
+        let list = json!({"resources": [1, {"name": 5}, {"name": "as", "verbs": ["get"]}, {"name": "bs", "kind": {}}]});
+        let found = from_legacy(&list, "a.com", "v1");
+        assert_eq!(found.iter().map(|item| &item["resource"]).collect::<Vec<_>>(), ["as"]);
     }
 
     #[test]
