@@ -1,5 +1,7 @@
 //! `kubectl api-resources`, `api-versions`, `cluster-info`
 
+use std::path::PathBuf;
+
 use api::sort::CompactSort as _;
 
 use super::flags;
@@ -8,7 +10,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::objects::text;
 use crate::printers::TabWriter;
-use crate::request::Request;
+use crate::request::{Request, name_segment};
 use crate::resources::items;
 
 pub(crate) const RESOURCES: Command = Command {
@@ -199,18 +201,19 @@ async fn cluster_info(cx: &Context) -> Result<()> {
 async fn dump(cx: &Context) -> Result<()> {
     let dir = cx.flags.string("output-directory");
     let yaml = cx.flags.string("output") == "yaml";
-    let emit = |name: &str, value: &serde_json::Value| -> Result<()> {
-        let text = if yaml { api::yaml::to_string(value) } else { crate::printers::json::pretty(value) };
+    let write = |names: &[&str], file: &str, text: &str| -> Result<()> {
         if dir.is_empty() || dir == "-" {
-            return cx.print(&text);
+            return cx.print(text);
         }
-        let path = std::path::Path::new(&dir).join(format!("{name}.{}", if yaml { "yaml" } else { "json" }));
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        Ok(std::fs::write(path, text)?)
+        let folder = folder(&dir, names)?;
+        std::fs::create_dir_all(&folder)?;
+        Ok(std::fs::write(folder.join(file), text)?)
     };
-    emit("nodes", &Request::get("/api/v1/nodes").value(cx).await?)?;
+    let emit = |names: &[&str], name: &str, value: &serde_json::Value| -> Result<()> {
+        let text = if yaml { api::yaml::to_string(value) } else { crate::printers::json::pretty(value) };
+        write(names, &format!("{name}.{}", if yaml { "yaml" } else { "json" }), &text)
+    };
+    emit(&[], "nodes", &Request::get("/api/v1/nodes").value(cx).await?)?;
     let mut namespaces = cx.flags.list("namespaces");
     if cx.flags.bool("all-namespaces") {
         let all = Request::get("/api/v1/namespaces").value(cx).await?;
@@ -229,12 +232,13 @@ async fn dump(cx: &Context) -> Result<()> {
             ("api/v1", "pods"),
         ] {
             let list = Request::get(format!("/{path}/namespaces/{ns}/{name}")).value(cx).await?;
-            emit(&format!("{ns}/{name}"), &list)?;
+            emit(&[ns.as_str()], name, &list)?;
             if name != "pods" {
                 continue;
             }
             for pod in items(&list) {
                 let pod_name = text(&pod, "/metadata/name").to_owned();
+                let mut logs = String::new();
                 for container in crate::pods::container_names(&pod) {
                     let log = Request::get(format!("/api/v1/namespaces/{ns}/pods/{pod_name}/log"))
                         .query("container", container.clone())
@@ -243,18 +247,35 @@ async fn dump(cx: &Context) -> Result<()> {
                     let log = log
                         .map(|a| String::from_utf8_lossy(&a.body).into_owned())
                         .unwrap_or_else(|e| format!("Request log error: {}\n", e.inner()));
-                    if dir.is_empty() || dir == "-" {
-                        cx.println(format!("==== START logs for container {container} of pod {ns}/{pod_name} ===="))?;
-                        cx.print(&log)?;
-                        cx.println(format!("==== END logs for container {container} of pod {ns}/{pod_name} ===="))?;
-                    } else {
-                        let path = std::path::Path::new(&dir).join(format!("{ns}/{pod_name}"));
-                        std::fs::create_dir_all(&path)?;
-                        std::fs::write(path.join("logs.txt"), log)?;
-                    }
+                    let of = format!("logs for container {container} of pod {ns}/{pod_name}");
+                    logs.push_str(&format!("==== START {of} ====\n{log}==== END {of} ====\n"));
                 }
+                write(&[ns.as_str(), pod_name.as_str()], "logs.txt", &logs)?;
             }
         }
     }
     Ok(())
+}
+
+/// Where what belongs to an object is written. The names are the server's: they lead nowhere but below the directory.
+fn folder(dir: &str, names: &[&str]) -> Result<PathBuf> {
+    let mut path = PathBuf::from(dir);
+    for name in names {
+        name_segment(name)?;
+        path.push(name);
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_a_dump_stays_in_its_directory() {
+        assert_eq!(folder("out", &["shop", "web-0"]).unwrap(), PathBuf::from("out/shop/web-0"));
+        for names in [["..", "x"], ["shop", "../../x"], ["/root", "x"], ["shop", ""], [".", "x"]] {
+            assert!(folder("out", &names).is_err(), "{names:?}");
+        }
+    }
 }

@@ -1,5 +1,8 @@
 //! `kubectl diff`: what `apply` would change, as the server sees it (dry run), shown by diff.
 
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
 use super::flags;
@@ -51,15 +54,19 @@ async fn compare(cx: &Context) -> Result<()> {
     if cx.flags.bool("force-conflicts") && !cx.flags.bool("server-side") {
         return Err(Failure::message("--force-conflicts only works with --server-side"));
     }
-    let [live, merged] = ["LIVE", "MERGED"]
-        .map(|name| std::env::temp_dir().join(format!("{name}-{}", rand::random_range(100_000_000..u32::MAX))));
-    std::fs::create_dir(&live)?;
-    std::fs::create_dir(&merged)?;
+    let (live, merged) = (new_folder("LIVE")?, new_folder("MERGED")?);
     let result = fill(cx, &live, &merged).await.and_then(|()| show(cx, &live, &merged));
     for dir in [live, merged] {
         let _ = std::fs::remove_dir_all(dir);
     }
     result
+}
+
+/// For us alone: others on this machine may not be let to see the objects.
+fn new_folder(name: &str) -> std::io::Result<PathBuf> {
+    let path = std::env::temp_dir().join(format!("{name}-{}", rand::random_range(100_000_000..u32::MAX)));
+    std::fs::DirBuilder::new().mode(0o700).create(&path)?;
+    Ok(path)
 }
 
 async fn fill(cx: &Context, live_dir: &std::path::Path, merged_dir: &std::path::Path) -> Result<()> {
@@ -168,5 +175,19 @@ fn show(cx: &Context, live: &std::path::Path, merged: &std::path::Path) -> Resul
         Some(0) => Ok(()),
         Some(1) => Err(Failure::Exit(1)),
         code => Err(Failure::Exit(u8::try_from(code.unwrap_or(2)).unwrap_or(2))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn security_others_do_not_read_what_is_compared() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = new_folder("LIVE").unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(mode & 0o077, 0, "{mode:o}");
     }
 }
