@@ -9,6 +9,10 @@ use parking_lot::Mutex;
 /// More entries than this and old ones go, whether they are due or not: a flood of different questions must not fill memory.
 const CAPACITY: usize = 8192;
 
+/// What is asked is not remembered if it is longer than this: who asks chooses how long (upstream's
+/// `maxControlledAttrCacheSize`).
+const MAX_QUESTION: usize = 10_000;
+
 pub(crate) struct Expiring<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
 impl<K: Hash + Eq + Clone, V: Clone> Expiring<K, V> {
@@ -39,6 +43,15 @@ impl<K: Hash + Eq + Clone, V: Clone> Expiring<K, V> {
     }
 }
 
+impl<V: Clone> Expiring<String, V> {
+    /// Keeps what was answered to a question for `life`, unless the question is too long.
+    pub(crate) fn remember(&self, question: String, answer: V, life: Duration) {
+        if question.len() <= MAX_QUESTION {
+            self.put(question, answer, life);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,5 +67,15 @@ mod tests {
         }
         assert!(map.0.lock().len() <= CAPACITY);
         assert_eq!(map.get(&(3 * CAPACITY - 1)), Some("x"));
+    }
+
+    #[test]
+    fn security_long_questions_are_not_remembered() {
+        let map = Expiring::new();
+        for (length, is_remembered) in [(MAX_QUESTION, true), (MAX_QUESTION + 1, false)] {
+            let question = "x".repeat(length);
+            map.remember(question.clone(), "yes", Duration::from_secs(60));
+            assert_eq!(map.get(&question).is_some(), is_remembered);
+        }
     }
 }

@@ -93,7 +93,7 @@ impl ImagePolicyWebhook {
                 match verdict {
                     Ok(verdict) => {
                         let life = if verdict.allowed { self.allow_life } else { self.deny_life };
-                        self.verdicts.put(key, verdict.clone(), life);
+                        self.verdicts.remember(key, verdict.clone(), life);
                         verdict
                     }
                     Err(problem) if self.default_allow => {

@@ -10,9 +10,6 @@ use crate::config::{FailurePolicy, WebhookConfig};
 use crate::expiring::Expiring;
 use crate::remote::{Remote, RemoteError};
 
-/// Questions longer than this are not remembered: an attacker chooses how long (upstream's `maxControlledAttrCacheSize`).
-const MAX_REMEMBERED: usize = 10_000;
-
 pub(crate) struct Webhook {
     config: WebhookConfig,
     remote: Remote,
@@ -66,9 +63,7 @@ impl Webhook {
                         Answer::Allow(_) => self.config.authorized_ttl,
                         Answer::Deny(_) | Answer::NoOpinion(_) => self.config.unauthorized_ttl,
                     };
-                    if key.len() <= MAX_REMEMBERED {
-                        self.cache.put(key, answer.clone(), life);
-                    }
+                    self.cache.remember(key, answer.clone(), life);
                     answer
                 }
                 Err(error) => return self.failed(&error),
