@@ -8,6 +8,10 @@ use crate::answer::read_one;
 use crate::params::{Query, percent_encode};
 use crate::{Client, Error, Gvr};
 
+/// A version of a group with more resources counts as one that cannot be asked: a server of others lists as many as it
+/// likes, and each is watched by the garbage collector and looked into for every namespace that is deleted.
+const MAX_RESOURCES: usize = 5000;
+
 /// One resource as discovery describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ApiResource {
@@ -43,8 +47,14 @@ impl Client {
         for (group, version) in std::iter::once((String::new(), "v1".to_owned())).chain(versions) {
             let path = if group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{group}/{version}") };
             match self.get_json::<APIResourceList>(&path).await {
-                Ok(list) => {
-                    let own = list.resources.into_iter().filter(|resource| !resource.name.contains('/'));
+                Ok(mut list) => {
+                    list.resources.retain(|resource| !resource.name.contains('/'));
+                    if list.resources.len() > MAX_RESOURCES {
+                        let source = serde::de::Error::custom(format!("more than {MAX_RESOURCES} resources"));
+                        failed.push((path.clone(), Error::Decode { what: path, source }));
+                        continue;
+                    }
+                    let own = list.resources.into_iter();
                     resources.extend(own.map(|resource| ApiResource::of(&group, &version, resource)));
                 }
                 Err(error) => failed.push((path, error)),
@@ -102,5 +112,40 @@ impl Client {
             .map_err(|error| Error::Encode(error.to_string()))?;
         let body = self.read_bounded(request, path).await?;
         serde_json::from_slice(&body).map_err(|source| Error::Decode { what: path.into(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Full};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn security_a_group_of_any_number_of_resources_is_not_taken_in() {
+        let group =
+            |name: &str| json!({"name": name, "versions": [{"groupVersion": format!("{name}/v1"), "version": "v1"}]});
+        let list = |count: usize| {
+            let item = |number: usize| json!({"name": format!("r{number}"), "singularName": "", "namespaced": true, "kind": "K", "verbs": []});
+            json!({"groupVersion": "v1", "resources": (0..count).map(item).collect::<Vec<Value>>()})
+        };
+        let handler: crate::Handler = Arc::new(move |request: Request<Bytes>| {
+            let answer = match request.uri().path() {
+                "/apis" => json!({"groups": [group("a.com"), group("b.com")]}),
+                "/apis/a.com/v1" => list(MAX_RESOURCES + 1),
+                _ => list(2),
+            };
+            let body = Full::new(Bytes::from(answer.to_string()));
+            let body: crate::Body = body.map_err(|never| match never {}).boxed_unsync();
+            Box::pin(async move { Response::new(body) })
+        });
+        let (found, failed) = Client::in_process(handler, api::UserInfo::default()).discover().await.unwrap();
+        assert_eq!(found.len(), 4);
+        let failed: Vec<String> = failed.into_iter().map(|(path, error)| format!("{path}: {error}")).collect();
+        assert_eq!(failed, ["/apis/a.com/v1: decoding the answer of /apis/a.com/v1: more than 5000 resources"]);
     }
 }
